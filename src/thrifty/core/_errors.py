@@ -1,0 +1,99 @@
+"""Every error that thrifty raises on purpose.
+
+::
+
+    ThriftyError
+    ├── UsageError (ValueError)      something the user wrote cannot work
+    │   ├── SpaceError               a domain, a condition or a space
+    │   ├── ScheduleError            a schedule, or one that does not fit the run
+    │   ├── AlgorithmError           an algorithm's options
+    │   ├── TaskError                a task, its metrics, its hyper-parameters
+    │   └── StudyMismatchError       a stored study that is not the one asked for
+    ├── StoreError                   the database or the checkpoint folder
+    │   ├── StoreVersionError        written by a newer thrifty
+    │   ├── StoreBusyError           another process runs this study
+    │   ├── StoreWriteError          read-only place, full disk
+    │   ├── StudyNotFoundError       no such study in this database
+    │   └── CheckpointError          missing, truncated or altered file
+    ├── TrainingError                what went wrong in one stage
+    │   ├── DivergedError            a loss or metric that is not finite
+    │   └── WorkerLostError          a worker process ended unexpectedly
+    └── MissingExtraError (ImportError)   an optional dependency is absent
+
+Messages say what is wrong, where, and how to mend it.
+"""
+
+from __future__ import annotations
+
+
+class ThriftyError(Exception):
+    """Root of every error raised by thrifty."""
+
+
+class UsageError(ThriftyError, ValueError):
+    """Something in the user's call or code cannot work."""
+
+
+class SpaceError(UsageError):
+    """A domain, a condition or a search space is not well formed."""
+
+
+class ScheduleError(UsageError):
+    """A schedule is not well formed, or does not fit the run."""
+
+
+class AlgorithmError(UsageError):
+    """An option of a search algorithm makes no sense."""
+
+
+class TaskError(UsageError):
+    """A task does not provide what the study needs."""
+
+
+class StudyMismatchError(UsageError):
+    """A stored study differs from the one that was asked for under its name."""
+
+
+class StoreError(ThriftyError):
+    """The database or the checkpoint folder cannot be used as asked."""
+
+
+class StoreVersionError(StoreError):
+    """The database was written by a newer version of thrifty."""
+
+
+class StoreBusyError(StoreError):
+    """Another live process holds this study's plan."""
+
+
+class StoreWriteError(StoreError):
+    """A record could not be written: read-only place, full disk."""
+
+
+class StudyNotFoundError(StoreError):
+    """The database holds no study of this name."""
+
+
+class CheckpointError(StoreError):
+    """A checkpoint is missing, truncated or altered."""
+
+
+class TrainingError(ThriftyError):
+    """Training of one stage failed."""
+
+
+class DivergedError(TrainingError):
+    """A loss or a metric stopped being finite."""
+
+
+class WorkerLostError(TrainingError):
+    """A worker process ended without a word."""
+
+
+class MissingExtraError(ThriftyError, ImportError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, package: str, *, extra: str) -> None:
+        super().__init__(
+            f"{package} is not installed; run: pip install 'thrifty[{extra}]' (or: pip install {package})"
+        )

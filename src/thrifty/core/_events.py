@@ -1,0 +1,87 @@
+"""What happens while stages are trained, as frozen values.
+
+The executor yields them, the store records them, observers (progress, loggers) watch them.
+Epochs count states: epoch ``e`` is the state after ``e`` epochs of training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRef:
+    """Where the state of ``node`` after ``epoch`` epochs lies.
+
+    ``digest`` is the hexadecimal BLAKE2b of the file; a reader that finds another one
+    treats the checkpoint as lost.
+    """
+
+    node: int
+    epoch: int
+    path: str
+    num_bytes: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageStarted:
+    """A worker has begun a stage."""
+
+    node: int
+    start: int
+    stop: int
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochDone:
+    """One epoch was trained and evaluated; ``seconds`` is its wall-clock time."""
+
+    node: int
+    epoch: int
+    metrics: Mapping[str, float]
+    seconds: float
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageDone:
+    """A stage reached its end; ``checkpoint`` is its state there, where one was kept."""
+
+    node: int
+    start: int
+    stop: int
+    worker: str
+    checkpoint: CheckpointRef | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointLost:
+    """The checkpoint that a stage wanted to start from cannot be read."""
+
+    checkpoint: CheckpointRef
+    reason: str
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageFailed:
+    """A stage did not reach its end.
+
+    ``epoch`` is the last good state. ``kind`` is "diverged" or "error" (both final: trying again would give
+    the same), "lost" (the worker died: worth another try) or "stopped" (asked to stop).
+    """
+
+    node: int
+    start: int
+    stop: int
+    epoch: int
+    kind: str
+    message: str
+    worker: str
+    traceback: str = ""
+
+
+Event = StageStarted | EpochDone | StageDone | CheckpointLost | StageFailed

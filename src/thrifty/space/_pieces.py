@@ -1,0 +1,218 @@
+"""The few shapes that every schedule is made of, in one normal form each.
+
+Two schedules may share training only where their values are equal at *every* step, so
+schedules are never compared by the class that made them: each is reduced to pieces, a
+piece that degenerates to a simpler shape becomes that shape (a ramp that does not rise is a
+hold), and equal pieces are evaluated by the same arithmetic. Equal pieces hence give
+equal values, bit for bit, at any sampling of time. Times are epochs since the start of
+training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+FloatArray = npt.NDArray[np.float64]
+
+
+class Piece(Protocol):
+    """One shape; ``at`` evaluates it, ``shifted`` moves it in time."""
+
+    def at(self, epochs: FloatArray) -> FloatArray:
+        """Values at the given times, same shape."""
+        ...
+
+    def shifted(self, epochs: float) -> Piece:
+        """The same shape, later."""
+        ...
+
+
+class Segment(NamedTuple):
+    """A piece on ``[start, stop)``."""
+
+    start: float
+    stop: float
+    piece: Piece
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A value that stays; ``kind`` keeps ``True``, ``1`` and ``1.0`` apart."""
+
+    value: Any
+    kind: str
+
+    def at(self, epochs: FloatArray) -> FloatArray:
+        """Values at the given times, same shape."""
+        return np.full(epochs.shape, self.value)
+
+    def shifted(self, epochs: float) -> Hold:  # noqa: ARG002 (a hold has no origin)
+        """The same shape, later."""
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """A straight line from ``first`` at ``start`` to ``last`` at ``stop``."""
+
+    first: float
+    last: float
+    start: float
+    stop: float
+
+    def at(self, epochs: FloatArray) -> FloatArray:
+        """Values at the given times, same shape."""
+        return self.first + (self.last - self.first) * _progress(self, epochs)
+
+    def shifted(self, epochs: float) -> Ramp:
+        """The same shape, later."""
+        return Ramp(self.first, self.last, self.start + epochs, self.stop + epochs)
+
+
+@dataclass(frozen=True, slots=True)
+class CosineArc:
+    """Half a cosine period from ``first`` to ``last``."""
+
+    first: float
+    last: float
+    start: float
+    stop: float
+
+    def at(self, epochs: FloatArray) -> FloatArray:
+        """Values at the given times, same shape."""
+        half = 0.5 * (1.0 + np.cos(np.pi * _progress(self, epochs)))
+        return self.last + (self.first - self.last) * half
+
+    def shifted(self, epochs: float) -> CosineArc:
+        """The same shape, later."""
+        return CosineArc(self.first, self.last, self.start + epochs, self.stop + epochs)
+
+
+@dataclass(frozen=True, slots=True)
+class PowerArc:
+    """From ``first`` to ``last`` as ``(1 - progress) ** power``."""
+
+    first: float
+    last: float
+    start: float
+    stop: float
+    power: float
+
+    def at(self, epochs: FloatArray) -> FloatArray:
+        """Values at the given times, same shape."""
+        left = (1.0 - _progress(self, epochs)) ** self.power
+        return self.last + (self.first - self.last) * left
+
+    def shifted(self, epochs: float) -> PowerArc:
+        """The same shape, later."""
+        return PowerArc(
+            self.first, self.last, self.start + epochs, self.stop + epochs, self.power
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RexArc:
+    """From ``first`` to ``last`` as ``z / ((1 - d) + d z)``, ``z = 1 - progress``."""
+
+    first: float
+    last: float
+    start: float
+    stop: float
+    d: float
+
+    def at(self, epochs: FloatArray) -> FloatArray:
+        """Values at the given times, same shape."""
+        left = 1.0 - _progress(self, epochs)
+        return self.last + (self.first - self.last) * left / ((1.0 - self.d) + self.d * left)
+
+    def shifted(self, epochs: float) -> RexArc:
+        """The same shape, later."""
+        return RexArc(self.first, self.last, self.start + epochs, self.stop + epochs, self.d)
+
+
+@dataclass(frozen=True, slots=True)
+class Decay:
+    """``first * gamma ** (epochs since start)``."""
+
+    first: float
+    gamma: float
+    start: float
+
+    def at(self, epochs: FloatArray) -> FloatArray:
+        """Values at the given times, same shape."""
+        return self.first * self.gamma ** (epochs - self.start)
+
+    def shifted(self, epochs: float) -> Decay:
+        """The same shape, later."""
+        return Decay(self.first, self.gamma, self.start + epochs)
+
+
+def hold(value: Any) -> Hold:
+    """A value that stays."""
+    return Hold(value, type(value).__name__)
+
+
+def ramp(first: float, last: float, start: float, stop: float) -> Piece:
+    """A straight line, or a hold where it is level."""
+    return hold(first) if first == last else Ramp(first, last, start, stop)
+
+
+def cosine_arc(first: float, last: float, start: float, stop: float) -> Piece:
+    """Half a cosine period, or a hold where it is level."""
+    return hold(first) if first == last else CosineArc(first, last, start, stop)
+
+
+def power_arc(first: float, last: float, start: float, stop: float, *, power: float) -> Piece:
+    """A power law, or the simpler shape that it is."""
+    if first == last or power == 1.0:
+        return ramp(first, last, start, stop)
+    return PowerArc(first, last, start, stop, power)
+
+
+def rex_arc(first: float, last: float, start: float, stop: float, *, d: float) -> Piece:
+    """A REX profile, or the simpler shape that it is."""
+    if first == last or d == 0.0:
+        return ramp(first, last, start, stop)
+    return RexArc(first, last, start, stop, d)
+
+
+def decay(first: float, *, gamma: float, start: float) -> Piece:
+    """An exponential decay, or a hold where it is level."""
+    return hold(first) if gamma == 1.0 or first == 0.0 else Decay(first, gamma, start)
+
+
+def sample_and_hold(
+    segments: tuple[Segment, ...], times: FloatArray, *, stop: float
+) -> tuple[Segment, ...]:
+    """Reads a profile at the given times only and holds each value until the next.
+
+    Neighbours of equal value become one segment: only values decide what is shared.
+    """
+    out: list[Segment] = []
+    ends = [*times[1:].tolist(), stop]
+    for start, end, value in zip(times.tolist(), ends, values_at(segments, times), strict=True):
+        piece = hold(value)
+        if out and out[-1].piece == piece:
+            out[-1] = Segment(out[-1].start, end, piece)
+        else:
+            out.append(Segment(start, end, piece))
+    return tuple(out)
+
+
+def values_at(segments: tuple[Segment, ...], times: FloatArray) -> list[Any]:
+    """Evaluates segments that cover all the given ascending times."""
+    starts = np.array([segment.start for segment in segments])
+    which = np.searchsorted(starts, times, side="right") - 1
+    out: list[Any] = []
+    for index in np.unique(which):
+        out.extend(segments[index].piece.at(times[which == index]).tolist())
+    return out
+
+
+def _progress(piece: Ramp | CosineArc | PowerArc | RexArc, epochs: FloatArray) -> FloatArray:
+    return (epochs - piece.start) / (piece.stop - piece.start)

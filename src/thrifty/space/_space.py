@@ -1,0 +1,206 @@
+"""The search space: named domains, fixed values, conditions between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from thrifty.core import ScheduleError, SpaceError
+
+from . import _template
+from ._domain import Domain, freeze
+from .schedules import Schedule, schedule_from_json
+
+
+Config = Mapping[str, Any]
+
+_MAX_ENUMERATED = 4096
+
+
+class Space:
+    """What may be tuned: each keyword is one hyper-parameter.
+
+    A value is a domain (``Float``, ``Int``, ``Choice``), a schedule (its fields may be domains), or a plain fixed value.
+
+    >>> from thrifty.space import Choice, Float, Int, Step
+    >>> space = Space(
+    ...     lr=Step(Choice([0.1, 0.05]), [Int(10, 30, step=10)]),
+    ...     optimizer=Choice(["sgd", "adam"]),
+    ...     momentum=Choice([0.8, 0.9]).when(optimizer="sgd"),
+    ... )
+    >>> space.size()
+    18.0
+    >>> sorted(space.sample(np.random.default_rng(0)))
+    ['lr', 'momentum', 'optimizer']
+
+    Raises:
+        SpaceError: no hyper-parameter, a condition on an unknown one, conditions in a circle.
+    """
+
+    def __init__(self, **params: Any) -> None:
+        if not params:
+            raise SpaceError("Space(): the space is empty; name at least one hyper-parameter")
+        self._params = {name: freeze(value) for name, value in params.items()}
+        self._order = self._sorted_by_conditions()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All hyper-parameters, as given."""
+        return tuple(self._params)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._params[name]
+
+    def __repr__(self) -> str:
+        return f"Space({', '.join(f'{k}={v!r}' for k, v in self._params.items())})"
+
+    def sample(self, rng: np.random.Generator, *, levels: int | None = None) -> dict[str, Any]:
+        """Draws one configuration; with ``levels``, intervals are first thinned to so many values.
+
+        Thinned (gridded) draws let trials over continuous spaces coincide, hence share training
+        (Li et al., "Exploiting Reuse in Pipeline-Aware Hyperparameter Tuning", 2019).
+        """
+
+        def draw(domain: Domain) -> Any:
+            if levels is None:
+                return domain.sample(rng)
+            options = domain.levels(levels)
+            return options[int(rng.integers(len(options)))]
+
+        config: dict[str, Any] = {}
+        for name in self._order:
+            if self._active(name, config):
+                config[name] = _template.resolve(self._params[name], draw)
+        return self._in_given_order(config)
+
+    def grid(self, *, levels: int = 5) -> Iterator[dict[str, Any]]:
+        """Every configuration once, intervals thinned to ``levels`` values."""
+        configs = self._grid(self._order, lambda domain: domain.levels(levels), {})
+        return (self._in_given_order(config) for config in configs)
+
+    def size(self) -> float:
+        """How many configurations there are (``math.inf`` where an interval is in it)."""
+        conditional = [n for n in self._order if self._conditions(n)]
+        total = math.prod(
+            _template.size(self._params[n], lambda d: d.size()) for n in self._order
+        )
+        if not conditional or math.isinf(total):
+            return total
+        return float(sum(1 for _ in self._grid(self._order, _all_but_intervals, {})))
+
+    def check(self, *, max_epochs: int) -> None:
+        """Raises ScheduleError if some schedule in the space does not fit ``max_epochs``."""
+        for name, value in self._params.items():
+            for schedule in self._schedules(value):
+                try:
+                    schedule.segments(max_epochs)
+                except ScheduleError as error:
+                    raise ScheduleError(f"hyper-parameter {name!r}: {error}") from None
+
+    def branch_epochs(self, *, max_epochs: int) -> tuple[int, ...]:
+        """The epochs at which two configurations of this space may part, ascending.
+
+        Two timelines part only where a piece of one of them ends, so these are the epochs whose
+        states are worth keeping: whatever trial is asked for later starts from one of them.
+        """
+        epochs: set[int] = set()
+        for value in filter(_template.holds_schedule, self._params.values()):
+            if _template.size(value, _num_but_intervals) > _MAX_ENUMERATED:
+                return tuple(range(1, max_epochs))
+            for schedule in self._schedules(value):
+                epochs.update(math.floor(s.start) for s in schedule.segments(max_epochs))
+        return tuple(sorted(e for e in epochs if 0 < e < max_epochs))
+
+    def to_json(self) -> dict[str, str]:
+        """A readable description, for the record; not meant to be read back."""
+        return {name: repr(value) for name, value in self._params.items()}
+
+    def _schedules(self, value: Any) -> Iterator[Schedule]:
+        too_many = _template.size(value, _num_but_intervals) > _MAX_ENUMERATED
+        if not too_many and _template.holds_schedule(value):
+            for candidate in _template.expand(value, _all_but_intervals):
+                if isinstance(candidate, Schedule):
+                    yield candidate
+
+    def _grid(
+        self, names: tuple[str, ...], levels: _template.Levels, config: dict[str, Any]
+    ) -> Iterator[dict[str, Any]]:
+        if not names:
+            yield config
+        elif self._active(names[0], config):
+            for value in _template.expand(self._params[names[0]], levels):
+                yield from self._grid(names[1:], levels, {**config, names[0]: value})
+        else:
+            yield from self._grid(names[1:], levels, config)
+
+    def _conditions(self, name: str) -> tuple[Any, ...]:
+        value = self._params[name]
+        return value.conditions if isinstance(value, Domain) else ()
+
+    def _active(self, name: str, config: Config) -> bool:
+        return all(condition.holds(config) for condition in self._conditions(name))
+
+    def _in_given_order(self, config: Config) -> dict[str, Any]:
+        return {name: config[name] for name in self._params if name in config}
+
+    def _sorted_by_conditions(self) -> tuple[str, ...]:
+        order: list[str] = []
+        for name in self._params:
+            for condition in self._conditions(name):
+                if condition.name not in self._params:
+                    raise SpaceError(
+                        f"{name!r} depends on {condition.name!r}, which is not in the space "
+                        f"({', '.join(self._params)})"
+                    )
+        while len(order) < len(self._params):
+            free = [
+                n
+                for n in self._params
+                if n not in order and all(c.name in order for c in self._conditions(n))
+            ]
+            if not free:
+                stuck = ", ".join(n for n in self._params if n not in order)
+                raise SpaceError(f"conditions go in a circle: {stuck}; break it")
+            order.extend(free)
+        return tuple(order)
+
+
+def config_to_json(config: Config) -> dict[str, Any]:
+    """Plain data; ``config_from_json`` gives the configuration back."""
+    return {
+        name: value.to_json() if isinstance(value, Schedule) else _plain(value)
+        for name, value in config.items()
+    }
+
+
+def config_from_json(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration that ``config_to_json`` wrote.
+
+    >>> from thrifty.space import Cosine
+    >>> config = {"lr": Cosine(0.1), "width": 64}
+    >>> config_from_json(config_to_json(config)) == config
+    True
+    """
+    return {
+        name: schedule_from_json(value) if isinstance(value, Mapping) else freeze(value)
+        for name, value in data.items()
+    }
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(v) for v in value] if isinstance(value, tuple) else value
+
+
+def _all_but_intervals(domain: Domain) -> tuple[Any, ...]:
+    """Every value of a countable domain, the two ends of an interval.
+
+    Enough to know where schedules may part, for an interval of times is no use in one.
+    """
+    return domain.levels(2 if math.isinf(domain.size()) else _MAX_ENUMERATED)
+
+
+def _num_but_intervals(domain: Domain) -> float:
+    return min(domain.size(), 2.0) if math.isinf(domain.size()) else domain.size()

@@ -1,0 +1,152 @@
+"""A configuration as what it does at each epoch, in a form that can be compared exactly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from ._pieces import Hold, Segment, hold, values_at
+from .schedules import Schedule
+from .schedules._base import epoch_times
+
+
+class Run(NamedTuple):
+    """Epochs ``[start, stop)`` in which every hyper-parameter follows one piece.
+
+    Two runs with equal ``key`` have equal values at every step, whatever the number of steps.
+    """
+
+    start: int
+    stop: int
+    key: Hashable
+
+
+class Timeline:
+    """The values of all hyper-parameters over the epochs of one run.
+
+    >>> from thrifty.space import Constant, Step
+    >>> a = Timeline({"lr": Step(0.1, [30]), "width": 64}, epochs=90)
+    >>> b = Timeline({"lr": Constant(0.1), "width": 64}, epochs=90)
+    >>> common_prefix(a, b)
+    30
+
+    Raises:
+        ScheduleError: a schedule is longer than the run.
+    """
+
+    __slots__ = ("config", "epochs", "runs")
+
+    def __init__(self, config: Mapping[str, Any], *, epochs: int) -> None:
+        self.config = config
+        self.epochs = epochs
+        self.runs = _runs(config, epochs)
+
+    def __repr__(self) -> str:
+        return f"Timeline({dict(self.config)!r}, epochs={self.epochs})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Timeline):
+            return NotImplemented
+        return self.epochs == other.epochs and self.runs == other.runs
+
+    def __hash__(self) -> int:
+        return hash((self.epochs, self.runs))
+
+    def at(self, epoch: int) -> dict[str, Any]:
+        """The value of every hyper-parameter at the start of an epoch."""
+        return {name: self.values(name, epoch, num_steps=1) for name in self.config}
+
+    def values(self, name: str, epoch: int, *, num_steps: int) -> Any:
+        """One hyper-parameter within one epoch: its value, or a list of ``num_steps`` values if it moves."""
+        value = self.config[name]
+        if not isinstance(value, Schedule):
+            return value
+        symbol = _symbol_at(_lane(value, self.epochs), epoch)
+        if isinstance(symbol, Hold):
+            return symbol.value
+        times = epoch_times(epoch, epoch + 1, num_steps)
+        values = values_at(value.segments(self.epochs), times)
+        return values[0] if num_steps == 1 else values
+
+
+def common_prefix(a: Timeline, b: Timeline) -> int:
+    """For how many epochs, from the first on, two timelines have equal values at every step.
+
+    >>> from thrifty.space import Cosine, Warmup
+    >>> a = Timeline({"lr": Warmup(5, Cosine(0.1))}, epochs=50)
+    >>> b = Timeline({"lr": Warmup(5, Cosine(0.1, epochs=20))}, epochs=50)
+    >>> common_prefix(a, b)
+    5
+    """
+    i = j = shared = 0
+    while i < len(a.runs) and j < len(b.runs) and a.runs[i].key == b.runs[j].key:
+        shared = min(a.runs[i].stop, b.runs[j].stop)
+        i, j = i + (a.runs[i].stop == shared), j + (b.runs[j].stop == shared)
+    return shared
+
+
+Lane = tuple[tuple[int, int, Hashable], ...]
+
+
+def _runs(config: Mapping[str, Any], epochs: int) -> tuple[Run, ...]:
+    names = tuple(sorted(config))
+    lanes = []
+    moving = False
+    for name in names:
+        value = config[name]
+        if isinstance(value, Schedule):
+            lane = _lane(value, epochs)
+            moving = moving or len(lane) > 1
+        else:
+            lane = ((0, epochs, hold(value)),)
+        lanes.append(lane)
+    if not moving:
+        return (Run(0, epochs, (names, *(lane[0][2] for lane in lanes))),)
+    cuts = sorted({start for lane in lanes for start, _, _ in lane} | {epochs})
+    places = [0] * len(lanes)
+    out = []
+    for start, stop in zip(cuts, cuts[1:], strict=False):
+        key: list[Hashable] = [names]
+        for index, lane in enumerate(lanes):
+            if lane[places[index]][1] <= start:
+                places[index] += 1
+            key.append(lane[places[index]][2])
+        out.append(Run(start, stop, tuple(key)))
+    return tuple(out)
+
+
+@lru_cache(maxsize=65536)
+def _lane(schedule: Schedule, epochs: int) -> Lane:
+    """One hyper-parameter as ascending ``(start, stop, symbol)``, whole epochs.
+
+    An epoch in which a piece ends gets a symbol of its own: all the parts within it.
+    """
+    out: list[tuple[int, int, Hashable]] = []
+    segments = schedule.segments(epochs)
+    epoch = 0
+    while epoch < epochs:
+        inside = [s for s in segments if s.start < epoch + 1 and s.stop > epoch]
+        stop, symbol = _symbol(inside, epoch)
+        stop = min(stop, epochs)
+        if out and out[-1][2] == symbol:
+            out[-1] = (out[-1][0], stop, symbol)
+        else:
+            out.append((epoch, stop, symbol))
+        epoch = stop
+    return tuple(out)
+
+
+def _symbol(inside: list[Segment], epoch: int) -> tuple[int, Any]:
+    if len(inside) == 1:
+        return max(math.floor(inside[0].stop), epoch + 1), inside[0].piece
+    parts = tuple((max(s.start, epoch), min(s.stop, epoch + 1), s.piece) for s in inside)
+    return epoch + 1, parts
+
+
+def _symbol_at(lane: Lane, epoch: int) -> Hashable:
+    for _, stop, symbol in lane:
+        if epoch < stop:
+            return symbol
+    raise IndexError(f"epoch {epoch} is beyond the run")

@@ -1,0 +1,256 @@
+"""What every schedule can do.
+
+A schedule is frozen data: two of them can be compared, hashed, stored, and asked from which
+epoch on they differ. A *profile* says where the value should go; the *sampling rate* says how
+often it is read, and it is held in between (the framing of REX, Chen et al., MLSys 2022, section 3).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from thrifty.core import ScheduleError
+from thrifty.space._domain import Domain, freeze
+from thrifty.space._pieces import (
+    FloatArray,
+    Segment,
+    hold,
+    sample_and_hold,
+    values_at,
+)
+
+
+SampleRate = str | float | tuple[float, ...]
+
+_KINDS: dict[str, type[Schedule]] = {}
+
+
+class Schedule(ABC):
+    """A value that changes over training, as frozen data. Time is counted in epochs."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls) -> None:
+        _KINDS[cls.__name__] = cls
+
+    @abstractmethod
+    def profile(self, epochs: float) -> tuple[Segment, ...]:
+        """The pieces of a run of ``epochs`` epochs, before any sampling rate."""
+
+    @abstractmethod
+    def span(self) -> float:
+        """The fewest epochs a run needs for this schedule to make sense."""
+
+    @abstractmethod
+    def validate(self) -> None:
+        """Raises ScheduleError for fields that make no sense."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+            object.__setattr__(self, each.name, freeze(getattr(self, each.name)))
+        if not self.is_template():
+            self.validate()
+
+    def is_template(self) -> bool:
+        """Whether some field is still a domain (``Step(Float(0.01, 0.1), [30])``)."""
+        return any(_has_domain(getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
+
+    def segments(self, epochs: float) -> tuple[Segment, ...]:
+        """The pieces of a run of ``epochs`` epochs, as trained; raises ScheduleError if too short.
+
+        >>> from thrifty.space import Step
+        >>> [(s.start, s.stop, s.piece.value) for s in Step(0.5, [30], gamma=0.5).segments(90)]
+        [(0.0, 30.0, 0.5), (30.0, 90.0, 0.25)]
+        """
+        return _segments(self, float(epochs))
+
+    def values(
+        self, start: int, stop: int, *, epochs: float, steps_per_epoch: int = 1
+    ) -> FloatArray:
+        """Values at each step of epochs ``[start, stop)``; shape ``((stop - start) * steps_per_epoch,)``.
+
+        ``epochs`` is the length of the whole run.
+
+        >>> from thrifty.space import REX
+        >>> REX(1.0).values(0, 5, epochs=5).round(4).tolist()
+        [1.0, 0.8889, 0.75, 0.5714, 0.3333]
+        """
+        times = epoch_times(start, stop, steps_per_epoch)
+        return np.array(values_at(self.segments(epochs), times))
+
+    def then(self, other: Schedule | float, *, at: float) -> Then:
+        """This schedule until epoch ``at``, then the other one, whose own time starts there.
+
+        >>> from thrifty.space import Constant, Linear
+        >>> Constant(1.0).then(Linear(1.0), at=2).values(0, 6, epochs=6).tolist()
+        [1.0, 1.0, 1.0, 0.75, 0.5, 0.25]
+        """
+        return Then(self, as_schedule(other), at=at)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; ``schedule_from_json`` gives the schedule back."""
+        body = {f.name: _encode(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
+        return {"schedule": type(self).__name__, **body}
+
+
+@dataclass(frozen=True, slots=True)
+class Then(Schedule):
+    """One schedule until epoch ``at``, another from there on; made by ``Schedule.then``.
+
+    Both are told how long their own part is, and the second one's time starts at zero
+    (as in ``torch.optim.lr_scheduler.SequentialLR``).
+    """
+
+    first: Schedule
+    second: Schedule
+    at: float = field(kw_only=True)
+
+    def profile(self, epochs: float) -> tuple[Segment, ...]:
+        """The pieces of both parts."""
+        head = self.first.segments(self.at)
+        tail = self.second.segments(epochs - self.at)
+        return (*head, *shift(tail, self.at))
+
+    def span(self) -> float:
+        """The fewest epochs a run needs."""
+        return self.at + max(self.second.span(), 1.0)
+
+    def validate(self) -> None:
+        """Raises ScheduleError for fields that make no sense."""
+        check_positive(self, at=self.at)
+        if self.first.span() > self.at:
+            raise ScheduleError(
+                f"{self.first!r} needs {self.first.span():g} epochs but hands over at {self.at:g}; "
+                "hand over later or shorten it"
+            )
+
+
+def with_tail(
+    segments: tuple[Segment, ...], *, last: float, epochs: float
+) -> tuple[Segment, ...]:
+    """Holds the last value until the run ends, where the run is the longer one."""
+    end = segments[-1].stop
+    return segments if end >= epochs else (*segments, Segment(end, epochs, hold(last)))
+
+
+def as_schedule(value: Any) -> Schedule:
+    """A schedule as it is; a plain value as a constant."""
+    return value if isinstance(value, Schedule) else _KINDS["Constant"](value)  # type: ignore[call-arg]
+
+
+def epoch_times(start: int, stop: int, steps_per_epoch: int) -> FloatArray:
+    """The time of each step: epoch + step / steps_per_epoch. Shape ``(num_steps,)``."""
+    within = np.arange(steps_per_epoch) / steps_per_epoch
+    return (np.arange(start, stop)[:, None] + within).ravel()
+
+
+def shift(segments: tuple[Segment, ...], epochs: float) -> tuple[Segment, ...]:
+    """The same segments, later."""
+    return tuple(
+        Segment(a + epochs, b + epochs, piece.shifted(epochs)) for a, b, piece in segments
+    )
+
+
+def sampled(
+    segments: tuple[Segment, ...], rate: SampleRate, *, length: float
+) -> tuple[Segment, ...]:
+    """Reads a profile at a sampling rate: ``"step"``, ``"epoch"``, a fraction, or fractions.
+
+    ``0.05`` reads at each 5% of ``length``, ``(0.5, 0.75)`` at half and at three quarters.
+    """
+    if rate == "step":
+        return segments
+    if rate == "epoch":
+        times = np.arange(math.ceil(length), dtype=float)
+    elif isinstance(rate, tuple):
+        times = np.array([0.0, *(f * length for f in rate if 0.0 < f < 1.0)])
+    else:
+        assert isinstance(rate, float)
+        times = np.arange(math.ceil(1.0 / rate - 1e-9)) * rate * length
+    return sample_and_hold(segments, times, stop=segments[-1].stop)
+
+
+def check_rate(schedule: Schedule, rate: SampleRate) -> None:
+    """Raises ScheduleError unless the sampling rate is one of the four forms."""
+    if rate in ("step", "epoch"):
+        return
+    fractions = rate if isinstance(rate, tuple) else (rate,)
+    if all(isinstance(f, float) and 0.0 < f < 1.0 for f in fractions) and list(
+        fractions
+    ) == sorted(set(fractions)):
+        return
+    raise ScheduleError(
+        f'{schedule!r}: sample must be "step", "epoch", a fraction between 0 and 1, or ascending '
+        f"fractions, not {rate!r}"
+    )
+
+
+def check_positive(schedule: Schedule, **named: float | None) -> None:
+    """Raises ScheduleError unless every given number is positive (None is not given)."""
+    for name, value in named.items():
+        if value is not None and not value > 0:
+            raise ScheduleError(f"{schedule!r}: {name} must be positive, not {value!r}")
+
+
+def check_milestones(schedule: Schedule, milestones: tuple[float, ...]) -> None:
+    """Raises ScheduleError unless the milestones are positive and ascending."""
+    if list(milestones) != sorted(set(milestones)) or any(m <= 0 for m in milestones):
+        raise ScheduleError(f"{schedule!r}: milestones must be positive and ascending")
+
+
+def schedule_from_json(data: Mapping[str, Any]) -> Schedule:
+    """The schedule that ``to_json`` wrote; raises ScheduleError for a kind it does not know.
+
+    >>> from thrifty.space import Cosine
+    >>> schedule_from_json(Cosine(0.1).to_json()) == Cosine(0.1)
+    True
+    """
+    kind = _KINDS.get(data.get("schedule", ""))
+    if kind is None:
+        raise ScheduleError(
+            f"unknown schedule {data.get('schedule')!r}; known: {', '.join(sorted(_KINDS))}"
+        )
+    given = {name: _decode(value) for name, value in data.items() if name != "schedule"}
+    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    if set(given) != known:
+        raise ScheduleError(f"{kind.__name__}: fields {sorted(given)} are not {sorted(known)}")
+    return kind(**given)
+
+
+@lru_cache(maxsize=4096)
+def _segments(schedule: Schedule, epochs: float) -> tuple[Segment, ...]:
+    if schedule.is_template():
+        raise ScheduleError(f"{schedule!r} still has a domain in it; sample the space first")
+    if schedule.span() > epochs:
+        raise ScheduleError(
+            f"{schedule!r} needs at least {schedule.span():g} epochs but the run has {epochs:g}; "
+            "shorten the schedule or raise max_epochs"
+        )
+    return schedule.profile(epochs)
+
+
+def _has_domain(value: Any) -> bool:
+    if isinstance(value, Schedule):
+        return value.is_template()
+    if isinstance(value, tuple):
+        return any(_has_domain(item) for item in value)
+    return isinstance(value, Domain)
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, Schedule):
+        return value.to_json()
+    return [_encode(v) for v in value] if isinstance(value, tuple) else value
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return schedule_from_json(value)
+    return tuple(_decode(v) for v in value) if isinstance(value, list) else value

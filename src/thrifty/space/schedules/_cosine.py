@@ -1,0 +1,49 @@
+"""Half a cosine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from thrifty.space._pieces import Segment, cosine_arc
+from thrifty.space.schedules._base import (
+    SampleRate,
+    Schedule,
+    check_positive,
+    check_rate,
+    sampled,
+    with_tail,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cosine(Schedule):
+    """From ``value`` to ``floor`` along half a cosine (Loshchilov and Hutter, 2017).
+
+    ``epochs`` is its length (default: what is left of the run); afterwards the last value stays.
+    ``sample`` is the sampling rate.
+
+    >>> Cosine(1.0).values(0, 4, epochs=4).round(4).tolist()
+    [1.0, 0.8536, 0.5, 0.1464]
+    """
+
+    value: float
+    floor: float = field(default=0.0, kw_only=True)
+    epochs: float | None = field(default=None, kw_only=True)
+    sample: SampleRate = field(default="step", kw_only=True)
+
+    def profile(self, epochs: float) -> tuple[Segment, ...]:
+        """One arc, then a hold."""
+        length = float(self.epochs or epochs)
+        arc = (Segment(0.0, length, cosine_arc(self.value, self.floor, 0.0, length)),)
+        return with_tail(
+            sampled(arc, self.sample, length=length), last=self.floor, epochs=epochs
+        )
+
+    def span(self) -> float:
+        """The fewest epochs a run needs."""
+        return float(self.epochs or 0.0)
+
+    def validate(self) -> None:
+        """Raises ScheduleError for fields that make no sense."""
+        check_positive(self, epochs=self.epochs)
+        check_rate(self, self.sample)

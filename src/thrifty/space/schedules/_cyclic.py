@@ -1,0 +1,49 @@
+"""Up and down, again and again."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from thrifty.space._pieces import Segment, ramp
+from thrifty.space.schedules._base import (
+    SampleRate,
+    Schedule,
+    check_positive,
+    check_rate,
+    sampled,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cyclic(Schedule):
+    """A triangle wave from ``low`` to ``high`` and back every ``period`` epochs.
+
+    Smith, "Cyclical Learning Rates for Training Neural Networks", WACV 2017 (policy "triangular").
+
+    >>> Cyclic(0.0, 1.0, period=4).values(0, 5, epochs=8).tolist()
+    [0.0, 0.5, 1.0, 0.5, 0.0]
+    """
+
+    low: float
+    high: float
+    period: float = field(kw_only=True)
+    sample: SampleRate = field(default="step", kw_only=True)
+
+    def profile(self, epochs: float) -> tuple[Segment, ...]:
+        """Two ramps for each period."""
+        half, arcs = self.period / 2.0, []
+        for index in range(math.ceil(epochs / half)):
+            start, stop = index * half, (index + 1) * half
+            first, last = (self.low, self.high) if index % 2 == 0 else (self.high, self.low)
+            arcs.append(Segment(start, min(stop, epochs), ramp(first, last, start, stop)))
+        return sampled(tuple(arcs), self.sample, length=epochs)
+
+    def span(self) -> float:
+        """The fewest epochs a run needs."""
+        return 0.0
+
+    def validate(self) -> None:
+        """Raises ScheduleError for fields that make no sense."""
+        check_positive(self, period=self.period)
+        check_rate(self, self.sample)

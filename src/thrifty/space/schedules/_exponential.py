@@ -1,0 +1,44 @@
+"""A constant factor for each epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from thrifty.space._pieces import Segment, decay
+from thrifty.space.schedules._base import (
+    SampleRate,
+    Schedule,
+    check_positive,
+    check_rate,
+    sampled,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential(Schedule):
+    """``value * gamma ** t``, ``t`` in epochs.
+
+    ``sample`` is the sampling rate; ``"epoch"`` is what ``torch.optim.lr_scheduler.ExponentialLR``
+    stepped once an epoch does.
+
+    >>> Exponential(1.0, gamma=0.5).values(0, 3, epochs=9).tolist()
+    [1.0, 0.5, 0.25]
+    """
+
+    value: float
+    gamma: float = field(kw_only=True)
+    sample: SampleRate = field(default="step", kw_only=True)
+
+    def profile(self, epochs: float) -> tuple[Segment, ...]:
+        """One decay."""
+        arc = decay(self.value, gamma=float(self.gamma), start=0.0)
+        return sampled((Segment(0.0, epochs, arc),), self.sample, length=epochs)
+
+    def span(self) -> float:
+        """The fewest epochs a run needs."""
+        return 0.0
+
+    def validate(self) -> None:
+        """Raises ScheduleError for fields that make no sense."""
+        check_positive(self, gamma=self.gamma)
+        check_rate(self, self.sample)

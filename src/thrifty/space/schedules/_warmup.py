@@ -1,0 +1,51 @@
+"""A ramp before another schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from thrifty.space._pieces import Segment, ramp, values_at
+from thrifty.space.schedules._base import (
+    SampleRate,
+    Schedule,
+    check_positive,
+    check_rate,
+    sampled,
+    shift,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Warmup(Schedule):
+    """``epochs`` of a straight ramp from ``start`` times the first value of ``schedule``, then ``schedule``.
+
+    The inner schedule's own time starts when the warm-up ends. A plain number is a constant.
+
+    >>> from thrifty.space import Constant
+    >>> Warmup(2, Constant(1.0)).values(0, 4, epochs=4).tolist()
+    [0.0, 0.5, 1.0, 1.0]
+    """
+
+    epochs: float
+    schedule: Schedule
+    start: float = field(default=0.0, kw_only=True)
+    sample: SampleRate = field(default="step", kw_only=True)
+
+    def profile(self, epochs: float) -> tuple[Segment, ...]:
+        """A ramp, then the pieces of the inner schedule."""
+        length = float(self.epochs)
+        inner = self.schedule.segments(epochs - length)
+        (peak,) = values_at(inner, np.zeros(1))
+        up = (Segment(0.0, length, ramp(self.start * peak, peak, 0.0, length)),)
+        return (*sampled(up, self.sample, length=length), *shift(inner, length))
+
+    def span(self) -> float:
+        """The fewest epochs a run needs."""
+        return self.epochs + max(self.schedule.span(), 1.0)
+
+    def validate(self) -> None:
+        """Raises ScheduleError for fields that make no sense."""
+        check_positive(self, epochs=self.epochs)
+        check_rate(self, self.sample)
