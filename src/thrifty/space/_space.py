@@ -34,7 +34,7 @@ class Space:
     >>> space.size()
     18.0
     >>> sorted(space.sample(np.random.default_rng(0)))
-    ['lr', 'momentum', 'optimizer']
+    ['lr', 'optimizer']
 
     Raises:
         SpaceError: no hyper-parameter, a condition on an unknown one, conditions in a circle.

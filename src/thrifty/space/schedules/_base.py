@@ -35,7 +35,8 @@ _KINDS: dict[str, type[Schedule]] = {}
 class Schedule(ABC):
     """A value that changes over training, as frozen data. Time is counted in epochs."""
 
-    __slots__ = ()
+    __slots__ = ("_strict",)
+    _strict: tuple[Any, ...]
 
     def __init_subclass__(cls) -> None:
         _KINDS[cls.__name__] = cls
@@ -57,6 +58,23 @@ class Schedule(ABC):
             object.__setattr__(self, each.name, freeze(getattr(self, each.name)))
         if not self.is_template():
             self.validate()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Schedule):
+            return NotImplemented
+        return self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        """What the schedule is, types included: a task may treat ``1``, ``1.0`` and ``True`` differently."""
+        try:
+            return self._strict
+        except AttributeError:
+            values = tuple(_typed(getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
+            object.__setattr__(self, "_strict", (type(self).__name__, *values))
+            return self._strict
 
     def is_template(self) -> bool:
         """Whether some field is still a domain (``Step(Float(0.01, 0.1), [30])``)."""
@@ -100,7 +118,7 @@ class Schedule(ABC):
         return {"schedule": type(self).__name__, **body}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Then(Schedule):
     """One schedule until epoch ``at``, another from there on; made by ``Schedule.then``.
 
@@ -234,6 +252,12 @@ def _segments(schedule: Schedule, epochs: float) -> tuple[Segment, ...]:
             "shorten the schedule or raise max_epochs"
         )
     return schedule.profile(epochs)
+
+
+def _typed(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_typed(item) for item in value)
+    return value if isinstance(value, Schedule) else (type(value).__name__, value)
 
 
 def _has_domain(value: Any) -> bool:

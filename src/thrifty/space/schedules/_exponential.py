@@ -14,7 +14,7 @@ from thrifty.space.schedules._base import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Exponential(Schedule):
     """``value * gamma ** t``, ``t`` in epochs.
 

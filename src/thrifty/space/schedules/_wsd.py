@@ -15,7 +15,7 @@ from thrifty.space.schedules._base import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class WSD(Schedule):
     """``warmup`` epochs up, a stable phase, and ``cooldown`` epochs down to ``floor`` at the end.
 

@@ -1,0 +1,25 @@
+"""The search plan and the stage forest: pure, no files, no tensors."""
+
+from ._forest import (
+    ForestStage as ForestStage,
+    StageState as StageState,
+    stage_forest as stage_forest,
+)
+from ._garbage import droppable as droppable
+from ._node import Node as Node
+from ._search_plan import MAX_ATTEMPTS as MAX_ATTEMPTS, SearchPlan as SearchPlan
+from ._stage import Answer as Answer, Chain as Chain, Stage as Stage
+
+
+__all__ = [
+    "MAX_ATTEMPTS",
+    "Answer",
+    "Chain",
+    "ForestStage",
+    "Node",
+    "SearchPlan",
+    "Stage",
+    "StageState",
+    "droppable",
+    "stage_forest",
+]

@@ -1,0 +1,221 @@
+"""Critical-path scheduling: which chain of stages the next idle worker gets.
+
+The stage forest could be built anew at each decision, as Hippo describes it; with a hundred thousand
+pending stages that takes seconds. The agenda keeps only what a decision needs, up to date
+as requests come and stages end: for each node the cost of the longest pending path that begins with it, and heaps of
+the places where training can start now. Heap entries are never searched for: an entry that is out of
+date is found out when it comes up. Costs only ever turn out lower than noted, so the first
+entry that is true is the longest path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+
+from ._node import Node, Point
+from ._stage import Chain, Stage
+
+
+class Agenda:
+    """All pending work, by the place from which it can start.
+
+    A node with pending work either goes on from a checkpoint of its own, or waits at its origin: the point of its parent
+    (or the beginning) where it branches off.
+    """
+
+    def __init__(self, nodes: Sequence[Node], *, cuts: Sequence[int] = ()) -> None:
+        self._nodes = nodes
+        self._cuts = tuple(cuts)
+        self.beginning = Point(None, 0)
+        # entries: (-cost of the longest path, node id, epoch); epoch is -1 for a node that
+        # goes on by itself, and (-1, 0) as node and epoch stand for the beginning
+        self._ready: list[tuple[float, int, int]] = []
+
+    def demand(self, node: Node, epoch: int) -> None:
+        """There is new work on a node, up to ``epoch``."""
+        cost = (epoch - node.start) * node.cost
+        while True:
+            if cost <= node.longest and (node.joined or node.running is not None):
+                return  # the work above already counts on something at least as long
+            node.longest = max(node.longest, cost)
+            if node.running is not None:
+                return  # settled when it ends
+            if not self._wait_or_queue(node) or node.parent is None:
+                return
+            parent = node.parent
+            cost = (node.start - parent.start) * parent.cost + node.longest
+            node = parent
+
+    def settle(self, node: Node) -> None:
+        """Something on the node changed: a stage ended, a checkpoint came or went, a request was dropped."""
+        at: Node | None = node
+        while at is not None:
+            was_waiting = at.joined
+            changed = self._settle_one(at)
+            origin = at.origin
+            above = origin.node
+            if above is None or origin.available or not (changed or was_waiting != at.joined):
+                return
+            at = above
+
+    def reopen(self, point: Point) -> None:
+        """The state at a point has become available (or is again)."""
+        if point.num_waiting:
+            self._queue_point(point)
+
+    def pop(self) -> Chain | None:
+        """Takes the longest chain that can start now off the agenda."""
+        while self._ready:
+            noted, node_id, epoch = self._ready[0]
+            if epoch < 0 and node_id >= 0:
+                start = self._pop_own(self._nodes[node_id], noted)
+            else:
+                start = self._pop_from_point(self._point_of(node_id, epoch))
+            if start is not None:
+                return self._chain(start[0], start[1])
+        return None
+
+    # -- what waits where -------------------------------------------------------------
+
+    def _settle_one(self, node: Node) -> bool:
+        """Brings one node's place up to date; True if its longest path got longer or shorter."""
+        if node.running is not None:
+            self._leave(node)
+            return False
+        wants = node.wants()
+        if not wants:
+            self._leave(node)
+            changed, node.longest = node.longest != 0.0, 0.0
+            return changed
+        longest = self._longest(node, wants)
+        changed, node.longest = longest != node.longest, longest
+        self._wait_or_queue(node)
+        return changed
+
+    def _wait_or_queue(self, node: Node) -> bool:
+        """Puts a node with work where it can start from; True if that place must first be reached."""
+        wants = node.wants() if node.checkpoints else ()
+        own = node.last_checkpoint(before=wants[0]) if wants else None
+        if own is not None:
+            self._leave(node)
+            heappush(self._ready, (-self._remaining(node, own), node.id, -1))
+            return False
+        origin = node.origin
+        if not node.joined:
+            node.joined = True
+            origin.num_waiting += 1
+        heappush(origin.heap, (-node.longest, node.id))
+        if origin.available:
+            self._queue_point(origin)
+            return False
+        return True
+
+    def _leave(self, node: Node) -> None:
+        if node.joined:
+            node.joined = False
+            node.origin.num_waiting -= 1
+
+    def _queue_point(self, point: Point) -> None:
+        """Notes a point among the ready ones unless it is there with at least this cost."""
+        longest = -point.heap[0][0] if point.heap else 0.0
+        if longest > point.queued:
+            point.queued = longest
+            node_id = -1 if point.node is None else point.node.id
+            heappush(self._ready, (-longest, node_id, point.epoch))
+
+    def _point_of(self, node_id: int, epoch: int) -> Point:
+        return self.beginning if node_id < 0 else self._nodes[node_id].points[epoch]
+
+    # -- longest paths ----------------------------------------------------------------
+
+    def _longest(self, node: Node, wants: Sequence[int]) -> float:
+        return max(self._through(node, epoch, node.start) for epoch in wants)
+
+    def _remaining(self, node: Node, at: int) -> float:
+        return max(self._through(node, epoch, at) for epoch in node.wants() if epoch > at)
+
+    def _through(self, node: Node, epoch: int, at: int) -> float:
+        """Cost from ``at`` to ``epoch`` on a node, and on into the longest child that waits there."""
+        cost = (epoch - at) * node.cost
+        child = self._top(node.points.get(epoch))
+        return cost if child is None else cost + child.longest
+
+    def _top(self, point: Point | None) -> Node | None:
+        """The waiting child with the longest path, entries that are out of date cleared away."""
+        if point is None or not point.num_waiting:
+            return None
+        if len(point.heap) > 4 * point.num_waiting + 16:
+            self._compact(point)
+        while point.heap:
+            noted, node_id = point.heap[0]
+            node = self._nodes[node_id]
+            if node.joined and node.longest == -noted:
+                return node
+            heappop(point.heap)
+        return None
+
+    def _compact(self, point: Point) -> None:
+        ids = {node_id for _, node_id in point.heap}
+        point.heap = [(-self._nodes[i].longest, i) for i in ids if self._nodes[i].joined]
+        heapify(point.heap)
+
+    # -- taking work ------------------------------------------------------------------
+
+    def _pop_own(self, node: Node, noted: float) -> tuple[Node, int] | None:
+        heappop(self._ready)
+        wants = node.wants()
+        own = node.last_checkpoint(before=wants[0]) if wants else None
+        if node.running is not None or node.joined or own is None:
+            return None
+        remaining = self._remaining(node, own)
+        if remaining < -noted:
+            heappush(self._ready, (-remaining, node.id, -1))
+            return None
+        return node, own
+
+    def _pop_from_point(self, point: Point) -> tuple[Node, int] | None:
+        noted, _, _ = heappop(self._ready)
+        if -noted != point.queued:
+            return None  # a newer entry stands for this point
+        point.queued = 0.0
+        child = self._top(point)
+        if child is None or not point.available:
+            return None
+        exact = self._longest(child, child.wants())
+        if exact < child.longest:
+            child.longest = exact
+            heappush(point.heap, (-exact, child.id))
+            self._queue_point(point)
+            return None
+        if child.longest < -noted:
+            self._queue_point(point)
+            return None
+        self._leave(child)
+        self.reopen(point)
+        return child, point.epoch
+
+    def _chain(self, node: Node, at: int) -> Chain:
+        """Follows the longest path; each node on it becomes running."""
+        stages: list[Stage] = []
+        resume = node.checkpoints.get(at) or (
+            None if node.origin.node is None else node.origin.node.checkpoints.get(at)
+        )
+        while True:
+            wants = [epoch for epoch in node.wants() if epoch > at]
+            stop = max(wants, key=lambda epoch: self._through(node, epoch, at))
+            child = self._top(node.points.get(stop)) if stop not in node.checkpoints else None
+            stages.extend(self._cut(node, at, stop=stop, wants=wants))
+            node.running = (at, stop)
+            if child is None:
+                return Chain(stages=tuple(stages), timeline=node.timeline, resume=resume)
+            self._leave(child)
+            node, at = child, stop
+
+    def _cut(self, node: Node, start: int, *, stop: int, wants: Sequence[int]) -> list[Stage]:
+        ends = {epoch for epoch in (*wants, *self._cuts) if start < epoch <= stop}
+        out = []
+        for end in sorted(ends):
+            out.append(Stage(node=node.id, start=start, stop=end))
+            start = end
+        return out

@@ -1,0 +1,106 @@
+"""The stage forest: the plan as the stages it is cut into, for people and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ._node import Node
+from ._search_plan import SearchPlan
+
+
+StageState = Literal["done", "running", "pending", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForestStage:
+    """One stage of the forest: epochs ``start + 1 .. stop``; ``parent`` is the index of the one before it.
+
+    ``num_trials`` is how many timelines pass through it.
+    """
+
+    index: int
+    parent: int | None
+    node: int
+    start: int
+    stop: int
+    state: StageState
+    num_trials: int
+    metrics: Mapping[str, float] | None
+
+
+def stage_forest(plan: SearchPlan, *, ends: Mapping[tuple[int, int], int]) -> list[ForestStage]:
+    """Cuts the plan wherever somebody branches or reports.
+
+    ``ends`` counts the trials that end at each ``(node, epoch)``.
+
+    >>> from thrifty.space import Constant, Step, Timeline
+    >>> plan = SearchPlan()
+    >>> nodes = [plan.insert(Timeline({"lr": lr}, epochs=9)) for lr in (Constant(0.1), Step(0.1, [3]))]
+    >>> for trial, node in enumerate(nodes):
+    ...     plan.request(trial, node, 9)
+    >>> [(s.start, s.stop, s.num_trials) for s in stage_forest(plan, ends={(n, 9): 1 for n in nodes})]
+    [(0, 3, 2), (3, 9, 1), (3, 9, 1)]
+    """
+    cuts: dict[int, set[int]] = {}
+    for node_id, epoch in ends:
+        owner = plan.owner(node_id, epoch)
+        cuts.setdefault(owner.id, set()).add(epoch)
+    for node in plan.nodes:
+        if node.farthest > node.start and node.parent is not None:
+            cuts.setdefault(node.parent.id, set()).add(node.start)
+    passing = _passing(plan, ends)
+    stages: list[ForestStage] = []
+    at: dict[tuple[int, int], int] = {}
+    for node in plan.nodes:
+        if node.farthest == node.start:
+            continue
+        parent = None if node.parent is None else at[node.parent.id, node.start]
+        start = node.start
+        for stop in sorted({*cuts.get(node.id, ()), node.farthest}):
+            stage = ForestStage(
+                index=len(stages),
+                parent=parent,
+                node=node.id,
+                start=start,
+                stop=stop,
+                state=_state(node, start, stop=stop),
+                num_trials=passing.get((node.id, stop), 0),
+                metrics=node.metrics.get(stop),
+            )
+            stages.append(stage)
+            at[node.id, stop] = parent = stage.index
+            start = stop
+    return stages
+
+
+def _passing(
+    plan: SearchPlan, ends: Mapping[tuple[int, int], int]
+) -> dict[tuple[int, int], int]:
+    """How many trials pass each cut: those that end there or later on the node, or on a child from there on."""
+    arrivals: dict[int, dict[int, int]] = {}
+    for (node_id, epoch), count in ends.items():
+        owner = plan.owner(node_id, epoch)
+        at = arrivals.setdefault(owner.id, {})
+        at[epoch] = at.get(epoch, 0) + count
+    out: dict[tuple[int, int], int] = {}
+    for node in reversed(plan.nodes):  # children come after their parents
+        total = 0
+        for epoch in sorted(arrivals.get(node.id, {}), reverse=True):
+            total += arrivals[node.id][epoch]
+            out[node.id, epoch] = total
+        if node.parent is not None and total:
+            above = arrivals.setdefault(node.parent.id, {})
+            above[node.start] = above.get(node.start, 0) + total
+    return out
+
+
+def _state(node: Node, start: int, *, stop: int) -> StageState:
+    if stop in node.metrics:
+        return "done"
+    if node.failed_at is not None and node.failed_at <= stop:
+        return "failed"
+    if node.running is not None and node.running[0] < stop and node.running[1] > start:
+        return "running"
+    return "pending"

@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+from hypothesis import given, settings, strategies as st
+
+from tests.plan._drive import Driver, ref
+from thrifty.core import CheckpointLost, StageFailed
+from thrifty.plan import MAX_ATTEMPTS, SearchPlan, droppable, stage_forest
+from thrifty.space import Constant, Cosine, MultiStep, Step, Timeline
+
+
+EPOCHS = 12
+LEVELS = st.sampled_from([1, 2, 3])
+schedules = st.one_of(
+    LEVELS.map(Constant),
+    st.sampled_from([Cosine(1.0), Cosine(1.0, epochs=8.0)]),
+    st.builds(
+        lambda levels, cuts: MultiStep(levels, milestones=sorted(cuts)),
+        st.lists(LEVELS, min_size=3, max_size=3),
+        st.sets(st.integers(1, EPOCHS - 1), min_size=2, max_size=2),
+    ),
+)
+requests = st.lists(st.tuples(schedules, st.integers(1, EPOCHS)), min_size=1, max_size=25)
+
+
+def timeline(schedule, epochs: int = EPOCHS) -> Timeline:
+    return Timeline({"lr": schedule}, epochs=epochs)
+
+
+def symbols(schedule, epochs: int) -> list:
+    """What the trial does in each epoch, the slow way."""
+    line = timeline(schedule)
+    return [next(r.key for r in line.runs if r.start <= e < r.stop) for e in range(epochs)]
+
+
+def minimum(asked) -> int:
+    """Distinct prefixes, counted one by one."""
+    return len(
+        {tuple(symbols(s, e)) for s, target in asked for e in range(1, target + 1)}
+    )
+
+
+@given(requests, st.integers(1, 4), st.integers(0, 10))
+@settings(max_examples=80, deadline=None)
+def test_every_epoch_is_trained_once_and_every_request_answered(asked, workers, seed):
+    plan = SearchPlan()
+    for trial, (schedule, target) in enumerate(asked):
+        plan.request(trial, plan.insert(timeline(schedule)), target)
+    driver = Driver(plan, workers=workers, seed=seed)
+    driver.run()
+    assert set(driver.trained.values()) == {1}
+    assert sum(driver.trained.values()) == minimum(asked) == plan.num_epochs_needed
+    assert sorted(a.trial for a in driver.answers) == list(range(len(asked)))
+
+
+@given(requests, st.integers(1, 3), st.integers(0, 10))
+@settings(max_examples=80, deadline=None)
+def test_requests_that_come_while_others_run_retrain_nothing_at_kept_cuts(asked, workers, seed):
+    plan = SearchPlan(cuts=range(1, EPOCHS))
+    driver = Driver(plan, workers=workers, seed=seed)
+    answered = 0
+    for trial, (schedule, target) in enumerate(asked):
+        answered += plan.request(trial, plan.insert(timeline(schedule)), target) is not None
+        if driver.fill():
+            driver.step()
+    driver.run()
+    assert set(driver.trained.values()) == {1}
+    assert len(driver.answers) + answered == len(asked)
+
+
+@given(requests, st.permutations(range(6)))
+@settings(max_examples=60, deadline=None)
+def test_insertion_commutes(asked, order):
+    asked = asked[:6]
+    totals = set()
+    for sequence in (range(len(asked)), [i for i in order if i < len(asked)]):
+        plan = SearchPlan()
+        for index in sequence:
+            plan.request(index, plan.insert(timeline(asked[index][0])), asked[index][1])
+        totals.add(plan.num_epochs_needed)
+    assert totals == {minimum(asked)}
+
+
+@given(requests, st.data())
+@settings(max_examples=60, deadline=None)
+def test_released_work_is_not_trained(asked, data):
+    plan = SearchPlan()
+    nodes = [plan.insert(timeline(s)) for s, _ in asked]
+    for trial, (_, target) in enumerate(asked):
+        plan.request(trial, nodes[trial], target)
+    dropped = data.draw(st.sets(st.integers(0, len(asked) - 1)))
+    for trial in dropped:
+        plan.release(trial, nodes[trial], asked[trial][1])
+    driver = Driver(plan)
+    driver.run()
+    kept = [a for i, a in enumerate(asked) if i not in dropped]
+    assert sum(driver.trained.values()) == minimum(kept)
+
+
+def test_the_same_timeline_is_the_same_node():
+    plan = SearchPlan()
+    assert plan.insert(timeline(Constant(1.0))) == plan.insert(timeline(Step(1.0)))
+
+
+def test_an_answer_that_exists_is_given_at_once():
+    plan = SearchPlan()
+    node = plan.insert(timeline(Constant(1)))
+    plan.request("a", node, 5)
+    Driver(plan).run()
+    answer = plan.request("b", node, 3)
+    assert answer is not None
+    assert answer.metrics == {"m": 3.0}
+
+
+def test_extending_a_trial_goes_on_from_its_checkpoint():
+    plan = SearchPlan()
+    node = plan.insert(timeline(Constant(1)))
+    plan.request("a", node, 3)
+    Driver(plan).run()
+    plan.request("a", node, 9)
+    chain = plan.next_chain()
+    assert chain is not None
+    assert chain.resume == ref(node, 3)
+    assert chain.num_epochs == 6
+
+
+def test_a_worker_gets_the_longest_path_as_one_chain():
+    plan = SearchPlan()
+    for trial, schedule in enumerate([Step(1.0, [4]), Step(1.0, [4, 8]), Constant(1.0)]):
+        plan.request(trial, plan.insert(timeline(schedule)), 12 - trial)
+    chain = plan.next_chain()
+    assert chain is not None
+    assert [(s.start, s.stop) for s in chain.stages] == [(0, 4), (4, 8), (8, 12)]
+
+
+def test_cost_decides_which_path_is_longest():
+    plan = SearchPlan(cost=lambda config: {1: 1.0, 2: 5.0}[config["lr"].value])
+    slow = plan.insert(timeline(Constant(2)))
+    plan.request("short and slow", slow, 4)
+    plan.request("long and quick", plan.insert(timeline(Constant(1))), 12)
+    chain = plan.next_chain()
+    assert chain is not None
+    assert chain.stages[0].node == slow
+
+
+def test_a_lost_checkpoint_is_trained_again():
+    plan = SearchPlan()
+    node = plan.insert(timeline(Constant(1)))
+    for trial, epoch in (("a", 3), ("b", 6)):
+        plan.request(trial, node, epoch)
+    driver = Driver(plan)
+    driver.run()
+    plan.request("b", node, 9)
+    chain = plan.next_chain()
+    assert chain is not None
+    assert chain.resume is not None
+    plan.abandon(chain)
+    plan.record(CheckpointLost(checkpoint=chain.resume, reason="flipped bits", worker="w"))
+    again = plan.next_chain()
+    assert again is not None
+    assert again.resume == ref(node, 3)
+    assert again.num_epochs == 6
+
+
+def test_a_lost_checkpoint_at_a_branch_is_trained_again_for_all_children():
+    plan = SearchPlan()
+    plan.request(0, plan.insert(timeline(Constant(1))), 4)
+    Driver(plan).run()
+    lines = [MultiStep([1, level], milestones=[4]) for level in (2, 3)]
+    for trial, schedule in enumerate(lines):
+        plan.request(trial + 1, plan.insert(timeline(schedule)), 12)
+    plan.drop(ref(0, 4))
+    driver = Driver(plan)
+    driver.run()
+    assert sum(driver.trained.values()) == 4 + 2 * 8
+    assert len(driver.answers) == 2
+
+
+def failed(node: int, epoch: int, *, kind: str = "error") -> StageFailed:
+    return StageFailed(
+        node=node, start=0, stop=12, epoch=epoch, kind=kind, message="boom", worker="w"
+    )
+
+
+def test_a_failure_fails_what_lies_beyond_it_and_nothing_else():
+    plan = SearchPlan()
+    trunk = plan.insert(timeline(Constant(1)))
+    early = plan.insert(timeline(MultiStep([1, 2], milestones=[3])))
+    late = plan.insert(timeline(MultiStep([1, 3], milestones=[9])))
+    for trial, node in (("trunk", trunk), ("early", early), ("late", late)):
+        plan.request(trial, node, 12)
+    chain = plan.next_chain()
+    assert chain is not None
+    plan.abandon(chain)
+    answers = plan.record(failed(trunk, 5))
+    assert sorted(str(a.trial) for a in answers) == ["late", "trunk"]
+    assert all(a.failure == ("error", "boom", "") for a in answers)
+    driver = Driver(plan)
+    driver.run()
+    assert [a.trial for a in driver.answers] == ["early"]
+    again = plan.request("another", late, 12)
+    assert again is not None
+    assert again.failure is not None
+
+
+def test_a_lost_worker_is_tried_again_but_not_forever():
+    plan = SearchPlan()
+    node = plan.insert(timeline(Constant(1)))
+    plan.request("a", node, 12)
+    for attempt in range(MAX_ATTEMPTS):
+        chain = plan.next_chain()
+        assert chain is not None
+        plan.abandon(chain)
+        answers = plan.record(failed(node, 0, kind="lost"))
+        assert bool(answers) == (attempt == MAX_ATTEMPTS - 1)
+    assert plan.next_chain() is None
+
+
+def test_curve_runs_along_the_path():
+    plan = SearchPlan()
+    node = plan.insert(timeline(Step(1.0, [4])))
+    plan.request("other", plan.insert(timeline(Constant(1.0))), 12)
+    plan.request("a", node, 6)
+    Driver(plan).run()
+    assert [m["m"] for m in plan.curve(node, 6)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_garbage_spares_what_a_live_trial_stands_on():
+    plan = SearchPlan(cuts=[2, 4, 6])
+    node = plan.insert(timeline(Constant(1)))
+    plan.request("a", node, 6)
+    Driver(plan).run()
+    dropped = droppable(plan, live=[(node, 4)], budget_bytes=1)
+    assert [r.epoch for r in dropped] == [2, 6]
+    assert droppable(plan, live=[], budget_bytes=10) == []
+
+
+@given(requests)
+@settings(max_examples=40, deadline=None)
+def test_the_forest_covers_each_needed_epoch_once(asked):
+    plan = SearchPlan()
+    ends: dict[tuple[int, int], int] = {}
+    for trial, (schedule, target) in enumerate(asked):
+        node = plan.insert(timeline(schedule))
+        plan.request(trial, node, target)
+        ends[node, target] = ends.get((node, target), 0) + 1
+    stages = stage_forest(plan, ends=ends)
+    assert sum(s.stop - s.start for s in stages) == plan.num_epochs_needed
+    assert sum((s.stop - s.start) * s.num_trials for s in stages) == sum(t for _, t in asked)
