@@ -1,0 +1,84 @@
+"""The full state of a trial as named tensors and plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thrifty.core import TaskError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """``tree`` is JSON in which ``{"tensor": key}`` stands for ``tensors[key]``.
+
+    Nothing in it needs pickle, so a checkpoint from anywhere can be read without running code from it.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    tree: Any
+
+
+def pack_state(value: Any) -> State:
+    """Takes nested dicts, lists, tensors and plain values apart; tensors are copied.
+
+    >>> state = pack_state({"w": torch.ones(2), "step": 3})
+    >>> sorted(state.tensors), unpack_state(state)["step"]
+    (['w'], 3)
+
+    Raises:
+        TaskError: a value that cannot be kept without pickle.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    return State(tree=_take_apart(value, tensors, path=""), tensors=tensors)
+
+
+def unpack_state(state: State) -> Any:
+    """Puts together what ``pack_state`` took apart; the tensors are those of the state, not copies."""
+    return _put_together(state.tree, state.tensors)
+
+
+def _take_apart(value: Any, tensors: dict[str, torch.Tensor], *, path: str) -> Any:
+    if isinstance(value, torch.Tensor):
+        key = path or "value"
+        tensors[key] = value.detach().clone()
+        return {"tensor": key}
+    if isinstance(value, Mapping):
+        items = [
+            [
+                _plain_key(key),
+                _take_apart(v, tensors, path=f"{path}.{key}" if path else f"{key}"),
+            ]
+            for key, v in value.items()
+        ]
+        return {"dict": items}
+    if isinstance(value, list | tuple):
+        parts = [_take_apart(v, tensors, path=f"{path}.{i}") for i, v in enumerate(value)]
+        return {"tuple" if isinstance(value, tuple) else "list": parts}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TaskError(
+        f"the state at {path or 'the top'!r} is a {type(value).__name__}; keep tensors, numbers, strings, "
+        "lists and dicts in it (they are stored without pickle)"
+    )
+
+
+def _put_together(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    if not isinstance(tree, Mapping):
+        return tree
+    ((kind, inside),) = tree.items()
+    if kind == "tensor":
+        return tensors[inside]
+    if kind == "dict":
+        return {key: _put_together(v, tensors) for key, v in inside}
+    parts = [_put_together(v, tensors) for v in inside]
+    return tuple(parts) if kind == "tuple" else parts
+
+
+def _plain_key(key: Any) -> str | int:
+    if isinstance(key, str | int):
+        return key
+    raise TaskError(f"the state has a key {key!r}; keys must be strings or integers")

@@ -1,0 +1,136 @@
+"""What one trial trains: the user's side of the contract."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ._data import Batch
+from ._hyperparameters import HyperParameters
+from ._optimizer import Optimizer
+
+
+class _Identified:
+    """What a task is, so that studies of the same task can share what was trained."""
+
+    version: str = ""
+    """Change it when something the source of the class does not show has changed (a data file, a helper)."""
+
+    def identity(self) -> Mapping[str, str]:
+        """Names everything that training depends on apart from hyper-parameters and seed.
+
+        By default: the class, the source of it and its bases, its attributes and ``version``.
+        Studies of equal identity and seed share one search plan.
+        """
+        kind = type(self)
+        return {
+            "class": f"{kind.__module__}.{kind.__qualname__}",
+            "source": _source_digest(kind),
+            "attributes": repr(sorted((k, repr(v)) for k, v in vars(self).items())),
+            "version": self.version,
+        }
+
+
+class Task(_Identified, ABC):
+    """What one trial trains; alone or packed, on any executor.
+
+    Subclass it and write plain PyTorch. ``hp`` holds the trial's hyper-parameters: ``hp.width``.
+    Attributes: ``optimizer`` (``SGD``, ``AdamW``, ...: a string option names a hyper-parameter, followed over
+    time; or a method of ``hp`` that returns one), ``batch_size`` and ``eval_batch_size`` (a number or a name).
+
+    >>> from thrifty.pack import ArrayData
+    >>> class Line(Task):
+    ...     optimizer = Optimizer(torch.optim.SGD, lr="lr")
+    ...     def data(self, hp):
+    ...         x = torch.linspace(-1, 1, 32)[:, None]
+    ...         return ArrayData(train=(x, 2 * x), valid=(x, 2 * x))
+    ...     def model(self, hp):
+    ...         return torch.nn.Linear(1, 1)
+    ...     def loss(self, model, batch):
+    ...         x, y = batch
+    ...         return (model(x) - y).square().mean()
+    ...     def metrics(self, model, batch):
+    ...         return {"mse": self.loss(model, batch)}
+    """
+
+    optimizer: Any
+    batch_size: int | str = 64
+    eval_batch_size: int = 4096
+
+    @abstractmethod
+    def data(self, hp: HyperParameters) -> Any:
+        """``ArrayData(train=(x, y), valid=(x, y))``, or a pair of torch datasets.
+
+        Called once for all trials that agree on what it reads of ``hp``.
+        """
+
+    @abstractmethod
+    def model(self, hp: HyperParameters) -> torch.nn.Module:
+        """A fresh model. Random initialisation is seeded by the trial's seed."""
+
+    @abstractmethod
+    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        """The training loss of a batch: a scalar, mean over the batch."""
+
+    @abstractmethod
+    def metrics(self, model: torch.nn.Module, batch: Batch) -> Mapping[str, Any]:
+        """Metrics of a validation batch by name: scalars, means over the batch (then averaged by size)."""
+
+    def adapt(self, model: torch.nn.Module, hp: HyperParameters) -> None:
+        """Brings a model up to date with hyper-parameters that changed; called before each epoch.
+
+        Override it to let something other than the optimiser follow a schedule, such as a dropout rate.
+        """
+
+
+class Trainable(_Identified, ABC):
+    """The same contract for code that owns its loop (Lightning, scikit-learn, anything).
+
+    One instance is one trial. Everything random must come from ``seed`` and the epoch.
+    Stages are shared exactly as for a ``Task``.
+    """
+
+    @abstractmethod
+    def setup(self, hp: HyperParameters, *, seed: int, device: torch.device) -> None:
+        """Makes everything anew for one trial."""
+
+    @abstractmethod
+    def train(self, epoch: int, hp: HyperParameters) -> None:
+        """Trains one epoch (0, 1, ...) with the hyper-parameters of that epoch."""
+
+    @abstractmethod
+    def evaluate(self) -> Mapping[str, float]:
+        """Metrics of the present state."""
+
+    @abstractmethod
+    def state(self) -> Any:
+        """Everything needed to go on: nested dicts and lists of tensors and plain values."""
+
+    @abstractmethod
+    def load_state(self, state: Any) -> None:
+        """Goes back to what ``state`` returned."""
+
+
+def optimizer_of(task: Task, hp: HyperParameters) -> Optimizer:
+    """The optimiser of a task, whether it is an attribute or a method of the hyper-parameters."""
+    spec = task.optimizer
+    return spec if isinstance(spec, Optimizer) else spec(hp)
+
+
+def _source_digest(kind: type) -> str:
+    digest = hashlib.blake2b(digest_size=12)
+    for base in kind.__mro__:
+        if base.__module__.startswith("thrifty.") or base in (object, ABC):
+            continue
+        try:
+            digest.update(inspect.getsource(base).encode())
+        except (OSError, TypeError):  # typed at a prompt: the compiled code will do
+            for name, member in sorted(vars(base).items()):
+                code = getattr(member, "__code__", None)
+                digest.update(f"{name}={member!r}".encode() if code is None else code.co_code)
+    return digest.hexdigest()
