@@ -1,3 +1,127 @@
-"""Hyper-parameter tuning that never pays twice."""
+"""Hyper-parameter tuning that never pays twice.
+
+Everything public is here; it is loaded when first used, so that ``import thrifty`` and the commands that need no
+training do not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from thrifty.core import (
+        AlgorithmError as AlgorithmError,
+        CheckpointError as CheckpointError,
+        DivergedError as DivergedError,
+        MissingExtraError as MissingExtraError,
+        ScheduleError as ScheduleError,
+        SpaceError as SpaceError,
+        StoreBusyError as StoreBusyError,
+        StoreError as StoreError,
+        StoreVersionError as StoreVersionError,
+        StoreWriteError as StoreWriteError,
+        StudyMismatchError as StudyMismatchError,
+        StudyNotFoundError as StudyNotFoundError,
+        TaskError as TaskError,
+        ThriftyError as ThriftyError,
+        TrainingError as TrainingError,
+        UsageError as UsageError,
+        WorkerLostError as WorkerLostError,
+    )
+    from thrifty.pack import (
+        SGD as SGD,
+        Adagrad as Adagrad,
+        Adam as Adam,
+        AdamW as AdamW,
+        ArrayData as ArrayData,
+        DatasetPair as DatasetPair,
+        HyperParameters as HyperParameters,
+        Optimizer as Optimizer,
+        RMSprop as RMSprop,
+        Task as Task,
+        Trainable as Trainable,
+    )
+    from thrifty.run import Local as Local
+    from thrifty.search import (
+        ASHA as ASHA,
+        Algorithm as Algorithm,
+        GriddedSampler as GriddedSampler,
+        GridSampler as GridSampler,
+        GridSearch as GridSearch,
+        Hyperband as Hyperband,
+        MedianStopping as MedianStopping,
+        PopulationBasedTraining as PopulationBasedTraining,
+        RandomSampler as RandomSampler,
+        RandomSearch as RandomSearch,
+        Sampler as Sampler,
+        SuccessiveHalving as SuccessiveHalving,
+    )
+    from thrifty.space import (
+        REX as REX,
+        WSD as WSD,
+        Choice as Choice,
+        Constant as Constant,
+        Cosine as Cosine,
+        CosineRestarts as CosineRestarts,
+        Cyclic as Cyclic,
+        Exponential as Exponential,
+        Float as Float,
+        Int as Int,
+        Linear as Linear,
+        MultiStep as MultiStep,
+        OneCycle as OneCycle,
+        Polynomial as Polynomial,
+        Schedule as Schedule,
+        Space as Space,
+        Step as Step,
+        Timeline as Timeline,
+        Warmup as Warmup,
+        common_prefix as common_prefix,
+    )
+    from thrifty.store import optuna_storage as optuna_storage
+    from thrifty.study import (
+        Forecast as Forecast,
+        Savings as Savings,
+        Storage as Storage,
+        Study as Study,
+        TrialResult as TrialResult,
+    )
+
+_HOMES = {
+    "core": (
+        "AlgorithmError CheckpointError DivergedError MissingExtraError ScheduleError SpaceError StoreBusyError "
+        "StoreError StoreVersionError StoreWriteError StudyMismatchError StudyNotFoundError TaskError ThriftyError "
+        "TrainingError UsageError WorkerLostError"
+    ),
+    "pack": (
+        "Adagrad Adam AdamW ArrayData DatasetPair HyperParameters Optimizer RMSprop SGD Task Trainable"
+    ),
+    "run": "Local",
+    "search": (
+        "ASHA Algorithm GridSampler GridSearch GriddedSampler Hyperband MedianStopping PopulationBasedTraining "
+        "RandomSampler RandomSearch Sampler SuccessiveHalving"
+    ),
+    "space": (
+        "Choice Constant Cosine CosineRestarts Cyclic Exponential Float Int Linear MultiStep OneCycle Polynomial "
+        "REX Schedule Space Step Timeline WSD Warmup common_prefix"
+    ),
+    "store": "optuna_storage",
+    "study": "Forecast Savings Storage Study TrialResult",
+}
+_HOME_OF = {name: f"thrifty.{home}" for home, names in _HOMES.items() for name in names.split()}
+
+__all__ = sorted(_HOME_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME_OF:
+        value = getattr(import_module(_HOME_OF[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'thrifty' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

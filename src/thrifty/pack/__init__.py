@@ -10,6 +10,7 @@ from ._data import (
     epoch_order as epoch_order,
 )
 from ._hyperparameters import HyperParameters as HyperParameters
+from ._inspect import TaskReport as TaskReport, inspect_task as inspect_task
 from ._optimizer import (
     SGD as SGD,
     Adagrad as Adagrad,
@@ -41,9 +42,11 @@ __all__ = [
     "SoloBackend",
     "State",
     "Task",
+    "TaskReport",
     "Trainable",
     "borrowed_streams",
     "epoch_order",
+    "inspect_task",
     "optimizer_of",
     "pack_state",
     "unpack_state",

@@ -11,10 +11,10 @@ import torch
 from thrifty.core import DivergedError, TaskError, derive_seed
 
 from ._backend import Backend, EpochPlan, Member
-from ._data import Source, open_source
 from ._hyperparameters import HyperParameters
 from ._optimizer import Optimizer
 from ._random import seed_everything, seed_step
+from ._sources import sources_of
 from ._state import State, pack_state, unpack_state
 from ._task import Task, Trainable, optimizer_of
 
@@ -33,7 +33,7 @@ class SoloBackend(Backend):
         self._device = torch.device(device)
         self._one: _TaskTrial | _TrainableTrial
         if isinstance(task, Task):
-            self._one = _TaskTrial(task, _Sources(task, self._device), self._device)
+            self._one = _TaskTrial(task, self._device)
         else:
             self._one = _TrainableTrial(task, self._device)
 
@@ -42,7 +42,7 @@ class SoloBackend(Backend):
         assert slot == 0, "the solo back-end has one slot"
         self._one.begin(member)
 
-    def num_steps(self, slot: int, values: Mapping[str, Any]) -> int:  # noqa: ARG002
+    def num_steps(self, slot: int, values: Mapping[str, Any]) -> int:
         """How many optimiser steps the next epoch has."""
         return self._one.num_steps(values)
 
@@ -50,7 +50,7 @@ class SoloBackend(Backend):
         """Trains one epoch and evaluates it."""
         return {slot: self._one.epoch(plan) for slot, plan in plans.items()}
 
-    def unstack(self, slot: int) -> State:  # noqa: ARG002
+    def unstack(self, slot: int) -> State:
         """A copy of the full state."""
         return self._one.state()
 
@@ -64,38 +64,18 @@ class SoloBackend(Backend):
         return self._one.model
 
 
-class _Sources:
-    """Data by what they depend on: trials that agree on what ``Task.data`` reads share one copy."""
-
-    def __init__(self, task: Task, device: torch.device) -> None:
-        self._task = task
-        self._device = device
-        self._known: list[tuple[dict[str, Any], Source]] = []
-
-    def get(self, hp: HyperParameters) -> Source:
-        for read, source in self._known:
-            if hp.subset(set(read)) == read:
-                return source
-        fresh = HyperParameters(dict(hp.items()))
-        fresh.names_read.clear()
-        source = open_source(self._task.data(fresh), device=self._device)
-        self._known.append((fresh.subset(fresh.names_read), source))
-        return source
-
-
 class _TaskTrial:
     model: torch.nn.Module
 
-    def __init__(self, task: Task, sources: _Sources, device: torch.device) -> None:
+    def __init__(self, task: Task, device: torch.device) -> None:
         self._task = task
-        self._sources = sources
         self._device = device
 
     def begin(self, member: Member) -> None:
         hp = HyperParameters(member.values)
         self._seed = member.seed
         seed_everything(derive_seed(member.seed, "data"))
-        self._source = self._sources.get(hp)
+        self._source = sources_of(self._task, self._device).get(self._task, hp)
         seed_everything(derive_seed(member.seed, "model"))
         self.model = self._task.model(hp).to(self._device)
         self._spec: Optimizer = optimizer_of(self._task, hp)
@@ -205,7 +185,7 @@ class _TrainableTrial:
         if member.state is not None:
             self._task.load_state(unpack_state(member.state))
 
-    def num_steps(self, values: Mapping[str, Any]) -> int:  # noqa: ARG002 (it owns its steps)
+    def num_steps(self, values: Mapping[str, Any]) -> int:
         return 1
 
     def state(self) -> State:

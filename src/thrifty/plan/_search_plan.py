@@ -154,12 +154,15 @@ class SearchPlan:
         return self._agenda.pop()
 
     def abandon(self, chain: Chain) -> None:
-        """The rest of a chain will not be trained by whoever had it."""
+        """Whoever had a chain is through with it; what is left of it is open again."""
+        spans: dict[int, tuple[int, int]] = {}
         for stage in chain.stages:
-            node = self.nodes[stage.node]
-            node.running = None
-        for stage in reversed(chain.stages):
-            self._agenda.settle(self.nodes[stage.node])
+            spans[stage.node] = (spans.get(stage.node, (stage.start, 0))[0], stage.stop)
+        for node_id, span in reversed(spans.items()):
+            node = self.nodes[node_id]
+            if node.running == span:  # otherwise another worker has gone on with this node
+                node.running = None
+                self._agenda.settle(node)
 
     def record(self, event: Event) -> list[Answer]:
         """Takes note of what happened; returns the requests that it settles."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Hashable, Mapping, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
+from thrifty.core import AlgorithmError
 from thrifty.space import Config
 
 
@@ -62,6 +63,48 @@ class Stop:
 Decision = Proposal | Stop
 
 
+class Leaderboard(Sequence[tuple[float, int]]):
+    """``(score, trial)``, best first; a view, which costs nothing however long it is.
+
+    Ties go to the earlier trial. A failed trial stands at the end with ``-inf``.
+    """
+
+    __slots__ = ("_entries",)
+
+    def __init__(self, entries: Sequence[tuple[float, int]]) -> None:
+        self._entries = entries
+        """``(-score, trial)``, ascending."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[float, int]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[float, int]]: ...
+    def __getitem__(self, index: int | slice) -> tuple[float, int] | list[tuple[float, int]]:
+        if isinstance(index, slice):
+            return [(-key, number) for key, number in self._entries[index]]
+        key, number = self._entries[index]
+        return -key, number
+
+    def __iter__(self) -> Iterator[tuple[float, int]]:
+        return ((-key, number) for key, number in self._entries)
+
+    def __repr__(self) -> str:
+        return f"Leaderboard({list(self)!r})"
+
+    @property
+    def num_alive(self) -> int:
+        """How many of them have not failed."""
+        return bisect_left(self._entries, (float("inf"), -1))
+
+    def rank(self, entry: tuple[float, int]) -> int:
+        """How many are better than this ``(score, trial)``."""
+        score, number = entry
+        return bisect_left(self._entries, (-score, number))
+
+
 class History:
     """All trials so far and what they reached; algorithms only read it.
 
@@ -72,13 +115,14 @@ class History:
     0
     >>> history.record_scores(0, [0.7])
     >>> history[0].state, history.leaderboard(1)
-    ('waiting', [(0.7, 0)])
+    ('waiting', Leaderboard([(0.7, 0)]))
     """
 
     def __init__(self) -> None:
         self._trials: list[Trial] = []
         self._boards: dict[tuple[Hashable, int], list[tuple[float, int]]] = {}
         self._running: set[int] = set()
+        self._waiting: dict[tuple[Hashable, int], list[tuple[float, int]]] = {}
         self._groups: dict[Hashable, list[int]] = {}
         self._num_decisions = 0
 
@@ -87,6 +131,9 @@ class History:
 
     def __getitem__(self, number: int) -> Trial:
         return self._trials[number]
+
+    def __iter__(self) -> Iterator[Trial]:
+        return iter(self._trials)
 
     @property
     def num_running(self) -> int:
@@ -102,23 +149,39 @@ class History:
         """Numbers of the trials proposed for a group, in order."""
         return self._groups.get(group, ())
 
-    def leaderboard(self, epoch: int, *, group: Hashable = 0) -> Sequence[tuple[float, int]]:
-        """``(score, trial)`` of a group's trials that were asked to reach ``epoch`` and did, best first.
+    def leaderboard(self, epoch: int, *, group: Hashable = 0) -> Leaderboard:
+        """A group's trials that were asked to reach ``epoch`` and did, or failed on the way there."""
+        return Leaderboard(self._boards.get((group, epoch), ()))
 
-        Ties go to the earlier trial. A failed trial is there with ``-inf``: it will never be the best.
-        """
-        return [(-score, number) for score, number in self._boards.get((group, epoch), ())]
+    def waiting(self, epoch: int, *, group: Hashable = 0) -> Leaderboard:
+        """Those of the leaderboard that wait at ``epoch`` for a decision."""
+        return Leaderboard(self._waiting.get((group, epoch), ()))
 
     def record_decision(self, decision: Decision) -> int:
-        """Takes note of a decision and returns the trial's number."""
-        self._num_decisions += 1
+        """Takes note of a decision and returns the trial's number.
+
+        Raises:
+            AlgorithmError: it concerns a trial that does not wait, or has been further already.
+        """
         if isinstance(decision, Stop):
+            self._check_waits(decision.trial)
+            self._num_decisions += 1
+            self._forget_waiting(decision.trial)
             self._change(decision.trial, state="stopped")
             return decision.trial
         if decision.trial is not None:
+            self._check_waits(decision.trial)
+            if decision.target <= self._trials[decision.trial].reached:
+                raise AlgorithmError(
+                    f"{decision} asks for no more than the {self._trials[decision.trial].reached} epochs "
+                    "that the trial has; raise its target, or stop it"
+                )
+            self._num_decisions += 1
+            self._forget_waiting(decision.trial)
             self._change(decision.trial, state="running", target=decision.target)
             self._running.add(decision.trial)
             return decision.trial
+        self._num_decisions += 1
         assert decision.config is not None
         number = len(self._trials)
         self._trials.append(
@@ -140,7 +203,9 @@ class History:
         assert len(scores) == trial.target
         self._running.discard(number)
         self._change(number, state="waiting", reached=trial.target, scores=tuple(scores))
-        insort(self._boards.setdefault((trial.group, trial.target), []), (-scores[-1], number))
+        place, entry = (trial.group, trial.target), (-scores[-1], number)
+        insort(self._boards.setdefault(place, []), entry)
+        insort(self._waiting.setdefault(place, []), entry)
 
     def record_failure(self, number: int) -> None:
         """A trial will not reach its target."""
@@ -148,6 +213,24 @@ class History:
         self._running.discard(number)
         self._change(number, state="failed")
         insort(self._boards.setdefault((trial.group, trial.target), []), (float("inf"), number))
+
+    def _wait_no_more(self, number: int) -> None:
+        trial = self._trials[number]
+        assert trial.state == "waiting", f"trial {number} is {trial.state}"
+        board = self._waiting[trial.group, trial.reached]
+        del board[bisect_left(board, (-trial.scores[-1], number))]
+
+    def _check_waits(self, number: int) -> None:
+        state = self._trials[number].state if 0 <= number < len(self._trials) else "unknown"
+        if state != "waiting":
+            raise AlgorithmError(
+                f"a decision about trial {number}, which is {state}; decide only about trials that wait"
+            )
+
+    def _forget_waiting(self, number: int) -> None:
+        trial = self._trials[number]
+        board = self._waiting[trial.group, trial.reached]
+        del board[bisect_left(board, (-trial.scores[-1], number))]
 
     def _change(self, number: int, **changes: Any) -> None:
         old = self._trials[number]

@@ -199,7 +199,7 @@ class Choice(Domain):
         """Draws one option."""
         return self.options[int(rng.integers(len(self.options)))]
 
-    def levels(self, num: int) -> tuple[Any, ...]:  # noqa: ARG002 (options have no order to thin out)
+    def levels(self, num: int) -> tuple[Any, ...]:
         """All options."""
         return tuple(self.options)
 

@@ -51,7 +51,7 @@ class Hold:
         """Values at the given times, same shape."""
         return np.full(epochs.shape, self.value)
 
-    def shifted(self, epochs: float) -> Hold:  # noqa: ARG002 (a hold has no origin)
+    def shifted(self, epochs: float) -> Hold:
         """The same shape, later."""
         return self
 

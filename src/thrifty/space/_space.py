@@ -12,6 +12,7 @@ from thrifty.core import ScheduleError, SpaceError
 
 from . import _template
 from ._domain import Domain, freeze
+from ._pieces import Hold
 from .schedules import Schedule, schedule_from_json
 
 
@@ -113,6 +114,21 @@ class Space:
             for schedule in self._schedules(value):
                 epochs.update(math.floor(s.start) for s in schedule.segments(max_epochs))
         return tuple(sorted(e for e in epochs if 0 < e < max_epochs))
+
+    def changes_over_time(self, name: str, *, max_epochs: int) -> bool:
+        """Whether some schedule of this hyper-parameter is not the same value for the whole run.
+
+        >>> from thrifty.space import Choice, Constant, Step
+        >>> space = Space(lr=Choice([0.1, Step(0.1, [5])]), width=Constant(64))
+        >>> [space.changes_over_time(name, max_epochs=10) for name in space.names]
+        [True, False]
+        """
+        schedules = self._schedules(self._params[name])
+        return any(
+            not isinstance(s.segments(max_epochs)[0].piece, Hold)
+            or len(s.segments(max_epochs)) > 1
+            for s in schedules
+        )
 
     def to_json(self) -> dict[str, str]:
         """A readable description, for the record; not meant to be read back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Hashable, Mapping
 from functools import lru_cache
@@ -107,7 +108,7 @@ def _runs(config: Mapping[str, Any], epochs: int) -> tuple[Run, ...]:
     cuts = sorted({start for lane in lanes for start, _, _ in lane} | {epochs})
     places = [0] * len(lanes)
     out = []
-    for start, stop in zip(cuts, cuts[1:], strict=False):
+    for start, stop in itertools.pairwise(cuts):
         key: list[Hashable] = [names]
         for index, lane in enumerate(lanes):
             if lane[places[index]][1] <= start:

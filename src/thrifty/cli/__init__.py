@@ -1,0 +1,48 @@
+"""The command line: one file for each command, loaded when it is called."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+from thrifty import __version__
+from thrifty.core import ThriftyError
+
+
+COMMANDS = ("demo", "run", "plan", "status", "best", "resume", "export")
+
+
+class _Lazy(click.Group):
+    """Imports a command's file only when it is needed: ``status`` must not wait for torch."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"thrifty.cli._{cmd_name}").command
+        return command
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="thrifty")
+def _app() -> None:
+    """Hyper-parameter tuning that never pays twice."""
+
+
+def main() -> None:
+    """Runs a command; what the user can mend is one message, not a traceback."""
+    try:
+        _app(standalone_mode=False)
+    except ThriftyError as error:
+        click.secho(f"error: {error}", fg="red", err=True)
+        raise SystemExit(2) from None
+    except click.exceptions.Exit as leaving:
+        raise SystemExit(leaving.exit_code) from None
+    except click.ClickException as error:
+        error.show()
+        raise SystemExit(error.exit_code) from None
+    except click.Abort:
+        raise SystemExit(130) from None

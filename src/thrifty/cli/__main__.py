@@ -1,0 +1,6 @@
+"""``python -m thrifty.cli``."""
+
+from thrifty.cli import main
+
+
+main()

@@ -1,0 +1,33 @@
+"""``thrifty status``."""
+
+from __future__ import annotations
+
+import click
+
+from thrifty.store import Store
+
+from ._options import storage_option
+
+
+@click.command("status")
+@storage_option
+@click.option("--name", help="Only this study.")
+def command(*, storage: str, name: str | None) -> None:
+    """Show the studies in a database, also while they run."""
+    with Store.open(storage, create=False) as store:
+        summaries = [store.studies.summary(name)] if name else store.studies.list()
+    if not summaries:
+        click.echo(f"{storage} has no studies yet")
+    for s in summaries:
+        counts = ", ".join(
+            f"{count:,} {state}" for state, count in sorted(s.num_trials.items())
+        )
+        click.secho(f"{s.name}", bold=True, nl=False)
+        click.echo(f"  {s.state}")
+        click.echo(f"  trials      {sum(s.num_trials.values()):,} ({counts or 'none'})")
+        if s.best_value is not None:
+            click.echo(f"  best        {s.best_value:.6g} (trial {s.best_trial})")
+        click.echo(
+            f"  epochs      {s.trial_epochs:,} asked for, {s.plan_epochs:,} trained in its plan"
+        )
+        click.echo(f"  training    {s.seconds:,.1f} s")

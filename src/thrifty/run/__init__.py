@@ -1,0 +1,22 @@
+"""Executors: where stages are trained."""
+
+from ._alone import model_of as model_of, train_alone as train_alone
+from ._assignment import Assignment as Assignment, Report as Report
+from ._executor import Executor as Executor, ExecutorConfig as ExecutorConfig
+from ._local import Local as Local
+from ._tensors import state_from_arrays as state_from_arrays, state_to_arrays as state_to_arrays
+from ._worker import Worker as Worker
+
+
+__all__ = [
+    "Assignment",
+    "Executor",
+    "ExecutorConfig",
+    "Local",
+    "Report",
+    "Worker",
+    "model_of",
+    "state_from_arrays",
+    "state_to_arrays",
+    "train_alone",
+]

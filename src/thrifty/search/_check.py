@@ -1,0 +1,27 @@
+"""What the options of algorithms and samplers have in common."""
+
+from __future__ import annotations
+
+from thrifty.core import AlgorithmError
+
+
+def check_counts(owner: object, **named: object) -> None:
+    """Raises AlgorithmError unless every given option is a whole number of at least 1."""
+    for name, value in named.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise AlgorithmError(
+                f"{type(owner).__name__}({name}={value!r}): {name} must be a whole number, 1 or more"
+            )
+
+
+def check_halving(owner: object, *, eta: object, min_epochs: int, max_epochs: int) -> None:
+    """Raises AlgorithmError unless there is a ladder of rungs from min_epochs to max_epochs."""
+    name = type(owner).__name__
+    check_counts(owner, eta=eta, min_epochs=min_epochs, max_epochs=max_epochs)
+    if eta == 1:
+        raise AlgorithmError(f"{name}(eta=1): no trial would ever be dropped; use 2 or more")
+    if min_epochs > max_epochs:
+        raise AlgorithmError(
+            f"{name}(min_epochs={min_epochs}, max_epochs={max_epochs}): min_epochs must not exceed "
+            "max_epochs; lower it or train longer"
+        )

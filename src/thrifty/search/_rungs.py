@@ -1,0 +1,47 @@
+"""Rungs, and the halving of those who stand on one."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from itertools import pairwise
+
+from ._history import Decision, History, Proposal, Stop
+
+
+def rungs_between(min_epochs: int, max_epochs: int, *, eta: int) -> tuple[int, ...]:
+    """``min_epochs * eta**i``, the last one stretched to ``max_epochs``.
+
+    >>> rungs_between(1, 81, eta=3), rungs_between(1, 100, eta=3)
+    ((1, 3, 9, 27, 81), (1, 3, 9, 27, 100))
+    """
+    rungs = [min_epochs]
+    while rungs[-1] * eta <= max_epochs:
+        rungs.append(rungs[-1] * eta)
+    # stretched, not followed by one more: a rung shortly before the end would decide little
+    return (*rungs[:-1], max_epochs)
+
+
+def halve(
+    history: History, rungs: Sequence[int], *, eta: int, group: Hashable = 0
+) -> list[Decision]:
+    """Once all have reached a rung (or failed), the best ``1 / eta`` of them go on and the others stop.
+
+    Decides only for trials that wait, so a decision that is in the history already is never repeated.
+    """
+    num_here = len(history.in_group(group))
+    for here, there in pairwise(rungs):
+        board = history.leaderboard(here, group=group)
+        if len(board) < num_here:
+            return []
+        num_kept = min(max(num_here // eta, 1), board.num_alive)
+        waiting = history.waiting(here, group=group)
+        if waiting:
+            kept = {number for _, number in board[:num_kept]}
+            return [
+                Proposal(target=there, trial=number, group=group)
+                if number in kept
+                else Stop(trial=number)
+                for _, number in waiting
+            ]
+        num_here = num_kept
+    return []

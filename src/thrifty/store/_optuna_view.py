@@ -1,0 +1,256 @@
+"""The Optuna storage behind ``optuna_storage``; the only file that imports optuna."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, NoReturn
+
+import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.storages import BaseStorage
+from optuna.study import StudyDirection
+from optuna.study._frozen import FrozenStudy
+from optuna.trial import FrozenTrial, TrialState
+
+from thrifty.core import StoreError
+
+from ._records import StudyInfo, TrialRecord
+from ._store import Store
+
+
+# thrifty's numbers for trials start at zero in each study; Optuna wants one number for all of them
+TRIALS_PER_STUDY = 10**9
+
+
+class OptunaView(BaseStorage):
+    """Reads are answered from the thrifty database as it is at that moment; writes are refused."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        with Store.open(url, create=False):
+            pass
+
+    # -- studies ----------------------------------------------------------------------
+
+    def get_study_id_from_name(self, study_name: str) -> int:
+        """The number of a study."""
+        with self._store() as store:
+            info = store.studies.find(study_name)
+        if info is None:
+            raise KeyError(study_name)
+        return info.id
+
+    def get_study_name_from_id(self, study_id: int) -> str:
+        """The name of a study."""
+        return self._info(study_id).name
+
+    def get_study_directions(self, study_id: int) -> list[StudyDirection]:
+        """Whether its metric is to be large or small."""
+        return [_direction(self._info(study_id))]
+
+    def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
+        """What the study was made from."""
+        return {
+            key: value for key, value in self._info(study_id).spec.items() if value is not None
+        }
+
+    def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
+        """The name of its metric, where Optuna's pictures look for it."""
+        metric = self._info(study_id).spec.get("metric")
+        return {} if metric is None else {"study:metric_names": [metric]}
+
+    def get_all_studies(self) -> list[FrozenStudy]:
+        """All studies."""
+        with self._store() as store:
+            infos = [store.studies.get(summary.name) for summary in store.studies.list()]
+        return [
+            FrozenStudy(
+                study_name=info.name,
+                direction=_direction(info),
+                user_attrs=self.get_study_user_attrs(info.id),
+                system_attrs=self.get_study_system_attrs(info.id),
+                study_id=info.id,
+            )
+            for info in infos
+        ]
+
+    # -- trials -----------------------------------------------------------------------
+
+    def get_all_trials(
+        self,
+        study_id: int,
+        deepcopy: bool = True,  # noqa: FBT001, FBT002 (Optuna's signature)
+        states: Container[TrialState] | None = None,
+    ) -> list[FrozenTrial]:
+        """All trials of a study in some states."""
+        info = self._info(study_id)
+        with self._store() as store:
+            records = store.studies.load(study_id).trials
+            curves = store.studies.curves(study_id, info.spec.get("metric", ""))
+        distributions = _distributions(records)
+        trials = [
+            _frozen(info, record, curve=curves[record.number], distributions=distributions)
+            for record in records
+        ]
+        return [trial for trial in trials if states is None or trial.state in states]
+
+    def get_trial(self, trial_id: int) -> FrozenTrial:
+        """One trial."""
+        study_id, number = divmod(trial_id, TRIALS_PER_STUDY)
+        for trial in self.get_all_trials(study_id):
+            if trial.number == number:
+                return trial
+        raise KeyError(trial_id)
+
+    # -- what a view does not do ------------------------------------------------------
+
+    def create_new_study(
+        self, directions: Sequence[StudyDirection], study_name: str | None = None
+    ) -> NoReturn:
+        """Refused."""
+        self._refuse()
+
+    def delete_study(self, study_id: int) -> NoReturn:
+        """Refused."""
+        self._refuse()
+
+    def set_study_user_attr(self, study_id: int, key: str, value: Any) -> NoReturn:
+        """Refused."""
+        self._refuse()
+
+    def set_study_system_attr(self, study_id: int, key: str, value: Any) -> NoReturn:
+        """Refused."""
+        self._refuse()
+
+    def create_new_trial(
+        self, study_id: int, template_trial: FrozenTrial | None = None
+    ) -> NoReturn:
+        """Refused."""
+        self._refuse()
+
+    def set_trial_param(  # noqa: PLR0917
+        self,
+        trial_id: int,
+        param_name: str,
+        param_value_internal: float,
+        distribution: BaseDistribution,
+    ) -> NoReturn:
+        """Refused."""
+        self._refuse()
+
+    def set_trial_state_values(
+        self, trial_id: int, state: TrialState, values: Sequence[float] | None = None
+    ) -> NoReturn:
+        """Refused."""
+        self._refuse()
+
+    def set_trial_intermediate_value(
+        self, trial_id: int, step: int, intermediate_value: float
+    ) -> NoReturn:
+        """Refused."""
+        self._refuse()
+
+    def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> NoReturn:
+        """Refused."""
+        self._refuse()
+
+    def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> NoReturn:
+        """Refused."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise StoreError(
+            "this Optuna storage is a read-only view of a thrifty database; write a copy that can be changed with: "
+            "thrifty export NAME --optuna FILE"
+        )
+
+    def _store(self) -> Store:
+        return Store.open(self._url, create=False)
+
+    def _info(self, study_id: int) -> StudyInfo:
+        with self._store() as store:
+            for summary in store.studies.list():
+                info = store.studies.get(summary.name)
+                if info.id == study_id:
+                    return info
+        raise KeyError(study_id)
+
+
+def copy(url: str, name: str, *, target: str) -> None:
+    """Copies a study into another Optuna storage."""
+    with Store.open(url, create=False) as store:
+        store.studies.get(name)
+    optuna.copy_study(from_study_name=name, from_storage=OptunaView(url), to_storage=target)
+
+
+def _direction(info: StudyInfo) -> StudyDirection:
+    return (
+        StudyDirection.MINIMIZE if info.spec.get("mode") == "min" else StudyDirection.MAXIMIZE
+    )
+
+
+def _distributions(records: Sequence[TrialRecord]) -> dict[str, BaseDistribution]:
+    """Numbers become ranges over what was seen, everything else a choice among what was seen."""
+    seen: dict[str, list[Any]] = {}
+    for record in records:
+        for name, value in record.config.items():
+            seen.setdefault(name, []).append(value)
+    out: dict[str, BaseDistribution] = {}
+    for name, values in seen.items():
+        kinds = {type(value) for value in values}
+        if kinds == {int}:
+            out[name] = IntDistribution(min(values), max(values))
+        elif kinds <= {int, float}:
+            out[name] = FloatDistribution(min(values), max(values))
+        else:
+            out[name] = CategoricalDistribution(list(dict.fromkeys(str(v) for v in values)))
+    return out
+
+
+def _frozen(
+    info: StudyInfo,
+    record: TrialRecord,
+    *,
+    curve: Sequence[float],
+    distributions: Mapping[str, BaseDistribution],
+) -> FrozenTrial:
+    state = _state(info, record)
+    began = datetime.datetime.fromtimestamp(info.created_at)
+    own = {name: distributions[name] for name in record.config}
+    params = {
+        name: str(value) if isinstance(own[name], CategoricalDistribution) else value
+        for name, value in record.config.items()
+    }
+    finite = {
+        epoch: value for epoch, value in enumerate(curve, start=1) if math.isfinite(value)
+    }
+    return FrozenTrial(
+        number=record.number,
+        state=state,
+        value=record.value if state != TrialState.RUNNING else None,
+        datetime_start=began,
+        datetime_complete=None if state == TrialState.RUNNING else began,
+        params=params,
+        distributions=own,
+        user_attrs={"thrifty:epochs": record.reached, "thrifty:error": record.error[1]},
+        system_attrs={},
+        intermediate_values=finite,
+        trial_id=info.id * TRIALS_PER_STUDY + record.number,
+    )
+
+
+def _state(info: StudyInfo, record: TrialRecord) -> TrialState:
+    if record.state == "failed":
+        return TrialState.FAIL
+    if record.reached >= info.spec.get("max_epochs", math.inf):
+        return TrialState.COMPLETE
+    if record.state == "stopped" or (record.state == "waiting" and info.state == "done"):
+        return TrialState.PRUNED
+    return TrialState.RUNNING

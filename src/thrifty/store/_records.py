@@ -1,0 +1,202 @@
+"""What is written down, and what is read back: frozen values, one for each kind of row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from thrifty.core import CheckpointRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """A node of a plan; ``config`` and ``epochs`` are the timeline of the trial that made it."""
+
+    plan: int
+    node: int
+    parent: int | None
+    start: int
+    config: Mapping[str, Any]
+    epochs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochRecord:
+    """The metrics of a node after an epoch; the first record of an epoch stays."""
+
+    plan: int
+    node: int
+    epoch: int
+    metrics: Mapping[str, float]
+    seconds: float
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointAdded:
+    """A state is kept; a later one of the same node and epoch takes its place."""
+
+    plan: int
+    ref: CheckpointRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRemoved:
+    """A state is no longer kept."""
+
+    plan: int
+    node: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRecord:
+    """A worker was busy with a stage."""
+
+    plan: int
+    node: int
+    start: int
+    stop: int
+    worker: str
+    state: str
+    started_at: float
+    seconds: float
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialAsked:
+    """A trial was asked to reach ``target``; ``config`` is given when it is new."""
+
+    study: int
+    trial: int
+    target: int
+    config: Mapping[str, Any] | None
+    group: Any
+    parent: tuple[int, int] | None
+    node: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialStopped:
+    """A trial was given up."""
+
+    study: int
+    trial: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialReported:
+    """A trial reached its target with this value of the study's metric."""
+
+    study: int
+    trial: int
+    epoch: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialFailed:
+    """A trial will not reach its target."""
+
+    study: int
+    trial: int
+    epoch: int
+    kind: str
+    message: str
+    traceback: str
+
+
+Record = (
+    NodeRecord
+    | EpochRecord
+    | CheckpointAdded
+    | CheckpointRemoved
+    | StageRecord
+    | TrialAsked
+    | TrialStopped
+    | TrialReported
+    | TrialFailed
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanInfo:
+    """A search plan: everything trained for one task and seed."""
+
+    id: int
+    identity: str
+    task: str
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRecords:
+    """All that is known of a plan, nodes in the order they were made."""
+
+    nodes: list[NodeRecord]
+    epochs: list[EpochRecord]
+    checkpoints: list[CheckpointRef]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyInfo:
+    """A study; ``spec`` says what it was made from, ``state`` is "running", "stopped" or "done"."""
+
+    id: int
+    name: str
+    plan: int
+    spec: Mapping[str, Any]
+    state: str
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRecord:
+    """A trial as it stands; ``error`` is kind, message and traceback."""
+
+    number: int
+    config: Mapping[str, Any]
+    node: int
+    group: Any
+    parent: tuple[int, int] | None
+    state: str
+    target: int
+    reached: int
+    value: float | None
+    error: tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRecord:
+    """One entry of a study's log: ``kind`` is "asked", "stopped", "reported" or "failed"."""
+
+    kind: str
+    trial: int
+    epoch: int
+    value: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyRecords:
+    """All trials of a study, and what happened to them in order."""
+
+    trials: list[TrialRecord]
+    log: list[LogRecord]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudySummary:
+    """A study at a glance; ``num_trials`` counts by state."""
+
+    name: str
+    state: str
+    metric: str
+    num_trials: Mapping[str, int]
+    best_value: float | None
+    best_trial: int | None
+    trial_epochs: int
+    plan_epochs: int
+    seconds: float
+    last_activity: float | None

@@ -1,0 +1,136 @@
+"""The tables. Migrations in ``migrations/`` bring an older database to this."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+
+VERSION = "0001"
+
+metadata = MetaData()
+
+plans = Table(
+    "plans",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("identity", String(64), nullable=False, unique=True),
+    Column("task", Text, nullable=False),
+    Column("created_at", Float, nullable=False),
+)
+
+# who is training a plan now; one row for each plan that ever was
+leases = Table(
+    "leases",
+    metadata,
+    Column("plan", ForeignKey("plans.id"), primary_key=True),
+    Column("owner", String(64), nullable=False),
+    Column("study", Text, nullable=False),
+    Column("host", Text, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("pid_started", Text, nullable=False),
+    Column("since", Float, nullable=False),
+    Column("heartbeat", Float, nullable=False),
+)
+
+nodes = Table(
+    "nodes",
+    metadata,
+    Column("plan", ForeignKey("plans.id"), primary_key=True),
+    Column("node", Integer, primary_key=True, autoincrement=False),
+    Column("parent", Integer),
+    Column("start", Integer, nullable=False),
+    Column("config", JSON, nullable=False),
+    Column("epochs", Integer, nullable=False),
+)
+
+epochs = Table(
+    "epochs",
+    metadata,
+    Column("plan", ForeignKey("plans.id"), primary_key=True),
+    Column("node", Integer, primary_key=True, autoincrement=False),
+    Column("epoch", Integer, primary_key=True, autoincrement=False),
+    Column(
+        "metrics", Text, nullable=False
+    ),  # JSON with NaN and Infinity, which the JSON type of some databases refuses
+    Column("seconds", Float, nullable=False),
+    Column("worker", Text, nullable=False),
+)
+
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    Column("plan", ForeignKey("plans.id"), primary_key=True),
+    Column("node", Integer, primary_key=True, autoincrement=False),
+    Column("epoch", Integer, primary_key=True, autoincrement=False),
+    Column("path", Text, nullable=False),
+    Column("num_bytes", BigInteger, nullable=False),
+    Column("digest", String(64), nullable=False),
+)
+
+stages = Table(
+    "stages",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("plan", ForeignKey("plans.id"), nullable=False, index=True),
+    Column("node", Integer, nullable=False),
+    Column("start", Integer, nullable=False),
+    Column("stop", Integer, nullable=False),
+    Column("worker", Text, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("seconds", Float, nullable=False),
+    Column("error", Text, nullable=False),
+)
+
+studies = Table(
+    "studies",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("name", Text, nullable=False, unique=True),
+    Column("plan", ForeignKey("plans.id"), nullable=False),
+    Column("spec", JSON, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("created_at", Float, nullable=False),
+)
+
+trials = Table(
+    "trials",
+    metadata,
+    Column("study", ForeignKey("studies.id", ondelete="CASCADE"), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("config", JSON, nullable=False),
+    Column("node", Integer, nullable=False),
+    Column("group", JSON, nullable=False),
+    Column("parent", JSON),
+    Column("state", String(16), nullable=False),
+    Column("target", Integer, nullable=False),
+    Column("reached", Integer, nullable=False),
+    Column("value", Float),
+    Column("error", JSON),
+    # the status of a study must not read the trials themselves: this index has all it asks for
+    Index("trials_status", "study", "state", "value", "number", "target"),
+)
+
+log = Table(
+    "log",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("study", ForeignKey("studies.id", ondelete="CASCADE"), nullable=False, index=True),
+    Column("kind", String(16), nullable=False),
+    Column("trial", Integer, nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("value", Float),
+    Column("at", Float, nullable=False),
+)

@@ -1,0 +1,96 @@
+"""The store: one database for many studies, and the folder of their checkpoints."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from sqlalchemy import Engine, make_url
+
+from thrifty.core import Clock, SystemClock
+
+from ._checkpoints import CheckpointFolder
+from ._engine import open_engine, user_errors
+from ._plans import Plans
+from ._records import Record
+from ._studies import Studies
+from ._writer import write
+
+
+class Store:
+    """Records of studies and plans; other processes may read them while a study runs.
+
+    >>> with Store.open("sqlite://") as store:
+    ...     plan = store.plans.open("what is trained", task="Digits")
+    ...     study = store.studies.create("first", plan=plan.id, spec={"mode": "max"})
+    ...     [s.name for s in store.studies.list()]
+    ['first']
+    """
+
+    def __init__(self, engine: Engine, *, checkpoints: str, clock: Clock) -> None:
+        self._engine = engine
+        self._clock = clock
+        self.plans = Plans(engine, clock)
+        self.studies = Studies(engine, clock)
+        self.checkpoints = CheckpointFolder(checkpoints)
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        checkpoints: str | None = None,
+        clock: Clock | None = None,
+        create: bool = True,
+    ) -> Store:
+        """Opens a database, made or brought up to date if need be.
+
+        ``checkpoints`` is a folder or an fsspec address; by default it lies beside a SQLite file.
+
+        Raises:
+            UsageError: ``url`` is not a database address.
+            StudyNotFoundError: there is no such file and ``create`` is False.
+            StoreVersionError: a newer thrifty wrote it.
+            StoreWriteError: it cannot be written.
+        """
+        engine = open_engine(url, create=create)
+        return cls(
+            engine,
+            checkpoints=checkpoints or _default_checkpoints(url),
+            clock=clock or SystemClock(),
+        )
+
+    def record(self, records: Sequence[Record]) -> None:
+        """Writes a batch of records: all of them, durably, or none.
+
+        Recording an epoch, a node or a checkpoint again changes nothing for the worse, so a batch may be repeated.
+
+        Raises:
+            StoreWriteError: full disk, read-only place.
+        """
+        if not records:
+            return
+        with user_errors(self._engine), self._engine.begin() as connection:
+            write(connection, records, at=self._clock.now())
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _default_checkpoints(url: str) -> str:
+    address = make_url(url)
+    if address.get_backend_name() != "sqlite":
+        return "thrifty-checkpoints"
+    if address.database in (None, "", ":memory:"):
+        return tempfile.mkdtemp(prefix="thrifty-")
+    path = Path(str(address.database)).resolve()
+    return str(path.with_name(f"{path.stem}-checkpoints"))

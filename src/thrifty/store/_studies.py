@@ -1,0 +1,215 @@
+"""The studies of a store."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Row, delete, func, insert, select, update
+
+from thrifty.core import Clock, StudyMismatchError, StudyNotFoundError
+from thrifty.space import config_from_json
+
+from . import _schema as schema
+from ._engine import user_errors
+from ._records import LogRecord, StudyInfo, StudyRecords, StudySummary, TrialRecord
+
+
+class Studies:
+    """Studies by name: what they are, how they stand, what happened."""
+
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self._engine = engine
+        self._clock = clock
+
+    def create(self, name: str, *, plan: int, spec: Mapping[str, Any]) -> StudyInfo:
+        """Makes a study.
+
+        Raises:
+            StudyMismatchError: there is one of this name.
+        """
+        if self.find(name) is not None:
+            raise StudyMismatchError(f"there is a study {name!r} already; choose another name")
+        row = {
+            "name": name,
+            "plan": plan,
+            "spec": dict(spec),
+            "state": "running",
+            "created_at": self._clock.now(),
+        }
+        with user_errors(self._engine), self._engine.begin() as connection:
+            connection.execute(insert(schema.studies), row)
+        return self.get(name)
+
+    def find(self, name: str) -> StudyInfo | None:
+        """The study of a name, if there is one."""
+        query = select(schema.studies).where(schema.studies.c.name == name)
+        with user_errors(self._engine), self._engine.connect() as connection:
+            row = connection.execute(query).first()
+        return None if row is None else StudyInfo(**row._asdict())
+
+    def get(self, name: str) -> StudyInfo:
+        """The study of a name.
+
+        Raises:
+            StudyNotFoundError: there is none; the message names those that there are.
+        """
+        found = self.find(name)
+        if found is not None:
+            return found
+        with user_errors(self._engine), self._engine.connect() as connection:
+            names = list(connection.execute(select(schema.studies.c.name)).scalars())
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(names) or 'none'}"
+        raise StudyNotFoundError(f"the database has no study {name!r}; {hint}")
+
+    def finish(self, study: int, *, state: str) -> None:
+        """Notes how a run ended: "done", "stopped", or "running" again."""
+        with user_errors(self._engine), self._engine.begin() as connection:
+            connection.execute(
+                update(schema.studies).where(schema.studies.c.id == study).values(state=state)
+            )
+
+    def delete(self, name: str) -> None:
+        """Forgets a study. What was trained stays in its plan, for others.
+
+        Raises:
+            StudyNotFoundError: there is none.
+        """
+        study = self.get(name).id
+        with user_errors(self._engine), self._engine.begin() as connection:
+            connection.execute(delete(schema.log).where(schema.log.c.study == study))
+            connection.execute(delete(schema.trials).where(schema.trials.c.study == study))
+            connection.execute(delete(schema.studies).where(schema.studies.c.id == study))
+
+    def load(self, study: int) -> StudyRecords:
+        """All trials, and what happened to them in order."""
+        t, entries = schema.trials, schema.log
+        with user_errors(self._engine), self._engine.connect() as connection:
+            trials = connection.execute(
+                select(t).where(t.c.study == study).order_by(t.c.number)
+            ).all()
+            log = connection.execute(
+                select(entries.c.kind, entries.c.trial, entries.c.epoch, entries.c.value)
+                .where(entries.c.study == study)
+                .order_by(entries.c.id)
+            ).all()
+        return StudyRecords(
+            trials=[_trial(row) for row in trials],
+            log=[LogRecord(kind=k, trial=n, epoch=e, value=v) for k, n, e, v in log],
+        )
+
+    def list(self) -> list[StudySummary]:
+        """All studies at a glance, oldest first."""
+        query = select(schema.studies).order_by(schema.studies.c.id)
+        with user_errors(self._engine), self._engine.connect() as connection:
+            return [_summary(connection, row) for row in connection.execute(query).all()]
+
+    def summary(self, name: str) -> StudySummary:
+        """One study at a glance.
+
+        Raises:
+            StudyNotFoundError: there is none.
+        """
+        self.get(name)
+        query = select(schema.studies).where(schema.studies.c.name == name)
+        with user_errors(self._engine), self._engine.connect() as connection:
+            return _summary(connection, connection.execute(query).one())
+
+    def curves(self, study: int, metric: str) -> dict[int, tuple[float, ...]]:
+        """By trial number: a metric after epochs ``1 .. reached``, along the path of its nodes."""
+        plan_of = select(schema.studies.c.plan).where(schema.studies.c.id == study)
+        with user_errors(self._engine), self._engine.connect() as connection:
+            plan = connection.execute(plan_of).scalar_one()
+            ancestry = {
+                row.node: (row.parent, row.start)
+                for row in connection.execute(
+                    select(
+                        schema.nodes.c.node, schema.nodes.c.parent, schema.nodes.c.start
+                    ).where(schema.nodes.c.plan == plan)
+                )
+            }
+            values = {
+                (row.node, row.epoch): json.loads(row.metrics).get(metric)
+                for row in connection.execute(
+                    select(
+                        schema.epochs.c.node, schema.epochs.c.epoch, schema.epochs.c.metrics
+                    ).where(schema.epochs.c.plan == plan)
+                )
+            }
+        return {
+            trial.number: _curve(trial.node, trial.reached, ancestry=ancestry, values=values)
+            for trial in self.load(study).trials
+        }
+
+
+def _curve(
+    node: int | None,
+    epoch: int,
+    *,
+    ancestry: Mapping[int, tuple[int | None, int]],
+    values: Mapping[tuple[int, int], float],
+) -> tuple[float, ...]:
+    out: list[float] = []
+    while node is not None:
+        parent, start = ancestry[node]
+        out.extend(values[node, e] for e in range(epoch, start, -1))
+        node, epoch = parent, min(epoch, start)
+    return tuple(out[::-1])
+
+
+def _trial(row: Row[Any]) -> TrialRecord:
+    kind, message, traceback = row.error or ("", "", "")
+    return TrialRecord(
+        number=row.number,
+        config=config_from_json(row.config),
+        node=row.node,
+        group=row.group,
+        parent=None if row.parent is None else (row.parent[0], row.parent[1]),
+        state=row.state,
+        target=row.target,
+        reached=row.reached,
+        value=row.value,
+        error=(kind, message, traceback),
+    )
+
+
+def _summary(connection: Connection, study: Row[Any]) -> StudySummary:
+    t, e, entries = schema.trials, schema.epochs, schema.log
+    counts = connection.execute(
+        select(t.c.state, func.count(), func.sum(t.c.target))
+        .where(t.c.study == study.id)
+        .group_by(t.c.state)
+    ).all()
+    order = t.c.value.asc() if study.spec.get("mode") == "min" else t.c.value.desc()
+    best = connection.execute(
+        select(t.c.number, t.c.value)
+        .where(t.c.study == study.id, t.c.state != "failed", t.c.value.is_not(None))
+        .order_by(order, t.c.number)
+        .limit(1)
+    ).first()
+    num_epochs, seconds = connection.execute(
+        select(func.count(), func.coalesce(func.sum(e.c.seconds), 0.0)).where(
+            e.c.plan == study.plan
+        )
+    ).one()
+    last = connection.execute(
+        select(entries.c.at)
+        .where(entries.c.study == study.id)
+        .order_by(entries.c.id.desc())
+        .limit(1)
+    ).scalar()
+    return StudySummary(
+        name=study.name,
+        state=study.state,
+        metric=study.spec.get("metric", ""),
+        num_trials={state: count for state, count, _ in counts},
+        best_value=None if best is None else best.value,
+        best_trial=None if best is None else best.number,
+        trial_epochs=sum(targets for _, _, targets in counts),
+        plan_epochs=num_epochs,
+        seconds=seconds,
+        last_activity=last,
+    )

@@ -1,0 +1,214 @@
+"""Writing records: one transaction for a batch, each kind of row in one statement."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Table, bindparam, delete, insert, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from thrifty.space import config_to_json
+
+from . import _schema as schema
+from ._records import (
+    CheckpointAdded,
+    CheckpointRemoved,
+    EpochRecord,
+    NodeRecord,
+    Record,
+    StageRecord,
+    TrialAsked,
+    TrialFailed,
+    TrialReported,
+    TrialStopped,
+)
+
+
+Row = dict[str, Any]
+TrialMove = TrialAsked | TrialStopped | TrialReported | TrialFailed
+
+
+def write(connection: Connection, records: Sequence[Record], *, at: float) -> None:
+    """Writes a batch, in a handful of statements whatever its size."""
+    _nodes(connection, [r for r in records if isinstance(r, NodeRecord)])
+    _epochs(connection, [r for r in records if isinstance(r, EpochRecord)])
+    _checkpoints(
+        connection,
+        [r for r in records if isinstance(r, CheckpointAdded | CheckpointRemoved)],
+    )
+    _stages(connection, [r for r in records if isinstance(r, StageRecord)])
+    moves = [r for r in records if isinstance(r, TrialMove)]
+    _trials(connection, moves)
+    if moves:
+        connection.execute(insert(schema.log), [_log_entry(r, at) for r in moves])
+
+
+def keep_first(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
+    """Inserts rows; one whose key is there already changes nothing."""
+    _on_conflict(connection, table, rows, replace=False)
+
+
+def keep_last(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
+    """Inserts rows; one whose key is there already takes the old one's place."""
+    _on_conflict(connection, table, rows, replace=True)
+
+
+def _on_conflict(
+    connection: Connection, table: Table, rows: Sequence[Row], *, replace: bool
+) -> None:
+    if not rows:
+        return
+    # the one place where the databases differ in words (not in meaning)
+    dialect: Any = {"sqlite": sqlite, "postgresql": postgresql}[connection.dialect.name]
+    statement = dialect.insert(table)
+    keys = [column.name for column in table.primary_key]
+    if replace:
+        rest = {c.name: statement.excluded[c.name] for c in table.columns if c.name not in keys}
+        statement = statement.on_conflict_do_update(index_elements=keys, set_=rest)
+    else:
+        statement = statement.on_conflict_do_nothing(index_elements=keys)
+    connection.execute(statement, list(rows))
+
+
+def _nodes(connection: Connection, records: Sequence[NodeRecord]) -> None:
+    rows = [
+        {
+            "plan": r.plan,
+            "node": r.node,
+            "parent": r.parent,
+            "start": r.start,
+            "config": config_to_json(r.config),
+            "epochs": r.epochs,
+        }
+        for r in records
+    ]
+    keep_first(connection, schema.nodes, rows)
+
+
+def _epochs(connection: Connection, records: Sequence[EpochRecord]) -> None:
+    rows = [
+        {
+            "plan": r.plan,
+            "node": r.node,
+            "epoch": r.epoch,
+            "metrics": json.dumps(dict(r.metrics)),
+            "seconds": r.seconds,
+            "worker": r.worker,
+        }
+        for r in records
+    ]
+    keep_first(connection, schema.epochs, rows)
+
+
+def _checkpoints(
+    connection: Connection, records: Sequence[CheckpointAdded | CheckpointRemoved]
+) -> None:
+    last: dict[tuple[int, int, int], Row | None] = {}
+    for r in records:
+        if isinstance(r, CheckpointRemoved):
+            last[r.plan, r.node, r.epoch] = None
+            continue
+        last[r.plan, r.ref.node, r.ref.epoch] = {
+            "plan": r.plan,
+            "node": r.ref.node,
+            "epoch": r.ref.epoch,
+            "path": r.ref.path,
+            "num_bytes": r.ref.num_bytes,
+            "digest": r.ref.digest,
+        }
+    keep_last(connection, schema.checkpoints, [row for row in last.values() if row is not None])
+    gone = [{"p": p, "n": n, "e": e} for (p, n, e), row in last.items() if row is None]
+    if gone:
+        table = schema.checkpoints
+        statement = delete(table).where(
+            table.c.plan == bindparam("p"),
+            table.c.node == bindparam("n"),
+            table.c.epoch == bindparam("e"),
+        )
+        connection.execute(statement, gone)
+
+
+def _stages(connection: Connection, records: Sequence[StageRecord]) -> None:
+    if records:
+        names = [c.name for c in schema.stages.columns if c.name != "id"]
+        connection.execute(
+            insert(schema.stages), [{name: getattr(r, name) for name in names} for r in records]
+        )
+
+
+def _trials(connection: Connection, records: Sequence[TrialMove]) -> None:
+    """Folds all that happened to a trial in this batch into one row."""
+    fresh: dict[tuple[int, int], Row] = {}
+    changed: dict[tuple[int, int], Row] = {}
+    for r in records:
+        key = (r.study, r.trial)
+        if isinstance(r, TrialAsked) and r.config is not None:
+            fresh[key] = _fresh_trial(r, r.config)
+            continue
+        row = fresh.get(key)
+        (changed.setdefault(key, {}) if row is None else row).update(_changes(r))
+    if fresh:
+        connection.execute(insert(schema.trials), list(fresh.values()))
+    by_columns: dict[tuple[str, ...], list[Row]] = {}
+    for (study, trial), changes in changed.items():
+        # bound names must differ from the columns they set
+        values = {f"new_{name}": value for name, value in changes.items()}
+        rows = by_columns.setdefault(tuple(sorted(changes)), [])
+        rows.append({"in_study": study, "of_number": trial, **values})
+    table = schema.trials
+    for columns, rows in by_columns.items():
+        statement = (
+            update(table)
+            .where(
+                table.c.study == bindparam("in_study"),
+                table.c.number == bindparam("of_number"),
+            )
+            .values({name: bindparam(f"new_{name}") for name in columns})
+        )
+        connection.execute(statement, rows)
+
+
+def _fresh_trial(asked: TrialAsked, config: Mapping[str, Any]) -> Row:
+    return {
+        "study": asked.study,
+        "number": asked.trial,
+        "config": config_to_json(config),
+        "node": asked.node,
+        "group": asked.group,
+        "parent": None if asked.parent is None else list(asked.parent),
+        "state": "running",
+        "target": asked.target,
+        "reached": 0,
+        "value": None,
+        "error": None,
+    }
+
+
+def _changes(record: TrialMove) -> Row:
+    if isinstance(record, TrialAsked):
+        return {"state": "running", "target": record.target}
+    if isinstance(record, TrialStopped):
+        return {"state": "stopped"}
+    if isinstance(record, TrialReported):
+        return {"state": "waiting", "reached": record.epoch, "value": record.value}
+    return {"state": "failed", "error": [record.kind, record.message, record.traceback]}
+
+
+def _log_entry(record: TrialMove, at: float) -> Row:
+    kind, epoch, value = "stopped", 0, None
+    if isinstance(record, TrialAsked):
+        kind, epoch = "asked", record.target
+    elif isinstance(record, TrialReported):
+        kind, epoch, value = "reported", record.epoch, record.value
+    elif isinstance(record, TrialFailed):
+        kind, epoch = "failed", record.epoch
+    return {
+        "study": record.study,
+        "kind": kind,
+        "trial": record.trial,
+        "epoch": epoch,
+        "value": value,
+        "at": at,
+    }

@@ -1,0 +1,98 @@
+"""Everything that can be known to be wrong before the first epoch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import numpy as np
+
+from thrifty.core import AlgorithmError, TaskError, UsageError
+from thrifty.pack import TRAIN_LOSS, Optimizer, Task, TaskReport, Trainable, inspect_task
+from thrifty.search import Algorithm
+from thrifty.space import Space, Timeline
+
+
+logger = logging.getLogger(__name__)
+
+
+def check_arguments(
+    task: object, space: object, *, algorithm: object, metric: object, mode: str
+) -> None:
+    """Raises UsageError for arguments of the wrong kind."""
+    for value, kind, name in (
+        (task, Task | Trainable, "task"),
+        (space, Space, "space"),
+        (algorithm, Algorithm, "algorithm"),
+        (metric, str, "metric"),
+    ):
+        if isinstance(value, type):
+            raise UsageError(
+                f"{name} is the class {value.__name__}; give an instance: {value.__name__}()"
+            )
+        if not isinstance(value, kind):
+            raise UsageError(f"{name} is a {type(value).__name__}; it must be a {_name(kind)}")
+    if mode not in ("max", "min"):
+        raise UsageError(f'mode is {mode!r}; it must be "max" or "min"')
+
+
+def check_study(
+    task: Task | Trainable, space: Space, *, algorithm: Algorithm, metric: str, seed: int
+) -> None:
+    """Raises UsageError where space, task, algorithm and metric do not fit together."""
+    if algorithm.max_epochs < 1:
+        raise AlgorithmError(f"max_epochs is {algorithm.max_epochs}; it must be at least 1")
+    space.check(max_epochs=algorithm.max_epochs)
+    if isinstance(task, Trainable):
+        return
+    _check_names(task, space)
+    config = space.sample(np.random.default_rng(seed))
+    timeline = Timeline(config, epochs=algorithm.max_epochs)
+    try:
+        report = inspect_task(task, timeline.at(0), seed=seed)
+    except UsageError:
+        raise
+    except Exception as error:  # noqa: BLE001 (it may be this one configuration: its trial will fail and say so)
+        logger.warning("the dry run of %s failed: %s: %s", config, type(error).__name__, error)
+        return
+    _check_report(report, space, metric=metric, max_epochs=algorithm.max_epochs)
+
+
+def _check_names(task: Task, space: Space) -> None:
+    followed: Iterable[str] = ()
+    if isinstance(getattr(task, "optimizer", None), Optimizer):
+        followed = task.optimizer.names()
+    elif not callable(getattr(task, "optimizer", None)):
+        raise TaskError(
+            f"{type(task).__name__} has no optimizer; set one, such as "
+            'optimizer = thrifty.SGD(lr="lr", momentum=0.9)'
+        )
+    batch_size = [task.batch_size] if isinstance(task.batch_size, str) else []
+    for name in (*sorted(followed), *batch_size):
+        if name not in space.names:
+            where = "batch_size" if name in batch_size else "optimizer"
+            raise TaskError(
+                f"{type(task).__name__}.{where} follows hyper-parameter {name!r}, which the search space does "
+                f"not have (it has: {', '.join(space.names)}); add it to the space or give a number"
+            )
+
+
+def _check_report(report: TaskReport, space: Space, *, metric: str, max_epochs: int) -> None:
+    known = {*report.metrics, TRAIN_LOSS}
+    if metric not in known:
+        raise TaskError(
+            f"the study's metric {metric!r} is not among the task's metrics "
+            f"({', '.join(sorted(known))}); name one of these"
+        )
+    if report.adapts:
+        return
+    for name in sorted(report.structural & set(space.names)):
+        if space.changes_over_time(name, max_epochs=max_epochs):
+            raise TaskError(
+                f"{name!r} has a schedule, but the task reads it only once, to build its model or data; override "
+                f"Task.adapt(model, hp) to follow it, or give {name!r} fixed values"
+            )
+
+
+def _name(kind: object) -> str:
+    return getattr(kind, "__name__", str(kind).replace("thrifty.pack._task.", ""))

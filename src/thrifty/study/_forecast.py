@@ -1,0 +1,131 @@
+"""What a study will cost, said before any training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import mean
+
+import numpy as np
+
+from thrifty.core import (
+    CheckpointRef,
+    EpochDone,
+    StageDone,
+    SystemClock,
+    derive_seed,
+)
+from thrifty.plan import Chain, ForestStage, SearchPlan, stage_forest
+from thrifty.search import Algorithm
+from thrifty.space import Space
+
+from ._ledger import Ledger
+
+
+NUM_SIMULATIONS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """The size of a study, with sharing and without.
+
+    An adaptive algorithm promotes who does well, which is not known yet: it is run on made-up results a few
+    times; ``unique_epochs`` is the mean and ``unique_range`` the least and the most. ``exact`` is True where all agree.
+    ``seconds`` is known once epochs of this task have been timed by an earlier run (None before).
+    """
+
+    num_trials: int
+    trial_epochs: float
+    unique_epochs: float
+    unique_range: tuple[int, int]
+    exact: bool
+    seconds: float | None
+    forest: tuple[ForestStage, ...]
+
+    @property
+    def merge_rate(self) -> float:
+        """Trial-epochs for each epoch that is really trained; at least 1."""
+        return self.trial_epochs / max(self.unique_epochs, 1)
+
+    def __str__(self) -> str:
+        low, high = self.unique_range
+        span = "" if self.exact else f" ({low:,} to {high:,}, depending on the results)"
+        about = "" if self.exact else "about "
+        time = "" if self.seconds is None else f"\nforecast: {self.seconds:,.1f} s of training"
+        return (
+            f"{self.num_trials:,} trials, {about}{self.trial_epochs:,.0f} trial-epochs\n"
+            f"{about}{self.unique_epochs:,.0f} unique epochs to train{span}\n"
+            f"merge rate {self.merge_rate:.2f}: {1 - 1 / max(self.merge_rate, 1):.0%} of the epochs are never "
+            f"trained twice{time}"
+        )
+
+
+def forecast(
+    algorithm: Algorithm, space: Space, *, seed: int, epoch_seconds: float | None
+) -> Forecast:
+    """Plays the study through on made-up results, without any training."""
+    ledgers = [_simulate(algorithm, space, seed=seed, round_=i) for i in range(NUM_SIMULATIONS)]
+    unique = [ledger.plan.num_epochs_needed for ledger in ledgers]
+    trial_epochs = [sum(t.target for t in _trials(ledger)) for ledger in ledgers]
+    ends: dict[tuple[int, int], int] = {}
+    for trial in _trials(ledgers[0]):
+        end = (ledgers[0].node_of[trial.number], trial.target)
+        ends[end] = ends.get(end, 0) + 1
+    return Forecast(
+        num_trials=len(ledgers[0].history),
+        trial_epochs=mean(trial_epochs),
+        unique_epochs=mean(unique),
+        unique_range=(min(unique), max(unique)),
+        exact=min(unique) == max(unique) and min(trial_epochs) == max(trial_epochs),
+        seconds=None if epoch_seconds is None else mean(unique) * epoch_seconds,
+        forest=tuple(stage_forest(ledgers[0].plan, ends=ends)),
+    )
+
+
+def ask_rng(seed: int, ledger: Ledger) -> np.random.Generator:
+    """The random stream of one ask: named by the seed and by how much was decided before."""
+    return np.random.default_rng(derive_seed(seed, "ask", ledger.history.num_decisions))
+
+
+def _simulate(algorithm: Algorithm, space: Space, *, seed: int, round_: int) -> Ledger:
+    ledger = Ledger(
+        SearchPlan(),
+        metric="score",
+        mode="max",
+        max_epochs=algorithm.max_epochs,
+        clock=SystemClock(),
+    )
+    while True:
+        chain = ledger.plan.next_chain()
+        if chain is not None:
+            _pretend(ledger, chain, round_=round_)
+            continue
+        decisions = algorithm.ask(ledger.history, space, num=1, rng=ask_rng(seed, ledger))
+        if not decisions:
+            return ledger
+        ledger.decide(decisions)
+        ledger.outbox.clear()
+
+
+def _pretend(ledger: Ledger, chain: Chain, *, round_: int) -> None:
+    for stage in chain.stages:
+        quality = derive_seed(round_, "quality", stage.node) / 2**63
+        for epoch in range(stage.start + 1, stage.stop + 1):
+            ledger.handle(
+                EpochDone(
+                    node=stage.node,
+                    epoch=epoch,
+                    metrics={"score": quality + epoch},
+                    seconds=0.0,
+                    worker="",
+                )
+            )
+        ref = CheckpointRef(node=stage.node, epoch=stage.stop, path="", num_bytes=0, digest="")
+        ledger.handle(
+            StageDone(
+                node=stage.node, start=stage.start, stop=stage.stop, worker="", checkpoint=ref
+            )
+        )
+
+
+def _trials(ledger: Ledger) -> list:  # type: ignore[type-arg]
+    return [ledger.history[number] for number in range(len(ledger.history))]

@@ -1,0 +1,84 @@
+"""Live progress of a run: stage forest, trials, best so far, time left, epochs saved."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress as RichProgress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from thrifty.core import Clock, EpochDone, Event
+
+from ._ledger import Ledger
+
+
+REDRAW_S = 0.1
+
+
+class Progress:
+    """Shows a run on the terminal; where there is none, a line now and then."""
+
+    def __init__(self, name: str, metric: str, clock: Clock) -> None:
+        self._metric = metric
+        self._clock = clock
+        self._bar = RichProgress(
+            SpinnerColumn(),
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("unique epochs"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.fields[detail]}"),
+            console=Console(stderr=True),
+            refresh_per_second=8,
+        )
+        self._task = self._bar.add_task(name, total=None, left="", detail="")
+        self._drawn = 0.0
+        self._began = clock.monotonic()
+        self._done_before: int | None = None
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._bar.stop()
+
+    def on_event(self, event: Event, ledger: Ledger) -> None:
+        """Redraws, not more often than anyone can see."""
+        now = self._clock.monotonic()
+        if not isinstance(event, EpochDone):
+            return
+        if self._done_before is None:
+            self._done_before = ledger.plan.num_epochs_done - 1
+        finished = ledger.plan.num_epochs_done >= ledger.plan.num_epochs_needed
+        if now - self._drawn >= REDRAW_S or finished:
+            self._drawn = now
+            self._draw(ledger, elapsed_s=now - self._began)
+
+    def _draw(self, ledger: Ledger, *, elapsed_s: float) -> None:
+        plan, history = ledger.plan, ledger.history
+        done, needed = plan.num_epochs_done, plan.num_epochs_needed
+        trained = done - (self._done_before or 0)
+        left_s = (needed - done) * elapsed_s / max(trained, 1)
+        best = (
+            ""
+            if ledger.best is None
+            else f"  best {self._metric} {ledger.value(ledger.best):.4g}"
+        )
+        saved = ledger.trial_epochs - min(done, ledger.trial_epochs)
+        self._bar.update(
+            self._task,
+            completed=done,
+            total=max(needed, done),
+            left=f"about {left_s:.0f} s left" if needed > done else "",
+            detail=f"{len(history)} trials{best}  {saved:,} epochs saved",
+        )

@@ -1,0 +1,24 @@
+"""Where a study keeps its records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """A database for the records and a folder for the checkpoints.
+
+    ``url`` is any SQLAlchemy address. ``checkpoints`` is a folder or any fsspec address (default: beside the
+    database). ``disk_budget_bytes`` bounds what checkpoints may take: those nobody will go on
+    from are deleted first, cheapest to train again first (default: keep all).
+    """
+
+    url: str = "sqlite:///thrifty.db"
+    checkpoints: str | None = None
+    disk_budget_bytes: float = float("inf")
+
+    @classmethod
+    def of(cls, value: Storage | str) -> Storage:
+        """A storage as it is, an address as the storage it names."""
+        return value if isinstance(value, Storage) else cls(url=value)
