@@ -6,12 +6,13 @@ from ._grid_search import GridSearch as GridSearch
 from ._history import (
     Decision as Decision,
     History as History,
+    Leaderboard as Leaderboard,
     Proposal as Proposal,
     Stop as Stop,
     Trial as Trial,
     TrialState as TrialState,
 )
-from ._hyperband import Bracket as Bracket, Hyperband as Hyperband
+from ._hyperband import Hyperband as Hyperband
 from ._median_stopping import MedianStopping as MedianStopping
 from ._population import PopulationBasedTraining as PopulationBasedTraining
 from ._random_search import RandomSearch as RandomSearch
@@ -27,13 +28,13 @@ from ._successive_halving import SuccessiveHalving as SuccessiveHalving
 __all__ = [
     "ASHA",
     "Algorithm",
-    "Bracket",
     "Decision",
     "GridSampler",
     "GridSearch",
     "GriddedSampler",
     "History",
     "Hyperband",
+    "Leaderboard",
     "MedianStopping",
     "PopulationBasedTraining",
     "Proposal",

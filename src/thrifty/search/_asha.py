@@ -2,59 +2,85 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise, repeat
 
 import numpy as np
 
-from thrifty.core import AlgorithmError
 from thrifty.space import Space
 
 from ._algorithm import Algorithm
+from ._check import check_counts, check_halving
+from ._draw import check_sampler, draw
 from ._history import Decision, History, Proposal
-from ._options import check_at_least, draw, rungs
+from ._rungs import rungs_between
 from ._samplers import RandomSampler, Sampler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ASHA(Algorithm):
-    """A worker that is free takes the best trial that may go on, else a new one: nobody waits for a rung.
+    """Promotes a trial as soon as it is in the top ``1 / eta`` of its rung, else starts a new one; never waits.
 
-    Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, algorithm 2. A trial may go on when
-    it is among the best ``1 / eta`` of those that have reached its rung so far; one that may
-    not yet waits, and goes on from where it stands. With several workers the outcome depends on their timing.
+    Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, algorithm 2. Trials that are not
+    promoted are paused, and may be later on. At the very end the best trial of the highest rung
+    is trained to ``max_epochs`` if none has been, which matters only where trials are few.
+
+    >>> ASHA(max_epochs=81, num_trials=1000, min_epochs=3).rungs()
+    (3, 9, 27, 81)
     """
 
     max_epochs: int
     num_trials: int
     eta: int = 3
     min_epochs: int = 1
-    sampler: Sampler = RandomSampler()
+    sampler: Sampler = field(default_factory=RandomSampler)
 
     def __post_init__(self) -> None:
-        check_at_least(1, num_trials=self.num_trials, min_epochs=self.min_epochs)
-        check_at_least(2, eta=self.eta)
-        if self.max_epochs < self.min_epochs:
-            raise AlgorithmError(
-                f"max_epochs is {self.max_epochs}; it must be at least min_epochs ({self.min_epochs})"
-            )
+        check_counts(self, num_trials=self.num_trials)
+        check_halving(
+            self, eta=self.eta, min_epochs=self.min_epochs, max_epochs=self.max_epochs
+        )
+        check_sampler(self, self.sampler)
+
+    def rungs(self) -> tuple[int, ...]:
+        """The epochs at which trials are compared; the last is ``max_epochs``."""
+        return rungs_between(self.min_epochs, self.max_epochs, eta=self.eta)
 
     def ask(
         self, history: History, space: Space, *, num: int, rng: np.random.Generator
     ) -> Sequence[Decision]:
-        """Promotions, highest rung first, then new trials; at most ``num``."""
-        epochs = rungs(self.min_epochs, self.max_epochs, eta=self.eta)
-        decisions: list[Decision] = []
-        for at, target in reversed(list(itertools.pairwise(epochs))):
-            board, waiting = history.leaderboard(at), history.waiting(at)
-            quota = len(board) // self.eta
-            for entry in itertools.islice(waiting, max(num - len(decisions), 0)):
-                if board.rank(entry) >= quota:
-                    break
-                decisions.append(Proposal(target=target, trial=entry[1]))
-        fresh = min(num - len(decisions), self.num_trials - len(history))
+        """At most ``num`` promotions or new trials, promotions in high rungs first."""
+        rungs = self.rungs()
+        out: list[Decision] = []
+        for here, there in reversed(list(pairwise(rungs))):
+            out += self._promotions(history, (here, there), num=num - len(out))
+        num_new = min(num - len(out), self.num_trials - len(history))
+        starts = repeat((0, rungs[0]), max(num_new, 0))
+        out += draw(self.sampler, history, space, starts=starts, rng=rng)
+        if not out and not history.num_running:
+            return self._last_one(history, rungs)
+        return out
+
+    def _promotions(
+        self, history: History, step: tuple[int, int], *, num: int
+    ) -> list[Decision]:
+        """The first ``num`` of those who wait at a rung and are in its top ``1 / eta``."""
+        here, there = step
+        board = history.leaderboard(here)
+        num_top = len(board) // self.eta
+        best = history.waiting(here)[: max(num, 0)]
         return [
-            *decisions,
-            *draw(self.sampler, history, space, num=fresh, target=epochs[0], rng=rng),
+            Proposal(target=there, trial=entry[1])
+            for entry in best
+            if board.rank(entry) < num_top
         ]
+
+    def _last_one(self, history: History, rungs: tuple[int, ...]) -> list[Decision]:
+        """Sees to it that the study ends with a fully trained trial, if any can be."""
+        if history.leaderboard(rungs[-1]).num_alive:
+            return []
+        for here, there in reversed(list(pairwise(rungs))):
+            for _, number in history.waiting(here)[:1]:
+                return [Proposal(target=there, trial=number)]
+        return []

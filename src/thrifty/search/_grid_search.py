@@ -1,17 +1,19 @@
-"""Every configuration, all the way."""
+"""Every configuration, fully trained."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 
 from thrifty.space import Space
 
 from ._algorithm import Algorithm
+from ._check import check_counts
+from ._draw import draw
 from ._history import Decision, History
-from ._options import check_at_least, draw
 from ._samplers import GridSampler
 
 
@@ -19,18 +21,19 @@ from ._samplers import GridSampler
 class GridSearch(Algorithm):
     """Trains every configuration of the grid for ``max_epochs``; intervals are thinned to ``levels`` values.
 
-    >>> from thrifty.space import Choice
-    >>> space = Space(lr=Choice([0.1, 0.2]))
-    >>> asked = GridSearch(max_epochs=9).ask(History(), space, num=1, rng=np.random.default_rng(0))
-    >>> [(proposal.config, proposal.target) for proposal in asked]
-    [({'lr': 0.1}, 9), ({'lr': 0.2}, 9)]
+    >>> from thrifty.search import History
+    >>> from thrifty.space import Float, Space
+    >>> space, rng = Space(lr=Float(0.1, 0.3)), np.random.default_rng(0)
+    >>> asked = GridSearch(max_epochs=9, levels=3).ask(History(), space, num=1, rng=rng)
+    >>> [(proposal.config["lr"], proposal.target) for proposal in asked]
+    [(0.1, 9), (0.2, 9), (0.3, 9)]
     """
 
     max_epochs: int
     levels: int = 5
 
     def __post_init__(self) -> None:
-        check_at_least(1, max_epochs=self.max_epochs, levels=self.levels)
+        check_counts(self, max_epochs=self.max_epochs, levels=self.levels)
 
     def ask(
         self,
@@ -40,10 +43,6 @@ class GridSearch(Algorithm):
         num: int,
         rng: np.random.Generator,
     ) -> Sequence[Decision]:
-        """All of the grid that is not there yet."""
+        """All of the grid that is not in the history yet."""
         sampler = GridSampler(levels=self.levels)
-        return draw(sampler, history, space, num=_ALL, target=self.max_epochs, rng=rng)
-
-
-_ALL = 10**9
-"""More trials than anyone has: the sampler runs out first."""
+        return draw(sampler, history, space, starts=repeat((0, self.max_epochs)), rng=rng)

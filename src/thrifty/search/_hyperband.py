@@ -3,54 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import cycle
 
 import numpy as np
 
 from thrifty.space import Space
 
 from ._algorithm import Algorithm
-from ._halving import advance
-from ._history import Decision, History, Proposal
-from ._options import check_at_least, draw
+from ._check import check_counts, check_halving
+from ._draw import check_sampler, draw
+from ._history import Decision, History
+from ._rungs import halve
 from ._samplers import RandomSampler, Sampler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hyperband(Algorithm):
-    """Successive halving in several brackets, from many short trials to few long ones.
+    """Successive halving in several brackets, from many trials that start short to few that are trained fully.
 
-    Li, Jamieson, DeSalvo, Rostamizadeh and Talwalkar, "Hyperband", JMLR 18(185), 2018, algorithm 1. All
-    brackets are open at once, so their trials share stages. With ``num_trials`` the brackets are repeated from the
-    widest on until so many trials are drawn; the last one may be cut short.
+    Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization", JMLR 2018, algorithm 1.
+    All brackets are proposed at once and halved independently; ``Trial.group`` is the bracket. With ``num_trials`` the
+    brackets repeat, from the widest on, until so many trials are drawn; the last one is cut short.
 
-    >>> [(bracket.num_trials, bracket.epochs) for bracket in Hyperband(max_epochs=9).brackets()]
-    [(9, [1, 3, 9]), (5, [3, 9]), (3, [9])]
+    >>> Hyperband(max_epochs=9).brackets()
+    ((9, (1, 3, 9)), (5, (3, 9)), (3, (9,)))
     """
 
     max_epochs: int
     eta: int = 3
     num_trials: int | None = None
-    sampler: Sampler = RandomSampler()
+    sampler: Sampler = field(default_factory=RandomSampler)
 
     def __post_init__(self) -> None:
-        check_at_least(1, max_epochs=self.max_epochs)
-        check_at_least(2, eta=self.eta)
+        check_halving(self, eta=self.eta, min_epochs=1, max_epochs=self.max_epochs)
         if self.num_trials is not None:
-            check_at_least(1, num_trials=self.num_trials)
+            check_counts(self, num_trials=self.num_trials)
+        check_sampler(self, self.sampler)
 
-    def brackets(self) -> list[Bracket]:
-        """The brackets, widest first."""
-        cycle = list(self._cycle())
-        if self.num_trials is None:
-            return cycle
-        out: list[Bracket] = []
-        left = self.num_trials
-        while left:
-            bracket = cycle[len(out) % len(cycle)]
-            out.append(Bracket(min(bracket.num_trials, left), bracket.epochs))
-            left -= out[-1].num_trials
-        return out
+    def brackets(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """``(number of trials, rungs)`` of each bracket, widest first; with ``num_trials`` as often as it says."""
+        return tuple(self._brackets())
 
     def ask(
         self,
@@ -60,43 +53,43 @@ class Hyperband(Algorithm):
         num: int,
         rng: np.random.Generator,
     ) -> Sequence[Decision]:
-        """All trials of all brackets at first, then what follows from each finished rung."""
-        if len(history) == 0:
-            return self._open(history, space, rng)
-        decisions: list[Decision] = []
-        for index, bracket in enumerate(self.brackets()):
-            decisions += advance(history, bracket.epochs, eta=self.eta, group=index)
-        return decisions
+        """All trials that are not in the history yet, or the verdicts on the rungs that are complete."""
+        brackets = self.brackets()
+        starts = (
+            (group, rungs[0])
+            for group, (size, rungs) in enumerate(brackets)
+            for _ in range(len(history.in_group(group)), size)
+        )
+        fresh = draw(self.sampler, history, space, starts=starts, rng=rng)
+        if fresh:
+            return fresh
+        return [
+            decision
+            for group, (_, rungs) in enumerate(brackets)
+            for decision in halve(history, rungs, eta=self.eta, group=group)
+        ]
 
-    def _open(self, history: History, space: Space, rng: np.random.Generator) -> list[Proposal]:
-        proposals: list[Proposal] = []
-        for index, bracket in enumerate(self.brackets()):
-            proposals += draw(
-                self.sampler,
-                history,
-                space,
-                num=bracket.num_trials,
-                target=bracket.epochs[0],
-                rng=rng,
-                group=index,
-                after=len(proposals),
+    def _brackets(self) -> Iterator[tuple[int, tuple[int, ...]]]:
+        once = self._standard_brackets()
+        if self.num_trials is None:
+            yield from once
+            return
+        left = self.num_trials
+        for size, rungs in cycle(once):
+            yield min(size, left), rungs
+            left -= size
+            if left <= 0:
+                return
+
+    def _standard_brackets(self) -> list[tuple[int, tuple[int, ...]]]:
+        """The paper's, in whole numbers: ``log(243, 3)`` is 4.999... in floating point."""
+        widest = 0
+        while self.eta ** (widest + 1) <= self.max_epochs:
+            widest += 1
+        return [
+            (
+                -(-(widest + 1) * self.eta**s // (s + 1)),
+                tuple(self.max_epochs // self.eta**i for i in range(s, -1, -1)),
             )
-        return proposals
-
-    def _cycle(self) -> Iterator[Bracket]:
-        # whole numbers throughout: log(243, 3) is 4.999... in floating point
-        most = 0
-        while self.eta ** (most + 1) <= self.max_epochs:
-            most += 1
-        for s in range(most, -1, -1):
-            num_trials = -(-(most + 1) * self.eta**s // (s + 1))
-            epochs = [max(self.max_epochs // self.eta ** (s - i), 1) for i in range(s + 1)]
-            yield Bracket(num_trials, epochs)
-
-
-@dataclass(frozen=True, slots=True)
-class Bracket:
-    """``num_trials`` that start together and are judged after ``epochs``."""
-
-    num_trials: int
-    epochs: list[int]
+            for s in range(widest, -1, -1)
+        ]

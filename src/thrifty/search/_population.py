@@ -3,58 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 
 from thrifty.core import AlgorithmError
-from thrifty.space import Choice, Constant, Domain, Float, Int, Schedule, Space
+from thrifty.space import Choice, Constant, Domain, Float, Int, Schedule, Space, Timeline
 
 from ._algorithm import Algorithm
+from ._check import check_counts
+from ._draw import check_sampler, draw
 from ._history import Decision, History, Proposal, Stop
-from ._options import check_at_least, draw
 from ._samplers import RandomSampler, Sampler
+
+
+Ranking = list[tuple[float, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PopulationBasedTraining(Algorithm):
-    """Every ``interval`` epochs the worst of a population go on from the best, with changed hyper-parameters.
+    """Every ``interval`` epochs the worst of the population go on from where the best are, with varied values.
 
-    Jaderberg et al., "Population Based Training of Neural Networks", 2017. Exploit is a branch in the plan: the loser is
-    stopped, and a new trial has the winner's timeline up to here and the explored values from here
-    on; nothing is copied. Only the hyper-parameters in ``explore`` change: each is drawn again with
-    probability ``resample``, else multiplied by one of ``perturb`` (a Choice moves to a neighbour).
-    A generation is judged when all of it is there.
+    Jaderberg et al., "Population Based Training of Neural Networks", 2017, sections 3 and 4.1 (truncation selection),
+    in lockstep, so that the result does not depend on the number of workers. A member of the worst ``quantile`` is
+    stopped; in its place comes a new trial that *is* a donor of the best ``quantile`` up to the
+    current epoch (its training is shared, no checkpoint is copied about) and in which each hyper-parameter named
+    by ``explore`` continues with a value drawn anew (with probability ``resample``) or multiplied by one of
+    ``perturb`` (a ``Choice`` of numbers goes to a neighbour). ``Trial.group`` is the generation it was born in.
 
-    >>> PopulationBasedTraining(max_epochs=20, population=4, interval=5, explore=("lr",)).interval
-    5
+    >>> from thrifty.space import Constant
+    >>> PopulationBasedTraining(max_epochs=20, population=8, interval=5).generations()
+    (5, 10, 15, 20)
+    >>> Constant(0.1).then(Constant(0.12), at=5)  # the learning rate of a member born at epoch 5
+    Then(first=Constant(value=0.1), second=Constant(value=0.12), at=5)
     """
 
     max_epochs: int
     population: int
     interval: int
-    explore: tuple[str, ...] = ()
-    perturb: tuple[float, ...] = (0.8, 1.25)
+    explore: tuple[str, ...] = ("lr",)
+    perturb: tuple[float, ...] = (0.8, 1.2)
     quantile: float = 0.25
     resample: float = 0.25
-    sampler: Sampler = RandomSampler()
+    sampler: Sampler = field(default_factory=RandomSampler)
 
     def __post_init__(self) -> None:
-        check_at_least(1, max_epochs=self.max_epochs, interval=self.interval)
-        check_at_least(2, population=self.population)
-        if not self.explore:
-            raise AlgorithmError(
-                'explore is empty; name the hyper-parameters that may change midway, such as explore=("lr",)'
-            )
-        if not 0.0 < self.quantile <= 0.5:
-            raise AlgorithmError(
-                f"quantile is {self.quantile}; it must be above 0 and at most 0.5"
-            )
-        if not self.perturb or not 0.0 <= self.resample <= 1.0:
-            raise AlgorithmError(
-                "perturb needs at least one factor, and resample is a probability"
-            )
+        check_counts(
+            self,
+            max_epochs=self.max_epochs,
+            population=self.population,
+            interval=self.interval,
+        )
+        _check_options(self)
+        check_sampler(self, self.sampler)
+
+    def generations(self) -> tuple[int, ...]:
+        """The epochs at which the population is compared, and ``max_epochs``."""
+        return (*range(self.interval, self.max_epochs, self.interval), self.max_epochs)
 
     def ask(
         self,
@@ -64,87 +71,169 @@ class PopulationBasedTraining(Algorithm):
         num: int,
         rng: np.random.Generator,
     ) -> Sequence[Decision]:
-        """The population at first, then the next generation when the present one is there."""
-        self._check(space)
-        first = min(self.interval, self.max_epochs)
-        if len(history) == 0:
-            return draw(
-                self.sampler, history, space, num=self.population, target=first, rng=rng
-            )
-        waiting = [trial.number for trial in history if trial.state == "waiting"]
-        if history.num_running or not waiting:
-            return []
-        at = max(history[number].reached for number in waiting)
-        alive = sorted(
-            (n for n in waiting if history[n].reached == at),
-            key=lambda n: (-history[n].scores[-1], n),
+        """The first population, or the next generation once all have ended the one before."""
+        _check_space(self, space)
+        epochs = self.generations()
+        num_missing = max(self.population - len(history.in_group(0)), 0)
+        fresh = draw(
+            self.sampler, history, space, starts=repeat((0, epochs[0]), num_missing), rng=rng
         )
-        if at >= self.max_epochs:
-            return []
-        return self._next_generation(history, space, alive=alive, at=at, rng=rng)
+        if fresh:
+            return fresh
+        num_members = len(history.in_group(0))
+        for born in range(1, len(epochs)):
+            ranking = _ranking(history, epochs[born - 1], generations=born)
+            if len(ranking) < num_members or ranking[0][0] == -np.inf:
+                return []
+            decisions = self._next(history, space, ranking, born=born, rng=rng)
+            if decisions:
+                return decisions
+        return []
 
-    def _next_generation(
+    def _next(
         self,
         history: History,
         space: Space,
+        ranking: Ranking,
         *,
-        alive: Sequence[int],
-        at: int,
+        born: int,
         rng: np.random.Generator,
     ) -> list[Decision]:
-        target = min(at + self.interval, self.max_epochs)
-        num_replaced = int(len(alive) * self.quantile)
-        best, losers = alive[: max(num_replaced, 1)], alive[len(alive) - num_replaced :]
-        decisions: list[Decision] = [Stop(trial=number) for number in losers]
-        decisions += [
-            Proposal(target=target, trial=number) for number in alive if number not in losers
-        ]
-        # places of trials that failed are filled as well: the population keeps its size
-        for _ in range(self.population - len(alive) + len(losers)):
-            donor = best[int(rng.integers(len(best)))]
-            config = self._explore(history[donor].config, space, at=at, rng=rng)
-            decisions.append(Proposal(target=target, config=config, parent=(donor, at)))
-        return decisions
-
-    def _explore(
-        self, config: Any, space: Space, *, at: int, rng: np.random.Generator
-    ) -> dict[str, Any]:
-        out = dict(config)
-        for name in self.explore:
-            if name not in config:
-                continue  # its condition does not hold
-            before = config[name]
-            old = before if isinstance(before, Schedule) else Constant(before)
-            value = self._new_value(space[name], _last_value(before), rng)
-            out[name] = old.then(value, at=at)
+        """What is left to be decided about a generation; nothing if all of it is in the history already."""
+        here, target = self.generations()[born - 1 : born + 1]
+        donors, losers = self._select(ranking)
+        out: list[Decision] = []
+        for _, number in ranking:
+            if history[number].state == "waiting" and history[number].reached == here:
+                stays = number not in losers
+                out.append(
+                    Proposal(target=target, trial=number, group=history[number].group)
+                    if stays
+                    else Stop(trial=number)
+                )
+        for _ in range(len(history.in_group(born)), len(losers)):
+            donor = donors[int(rng.integers(len(donors)))]
+            config = self._branch(history[donor].config, space, epoch=here, rng=rng)
+            out.append(Proposal(target=target, config=config, group=born, parent=(donor, here)))
         return out
 
-    def _new_value(self, domain: Any, value: Any, rng: np.random.Generator) -> Any:
-        if rng.random() < self.resample or isinstance(value, Schedule):
-            return domain.sample(rng)
-        if isinstance(domain, Choice):
-            index = domain.options.index(value) + (1 if rng.random() < 0.5 else -1)
-            return domain.options[min(max(index, 0), len(domain.options) - 1)]
-        assert isinstance(domain, Float | Int)
-        factor = self.perturb[int(rng.integers(len(self.perturb)))]
-        moved = min(max(value * factor, domain.low), domain.high)
-        return round(moved) if isinstance(domain, Int) else float(moved)
+    def _select(self, ranking: Ranking) -> tuple[list[int], set[int]]:
+        """Donors and losers; those who failed always lose, and never give."""
+        num = min(max(int(self.quantile * len(ranking)), 1), len(ranking) // 2)
+        failed = [number for score, number in ranking if score == -np.inf]
+        losers = {*failed, *(number for _, number in ranking[len(ranking) - num :])}
+        donors = [number for _, number in ranking if number not in losers]
+        return donors[: max(num, 1)], losers
 
-    def _check(self, space: Space) -> None:
+    def _branch(
+        self, config: Any, space: Space, *, epoch: int, rng: np.random.Generator
+    ) -> dict[str, Any]:
+        """The donor's configuration until ``epoch``, explored values from there on."""
+        now = Timeline(config, epochs=self.max_epochs)
+        out = dict(config)
         for name in self.explore:
-            if name not in space.names:
+            if name in config:
+                value = now.values(name, epoch - 1, num_steps=1)
+                before = config[name]
+                before = before if isinstance(before, Schedule) else Constant(before)
+                fresh = Constant(self._explored(space[name], value, rng))
+                out[name] = before.then(fresh, at=epoch)
+        return out
+
+    def _explored(self, domain: Domain, value: Any, rng: np.random.Generator) -> Any:
+        if rng.random() < self.resample:
+            return domain.sample(rng)
+        moved = [perturbed(domain, value, factor) for factor in self.perturb]
+        # at a bound some factors lead nowhere, and a twin of the donor would teach nothing
+        different = [other for other in moved if other != value] or [value]
+        return different[int(rng.integers(len(different)))]
+
+
+def perturbed(domain: Domain, value: Any, factor: float) -> Any:
+    """``value * factor``, brought back into the domain; in a choice of numbers, the neighbour on that side.
+
+    >>> perturbed(Float(0.01, 0.1), 0.09, 1.2), perturbed(Choice([16, 32, 64]), 32, 0.8)
+    (0.1, 16)
+    """
+    if isinstance(domain, Choice):
+        options = sorted(domain.options)
+        place = options.index(value) + (1 if factor > 1 else -1)
+        return options[min(max(place, 0), len(options) - 1)]
+    assert isinstance(domain, Float | Int)
+    moved = min(max(value * factor, domain.low), domain.high)
+    if isinstance(domain, Float) and domain.step is None:
+        return float(moved)
+    # whole steps, and at least one: 2 * 1.2 is not to be 2 again
+    step = domain.step or 1
+    before = round((value - domain.low) / step)
+    after = round((moved - domain.low) / step)
+    if after == before:
+        after += 1 if factor > 1 else -1
+    levels = domain.low + min(max(after, 0), int(domain.size()) - 1) * step
+    return levels if isinstance(domain, Int) else float(f"{levels:.15g}")
+
+
+def _ranking(history: History, epoch: int, *, generations: int) -> Ranking:
+    """All members that have ended a generation, best first, whichever they were born in."""
+    entries = [
+        entry for born in range(generations) for entry in history.leaderboard(epoch, group=born)
+    ]
+    return sorted(entries, key=lambda entry: (-entry[0], entry[1]))
+
+
+def _check_options(self: PopulationBasedTraining) -> None:
+    if isinstance(self.explore, str) or not self.explore:
+        raise AlgorithmError(
+            f"PopulationBasedTraining(explore={self.explore!r}): give the names of the hyper-parameters that may "
+            'change during training, such as explore=("lr",)'
+        )
+    if self.population < 2:
+        raise AlgorithmError(
+            "PopulationBasedTraining(population=1): there is nobody to learn from; use 2 or more"
+        )
+    if self.interval >= self.max_epochs:
+        raise AlgorithmError(
+            f"PopulationBasedTraining(interval={self.interval}, max_epochs={self.max_epochs}): nothing would ever "
+            "be exchanged; lower interval"
+        )
+    if not self.perturb or any(not f > 0 or f == 1 for f in self.perturb):
+        raise AlgorithmError(
+            f"PopulationBasedTraining(perturb={self.perturb!r}): give positive factors other than 1, such as (0.8, 1.2)"
+        )
+    if not 0.0 < self.quantile <= 0.5:
+        raise AlgorithmError(
+            f"PopulationBasedTraining(quantile={self.quantile!r}): it must be above 0 and at most 0.5"
+        )
+    if not 0.0 <= self.resample <= 1.0:
+        raise AlgorithmError(
+            f"PopulationBasedTraining(resample={self.resample!r}): it is a probability between 0 and 1"
+        )
+
+
+def _check_space(self: PopulationBasedTraining, space: Space) -> None:
+    for name in self.explore:
+        if name not in space.names:
+            raise AlgorithmError(
+                f"PopulationBasedTraining explores {name!r}, which the space does not have "
+                f"({', '.join(space.names)}); name others in explore"
+            )
+        if not _is_numeric(space[name]):
+            raise AlgorithmError(
+                f"PopulationBasedTraining explores {name!r}, which is {space[name]!r}; only Float, Int and a Choice "
+                "of numbers can be explored"
+            )
+    for name in space.names:
+        for condition in getattr(space[name], "conditions", ()):
+            if condition.name in self.explore:
                 raise AlgorithmError(
-                    f"explore names {name!r}, which the space does not have ({', '.join(space.names)})"
-                )
-            if not isinstance(space[name], Domain):
-                raise AlgorithmError(
-                    f"explore names {name!r}, which is fixed; give it a Float, an Int or a Choice"
+                    f"PopulationBasedTraining explores {condition.name!r}, but whether there is {name!r} depends on "
+                    "it; take it out of explore"
                 )
 
 
-def _last_value(value: Any) -> Any:
-    """The value in force: the last of a chain of exploits."""
-    second = getattr(value, "second", None)
-    if second is not None:
-        return _last_value(second)
-    return value.value if isinstance(value, Constant) else value
+def _is_numeric(domain: object) -> bool:
+    if isinstance(domain, Choice):
+        return all(
+            isinstance(o, int | float) and not isinstance(o, bool) for o in domain.options
+        )
+    return isinstance(domain, Float | Int)

@@ -1,30 +1,42 @@
-"""Random configurations, all the way."""
+"""Independent draws, fully trained."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import repeat
 
 import numpy as np
 
 from thrifty.space import Space
 
 from ._algorithm import Algorithm
+from ._check import check_counts
+from ._draw import check_sampler, draw
 from ._history import Decision, History
-from ._options import check_at_least, draw
 from ._samplers import RandomSampler, Sampler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomSearch(Algorithm):
-    """Trains ``num_trials`` drawn configurations for ``max_epochs`` (Bergstra and Bengio, JMLR 2012)."""
+    """Trains ``num_trials`` configurations of a sampler for ``max_epochs``.
+
+    Bergstra and Bengio, "Random Search for Hyper-Parameter Optimization", JMLR 2012.
+
+    >>> from thrifty.search import History
+    >>> from thrifty.space import Float, Space
+    >>> space, rng = Space(lr=Float(0.1, 0.3)), np.random.default_rng(0)
+    >>> len(RandomSearch(max_epochs=9, num_trials=20).ask(History(), space, num=1, rng=rng))
+    20
+    """
 
     max_epochs: int
     num_trials: int
-    sampler: Sampler = RandomSampler()
+    sampler: Sampler = field(default_factory=RandomSampler)
 
     def __post_init__(self) -> None:
-        check_at_least(1, max_epochs=self.max_epochs, num_trials=self.num_trials)
+        check_counts(self, max_epochs=self.max_epochs, num_trials=self.num_trials)
+        check_sampler(self, self.sampler)
 
     def ask(
         self,
@@ -34,6 +46,6 @@ class RandomSearch(Algorithm):
         num: int,
         rng: np.random.Generator,
     ) -> Sequence[Decision]:
-        """All trials at once: the more the plan knows, the more it shares."""
-        left = self.num_trials - len(history)
-        return draw(self.sampler, history, space, num=left, target=self.max_epochs, rng=rng)
+        """All trials that are not in the history yet."""
+        starts = repeat((0, self.max_epochs), max(self.num_trials - len(history), 0))
+        return draw(self.sampler, history, space, starts=starts, rng=rng)

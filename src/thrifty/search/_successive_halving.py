@@ -1,50 +1,52 @@
-"""Successive halving."""
+"""Synchronous successive halving."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import repeat
 
 import numpy as np
 
-from thrifty.core import AlgorithmError
 from thrifty.space import Space
 
 from ._algorithm import Algorithm
-from ._halving import advance
+from ._check import check_counts, check_halving
+from ._draw import check_sampler, draw
 from ._history import Decision, History
-from ._options import check_at_least, draw, rungs
+from ._rungs import halve, rungs_between
 from ._samplers import RandomSampler, Sampler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuccessiveHalving(Algorithm):
-    """All trials start with ``min_epochs``; at each rung the best ``1 / eta`` go on ``eta`` times as far.
+    """Trains all for a little, keeps the best ``1 / eta``, trains them ``eta`` times as long, and so on.
 
-    Karnin, Koren and Somekh, ICML 2013; Jamieson and Talwalkar, AISTATS 2016. Synchronous: a rung is judged
-    when all of it is there, so the outcome does not depend on the number of workers.
+    Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization", AISTATS
+    2016, algorithm 1. A rung of ``n`` trials keeps its best ``n // eta`` (at least one) once all have reached it; a
+    failed trial counts as one that has, and as the worst.
 
-    >>> SuccessiveHalving(max_epochs=81, num_trials=81).rungs()
-    [1, 3, 9, 27, 81]
+    >>> halving = SuccessiveHalving(max_epochs=81, num_trials=81)
+    >>> halving.rungs()
+    (1, 3, 9, 27, 81)
     """
 
     max_epochs: int
     num_trials: int
     eta: int = 3
     min_epochs: int = 1
-    sampler: Sampler = RandomSampler()
+    sampler: Sampler = field(default_factory=RandomSampler)
 
     def __post_init__(self) -> None:
-        check_at_least(1, num_trials=self.num_trials, min_epochs=self.min_epochs)
-        check_at_least(2, eta=self.eta)
-        if self.max_epochs < self.min_epochs:
-            raise AlgorithmError(
-                f"max_epochs is {self.max_epochs}; it must be at least min_epochs ({self.min_epochs})"
-            )
+        check_counts(self, num_trials=self.num_trials)
+        check_halving(
+            self, eta=self.eta, min_epochs=self.min_epochs, max_epochs=self.max_epochs
+        )
+        check_sampler(self, self.sampler)
 
-    def rungs(self) -> list[int]:
-        """The epochs at which trials are judged."""
-        return rungs(self.min_epochs, self.max_epochs, eta=self.eta)
+    def rungs(self) -> tuple[int, ...]:
+        """The epochs at which trials are compared; the last is ``max_epochs``."""
+        return rungs_between(self.min_epochs, self.max_epochs, eta=self.eta)
 
     def ask(
         self,
@@ -54,10 +56,8 @@ class SuccessiveHalving(Algorithm):
         num: int,
         rng: np.random.Generator,
     ) -> Sequence[Decision]:
-        """All trials at first, then what follows from each finished rung."""
-        epochs = self.rungs()
-        if len(history) == 0:
-            return draw(
-                self.sampler, history, space, num=self.num_trials, target=epochs[0], rng=rng
-            )
-        return advance(history, epochs, eta=self.eta, group=0)
+        """All trials that are not in the history yet, or the verdict on a rung that is complete."""
+        rungs = self.rungs()
+        starts = repeat((0, rungs[0]), max(self.num_trials - len(history), 0))
+        fresh = draw(self.sampler, history, space, starts=starts, rng=rng)
+        return fresh or halve(history, rungs, eta=self.eta)

@@ -65,12 +65,11 @@ class Study:
 
     Nothing is opened or trained before ``run``. Raises UsageError for arguments that cannot work.
 
-    >>> import tempfile, thrifty as th
+    >>> import thrifty as th
     >>> from thrifty.testing import LineTask
-    >>> folder = tempfile.TemporaryDirectory()
     >>> study = th.Study(LineTask(), th.Space(lr=th.Choice([0.1, th.Step(0.1, [2])])),
     ...                  algorithm=th.GridSearch(max_epochs=4), metric="mse", mode="min",
-    ...                  storage=f"sqlite:///{folder.name}/demo.db", name="line")
+    ...                  storage="sqlite://", name="line")
     >>> _ = study.run(progress=False)
     >>> study.savings.trial_epochs, study.savings.unique_epochs
     (8, 6)
