@@ -114,6 +114,10 @@ class SearchPlan:
         self._agenda.demand(node, epoch)
         return None
 
+    def note(self, node_id: int, epoch: int) -> None:
+        """An epoch was asked for before this process began: it counts, but nothing is to be done."""
+        self._note_farthest(self.owner(node_id, epoch), epoch)
+
     def release(self, trial: Hashable, node_id: int, epoch: int) -> None:
         """A trial no longer wants what it asked for; work that others still need goes on."""
         node = self.owner(node_id, epoch)

@@ -12,7 +12,7 @@ from ._history import (
     Trial as Trial,
     TrialState as TrialState,
 )
-from ._hyperband import Hyperband as Hyperband
+from ._hyperband import Bracket as Bracket, Hyperband as Hyperband
 from ._median_stopping import MedianStopping as MedianStopping
 from ._population import PopulationBasedTraining as PopulationBasedTraining
 from ._random_search import RandomSearch as RandomSearch
@@ -28,6 +28,7 @@ from ._successive_halving import SuccessiveHalving as SuccessiveHalving
 __all__ = [
     "ASHA",
     "Algorithm",
+    "Bracket",
     "Decision",
     "GridSampler",
     "GridSearch",

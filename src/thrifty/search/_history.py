@@ -214,12 +214,6 @@ class History:
         self._change(number, state="failed")
         insort(self._boards.setdefault((trial.group, trial.target), []), (float("inf"), number))
 
-    def _wait_no_more(self, number: int) -> None:
-        trial = self._trials[number]
-        assert trial.state == "waiting", f"trial {number} is {trial.state}"
-        board = self._waiting[trial.group, trial.reached]
-        del board[bisect_left(board, (-trial.scores[-1], number))]
-
     def _check_waits(self, number: int) -> None:
         state = self._trials[number].state if 0 <= number < len(self._trials) else "unknown"
         if state != "waiting":

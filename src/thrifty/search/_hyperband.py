@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,13 @@ from ._rungs import halve
 from ._samplers import RandomSampler, Sampler
 
 
+class Bracket(NamedTuple):
+    """``num_trials`` that start together and are compared after each of ``epochs``."""
+
+    num_trials: int
+    epochs: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hyperband(Algorithm):
     """Successive halving in several brackets, from many trials that start short to few that are trained fully.
@@ -26,8 +34,8 @@ class Hyperband(Algorithm):
     All brackets are proposed at once and halved independently; ``Trial.group`` is the bracket. With ``num_trials`` the
     brackets repeat, from the widest on, until so many trials are drawn; the last one is cut short.
 
-    >>> Hyperband(max_epochs=9).brackets()
-    ((9, (1, 3, 9)), (5, (3, 9)), (3, (9,)))
+    >>> [(bracket.num_trials, bracket.epochs) for bracket in Hyperband(max_epochs=9).brackets()]
+    [(9, (1, 3, 9)), (5, (3, 9)), (3, (9,))]
     """
 
     max_epochs: int
@@ -41,8 +49,8 @@ class Hyperband(Algorithm):
             check_counts(self, num_trials=self.num_trials)
         check_sampler(self, self.sampler)
 
-    def brackets(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """``(number of trials, rungs)`` of each bracket, widest first; with ``num_trials`` as often as it says."""
+    def brackets(self) -> tuple[Bracket, ...]:
+        """The brackets, widest first; with ``num_trials`` as many as it needs."""
         return tuple(self._brackets())
 
     def ask(
@@ -69,25 +77,25 @@ class Hyperband(Algorithm):
             for decision in halve(history, rungs, eta=self.eta, group=group)
         ]
 
-    def _brackets(self) -> Iterator[tuple[int, tuple[int, ...]]]:
+    def _brackets(self) -> Iterator[Bracket]:
         once = self._standard_brackets()
         if self.num_trials is None:
             yield from once
             return
         left = self.num_trials
         for size, rungs in cycle(once):
-            yield min(size, left), rungs
+            yield Bracket(min(size, left), rungs)
             left -= size
             if left <= 0:
                 return
 
-    def _standard_brackets(self) -> list[tuple[int, tuple[int, ...]]]:
+    def _standard_brackets(self) -> list[Bracket]:
         """The paper's, in whole numbers: ``log(243, 3)`` is 4.999... in floating point."""
         widest = 0
         while self.eta ** (widest + 1) <= self.max_epochs:
             widest += 1
         return [
-            (
+            Bracket(
                 -(-(widest + 1) * self.eta**s // (s + 1)),
                 tuple(self.max_epochs // self.eta**i for i in range(s, -1, -1)),
             )

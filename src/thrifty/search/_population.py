@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from thrifty.core import AlgorithmError
-from thrifty.space import Choice, Constant, Domain, Float, Int, Schedule, Space, Timeline
+from thrifty.space import Choice, Domain, Float, Int, MultiStep, Space, Timeline
 
 from ._algorithm import Algorithm
 from ._check import check_counts
@@ -28,22 +28,22 @@ class PopulationBasedTraining(Algorithm):
 
     Jaderberg et al., "Population Based Training of Neural Networks", 2017, sections 3 and 4.1 (truncation selection),
     in lockstep, so that the result does not depend on the number of workers. A member of the worst ``quantile`` is
-    stopped; in its place comes a new trial that *is* a donor of the best ``quantile`` up to the
-    current epoch (its training is shared, no checkpoint is copied about) and in which each hyper-parameter named
-    by ``explore`` continues with a value drawn anew (with probability ``resample``) or multiplied by one of
-    ``perturb`` (a ``Choice`` of numbers goes to a neighbour). ``Trial.group`` is the generation it was born in.
+    stopped; in its place comes a new trial that *is* a donor of the best ``quantile`` up to the current
+    epoch (its training is shared, no checkpoint is copied about). From there on each hyper-parameter
+    named by ``explore`` (no default: a width cannot change midway) has a value drawn anew, with
+    probability ``resample``, or multiplied by one of ``perturb`` (a ``Choice`` of numbers goes to a neighbour).
+    ``Trial.group`` is the generation it was born in.
 
-    >>> from thrifty.space import Constant
-    >>> PopulationBasedTraining(max_epochs=20, population=8, interval=5).generations()
+    >>> PopulationBasedTraining(max_epochs=20, population=8, interval=5, explore=("lr",)).generations()
     (5, 10, 15, 20)
-    >>> Constant(0.1).then(Constant(0.12), at=5)  # the learning rate of a member born at epoch 5
-    Then(first=Constant(value=0.1), second=Constant(value=0.12), at=5)
+    >>> continued(0.1, 0.12, epoch=5)  # the learning rate of a member born at epoch 5
+    MultiStep((0.1, 0.12), milestones=(5,))
     """
 
     max_epochs: int
     population: int
     interval: int
-    explore: tuple[str, ...] = ("lr",)
+    explore: tuple[str, ...] = ()
     perturb: tuple[float, ...] = (0.8, 1.2)
     quantile: float = 0.25
     resample: float = 0.25
@@ -83,7 +83,7 @@ class PopulationBasedTraining(Algorithm):
         num_members = len(history.in_group(0))
         for born in range(1, len(epochs)):
             ranking = _ranking(history, epochs[born - 1], generations=born)
-            if len(ranking) < num_members or ranking[0][0] == -np.inf:
+            if len(ranking) < num_members or not _any_alive(ranking):
                 return []
             decisions = self._next(history, space, ranking, born=born, rng=rng)
             if decisions:
@@ -134,10 +134,8 @@ class PopulationBasedTraining(Algorithm):
         for name in self.explore:
             if name in config:
                 value = now.values(name, epoch - 1, num_steps=1)
-                before = config[name]
-                before = before if isinstance(before, Schedule) else Constant(before)
-                fresh = Constant(self._explored(space[name], value, rng))
-                out[name] = before.then(fresh, at=epoch)
+                fresh = self._explored(space[name], value, rng)
+                out[name] = continued(config[name], fresh, epoch=epoch)
         return out
 
     def _explored(self, domain: Domain, value: Any, rng: np.random.Generator) -> Any:
@@ -147,6 +145,19 @@ class PopulationBasedTraining(Algorithm):
         # at a bound some factors lead nowhere, and a twin of the donor would teach nothing
         different = [other for other in moved if other != value] or [value]
         return different[int(rng.integers(len(different)))]
+
+
+def continued(before: Any, fresh: Any, *, epoch: int) -> Any:
+    """What was there until ``epoch``, ``fresh`` from there on; flat, however many generations there were.
+
+    >>> continued(continued(0.1, 0.12, epoch=5), 0.1, epoch=10)
+    MultiStep((0.1, 0.12, 0.1), milestones=(5, 10))
+    """
+    if not isinstance(before, MultiStep):
+        return before if before == fresh else MultiStep((before, fresh), milestones=(epoch,))
+    if before.levels[-1] == fresh:
+        return before
+    return MultiStep((*before.levels, fresh), milestones=(*before.milestones, epoch))
 
 
 def perturbed(domain: Domain, value: Any, factor: float) -> Any:
@@ -179,6 +190,10 @@ def _ranking(history: History, epoch: int, *, generations: int) -> Ranking:
         entry for born in range(generations) for entry in history.leaderboard(epoch, group=born)
     ]
     return sorted(entries, key=lambda entry: (-entry[0], entry[1]))
+
+
+def _any_alive(ranking: Ranking) -> bool:
+    return any(score > -np.inf for score, _ in ranking)
 
 
 def _check_options(self: PopulationBasedTraining) -> None:

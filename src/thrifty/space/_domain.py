@@ -71,6 +71,12 @@ class Float(Domain):
     conditions: tuple[Condition, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
+        for name in ("low", "high", "step"):
+            value = getattr(self, name)
+            if (name, value) == ("step", None):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise SpaceError(f"Float({name}={value!r}): {name} must be a number")
         _check_interval(self)
 
     def sample(self, rng: np.random.Generator) -> float:
@@ -92,7 +98,7 @@ class Float(Domain):
             return tuple(self._stepped(round(i)) for i in picks)
         space = np.geomspace if self.log else np.linspace
         # fifteen digits: so that 0.001 is 0.001, as the user would have typed it
-        return tuple(float(f"{value:.15g}") for value in space(self.low, self.high, num))
+        return tuple(self._rounded(value) for value in space(self.low, self.high, num))
 
     def size(self) -> float:
         """How many values there are."""
@@ -114,7 +120,10 @@ class Float(Domain):
 
     def _stepped(self, index: int) -> float:
         assert self.step is not None
-        return float(f"{self.low + index * self.step:.15g}")
+        return self._rounded(self.low + index * self.step)
+
+    def _rounded(self, value: float) -> float:
+        return min(max(float(f"{value:.15g}"), float(self.low)), float(self.high))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +159,7 @@ class Int(Domain):
 
     def levels(self, num: int) -> tuple[int, ...]:
         """At most ``num`` values spread over the domain, both ends among them."""
-        if self.log:
+        if self.log and num < self.size():
             values = np.geomspace(self.low, self.high, num)
             return tuple(dict.fromkeys(round(value) for value in values))
         picks = np.linspace(0, int(self.size()) - 1, min(num, int(self.size())))

@@ -154,7 +154,7 @@ class Decay:
 
 def hold(value: Any) -> Hold:
     """A value that stays."""
-    return Hold(value, type(value).__name__)
+    return Hold(value, _kind(value))
 
 
 def ramp(first: float, last: float, start: float, stop: float) -> Piece:
@@ -210,8 +210,19 @@ def values_at(segments: tuple[Segment, ...], times: FloatArray) -> list[Any]:
     which = np.searchsorted(starts, times, side="right") - 1
     out: list[Any] = []
     for index in np.unique(which):
-        out.extend(segments[index].piece.at(times[which == index]).tolist())
+        piece, here = segments[index].piece, times[which == index]
+        # what is held need not be a number: a NumPy array would take a tuple apart
+        out.extend(
+            [piece.value] * len(here) if isinstance(piece, Hold) else piece.at(here).tolist()
+        )
     return out
+
+
+def _kind(value: Any) -> str:
+    """The type of a value and of what is in it: ``(1, 2)`` and ``(1.0, 2.0)`` are equal, but not the same."""
+    if isinstance(value, tuple):
+        return f"({','.join(_kind(item) for item in value)})"
+    return type(value).__name__
 
 
 def _progress(piece: Ramp | CosineArc | PowerArc | RexArc, epochs: FloatArray) -> FloatArray:

@@ -285,6 +285,7 @@ class Ledger:
                 self._reached(entry.trial, [self._score(m) for m in curve])
         for number in range(len(self.history)):
             one = self.history[number]
+            self.plan.note(self.node_of[number], one.target)
             if one.state == "running":
                 answer = self.plan.request(number, self.node_of[number], one.target)
                 if answer is not None:

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,6 +43,7 @@ from ._storage import Storage
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 
 logger = logging.getLogger(__name__)
@@ -265,10 +267,7 @@ class Study:
         Raises:
             MissingExtraError: pandas is not installed.
         """
-        try:
-            import pandas as pd  # noqa: PLC0415 (optional)
-        except ImportError:
-            raise MissingExtraError("pandas", extra="dataframe") from None
+        pandas = _optional("pandas", extra="dataframe")
         rows = [
             {
                 "number": t.number,
@@ -280,7 +279,30 @@ class Study:
             }
             for t in self.trials
         ]
-        return pd.DataFrame(rows)
+        frame: pd.DataFrame = pandas.DataFrame(rows)
+        return frame
+
+    def plot_learning_curves(self) -> Figure:
+        """The metric of every trial over epochs (matplotlib).
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+        """
+        figure: Figure = _plots().learning_curves(
+            self.trials, metric=self.metric, mode=self.mode
+        )
+        return figure
+
+    def plot_forest(self) -> Figure:
+        """The stage forest: what was trained once, and how many trials share it (matplotlib).
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+        """
+        figure: Figure = _plots().stage_forest(
+            self.forest(), metric=self.metric, saved_epochs=self.savings.epochs
+        )
+        return figure
 
     # -- inside -----------------------------------------------------------------------
 
@@ -401,6 +423,18 @@ class Study:
             self.task, timeline, seed=self.seed, epochs=epochs, state=state
         )
         return model_of(backend)
+
+
+def _optional(module: str, *, extra: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError:
+        raise MissingExtraError(module, extra=extra) from None
+
+
+def _plots() -> Any:
+    _optional("matplotlib", extra="plots")
+    return import_module("thrifty.study._plots")
 
 
 class _StopOnSignal:

@@ -1,6 +1,37 @@
 """For tests, of thrifty and of what is built on it: tiny tasks, fakes, conformance suites."""
 
-from ._tasks import LineTask as LineTask
+from ._algorithms import (
+    ALGORITHM_CHECKS as ALGORITHM_CHECKS,
+    FakeStudy as FakeStudy,
+    check_best_is_finished as check_best_is_finished,
+    check_decisions as check_decisions,
+    check_ends as check_ends,
+    check_everything_fails as check_everything_fails,
+    check_interrupted as check_interrupted,
+    check_pure as check_pure,
+    check_same_seed as check_same_seed,
+    learning_curve as learning_curve,
+    replay as replay,
+)
+from ._clock import VirtualClock as VirtualClock
+from ._executors import EXECUTOR_CHECKS as EXECUTOR_CHECKS
+from ._tasks import FaultyTask as FaultyTask, LineTask as LineTask
 
 
-__all__ = ["LineTask"]
+__all__ = [
+    "ALGORITHM_CHECKS",
+    "EXECUTOR_CHECKS",
+    "FakeStudy",
+    "FaultyTask",
+    "LineTask",
+    "VirtualClock",
+    "check_best_is_finished",
+    "check_decisions",
+    "check_ends",
+    "check_everything_fails",
+    "check_interrupted",
+    "check_pure",
+    "check_same_seed",
+    "learning_curve",
+    "replay",
+]

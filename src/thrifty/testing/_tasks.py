@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -50,3 +53,41 @@ class LineTask(Task):
         for module in model.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = hp.get("dropout", 0.0)
+
+
+class FaultyTask(LineTask):
+    """A ``LineTask`` in which something goes wrong in the epochs where hyper-parameter ``fault`` says so.
+
+    ``"raise"`` raises, ``"nan"`` makes the loss NaN, ``"die"`` kills the process; ``fuse`` names a file
+    without which ``"die"`` does nothing, and which is gone afterwards: it dies once only. Inject with
+    ``fault=MultiStep(["", "raise"], milestones=[3])``.
+    """
+
+    def __init__(self, *, fuse: str = "") -> None:
+        self._fuse = fuse
+        self._fault = ""
+
+    def identity(self) -> Mapping[str, str]:
+        """The fuse is no part of what is trained."""
+        return {**super().identity(), "attributes": ""}
+
+    def adapt(self, model: torch.nn.Module, hp: HyperParameters) -> None:
+        """Faults are hyper-parameters that follow a schedule: they come in their epoch."""
+        super().adapt(model, hp)
+        self._fault = hp.get("fault", "")
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        """Mean squared error, unless something goes wrong."""
+        if model.training and self._fault == "raise":
+            raise RuntimeError("the task's own error")
+        if model.training and self._fault == "die" and (not self._fuse or self._burn()):
+            os.kill(os.getpid(), signal.SIGKILL)
+        loss = super().loss(model, batch)
+        return loss * float("nan") if model.training and self._fault == "nan" else loss
+
+    def _burn(self) -> bool:
+        try:
+            Path(self._fuse).unlink()
+        except FileNotFoundError:
+            return False
+        return True

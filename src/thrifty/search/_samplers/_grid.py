@@ -26,9 +26,13 @@ class GridSampler(Sampler):
     >>> space, rng = Space(lr=Float(0.1, 0.3)), np.random.default_rng(0)
     >>> [GridSampler(levels=2).sample(History(), space, number=n, rng=rng) for n in range(3)]
     [{'lr': 0.1}, {'lr': 0.3}, None]
+
+    ``shuffle_seed`` goes through the grid in an order drawn from that seed (all of the grid is then held in
+    memory): of value where there will be fewer trials than configurations.
     """
 
     levels: int = 5
+    shuffle_seed: int | None = None
 
     def __post_init__(self) -> None:
         check_counts(self, levels=self.levels)
@@ -42,7 +46,7 @@ class GridSampler(Sampler):
         rng: np.random.Generator,
     ) -> Mapping[str, Any] | None:
         """The ``number``-th configuration."""
-        return _walk(space, self.levels).get(number)
+        return _walk(space, self.levels, self.shuffle_seed).get(number)
 
 
 class _Walk:
@@ -58,6 +62,11 @@ class _Walk:
 
 
 @lru_cache(maxsize=8)
-def _walk(space: Space, levels: int) -> _Walk:
+def _walk(space: Space, levels: int, shuffle_seed: int | None) -> _Walk:
     """Remembered by the identity of the space, which never changes."""
-    return _Walk(space.grid(levels=levels))
+    grid = space.grid(levels=levels)
+    if shuffle_seed is None:
+        return _Walk(grid)
+    configs = list(grid)
+    order = np.random.default_rng(shuffle_seed).permutation(len(configs))
+    return _Walk(configs[index] for index in order)

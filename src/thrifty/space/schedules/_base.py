@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
@@ -55,8 +55,12 @@ class Schedule(ABC):
 
     def __post_init__(self) -> None:
         for each in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
-            object.__setattr__(self, each.name, freeze(getattr(self, each.name)))
+            value = freeze(getattr(self, each.name))
+            if each.type == "Schedule" and not isinstance(value, Domain):
+                value = as_schedule(value)
+            object.__setattr__(self, each.name, value)
         if not self.is_template():
+            self._check_kinds()
             self.validate()
 
     def __eq__(self, other: object) -> bool:
@@ -67,6 +71,16 @@ class Schedule(ABC):
     def __hash__(self) -> int:
         return hash(self._key())
 
+    def __repr__(self) -> str:
+        """As one would write it: what has its default is left out."""
+        shown = []
+        for each in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, each.name)
+            if each.default is not MISSING and _typed(value) == _typed(each.default):
+                continue
+            shown.append(f"{each.name}={value!r}" if each.kw_only else repr(value))
+        return f"{type(self).__name__}({', '.join(shown)})"
+
     def _key(self) -> tuple[Any, ...]:
         """What the schedule is, types included: a task may treat ``1``, ``1.0`` and ``True`` differently."""
         try:
@@ -75,6 +89,18 @@ class Schedule(ABC):
             values = tuple(_typed(getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
             object.__setattr__(self, "_strict", (type(self).__name__, *values))
             return self._strict
+
+    def _check_kinds(self) -> None:
+        """Raises ScheduleError for a field of the wrong kind, here rather than somewhere inside its arithmetic."""
+        for each in fields(self):  # type: ignore[arg-type]
+            value, kind = getattr(self, each.name), str(each.type)
+            given = value is not None or not kind.endswith("None")
+            if kind.startswith("float") and given and not _is_number(value):
+                raise ScheduleError(f"{self!r}: {each.name} must be a number, not {value!r}")
+            if kind.startswith("tuple") and not isinstance(value, tuple):
+                raise ScheduleError(f"{self!r}: {each.name} must be a list, not {value!r}")
+            if kind == "tuple[float, ...]" and not all(map(_is_number, value)):
+                raise ScheduleError(f"{self!r}: {each.name} must be numbers, not {value!r}")
 
     def is_template(self) -> bool:
         """Whether some field is still a domain (``Step(Float(0.01, 0.1), [30])``)."""
@@ -115,10 +141,10 @@ class Schedule(ABC):
     def to_json(self) -> dict[str, Any]:
         """Plain data; ``schedule_from_json`` gives the schedule back."""
         body = {f.name: _encode(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
-        return {"schedule": type(self).__name__, **body}
+        return {"schedule": type(self).__name__, "fields": body}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Then(Schedule):
     """One schedule until epoch ``at``, another from there on; made by ``Schedule.then``.
 
@@ -230,12 +256,12 @@ def schedule_from_json(data: Mapping[str, Any]) -> Schedule:
     >>> schedule_from_json(Cosine(0.1).to_json()) == Cosine(0.1)
     True
     """
-    kind = _KINDS.get(data.get("schedule", ""))
+    kind = _KINDS.get(str(data.get("schedule")))
     if kind is None:
         raise ScheduleError(
             f"unknown schedule {data.get('schedule')!r}; known: {', '.join(sorted(_KINDS))}"
         )
-    given = {name: _decode(value) for name, value in data.items() if name != "schedule"}
+    given = {name: _decode(value) for name, value in data.get("fields", {}).items()}
     known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
     if set(given) != known:
         raise ScheduleError(f"{kind.__name__}: fields {sorted(given)} are not {sorted(known)}")
@@ -251,7 +277,22 @@ def _segments(schedule: Schedule, epochs: float) -> tuple[Segment, ...]:
             f"{schedule!r} needs at least {schedule.span():g} epochs but the run has {epochs:g}; "
             "shorten the schedule or raise max_epochs"
         )
-    return schedule.profile(epochs)
+    return _merged(schedule.profile(epochs))
+
+
+def _merged(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    """Neighbours that follow the same piece as one: where a schedule was put together is no difference."""
+    out: list[Segment] = []
+    for segment in segments:
+        if out and out[-1].piece == segment.piece:
+            out[-1] = Segment(out[-1].start, segment.stop, segment.piece)
+        else:
+            out.append(segment)
+    return tuple(out)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _typed(value: Any) -> Any:

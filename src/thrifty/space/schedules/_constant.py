@@ -9,7 +9,7 @@ from thrifty.space._pieces import Segment, hold
 from thrifty.space.schedules._base import Schedule
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Constant(Schedule):
     """The same value for the whole run; equal to giving the plain value.
 

@@ -15,7 +15,7 @@ from thrifty.space.schedules._base import (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Cosine(Schedule):
     """From ``value`` to ``floor`` along half a cosine (Loshchilov and Hutter, 2017).
 

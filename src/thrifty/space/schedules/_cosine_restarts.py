@@ -15,7 +15,7 @@ from thrifty.space.schedules._base import (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class CosineRestarts(Schedule):
     """A cosine of ``period`` epochs to ``floor``, again and again, each ``growth`` times as long.
 

@@ -15,7 +15,7 @@ from thrifty.space.schedules._base import (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Cyclic(Schedule):
     """A triangle wave from ``low`` to ``high`` and back every ``period`` epochs.
 

@@ -14,7 +14,7 @@ from thrifty.space.schedules._base import (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Exponential(Schedule):
     """``value * gamma ** t``, ``t`` in epochs.
 

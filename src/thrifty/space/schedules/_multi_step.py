@@ -11,7 +11,7 @@ from thrifty.space._pieces import Segment, hold
 from thrifty.space.schedules._base import Schedule, check_milestones
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class MultiStep(Schedule):
     """``values[0]`` until ``milestones[0]``, then ``values[1]``, and so on; values of any kind.
 

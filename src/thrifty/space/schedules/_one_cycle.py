@@ -16,7 +16,7 @@ from thrifty.space.schedules._base import (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class OneCycle(Schedule):
     """From ``peak / div`` up to ``peak`` during ``warmup`` of the run, then down to ``peak / final_div``.
 

@@ -16,7 +16,7 @@ from thrifty.space.schedules._base import (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class REX(Schedule):
     """From ``value`` to ``floor`` as ``z / ((1 - d) + d z)``, ``z = 1 - t / epochs``.
 

@@ -10,7 +10,7 @@ from thrifty.space._pieces import Segment, hold
 from thrifty.space.schedules._base import Schedule, check_milestones, check_positive
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Step(Schedule):
     """``value``, multiplied by ``gamma`` at each milestone (epochs), or ``every`` so many epochs.
 

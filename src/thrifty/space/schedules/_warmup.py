@@ -17,7 +17,7 @@ from thrifty.space.schedules._base import (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Warmup(Schedule):
     """``epochs`` of a straight ramp from ``start`` times the first value of ``schedule``, then ``schedule``.
 

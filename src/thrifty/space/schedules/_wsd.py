@@ -12,10 +12,11 @@ from thrifty.space.schedules._base import (
     check_positive,
     check_rate,
     sampled,
+    with_tail,
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class WSD(Schedule):
     """``warmup`` epochs up, a stable phase, and ``cooldown`` epochs down to ``floor`` at the end.
 
@@ -44,10 +45,9 @@ class WSD(Schedule):
             Segment(0.0, up, ramp(0.0, self.value, 0.0, up or 1.0)),
             Segment(up, turn, hold(self.value)),
             Segment(turn, end, arc(self.value, self.floor, turn, end)),
-            Segment(end, epochs, hold(self.floor)),
         )
         kept = tuple(part for part in parts if part.stop > part.start)
-        return sampled(kept, self.sample, length=end)
+        return with_tail(sampled(kept, self.sample, length=end), last=self.floor, epochs=epochs)
 
     def span(self) -> float:
         """The fewest epochs a run needs."""

@@ -1,0 +1,29 @@
+"""A clock that stands still until it is told."""
+
+from __future__ import annotations
+
+
+class VirtualClock:
+    """Time as a test wants it.
+
+    >>> clock = VirtualClock(100.0)
+    >>> clock.advance(5.0)
+    >>> clock.now(), clock.monotonic()
+    (105.0, 5.0)
+    """
+
+    def __init__(self, now: float = 0.0) -> None:
+        self._began = now
+        self._now = now
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        return self._now
+
+    def monotonic(self) -> float:
+        """Seconds since the clock was made."""
+        return self._now - self._began
+
+    def advance(self, seconds: float) -> None:
+        """Lets time pass."""
+        self._now += seconds

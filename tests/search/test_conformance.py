@@ -1,0 +1,44 @@
+"""One row per algorithm: every check that the library ships."""
+
+import pytest
+
+from thrifty.search import (
+    ASHA,
+    GriddedSampler,
+    GridSampler,
+    GridSearch,
+    Hyperband,
+    MedianStopping,
+    PopulationBasedTraining,
+    RandomSearch,
+    SuccessiveHalving,
+)
+from thrifty.testing import ALGORITHM_CHECKS, check_best_is_finished
+
+
+ALGORITHMS = [
+    GridSearch(max_epochs=4, levels=2),
+    RandomSearch(max_epochs=4, num_trials=6),
+    SuccessiveHalving(max_epochs=27, num_trials=27),
+    SuccessiveHalving(max_epochs=20, num_trials=10, min_epochs=2, sampler=GriddedSampler()),
+    Hyperband(max_epochs=27),
+    Hyperband(max_epochs=10, eta=2, num_trials=50, sampler=GridSampler(levels=2)),
+    ASHA(max_epochs=27, num_trials=40),
+    ASHA(max_epochs=9, num_trials=2, eta=4, min_epochs=2),
+    MedianStopping(max_epochs=12, num_trials=12, grace_epochs=3, interval=2, min_trials=3),
+    PopulationBasedTraining(max_epochs=14, population=8, interval=3, explore=("lr", "width")),
+    PopulationBasedTraining(
+        max_epochs=8, population=2, interval=2, quantile=0.5, explore=("lr",)
+    ),
+]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
+@pytest.mark.parametrize("check", ALGORITHM_CHECKS, ids=lambda check: check.__name__)
+def test_algorithm(algorithm, check):
+    check(algorithm)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
+def test_best_trial_is_trained_to_the_end(algorithm):
+    check_best_is_finished(algorithm)

@@ -1,0 +1,89 @@
+import pytest
+
+from tests.search._drive import with_scores
+from thrifty.core import AlgorithmError
+from thrifty.search import History, Proposal, Stop
+
+
+INF = float("inf")
+
+
+def test_leaderboard_is_best_first_and_ties_go_to_the_earlier():
+    assert list(with_scores(0.1, 0.3, 0.3, 0.2).leaderboard(1)) == [
+        (0.3, 1),
+        (0.3, 2),
+        (0.2, 3),
+        (0.1, 0),
+    ]
+
+
+def test_leaderboards_of_groups_are_apart():
+    history = with_scores(0.5)
+    number = history.record_decision(Proposal(target=1, config={}, group=1))
+    history.record_scores(number, [0.9])
+    assert list(history.leaderboard(1)) == [(0.5, 0)]
+    assert list(history.leaderboard(1, group=1)) == [(0.9, 1)]
+    assert list(history.in_group(1)) == [1]
+
+
+def test_failed_trials_are_last_and_not_alive():
+    history = with_scores(0.1, 0.2)
+    history.record_failure(history.record_decision(Proposal(target=1, config={})))
+    board = history.leaderboard(1)
+    assert board[-1] == (-INF, 2)
+    assert (len(board), board.num_alive) == (3, 2)
+
+
+def test_leaderboard_slices_and_ranks():
+    board = with_scores(0.1, 0.3, 0.2).leaderboard(1)
+    assert board[:2] == [(0.3, 1), (0.2, 2)]
+    assert [board.rank(entry) for entry in board] == [0, 1, 2]
+
+
+def test_unknown_rung_is_empty():
+    history = History()
+    assert len(history.leaderboard(3)) == len(history.waiting(3)) == 0
+
+
+def test_who_is_decided_upon_waits_no_more():
+    history = with_scores(0.1, 0.3, 0.2)
+    history.record_decision(Proposal(target=3, trial=1))
+    history.record_decision(Stop(trial=0))
+    assert list(history.waiting(1)) == [(0.2, 2)]
+    assert len(history.leaderboard(1)) == 3
+    assert [trial.state for trial in history] == ["stopped", "running", "waiting"]
+
+
+def test_counts():
+    history = with_scores(0.1, 0.2)
+    history.record_decision(Proposal(target=2, trial=0))
+    assert (len(history), history.num_running, history.num_decisions) == (2, 1, 3)
+    history.record_failure(0)
+    assert history.num_running == 0
+    assert history[0].reached == 1
+
+
+def test_no_decision_about_a_trial_that_runs():
+    history = History()
+    history.record_decision(Proposal(target=2, config={}))
+    with pytest.raises(AlgorithmError, match="trial 0, which is running"):
+        history.record_decision(Proposal(target=3, trial=0))
+    with pytest.raises(AlgorithmError, match="trial 0, which is running"):
+        history.record_decision(Stop(trial=0))
+
+
+def test_no_decision_about_a_trial_that_is_not_there():
+    with pytest.raises(AlgorithmError, match="trial 7, which is unknown"):
+        History().record_decision(Stop(trial=7))
+
+
+def test_targets_grow():
+    with pytest.raises(AlgorithmError, match="no more than the 2 epochs"):
+        with_scores(0.1, target=2).record_decision(Proposal(target=2, trial=0))
+
+
+def test_a_rejected_decision_leaves_no_trace():
+    history = with_scores(0.1, target=2)
+    with pytest.raises(AlgorithmError):
+        history.record_decision(Proposal(target=1, trial=0))
+    assert (history.num_decisions, history[0].state) == (1, "waiting")

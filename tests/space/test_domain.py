@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from tests.strategies import domains, floats, ints, seeds
+from thrifty.core import SpaceError
+from thrifty.space import Choice, Constant, Float, Int
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+@given(st.one_of(floats, ints), seeds)
+def test_draws_stay_in_bounds(domain, seed):
+    drawn = [domain.sample(rng(seed)) for _ in range(20)]
+    assert all(domain.low <= value <= domain.high for value in drawn)
+    assert {type(value) for value in drawn} == {float if isinstance(domain, Float) else int}
+
+
+@given(st.one_of(floats, ints), st.integers(1, 9))
+def test_levels_stay_in_bounds_and_ascend(domain, num):
+    levels = domain.levels(num)
+    assert list(levels) == sorted(set(levels))
+    assert 1 <= len(levels) <= num
+    assert domain.low <= levels[0]
+    assert levels[-1] <= domain.high
+
+
+@given(domains, seeds)
+def test_same_generator_same_draw(domain, seed):
+    assert domain.sample(rng(seed)) == domain.sample(rng(seed))
+
+
+@given(ints)
+def test_as_many_levels_as_values_are_all_values(domain):
+    assert len(domain.levels(10_000)) == domain.size()
+
+
+@given(domains)
+def test_domains_are_values(domain):
+    twin = copy.deepcopy(domain)
+    assert twin == domain
+    assert hash(twin) == hash(domain)
+
+
+@given(domains)
+def test_a_condition_changes_nothing_else(domain):
+    child = domain.when(kind="a")
+    assert child.size() == domain.size()
+    assert child.levels(3) == domain.levels(3)
+    assert child.when(depth=[1, 2]).conditions[0] == child.conditions[0]
+
+
+def test_log_draws_are_uniform_in_the_exponent():
+    generator = rng()
+    drawn = [Float(1e-4, 1.0, log=True).sample(generator) for _ in range(4000)]
+    counts, _ = np.histogram(np.log10(drawn), bins=4, range=(-4, 0))
+    assert counts.min() > 900
+
+
+def test_log_integers_share_the_exponent_scale():
+    generator = rng()
+    drawn = [Int(1, 1000, log=True).sample(generator) for _ in range(4000)]
+    assert 0.2 < np.mean(np.array(drawn) < 10) < 0.5
+
+
+def test_step_snaps():
+    assert Float(0.1, 0.35, step=0.1).levels(9) == (0.1, 0.2, 0.3)
+    assert Float(0.0, 0.3, step=0.1).size() == 4
+    assert Int(1, 10, step=4).levels(9) == (1, 5, 9)
+
+
+def test_third_of_one_is_its_own_lowest_level():
+    # fifteen digits of 1/3 are less than 1/3
+    assert Float(1 / 3, 2 / 3).levels(2) == (1 / 3, 2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("domain", "size"),
+    [
+        (Float(0.0, 1.0), math.inf),
+        (Float(2.0, 2.0), 1),
+        (Int(0, 9), 10),
+        (Int(0, 9, step=4), 3),
+        (Choice([1, 1.0, True]), 3),
+    ],
+)
+def test_sizes(domain, size):
+    assert domain.size() == size
+
+
+def test_lists_become_tuples_and_numpy_scalars_plain():
+    assert Choice([[1, 2], np.int64(3)]).options == ((1, 2), 3)
+
+
+def test_a_schedule_may_be_an_option():
+    assert Choice([Constant(1.0), 0.1]).size() == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Float("1", 2), "low must be a number"),
+        (lambda: Float(0, True), "high must be a number"),
+        (lambda: Float(0.0, math.inf), "bounds must be finite"),
+        (lambda: Float(2.0, 1.0), "low must not exceed high"),
+        (lambda: Float(0.0, 1.0, log=True), "log=True needs low > 0"),
+        (lambda: Float(0.0, 1.0, step=0), "step must be positive"),
+        (lambda: Float(1.0, 2.0, step=0.1, log=True), "cannot be combined"),
+        (lambda: Int(1.0, 2), "low must be an integer"),
+        (lambda: Int(1, 8, step=2, log=True), "cannot be combined"),
+        (lambda: Choice("adam"), "give a list"),
+        (lambda: Choice([]), "at least one option"),
+        (lambda: Choice([1, 2, 1]), "there twice"),
+        (lambda: Choice([math.nan]), "not a finite number"),
+        (lambda: Choice([object()]), "cannot be a value"),
+    ],
+)
+def test_what_makes_no_domain(make, message):
+    with pytest.raises(SpaceError, match=message):
+        make()

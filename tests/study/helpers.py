@@ -1,0 +1,63 @@
+"""Studies small enough for tests."""
+
+from __future__ import annotations
+
+from thrifty.pack import Task
+from thrifty.search import Algorithm, GridSearch
+from thrifty.space import Choice, Constant, Linear, MultiStep, Space, Step, Warmup
+from thrifty.store import Store
+from thrifty.study import Storage, Study
+from thrifty.testing import LineTask
+
+
+SPACE = Space(
+    lr=Choice(
+        [
+            Constant(0.1),
+            Step(0.1, [2]),
+            Step(0.1, [2, 4]),
+            Step(0.1, [4], gamma=0.5),
+            Linear(0.1),
+            Warmup(1, Step(0.1, [3])),
+        ]
+    ),
+    width=Choice([0, 4]),
+    dropout=Choice([0.2, MultiStep([0.2, 0.0], milestones=[3])]).when(width=4),
+)
+
+
+def make_study(
+    folder,
+    *,
+    task: Task | None = None,
+    space: Space = SPACE,
+    algorithm: Algorithm | None = None,
+    name: str = "s",
+    seed: int = 0,
+    **options,
+) -> Study:
+    return Study(
+        task or LineTask(),
+        space,
+        algorithm=algorithm or GridSearch(max_epochs=6),
+        metric=options.pop("metric", "mse"),
+        mode="min",
+        storage=options.pop("storage", Storage(url=f"sqlite:///{folder}/t.db")),
+        name=name,
+        seed=seed,
+        **options,
+    )
+
+
+def records(study: Study):
+    """All that a study leaves behind, in a form that can be compared (times and workers aside)."""
+    with Store.open(study.storage.url, create=False) as store:
+        info = store.studies.get(study.name)
+        plan = store.plans.load(info.plan)
+        trials = store.studies.load(info.id).trials
+    return (
+        info.state,
+        trials,
+        [(e.node, e.epoch, e.metrics) for e in plan.epochs],
+        [(n.node, n.parent, n.start) for n in plan.nodes],
+    )

@@ -1,0 +1,111 @@
+"""A study that is killed and run again leaves the same records as one that was left alone."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from tests.study.helpers import make_study, records
+from thrifty.core import EpochDone
+from thrifty.search import ASHA, SuccessiveHalving
+from thrifty.store import Store
+
+
+# a clean process that has torch loaded and forks victims in milliseconds
+FORK = multiprocessing.get_context("forkserver")
+FORK.set_forkserver_preload(["tests.study.warm"])
+ALGORITHMS = {
+    "halving": SuccessiveHalving(max_epochs=6, num_trials=12, eta=2),
+    "asha": ASHA(max_epochs=6, num_trials=12, eta=2),
+}
+
+
+class KillAt:
+    """Kills its own process at the n-th event, as abruptly as a power cut."""
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+
+    def on_event(self, event, ledger) -> None:
+        self._left -= 1
+        if self._left <= 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Count:
+    def __init__(self) -> None:
+        self.events = 0
+        self.trained: Counter[tuple[int, int]] = Counter()
+
+    def on_event(self, event, ledger) -> None:
+        self.events += 1
+        if isinstance(event, EpochDone):
+            self.trained[event.node, event.epoch] += 1
+
+
+def run(folder, algorithm, observer=None) -> None:
+    observers = [] if observer is None else [observer]
+    make_study(folder, algorithm=algorithm).run(progress=False, observers=observers)
+
+
+def killed_at_event(folder, algorithm, count) -> None:
+    child = FORK.Process(target=run, args=(folder, algorithm, KillAt(count)), daemon=True)
+    child.start()
+    child.join(timeout=60)
+    assert child.exitcode == -signal.SIGKILL
+
+
+def killed_after(folder, algorithm, seconds) -> None:
+    """At whatever it is doing then: training, writing a checkpoint, committing."""
+    child = FORK.Process(target=run, args=(folder, algorithm), daemon=True)
+    child.start()
+    child.join(timeout=seconds)
+    child.kill()
+    child.join()
+
+
+@pytest.fixture(scope="module", params=sorted(ALGORITHMS))
+def undisturbed(request, tmp_path_factory):
+    """The algorithm, the records of a run left alone, and how many events it had."""
+    folder = tmp_path_factory.mktemp("left-alone")
+    count = Count()
+    run(folder, ALGORITHMS[request.param], count)
+    return ALGORITHMS[request.param], records(make_study(folder)), count.events
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_killed_at_a_random_event(tmp_path, undisturbed, seed):
+    algorithm, expected, num_events = undisturbed
+    rng = np.random.default_rng(seed)
+    killed_at_event(tmp_path, algorithm, int(rng.integers(1, num_events // 2)))
+    killed_at_event(tmp_path, algorithm, int(rng.integers(1, num_events // 4)))
+    run(tmp_path, algorithm)
+    assert records(make_study(tmp_path)) == expected
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_killed_at_a_random_moment(tmp_path, undisturbed, seed):
+    algorithm, expected, _ = undisturbed
+    killed_after(tmp_path, algorithm, np.random.default_rng(seed).uniform(0.0, 0.8))
+    run(tmp_path, algorithm)
+    assert records(make_study(tmp_path)) == expected
+
+
+def test_at_most_what_was_running_is_trained_again(tmp_path, undisturbed):
+    algorithm, _, num_events = undisturbed
+    killed_at_event(tmp_path, algorithm, num_events // 2)
+    with Store.open(f"sqlite:///{tmp_path}/t.db") as store:
+        kept = {(e.node, e.epoch) for e in store.plans.load(1).epochs}
+        states = {(c.node, c.epoch) for c in store.plans.load(1).checkpoints}
+    count = Count()
+    run(tmp_path, algorithm, count)
+    again = {key for key in count.trained if key in kept}
+    # an epoch is trained again only if it lies behind the last kept state of its node
+    for node, epoch in again:
+        assert epoch > max((e for n, e in states if n == node), default=0)
+    assert set(count.trained.values()) == {1}

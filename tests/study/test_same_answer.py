@@ -1,0 +1,83 @@
+"""The invariant that users trust: sharing never changes the answer."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+
+from hypothesis import given, settings, strategies as st
+
+from tests import alone
+from tests.study.helpers import SPACE, make_study
+from thrifty.core import EpochDone
+from thrifty.search import (
+    ASHA,
+    GriddedSampler,
+    GridSampler,
+    GridSearch,
+    Hyperband,
+    MedianStopping,
+    PopulationBasedTraining,
+    RandomSearch,
+    SuccessiveHalving,
+)
+from thrifty.space import Choice, Float, Space, Step
+from thrifty.testing import LineTask
+
+
+ALGORITHMS = [
+    GridSearch(max_epochs=6),
+    RandomSearch(max_epochs=6, num_trials=8),
+    RandomSearch(max_epochs=6, num_trials=8, sampler=GriddedSampler(levels=2)),
+    SuccessiveHalving(max_epochs=6, num_trials=9, eta=2, sampler=GridSampler()),
+    Hyperband(max_epochs=6, eta=2),
+    ASHA(max_epochs=6, num_trials=9, eta=2),
+    MedianStopping(max_epochs=6, num_trials=6),
+]
+POPULATION = PopulationBasedTraining(
+    max_epochs=6, population=4, interval=2, explore=("lr",), quantile=0.5
+)
+SPACES = [
+    SPACE,
+    Space(lr=Step(Choice([0.1, 0.05]), [Choice([2, 3.5])]), width=Choice([0, 3])),
+    Space(lr=Float(0.01, 0.1, log=True), width=Choice([0, 3])),
+]
+
+
+class Counting:
+    """Counts how often each epoch of each node is trained."""
+
+    def __init__(self) -> None:
+        self.trained: Counter[tuple[int, int]] = Counter()
+
+    def on_event(self, event, ledger) -> None:
+        if isinstance(event, EpochDone):
+            self.trained[event.node, event.epoch] += 1
+
+
+def check(algorithm, space, seed) -> None:
+    counting = Counting()
+    with tempfile.TemporaryDirectory() as folder:
+        study = make_study(folder, space=space, algorithm=algorithm, seed=seed)
+        study.run(progress=False, observers=[counting])
+    assert set(counting.trained.values()) == {1}
+    assert sum(counting.trained.values()) == study.savings.unique_epochs
+    assert study.trials
+    for trial in study.trials:
+        metrics = alone.train(
+            LineTask(), trial.config, epochs=trial.epochs, run_epochs=6, seed=seed
+        )
+        # equal to the last bit, not nearly equal
+        assert trial.curve == tuple(m["mse"] for m in metrics)
+
+
+@given(st.sampled_from(ALGORITHMS), st.sampled_from(SPACES), st.integers(0, 1000))
+@settings(max_examples=25, deadline=None)
+def test_shared_trials_equal_trials_alone_bit_for_bit(algorithm, space, seed):
+    check(algorithm, space, seed)
+
+
+@given(st.integers(0, 1000))
+@settings(max_examples=5, deadline=None)
+def test_branches_of_a_population_equal_trials_alone(seed):
+    check(POPULATION, Space(lr=Float(0.01, 0.2, log=True), width=Choice([0, 3])), seed)
