@@ -37,7 +37,10 @@ def pack_state(value: Any) -> State:
 
 
 def unpack_state(state: State) -> Any:
-    """Puts together what ``pack_state`` took apart; the tensors are those of the state, not copies."""
+    """Puts together what ``pack_state`` took apart.
+
+    Tensors are copied: an optimiser goes on in place with what it is given, and a state may be started from again.
+    """
     return _put_together(state.tree, state.tensors)
 
 
@@ -71,7 +74,7 @@ def _put_together(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         return tree
     ((kind, inside),) = tree.items()
     if kind == "tensor":
-        return tensors[inside]
+        return tensors[inside].clone()
     if kind == "dict":
         return {key: _put_together(v, tensors) for key, v in inside}
     parts = [_put_together(v, tensors) for v in inside]
