@@ -6,10 +6,11 @@ import pytest
 
 from thrifty.search import Algorithm, Proposal, Stop
 from thrifty.testing import (
+    check_algorithm,
+    check_any_sign,
     check_best_is_finished,
     check_decisions,
     check_ends,
-    check_interrupted,
     check_pure,
     check_same_seed,
 )
@@ -65,6 +66,24 @@ class Stops(TwoTrials):
         return super().answer(history, replace(fresh, target=1))
 
 
+class OneAfterAnother(TwoTrials):
+    def answer(self, history, fresh):
+        if history.num_running or len(history) == 2:
+            return []
+        return [fresh] if not len(history) or history.leaderboard(3)[0][0] > 0 else []
+
+
+class NotItsParent(OneAfterAnother):
+    def answer(self, history, fresh):
+        fresh = replace(fresh, parent=(0, 1)) if len(history) else fresh
+        return super().answer(history, fresh)
+
+
+class Invents(TwoTrials):
+    def answer(self, history, fresh):
+        return super().answer(history, replace(fresh, config={"speed": 1}))
+
+
 @pytest.mark.parametrize(
     ("check", "algorithm", "message"),
     [
@@ -75,6 +94,9 @@ class Stops(TwoTrials):
         (check_pure, Counts(), "asked twice"),
         (check_pure, KnowsTheObject(), "rebuilt"),
         (check_same_seed, Counts(), None),
+        (check_decisions, Invents(), "not in the space"),
+        (check_decisions, NotItsParent(), "differs from its parent at epoch 0"),
+        (check_any_sign, OneAfterAnother(), "lower by the same amount"),
         (check_best_is_finished, Stops(), "the best trial stopped at"),
     ],
     ids=lambda value: getattr(value, "__name__", type(value).__name__),
@@ -84,6 +106,6 @@ def test_finds(check, algorithm, message):
         check(algorithm)
 
 
-@pytest.mark.parametrize("check", [check_ends, check_decisions, check_pure, check_interrupted])
+@pytest.mark.parametrize("check", [check_algorithm, check_any_sign])
 def test_is_content(check):
     check(TwoTrials())

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from tests.search._drive import with_scores
@@ -87,3 +89,13 @@ def test_a_rejected_decision_leaves_no_trace():
     with pytest.raises(AlgorithmError):
         history.record_decision(Proposal(target=1, trial=0))
     assert (history.num_decisions, history[0].state) == (1, "waiting")
+
+
+def test_what_is_not_a_number_is_worse_than_any():
+    history = History()
+    for scores in ([math.nan, 1.0], [1.0, math.nan]):
+        number = history.record_decision(Proposal(target=2, config={}))
+        history.record_scores(number, scores)
+    assert history[0].scores == (-math.inf, 1.0)
+    assert [trial.state for trial in history] == ["waiting", "failed"]
+    assert list(history.leaderboard(2)) == [(1.0, 0), (-math.inf, 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -198,11 +199,18 @@ class History:
         return number
 
     def record_scores(self, number: int, scores: Sequence[float]) -> None:
-        """A trial reached its target; ``scores`` has one score for each epoch up to there."""
+        """A trial reached its target; ``scores`` has one score for each epoch up to there.
+
+        What is not a number counts as ``-inf``; a trial whose last score is that bad has failed.
+        """
         trial = self._trials[number]
         assert len(scores) == trial.target
+        scores = tuple(-math.inf if math.isnan(score) else score for score in scores)
+        if scores[-1] == -math.inf:
+            self.record_failure(number)
+            return
         self._running.discard(number)
-        self._change(number, state="waiting", reached=trial.target, scores=tuple(scores))
+        self._change(number, state="waiting", reached=trial.target, scores=scores)
         place, entry = (trial.group, trial.target), (-scores[-1], number)
         insort(self._boards.setdefault(place, []), entry)
         insort(self._waiting.setdefault(place, []), entry)

@@ -131,10 +131,11 @@ def _lane(schedule: Schedule, epochs: int) -> Lane:
         inside = [s for s in segments if s.start < epoch + 1 and s.stop > epoch]
         stop, symbol = _symbol(inside, epoch)
         stop = min(stop, epochs)
-        if out and out[-1][2] == symbol:
-            out[-1] = (out[-1][0], stop, symbol)
-        else:
-            out.append((epoch, stop, symbol))
+        out.append((
+            epoch,
+            stop,
+            symbol,
+        ))  # never the one before: equal neighbours are one segment
         epoch = stop
     return tuple(out)
 

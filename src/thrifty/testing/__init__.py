@@ -3,6 +3,8 @@
 from ._algorithms import (
     ALGORITHM_CHECKS as ALGORITHM_CHECKS,
     FakeStudy as FakeStudy,
+    check_algorithm as check_algorithm,
+    check_any_sign as check_any_sign,
     check_best_is_finished as check_best_is_finished,
     check_decisions as check_decisions,
     check_ends as check_ends,
@@ -25,6 +27,8 @@ __all__ = [
     "FaultyTask",
     "LineTask",
     "VirtualClock",
+    "check_algorithm",
+    "check_any_sign",
     "check_best_is_finished",
     "check_decisions",
     "check_ends",

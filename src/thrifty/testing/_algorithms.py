@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from thrifty.core import derive_seed
 from thrifty.search import Algorithm, Decision, History, Proposal, Stop
-from thrifty.space import Choice, Config, Float, Int, Space, Step, Timeline
+from thrifty.space import Choice, Config, Float, Int, Space, Step, Timeline, common_prefix
 
 
 MAX_ROUNDS = 20_000
@@ -68,11 +69,20 @@ class Failure:
 Entry = Proposal | Stop | Scores | Failure
 
 
+class Check(Protocol):
+    """Raises AssertionError for what is wrong with an algorithm."""
+
+    def __call__(self, algorithm: Algorithm, space: Space | None = None) -> None: ...
+
+    __name__: str
+
+
 class FakeStudy:
     """Drives an algorithm as a study does, on made-up curves; workers finish in a random order.
 
-    ``on_ask`` sees every answer (the study, the number of free workers, the decisions) before it is carried out.
-    ``log`` has all that happened.
+    A result is a failure, or a score that is not a number, with probability ``failure_rate``; ``offset`` is added to
+    all scores. ``on_ask`` sees every answer (the study, the number of free workers, the decisions) before it is
+    carried out. ``log`` has all that happened.
 
     >>> from thrifty.search import SuccessiveHalving
     >>> study = FakeStudy(SuccessiveHalving(max_epochs=9, num_trials=9))
@@ -88,6 +98,7 @@ class FakeStudy:
         *,
         num_workers: int = 1,
         failure_rate: float = 0.0,
+        offset: float = 0.0,
         seed: int = 0,
         on_ask: Callable[[FakeStudy, int, Sequence[Decision]], None] | None = None,
     ) -> None:
@@ -97,6 +108,7 @@ class FakeStudy:
         self.log: list[Entry] = []
         self._num_workers = num_workers
         self._failure_rate = failure_rate
+        self._offset = offset
         self._seed = seed
         self._on_ask = on_ask
         self._rng = np.random.default_rng(derive_seed(seed, "study"))
@@ -134,14 +146,17 @@ class FakeStudy:
         return bool(decisions)
 
     def _finish(self, number: int) -> None:
-        trial = self.history[number]
-        if self._rng.random() < self._failure_rate:
+        trial, fails = self.history[number], self._rng.random() < self._failure_rate
+        if fails and self._rng.random() < 0.5:
             self.history.record_failure(number)
             self.log.append(Failure(number))
             return
-        scores = learning_curve(
+        curve = learning_curve(
             trial.config, epochs=trial.target, max_epochs=self.algorithm.max_epochs
         )
+        scores = [score + self._offset for score in curve]
+        if fails:
+            scores[-1] = math.nan
         self.history.record_scores(number, scores)
         self.log.append(Scores(number, tuple(scores)))
 
@@ -195,6 +210,24 @@ def check_same_seed(algorithm: Algorithm, space: Space | None = None) -> None:
         assert one.log == other.log
 
 
+def check_any_sign(algorithm: Algorithm, space: Space | None = None) -> None:
+    """Scores are only compared: where all are negative (``mode="min"``), a study goes the same way."""
+    for num_workers in (1, 4):
+        studies = [
+            FakeStudy(algorithm, space, num_workers=num_workers, offset=offset)
+            for offset in (0.0, -8.0)
+        ]
+        for study in studies:
+            study.run()
+        one, other = (
+            [entry for entry in study.log if isinstance(entry, Proposal | Stop)]
+            for study in studies
+        )
+        assert one == other, (
+            "it decides differently where all scores are lower by the same amount"
+        )
+
+
 def check_interrupted(algorithm: Algorithm, space: Space | None = None) -> None:
     """A study whose record ends in the midst of an answer goes on and ends, with no trial left behind."""
     study = FakeStudy(algorithm, space, num_workers=2)
@@ -224,15 +257,22 @@ def check_best_is_finished(algorithm: Algorithm, space: Space | None = None) -> 
         assert max(ends) == algorithm.max_epochs, f"the best trial stopped at {ends}"
 
 
-ALGORITHM_CHECKS: tuple[Callable[[Algorithm], None], ...] = (
+ALGORITHM_CHECKS: tuple[Check, ...] = (
     check_ends,
     check_everything_fails,
     check_decisions,
     check_pure,
     check_same_seed,
+    check_any_sign,
     check_interrupted,
 )
 """All that any algorithm has to pass; each takes the algorithm and, if need be, a space for it."""
+
+
+def check_algorithm(algorithm: Algorithm, space: Space | None = None) -> None:
+    """All of ``ALGORITHM_CHECKS``, one after the other."""
+    for check in ALGORITHM_CHECKS:
+        check(algorithm, space)
 
 
 def _studies(
@@ -269,11 +309,22 @@ def _check_answer(study: FakeStudy, num: int, decisions: Sequence[Decision]) -> 
             reached = 0 if decision.trial is None else history[decision.trial].reached
             assert reached < decision.target <= most, f"{decision}: reached {reached} of {most}"
             if decision.config is not None:
-                Timeline(decision.config, epochs=most)
-            if decision.parent is not None:
-                donor, epoch = decision.parent
-                assert history[donor].reached >= epoch > 0
-                assert not math.isinf(history[donor].scores[epoch - 1])
+                _check_config(study, decision)
+
+
+def _check_config(study: FakeStudy, proposal: Proposal) -> None:
+    assert proposal.config is not None
+    unknown = set(proposal.config) - set(study.space.names)
+    assert not unknown, f"{sorted(unknown)} are not in the space"
+    most = study.algorithm.max_epochs
+    timeline = Timeline(proposal.config, epochs=most)
+    if proposal.parent is not None:
+        donor, epoch = proposal.parent
+        before = study.history[donor]
+        assert before.reached >= epoch > 0, f"{proposal} branches off where nobody has been"
+        assert not math.isinf(before.scores[epoch - 1])
+        shared = common_prefix(timeline, Timeline(before.config, epochs=most))
+        assert shared >= epoch, f"{proposal} differs from its parent at epoch {shared} already"
 
 
 def _check_same_answer(study: FakeStudy, num: int, decisions: Sequence[Decision]) -> None:

@@ -1,0 +1,45 @@
+# Everything runs in a virtual environment of its own, made from a bare Python >= 3.11.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test check format bench clean
+
+demo: .venv/ready-demo
+	$(BIN)/thrifty demo
+
+test: .venv/ready-test
+	$(BIN)/python -m pytest
+
+check: .venv/ready-test
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
+
+format: .venv/ready-test
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: .venv/ready-bench
+	$(BIN)/python -m bench.bench_plan
+	$(BIN)/python -m bench.bench_store
+	$(BIN)/python -m bench.bench_sharing
+
+clean:
+	rm -rf .venv demo build dist
+
+# torch first and by itself, so that nothing else chooses its build
+.venv/ready-torch: constraints.txt
+	$(PYTHON) -m venv .venv
+	$(INSTALL) torch
+	touch $@
+
+.venv/ready-demo: .venv/ready-torch pyproject.toml
+	$(INSTALL) --editable '.[demo,plots]'
+	touch $@
+
+.venv/ready-test: .venv/ready-torch pyproject.toml
+	$(INSTALL) --editable '.[test,check]'
+	touch $@ .venv/ready-demo
+
+.venv/ready-bench: .venv/ready-test
+	$(INSTALL) --editable '.[bench]'
+	touch $@

@@ -1,0 +1,129 @@
+"""The workload of ``bench_sharing``: 81 schedules for a small network on scikit-learn's digits."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from sklearn.datasets import load_digits
+
+
+SEED = 0
+BATCH_SIZE = 64
+LEARNING_RATES = (0.1, 0.05, 0.02)
+HORIZONS = (81, 60, 40)
+Config = dict[str, Any]
+Tensors = tuple[torch.Tensor, torch.Tensor]
+
+
+def configurations(max_epochs: int) -> list[Config]:
+    """72 step schedules and 9 cosines as plain dicts; scaled down where ``max_epochs`` is below 81."""
+
+    def scaled(epochs: int) -> int:
+        return max(1, epochs * max_epochs // 81)
+
+    out: list[Config] = []
+    for lr in LEARNING_RATES:
+        for first in (10, 20, 30, 40):
+            for gamma in (0.1, 0.3):
+                for second in (0, 20, 40):
+                    drops = [scaled(first)]
+                    if second:
+                        drops.append(scaled(first) + scaled(second))
+                    out.append({"kind": "step", "lr": lr, "drops": drops, "gamma": gamma})
+        out += [{"kind": "cosine", "lr": lr, "epochs": scaled(h)} for h in HORIZONS]
+    return out
+
+
+def learning_rates(config: Config, epoch: int, num_steps: int) -> list[float]:
+    """The learning rate at each step of an epoch, worked out by hand."""
+    if config["kind"] == "step":
+        lr = config["lr"]
+        for drop in config["drops"]:
+            lr = lr * config["gamma"] if epoch >= drop else lr
+        return [lr] * num_steps
+    out = []
+    for step in range(num_steps):
+        progress = (epoch + step / num_steps) / config["epochs"]
+        done = progress >= 1.0
+        out.append(0.0 if done else config["lr"] * 0.5 * (1.0 + math.cos(math.pi * progress)))
+    return out
+
+
+def load() -> tuple[Tensors, Tensors]:
+    """1,437 digits to train on, 360 to validate, drawn at random but always the same."""
+    x, y = load_digits(return_X_y=True)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    images, labels = torch.tensor(x / 16, dtype=torch.float32)[order], torch.tensor(y)[order]
+    return (images[:1437], labels[:1437]), (images[1437:], labels[1437:])
+
+
+def make_model() -> torch.nn.Module:
+    torch.manual_seed(SEED)
+    return torch.nn.Sequential(
+        torch.nn.Linear(64, 128),
+        torch.nn.ReLU(),
+        torch.nn.Linear(128, 64),
+        torch.nn.ReLU(),
+        torch.nn.Linear(64, 10),
+    )
+
+
+def make_optimizer(model: torch.nn.Module, lr: float) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+
+
+def train_epoch(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    train: Tensors,
+    *,
+    config: Config,
+    epoch: int,
+) -> None:
+    """One epoch as a careful user would write it: data in memory, one permutation, no data loader."""
+    images, labels = train
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(epoch))
+    images, labels = images[order], labels[order]
+    num_steps = math.ceil(len(images) / BATCH_SIZE)
+    rates = learning_rates(config, epoch, num_steps)
+    model.train()
+    for step, (x, y) in enumerate(
+        zip(images.split(BATCH_SIZE), labels.split(BATCH_SIZE), strict=True)
+    ):
+        optimizer.param_groups[0]["lr"] = rates[step]
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def accuracy(model: torch.nn.Module, valid: Tensors) -> float:
+    model.eval()
+    with torch.no_grad():
+        return float((model(valid[0]).argmax(1) == valid[1]).float().mean())
+
+
+def minimum_epochs(requests: list[tuple[Config, int]]) -> int:
+    """The exact minimum: distinct prefixes of per-step learning rates, counted one by one."""
+    seen = set()
+    for config, target in requests:
+        prefix: tuple[Any, ...] = ()
+        for epoch in range(target):
+            prefix = (hash(prefix), tuple(learning_rates(config, epoch, 23)))
+            seen.add((epoch, prefix))
+    return len(seen)
+
+
+def halving_rungs(max_epochs: int) -> list[int]:
+    out = [1]
+    while out[-1] * 3 <= max_epochs:
+        out.append(out[-1] * 3)
+    return out
+
+
+def warm_up() -> None:
+    """Lets torch import what its first optimiser needs (seconds), before any clock runs."""
+    torch.set_num_threads(1)
+    make_optimizer(make_model(), 0.1)
+    load()

@@ -1,0 +1,153 @@
+"""What every benchmark needs: fresh processes, peak memory, tables, and the JSON line at the end."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+
+RESULT = "RESULT "
+PACKAGES = ("thrifty", "torch", "numpy", "sqlalchemy", "optuna", "ray", "scikit-learn")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """One figure that an issue asks for."""
+
+    name: str
+    value: float
+    goal: str
+    holds: bool
+
+
+def at_most(name: str, value: float, limit: float) -> Goal:
+    return Goal(name=name, value=round(value, 4), goal=f"<= {limit:g}", holds=value <= limit)
+
+
+def at_least(name: str, value: float, limit: float) -> Goal:
+    return Goal(name=name, value=round(value, 4), goal=f">= {limit:g}", holds=value >= limit)
+
+
+def equal(name: str, value: float, wanted: float) -> Goal:
+    return Goal(name=name, value=value, goal=f"== {wanted:g}", holds=value == wanted)
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    out = argparse.ArgumentParser(description=description)
+    out.add_argument("--quick", action="store_true", help="a smoke run: small, its figures mean nothing")
+    out.add_argument("--repeats", type=int, default=3, help="runs of each method; medians are reported")
+    return out
+
+
+def in_fresh_process(module: str, *args: str) -> dict[str, Any]:
+    """Runs ``python -m module args`` and returns its result line, with the peak memory of its process tree."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, *args], stdout=subprocess.PIPE, text=True, env=env
+    )
+    peak = _PeakMemory(process.pid)
+    out, _ = process.communicate()
+    lines = [line for line in out.splitlines() if line.startswith(RESULT)]
+    if process.returncode or not lines:
+        raise RuntimeError(f"{module} {' '.join(args)} failed ({process.returncode}):\n{out[-2000:]}")
+    result: dict[str, Any] = json.loads(lines[-1].removeprefix(RESULT))
+    return {**result, "peak_mb": peak.stop() / 2**20}
+
+
+def say_result(result: dict[str, Any]) -> None:
+    """The child's side of ``in_fresh_process``."""
+    print(RESULT + json.dumps(result), flush=True)
+
+
+def table(rows: Sequence[dict[str, Any]]) -> None:
+    """Prints rows as a markdown table; the first row's keys are the columns."""
+    names = list(rows[0])
+    cells = [[_cell(row.get(name)) for name in names] for row in rows]
+    widths = [max(len(name), *(len(c[i]) for c in cells)) for i, name in enumerate(names)]
+    for line in [names, ["-" * w for w in widths], *cells]:
+        print("| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |")
+
+
+def finish(bench: str, figures: dict[str, Any], goals: Sequence[Goal]) -> None:
+    """The last word: goals for people, then everything in one line for machines."""
+    print()
+    for goal in goals:
+        print(f"{'holds' if goal.holds else 'MISSED'}: {goal.name} = {goal.value} (goal {goal.goal})")
+    print()
+    whole = {
+        "bench": bench,
+        "figures": figures,
+        "versions": _versions(),
+        "hardware": _hardware(),
+        "goals": [asdict(goal) for goal in goals],
+    }
+    print(json.dumps(whole), flush=True)
+
+
+class _PeakMemory:
+    """Samples the resident memory of a process and its children."""
+
+    def __init__(self, pid: int) -> None:
+        self._process = psutil.Process(pid)
+        self._peak = 0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> int:
+        self._done.set()
+        self._thread.join()
+        return self._peak
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.1):
+            total = 0
+            try:
+                for each in [self._process, *self._process.children(recursive=True)]:
+                    total += each.memory_info().rss
+            except psutil.Error:
+                continue  # one of them has just ended
+            self._peak = max(self._peak, total)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.3f}" if abs(value) < 1000 else f"{value:,.0f}"
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _versions() -> dict[str, str]:
+    out = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            out[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return out
+
+
+def _hardware() -> dict[str, Any]:
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [x for x in info.read_text().splitlines() if x.startswith("model name")]
+        cpu = names[0].partition(":")[2].strip() if names else cpu
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
+        "measured": time.strftime("%Y-%m"),
+    }

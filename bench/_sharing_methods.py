@@ -1,0 +1,239 @@
+"""The methods of ``bench_sharing``, each run in a process of its own: ``python -m bench._sharing_methods METHOD``."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench import _digits as digits
+from bench._harness import say_result
+
+
+def bare_halving(args: argparse.Namespace) -> dict[str, Any]:
+    """Successive halving over the stage tree in plain Python: no database, no checkpoints, no processes."""
+    tree = _BareTree()
+    configs = digits.configurations(args.max_epochs)[: args.configs]
+    alive, best = list(range(len(configs))), 0.0
+    began = time.perf_counter()
+    for rung in digits.halving_rungs(args.max_epochs):
+        scores = {i: tree.train(configs[i], rung) for i in alive}
+        best = max(best, *scores.values())
+        alive = sorted(alive, key=lambda i: (-scores[i], i))[: max(len(alive) // 3, 1)]
+    return tree.result(time.perf_counter() - began, best=best)
+
+
+def bare_requests(args: argparse.Namespace) -> dict[str, Any]:
+    """The stage tree of a given list of (configuration, epochs), in plain Python."""
+    tree = _BareTree()
+    requests = json.loads(Path(args.requests).read_text())
+    requests.sort(key=lambda request: request[1])  # short ones first, as the rungs do
+    began = time.perf_counter()
+    best = max(tree.train(config, epochs) for config, epochs in requests)
+    return tree.result(time.perf_counter() - began, best=best)
+
+
+class _BareTree:
+    """States in memory by prefix; a prefix is the sequence of learning rates, epoch by epoch."""
+
+    def __init__(self) -> None:
+        self._train, self._valid = digits.load()
+        self._known: dict[Any, float] = {}
+        self._states: dict[Any, Any] = {}
+        self._keys: dict[str, list[Any]] = {}
+        self.num_epochs = 0
+
+    def train(self, config: digits.Config, target: int) -> float:
+        keys = self._prefixes(config, target)
+        if keys[-1] in self._known:
+            return self._known[keys[-1]]
+        first = max((e for e in range(1, target + 1) if keys[e - 1] in self._states), default=0)
+        model = digits.make_model()
+        optimizer = digits.make_optimizer(model, config["lr"])
+        if first:
+            kept_model, kept_optimizer = self._states[keys[first - 1]]
+            model.load_state_dict(kept_model)
+            optimizer.load_state_dict(copy.deepcopy(kept_optimizer))
+        for epoch in range(first, target):
+            digits.train_epoch(model, optimizer, self._train, config=config, epoch=epoch)
+            self._known[keys[epoch]] = digits.accuracy(model, self._valid)
+            self.num_epochs += 1
+            if epoch + 1 == target or epoch + 1 in _BRANCHES:
+                self._states[keys[epoch]] = copy.deepcopy(
+                    (model.state_dict(), optimizer.state_dict())
+                )
+        return self._known[keys[-1]]
+
+    def result(self, seconds: float, *, best: float) -> dict[str, Any]:
+        return {"seconds": seconds, "epochs": self.num_epochs, "best": best}
+
+    def _prefixes(self, config: digits.Config, target: int) -> list[Any]:
+        name = json.dumps(config)
+        keys = self._keys.setdefault(name, [])
+        while len(keys) < target:
+            before = keys[-1] if keys else ()
+            keys.append((hash(before), len(keys), tuple(digits.learning_rates(config, len(keys), 23))))
+        return keys[:target]
+
+
+_BRANCHES = {10, 20, 30, 40, 50, 60, 70, 80}
+
+
+def thrifty(args: argparse.Namespace) -> dict[str, Any]:
+    """The same by thrifty: SQLite, checkpoints on disk, one worker."""
+    import thrifty as th  # noqa: PLC0415 (the peers do without)
+
+    from bench._digits_task import Digits, space_of  # noqa: PLC0415
+
+    with tempfile.TemporaryDirectory() as folder:
+        sampler = th.GridSampler()
+        algorithm = (
+            th.SuccessiveHalving(
+                max_epochs=digits.halving_rungs(args.max_epochs)[-1],
+                num_trials=args.configs,
+                sampler=sampler,
+            )
+            if args.algorithm == "halving"
+            else th.Hyperband(max_epochs=args.max_epochs)
+        )
+        configs = digits.configurations(args.max_epochs)[: args.configs]
+        study = th.Study(
+            Digits(),
+            space_of(configs),
+            algorithm=algorithm,
+            metric="accuracy",
+            storage=f"sqlite:///{folder}/bench.db",
+            name="bench",
+            seed=digits.SEED,
+        )
+        began = time.perf_counter()
+        study.run(executor=th.Local(workers=1, threads=1), progress=False)
+        seconds = time.perf_counter() - began
+        by_schedule = {schedule: i for i, schedule in enumerate(study.space["lr"].options)}
+        requests = [(configs[by_schedule[t.config["lr"]]], t.epochs) for t in study.trials]
+        if args.requests:
+            Path(args.requests).write_text(json.dumps(requests))
+        return {
+            "seconds": seconds,
+            "epochs": study.savings.unique_epochs,
+            "best": study.best_trial.value,
+            "minimum": digits.minimum_epochs(requests),
+            "trial_epochs": study.savings.trial_epochs,
+        }
+
+
+def optuna(args: argparse.Namespace) -> dict[str, Any]:
+    """Optuna: every configuration a trial, successive halving as a pruner, SQLite."""
+    import optuna  # noqa: PLC0415
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    configs = digits.configurations(args.max_epochs)[: args.configs]
+    train, valid = digits.load()
+    num_epochs = 0
+
+    def objective(trial: optuna.Trial) -> float:
+        nonlocal num_epochs
+        config = configs[trial.suggest_int("index", 0, len(configs) - 1)]
+        model = digits.make_model()
+        optimizer = digits.make_optimizer(model, config["lr"])
+        score = 0.0
+        for epoch in range(args.max_epochs):
+            digits.train_epoch(model, optimizer, train, config=config, epoch=epoch)
+            num_epochs += 1
+            score = digits.accuracy(model, valid)
+            trial.report(score, epoch + 1)
+            if trial.should_prune():
+                raise optuna.TrialPruned
+        return score
+
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        study = optuna.create_study(
+            storage=f"sqlite:///{folder}/optuna.db",
+            sampler=optuna.samplers.GridSampler({"index": list(range(len(configs)))}, seed=0),
+            pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3),
+            direction="maximize",
+        )
+        study.optimize(objective, n_trials=len(configs))
+        seconds = time.perf_counter() - began
+        best = max(max(t.intermediate_values.values()) for t in study.trials)
+    return {"seconds": seconds, "epochs": num_epochs, "best": study.best_value, "best_seen": best}
+
+
+def ray(args: argparse.Namespace) -> dict[str, Any]:
+    """Ray Tune: every configuration a trial, ASHA, two at a time."""
+    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+    import ray  # noqa: PLC0415
+    from ray import tune  # noqa: PLC0415
+    from ray.tune.schedulers import ASHAScheduler  # noqa: PLC0415
+
+    configs = digits.configurations(args.max_epochs)[: args.configs]
+
+    def trainable(chosen: dict[str, Any]) -> None:
+        torch.set_num_threads(1)
+        config = configs[chosen["index"]]
+        train, valid = digits.load()
+        model = digits.make_model()
+        optimizer = digits.make_optimizer(model, config["lr"])
+        for epoch in range(args.max_epochs):
+            digits.train_epoch(model, optimizer, train, config=config, epoch=epoch)
+            tune.report({"accuracy": digits.accuracy(model, valid)})
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        tuner = tune.Tuner(
+            tune.with_resources(trainable, {"cpu": 1}),
+            param_space={"index": tune.grid_search(list(range(len(configs))))},
+            tune_config=tune.TuneConfig(
+                metric="accuracy",
+                mode="max",
+                max_concurrent_trials=2,
+                scheduler=ASHAScheduler(
+                    max_t=args.max_epochs, grace_period=1, reduction_factor=3
+                ),
+            ),
+            run_config=tune.RunConfig(storage_path=folder, verbose=0),
+        )
+        results = tuner.fit()
+        seconds = time.perf_counter() - began
+    ray.shutdown()
+    last = [r.metrics for r in results if r.metrics and "accuracy" in r.metrics]
+    return {
+        "seconds": seconds,
+        "epochs": sum(m["training_iteration"] for m in last),
+        "best": max(m["accuracy"] for m in last),
+    }
+
+
+METHODS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "bare_halving": bare_halving,
+    "bare_requests": bare_requests,
+    "thrifty": thrifty,
+    "optuna": optuna,
+    "ray": ray,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("method", choices=METHODS)
+    parser.add_argument("--max-epochs", type=int, default=81)
+    parser.add_argument("--configs", type=int, default=81)
+    parser.add_argument("--algorithm", choices=("halving", "hyperband"), default="halving")
+    parser.add_argument("--requests", default="")
+    args = parser.parse_args()
+    digits.warm_up()
+    say_result(METHODS[args.method](args))
+
+
+if __name__ == "__main__":
+    main()

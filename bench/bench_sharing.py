@@ -1,0 +1,91 @@
+"""81 schedules on digits: thrifty beside a bare loop over the same stage tree, Optuna and Ray Tune.
+
+    python -m bench.bench_sharing [--quick] [--repeats 3] [--with-ray]
+
+Each method runs in a fresh process; ours and the bare loops are interleaved. Seconds are what a user waits for once everything is
+imported. Ray Tune runs once: it takes minutes.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench._harness import Goal, at_least, at_most, equal, finish, in_fresh_process, parser, table
+
+
+METHODS = "bench._sharing_methods"
+Runs = dict[str, list[dict[str, Any]]]
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--with-ray", action="store_true", help="Ray Tune in a quick run, too")
+    args = options.parse_args()
+    size = ["--max-epochs", "9", "--configs", "9"] if args.quick else []
+    runs: Runs = {}
+
+    def run(name: str, method: str, *more: str) -> None:
+        result = in_fresh_process(METHODS, method, *size, *more)
+        print(f"{name}: {result['seconds']:.2f} s, {result['epochs']} epochs", flush=True)
+        runs.setdefault(name, []).append(result)
+
+    with tempfile.TemporaryDirectory() as folder:
+        requests = str(Path(folder) / "requests.json")
+        for _ in range(args.repeats):
+            run("bare halving", "bare_halving")
+            run("thrifty halving", "thrifty")
+            run("thrifty Hyperband", "thrifty", "--algorithm", "hyperband", "--requests", requests)
+            run("bare Hyperband", "bare_requests", "--requests", requests)
+        run("Optuna", "optuna")
+        if not args.quick or args.with_ray:
+            run("Ray Tune", "ray")
+    report(runs)
+
+
+def report(runs: Runs) -> None:
+    rows = []
+    for name, results in runs.items():
+        rows.append(
+            {
+                "method": name,
+                "seconds": median(r["seconds"] for r in results),
+                "epochs trained": results[0]["epochs"],
+                "best accuracy": results[0]["best"],
+                "peak MB": median(r["peak_mb"] for r in results),
+                "runs": len(results),
+            }
+        )
+    table(rows)
+    by_name = {row["method"]: row for row in rows}
+    finish("sharing", {"rows": rows, "runs": runs}, goals(by_name, runs))
+
+
+def goals(rows: dict[str, dict[str, Any]], runs: Runs) -> list[Goal]:
+    ours = rows["thrifty halving"]
+    halving, hyperband = runs["thrifty halving"][0], runs["thrifty Hyperband"][0]
+    out = [
+        equal("halving: unique epochs against the exact minimum", halving["epochs"], halving["minimum"]),
+        equal("Hyperband: unique epochs against the exact minimum", hyperband["epochs"], hyperband["minimum"]),
+        at_most("halving: thrifty / bare loop", _ratio(runs, "thrifty halving", "bare halving"), 1.3),
+        at_most("Hyperband: thrifty / bare loop", _ratio(runs, "thrifty Hyperband", "bare Hyperband"), 1.3),
+        at_least("Optuna / thrifty", rows["Optuna"]["seconds"] / ours["seconds"], 10),
+        at_least("best accuracy against Optuna", ours["best accuracy"], rows["Optuna"]["best accuracy"]),
+    ]
+    if "Ray Tune" in rows:
+        ray = rows["Ray Tune"]
+        out.append(at_least("Ray Tune / thrifty", ray["seconds"] / ours["seconds"], 30))
+        out.append(at_least("best accuracy against Ray Tune", ours["best accuracy"], ray["best accuracy"]))
+    return out
+
+
+def _ratio(runs: Runs, one: str, other: str) -> float:
+    """The median of the ratios of neighbouring runs: both saw the same machine."""
+    pairs = zip(runs[one], runs[other], strict=True)
+    return median(a["seconds"] / b["seconds"] for a, b in pairs)
+
+
+if __name__ == "__main__":
+    main()
