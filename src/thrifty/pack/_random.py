@@ -34,7 +34,18 @@ def seed_everything(seed: int) -> None:
     """Seeds the three global streams."""
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 (user code may draw from it)
-    torch.manual_seed(seed)
+    seed_torch(seed)
+
+
+def seed_torch(seed: int) -> None:
+    """Seeds torch's streams on the CPU and on GPUs in use.
+
+    As ``torch.manual_seed``, which on a machine without a GPU notes every call down, with its stack, for
+    the GPU that may come: 0.7 ms and some memory each time.
+    """
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
 
 
 def seed_step(seed: int, device: torch.device) -> None:

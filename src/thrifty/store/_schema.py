@@ -21,6 +21,11 @@ VERSION = "0001"
 
 metadata = MetaData()
 
+# Alembic's own table, under a name that tells whose it is
+version_table = Table(
+    "thrifty_version", metadata, Column("version_num", String(32), primary_key=True)
+)
+
 plans = Table(
     "plans",
     metadata,
