@@ -47,8 +47,12 @@ def equal(name: str, value: float, wanted: float) -> Goal:
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     out = argparse.ArgumentParser(description=description)
-    out.add_argument("--quick", action="store_true", help="a smoke run: small, its figures mean nothing")
-    out.add_argument("--repeats", type=int, default=3, help="runs of each method; medians are reported")
+    out.add_argument(
+        "--quick", action="store_true", help="a smoke run: small, its figures mean nothing"
+    )
+    out.add_argument(
+        "--repeats", type=int, default=3, help="runs of each method; medians are reported"
+    )
     return out
 
 
@@ -62,7 +66,9 @@ def in_fresh_process(module: str, *args: str) -> dict[str, Any]:
     out, _ = process.communicate()
     lines = [line for line in out.splitlines() if line.startswith(RESULT)]
     if process.returncode or not lines:
-        raise RuntimeError(f"{module} {' '.join(args)} failed ({process.returncode}):\n{out[-2000:]}")
+        raise RuntimeError(
+            f"{module} {' '.join(args)} failed ({process.returncode}):\n{out[-2000:]}"
+        )
     result: dict[str, Any] = json.loads(lines[-1].removeprefix(RESULT))
     return {**result, "peak_mb": peak.stop() / 2**20}
 
@@ -85,7 +91,9 @@ def finish(bench: str, figures: dict[str, Any], goals: Sequence[Goal]) -> None:
     """The last word: goals for people, then everything in one line for machines."""
     print()
     for goal in goals:
-        print(f"{'holds' if goal.holds else 'MISSED'}: {goal.name} = {goal.value} (goal {goal.goal})")
+        print(
+            f"{'holds' if goal.holds else 'MISSED'}: {goal.name} = {goal.value} (goal {goal.goal})"
+        )
     print()
     whole = {
         "bench": bench,

@@ -67,9 +67,10 @@ class _BareTree:
             self._known[keys[epoch]] = digits.accuracy(model, self._valid)
             self.num_epochs += 1
             if epoch + 1 == target or epoch + 1 in _BRANCHES:
-                self._states[keys[epoch]] = copy.deepcopy(
-                    (model.state_dict(), optimizer.state_dict())
-                )
+                self._states[keys[epoch]] = copy.deepcopy((
+                    model.state_dict(),
+                    optimizer.state_dict(),
+                ))
         return self._known[keys[-1]]
 
     def result(self, seconds: float, *, best: float) -> dict[str, Any]:
@@ -80,7 +81,11 @@ class _BareTree:
         keys = self._keys.setdefault(name, [])
         while len(keys) < target:
             before = keys[-1] if keys else ()
-            keys.append((hash(before), len(keys), tuple(digits.learning_rates(config, len(keys), 23))))
+            keys.append((
+                hash(before),
+                len(keys),
+                tuple(digits.learning_rates(config, len(keys), 23)),
+            ))
         return keys[:target]
 
 
@@ -90,7 +95,6 @@ _BRANCHES = {10, 20, 30, 40, 50, 60, 70, 80}
 def thrifty(args: argparse.Namespace) -> dict[str, Any]:
     """The same by thrifty: SQLite, checkpoints on disk, one worker."""
     import thrifty as th  # noqa: PLC0415 (the peers do without)
-
     from bench._digits_task import Digits, space_of  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory() as folder:
@@ -165,7 +169,12 @@ def optuna(args: argparse.Namespace) -> dict[str, Any]:
         study.optimize(objective, n_trials=len(configs))
         seconds = time.perf_counter() - began
         best = max(max(t.intermediate_values.values()) for t in study.trials)
-    return {"seconds": seconds, "epochs": num_epochs, "best": study.best_value, "best_seen": best}
+    return {
+        "seconds": seconds,
+        "epochs": num_epochs,
+        "best": study.best_value,
+        "best_seen": best,
+    }
 
 
 def ray(args: argparse.Namespace) -> dict[str, Any]:

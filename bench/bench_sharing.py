@@ -13,7 +13,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench._harness import Goal, at_least, at_most, equal, finish, in_fresh_process, parser, table
+from bench._harness import (
+    Goal,
+    at_least,
+    at_most,
+    equal,
+    finish,
+    in_fresh_process,
+    parser,
+    table,
+)
 
 
 METHODS = "bench._sharing_methods"
@@ -37,7 +46,14 @@ def main() -> None:
         for _ in range(args.repeats):
             run("bare halving", "bare_halving")
             run("thrifty halving", "thrifty")
-            run("thrifty Hyperband", "thrifty", "--algorithm", "hyperband", "--requests", requests)
+            run(
+                "thrifty Hyperband",
+                "thrifty",
+                "--algorithm",
+                "hyperband",
+                "--requests",
+                requests,
+            )
             run("bare Hyperband", "bare_requests", "--requests", requests)
         run("Optuna", "optuna")
         if not args.quick or args.with_ray:
@@ -48,16 +64,14 @@ def main() -> None:
 def report(runs: Runs) -> None:
     rows = []
     for name, results in runs.items():
-        rows.append(
-            {
-                "method": name,
-                "seconds": median(r["seconds"] for r in results),
-                "epochs trained": results[0]["epochs"],
-                "best accuracy": results[0]["best"],
-                "peak MB": median(r["peak_mb"] for r in results),
-                "runs": len(results),
-            }
-        )
+        rows.append({
+            "method": name,
+            "seconds": median(r["seconds"] for r in results),
+            "epochs trained": results[0]["epochs"],
+            "best accuracy": results[0]["best"],
+            "peak MB": median(r["peak_mb"] for r in results),
+            "runs": len(results),
+        })
     table(rows)
     by_name = {row["method"]: row for row in rows}
     finish("sharing", {"rows": rows, "runs": runs}, goals(by_name, runs))
@@ -67,17 +81,39 @@ def goals(rows: dict[str, dict[str, Any]], runs: Runs) -> list[Goal]:
     ours = rows["thrifty halving"]
     halving, hyperband = runs["thrifty halving"][0], runs["thrifty Hyperband"][0]
     out = [
-        equal("halving: unique epochs against the exact minimum", halving["epochs"], halving["minimum"]),
-        equal("Hyperband: unique epochs against the exact minimum", hyperband["epochs"], hyperband["minimum"]),
-        at_most("halving: thrifty / bare loop", _ratio(runs, "thrifty halving", "bare halving"), 1.3),
-        at_most("Hyperband: thrifty / bare loop", _ratio(runs, "thrifty Hyperband", "bare Hyperband"), 1.3),
+        equal(
+            "halving: unique epochs against the exact minimum",
+            halving["epochs"],
+            halving["minimum"],
+        ),
+        equal(
+            "Hyperband: unique epochs against the exact minimum",
+            hyperband["epochs"],
+            hyperband["minimum"],
+        ),
+        at_most(
+            "halving: thrifty / bare loop", _ratio(runs, "thrifty halving", "bare halving"), 1.3
+        ),
+        at_most(
+            "Hyperband: thrifty / bare loop",
+            _ratio(runs, "thrifty Hyperband", "bare Hyperband"),
+            1.3,
+        ),
         at_least("Optuna / thrifty", rows["Optuna"]["seconds"] / ours["seconds"], 10),
-        at_least("best accuracy against Optuna", ours["best accuracy"], rows["Optuna"]["best accuracy"]),
+        at_least(
+            "best accuracy against Optuna",
+            ours["best accuracy"],
+            rows["Optuna"]["best accuracy"],
+        ),
     ]
     if "Ray Tune" in rows:
         ray = rows["Ray Tune"]
         out.append(at_least("Ray Tune / thrifty", ray["seconds"] / ours["seconds"], 30))
-        out.append(at_least("best accuracy against Ray Tune", ours["best accuracy"], ray["best accuracy"]))
+        out.append(
+            at_least(
+                "best accuracy against Ray Tune", ours["best accuracy"], ray["best accuracy"]
+            )
+        )
     return out
 
 

@@ -10,7 +10,7 @@ import random
 import numpy as np
 import torch
 
-from thrifty.core import derive_seed
+from thrifty.core import derive_seed, step_seed
 from thrifty.pack import HyperParameters
 from thrifty.space import Schedule
 
@@ -22,7 +22,9 @@ def train(task, config, *, epochs: int, run_epochs: int, seed: int) -> list[dict
         out = {}
         for name, value in config.items():
             if isinstance(value, Schedule):
-                values = value.values(epoch, epoch + 1, epochs=run_epochs, steps_per_epoch=num_steps)
+                values = value.values(
+                    epoch, epoch + 1, epochs=run_epochs, steps_per_epoch=num_steps
+                )
                 value = values.tolist()[step]
             out[name] = value
         return out
@@ -38,14 +40,15 @@ def train(task, config, *, epochs: int, run_epochs: int, seed: int) -> list[dict
         task.adapt(model, HyperParameters(at(epoch, 0, 1)))
         generator = torch.Generator().manual_seed(derive_seed(seed, "data", epoch))
         order = torch.randperm(len(x), generator=generator)
-        everything(derive_seed(seed, "epoch", epoch))
+        epoch_seed = derive_seed(seed, "epoch", epoch)
+        everything(epoch_seed)
         batches = order.split(task.batch_size)
         model.train()
         losses = []
         for step, indices in enumerate(batches):
             for group in optimizer.param_groups:
                 group["lr"] = at(epoch, step, len(batches))["lr"]
-            torch.manual_seed(derive_seed(seed, epoch, step))
+            torch.manual_seed(step_seed(epoch_seed, step))
             optimizer.zero_grad()
             loss = task.loss(model, (x[indices], y[indices]))
             loss.backward()
@@ -55,10 +58,7 @@ def train(task, config, *, epochs: int, run_epochs: int, seed: int) -> list[dict
         everything(derive_seed(seed, "evaluate", epoch))
         with torch.no_grad():
             metrics = {name: float(v) for name, v in task.metrics(model, (vx, vy)).items()}
-        total = torch.zeros(())
-        for loss in losses:
-            total = total + loss
-        out.append({"train_loss": float(total) / len(losses), **metrics})
+        out.append({"train_loss": float(torch.stack(losses).mean()), **metrics})
     return out
 
 

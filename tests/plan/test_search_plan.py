@@ -34,9 +34,7 @@ def symbols(schedule, epochs: int) -> list:
 
 def minimum(asked) -> int:
     """Distinct prefixes, counted one by one."""
-    return len(
-        {tuple(symbols(s, e)) for s, target in asked for e in range(1, target + 1)}
-    )
+    return len({tuple(symbols(s, e)) for s, target in asked for e in range(1, target + 1)})
 
 
 @given(requests, st.integers(1, 4), st.integers(0, 10))

@@ -11,16 +11,14 @@ from thrifty.testing import LineTask
 
 
 SPACE = Space(
-    lr=Choice(
-        [
-            Constant(0.1),
-            Step(0.1, [2]),
-            Step(0.1, [2, 4]),
-            Step(0.1, [4], gamma=0.5),
-            Linear(0.1),
-            Warmup(1, Step(0.1, [3])),
-        ]
-    ),
+    lr=Choice([
+        Constant(0.1),
+        Step(0.1, [2]),
+        Step(0.1, [2, 4]),
+        Step(0.1, [4], gamma=0.5),
+        Linear(0.1),
+        Warmup(1, Step(0.1, [3])),
+    ]),
     width=Choice([0, 4]),
     dropout=Choice([0.2, MultiStep([0.2, 0.0], milestones=[3])]).when(width=4),
 )

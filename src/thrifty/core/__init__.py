@@ -29,7 +29,11 @@ from ._events import (
     StageFailed as StageFailed,
     StageStarted as StageStarted,
 )
-from ._seeds import derive_seed as derive_seed, fingerprint as fingerprint
+from ._seeds import (
+    derive_seed as derive_seed,
+    fingerprint as fingerprint,
+    step_seed as step_seed,
+)
 
 
 __all__ = [
@@ -61,4 +65,5 @@ __all__ = [
     "WorkerLostError",
     "derive_seed",
     "fingerprint",
+    "step_seed",
 ]

@@ -22,6 +22,17 @@ def derive_seed(seed: int, *names: str | int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) >> 1
 
 
+def step_seed(epoch_seed: int, step: int) -> int:
+    """The seed of one step of an epoch; derived without hashing, because every step pays for it.
+
+    An odd multiplier keeps the seeds of an epoch distinct and far apart.
+
+    >>> len({step_seed(7, step) for step in range(1000)})
+    1000
+    """
+    return (epoch_seed + step * 0x9E3779B97F4A7C15) & 0x7FFFFFFFFFFFFFFF
+
+
 def fingerprint(value: object) -> str:
     """A short stable digest of a JSON-able value.
 

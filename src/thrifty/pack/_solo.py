@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from thrifty.core import DivergedError, TaskError, derive_seed
+from thrifty.core import DivergedError, TaskError, derive_seed, step_seed
 
 from ._backend import Backend, EpochPlan, Member
 from ._hyperparameters import HyperParameters
@@ -118,9 +118,10 @@ class _TaskTrial:
         batches = self._source.train_batches(
             seed=self._seed, epoch=plan.epoch, batch_size=self._batch_size(plan.values)
         )
-        seed_everything(derive_seed(self._seed, "epoch", plan.epoch))
+        epoch_seed = derive_seed(self._seed, "epoch", plan.epoch)
+        seed_everything(epoch_seed)
         model.train()
-        total, count = torch.zeros((), device=device), 0
+        losses: list[torch.Tensor] = []
         for step, batch in enumerate(batches):
             if followed:
                 now = {**plan.values, **{n: values[step] for n, values in followed.items()}}
@@ -128,16 +129,15 @@ class _TaskTrial:
                 for group in optimizer.param_groups:
                     group.update(options)
                 clip = self._spec.clip_value(now)
-            seed_step(derive_seed(self._seed, plan.epoch, step), device)
+            seed_step(step_seed(epoch_seed, step), device)
             optimizer.zero_grad(set_to_none=True)
             loss = task.loss(model, batch)
             loss.backward()
             if clip is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
-            total += loss.detach()
-            count = step + 1
-        return float(total) / count
+            losses.append(loss.detach())
+        return float(torch.stack(losses).mean())
 
     def _evaluate(self, epoch: int) -> dict[str, float]:
         model = self.model.eval()

@@ -52,39 +52,53 @@ class Parts:
 
 def run_loop(parts: Parts, *, stop_requested: Callable[[], bool]) -> bool:
     """Trains until the algorithm has nothing more to ask; False if it was stopped before."""
-    ledger, executor = parts.ledger, parts.executor
     chains: dict[int, Chain] = {}
     num_assigned = 0
     stopping = False
-    written = beat = parts.clock.monotonic()
+    upkeep = _Upkeep(parts)
     while True:
-        while not stopping and executor.num_free():
+        while not stopping and parts.executor.num_free():
             chain = _next_chain(parts)
             if chain is None:
                 break
             chains[num_assigned] = chain
-            executor.submit(Assignment(number=num_assigned, chain=chain, seed=parts.seed))
+            parts.executor.submit(Assignment(number=num_assigned, chain=chain, seed=parts.seed))
             num_assigned += 1
         if not chains:
             _write(parts)
             return not stopping
-        for report in executor.poll(GROUP_S):
+        for report in parts.executor.poll(GROUP_S):
             if report.event is None:
-                ledger.plan.abandon(chains.pop(report.assignment))
+                parts.ledger.plan.abandon(chains.pop(report.assignment))
             else:
-                ledger.handle(report.event)
-                for observer in parts.observers:
-                    observer.on_event(report.event, ledger)
-        now = parts.clock.monotonic()
-        if now - written >= GROUP_S:
-            _write(parts)
-            written = now
-        if now - beat >= HEARTBEAT_S:
-            parts.lease.heartbeat()
-            beat = now
+                _take(parts, report.event)
+        upkeep.tick()
         if not stopping and stop_requested():
             stopping = True
-            executor.stop()
+            parts.executor.stop()
+
+
+def _take(parts: Parts, event: Event) -> None:
+    parts.ledger.handle(event)
+    for observer in parts.observers:
+        observer.on_event(event, parts.ledger)
+
+
+class _Upkeep:
+    """What has to be done now and then: write down, and say that this process lives."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._written = self._beat = parts.clock.monotonic()
+
+    def tick(self) -> None:
+        now = self._parts.clock.monotonic()
+        if now - self._written >= GROUP_S:
+            _write(self._parts)
+            self._written = now
+        if now - self._beat >= HEARTBEAT_S:
+            self._parts.lease.heartbeat()
+            self._beat = now
 
 
 def _next_chain(parts: Parts) -> Chain | None:
