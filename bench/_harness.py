@@ -63,14 +63,17 @@ def in_fresh_process(module: str, *args: str) -> dict[str, Any]:
         [sys.executable, "-m", module, *args], stdout=subprocess.PIPE, text=True, env=env
     )
     peak = _PeakMemory(process.pid)
-    out, _ = process.communicate()
+    try:
+        out, _ = process.communicate()
+    finally:
+        peak_bytes = peak.stop()
     lines = [line for line in out.splitlines() if line.startswith(RESULT)]
     if process.returncode or not lines:
         raise RuntimeError(
             f"{module} {' '.join(args)} failed ({process.returncode}):\n{out[-2000:]}"
         )
     result: dict[str, Any] = json.loads(lines[-1].removeprefix(RESULT))
-    return {**result, "peak_mb": peak.stop() / 2**20}
+    return {**result, "peak_mb": peak_bytes / 2**20}
 
 
 def say_result(result: dict[str, Any]) -> None:
@@ -106,7 +109,7 @@ def finish(bench: str, figures: dict[str, Any], goals: Sequence[Goal]) -> None:
 
 
 class _PeakMemory:
-    """Samples the resident memory of a process and its children."""
+    """Samples the resident memory of a process and its children; pages they share count in each."""
 
     def __init__(self, pid: int) -> None:
         self._process = psutil.Process(pid)
@@ -122,13 +125,18 @@ class _PeakMemory:
 
     def _watch(self) -> None:
         while not self._done.wait(0.1):
-            total = 0
             try:
-                for each in [self._process, *self._process.children(recursive=True)]:
-                    total += each.memory_info().rss
+                tree = [self._process, *self._process.children(recursive=True)]
             except psutil.Error:
-                continue  # one of them has just ended
-            self._peak = max(self._peak, total)
+                continue  # it has just ended
+            self._peak = max(self._peak, sum(_resident(process) for process in tree))
+
+
+def _resident(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0  # it has just ended; the others still count
 
 
 def _cell(value: Any) -> str:

@@ -6,11 +6,14 @@ piece that degenerates to a simpler shape becomes that shape (a ramp that does n
 hold), and equal pieces are evaluated by the same arithmetic. Equal pieces hence give
 equal values, bit for bit, at any sampling of time. Times are epochs since the start of
 training.
+
+Pieces are tuples, because a plan compares and hashes them by the million; their ``shape`` keeps those of
+different classes apart.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -40,8 +43,7 @@ class Segment(NamedTuple):
     piece: Piece
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(NamedTuple):
     """A value that stays; ``kind`` keeps ``True``, ``1`` and ``1.0`` apart."""
 
     value: Any
@@ -56,14 +58,14 @@ class Hold:
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class Ramp:
+class Ramp(NamedTuple):
     """A straight line from ``first`` at ``start`` to ``last`` at ``stop``."""
 
     first: float
     last: float
     start: float
     stop: float
+    shape: str = "ramp"
 
     def at(self, epochs: FloatArray) -> FloatArray:
         """Values at the given times, same shape."""
@@ -74,14 +76,14 @@ class Ramp:
         return Ramp(self.first, self.last, self.start + epochs, self.stop + epochs)
 
 
-@dataclass(frozen=True, slots=True)
-class CosineArc:
+class CosineArc(NamedTuple):
     """Half a cosine period from ``first`` to ``last``."""
 
     first: float
     last: float
     start: float
     stop: float
+    shape: str = "cosine"
 
     def at(self, epochs: FloatArray) -> FloatArray:
         """Values at the given times, same shape."""
@@ -93,8 +95,7 @@ class CosineArc:
         return CosineArc(self.first, self.last, self.start + epochs, self.stop + epochs)
 
 
-@dataclass(frozen=True, slots=True)
-class PowerArc:
+class PowerArc(NamedTuple):
     """From ``first`` to ``last`` as ``(1 - progress) ** power``."""
 
     first: float
@@ -102,6 +103,7 @@ class PowerArc:
     start: float
     stop: float
     power: float
+    shape: str = "power"
 
     def at(self, epochs: FloatArray) -> FloatArray:
         """Values at the given times, same shape."""
@@ -115,8 +117,7 @@ class PowerArc:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class RexArc:
+class RexArc(NamedTuple):
     """From ``first`` to ``last`` as ``z / ((1 - d) + d z)``, ``z = 1 - progress``."""
 
     first: float
@@ -124,6 +125,7 @@ class RexArc:
     start: float
     stop: float
     d: float
+    shape: str = "rex"
 
     def at(self, epochs: FloatArray) -> FloatArray:
         """Values at the given times, same shape."""
@@ -135,13 +137,13 @@ class RexArc:
         return RexArc(self.first, self.last, self.start + epochs, self.stop + epochs, self.d)
 
 
-@dataclass(frozen=True, slots=True)
-class Decay:
+class Decay(NamedTuple):
     """``first * gamma ** (epochs since start)``."""
 
     first: float
     gamma: float
     start: float
+    shape: str = "decay"
 
     def at(self, epochs: FloatArray) -> FloatArray:
         """Values at the given times, same shape."""
@@ -154,7 +156,14 @@ class Decay:
 
 def hold(value: Any) -> Hold:
     """A value that stays."""
+    if type(value) is float or type(value) is int:
+        return _hold_number(value)  # the same few numbers come again and again
     return Hold(value, _kind(value))
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _hold_number(value: float) -> Hold:
+    return Hold(value, type(value).__name__)
 
 
 def ramp(first: float, last: float, start: float, stop: float) -> Piece:

@@ -93,32 +93,51 @@ Lane = tuple[tuple[int, int, Hashable], ...]
 
 def _runs(config: Mapping[str, Any], epochs: int) -> tuple[Run, ...]:
     names = tuple(sorted(config))
-    lanes = []
-    moving = False
-    for name in names:
+    lanes: list[Lane] = []
+    moving: list[int] = []
+    for index, name in enumerate(names):
         value = config[name]
-        if isinstance(value, Schedule):
-            lane = _lane(value, epochs)
-            moving = moving or len(lane) > 1
-        else:
-            lane = ((0, epochs, hold(value)),)
+        lane = (
+            _lane(value, epochs) if isinstance(value, Schedule) else ((0, epochs, hold(value)),)
+        )
         lanes.append(lane)
-    if not moving:
-        return (Run(0, epochs, (names, *(lane[0][2] for lane in lanes))),)
-    cuts = sorted({start for lane in lanes for start, _, _ in lane} | {epochs})
-    places = [0] * len(lanes)
+        if len(lane) > 1:
+            moving.append(index)
+    key: list[Hashable] = [names, *(lane[0][2] for lane in lanes)]
+    if len(moving) > 1:
+        return _merged(key, [(index, lanes[index]) for index in moving], epochs)
+    # by far the most frequent: one hyper-parameter has a schedule, or none
+    place = moving[0] if moving else 0
     out = []
-    for start, stop in itertools.pairwise(cuts):
-        key: list[Hashable] = [names]
-        for index, lane in enumerate(lanes):
-            if lane[places[index]][1] <= start:
-                places[index] += 1
-            key.append(lane[places[index]][2])
-        out.append(Run(start, stop, tuple(key)))
+    for start, stop, symbol in lanes[place]:
+        key[place + 1] = symbol
+        out.append(Run(start, stop, _one_object(tuple(key))))
     return tuple(out)
 
 
-@lru_cache(maxsize=65536)
+def _merged(
+    key: list[Hashable], moving: list[tuple[int, Lane]], epochs: int
+) -> tuple[Run, ...]:
+    """Cuts wherever any of several hyper-parameters changes."""
+    cuts = sorted({start for _, lane in moving for start, _, _ in lane} | {epochs})
+    at = [0] * len(moving)
+    out = []
+    for start, stop in itertools.pairwise(cuts):
+        for which, (index, lane) in enumerate(moving):
+            if lane[at[which]][1] <= start:
+                at[which] += 1
+            key[index + 1] = lane[at[which]][2]
+        out.append(Run(start, stop, _one_object(tuple(key))))
+    return tuple(out)
+
+
+@lru_cache(maxsize=16384)
+def _one_object(key: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
+    """Equal keys as one object: a million timelines are mostly made of the same few."""
+    return key
+
+
+@lru_cache(maxsize=4096)
 def _lane(schedule: Schedule, epochs: int) -> Lane:
     """One hyper-parameter as ascending ``(start, stop, symbol)``, whole epochs.
 

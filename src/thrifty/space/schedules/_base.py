@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -35,8 +35,9 @@ _KINDS: dict[str, type[Schedule]] = {}
 class Schedule(ABC):
     """A value that changes over training, as frozen data. Time is counted in epochs."""
 
-    __slots__ = ("_strict",)
-    _strict: tuple[Any, ...]
+    __slots__ = ("_strict", "_template")
+    _strict: str
+    _template: bool
 
     def __init_subclass__(cls) -> None:
         _KINDS[cls.__name__] = cls
@@ -76,18 +77,19 @@ class Schedule(ABC):
         shown = []
         for each in fields(self):  # type: ignore[arg-type]
             value = getattr(self, each.name)
-            if each.default is not MISSING and _typed(value) == _typed(each.default):
+            if each.default is not MISSING and repr(value) == repr(each.default):
                 continue
             shown.append(f"{each.name}={value!r}" if each.kw_only else repr(value))
         return f"{type(self).__name__}({', '.join(shown)})"
 
-    def _key(self) -> tuple[Any, ...]:
+    def _key(self) -> str:
         """What the schedule is, types included: a task may treat ``1``, ``1.0`` and ``True`` differently."""
         try:
             return self._strict
         except AttributeError:
-            values = tuple(_typed(getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
-            object.__setattr__(self, "_strict", (type(self).__name__, *values))
+            # repr is exact for numbers, tells their types apart, and is quick to compare and to hash
+            values = [getattr(self, name) for name in _names(type(self))]
+            object.__setattr__(self, "_strict", f"{type(self).__name__}{values!r}")
             return self._strict
 
     def _check_kinds(self) -> None:
@@ -104,7 +106,12 @@ class Schedule(ABC):
 
     def is_template(self) -> bool:
         """Whether some field is still a domain (``Step(Float(0.01, 0.1), [30])``)."""
-        return any(_has_domain(getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
+        try:
+            return self._template
+        except AttributeError:
+            found = any(_has_domain(getattr(self, name)) for name in _names(type(self)))
+            object.__setattr__(self, "_template", found)
+            return found
 
     def segments(self, epochs: float) -> tuple[Segment, ...]:
         """The pieces of a run of ``epochs`` epochs, as trained; raises ScheduleError if too short.
@@ -291,14 +298,13 @@ def _merged(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
     return tuple(out)
 
 
+@cache
+def _names(kind: type[Schedule]) -> tuple[str, ...]:
+    return tuple(each.name for each in fields(kind))  # type: ignore[arg-type]
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _typed(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_typed(item) for item in value)
-    return value if isinstance(value, Schedule) else (type(value).__name__, value)
 
 
 def _has_domain(value: Any) -> bool:
