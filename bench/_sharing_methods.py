@@ -18,22 +18,12 @@ from bench import _digits as digits
 from bench._harness import say_result
 
 
-def bare_halving(args: argparse.Namespace) -> dict[str, Any]:
-    """Successive halving over the stage tree in plain Python: no database, no checkpoints, no processes."""
-    tree = _BareTree()
-    configs = digits.configurations(args.max_epochs)[: args.configs]
-    alive, best = list(range(len(configs))), 0.0
-    began = time.perf_counter()
-    for rung in digits.halving_rungs(args.max_epochs):
-        scores = {i: tree.train(configs[i], rung) for i in alive}
-        best = max(best, *scores.values())
-        alive = sorted(alive, key=lambda i: (-scores[i], i))[: max(len(alive) // 3, 1)]
-    return tree.result(time.perf_counter() - began, best=best)
-
-
 def bare_requests(args: argparse.Namespace) -> dict[str, Any]:
-    """The stage tree of a given list of (configuration, epochs), in plain Python."""
-    tree = _BareTree()
+    """The stage tree of a given list of (configuration, epochs), in plain Python.
+
+    No database, no checkpoints on disk, no search: training, evaluation, and copies of states in memory.
+    """
+    tree = _BareTree(digits.configurations(args.max_epochs))
     requests = json.loads(Path(args.requests).read_text())
     requests.sort(key=lambda request: request[1])  # short ones first, as the rungs do
     began = time.perf_counter()
@@ -44,11 +34,12 @@ def bare_requests(args: argparse.Namespace) -> dict[str, Any]:
 class _BareTree:
     """States in memory by prefix; a prefix is the sequence of learning rates, epoch by epoch."""
 
-    def __init__(self) -> None:
+    def __init__(self, configs: list[digits.Config]) -> None:
         self._train, self._valid = digits.load()
         self._known: dict[Any, float] = {}
         self._states: dict[Any, Any] = {}
         self._keys: dict[str, list[Any]] = {}
+        self._branches = {drop for c in configs for drop in c.get("drops", ())}
         self.num_epochs = 0
 
     def train(self, config: digits.Config, target: int) -> float:
@@ -66,7 +57,7 @@ class _BareTree:
             digits.train_epoch(model, optimizer, self._train, config=config, epoch=epoch)
             self._known[keys[epoch]] = digits.accuracy(model, self._valid)
             self.num_epochs += 1
-            if epoch + 1 == target or epoch + 1 in _BRANCHES:
+            if epoch + 1 == target or epoch + 1 in self._branches:
                 self._states[keys[epoch]] = copy.deepcopy((
                     model.state_dict(),
                     optimizer.state_dict(),
@@ -87,9 +78,6 @@ class _BareTree:
                 tuple(digits.learning_rates(config, len(keys), 23)),
             ))
         return keys[:target]
-
-
-_BRANCHES = {10, 20, 30, 40, 50, 60, 70, 80}
 
 
 def thrifty(args: argparse.Namespace) -> dict[str, Any]:
@@ -224,7 +212,6 @@ def ray(args: argparse.Namespace) -> dict[str, Any]:
 
 
 METHODS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
-    "bare_halving": bare_halving,
     "bare_requests": bare_requests,
     "thrifty": thrifty,
     "optuna": optuna,

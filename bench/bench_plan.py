@@ -8,6 +8,7 @@ multi-step schedules that part again and again) and *fan* (one trunk that a hund
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -92,6 +93,27 @@ class Clocked:
         }
 
 
+class Pauses:
+    """The longest pause for Python's garbage collection, which falls on whatever call is running."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self._began = 0.0
+
+    def __enter__(self) -> Pauses:
+        gc.callbacks.append(self._on_collection)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        gc.callbacks.remove(self._on_collection)
+
+    def _on_collection(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._began = time.perf_counter()
+        else:
+            self.longest_s = max(self.longest_s, time.perf_counter() - self._began)
+
+
 def measure(workload: str, num: int) -> dict[str, Any]:
     """One size in this process: insertion with its request, then decisions among all that is pending."""
     configs = list(WORKLOADS[workload](num))
@@ -116,7 +138,9 @@ def measure(workload: str, num: int) -> dict[str, Any]:
         "pending": num_pending(plan),
     }
     clocked = Clocked()
-    work(plan, node_of, clocked=clocked, num=min(DECISIONS, num // 4))
+    with Pauses() as pauses:
+        work(plan, node_of, clocked=clocked, num=min(DECISIONS, num // 4))
+    out["gc_pause_ms_max"] = pauses.longest_s * 1e3
     out["pending_after"] = num_pending(plan)
     for trial in range(0, num, 2):
         plan.release(trial, node_of[trial], EPOCHS)

@@ -35,4 +35,5 @@ def load_study(path: Path, *, name: str | None = None) -> Study:
     if len(studies) > 1:
         names = ", ".join(study.name for study in studies)
         raise UsageError(f"{path} defines several studies ({names}); pick one with --name")
+    studies[0].file = path
     return studies[0]

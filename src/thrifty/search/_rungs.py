@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from itertools import pairwise
 
-from ._history import Decision, History, Proposal, Stop
+from ._history import Decision, History, Leaderboard, Proposal, Stop
 
 
 def rungs_between(min_epochs: int, max_epochs: int, *, eta: int) -> tuple[int, ...]:
@@ -36,7 +36,7 @@ def halve(
         num_kept = min(max(num_here // eta, 1), board.num_alive)
         waiting = history.waiting(here, group=group)
         if waiting:
-            kept = {number for _, number in board[:num_kept]}
+            kept = set(_best(board, num_kept))
             return [
                 Proposal(target=there, trial=number, group=group)
                 if number in kept
@@ -45,3 +45,28 @@ def halve(
             ]
         num_here = num_kept
     return []
+
+
+def _best(board: Leaderboard, num: int) -> list[int]:
+    """The best ``num`` trials; of those that tie at the cut, ones spread evenly over the order of proposal.
+
+    Trials that share all their stages so far tie exactly, and often many of them do. Taking the earliest would keep
+    neighbours in the grid, which is to say those that differ least.
+
+    >>> from thrifty.search import History, Proposal
+    >>> history = History()
+    >>> for trial in range(7):
+    ...     _ = history.record_decision(Proposal(target=1, config={"lr": trial}))
+    >>> for trial in range(7):
+    ...     history.record_scores(trial, [1.0 if trial == 3 else 0.5])
+    >>> _best(history.leaderboard(1), 3)
+    [3, 1, 5]
+    """
+    if num >= len(board):
+        return [number for _, number in board]
+    cut = board[num - 1][0]
+    better = [number for score, number in board[:num] if score > cut]
+    tied = [number for score, number in board[len(better) :] if score == cut]
+    free = num - len(better)
+    # the middle of each of ``free`` equal parts
+    return [*better, *(tied[(2 * i + 1) * len(tied) // (2 * free)] for i in range(free))]

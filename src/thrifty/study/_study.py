@@ -98,6 +98,8 @@ class Study:
         self.storage = Storage.of(storage)
         self.name = name
         self.seed = seed
+        self.file: Path | None = None
+        """The file that defines it, so that it can be resumed by name alone; the command line sets it."""
         self._clock: Clock = SystemClock()
         self._ledger: Ledger | None = None
 
@@ -334,9 +336,8 @@ class Study:
         }
 
     def _file(self) -> str | None:
-        """The file that defines the study, so that it can be resumed by name alone."""
         module = sys.modules.get(type(self.task).__module__)
-        path = getattr(module, "__file__", None)
+        path = self.file or getattr(module, "__file__", None)
         return None if path is None else str(Path(path).resolve())
 
     def _check_same(self, info: StudyInfo, store: Store) -> None:

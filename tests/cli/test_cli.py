@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from thrifty.cli import main
+
+
+STUDY = """
+import thrifty as th
+from thrifty.testing import LineTask
+
+study = th.Study(
+    LineTask(), th.Space(lr=th.Choice([0.1, th.Step(0.1, [2])])), algorithm=th.GridSearch(max_epochs=4),
+    metric="mse", mode="min", storage="sqlite:///t.db", name="line",
+)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("line_study.py").write_text(STUDY)
+    return tmp_path
+
+
+def thrifty(*args: str, monkeypatch, fails: bool = False) -> None:
+    monkeypatch.setattr(sys, "argv", ["thrifty", *args])
+    if not fails:
+        main()
+        return
+    with pytest.raises(SystemExit) as leaving:
+        main()
+    assert leaving.value.code == 2
+
+
+def test_plan_run_status_best(folder, monkeypatch, capsys):
+    thrifty("plan", "line_study.py", monkeypatch=monkeypatch)
+    assert "8 trial-epochs" in capsys.readouterr().out
+    thrifty("run", "line_study.py", "--quiet", monkeypatch=monkeypatch)
+    assert "6 epochs trained for 8 trial-epochs" in capsys.readouterr().out
+    thrifty("status", "--storage", "sqlite:///t.db", monkeypatch=monkeypatch)
+    assert "2 waiting" in capsys.readouterr().out
+    thrifty("best", "line", "--storage", "sqlite:///t.db", "--json", monkeypatch=monkeypatch)
+    assert json.loads(capsys.readouterr().out)["epochs"] == 4
+    thrifty("best", "line", "--storage", "sqlite:///t.db", monkeypatch=monkeypatch)
+    assert "lr = " in capsys.readouterr().out
+    thrifty("resume", "line", "--storage", "sqlite:///t.db", "--quiet", monkeypatch=monkeypatch)
+    assert "best of 2 trials" in capsys.readouterr().out
+
+
+def test_export(folder, monkeypatch, capsys):
+    thrifty("run", "line_study.py", "--quiet", monkeypatch=monkeypatch)
+    options = ("--storage", "sqlite:///t.db", "--csv", "t.csv", "--optuna", "o.db")
+    thrifty("export", "line", *options, monkeypatch=monkeypatch)
+    assert Path("t.csv").read_text().splitlines()[0] == "number,state,epochs,value,lr"
+    assert Path("o.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("run", "empty.py"), "does not define a study"),
+        (("run", "line_study.py", "--name", "other"), "does not define study 'other'"),
+        (("run", "two.py"), "defines several studies"),
+        (("run", "notes.txt"), "not a Python file"),
+        (("status", "--storage", "sqlite:///none.db"), "there is no database"),
+        (("best", "none", "--storage", "sqlite:///t.db"), "no study 'none'"),
+        (("best", "fresh", "--storage", "sqlite:///t.db"), "has no results yet"),
+        (("export", "line", "--storage", "sqlite:///t.db"), "say what to write"),
+        (("resume", "fresh", "--storage", "sqlite:///t.db"), "is not known or gone"),
+        (("run", "missing.py"), "does not exist"),
+        (("dance",), "No such command"),
+    ],
+)
+def test_errors_are_one_message(folder, monkeypatch, capsys, args, message):
+    from thrifty.store import Store  # noqa: PLC0415
+
+    Path("empty.py").write_text("")
+    Path("notes.txt").write_text("")
+    Path("two.py").write_text(
+        STUDY + STUDY.replace("study =", "other =").replace('"line"', '"b"')
+    )
+    with Store.open("sqlite:///t.db") as store:
+        store.studies.create("fresh", plan=store.plans.open("x", task="T").id, spec={})
+    thrifty(*args, monkeypatch=monkeypatch, fails=True)
+    said = capsys.readouterr()
+    assert message in said.err + said.out
+    assert "Traceback" not in said.err
+
+
+def test_status_of_an_empty_database(folder, monkeypatch, capsys):
+    from thrifty.store import Store  # noqa: PLC0415
+
+    Store.open("sqlite:///t.db").close()
+    thrifty("status", "--storage", "sqlite:///t.db", monkeypatch=monkeypatch)
+    assert "no studies yet" in capsys.readouterr().out
+
+
+def test_status_does_not_wait_for_torch():
+    code = "import sys, thrifty.cli._status; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.timeout(180)
+def test_the_demo_answers_and_answers_again(folder, monkeypatch, capsys):
+    thrifty("demo", "--quiet", monkeypatch=monkeypatch)
+    first = capsys.readouterr().out
+    assert "81 trials" in first
+    assert Path("demo/forest.png").stat().st_size > 10_000
+    thrifty("demo", "--quiet", monkeypatch=monkeypatch)
+    again = capsys.readouterr().out
+    assert first.splitlines()[-5:] == again.splitlines()[-5:]

@@ -1,0 +1,324 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from sqlalchemy import create_engine, inspect, text
+
+from thrifty.core import (
+    CheckpointRef,
+    StoreBusyError,
+    StoreError,
+    StoreVersionError,
+    StoreWriteError,
+    StudyMismatchError,
+    StudyNotFoundError,
+    UsageError,
+)
+from thrifty.space import Step
+from thrifty.store import (
+    CheckpointAdded,
+    CheckpointRemoved,
+    EpochRecord,
+    NodeRecord,
+    StageRecord,
+    Store,
+    TrialAsked,
+    TrialFailed,
+    TrialReported,
+    TrialStopped,
+)
+from thrifty.store._migrate import upgrade
+from thrifty.store._schema import metadata
+from thrifty.testing import VirtualClock
+
+
+@pytest.fixture
+def clock():
+    return VirtualClock(1000.0)
+
+
+@pytest.fixture
+def store(tmp_path, clock):
+    with Store.open(f"sqlite:///{tmp_path}/t.db", clock=clock) as opened:
+        yield opened
+
+
+@pytest.fixture
+def study(store):
+    plan = store.plans.open("identity", task="T").id
+    return store.studies.create("s", plan=plan, spec={"mode": "min", "metric": "loss"}).id
+
+
+def asked(study, trial, *, target=1, fresh=True):
+    config = {"lr": Step(0.1, [3]), "width": 8} if fresh else None
+    return TrialAsked(
+        study=study, trial=trial, target=target, config=config, group=0, parent=None, node=0
+    )
+
+
+def reported(study, trial, value, *, epoch=1):
+    return TrialReported(study=study, trial=trial, epoch=epoch, value=value)
+
+
+def epoch(node, number, **metrics):
+    return EpochRecord(
+        plan=1, node=node, epoch=number, metrics=metrics, seconds=0.5, worker="w"
+    )
+
+
+def ref(node=0, number=1, digest="d"):
+    return CheckpointRef(node=node, epoch=number, path="p", num_bytes=3, digest=digest)
+
+
+def test_a_trial_comes_back_as_it_was_asked(store, study):
+    store.record([asked(study, 0)])
+    (trial,) = store.studies.load(study).trials
+    assert trial.config == {"lr": Step(0.1, [3]), "width": 8}
+    assert (trial.state, trial.target, trial.reached) == ("running", 1, 0)
+
+
+def test_the_last_word_on_a_trial_holds_within_one_batch(store, study):
+    store.record([
+        asked(study, 0),
+        reported(study, 0, 0.5),
+        asked(study, 0, target=3, fresh=False),
+        asked(study, 1),
+        reported(study, 1, 0.4),
+        TrialStopped(study=study, trial=1),
+    ])
+    trials = store.studies.load(study).trials
+    assert [(t.state, t.target, t.reached) for t in trials] == [
+        ("running", 3, 1),
+        ("stopped", 1, 1),
+    ]
+
+
+def test_the_log_keeps_the_order(store, study):
+    store.record([asked(study, 0), asked(study, 1), reported(study, 1, 0.4)])
+    store.record([reported(study, 0, 0.5), TrialStopped(study=study, trial=1)])
+    log = store.studies.load(study).log
+    assert [(e.kind, e.trial, e.value) for e in log] == [
+        ("asked", 0, None),
+        ("asked", 1, None),
+        ("reported", 1, 0.4),
+        ("reported", 0, 0.5),
+        ("stopped", 1, None),
+    ]
+
+
+def test_a_failure_is_kept_with_its_traceback(store, study):
+    failed = TrialFailed(
+        study=study, trial=0, epoch=1, kind="error", message="boom", traceback="line 1"
+    )
+    store.record([asked(study, 0), failed])
+    (trial,) = store.studies.load(study).trials
+    assert (trial.state, trial.error) == ("failed", ("error", "boom", "line 1"))
+
+
+def test_values_that_are_no_numbers_survive(store, study):
+    store.record([epoch(0, 1, loss=math.nan, other=math.inf)])
+    (found,) = store.plans.load(1).epochs
+    assert math.isnan(found.metrics["loss"])
+    assert found.metrics["other"] == math.inf
+
+
+def test_the_first_record_of_an_epoch_stays(store, study):
+    store.record([epoch(0, 1, loss=0.5)])
+    store.record([epoch(0, 1, loss=0.7)])
+    assert [e.metrics for e in store.plans.load(1).epochs] == [{"loss": 0.5}]
+
+
+def test_the_last_record_of_a_checkpoint_stays(store, study):
+    store.record([CheckpointAdded(plan=1, ref=ref())])
+    store.record([CheckpointAdded(plan=1, ref=ref(digest="new"))])
+    assert store.plans.load(1).checkpoints == [ref(digest="new")]
+    store.record([CheckpointRemoved(plan=1, node=0, epoch=1)])
+    assert store.plans.load(1).checkpoints == []
+
+
+def test_curves_follow_the_path_of_nodes(store, study):
+    store.record([
+        NodeRecord(plan=1, node=0, parent=None, start=0, config={"lr": 1}, epochs=4),
+        NodeRecord(plan=1, node=1, parent=0, start=1, config={"lr": 2}, epochs=4),
+        epoch(0, 1, loss=3.0),
+        epoch(0, 2, loss=9.0),
+        epoch(1, 2, loss=2.0),
+        TrialAsked(
+            study=study, trial=0, target=2, config={"lr": 2}, group=0, parent=None, node=1
+        ),
+        reported(study, 0, 2.0, epoch=2),
+    ])
+    assert store.studies.curves(study, "loss") == {0: (3.0, 2.0)}
+
+
+def test_a_summary_counts_and_finds_the_best(store, study):
+    store.record([asked(study, i) for i in range(4)])
+    store.record([reported(study, 0, 0.5), reported(study, 1, 0.2), reported(study, 2, 0.1)])
+    failed = TrialFailed(study=study, trial=2, epoch=1, kind="k", message="m", traceback="")
+    stage = StageRecord(
+        plan=1,
+        node=0,
+        start=0,
+        stop=1,
+        worker="w",
+        state="done",
+        started_at=0.0,
+        seconds=1.0,
+        error="",
+    )
+    store.record([failed, epoch(0, 1, loss=0.5), stage])
+    summary = store.studies.summary("s")
+    assert summary.num_trials == {"waiting": 2, "running": 1, "failed": 1}
+    assert (summary.best_trial, summary.best_value) == (1, 0.2)
+    assert (summary.plan_epochs, summary.seconds, summary.trial_epochs) == (1, 0.5, 4)
+
+
+def test_nothing_of_a_refused_batch_is_written(store, study, monkeypatch):
+    store.record([asked(study, 0)])
+    with pytest.raises(Exception, match="UNIQUE"):
+        store.record([epoch(5, 1, loss=1.0), asked(study, 0)])
+    assert store.plans.load(1).epochs == []
+
+
+def test_a_full_disk_says_what_to_do(tmp_path, store, study):
+    with store._engine.begin() as connection:
+        pages = connection.execute(text("PRAGMA page_count")).scalar()
+        connection.execute(text(f"PRAGMA max_page_count={pages}"))
+    with pytest.raises(StoreWriteError, match="free some disk space"):
+        store.record([epoch(n, 1, loss=1.0) for n in range(5000)])
+    assert store.plans.load(1).epochs == []
+
+
+def test_a_place_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreWriteError, match="choose another place"):
+        Store.open(f"sqlite:///{tmp_path}/file/below/t.db")
+
+
+def test_a_database_that_cannot_be_opened(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(StoreWriteError, match="choose a writable place"):
+        Store.open(f"sqlite:///{tmp_path}/folder")
+
+
+def test_a_file_that_is_no_database(tmp_path):
+    (tmp_path / "t.db").write_bytes(
+        b"certainly not a database, but long enough to look at" * 40
+    )
+    with pytest.raises(StoreError, match="damaged or not a thrifty database"):
+        Store.open(f"sqlite:///{tmp_path}/t.db")
+
+
+def test_another_programs_database(tmp_path):
+    url = f"sqlite:///{tmp_path}/t.db"
+    with create_engine(url).begin() as connection:
+        connection.execute(text("CREATE TABLE customers (id INTEGER)"))
+    with pytest.raises(StoreError, match="another program"):
+        Store.open(url)
+
+
+def test_an_address_that_is_none():
+    with pytest.raises(UsageError, match="not a database address"):
+        Store.open("thrifty.db")
+
+
+def test_a_missing_database_is_not_made_for_reading(tmp_path):
+    with pytest.raises(StudyNotFoundError, match="there is no database"):
+        Store.open(f"sqlite:///{tmp_path}/none.db", create=False)
+
+
+def test_a_newer_database_is_refused(tmp_path):
+    url = f"sqlite:///{tmp_path}/t.db"
+    with Store.open(url) as store, store._engine.begin() as connection:
+        connection.execute(text("UPDATE thrifty_version SET version_num='9999'"))
+    with pytest.raises(StoreVersionError, match=r"schema 9999.*upgrade"):
+        Store.open(url)
+
+
+def test_migrations_lead_to_the_same_tables(tmp_path):
+    migrated = create_engine(f"sqlite:///{tmp_path}/migrated.db")
+    with migrated.begin() as connection:
+        upgrade(connection)
+    fresh = create_engine(f"sqlite:///{tmp_path}/fresh.db")
+    metadata.create_all(fresh)
+    assert _tables(migrated) == _tables(fresh)
+
+
+def _tables(engine):
+    seen = inspect(engine)
+    return {
+        name: (
+            {c["name"]: (str(c["type"]), c["nullable"]) for c in seen.get_columns(name)},
+            sorted(str(i["column_names"]) for i in seen.get_indexes(name)),
+            seen.get_pk_constraint(name)["constrained_columns"],
+        )
+        for name in seen.get_table_names()
+    }
+
+
+def test_an_unknown_study_names_its_likeness(store, study):
+    with pytest.raises(StudyNotFoundError, match="it has: s"):
+        store.studies.get("something else")
+    store.studies.create("digits", plan=1, spec={})
+    with pytest.raises(StudyNotFoundError, match="did you mean 'digits'"):
+        store.studies.get("digit")
+
+
+def test_a_name_is_given_once(store, study):
+    with pytest.raises(StudyMismatchError, match="choose another name"):
+        store.studies.create("s", plan=1, spec={})
+
+
+def test_a_deleted_study_leaves_its_plan(store, study):
+    store.record([asked(study, 0), epoch(0, 1, loss=1.0)])
+    store.studies.delete("s")
+    assert store.studies.list() == []
+    assert len(store.plans.load(1).epochs) == 1
+
+
+def test_one_identity_is_one_plan(store):
+    assert store.plans.open("a", task="T") == store.plans.open("a", task="T")
+    assert store.plans.open("b", task="T").id != store.plans.open("a", task="T").id
+
+
+def test_others_read_while_one_writes(store, study):
+    store.record([asked(study, 0)])
+    with Store.open(store._engine.url.render_as_string(), create=False) as reader:
+        assert len(reader.studies.load(study).trials) == 1
+        store.record([asked(study, 1)])
+        assert len(reader.studies.load(study).trials) == 2
+
+
+def test_a_plan_is_held_by_one(store, study):
+    held = store.plans.acquire(1, study="s")
+    with held, pytest.raises(StoreBusyError, match=r"'s'.*is being run by process"):
+        store.plans.acquire(1, study="s")
+    store.plans.acquire(1, study="s").release()
+
+
+def test_a_dead_process_holds_nothing(store, study):
+    store.plans.acquire(1, study="s")
+    with store._engine.begin() as connection:
+        connection.execute(text("UPDATE leases SET pid=999999999"))
+    store.plans.acquire(1, study="s").release()
+
+
+def test_a_reused_process_number_holds_nothing(store, study):
+    store.plans.acquire(1, study="s")
+    with store._engine.begin() as connection:
+        connection.execute(text("UPDATE leases SET pid_started='12'"))
+    store.plans.acquire(1, study="s").release()
+
+
+def test_a_silent_holder_elsewhere_is_taken_over(store, study, clock):
+    lost = store.plans.acquire(1, study="s")
+    with store._engine.begin() as connection:
+        connection.execute(text("UPDATE leases SET host='elsewhere'"))
+    with pytest.raises(StoreBusyError, match="elsewhere"):
+        store.plans.acquire(1, study="s")
+    lost.heartbeat()
+    clock.advance(61.0)
+    store.plans.acquire(1, study="s")
+    with pytest.raises(StoreBusyError, match="taken over"):
+        lost.heartbeat()
