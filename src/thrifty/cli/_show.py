@@ -14,11 +14,12 @@ def show_results(study: Study) -> None:
     """The best configuration, its metric, and what was saved."""
     console = Console()
     best = study.best_trial
-    table = Table(
-        title=f"study {study.name!r}: best of {len(study.trials)} trials", title_justify="left"
+    console.print(
+        f"study {study.name!r}: best of {len(study.trials)} trials", highlight=False
     )
-    table.add_column("")
-    table.add_column("", overflow="fold")
+    table = Table(show_header=False)
+    table.add_column()
+    table.add_column(overflow="fold")
     table.add_row(study.metric, f"[bold]{best.value:.4f}[/bold]")
     table.add_row("trial", str(best.number))
     table.add_row("epochs", str(best.epochs))
