@@ -14,9 +14,7 @@ def show_results(study: Study) -> None:
     """The best configuration, its metric, and what was saved."""
     console = Console()
     best = study.best_trial
-    console.print(
-        f"study {study.name!r}: best of {len(study.trials)} trials", highlight=False
-    )
+    console.print(f"study {study.name!r}: best of {len(study.trials)} trials", highlight=False)
     table = Table(show_header=False)
     table.add_column()
     table.add_column(overflow="fold")
