@@ -80,6 +80,16 @@ class _BareTree:
         return keys[:target]
 
 
+class _Trained:
+    """Counts the epochs that were really trained."""
+
+    def __init__(self) -> None:
+        self.num_epochs = 0
+
+    def on_event(self, event: Any, ledger: Any) -> None:
+        self.num_epochs += type(event).__name__ == "EpochDone"
+
+
 def thrifty(args: argparse.Namespace) -> dict[str, Any]:
     """The same by thrifty: SQLite, checkpoints on disk, one worker."""
     import thrifty as th  # noqa: PLC0415 (the peers do without)
@@ -106,8 +116,10 @@ def thrifty(args: argparse.Namespace) -> dict[str, Any]:
             name="bench",
             seed=digits.SEED,
         )
+        trained = _Trained()
+        executor = th.Local(workers=1, threads=1)
         began = time.perf_counter()
-        study.run(executor=th.Local(workers=1, threads=1), progress=False)
+        study.run(executor=executor, progress=False, observers=[trained])
         seconds = time.perf_counter() - began
         by_schedule = {schedule: i for i, schedule in enumerate(study.space["lr"].options)}
         requests = [(configs[by_schedule[t.config["lr"]]], t.epochs) for t in study.trials]
@@ -115,7 +127,8 @@ def thrifty(args: argparse.Namespace) -> dict[str, Any]:
             Path(args.requests).write_text(json.dumps(requests))
         return {
             "seconds": seconds,
-            "epochs": study.savings.unique_epochs,
+            "epochs": trained.num_epochs,
+            "unique": study.savings.unique_epochs,
             "best": study.best_trial.value,
             "minimum": digits.minimum_epochs(requests),
             "trial_epochs": study.savings.trial_epochs,
@@ -156,12 +169,13 @@ def optuna(args: argparse.Namespace) -> dict[str, Any]:
         )
         study.optimize(objective, n_trials=len(configs))
         seconds = time.perf_counter() - began
-        best = max(max(t.intermediate_values.values()) for t in study.trials)
+        curves = [t.intermediate_values for t in study.trials]
+        best = max(curve[max(curve)] for curve in curves)  # pruned trials stand where they are
     return {
         "seconds": seconds,
         "epochs": num_epochs,
-        "best": study.best_value,
-        "best_seen": best,
+        "best": best,
+        "best_complete": study.best_value,
     }
 
 
@@ -184,7 +198,9 @@ def ray(args: argparse.Namespace) -> dict[str, Any]:
             digits.train_epoch(model, optimizer, train, config=config, epoch=epoch)
             tune.report({"accuracy": digits.accuracy(model, valid)})
 
+    began = time.perf_counter()
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    init_seconds = time.perf_counter() - began
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         tuner = tune.Tuner(
@@ -208,6 +224,8 @@ def ray(args: argparse.Namespace) -> dict[str, Any]:
         "seconds": seconds,
         "epochs": sum(m["training_iteration"] for m in last),
         "best": max(m["accuracy"] for m in last),
+        "init_seconds": init_seconds,
+        "trials": len(last),
     }
 
 
