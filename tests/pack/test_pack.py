@@ -39,7 +39,10 @@ def backend_at(task, values, *, state=None, epoch=0):
 
 
 def step(backend, values, epoch):
-    return backend.step({0: EpochPlan(epoch=epoch, values=values)})[0]
+    outcome = backend.step({0: EpochPlan(epoch=epoch, values=values)})[0]
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
 
 
 # -- hyper-parameters ----------------------------------------------------------------------

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 import tempfile
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests import alone
 from tests.study.helpers import SPACE, make_study
 from thrifty.core import EpochDone
+from thrifty.run import Local
 from thrifty.search import (
     ASHA,
     GriddedSampler,
@@ -44,6 +47,13 @@ SPACES = [
 ]
 
 
+SOLO = Local(pack="solo")
+
+
+def nearly(found, wanted) -> bool:
+    return found == pytest.approx(wanted, rel=1e-3, abs=1e-5)
+
+
 class Counting:
     """Counts how often each epoch of each node is trained."""
 
@@ -55,11 +65,11 @@ class Counting:
             self.trained[event.node, event.epoch] += 1
 
 
-def check(algorithm, space, seed) -> None:
+def check(algorithm, space, seed, *, executor=SOLO, same=operator.eq) -> None:
     counting = Counting()
     with tempfile.TemporaryDirectory() as folder:
         study = make_study(folder, space=space, algorithm=algorithm, seed=seed)
-        study.run(progress=False, observers=[counting])
+        study.run(progress=False, observers=[counting], executor=executor)
     assert set(counting.trained.values()) == {1}
     assert sum(counting.trained.values()) == study.savings.unique_epochs
     assert study.trials
@@ -67,8 +77,7 @@ def check(algorithm, space, seed) -> None:
         metrics = alone.train(
             LineTask(), trial.config, epochs=trial.epochs, run_epochs=6, seed=seed
         )
-        # equal to the last bit, not nearly equal
-        assert trial.curve == tuple(m["mse"] for m in metrics)
+        assert same(trial.curve, tuple(m["mse"] for m in metrics))
 
 
 @given(st.sampled_from(ALGORITHMS), st.sampled_from(SPACES), st.integers(0, 1000))
@@ -81,3 +90,25 @@ def test_shared_trials_equal_trials_alone_bit_for_bit(algorithm, space, seed):
 @settings(max_examples=5, deadline=None)
 def test_branches_of_a_population_equal_trials_alone(seed):
     check(POPULATION, Space(lr=Float(0.01, 0.2, log=True), width=Choice([0, 3])), seed)
+
+
+@given(
+    st.sampled_from(ALGORITHMS),
+    st.sampled_from(SPACES),
+    st.integers(0, 1000),
+    st.sampled_from([2, 5]),
+)
+@settings(max_examples=15, deadline=None)
+def test_concatenated_trials_equal_trials_alone_bit_for_bit(algorithm, space, seed, size):
+    check(algorithm, space, seed, executor=Local(pack="concatenated", pack_size=size))
+
+
+@given(
+    st.sampled_from(ALGORITHMS),
+    st.sampled_from(SPACES),
+    st.integers(0, 1000),
+    st.sampled_from([1, 3, 7]),
+)
+@settings(max_examples=15, deadline=None)
+def test_fused_trials_equal_trials_alone_up_to_rounding(algorithm, space, seed, size):
+    check(algorithm, space, seed, executor=Local(pack="fused", pack_size=size), same=nearly)

@@ -21,10 +21,12 @@ from ._errors import (
     WorkerLostError as WorkerLostError,
 )
 from ._events import (
+    Calibrated as Calibrated,
     CheckpointLost as CheckpointLost,
     CheckpointRef as CheckpointRef,
     EpochDone as EpochDone,
     Event as Event,
+    PackShrunk as PackShrunk,
     StageDone as StageDone,
     StageFailed as StageFailed,
     StageStarted as StageStarted,
@@ -38,6 +40,7 @@ from ._seeds import (
 
 __all__ = [
     "AlgorithmError",
+    "Calibrated",
     "CheckpointError",
     "CheckpointLost",
     "CheckpointRef",
@@ -46,6 +49,7 @@ __all__ = [
     "EpochDone",
     "Event",
     "MissingExtraError",
+    "PackShrunk",
     "ScheduleError",
     "SpaceError",
     "StageDone",

@@ -37,13 +37,18 @@ class StageStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochDone:
-    """One epoch was trained and evaluated; ``seconds`` is its wall-clock time."""
+    """One epoch was trained and evaluated.
+
+    ``seconds`` is its share of the wall-clock time of the pack it was trained in; ``seconds_alone`` what it would have
+    taken by itself, where that was measured (None: it was alone).
+    """
 
     node: int
     epoch: int
     metrics: Mapping[str, float]
     seconds: float
     worker: str
+    seconds_alone: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +76,8 @@ class StageFailed:
     """A stage did not reach its end.
 
     ``epoch`` is the last good state. ``kind`` is "diverged" or "error" (both final: trying again would give
-    the same), "lost" (the worker died: worth another try) or "stopped" (asked to stop).
+    the same), "lost" (the worker died: worth another try), "crowded" (its worker failed while it trained others,
+    too: worth another try, and no mark against this one) or "stopped" (asked to stop).
     """
 
     node: int
@@ -84,4 +90,36 @@ class StageFailed:
     traceback: str = ""
 
 
-Event = StageStarted | EpochDone | StageDone | CheckpointLost | StageFailed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """It is known how long joint steps of some models take on a device, newly measured or from before.
+
+    ``curves`` are plain data (``thrifty.perf.PackCurve.to_json``), ``key`` names all that they depend on,
+    ``structure`` and ``device`` say it in words.
+    """
+
+    key: str
+    structure: str
+    device: str
+    curves: tuple[Mapping[str, object], ...]
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackShrunk:
+    """A worker ran out of memory and trains at most ``size`` trials at a time from now on."""
+
+    size: int
+    reason: str
+    worker: str
+
+
+Event = (
+    StageStarted
+    | EpochDone
+    | StageDone
+    | CheckpointLost
+    | StageFailed
+    | Calibrated
+    | PackShrunk
+)

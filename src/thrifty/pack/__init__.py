@@ -3,12 +3,21 @@
 A plain PyTorch library: it knows nothing of search, plans or databases.
 """
 
-from ._backend import Backend as Backend, EpochPlan as EpochPlan, Member as Member
+from ._auto import AutoBackend as AutoBackend, Calibration as Calibration, Prefer as Prefer
+from ._backend import (
+    Backend as Backend,
+    EpochPlan as EpochPlan,
+    Member as Member,
+    Outcome as Outcome,
+    out_of_memory as out_of_memory,
+)
+from ._concatenated import ConcatenatedBackend as ConcatenatedBackend
 from ._data import (
     ArrayData as ArrayData,
     DatasetPair as DatasetPair,
     epoch_order as epoch_order,
 )
+from ._fused import FusedBackend as FusedBackend
 from ._hyperparameters import HyperParameters as HyperParameters
 from ._inspect import TaskReport as TaskReport, inspect_task as inspect_task
 from ._optimizer import (
@@ -20,9 +29,10 @@ from ._optimizer import (
     RMSprop as RMSprop,
 )
 from ._random import borrowed_streams as borrowed_streams
-from ._solo import TRAIN_LOSS as TRAIN_LOSS, SoloBackend as SoloBackend
+from ._solo import SoloBackend as SoloBackend
 from ._state import State as State, pack_state as pack_state, unpack_state as unpack_state
 from ._task import Task as Task, Trainable as Trainable, optimizer_of as optimizer_of
+from ._trial import TRAIN_LOSS as TRAIN_LOSS
 
 
 __all__ = [
@@ -32,12 +42,18 @@ __all__ = [
     "Adam",
     "AdamW",
     "ArrayData",
+    "AutoBackend",
     "Backend",
+    "Calibration",
+    "ConcatenatedBackend",
     "DatasetPair",
     "EpochPlan",
+    "FusedBackend",
     "HyperParameters",
     "Member",
     "Optimizer",
+    "Outcome",
+    "Prefer",
     "RMSprop",
     "SoloBackend",
     "State",
@@ -48,6 +64,7 @@ __all__ = [
     "epoch_order",
     "inspect_task",
     "optimizer_of",
+    "out_of_memory",
     "pack_state",
     "unpack_state",
 ]

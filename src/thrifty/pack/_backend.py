@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from ._state import State
 
@@ -32,25 +34,54 @@ class EpochPlan:
     moving: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
+Outcome = Mapping[str, float] | Exception
+"""What came of an epoch: its metrics, or what went wrong in this trial's own code."""
+
+
 class Backend(ABC):
-    """Trains the members of its slots, one epoch at a time; each gets the result it would get alone."""
+    """Trains the members of its slots, epoch by epoch; each gets the result it would get alone.
+
+    What goes wrong in one trial is its outcome and does not touch the others; what it was doing is lost from its last
+    epoch on. Running out of memory is raised.
+    """
 
     @abstractmethod
     def stack(self, slot: int, member: Member) -> None:
-        """Puts a trial into a slot."""
+        """Puts a trial into a free slot. Errors of the task's code come through."""
 
     @abstractmethod
     def num_steps(self, slot: int, values: Mapping[str, Any]) -> int:
         """How many optimiser steps the next epoch of a member has."""
 
     @abstractmethod
-    def step(self, plans: Mapping[int, EpochPlan]) -> Mapping[int, Mapping[str, float]]:
-        """Trains one epoch of each given slot and evaluates it; metrics by slot.
+    def step(self, plans: Mapping[int, EpochPlan]) -> Mapping[int, Outcome]:
+        """Trains until at least one member has ended its epoch, and returns the outcomes of those that have.
 
-        Raises:
-            DivergedError: a training loss is not finite.
+        ``plans`` has an epoch for each slot that ended its last one (or is new); slots that are in the middle
+        of an epoch go on with it.
         """
 
     @abstractmethod
     def unstack(self, slot: int) -> State:
-        """A copy of the full state of a member; it stays in its slot."""
+        """A copy of the full state of a member at the end of an epoch; it stays in its slot."""
+
+    @abstractmethod
+    def release(self, slot: int) -> None:
+        """Frees a slot."""
+
+
+def guarded(compute: Callable[[], Mapping[str, float]]) -> Outcome:
+    """The outcome of something that may raise; running out of memory comes through."""
+    try:
+        return compute()
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        return error
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that a device, or this machine, has no memory left."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )

@@ -15,9 +15,10 @@ Batch = Any
 
 
 class Source(Protocol):
-    """Where batches come from."""
+    """Where batches come from; ``arrays`` are the training data where they all lie on the device, else None."""
 
     num_train: int
+    arrays: tuple[torch.Tensor, ...] | None
 
     def train_batches(self, *, seed: int, epoch: int, batch_size: int) -> Iterator[Batch]:
         """The batches of one epoch of training, in an order given by seed and epoch."""
@@ -88,7 +89,7 @@ def epoch_order(num_samples: int, *, seed: int, epoch: int) -> torch.Tensor:
 
 class _ArraySource:
     def __init__(self, data: ArrayData, device: torch.device) -> None:
-        self._train = tuple(t.to(device) for t in data.train)
+        self.arrays = self._train = tuple(t.to(device) for t in data.train)
         self._valid = tuple(t.to(device) for t in data.valid)
         self._device = device
         self.num_train = len(self._train[0])
@@ -105,6 +106,8 @@ class _ArraySource:
 
 
 class _DatasetSource:
+    arrays = None
+
     def __init__(self, data: DatasetPair, device: torch.device) -> None:
         self._data = data
         self._device = device

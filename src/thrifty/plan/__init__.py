@@ -7,6 +7,7 @@ from ._forest import (
 )
 from ._garbage import droppable as droppable
 from ._node import Node as Node
+from ._packing import pack_size as pack_size
 from ._search_plan import MAX_ATTEMPTS as MAX_ATTEMPTS, SearchPlan as SearchPlan
 from ._stage import Answer as Answer, Chain as Chain, Stage as Stage
 
@@ -21,5 +22,6 @@ __all__ = [
     "Stage",
     "StageState",
     "droppable",
+    "pack_size",
     "stage_forest",
 ]

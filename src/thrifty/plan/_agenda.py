@@ -32,6 +32,11 @@ class Agenda:
         # goes on by itself, and (-1, 0) as node and epoch stand for the beginning
         self._ready: list[tuple[float, int, int]] = []
 
+    @property
+    def longest(self) -> float:
+        """Cost of the longest path that can start now; may be too high, never too low."""
+        return -self._ready[0][0] if self._ready else 0.0
+
     def demand(self, node: Node, epoch: int) -> None:
         """There is new work on a node, up to ``epoch``."""
         cost = (epoch - node.start) * node.cost

@@ -63,6 +63,11 @@ class SearchPlan:
         self._agenda = Agenda(self.nodes, cuts=cuts)
         self._attempts: dict[tuple[int, int], int] = {}
 
+    @property
+    def longest_pending(self) -> float:
+        """Cost of the longest path of work that could start now; never too low."""
+        return self._agenda.longest
+
     # -- what is asked for ------------------------------------------------------------
 
     def insert(self, timeline: Timeline) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from thrifty.pack import (
+    Backend,
     EpochPlan,
     Member,
     SoloBackend,
@@ -38,14 +39,17 @@ def train_alone(
         values = timeline.at(min(first, timeline.epochs - 1))
         backend.stack(0, Member(values=values, seed=seed, epoch=first, state=known))
         for epoch in range(first, epochs):
-            metrics.append(backend.step({0: epoch_plan(backend, timeline, epoch=epoch)})[0])
+            outcome = backend.step({0: epoch_plan(backend, timeline, epoch=epoch, slot=0)})[0]
+            if isinstance(outcome, Exception):
+                raise outcome
+            metrics.append(outcome)
     return backend, metrics
 
 
-def epoch_plan(backend: SoloBackend, timeline: Timeline, *, epoch: int) -> EpochPlan:
+def epoch_plan(backend: Backend, timeline: Timeline, *, epoch: int, slot: int) -> EpochPlan:
     """The values of all hyper-parameters in one epoch, at each step for those that move within it."""
     values = timeline.at(epoch)
-    num_steps = backend.num_steps(0, values)
+    num_steps = backend.num_steps(slot, values)
     moving = {
         name: now
         for name in timeline.config

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from thrifty.pack import Task, Trainable
 
@@ -11,7 +12,7 @@ from ._assignment import Assignment, Report
 
 
 class Executor(ABC):
-    """Has some workers; each trains one assignment at a time and reports what happens.
+    """Has some workers; each trains one or several assignments at a time and reports what happens.
 
     For each assignment the reports come in order, the last one has no event, and no
     failure of user code or of a worker is ever raised: it is reported as an event. What the store
@@ -19,12 +20,12 @@ class Executor(ABC):
     """
 
     @abstractmethod
-    def num_free(self) -> int:
-        """How many workers are idle."""
+    def num_free(self, *, pack_size: int = 1) -> int:
+        """How many more assignments can start now, if a worker trains up to ``pack_size`` at a time."""
 
     @abstractmethod
     def submit(self, assignment: Assignment) -> None:
-        """Gives an assignment to an idle worker."""
+        """Gives an assignment to the worker that has least to do."""
 
     @abstractmethod
     def poll(self, timeout_s: float) -> Sequence[Report]:
@@ -32,7 +33,7 @@ class Executor(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Asks all workers to keep their present state at the next epoch's end and be through."""
+        """Asks all workers to keep their present states at the next epoch's end and be through."""
 
     @abstractmethod
     def close(self) -> None:
@@ -40,8 +41,28 @@ class Executor(ABC):
 
 
 class ExecutorConfig(ABC):
-    """Says how to train; ``open`` makes the executor. A frozen value that users write."""
+    """Says how to train; ``open`` makes the executor. A frozen value that users write.
+
+    ``pack_size`` is how many trials a worker trains at a time, None if that is to be measured.
+    """
+
+    pack_size: int | None = None
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there will be."""
+        return 1
 
     @abstractmethod
-    def open(self, task: Task | Trainable, *, checkpoints: str, folder: str) -> Executor:
-        """The executor for a task; workers keep states under ``checkpoints``/``folder``."""
+    def open(
+        self,
+        task: Task | Trainable,
+        *,
+        checkpoints: str,
+        folder: str,
+        curves: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    ) -> Executor:
+        """The executor for a task; workers keep states under ``checkpoints``/``folder``.
+
+        ``curves`` is what is known of joint training, by the key of ``Calibrated``.
+        """

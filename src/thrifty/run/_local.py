@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, get_args
 
 import torch
 
 from thrifty.core import UsageError
-from thrifty.pack import Task, Trainable
-from thrifty.store import CheckpointFolder
+from thrifty.pack import Prefer, Task, Trainable
 
 from ._executor import Executor, ExecutorConfig
 from ._inline import InlineExecutor
-from ._processes import ProcessExecutor, WorkerSpec
-from ._worker import Worker
+from ._processes import ProcessExecutor
+from ._worker import Worker, WorkerSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,40 +27,45 @@ class Local(ExecutorConfig):
     ``threads`` is how many CPU threads each may use (default: an equal share of the cores). Results on a CPU may depend
     on the number of threads in the last bits, never on the number of workers.
 
+    ``pack`` says how a worker trains several trials jointly: ``"auto"`` fuses models into one batched computation where that works
+    and pays (results equal up to rounding), ``"fused"`` wherever it works; ``"concatenated"`` keeps every trial bit-identical to one
+    alone; ``"solo"`` trains one at a time. ``pack_size`` fixes how many (default: measured, see ``Study.plan``).
+
     >>> Local(workers=2, threads=1)
-    Local(workers=2, devices=(), threads=1)
+    Local(workers=2, devices=(), threads=1, pack='auto', pack_size=None)
 
     Raises:
-        UsageError: no workers, no threads.
+        UsageError: no workers, no threads, an unknown way to pack.
     """
 
     workers: int | None = None
     devices: tuple[str, ...] = field(default=())
     threads: int | None = None
+    pack: Prefer = "auto"
+    pack_size: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("workers", "threads"):
+        if self.pack not in get_args(Prefer):
+            raise UsageError(
+                f"Local(pack={self.pack!r}): it is one of {', '.join(map(repr, get_args(Prefer)))}"
+            )
+        for name in ("workers", "threads", "pack_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"Local({name}={value}): needs at least one")
 
-    def open(self, task: Task | Trainable, *, checkpoints: str, folder: str) -> Executor:
+    def open(
+        self,
+        task: Task | Trainable,
+        *,
+        checkpoints: str,
+        folder: str,
+        curves: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    ) -> Executor:
         """The executor for a task."""
         devices = self.devices or _default_devices()
         workers = self.workers or len(devices)
         threads = self.threads or max(1, (os.cpu_count() or 1) // workers)
-        if workers == 1:
-            stop_flag = [False]
-            worker = Worker(
-                task,
-                name=f"{devices[0]}-0",
-                checkpoints=CheckpointFolder(checkpoints),
-                folder=folder,
-                device=devices[0],
-                threads=threads,
-                should_stop=lambda: stop_flag[0],
-            )
-            return InlineExecutor(worker, stop_flag=stop_flag)
         specs = [
             WorkerSpec(
                 name=f"{devices[i % len(devices)]}-{i}",
@@ -67,10 +73,21 @@ class Local(ExecutorConfig):
                 threads=threads,
                 checkpoints=checkpoints,
                 folder=folder,
+                pack=self.pack,
+                curves=curves or {},
             )
             for i in range(workers)
         ]
+        if workers == 1:
+            stop_flag = [False]
+            worker = Worker(task, specs[0], should_stop=lambda: stop_flag[0])
+            return InlineExecutor(worker, stop_flag=stop_flag)
         return ProcessExecutor(task, specs)
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there will be."""
+        return self.workers or len(self.devices or _default_devices())
 
 
 def _default_devices() -> tuple[str, ...]:

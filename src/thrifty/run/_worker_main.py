@@ -8,9 +8,9 @@ import sys
 from multiprocessing.connection import Connection
 
 from thrifty.core import StoreWriteError
-from thrifty.run._processes import Through
+from thrifty.run._assignment import Assignment
+from thrifty.run._processes import WriteError
 from thrifty.run._worker import Worker
-from thrifty.store import CheckpointFolder
 
 
 def main(fd: int) -> None:
@@ -32,33 +32,30 @@ def _serve(connection: Connection) -> None:
     task = pickle.loads(connection.recv_bytes())
     stopping = False
 
-    def should_stop() -> bool:
+    def take(message: object) -> None:
         nonlocal stopping
-        while not stopping and connection.poll(0):
-            stopping = connection.recv() == "stop"
+        if message == "stop":
+            stopping = True
+        else:
+            assert isinstance(message, Assignment)
+            worker.submit(message)
+
+    def should_stop() -> bool:
+        while connection.poll(0):
+            take(connection.recv())
         return stopping
 
-    worker = Worker(
-        task,
-        name=spec.name,
-        checkpoints=CheckpointFolder(spec.checkpoints),
-        folder=spec.folder,
-        device=spec.device,
-        threads=spec.threads,
-        should_stop=should_stop,
-    )
+    worker = Worker(task, spec, should_stop=should_stop)
     while True:
-        assignment = connection.recv()
-        if assignment == "stop":
-            stopping = True
-            continue
-        through = Through()
+        while not worker.num_active or connection.poll(0):
+            take(connection.recv())
         try:
-            for event in worker.run(assignment):
-                connection.send(event)
+            reports = worker.advance()
         except StoreWriteError as error:
-            through = Through(write_error=str(error))
-        connection.send(through)
+            connection.send(WriteError(message=str(error)))
+            return
+        if reports:
+            connection.send(reports)
 
 
 if __name__ == "__main__":

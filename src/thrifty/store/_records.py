@@ -23,7 +23,10 @@ class NodeRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochRecord:
-    """The metrics of a node after an epoch; the first record of an epoch stays."""
+    """The metrics of a node after an epoch; the first record of an epoch stays.
+
+    ``seconds`` and ``seconds_alone`` are those of ``EpochDone``.
+    """
 
     plan: int
     node: int
@@ -31,6 +34,7 @@ class EpochRecord:
     metrics: Mapping[str, float]
     seconds: float
     worker: str
+    seconds_alone: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

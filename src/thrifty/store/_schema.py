@@ -17,7 +17,7 @@ from sqlalchemy import (
 )
 
 
-VERSION = "0001"
+VERSION = "0002"
 
 metadata = MetaData()
 
@@ -71,6 +71,7 @@ epochs = Table(
     ),  # JSON with NaN and Infinity, which the JSON type of some databases refuses
     Column("seconds", Float, nullable=False),
     Column("worker", Text, nullable=False),
+    Column("seconds_alone", Float),
 )
 
 checkpoints = Table(
@@ -138,4 +139,15 @@ log = Table(
     Column("epoch", Integer, nullable=False),
     Column("value", Float),
     Column("at", Float, nullable=False),
+)
+
+# how long packs of a structure take on a device; no study's, so that all may use them
+curves = Table(
+    "curves",
+    metadata,
+    Column("key", String(64), primary_key=True),
+    Column("device", Text, nullable=False),
+    Column("structure", Text, nullable=False),
+    Column("curves", JSON, nullable=False),
+    Column("created_at", Float, nullable=False),
 )

@@ -12,6 +12,7 @@ from sqlalchemy import Engine, make_url
 from thrifty.core import Clock, SystemClock
 
 from ._checkpoints import CheckpointFolder
+from ._curves import Curves
 from ._engine import open_engine, user_errors
 from ._plans import Plans
 from ._records import Record
@@ -34,6 +35,7 @@ class Store:
         self._clock = clock
         self.plans = Plans(engine, clock)
         self.studies = Studies(engine, clock)
+        self.curves = Curves(engine, clock)
         self.checkpoints = CheckpointFolder(checkpoints)
 
     @classmethod

@@ -96,6 +96,7 @@ def _epochs(connection: Connection, records: Sequence[EpochRecord]) -> None:
             "metrics": json.dumps(dict(r.metrics)),
             "seconds": r.seconds,
             "worker": r.worker,
+            "seconds_alone": r.seconds_alone,
         }
         for r in records
     ]

@@ -65,8 +65,8 @@ class Ledger:
         """The node that each trial's timeline ends on, by trial number."""
         self.errors: dict[int, tuple[str, str, str]] = {}
         """Kind, message and traceback of failed trials."""
-        self.seconds: dict[tuple[int, int], float] = {}
-        """Seconds that each ``(node, epoch)`` took."""
+        self.seconds: dict[tuple[int, int], tuple[float, float]] = {}
+        """Seconds that each ``(node, epoch)`` took, and what it would have taken without others beside it."""
         self.kept_bytes = 0
         self.best: float | None = None
         """The best score so far."""
@@ -133,7 +133,8 @@ class Ledger:
         if isinstance(event, StageStarted):
             self._stage_began[event.node, event.start] = self._clock.now()
         elif isinstance(event, EpochDone):
-            self.seconds.setdefault((event.node, event.epoch), event.seconds)
+            alone = event.seconds if event.seconds_alone is None else event.seconds_alone
+            self.seconds.setdefault((event.node, event.epoch), (event.seconds, alone))
             self.outbox.append(
                 EpochRecord(
                     plan=self._plan_id,
@@ -141,6 +142,7 @@ class Ledger:
                     epoch=event.epoch,
                     metrics=event.metrics,
                     seconds=event.seconds,
+                    seconds_alone=event.seconds_alone,
                     worker=event.worker,
                 )
             )
@@ -243,7 +245,8 @@ class Ledger:
             self._insert(node.config)
         self.outbox.clear()
         for epoch in records.epochs:
-            self.seconds[epoch.node, epoch.epoch] = epoch.seconds
+            alone = epoch.seconds if epoch.seconds_alone is None else epoch.seconds_alone
+            self.seconds[epoch.node, epoch.epoch] = (epoch.seconds, alone)
             self.plan.record(
                 EpochDone(
                     node=epoch.node,

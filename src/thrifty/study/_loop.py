@@ -16,6 +16,7 @@ from thrifty.store import CheckpointRemoved, Lease, Store
 
 from ._forecast import ask_rng
 from ._ledger import Ledger
+from ._packing import Packing
 
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class Parts:
     plan_id: int
     disk_budget_bytes: float
     observers: Sequence[Observer]
+    packing: Packing
 
 
 def run_loop(parts: Parts, *, stop_requested: Callable[[], bool]) -> bool:
@@ -57,8 +59,10 @@ def run_loop(parts: Parts, *, stop_requested: Callable[[], bool]) -> bool:
     stopping = False
     upkeep = _Upkeep(parts)
     while True:
-        while not stopping and parts.executor.num_free():
-            chain = _next_chain(parts)
+        while not stopping:
+            size = parts.packing.size(parts.ledger.plan, chains.values())
+            num_free = parts.executor.num_free(pack_size=size)
+            chain = _next_chain(parts, num_free) if num_free else None
             if chain is None:
                 break
             chains[num_assigned] = chain
@@ -79,6 +83,7 @@ def run_loop(parts: Parts, *, stop_requested: Callable[[], bool]) -> bool:
 
 
 def _take(parts: Parts, event: Event) -> None:
+    parts.packing.on_event(event, parts.store)
     parts.ledger.handle(event)
     for observer in parts.observers:
         observer.on_event(event, parts.ledger)
@@ -101,7 +106,7 @@ class _Upkeep:
             self._beat = now
 
 
-def _next_chain(parts: Parts) -> Chain | None:
+def _next_chain(parts: Parts, num_free: int) -> Chain | None:
     """What to train next; asks the algorithm when the plan has nothing that could start."""
     ledger = parts.ledger
     while True:
@@ -111,7 +116,7 @@ def _next_chain(parts: Parts) -> Chain | None:
         decisions = parts.algorithm.ask(
             ledger.history,
             parts.space,
-            num=parts.executor.num_free(),
+            num=num_free,
             rng=ask_rng(parts.seed, ledger),
         )
         if not decisions:

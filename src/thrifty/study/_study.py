@@ -36,6 +36,7 @@ from ._check import check_arguments, check_study
 from ._forecast import Forecast, forecast
 from ._ledger import Ledger
 from ._loop import Observer, Parts, run_loop
+from ._packing import Packing
 from ._progress import Progress
 from ._results import Savings, TrialResult
 from ._storage import Storage
@@ -178,8 +179,12 @@ class Study:
                         stack.enter_context(Progress(self.name, self.metric, self._clock))
                     )
                 stop = stack.enter_context(_StopOnSignal())
+                curves = store.curves.all()
                 workers = executor.open(
-                    self.task, checkpoints=store.checkpoints.root, folder=identity
+                    self.task,
+                    checkpoints=store.checkpoints.root,
+                    folder=identity,
+                    curves=curves,
                 )
                 stack.callback(workers.close)
                 parts = Parts(
@@ -194,6 +199,11 @@ class Study:
                     plan_id=plan.id,
                     disk_budget_bytes=self.storage.disk_budget_bytes,
                     observers=watching,
+                    packing=Packing(
+                        num_workers=executor.num_workers,
+                        fixed_size=executor.pack_size,
+                        known=curves.keys(),
+                    ),
                 )
                 done = run_loop(parts, stop_requested=stop.requested)
             store.studies.finish(info.id, state="done" if done else "stopped")
@@ -234,7 +244,7 @@ class Study:
     def savings(self) -> Savings:
         """What was saved so far."""
         ledger = self._books()
-        seen: dict[tuple[int, int], float] = {}
+        seen: dict[tuple[int, int], tuple[float, float]] = {}
         alone, trial_epochs = 0.0, 0
         for number in range(len(ledger.history)):
             reached = ledger.history[number].reached
@@ -242,16 +252,14 @@ class Study:
             node = ledger.node_of[number]
             for epoch in range(reached, 0, -1):
                 owner = ledger.plan.owner(node, epoch).id
-                seconds = ledger.seconds.get((owner, epoch), 0.0)
-                seen[owner, epoch] = seconds
-                alone += seconds
-        shared = sum(seen.values())
+                seen[owner, epoch] = ledger.seconds.get((owner, epoch), (0.0, 0.0))
+                alone += seen[owner, epoch][1]
         return Savings(
             trial_epochs=trial_epochs,
             unique_epochs=len(seen),
             seconds_alone=alone,
-            seconds_shared=shared,
-            seconds=shared,
+            seconds_shared=sum(by_itself for _, by_itself in seen.values()),
+            seconds=sum(spent for spent, _ in seen.values()),
         )
 
     def forest(self) -> list[ForestStage]:
@@ -383,7 +391,8 @@ class Study:
             seconds = self._books().seconds
         except ThriftyError:
             return None
-        return sum(seconds.values()) / len(seconds) if seconds else None
+        spent = [each for each, _ in seconds.values()]
+        return sum(spent) / len(spent) if spent else None
 
     def _result(self, number: int) -> TrialResult:
         ledger = self._books()

@@ -1,0 +1,144 @@
+"""Measuring how long joint steps take: a short dry run for each structure and device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from thrifty.perf import PackCurve
+
+from ._backend import EpochPlan, Member, out_of_memory
+from ._fused import FusedBackend, Structures
+from ._task import Task
+from ._trial import TaskTrial
+
+
+SIZES = {"cpu": (1, 4, 16), "cuda": (1, 4, 16, 64, 256)}
+MEASURE_S = 0.012
+"""How long each size is measured, if steps are short; three steps at least."""
+MAX_STEP_S = 2.0
+"""No larger packs are tried when a joint step takes as long."""
+GAIN = 0.97
+"""A larger pack must be that much better for each trial to be worth having."""
+
+
+def calibrate(
+    task: Task,
+    member: Member,
+    *,
+    device: torch.device,
+    structures: Structures,
+    channels_last: bool,
+    max_size: int = 256,
+) -> list[PackCurve]:
+    """Curves of the solo back-end and of the fused one, in each order of images in memory that applies.
+
+    Trials are copies of ``member``, fresh and thrown away again. A size that runs out of memory ends its curve.
+    """
+    solo_s = _seconds(_solo_steps(task, member, device), device)
+    curves = [PackCurve(backend="solo", step_s={1: solo_s})]
+    for last in (False, True) if channels_last else (False,):
+        step_s: dict[int, float] = {}
+        memory: dict[int, float] = {}
+        for size in SIZES.get(device.type, SIZES["cpu"]):
+            if size > max_size:
+                break
+            try:
+                step_s[size], memory[size] = _measure_fused(
+                    task, member, size, device=device, structures=structures, channels_last=last
+                )
+            except Exception as error:
+                if not out_of_memory(error):
+                    raise
+                break
+            best = min(step_s[k] / k for k in step_s)
+            if step_s[size] > MAX_STEP_S or step_s[size] / size > best / GAIN:
+                break
+        if step_s:
+            fused = PackCurve(
+                backend="fused",
+                variant="channels last" if last else "",
+                step_s=step_s,
+                memory_bytes=memory,
+            )
+            curves.append(_up_to_the_best(fused))
+    return curves
+
+
+def _up_to_the_best(curve: PackCurve) -> PackCurve:
+    """Without the sizes past saturation: larger packs run as several groups of the best size."""
+    best = min(curve.step_s, key=lambda k: (curve.step_s[k] / k) / GAIN ** (k == 1))
+    return replace(
+        curve,
+        step_s={k: s for k, s in curve.step_s.items() if k <= best},
+    )
+
+
+def _measure_fused(
+    task: Task,
+    member: Member,
+    size: int,
+    *,
+    device: torch.device,
+    structures: Structures,
+    channels_last: bool,
+) -> tuple[float, float]:
+    backend = FusedBackend(
+        task,
+        device=device,
+        block_size=size,
+        channels_last=channels_last,
+        structures=structures,
+    )
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    for slot in range(size):
+        backend.stack(slot, replace(member, state=None, epoch=0))
+    seconds = _seconds(_fused_steps(backend, size, member.values), device)
+    if device.type == "cuda":
+        return seconds, float(torch.cuda.max_memory_allocated(device))
+    return seconds, float(backend.memory_bytes())
+
+
+def _solo_steps(task: Task, member: Member, device: torch.device) -> Iterator[None]:
+    trial = TaskTrial(task, device)
+    trial.begin(replace(member, state=None, epoch=0))
+    epoch = 0
+    while True:
+        trial.start(EpochPlan(epoch=epoch, values=member.values))
+        while trial.step():
+            yield
+        epoch += 1
+
+
+def _fused_steps(backend: FusedBackend, size: int, values: Mapping[str, Any]) -> Iterator[None]:
+    epoch = 0
+    while True:
+        plan = EpochPlan(epoch=epoch, values=values)
+        for _ in range(backend.start(dict.fromkeys(range(size), plan))):
+            backend.one_step()
+            yield
+        epoch += 1
+
+
+def _seconds(steps: Iterator[None], device: torch.device) -> float:
+    """The median time of a step, after two that warm up."""
+    next(steps)
+    next(steps)
+    _wait(device)
+    times: list[float] = []
+    while len(times) < 3 or (sum(times) < MEASURE_S and len(times) < 200):
+        began = time.perf_counter()
+        next(steps)
+        _wait(device)
+        times.append(time.perf_counter() - began)
+    return sorted(times)[len(times) // 2]
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,114 @@
+"""The concatenated back-end: K plain models in one process, one step of each in turn.
+
+Liu et al., "Understanding and Optimizing Packed Neural Network Training for Hyper-Parameter Tuning", DEEM 2021: members share input,
+transfer and dispatch. Unlike there each keeps its own batches and optimiser, so that models, optimisers and batch sizes may differ and
+every result is bit for bit that of the trial alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from itertools import tee
+from typing import Any
+
+import torch
+
+from ._backend import Backend, EpochPlan, Member, Outcome, guarded, out_of_memory
+from ._data import Batch
+from ._state import State
+from ._task import Task
+from ._trial import TaskTrial
+
+
+class ConcatenatedBackend(Backend):
+    """Any number of slots, any models. On a GPU each member has a stream of its own.
+
+    Options: ``device`` to train on.
+    """
+
+    def __init__(self, task: Task, *, device: torch.device | str = "cpu") -> None:
+        self._task = task
+        self._device = torch.device(device)
+        self._trials: dict[int, TaskTrial] = {}
+        self._streams: dict[int, Any] = {}
+        self._under_way: set[int] = set()
+
+    def stack(self, slot: int, member: Member) -> None:
+        """Puts a trial into a slot."""
+        trial = TaskTrial(self._task, self._device)
+        trial.begin(member)
+        self._trials[slot] = trial
+        if self._device.type == "cuda" and slot not in self._streams:
+            self._streams[slot] = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+
+    def num_steps(self, slot: int, values: Mapping[str, Any]) -> int:
+        """How many optimiser steps the next epoch has."""
+        return self._trials[slot].num_steps(values)
+
+    def step(self, plans: Mapping[int, EpochPlan]) -> Mapping[int, Outcome]:
+        """One step of each in turn, until somebody's epoch ends."""
+        outcomes = self._start(plans)
+        while self._under_way and not outcomes:
+            for slot in sorted(self._under_way):
+                outcome = self._one_step(slot)
+                if outcome is not None:
+                    outcomes[slot] = outcome
+        self._under_way -= set(outcomes)
+        return outcomes
+
+    def unstack(self, slot: int) -> State:
+        """A copy of the full state."""
+        return self._trials[slot].state()
+
+    def release(self, slot: int) -> None:
+        """Frees a slot."""
+        self._trials.pop(slot, None)
+        self._under_way.discard(slot)
+
+    def _start(self, plans: Mapping[int, EpochPlan]) -> dict[int, Outcome]:
+        outcomes: dict[int, Outcome] = {}
+        shared = _SharedBatches()
+        for slot, plan in plans.items():
+            trial = self._trials[slot]
+            if trial.loose_streams:  # it must have Python's and NumPy's streams to itself
+                outcomes[slot] = guarded(partial(trial.epoch, plan))
+                continue
+            try:
+                trial.start(plan, batches=shared.of(trial, plan))
+            except Exception as error:
+                if out_of_memory(error):
+                    raise
+                outcomes[slot] = error
+            else:
+                self._under_way.add(slot)
+        return outcomes
+
+    def _one_step(self, slot: int) -> Outcome | None:
+        """One step of a member; its outcome if that was the end of its epoch."""
+        trial = self._trials[slot]
+
+        def advance() -> Mapping[str, float]:
+            with self._stream(slot):
+                return {} if trial.step() else trial.finish()
+
+        outcome = guarded(advance)
+        return outcome or None if isinstance(outcome, Mapping) else outcome
+
+    def _stream(self, slot: int) -> AbstractContextManager[Any]:
+        stream = self._streams.get(slot)
+        return nullcontext() if stream is None else torch.cuda.stream(stream)  # type: ignore[no-any-return]
+
+
+class _SharedBatches:
+    """Members that see the same batches in the same order have them prepared once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], Iterator[Batch]] = {}
+
+    def of(self, trial: TaskTrial, plan: EpochPlan) -> Iterator[Batch]:
+        key = (id(trial.source), trial.seed, plan.epoch, trial.batch_size(plan.values))
+        mine, kept = tee(self._known.pop(key) if key in self._known else trial.batches(plan))
+        self._known[key] = kept
+        return mine

@@ -1,0 +1,269 @@
+"""The fused back-end: trials of one structure as one batched computation."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from thrifty.core import derive_seed
+
+from ._backend import Backend, EpochPlan, Member, Outcome, guarded, out_of_memory
+from ._data import epoch_order
+from ._random import seed_everything
+from ._state import State
+from ._task import Task
+from .fused._block import Block
+from .fused._dry_run import dry_run
+from .fused._feed import ArrayFeed, Feed, IteratorFeed
+from .fused._member import FusedTrial
+from .fused._registry import UnfusableError
+from .fused._signature import signature
+from .fused._structure import Structure
+from .fused._tape import Arena
+from .fused.optimizers import RowOptimizer, optimizer_for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedOptions:
+    """How one structure is fused: trials to a block, order of images in memory."""
+
+    block_size: int
+    channels_last: bool = False
+
+
+Structures = dict[Hashable, Structure | str]
+"""By what trials have in common: the tested structure, or why there is none."""
+
+
+class FusedBackend(Backend):
+    """Any number of slots; trials of equal structure share blocks of up to ``block_size``.
+
+    Options: ``device`` to train on; ``block_size``, the trials of one batched computation; ``channels_last``, the order of images in
+    memory; ``structures``, what dry runs have found so far.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        device: torch.device | str = "cpu",
+        block_size: int = 8,
+        channels_last: bool = False,
+        structures: Structures | None = None,
+    ) -> None:
+        self._default = FusedOptions(block_size=block_size, channels_last=channels_last)
+        self._options: dict[Hashable, FusedOptions] = {}
+        self._task = task
+        self._device = torch.device(device)
+        self._arena = Arena()
+        self._trials: dict[int, FusedTrial] = {}
+        self._blocks: dict[Hashable, list[Block]] = {}
+        self._home: dict[FusedTrial, Block] = {}
+        self._keys: dict[FusedTrial, Hashable] = {}
+        self._structures = {} if structures is None else structures
+        self._feeds: dict[Hashable, Feed] = {}
+
+    def stack(self, slot: int, member: Member) -> None:
+        """Puts a trial into a slot.
+
+        Raises:
+            UnfusableError: its model cannot be fused; the message says why.
+        """
+        trial = self.prepare(member)
+        self.place(slot, trial, member.values)
+
+    def prepare(self, member: Member) -> FusedTrial:
+        """A trial that has no place yet."""
+        trial = FusedTrial(self._task, self._device)
+        trial.begin(member)
+        trial.adapt(member.values)
+        return trial
+
+    def place(self, slot: int, trial: FusedTrial, values: Mapping[str, Any]) -> None:
+        """Gives a prepared trial its slot. Raises as ``stack`` does."""
+        self._place(trial, values)
+        self._trials[slot] = trial
+
+    def key(self, trial: FusedTrial, values: Mapping[str, Any]) -> Hashable:
+        """What trials that may be packed with this one have in common.
+
+        Raises:
+            UnfusableError: nobody may.
+        """
+        return self._key(trial, values)
+
+    def structure(self, trial: FusedTrial, values: Mapping[str, Any]) -> Structure:
+        """The tested structure of a prepared trial. Raises as ``key`` does."""
+        return self._structure(trial, values)
+
+    def seed(self, slot: int) -> int:
+        """The seed of the trial in a slot."""
+        return self._trials[slot].seed
+
+    def configure(self, key: Hashable, options: FusedOptions) -> None:
+        """Sets how trials with a key are fused, before the first of them takes its place."""
+        self._options[key] = options
+
+    def num_steps(self, slot: int, values: Mapping[str, Any]) -> int:
+        """How many optimiser steps the next epoch has."""
+        return self._trials[slot].num_steps(values)
+
+    def step(self, plans: Mapping[int, EpochPlan]) -> Mapping[int, Outcome]:
+        """Every block goes on until one of its trials has ended its epoch."""
+        slot_of = {trial: slot for slot, trial in self._trials.items()}
+        outcomes: dict[int, Outcome] = {}
+        self._feeds.clear()
+        for slot, plan in plans.items():
+            outcome = guarded(partial(self._start, self._trials[slot], plan))
+            if isinstance(outcome, Exception):
+                outcomes[slot] = outcome
+        for block in list(self._all_blocks()):
+            if not block.trials or any(slot_of[t] in outcomes for t in block.trials):
+                continue
+            ended = block.advance()
+            for trial, outcome in zip(ended, block.finish(ended), strict=True):
+                outcomes[slot_of[trial]] = outcome
+        return outcomes
+
+    def unstack(self, slot: int) -> State:
+        """A copy of the full state."""
+        trial = self._trials[slot]
+        return self._home[trial].state(trial)
+
+    def release(self, slot: int) -> None:
+        """Frees a slot."""
+        trial = self._trials.pop(slot, None)
+        if trial is not None:
+            self._home.pop(trial).remove(trial)
+            del self._keys[trial]
+
+    def model(self, slot: int) -> torch.nn.Module:
+        """The model in a slot; its parameters are views of the pack's."""
+        return self._trials[slot].model
+
+    def start(self, plans: Mapping[int, EpochPlan]) -> int:
+        """Starts epochs without training them; the number of steps they have. For measuring."""
+        self._feeds.clear()
+        for slot, plan in plans.items():
+            self._start(self._trials[slot], plan)
+        return max(self._trials[slot].steps_left for slot in plans)
+
+    def one_step(self) -> None:
+        """One step of every block; for measuring."""
+        for block in self._all_blocks():
+            block.one_step()
+
+    def memory_bytes(self) -> int:
+        """What all blocks hold."""
+        return self._arena.num_bytes + sum(block.memory_bytes() for block in self._all_blocks())
+
+    # -- who is where --------------------------------------------------------------------
+
+    def _all_blocks(self) -> Iterable[Block]:
+        return (block for blocks in self._blocks.values() for block in blocks)
+
+    def _place(self, trial: FusedTrial, values: Mapping[str, Any]) -> None:
+        """Puts a trial into a block of its structure with a free row."""
+        key = self._key(trial, values)
+        options = self._options.get(key, self._default)
+        structure = self._structure(trial, values, channels_last=options.channels_last)
+        optimizer, _ = optimizer_for(trial.spec, trial.spec.resolve(values))
+        blocks = self._blocks.setdefault(key, [])
+        block = next((b for b in blocks if len(b.trials) < b.capacity), None)
+        if block is None:
+            block = self._new_block(structure, optimizer, capacity=options.block_size)
+            blocks.append(block)
+        block.add(trial)
+        self._home[trial], self._keys[trial] = block, key
+
+    def _new_block(
+        self, structure: Structure, optimizer: RowOptimizer, *, capacity: int
+    ) -> Block:
+        return Block(
+            structure,
+            optimizer,
+            capacity=capacity,
+            device=self._device,
+            arena=self._arena,
+        )
+
+    def _key(self, trial: FusedTrial, values: Mapping[str, Any]) -> Hashable:
+        """What trials in one block have in common."""
+        _, kind = optimizer_for(trial.spec, trial.spec.resolve(values))
+        padding = self._structure(trial, values).padding
+        return (self._structure_key(trial), kind, None if padding else trial.batch_size(values))
+
+    def _structure_key(self, trial: FusedTrial) -> Hashable:
+        return (signature(trial.model, attributes=vars(trial.task)), id(trial.source))
+
+    def _structure(
+        self, trial: FusedTrial, values: Mapping[str, Any], *, channels_last: bool = False
+    ) -> Structure:
+        """The tested structure of a trial's model."""
+        key = self._structure_key(trial)
+        known = self._structures.get(key)
+        if known is None:
+            try:
+                batch = next(trial.batches(EpochPlan(epoch=0, values=values)))
+                seed_everything(derive_seed(trial.seed, "dry run"))
+                known = dry_run(trial.task, trial.model, batch)
+            except UnfusableError as error:
+                known = str(error)
+            except Exception as error:
+                if out_of_memory(error):
+                    raise
+                known = f"its dry run failed with {type(error).__name__}: {error}"
+            self._structures[key] = known
+        if isinstance(known, str):
+            raise UnfusableError(known)
+        if not channels_last:
+            return known
+        key = ("channels last", key)
+        if key not in self._structures:
+            self._structures[key] = known.with_channels_last()
+        found = self._structures[key]
+        assert isinstance(found, Structure)
+        return found
+
+    # -- epochs --------------------------------------------------------------------------
+
+    def _start(self, trial: FusedTrial, plan: EpochPlan) -> dict[str, float]:
+        trial.adapt(plan.values)
+        if type(self._task).adapt is not Task.adapt or isinstance(self._task.batch_size, str):
+            self._settle(trial, plan.values)
+        num_steps = trial.num_steps(plan.values)
+        block = self._home[trial]
+        trial.start_fused(plan, self._feed(trial, plan), tick=block.start(num_steps))
+        return {}
+
+    def _settle(self, trial: FusedTrial, values: Mapping[str, Any]) -> None:
+        """A trial whose hyper-parameters changed may belong with others now.
+
+        Raises:
+            UnfusableError: it can no longer be fused; it stays where it is, so that its state can be taken out.
+        """
+        if self._key(trial, values) != self._keys[trial]:
+            block = self._home[trial]
+            trial.take_moments(block.moments(trial))
+            block.remove(trial)
+            self._place(trial, values)
+
+    def _feed(self, trial: FusedTrial, plan: EpochPlan) -> Feed:
+        """Trials that see the same batches share them."""
+        batch_size = trial.batch_size(plan.values)
+        key = (id(trial.source), trial.seed, plan.epoch, batch_size)
+        if trial.source.arrays is None:
+            key = (*key, id(self._home[trial]))
+        if key not in self._feeds:
+            if trial.source.arrays is None:
+                self._feeds[key] = IteratorFeed(trial.batches(plan))
+            else:
+                order = epoch_order(
+                    trial.source.num_train, seed=trial.seed, epoch=plan.epoch
+                ).to(self._device)
+                self._feeds[key] = ArrayFeed(trial.source.arrays, order, batch_size)
+        return self._feeds[key]

@@ -1,0 +1,56 @@
+"""One trial of a ``Trainable``, which owns its loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from typing import Any
+
+import torch
+
+from thrifty.core import TaskError, derive_seed
+
+from ._backend import EpochPlan, Member
+from ._hyperparameters import HyperParameters
+from ._random import seed_everything
+from ._state import State, pack_state, unpack_state
+from ._task import Trainable
+
+
+class TrainableTrial:
+    """One trial of a task that owns its loop."""
+
+    def __init__(self, task: Trainable, device: torch.device) -> None:
+        # one instance is one trial; a pack has several
+        self._task = copy(task)
+        self._device = device
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """There is none that thrifty knows of."""
+        raise TaskError(
+            f"{type(self._task).__name__} owns its loop; its best state can be put into an instance "
+            "of it with load_state"
+        )
+
+    def begin(self, member: Member) -> None:
+        """Sets it up, from the member's state if it has one."""
+        seed_everything(derive_seed(member.seed, "model"))
+        self._seed = member.seed
+        self._task.setup(HyperParameters(member.values), seed=member.seed, device=self._device)
+        if member.state is not None:
+            self._task.load_state(unpack_state(member.state))
+
+    def num_steps(self, values: Mapping[str, Any]) -> int:
+        """One: what happens within an epoch is its own affair."""
+        return 1
+
+    def state(self) -> State:
+        """A copy of everything that is needed to go on."""
+        return pack_state(self._task.state())
+
+    def epoch(self, plan: EpochPlan) -> Mapping[str, float]:
+        """A whole epoch."""
+        seed_everything(derive_seed(self._seed, "epoch", plan.epoch))
+        self._task.train(plan.epoch, HyperParameters(plan.values))
+        return {name: float(value) for name, value in self._task.evaluate().items()}

@@ -1,0 +1,1 @@
+"""K models as one batched computation."""

@@ -1,0 +1,398 @@
+"""A block: up to C trials of one structure, trained as one batched computation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from thrifty.pack._backend import Outcome, guarded
+from thrifty.pack._state import State, pack_state
+from thrifty.pack._trial import TRAIN_LOSS, check_finite
+
+from ._feed import ArrayFeed
+from ._member import FusedTrial
+from ._randomness import Draw, fill
+from ._structure import Structure, Variant
+from ._tape import Arena, Tape, bind
+from .optimizers import RowOptimizer, Rows, clip_rows
+
+
+MAX_PACKED_EVALUATION = 2**22
+"""Elements of packed validation batches beyond which there is nothing to gain over one trial after the other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bound:
+    """A program bound to a block: where its inputs have to be put."""
+
+    tape: Tape
+    batch: tuple[torch.Tensor, ...]
+    rows: torch.Tensor | None
+    draws: tuple[Draw, ...]
+    names: tuple[str, ...]
+
+
+class Block:
+    """Rows of flat state; the trials in it stand in the first ones.
+
+    A trial takes a row and leaves it again without anything being rebuilt; the last trial moves up into the gap.
+    """
+
+    def __init__(
+        self,
+        structure: Structure,
+        optimizer: RowOptimizer,
+        *,
+        capacity: int,
+        device: torch.device,
+        arena: Arena,
+    ) -> None:
+        self.structure = structure
+        self.capacity = capacity
+        self.trials: list[FusedTrial] = []
+        self._optimizer = optimizer
+        self._device = device
+        self._arena = arena
+        layout = structure.layout
+        shape = (capacity, layout.width)
+
+        def zeros() -> torch.Tensor:
+            return torch.zeros(shape, dtype=layout.dtype, device=device)
+
+        self._rows = Rows(
+            parameters=zeros(),
+            gradients=zeros(),
+            moments={name: zeros() for name in optimizer.moments},
+            steps=[0] * capacity,
+        )
+        self._others: list[torch.Tensor] = []  # frozen parameters and buffers, [C, *shape]
+        self._bound: dict[Variant, _Bound] = {}
+        self._history = torch.zeros(0, capacity, device=device)
+        self._tick = 0
+
+    # -- who is in it ------------------------------------------------------------------
+
+    def add(self, trial: FusedTrial) -> None:
+        """A trial takes the next row; its module's tensors become views of it."""
+        row = len(self.trials)
+        own = {**dict(trial.model.named_parameters()), **dict(trial.model.named_buffers())}
+        if not self._others:
+            self._others = [
+                own[name].detach().new_zeros((self.capacity, *own[name].shape))
+                for name in (*self.structure.frozen, *self.structure.buffers)
+            ]
+        with torch.no_grad():
+            views = self.structure.layout.row_views(self._rows.parameters[row])
+            for segment, view in zip(self.structure.layout.segments, views, strict=True):
+                view.copy_(own[segment.name])
+            for name, other in zip(self._other_names, self._others, strict=True):
+                other[row].copy_(own[name])
+        self._load_moments(trial, row)
+        self.trials.append(trial)
+        self._attach(trial, row)
+
+    def remove(self, trial: FusedTrial) -> None:
+        """A trial leaves; its module keeps its values."""
+        row = self.trials.index(trial)
+        self._detach(trial)
+        last = len(self.trials) - 1
+        if row != last:
+            with torch.no_grad():
+                self._rows.move(last, row)
+                for other in self._others:
+                    other[row].copy_(other[last])
+                self._history[:, row].copy_(self._history[:, last])
+            self.trials[row] = self.trials[last]
+            self._attach(self.trials[row], row)
+        self.trials.pop()
+
+    def state(self, trial: FusedTrial) -> State:
+        """A copy of a trial's full state, in the form that the trial alone would give."""
+        return pack_state({
+            "model": dict(trial.model.state_dict()),
+            "optimizer": self.moments(trial),
+        })
+
+    @property
+    def _other_names(self) -> tuple[str, ...]:
+        return (*self.structure.frozen, *self.structure.buffers)
+
+    def _attach(self, trial: FusedTrial, row: int) -> None:
+        parameters = dict(trial.model.named_parameters())
+        views = self.structure.layout.row_views(self._rows.parameters[row])
+        for segment, view in zip(self.structure.layout.segments, views, strict=True):
+            parameters[segment.name].data = view
+            parameters[segment.name].grad = None
+        buffers = dict(trial.model.named_buffers())
+        for name, other in zip(self._other_names, self._others, strict=True):
+            (parameters.get(name) if name in parameters else buffers[name]).data = other[row]  # type: ignore[union-attr]
+
+    def _detach(self, trial: FusedTrial) -> None:
+        for tensor in (*trial.model.parameters(), *trial.model.buffers()):
+            tensor.data = tensor.data.clone()
+
+    # -- moments, as torch's optimiser keeps them -----------------------------------------
+
+    def _load_moments(self, trial: FusedTrial, row: int) -> None:
+        self._rows.clear(row)
+        state = trial.optimizer.state_dict()["state"]
+        if not state:
+            return
+        layout = self.structure.layout
+        numbers = self._numbers(trial)
+        for name, moment in self._rows.moments.items():
+            views = layout.row_views(moment[row])
+            for segment, view in zip(layout.segments, views, strict=True):
+                held = state.get(numbers[segment.name], {}).get(name)
+                if held is not None:
+                    view.copy_(held)
+        first = next(iter(state.values()))
+        self._rows.steps[row] = int(first["step"]) if "step" in first else 1
+
+    def moments(self, trial: FusedTrial) -> dict[int, dict[str, Any]]:
+        """The optimiser's state of a trial by number of the parameter; views, not copies."""
+        row = self.trials.index(trial)
+        steps = self._rows.steps[row]
+        if not steps:
+            return {}
+        layout, numbers = self.structure.layout, self._numbers(trial)
+        kept = self._optimizer.kept(trial.options_now())
+        views = {
+            name: list(layout.row_views(moment[row]))
+            for name, moment in self._rows.moments.items()
+            if name in kept
+        }
+        return {
+            numbers[segment.name]: {
+                **({"step": torch.tensor(float(steps))} if self._optimizer.counts else {}),
+                **{name: views[name][i] for name in views},
+            }
+            for i, segment in enumerate(layout.segments)
+        }
+
+    def _numbers(self, trial: FusedTrial) -> dict[str, int]:
+        """Parameters are numbered in the order that the optimiser was given them."""
+        return {name: i for i, (name, _) in enumerate(trial.model.named_parameters())}
+
+    # -- training ----------------------------------------------------------------------
+
+    def start(self, num_steps: int) -> int:
+        """Makes room for the losses of an epoch that begins now; the tick it begins at."""
+        if num_steps > len(self._history):
+            longer = torch.zeros(2 * num_steps, self.capacity, device=self._device)
+            ticks = range(max(0, self._tick - len(self._history)), self._tick)
+            for tick in ticks:
+                longer[tick % len(longer)] = self._history[tick % len(self._history)]
+            self._history = longer
+        return self._tick
+
+    def advance(self) -> list[FusedTrial]:
+        """Trains all trials until at least one has ended its epoch; those that have."""
+        while not any(trial.steps_left == 0 for trial in self.trials):
+            self.one_step()
+        return [trial for trial in self.trials if trial.steps_left == 0]
+
+    def one_step(self) -> None:
+        """One step of all trials."""
+        trials, size = self.trials, len(self.trials)
+        one = trials[0]
+        shared = all(t.feed is one.feed and t.step_index == one.step_index for t in trials)
+        num_rows = [t.feed.num_rows(t.step_index) for t in (trials[:1] if shared else trials)]
+        padded = len(set(num_rows)) > 1
+        bound = self._bind(size, shared=shared, num_rows=num_rows)
+        self._put_batch(bound, shared=shared, num_rows=num_rows)
+        if bound.draws:
+            self._draw(bound.draws, num_rows=num_rows if padded else None)
+        bound.tape()
+        options = [trial.options() for trial in trials]
+        limits = [limit for _, limit in options]
+        if any(limit is not None for limit in limits):
+            clip_rows(self._rows.gradients[:size], limits)
+        with torch.no_grad():
+            self._optimizer.step(self._rows, [each for each, _ in options])
+            losses = bound.tape.outputs[0]
+            assert losses is not None
+            self._history[self._tick % len(self._history), :size].copy_(losses)
+        self._tick += 1
+        for trial in trials:
+            trial.advance()
+
+    def _bind(self, size: int, *, shared: bool, num_rows: Sequence[int]) -> _Bound:
+        one = self.trials[0]
+        example = (
+            one.feed.batch(one.step_index)
+            if not isinstance(one.feed, ArrayFeed)
+            else one.feed.arrays
+        )
+        shapes = tuple(((max(num_rows), *t.shape[1:]), t.dtype) for t in example)
+        variant = Variant(
+            size=size,
+            training=True,
+            shared=shared,
+            padded=len(set(num_rows)) > 1,
+            batch=shapes,
+        )
+        return self._bound.get(variant) or self._make(variant)
+
+    def _make(self, variant: Variant) -> _Bound:
+        """Records the program of a variant if need be, and binds it to the first rows."""
+        lead = () if variant.shared else (variant.size,)
+        batch = tuple(
+            self._laid_out(torch.zeros((*lead, *shape), dtype=dtype, device=self._device))
+            for shape, dtype in variant.batch
+        )
+        dtype = self.structure.layout.dtype
+        rows = None
+        if variant.padded:
+            rows = torch.ones(
+                variant.size, variant.batch[0][0][0], dtype=dtype, device=self._device
+            )
+        size, layout = variant.size, self.structure.layout
+        trained = list(layout.views(self._rows.parameters[:size]))
+        others = [other[:size] for other in self._others]
+        # recording runs the model once: not on the live running statistics
+        recorded = self.structure.recorded(
+            variant, batch=batch, rows=rows, state=[*trained, *[o.clone() for o in others]]
+        )
+        draws = tuple(
+            Draw(noise=torch.empty_like(d.noise), path=d.path, p=d.p) for d in recorded.draws
+        )
+        gradients = layout.views(self._rows.gradients[:size])
+        tape = bind(
+            recorded.program,
+            [*batch, *([] if rows is None else [rows]), *trained, *others],
+            draws=[d.noise for d in draws],
+            destinations=dict(enumerate(gradients, start=1)) if variant.training else {},
+            arena=self._arena,
+        )
+        bound = _Bound(tape=tape, batch=batch, rows=rows, draws=draws, names=recorded.names)
+        self._bound[variant] = bound
+        return bound
+
+    def _laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.structure.channels_last and tensor.dim() == 4:
+            return tensor.contiguous(memory_format=torch.channels_last)
+        return tensor
+
+    def memory_bytes(self) -> int:
+        """What it holds: state, batches, and buffers of its tapes that no other block uses."""
+        held = [
+            self._rows.parameters,
+            self._rows.gradients,
+            *self._rows.moments.values(),
+            *self._others,
+        ]
+        for bound in self._bound.values():
+            held += [*bound.batch, *[draw.noise for draw in bound.draws]]
+        return sum(t.numel() * t.element_size() for t in held)
+
+    def _put_batch(self, bound: _Bound, *, shared: bool, num_rows: Sequence[int]) -> None:
+        """Puts this step's batches where the tape reads them."""
+        trials = self.trials[:1] if shared else self.trials
+        feeds = [trial.feed for trial in trials]
+        if shared and isinstance(feeds[0], ArrayFeed):
+            index = feeds[0].index(trials[0].step_index)
+            for array, target in zip(feeds[0].arrays, bound.batch, strict=True):
+                torch.index_select(array, 0, index, out=target)
+            return
+        for k, (trial, feed) in enumerate(zip(trials, feeds, strict=True)):
+            for i, target in enumerate(bound.batch):
+                place = target if shared else target[k]
+                if isinstance(feed, ArrayFeed):
+                    index = feed.index(trial.step_index)
+                    torch.index_select(feed.arrays[i], 0, index, out=place[: num_rows[k]])
+                else:
+                    place[: num_rows[k]].copy_(feed.batch(trial.step_index)[i])
+        if bound.rows is not None:
+            bound.rows.zero_()
+            for k, num in enumerate(num_rows):
+                bound.rows[k, :num] = 1.0 / num
+
+    def _draw(self, draws: Sequence[Draw], *, num_rows: Sequence[int] | None) -> None:
+        """Each trial's masks; trials at the same place of the same stream have the same ones."""
+        first: dict[Any, int] = {}
+        same = [
+            first.setdefault((t.draw_key, num_rows and num_rows[k]), k)
+            for k, t in enumerate(self.trials)
+        ]
+        drawing = [k for k in range(len(same)) if same[k] == k]
+        for k in drawing:
+            self.trials[k].seed_step()
+        for draw in draws:
+            for k in drawing:
+                fill(
+                    Draw(noise=draw.noise[k : k + 1], path=draw.path, p=draw.p),
+                    generators=[self.trials[k].generator],
+                    rates=[self.trials[k].rates],
+                    num_rows=None if num_rows is None else [num_rows[k]],
+                )
+            for k, source in enumerate(same):
+                if source != k:
+                    draw.noise[k].copy_(draw.noise[source])
+
+    # -- the end of an epoch -------------------------------------------------------------
+
+    def finish(self, trials: Sequence[FusedTrial]) -> list[Outcome]:
+        """Training losses and metrics of trials that have ended their epoch."""
+        losses = {trial: guarded(partial(self._loss, trial)) for trial in trials}
+        alive = [trial for trial in trials if isinstance(losses[trial], Mapping)]
+        metrics = self._evaluate(alive) if alive else {}
+        return [_joined(losses[trial], metrics.get(trial)) for trial in trials]
+
+    def _loss(self, trial: FusedTrial) -> Mapping[str, float]:
+        ticks = torch.arange(trial.first_tick, self._tick, device=self._device)
+        losses = self._history[ticks % len(self._history), self.trials.index(trial)]
+        loss = float(losses.mean())
+        check_finite(loss, epoch=trial.plan.epoch)
+        return {TRAIN_LOSS: loss}
+
+    def _evaluate(self, trials: Sequence[FusedTrial]) -> Mapping[FusedTrial, Outcome]:
+        one_source = len({id(trial.source) for trial in self.trials}) == 1
+        if self.structure.fused_metrics and one_source and 2 * len(trials) > len(self.trials):
+            found = self._evaluate_packed()
+            if found is not None:
+                return {trial: found[self.trials.index(trial)] for trial in trials}
+        return {trial: guarded(partial(trial.evaluate, trial.plan.epoch)) for trial in trials}
+
+    def _evaluate_packed(self) -> Sequence[Mapping[str, float]] | None:
+        """The metrics of all trials at once; None where batches are too large for that to pay."""
+        size = len(self.trials)
+        task, source = self.structure.task, self.trials[0].source
+        sums: dict[str, torch.Tensor] = {}
+        num_seen = 0
+        for batch, num in source.valid_batches(batch_size=task.eval_batch_size):
+            leaves = [
+                leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)
+            ]
+            if size * sum(leaf.numel() for leaf in leaves) > MAX_PACKED_EVALUATION:
+                return None
+            variant = Variant(
+                size=size,
+                training=False,
+                shared=True,
+                padded=False,
+                batch=tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves),
+            )
+            bound = self._bound.get(variant) or self._make(variant)
+            for leaf, target in zip(leaves, bound.batch, strict=True):
+                target.copy_(leaf)
+            bound.tape()
+            for name, value in zip(bound.names, bound.tape.outputs, strict=True):
+                assert value is not None
+                sums[name] = sums[name] + value * num if name in sums else value * num
+            num_seen += num
+        table = {name: total.tolist() for name, total in sums.items()}
+        return [
+            {name: values[k] / num_seen for name, values in table.items()} for k in range(size)
+        ]
+
+
+def _joined(loss: Outcome, metrics: Outcome | None) -> Outcome:
+    if isinstance(loss, Mapping) and isinstance(metrics, Mapping):
+        return {**loss, **metrics}
+    return metrics if isinstance(metrics, Exception) else loss

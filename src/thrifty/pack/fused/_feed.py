@@ -1,0 +1,56 @@
+"""The batches of one epoch, as they are wanted by trials that stand at different steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from thrifty.pack._data import Batch
+
+
+class ArrayFeed:
+    """Batches by index into arrays that lie on the device: any step, in any order."""
+
+    def __init__(
+        self, arrays: Sequence[torch.Tensor], order: torch.Tensor, batch_size: int
+    ) -> None:
+        self.arrays = arrays
+        self._parts = order.split(batch_size)
+
+    def num_rows(self, step: int) -> int:
+        """How many rows the batch of a step has."""
+        return len(self._parts[step])
+
+    def index(self, step: int) -> torch.Tensor:
+        """Which rows they are."""
+        return self._parts[step]
+
+    def batch(self, step: int) -> list[torch.Tensor]:
+        """The tensors of a batch."""
+        return [array[self._parts[step]] for array in self.arrays]
+
+
+class IteratorFeed:
+    """Batches from an iterator, one after the other."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches = batches
+        self._step = -1
+        self._leaves: list[Any] = []
+
+    def num_rows(self, step: int) -> int:
+        """How many rows the batch of a step has."""
+        return len(self.batch(step)[0])
+
+    def batch(self, step: int) -> list[torch.Tensor]:
+        """The tensors of a batch; steps come in order, each as often as it likes."""
+        while self._step < step:
+            self._leaves = pytree.tree_leaves(next(self._batches))
+            self._step += 1
+        return self._leaves
+
+
+Feed = ArrayFeed | IteratorFeed

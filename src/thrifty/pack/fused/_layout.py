@@ -1,0 +1,55 @@
+"""Where each tensor of a model lies in a row of the flat state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+ALIGNMENT = 16
+"""Elements: each tensor begins at a 64-byte boundary (for 4-byte numbers), so that vector loads never straddle one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """One parameter: its name, shape, and where it begins in a row."""
+
+    name: str
+    shape: torch.Size
+    start: int
+
+    @property
+    def stop(self) -> int:
+        """Where it ends."""
+        return self.start + self.shape.numel()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The trained parameters of a model, one after the other; ``width`` is P, the length of a row."""
+
+    segments: tuple[Segment, ...]
+    width: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, parameters: Sequence[tuple[str, torch.Tensor]]) -> Layout:
+        """The layout for some parameters, all of one dtype."""
+        segments, start = [], 0
+        for name, parameter in parameters:
+            segments.append(Segment(name=name, shape=parameter.shape, start=start))
+            start += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
+        dtype = parameters[0][1].dtype if parameters else torch.float32
+        return cls(segments=tuple(segments), width=start, dtype=dtype)
+
+    def views(self, rows: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Each parameter as a view of ``rows``, ``[K, P]``: shape ``[K, *shape]``."""
+        for segment in self.segments:
+            yield rows[:, segment.start : segment.stop].view(rows.shape[0], *segment.shape)
+
+    def row_views(self, row: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Each parameter as a view of one row, ``[P]``."""
+        for segment in self.segments:
+            yield row[segment.start : segment.stop].view(segment.shape)

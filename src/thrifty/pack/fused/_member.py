@@ -1,0 +1,92 @@
+"""One trial in a fused pack: its own module, its place in the data, its options step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from thrifty.core import derive_seed, step_seed
+from thrifty.pack._backend import EpochPlan, Member
+from thrifty.pack._hyperparameters import HyperParameters
+from thrifty.pack._state import pack_state, unpack_state
+from thrifty.pack._task import Task
+from thrifty.pack._trial import TaskTrial
+
+from ._feed import Feed
+from ._signature import dropout_rates
+
+
+class FusedTrial(TaskTrial):
+    """A trial whose parameters are a row of a block; its module keeps views of them, so it can always be used by itself."""
+
+    feed: Feed
+    rates: Mapping[str, float]
+
+    def __init__(self, task: Task, device: torch.device) -> None:
+        super().__init__(task, device)
+        self.generator = torch.Generator(device=device)
+        self.step_index = 0
+        self.steps_left = 0
+        self.first_tick = 0
+
+    def begin(self, member: Member) -> None:
+        """Makes model and optimiser."""
+        super().begin(member)
+        self._options: Sequence[tuple[Mapping[str, Any], float | None]] = [
+            (self.spec.resolve(member.values), self.spec.clip_value(member.values))
+        ]
+
+    def adapt(self, values: Mapping[str, Any]) -> None:
+        """Brings the module up to date with hyper-parameters that changed."""
+        self.task.adapt(self.model, HyperParameters(values))
+
+    def take_moments(self, moments: Mapping[int, Any]) -> None:
+        """Notes the optimiser's state down in torch's own optimiser."""
+        groups = self.optimizer.state_dict()["param_groups"]
+        copied = unpack_state(pack_state(moments))
+        self.optimizer.load_state_dict({"state": copied, "param_groups": groups})
+
+    def start_fused(self, plan: EpochPlan, feed: Feed, *, tick: int) -> None:
+        """Gets ready for an epoch; the module has been adapted."""
+        self.plan = plan
+        self.feed = feed
+        self.rates = dropout_rates(self.model)
+        self.step_index = 0
+        self.steps_left = self.num_steps(plan.values)
+        self.first_tick = tick
+        self._epoch_seed = derive_seed(self.seed, "epoch", plan.epoch)
+        self._options = self._table(plan)
+
+    @property
+    def draw_key(self) -> tuple[Any, ...]:
+        """Trials with equal keys draw equal numbers in this step."""
+        return (self._epoch_seed, self.step_index, tuple(self.rates.items()))
+
+    def seed_step(self) -> None:
+        """Puts the generator where the trial's own stream is at this step."""
+        self.generator.manual_seed(step_seed(self._epoch_seed, self.step_index))
+
+    def options(self) -> tuple[Mapping[str, Any], float | None]:
+        """The optimiser's options and the clipping norm at this step."""
+        return self._options[self.step_index if len(self._options) > 1 else 0]
+
+    def options_now(self) -> Mapping[str, Any]:
+        """The options at the start of the present epoch."""
+        return self._options[0][0]
+
+    def advance(self) -> None:
+        """One step is done."""
+        self.step_index += 1
+        self.steps_left -= 1
+
+    def _table(self, plan: EpochPlan) -> Sequence[tuple[Mapping[str, Any], float | None]]:
+        followed = {n: plan.moving[n] for n in self.spec.names() & set(plan.moving)}
+        if not followed:
+            return [(self.spec.resolve(plan.values), self.spec.clip_value(plan.values))]
+        table = []
+        for step in range(self.steps_left):
+            now = {**plan.values, **{n: v[step] for n, v in followed.items()}}
+            table.append((self.spec.resolve(now), self.spec.clip_value(now)))
+        return table

@@ -1,0 +1,225 @@
+"""Packed tensors: one object that stands for a tensor of each of K trials, and looks like one of them.
+
+A packed tensor holds a plain tensor with one more dimension, which counts the trials. It may lie anywhere, so that convolutions keep
+``[batch, K, channels, height, width]`` and need no copies. User code sees the shape without it. Every torch function that meets
+a packed tensor ends up in ``apply`` through ``__torch_function__``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ._randomness import Randomness
+from ._registry import RULES, UnfusableError
+
+
+READS = frozenset({
+    "item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__array__", "is_nonzero",
+    "allclose", "equal", "nonzero",
+})  # fmt: skip
+"""What needs to know the value of a tensor before it can go on."""
+
+
+class Group:
+    """What the trials of a pack have in common while their loss is worked out.
+
+    Attributes:
+        size: K.
+        rows: ``[K, B]`` weights of the rows of the batch where batches differ in size (1/b for real rows, 0 for
+            padding); None where all rows are real.
+        batch: B, where ``rows`` are given.
+        randomness: where random draws come from.
+        channels_last: whether images are kept ``[batch, height, width, K, channels]`` in memory, which some
+            convolutions are faster on.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        randomness: Randomness,
+        rows: torch.Tensor | None = None,
+        channels_last: bool = False,
+    ) -> None:
+        self.size = size
+        self.channels_last = channels_last
+        self.randomness = randomness
+        self.rows = rows
+        self.batch = -1 if rows is None else rows.shape[1]
+
+    def pack(self, value: torch.Tensor, axis: int = 0) -> Packed:
+        """A packed tensor; ``axis`` is the dimension of ``value`` that counts the trials."""
+        return Packed(self, value, axis)
+
+    def first(self, x: Any) -> torch.Tensor:
+        """The plain tensor with the trials as its first dimension; what is equal for all is expanded."""
+        if type(x) is not Packed:
+            return torch.as_tensor(x).expand(self.size, *torch.as_tensor(x).shape)
+        return x.value if x.axis == 0 else x.value.movedim(x.axis, 0)
+
+    def second(self, x: Any) -> torch.Tensor:
+        """The plain tensor with the trials as its second dimension, after the batch."""
+        if type(x) is not Packed:
+            return x.unsqueeze(1).expand(x.shape[0], self.size, *x.shape[1:])
+        value = x.value if x.axis == 1 else x.value.movedim(x.axis, 1)
+        if self.channels_last and value.dim() == 5:
+            # its own inverse: [B, K, C, H, W] <-> [B, H, W, K, C]
+            return value.permute(0, 3, 4, 1, 2).contiguous().permute(0, 3, 4, 1, 2)
+        return value
+
+
+class Packed:
+    """K tensors in one; see the module."""
+
+    __slots__ = ("axis", "group", "value")
+
+    def __init__(self, group: Group, value: torch.Tensor, axis: int = 0) -> None:
+        self.group = group
+        self.value = value
+        self.axis = axis
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        """``isinstance(x, torch.Tensor)`` holds: user code asks that."""
+        return torch.Tensor
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return apply(func, args, kwargs or {})
+
+    # -- what it looks like -------------------------------------------------------------
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape that one trial sees."""
+        whole = self.value.shape
+        return torch.Size(whole[: self.axis] + whole[self.axis + 1 :])
+
+    def size(self, dim: int | None = None) -> Any:
+        """As ``torch.Tensor.size``."""
+        return self.shape if dim is None else self.shape[dim]
+
+    @property
+    def ndim(self) -> int:
+        """As ``torch.Tensor.ndim``."""
+        return self.value.dim() - 1
+
+    def numel(self) -> int:
+        """As ``torch.Tensor.numel``."""
+        return self.shape.numel()
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(apply(torch.Tensor.unbind, (self,), {}))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in READS:
+            raise UnfusableError(f"it reads the value of a tensor (.{name}())")
+        if name in _SAME_FOR_ALL:
+            return getattr(self.value, name)
+        method = getattr(torch.Tensor, name)
+        if callable(method) and not isinstance(method, property):
+            return lambda *args, **kwargs: apply(method, (self, *args), kwargs)
+        return apply(method.__get__, (self,), {})
+
+    def dim(self) -> int:
+        """As ``torch.Tensor.dim``."""
+        return self.value.dim() - 1
+
+    def __repr__(self) -> str:
+        return f"Packed({self.group.size} x {tuple(self.shape)})"
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+_SAME_FOR_ALL = frozenset({
+    "dtype", "device", "layout", "is_cuda", "is_cpu", "requires_grad", "is_floating_point", "is_complex",
+    "is_sparse", "is_quantized", "is_mps", "is_meta", "element_size", "is_leaf", "grad_fn", "get_device",
+    "is_nested", "itemsize", "is_xpu", "is_mkldnn",
+})  # fmt: skip
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    method = getattr(torch.Tensor, name)
+
+    def call(self: Packed, *args: Any, **kwargs: Any) -> Any:
+        return apply(method, (self, *args), kwargs)
+
+    call.__name__ = name
+    return call
+
+
+def _read(name: str) -> Callable[..., Any]:
+    def call(*_: Any) -> Any:
+        raise UnfusableError(f"it reads the value of a tensor ({name})")
+
+    return call
+
+
+for _name in (
+    "add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul", "truediv", "rtruediv", "itruediv",
+    "floordiv", "mod", "pow", "rpow", "matmul", "rmatmul", "neg", "abs", "invert", "and", "or", "xor",
+    "eq", "ne", "lt", "le", "gt", "ge", "getitem", "setitem",
+):  # fmt: skip
+    setattr(Packed, f"__{_name}__", _operator(f"__{_name}__"))
+for _name in ("bool", "float", "int", "index", "array"):
+    setattr(Packed, f"__{_name}__", _read(f"__{_name}__"))
+
+
+def apply(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Applies a torch function to packed tensors: by its rule, or by vmap.
+
+    Raises:
+        UnfusableError: neither can.
+    """
+    rule = RULES.get(func)
+    group = group_of(args, kwargs)
+    name = getattr(func, "__name__", str(func))
+    if name in READS:
+        raise UnfusableError(f"it reads the value of a tensor ({name})")
+    try:
+        if rule is not None:
+            return rule(group, *args, **kwargs)
+        return by_vmap(group, func, args, kwargs)
+    except UnfusableError:
+        raise
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        raise UnfusableError(f"{name}: {reason}") from error
+
+
+def group_of(args: Any, kwargs: Any) -> Group:
+    """The pack that some arguments belong to."""
+    for leaf in pytree.tree_leaves((args, kwargs)):
+        if type(leaf) is Packed:
+            return leaf.group
+    raise AssertionError("no packed tensor among the arguments")
+
+
+def by_vmap(
+    group: Group, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Applies a function to each trial through ``torch.vmap``, forward only: autograd works outside of it."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    places = [i for i, leaf in enumerate(leaves) if type(leaf) is Packed]
+
+    def one(*values: torch.Tensor) -> Any:
+        filled = list(leaves)
+        for place, value in zip(places, values, strict=True):
+            filled[place] = value
+        its_args, its_kwargs = pytree.tree_unflatten(filled, spec)
+        return func(*its_args, **its_kwargs)
+
+    out = torch.vmap(one, in_dims=tuple(leaves[i].axis for i in places), randomness="error")(*[
+        leaves[i].value for i in places
+    ])
+    return pytree.tree_map_only(torch.Tensor, group.pack, out)

@@ -1,0 +1,78 @@
+"""Random draws of a pack: each trial's own, whoever is packed with it.
+
+Alone, a trial seeds torch's stream at every step and layers draw from it. In a pack each trial has a generator, seeded the same
+way, and each draw is made once for each trial, in the same order and of the same shape: the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+class TrialValue(float):
+    """A number that may differ from trial to trial, such as a dropout rate; ``path`` names where it stands."""
+
+    path: str
+
+    def __new__(cls, value: float, path: str) -> TrialValue:
+        out = super().__new__(cls, value)
+        out.path = path
+        return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """A dropout mask of one step: ``noise`` has shape ``[K, batch, ...]`` and holds 0 or 1/(1-p)."""
+
+    noise: torch.Tensor
+    path: str | None
+    p: float
+
+
+class Randomness:
+    """Keeps the random inputs of a step, so that they can be drawn anew for each step."""
+
+    def __init__(self, generators: Sequence[torch.Generator]) -> None:
+        self.generators = generators
+        self.draws: list[Draw] = []
+
+    def dropout(
+        self, shape: Sequence[int], p: float, *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """The noise that dropout multiplies by. Shape ``[K, *shape]``."""
+        size = len(self.generators)
+        with _disable_current_modes():  # no part of what is recorded
+            noise = torch.empty((size, *shape), dtype=dtype, device=device)
+            draw = Draw(noise=noise, path=getattr(p, "path", None), p=float(p))
+            fill(draw, generators=self.generators, rates=[{}] * size)
+        self.draws.append(draw)
+        return noise
+
+
+def fill(
+    draw: Draw,
+    *,
+    generators: Sequence[torch.Generator],
+    rates: Sequence[Mapping[str, float]],
+    num_rows: Sequence[int] | None = None,
+) -> None:
+    """Draws a mask for each trial, exactly as ``torch.nn.functional.dropout`` draws it alone.
+
+    ``rates`` are the trials' own rates by path; ``num_rows`` how many rows of the batch are real.
+    """
+    with torch.no_grad():
+        for k, generator in enumerate(generators):
+            p = draw.p if draw.path is None else rates[k].get(draw.path, draw.p)
+            mask = draw.noise[k]
+            if num_rows is not None:
+                mask = mask[: num_rows[k]]
+            if p == 0.0:
+                mask.fill_(1.0)
+            elif p == 1.0:
+                mask.fill_(0.0)
+            else:
+                mask.bernoulli_(1.0 - p, generator=generator).div_(1.0 - p)

@@ -1,0 +1,172 @@
+"""Recording: one run of a computation as a flat list of ATen calls, autograd's backward pass included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ._registry import UnfusableError
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Stands for a tensor among the arguments of a call: the number of its value."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """``function(*args, **kwargs)`` with ``Ref`` for tensors; the values that come out."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A recorded computation.
+
+    Attributes:
+        calls: in order.
+        num_inputs: the values ``0 .. num_inputs - 1`` are what was given as inputs.
+        constants: other tensors that were met, by value.
+        draws: those of them that are drawn anew for each step.
+        outputs: the values of what was returned; None where there is none.
+        meta: shape, stride and dtype of each value.
+    """
+
+    calls: tuple[Call, ...]
+    num_inputs: int
+    constants: dict[int, torch.Tensor]
+    draws: tuple[int | None, ...]
+    outputs: tuple[int | None, ...]
+    meta: tuple[tuple[torch.Size, tuple[int, ...], torch.dtype], ...]
+
+    def same_calls(self, other: Program) -> bool:
+        """Whether another recording came to the same calls, so that neither depended on chance or on the step."""
+        mine, theirs = self.calls, other.calls
+        return (
+            len(mine) == len(theirs)
+            and all(_same_call(a, b) for a, b in zip(mine, theirs, strict=True))
+            and self.outputs == other.outputs
+            and self.meta == other.meta
+            and self.constants.keys() == other.constants.keys()
+            and all(
+                torch.equal(constant, other.constants[i])
+                for i, constant in self.constants.items()
+                if i not in self.draws
+            )
+        )
+
+
+def record(
+    compute: Callable[[], Sequence[torch.Tensor | None]],
+    inputs: Sequence[torch.Tensor],
+    *,
+    draws: Callable[[], Sequence[torch.Tensor]] = tuple,
+) -> tuple[Program, Sequence[torch.Tensor | None]]:
+    """Runs ``compute`` once and records it; the program and what it returned.
+
+    ``draws`` tells afterwards which tensors hold random numbers.
+
+    Raises:
+        UnfusableError: random numbers were drawn in it.
+    """
+    recorder = _Recorder(inputs)
+    with recorder:
+        outputs = compute()
+    program = Program(
+        calls=tuple(recorder.calls),
+        num_inputs=len(inputs),
+        constants={
+            number: tensor
+            for number, tensor in recorder.foreign.items()
+            if number >= len(inputs)
+        },
+        draws=tuple(recorder.known(t) for t in draws()),
+        outputs=tuple(None if t is None else recorder.value_of(t) for t in outputs),
+        meta=tuple((t.shape, t.stride(), t.dtype) for t in recorder.tensors),
+    )
+    return program, outputs
+
+
+class _Recorder(TorchDispatchMode):
+    """Tensors are known by object, or by memory where autograd has made another object of it."""
+
+    def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+        self.tensors: list[torch.Tensor] = []
+        self.foreign: dict[int, torch.Tensor] = {}
+        self._by_id: dict[int, int] = {}
+        self._by_memory: dict[tuple[Any, ...], int] = {}
+        for tensor in inputs:
+            self.foreign[len(self.tensors)] = tensor
+            self._add(tensor)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise UnfusableError(f"it draws random numbers ({func.name()})")
+        kwargs = kwargs or {}
+        refs, ref_kwargs = pytree.tree_map_only(
+            torch.Tensor, lambda t: Ref(self.value_of(t)), (args, kwargs)
+        )
+        out = func(*args, **kwargs)
+        outputs = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
+        numbers = tuple(self._by_id.get(id(t), -1) for t in outputs)
+        numbers = tuple(
+            self._add(t) if number < 0 else number
+            for t, number in zip(outputs, numbers, strict=True)
+        )
+        self.calls.append(Call(function=func, args=refs, kwargs=ref_kwargs, outputs=numbers))
+        return out
+
+    def value_of(self, tensor: torch.Tensor) -> int:
+        """The number of a tensor; one that no call made is a constant."""
+        number = self._by_id.get(id(tensor))
+        if number is None:
+            number = self._by_memory.get(_memory(tensor))
+        if number is None:
+            self.foreign[len(self.tensors)] = tensor
+            number = self._add(tensor)
+        return number
+
+    def known(self, tensor: torch.Tensor) -> int | None:
+        """The number of a tensor that was met."""
+        return self._by_id.get(id(tensor))
+
+    def _add(self, tensor: torch.Tensor) -> int:
+        self.tensors.append(tensor)  # kept, so that neither id nor memory is used again
+        number = len(self.tensors) - 1
+        self._by_id[id(tensor)] = number
+        if tensor.numel():
+            self._by_memory.setdefault(_memory(tensor), number)
+        return number
+
+
+def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return (
+        tensor.untyped_storage().data_ptr(),
+        tensor.storage_offset(),
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+    )
+
+
+def _same_call(a: Call, b: Call) -> bool:
+    return (
+        a.function is b.function
+        and a.outputs == b.outputs
+        and repr((a.args, a.kwargs)) == repr((b.args, b.kwargs))
+    )

@@ -1,0 +1,111 @@
+"""What two trials must have in common to be one pack: everything about their models but the numbers in them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import torch
+
+from ._registry import UnfusableError
+
+
+# set per trial while training: see Randomness
+_DROPOUTS = torch.nn.modules.dropout._DropoutNd
+_OWN = frozenset({
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "training",
+    "_non_persistent_buffers_set",
+    "_is_full_backward_hook",
+})
+_MAX_DEPTH = 4
+
+
+def signature(model: torch.nn.Module, *, attributes: Mapping[str, Any]) -> Hashable:
+    """Equal for models that do the same: classes, settings, shapes; ``attributes`` are the task's own.
+
+    Dropout rates do not count, they may differ from trial to trial.
+
+    Raises:
+        UnfusableError: the model has hooks, which may do anything.
+    """
+    parts: list[Hashable] = [_value(dict(attributes), 0)]
+    for path, module in model.named_modules():
+        settings = {}
+        for name, value in vars(module).items():
+            if name in _OWN:
+                continue
+            if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")):
+                if value:
+                    raise UnfusableError(f"{path or 'the model'} has hooks")
+                continue
+            settings[name] = value
+        if isinstance(module, _DROPOUTS):
+            settings.pop("p", None)
+        kind = type(module)
+        tensors = tuple(
+            (name, tuple(t.shape), str(t.dtype), t.requires_grad)
+            for held in (module._parameters, module._buffers)
+            for name, t in held.items()
+            if t is not None
+        )
+        parts.append((
+            path,
+            f"{kind.__module__}.{kind.__qualname__}",
+            _value(settings, 0),
+            tensors,
+        ))
+    return tuple(parts)
+
+
+def dropout_rates(model: torch.nn.Module) -> dict[str, float]:
+    """The rates of all dropout layers, by path."""
+    return {
+        path: float(module.p)
+        for path, module in model.named_modules()
+        if isinstance(module, _DROPOUTS)
+    }
+
+
+def dropout_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """All dropout layers, by path."""
+    return {p: m for p, m in model.named_modules() if isinstance(m, _DROPOUTS)}
+
+
+def _value(value: Any, depth: int) -> Hashable:
+    """A hashable stand-in that is equal only for what acts equally; at worst nothing equals it."""
+    if value is None or isinstance(
+        value, bool | int | float | str | bytes | complex | torch.dtype | torch.device
+    ):
+        return (type(value).__name__, value)
+    if isinstance(value, torch.Tensor):
+        content = value.detach().cpu()
+        return (
+            "tensor",
+            tuple(value.shape),
+            content.contiguous().view(-1).tolist().__repr__()
+            if value.numel() <= 64
+            else id(value),
+        )
+    if depth > _MAX_DEPTH:
+        return ("object", id(value))
+    if isinstance(value, list | tuple):
+        return (type(value).__name__, tuple(_value(v, depth + 1) for v in value))
+    if isinstance(value, set | frozenset):
+        return ("set", frozenset(_value(v, depth + 1) for v in value))
+    if isinstance(value, Mapping):
+        return ("dict", tuple((str(k), _value(v, depth + 1)) for k, v in value.items()))
+    if isinstance(value, torch.nn.Module):
+        return ("module", f"{type(value).__module__}.{type(value).__qualname__}")
+    if (
+        isinstance(value, type)
+        or callable(getattr(value, "__code__", None))
+        or hasattr(value, "__qualname__")
+    ):
+        return ("named", getattr(value, "__module__", ""), value.__qualname__, id(value))
+    inside = getattr(value, "__dict__", None)
+    if inside is not None:
+        return ("object", type(value).__qualname__, _value(inside, depth + 1))
+    return ("object", id(value))

@@ -1,0 +1,212 @@
+"""A structure: what the trials of a fused pack have in common, and the programs recorded for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from thrifty.pack._task import Task
+
+from . import rules as rules
+from ._layout import Layout
+from ._packed import Group, Packed
+from ._randomness import Draw, Randomness, TrialValue
+from ._record import Program, record
+from ._registry import UnfusableError
+from ._signature import dropout_layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """Which program: for how many trials, on what batches.
+
+    ``shared``: all see the same batch; ``padded``: batches differ in size and have row weights;
+    ``batch``: shapes and dtypes of its tensors, for one trial.
+    """
+
+    size: int
+    training: bool
+    shared: bool
+    padded: bool
+    batch: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A program, the random draws it needs, and the names of what it returns before any gradients."""
+
+    program: Program
+    draws: tuple[Draw, ...]
+    names: tuple[str, ...]
+
+
+class Structure:
+    """A skeleton model whose tensors are packed while a program is recorded.
+
+    Attributes:
+        layout: of the trained parameters.
+        frozen: names of parameters that are not trained.
+        buffers: names of buffers.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        model: torch.nn.Module,
+        *,
+        batch_spec: Any,
+        trained: Sequence[str],
+        channels_last: bool = False,
+    ) -> None:
+        self.task = task
+        self.model = model
+        self.batch_spec = batch_spec
+        self.channels_last = channels_last
+        parameters = dict(model.named_parameters())
+        self.layout = Layout.of([(name, parameters[name]) for name in trained])
+        self.frozen = tuple(name for name in parameters if name not in trained)
+        self.buffers = tuple(name for name, _ in model.named_buffers())
+        self._places = _places(model)
+        for path, layer in dropout_layers(model).items():
+            layer.p = TrialValue(layer.p, path)
+        self._recorded: dict[Variant, Recorded] = {}
+        self.padding = True
+        """Whether batches of different sizes may be padded."""
+        self.fused_metrics = True
+        """Whether metrics can be worked out for all trials at once."""
+
+    @property
+    def has_images(self) -> bool:
+        """Whether it has convolutions of images, which may be faster with channels last."""
+        return any(len(segment.shape) == 4 for segment in self.layout.segments)
+
+    def with_channels_last(self) -> Structure:
+        """The same structure with another order of images in memory."""
+        out = Structure(
+            self.task,
+            self.model,
+            batch_spec=self.batch_spec,
+            trained=[segment.name for segment in self.layout.segments],
+            channels_last=True,
+        )
+        out.padding, out.fused_metrics = self.padding, self.fused_metrics
+        return out
+
+    def recorded(
+        self,
+        variant: Variant,
+        *,
+        batch: Sequence[torch.Tensor],
+        rows: torch.Tensor | None,
+        state: Sequence[torch.Tensor],
+    ) -> Recorded:
+        """The program of a variant, recorded when first needed on the tensors given."""
+        known = self._recorded.get(variant)
+        if known is None:
+            generators = [torch.Generator(device=state[0].device) for _ in range(variant.size)]
+            known = self.record(
+                variant, batch=batch, rows=rows, state=state, generators=generators
+            )
+            self._recorded[variant] = known
+        return known
+
+    def record(
+        self,
+        variant: Variant,
+        *,
+        batch: Sequence[torch.Tensor],
+        rows: torch.Tensor | None,
+        state: Sequence[torch.Tensor],
+        generators: Sequence[torch.Generator],
+    ) -> Recorded:
+        """Records loss and gradients (training) or metrics (otherwise) of ``variant.size`` trials.
+
+        ``state`` has the trained parameters, the frozen ones and the buffers, each ``[K, ...]``.
+
+        Raises:
+            UnfusableError: the model does something that cannot be done for all trials at once.
+        """
+        group = Group(
+            variant.size,
+            randomness=Randomness(generators),
+            rows=rows,
+            channels_last=self.channels_last,
+        )
+        num_trained = len(self.layout.segments)
+        trained = [t.detach().requires_grad_(variant.training) for t in state[:num_trained]]
+        state = [*trained, *[t.detach() for t in state[num_trained:]]]
+        leaves = list(batch) if variant.shared else [group.pack(t) for t in batch]
+        whole = pytree.tree_unflatten(leaves, self.batch_spec)
+        names: list[str] = []
+
+        def train() -> list[torch.Tensor | None]:
+            losses = _scalar(group, self.task.loss(self.model, whole), "the loss")
+            names.append("loss")
+            gradients = torch.autograd.grad(losses.sum(), trained, allow_unused=True)
+            return [losses.detach(), *gradients]
+
+        def evaluate() -> list[torch.Tensor | None]:
+            metrics = self.task.metrics(self.model, whole)
+            names.extend(metrics)
+            return [
+                _scalar(group, value, f"metric {name!r}") for name, value in metrics.items()
+            ]
+
+        inputs = [*batch, *([] if rows is None else [rows]), *state]
+        with self._holding(group, state), torch.set_grad_enabled(variant.training):
+            self.model.train(variant.training)
+            draws = group.randomness.draws
+            program, _ = record(
+                train if variant.training else evaluate,
+                inputs,
+                draws=lambda: [draw.noise for draw in draws],
+            )
+        return Recorded(program=program, draws=tuple(draws), names=tuple(names))
+
+    @contextmanager
+    def _holding(self, group: Group, state: Sequence[torch.Tensor]) -> Iterator[None]:
+        """The skeleton's tensors are the packed ones for a while."""
+        names = [*[s.name for s in self.layout.segments], *self.frozen, *self.buffers]
+        before = []
+        for name, tensor in zip(names, state, strict=True):
+            packed = group.pack(tensor)
+            for home, key in self._places[name]:
+                before.append((home, key, home[key]))
+                home[key] = packed
+        try:
+            yield
+        finally:
+            for home, key, value in before:
+                home[key] = value
+
+
+def _places(model: torch.nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:
+    """Where each parameter and buffer stands in a model; a tied one stands in several places."""
+    first: dict[int, str] = {}
+    places: dict[str, list[tuple[dict[str, Any], str]]] = {}
+    for path, module in model.named_modules():
+        for home in (module._parameters, module._buffers):
+            for key, tensor in home.items():
+                if tensor is None:
+                    continue
+                name = first.setdefault(id(tensor), f"{path}.{key}" if path else key)
+                places.setdefault(name, []).append((home, key))  # type: ignore[arg-type]
+    return places
+
+
+def _scalar(group: Group, value: Any, what: str) -> torch.Tensor:
+    """A number for each trial, ``[K]``."""
+    if type(value) is Packed:
+        if value.numel() != 1:
+            raise UnfusableError(
+                f"{what} has shape {tuple(value.shape)}; it must be one number"
+            )
+        return group.first(value).reshape(group.size)
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.reshape(1).expand(group.size)
+    raise UnfusableError(f"{what} is a {type(value).__name__}, not worked out by torch")

@@ -1,0 +1,234 @@
+"""Attention: the trials are more rows of the batch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from thrifty.pack.fused._packed import Group, Packed, by_vmap
+from thrifty.pack.fused._registry import UnfusableError, register_rule
+
+from ._dropout import noise_like
+from ._linear import linear
+
+
+@register_rule(F.scaled_dot_product_attention)
+def scaled_dot_product_attention(
+    group: Group,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Packed:
+    """One call over ``K * B`` rows; with dropout step by step, for the masks are each trial's own."""
+    drops = dropout_p != 0.0 or hasattr(dropout_p, "path")
+    options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    ndim = query.dim()
+    leading = {
+        tuple(x.shape[:-2] if not enable_gqa else x.shape[:-3]) for x in (query, key, value)
+    }
+    if len(leading) > 1 or ndim < 3:  # they broadcast against each other
+        if drops:
+            raise UnfusableError("attention with dropout over batches that broadcast")
+        args = (query, key, value, attn_mask)
+        return by_vmap(group, F.scaled_dot_product_attention, args, options)  # type: ignore[no-any-return]
+    q, k, v = (group.first(x) for x in (query, key, value))
+    shape = q.shape[:2]
+    mask = _mask(group, attn_mask, ndim=ndim, batch=shape[1])
+    if drops:
+        if mask is not None:
+            mask = mask.unflatten(0, shape if len(mask) > 1 else (1, 1))
+        return group.pack(_with_dropout(group, q, k, v, mask, dropout_p, **options))
+    out = F.scaled_dot_product_attention(*[x.flatten(0, 1) for x in (q, k, v)], mask, **options)
+    return group.pack(out.unflatten(0, shape))
+
+
+def _mask(group: Group, mask: Any, *, ndim: int, batch: int) -> torch.Tensor | None:
+    """A mask that broadcasts against ``[K * B, ..., L, S]``, which has ``ndim`` dimensions."""
+    if mask is None:
+        return None
+    if type(mask) is not Packed:
+        if mask.dim() < ndim or mask.shape[0] == 1:
+            return mask[(None,) * (ndim - mask.dim())]  # type: ignore[no-any-return]
+        return mask.expand(group.size, *mask.shape).flatten(0, 1)  # type: ignore[no-any-return]
+    whole = group.first(mask)
+    whole = whole[(slice(None), *[None] * (ndim - mask.dim()))]
+    return whole.expand(-1, batch, *whole.shape[2:]).flatten(0, 1)
+
+
+def _with_dropout(
+    group: Group,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    *,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """As torch does it where no fused kernel serves; all ``[K, B, ..., L, E]``."""
+    if enable_gqa:
+        k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
+        v = v.repeat_interleave(q.shape[-3] // v.shape[-3], -3)
+    scores = (q * (1.0 / math.sqrt(q.shape[-1]) if scale is None else scale)) @ k.mT
+    if is_causal:
+        if mask is not None:
+            raise UnfusableError("attention with both attn_mask and is_causal")
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    if mask is not None:
+        scores = scores + _additive(mask, q.dtype)
+    # softmax, with zeros where everything is masked
+    weights = torch.ops.aten._safe_softmax(scores, -1)
+    return (weights * noise_like(group, weights, dropout_p)) @ v
+
+
+def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Where a mask is boolean, it says what may be seen."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -math.inf)
+
+
+@register_rule(F.multi_head_attention_forward)
+def multi_head_attention(
+    group: Group,
+    query: Any,
+    key: Any,
+    value: Any,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Any,
+    in_proj_bias: Any,
+    bias_k: Any,
+    bias_v: Any,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Any,
+    out_proj_bias: Any,
+    training: bool = True,
+    key_padding_mask: Any = None,
+    need_weights: bool = True,
+    attn_mask: Any = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: Any = None,
+    k_proj_weight: Any = None,
+    v_proj_weight: Any = None,
+    static_k: Any = None,
+    static_v: Any = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Packed, Packed | None]:
+    """nn.MultiheadAttention; inputs and outputs are ``[L, B, E]``, in between the batch comes first."""
+    if bias_k is not None or bias_v is not None or static_k is not None or static_v is not None:
+        raise UnfusableError("nn.MultiheadAttention(add_bias_kv=True) has no batched rule")
+    if add_zero_attn:
+        raise UnfusableError("nn.MultiheadAttention(add_zero_attn=True) has no batched rule")
+    if is_causal and attn_mask is None:
+        raise UnfusableError("is_causal is a hint about attn_mask, which is missing")
+    batched = query.dim() == 3
+    weights = in_proj_weight
+    if use_separate_proj_weight:
+        weights = (q_proj_weight, k_proj_weight, v_proj_weight)
+    heads = _project(group, (query, key, value), weights, in_proj_bias, num_heads=num_heads)
+    p = dropout_p if training else 0.0
+    seen = None
+    if is_causal and key_padding_mask is None and not need_weights:
+        attn_mask = None  # the hint is trusted
+    else:
+        is_causal = False
+    mask = _merged(group, attn_mask, key_padding_mask, like=heads[0])
+    if need_weights:
+        out, seen = _by_hand(group, heads, mask, p)
+        seen = seen.mean(2) if average_attn_weights else seen
+        seen = group.pack(seen if batched else seen.squeeze(1))
+    else:
+        out = scaled_dot_product_attention(group, *heads, mask, p, is_causal).value
+    rows = group.pack(out.permute(0, 3, 1, 2, 4).flatten(3))  # [K, L, B, E]
+    whole = linear(group, rows, out_proj_weight, out_proj_bias).value
+    return group.pack(whole if batched else whole.squeeze(2)), seen
+
+
+def _project(
+    group: Group, inputs: tuple[Any, Any, Any], weights: Any, bias: Any, *, num_heads: int
+) -> tuple[Packed, Packed, Packed]:
+    """Queries, keys and values, ``[B, H, L, E / H]`` each."""
+    query, key, value = inputs
+    b = None if bias is None else group.first(bias)
+    if isinstance(weights, tuple):
+        parts = [(x, group.first(w), 1) for x, w in zip(inputs, weights, strict=True)]
+    else:
+        w = group.first(weights)
+        if key is not value:
+            parts = [(x, part, 1) for x, part in zip(inputs, w.chunk(3, 1), strict=True)]
+        elif query is key:
+            parts = [(query, w, 3)]
+        else:
+            num = w.shape[1] // 3
+            parts = [(query, w[:, :num], 1), (key, w[:, num:], 2)]
+    out: list[Packed] = []
+    begin = 0
+    for x, part, num in parts:
+        end = begin + part.shape[1]
+        shift = None if b is None else group.pack(b[:, begin:end])
+        y = linear(group, _batch_first(group, x), group.pack(part), shift).value
+        y = y.unflatten(3, (num, num_heads, -1)).transpose(2, 4)  # [K, B, H, num, L, E / H]
+        out += [group.pack(t) for t in y.unbind(3)]
+        begin = end
+    return out[0], out[1], out[2]
+
+
+def _batch_first(group: Group, x: Any) -> Any:
+    if type(x) is not Packed:
+        return x.transpose(0, 1) if x.dim() == 3 else x.unsqueeze(0)
+    whole = group.first(x)
+    return group.pack(whole.transpose(1, 2) if x.dim() == 3 else whole.unsqueeze(1))
+
+
+def _merged(group: Group, attention: Any, padding: Any, *, like: Packed) -> Any:
+    """Both masks of nn.MultiheadAttention as one that is added, of four dimensions; packed if either is."""
+    batch, num_heads = like.shape[:2]
+    masks = []
+    if attention is not None:
+        size = (1, 1) if attention.dim() == 2 else (batch, num_heads)
+        masks.append(_added(group, attention, (*size, *attention.shape[-2:]), like.dtype))
+    if padding is not None:
+        masks.append(_added(group, padding, (batch, 1, 1, padding.shape[-1]), like.dtype))
+    if len(masks) < 2:
+        return masks[0] if masks else None
+    if any(type(mask) is Packed for mask in masks):
+        return group.pack(group.first(masks[0]) + group.first(masks[1]))
+    return masks[0] + masks[1]
+
+
+def _added(group: Group, mask: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
+    """Here, unlike above, a boolean mask says what may not be seen."""
+    plain = group.first(mask) if type(mask) is Packed else mask
+    if plain.dtype == torch.bool:
+        plain = _additive(~plain, dtype)
+    if type(mask) is Packed:
+        return group.pack(plain.reshape(group.size, *shape))
+    return plain.reshape(shape)
+
+
+def _by_hand(
+    group: Group, heads: tuple[Packed, Packed, Packed], mask: Any, p: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result and what was attended to, after dropout."""
+    q, k, v = (group.first(x) for x in heads)
+    scores = (q * math.sqrt(1.0 / q.shape[-1])) @ k.mT
+    if mask is not None:
+        scores = scores + (group.first(mask) if type(mask) is Packed else mask)
+    weights = F.softmax(scores, -1)
+    if p != 0.0 or hasattr(p, "path"):
+        weights = weights * noise_like(group, weights, p)
+    return weights @ v, weights

@@ -1,0 +1,67 @@
+"""Batch and instance normalisation over K x channels, running statistics included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from thrifty.pack.fused._packed import Group, Packed
+from thrifty.pack.fused._registry import UnfusableError, register_rule
+
+from ._group_norm import flat
+
+
+@register_rule(F.batch_norm)
+def batch_norm(
+    group: Group,
+    input: Any,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Packed:
+    """As one batch norm of ``K * C`` channels."""
+    if training and group.rows is not None:
+        raise UnfusableError("batch normalisation over batches that differ in size")
+
+    def normalise(x: torch.Tensor, mean: Any, var: Any) -> torch.Tensor:
+        w, b = flat(group, weight), flat(group, bias)
+        return F.batch_norm(x, mean, var, w, b, training, momentum, eps)
+
+    return over_channels(
+        group, normalise, input, (running_mean, running_var), training=training
+    )
+
+
+def over_channels(
+    group: Group,
+    normalise: Callable[..., torch.Tensor],
+    images: Any,
+    running: tuple[Any, Any],
+    *,
+    training: bool,
+) -> Packed:
+    """Calls ``normalise(x, mean, var)`` for ``x`` of ``[B, K * C, ...]``; it may update the running statistics."""
+    x = group.second(images)
+    folded = [flat(group, t) for t in running]
+    out = normalise(x.reshape(x.shape[0], -1, *x.shape[3:]), *folded)
+    if training:
+        for whole, changed in zip(running, folded, strict=True):
+            _write_back(group, whole, changed)
+    return group.pack(out.view(x.shape), 1)
+
+
+def _write_back(group: Group, whole: Any, changed: torch.Tensor | None) -> None:
+    if whole is None or changed is None:
+        return
+    if type(whole) is not Packed:
+        raise UnfusableError("running statistics that all trials share")
+    original = group.first(whole)
+    if original.data_ptr() != changed.data_ptr():  # it could only be flattened by a copy
+        original.copy_(changed.view(original.shape))

@@ -1,0 +1,62 @@
+"""Group normalisation: the groups of all trials are more groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from thrifty.pack.fused._packed import Group, Packed
+from thrifty.pack.fused._registry import register_rule
+
+from ._layer_norm import affine
+
+
+@register_rule(F.group_norm, torch.group_norm)
+def group_norm(
+    group: Group,
+    input: Any,
+    num_groups: int,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Packed:
+    """As ``K * num_groups`` groups of channels, or as ``K * B`` rows, whichever needs no copy."""
+    if type(input) is not Packed:  # the work is shared too
+        normal = F.group_norm(input, num_groups, eps=eps).unsqueeze(1)
+        out = affine(normal, _lined_up(group, weight, input), _lined_up(group, bias, input))
+        return group.pack(out.expand(-1, group.size, *out.shape[2:]), 1)
+    if input.axis == 0:
+        x = input.value
+        rows = x.reshape(-1, *x.shape[2:])
+        normal = F.group_norm(rows, num_groups, eps=eps).view(x.shape)
+        w, b = (_lined_up(group, t, input) for t in (weight, bias))
+        return group.pack(affine(normal, _first(w), _first(b)))
+    x = group.second(input)
+    out = F.group_norm(
+        x.reshape(x.shape[0], -1, *x.shape[3:]),
+        num_groups * group.size,
+        flat(group, weight),
+        flat(group, bias),
+        eps,
+    )
+    return group.pack(out.view(x.shape), 1)
+
+
+def flat(group: Group, x: Any) -> torch.Tensor | None:
+    """``[K * C]``: a parameter of K x C channels."""
+    return None if x is None else group.first(x).reshape(-1)
+
+
+def _lined_up(group: Group, x: Any, images: Any) -> torch.Tensor | None:
+    """``[K, C, 1, ...]``."""
+    if x is None:
+        return None
+    whole = group.first(x)
+    return whole.reshape(*whole.shape, *[1] * (images.dim() - 2))
+
+
+def _first(x: torch.Tensor | None) -> torch.Tensor | None:
+    return None if x is None else x.unsqueeze(1)

@@ -1,0 +1,64 @@
+"""Linear layers: one batched matrix product, or one dense product where all trials see the same batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from thrifty.pack.fused._packed import Group, Packed
+from thrifty.pack.fused._registry import register_rule
+
+
+@register_rule(F.linear)
+def linear(group: Group, input: Any, weight: Any, bias: Any = None) -> Packed:
+    """``x @ weight.T + bias`` for each trial."""
+    if type(weight) is not Packed:
+        weight = group.pack(group.first(weight))
+    w = group.first(weight)
+    b = None if bias is None else group.first(bias)
+    if type(input) is not Packed:
+        rows = input.reshape(-1, input.shape[-1])
+        shape = input.shape[:-1]
+    else:
+        x = group.first(input)
+        rows = x.reshape(group.size, -1, x.shape[-1])
+        shape = x.shape[1:-1]
+    out = _Linear.apply(rows, w, b)
+    return group.pack(out.reshape(group.size, *shape, w.shape[1]))
+
+
+class _Linear(torch.autograd.Function):
+    """Autograd's own formula gives the weight's gradient transposed, and copies it; this one does not."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None
+    ) -> torch.Tensor:
+        """``x``: [K, N, I], or [N, I] for all; ``w``: [K, O, I]; returns [K, N, O]."""
+        ctx.save_for_backward(x, w)
+        ctx.has_bias = b is not None
+        shared = x if x.dim() == 3 else _for_all(x, w.shape[0])
+        if b is None:
+            return torch.bmm(shared, w.transpose(1, 2))
+        return torch.baddbmm(b[:, None], shared, w.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Gradients of x, w and b, each laid out as what it belongs to."""
+        (grad,) = grads
+        x, w = ctx.saved_tensors
+        grad_x = grad_b = None
+        if ctx.needs_input_grad[0]:
+            grad_x = torch.bmm(grad, w)
+            grad_x = grad_x if x.dim() == 3 else grad_x.sum(0)
+        shared = x if x.dim() == 3 else _for_all(x, w.shape[0])
+        grad_w = torch.bmm(grad.transpose(1, 2), shared)
+        if ctx.has_bias:
+            grad_b = grad.sum(1)
+        return grad_x, grad_w, grad_b
+
+
+def _for_all(x: torch.Tensor, size: int) -> torch.Tensor:
+    return x.unsqueeze(0) if size == 1 else x.expand(size, *x.shape)

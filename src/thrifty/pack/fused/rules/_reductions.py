@@ -1,0 +1,146 @@
+"""Sums and means; where batches differ in size, those over the batch count each trial's own rows only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thrifty.pack.fused._packed import Group, Packed, by_vmap
+from thrifty.pack.fused._registry import RULES, UnfusableError
+
+
+OTHERS: dict[str, tuple[int, int | None]] = {
+    **dict.fromkeys(
+        ("all", "amax", "amin", "any", "argmax", "argmin", "cummax", "cummin", "cumprod", "cumsum",
+         "logcumsumexp", "logsumexp", "max", "median", "min", "nanmean", "nanmedian", "nansum", "prod",
+         "softmax", "log_softmax", "softmin", "std", "std_mean", "var", "var_mean"),
+        (0, None),
+    ),
+    **dict.fromkeys(("argsort", "mode", "sort"), (0, -1)),
+    **dict.fromkeys(("norm", "quantile", "nanquantile", "vector_norm"), (1, None)),
+    "topk": (1, -1),
+    "kthvalue": (1, -1),
+}  # fmt: skip
+"""Functions that would mix padding with real rows: where ``dim`` stands after the input, and its default."""
+
+
+def mean_of_rows(group: Group, values: torch.Tensor) -> torch.Tensor:
+    """The mean over the rows of each trial; ``values`` is ``[K, B, ...]``."""
+    if values.dim() > 2:
+        values = values.flatten(2).mean(2)
+    if group.rows is None:
+        return values.mean(1)
+    check_rows(group, values)
+    return (values * group.rows).sum(1)
+
+
+def check_rows(group: Group, values: torch.Tensor) -> None:
+    """Raises ``UnfusableError`` where the rows of ``[K, B, ...]`` are not those of the batch."""
+    if values.dim() < 2 or values.shape[1] != group.batch:
+        raise UnfusableError(
+            "a loss over other rows than the batch's, while batches differ in size"
+        )
+
+
+def rows_of(group: Group, x: torch.Tensor) -> torch.Tensor:
+    """The weights of the rows, lined up with ``[K, B, ...]``."""
+    assert group.rows is not None
+    return group.rows.view(*group.rows.shape, *[1] * (x.dim() - 2))
+
+
+def over_batch(group: Group, x: Any, dim: Any) -> bool:
+    """Whether a reduction over ``dim`` (None for all) mixes rows, some of which are padding.
+
+    Raises:
+        UnfusableError: nobody can tell, for rows were merged with another dimension.
+    """
+    if group.rows is None or type(x) is not Packed or not x.dim():
+        return False
+    dims = (
+        range(x.dim()) if dim is None or dim == () else [dim] if isinstance(dim, int) else dim
+    )
+    if 0 not in [d % x.dim() for d in dims]:
+        return False
+    num = x.shape[0]
+    if num > group.batch and num % group.batch == 0:
+        raise UnfusableError(
+            f"a sum over {num} rows, a multiple of the batch's, while batches differ in size"
+        )
+    return num == group.batch
+
+
+def _sum(function: Callable[..., Any]) -> Callable[..., Any]:
+    def rule(group: Group, input: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
+        dim = kwargs.pop("axis", dim)
+        if over_batch(group, input, dim):
+            x = group.first(input)
+            input = group.pack(torch.where(rows_of(group, x) > 0, x, 0))
+        if dim is None and not args and not kwargs:
+            return group.pack(
+                group.first(input).flatten(1).sum(1) if input.dim() else input.value
+            )
+        if dim is not None:
+            args = (dim, *args)
+        return by_vmap(group, function, (input, *args), kwargs)
+
+    return rule
+
+
+def _mean(function: Callable[..., Any]) -> Callable[..., Any]:
+    def rule(group: Group, input: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
+        dim = kwargs.pop("axis", dim)
+        plain = dim is None and not args and not kwargs
+        weighted = over_batch(group, input, dim)
+        if plain and weighted:
+            return group.pack(mean_of_rows(group, group.first(input)))
+        if plain:
+            return group.pack(
+                group.first(input).flatten(1).mean(1) if input.dim() else input.value
+            )
+        if weighted:
+            x = group.first(input)
+            x = torch.where(rows_of(group, x) > 0, x * (rows_of(group, x) * group.batch), 0)
+            input = group.pack(x)
+        if dim is not None:
+            args = (dim, *args)
+        return by_vmap(group, function, (input, *args), kwargs)
+
+    return rule
+
+
+def _refused(
+    function: Callable[..., Any], place: int, default: int | None
+) -> Callable[..., Any]:
+    """By vmap, but not over a batch with padding."""
+
+    def rule(group: Group, input: Any, *args: Any, **kwargs: Any) -> Any:
+        other = next((a for a in args if isinstance(a, torch.Tensor)), None)
+        if (
+            group.rows is not None and other is None
+        ):  # with another one it goes element by element
+            dim = kwargs.get("dim", kwargs.get("axis", default))
+            if len(args) > place and not isinstance(args[place], bool):
+                dim = args[place]
+            if over_batch(group, input, dim):
+                raise UnfusableError(
+                    f"{function.__name__} over the rows of batches that differ in size"
+                )
+        return by_vmap(group, function, (input, *args), kwargs)
+
+    return rule
+
+
+def _register() -> None:
+    for home in (torch, torch.Tensor, torch.nn.functional, torch.linalg):
+        for name, (place, default) in OTHERS.items():
+            function = getattr(home, name, None)
+            if callable(function):
+                RULES[function] = _refused(function, place, default)
+    for home in (torch, torch.Tensor):
+        RULES[home.sum] = _sum(home.sum)
+        RULES[home.mean] = _mean(home.mean)
+
+
+_register()

@@ -1,0 +1,51 @@
+"""How many trials each worker should train at a time, as the study goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from thrifty.core import Calibrated, Event, PackShrunk
+from thrifty.perf import PackCurve
+from thrifty.plan import Chain, SearchPlan, pack_size
+from thrifty.store import Store
+
+
+class Packing:
+    """Hears what workers measure and where they run out of memory, and answers with a pack size.
+
+    Until something was measured a worker trains one trial. ``fixed_size`` is what the user wants instead of
+    all this; ``known`` are the keys of measurements that the store has already.
+    """
+
+    def __init__(
+        self, *, num_workers: int, fixed_size: int | None = None, known: Collection[str] = ()
+    ) -> None:
+        self._num_workers = num_workers
+        self._fixed_size = fixed_size
+        self._known = set(known)
+        self._curves: dict[str, list[PackCurve]] = {}
+        self._limit: int | None = None
+
+    def on_event(self, event: Event, store: Store) -> None:
+        """Takes note of measurements and of memory."""
+        if isinstance(event, Calibrated):
+            self._curves[event.key] = [PackCurve.from_json(dict(c)) for c in event.curves]
+            if event.key not in self._known:
+                self._known.add(event.key)
+                store.curves.put(
+                    event.key,
+                    device=event.device,
+                    structure=event.structure,
+                    curves=event.curves,
+                )
+        elif isinstance(event, PackShrunk):
+            self._limit = event.size if self._limit is None else min(self._limit, event.size)
+
+    def size(self, plan: SearchPlan, running: Iterable[Chain]) -> int:
+        """Trials at a time for each worker."""
+        size = self._fixed_size
+        if size is None:
+            size = pack_size(
+                plan, list(self._curves.values()), running=running, workers=self._num_workers
+            )
+        return size if self._limit is None else min(size, self._limit)

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings, strategies as st
+from torch import nn
+
+from tests.pack.fused.twin import check, normal
+
+
+KINDS = {
+    1: (nn.Conv1d, nn.ConvTranspose1d),
+    2: (nn.Conv2d, nn.ConvTranspose2d),
+    3: (nn.Conv3d, nn.ConvTranspose3d),
+}
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_every_convolution(data):
+    num_spatial = data.draw(st.integers(1, 3))
+    transposed = data.draw(st.booleans())
+    groups = data.draw(st.sampled_from((1, 2)))
+    options = {
+        "kernel_size": data.draw(st.integers(1, 3)),
+        "stride": data.draw(st.integers(1, 2)),
+        "dilation": data.draw(st.integers(1, 2)),
+        "groups": groups,
+        "bias": data.draw(st.booleans()),
+    }
+    if transposed:
+        options["padding"] = data.draw(st.integers(0, 1))
+        if options["stride"] == 2:
+            options["output_padding"] = data.draw(st.integers(0, 1))
+    else:
+        options["padding"] = data.draw(
+            st.sampled_from((0, 1, "valid") if options["stride"] == 2 else (0, 1, "same"))
+        )
+        options["padding_mode"] = data.draw(st.sampled_from(("zeros", "circular", "reflect")))
+        if isinstance(options["padding"], str) and options["stride"] == 2:
+            options["padding_mode"] = "zeros"
+    shape = (2, 2 * groups, *[7] * num_spatial)
+    shared = data.draw(st.booleans())
+    axis = data.draw(st.sampled_from((0, 1)))
+    if data.draw(st.booleans()) and options.get("padding_mode") in (None, "zeros"):
+        shape, axis = shape[1:], 0
+    check(
+        lambda m, x: m(x),
+        lambda s: [normal(*shape, seed=s, axis=axis, shared=shared, size=2)],
+        make=lambda: KINDS[num_spatial][transposed](2 * groups, 2 * groups, **options),
+        size=2,
+    )
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_several_layers_keep_the_layout(shared):
+    check(
+        lambda m, x: m(x).flatten(1),
+        lambda s: [normal(2, 3, 8, 8, seed=s, shared=shared)],
+        make=lambda: nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding="same"),
+            nn.ReLU(),
+            nn.Conv2d(4, 4, 3, groups=4),
+            nn.ConvTranspose2d(4, 2, 2, stride=2),
+        ),
+    )

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.pack.fused.twin import check, group_of, integers, normal, refused
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (4, 5), (2, 3, 4)])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("padding_idx", [None, 0, 3, -1])
+def test_embedding(shape, shared, padding_idx):
+    check(
+        lambda m, x: m(x),
+        lambda s: [integers(7, *shape, seed=s, shared=shared)],
+        make=lambda: nn.Embedding(7, 5, padding_idx=padding_idx),
+    )
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_wherever_the_trials_are_counted(axis):
+    check(
+        lambda m, x: m(x),
+        lambda s: [integers(7, 4, 6, seed=s, axis=axis)],
+        make=lambda: nn.Embedding(7, 5),
+    )
+
+
+def test_a_table_that_all_share():
+    table = torch.randn(7, 5, dtype=torch.float64)
+    check(lambda m, x: F.embedding(x, table, 2), lambda s: [integers(7, 4, seed=s, axis=1)])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_mask_after_it_is_drawn_as_alone(shared):
+    """Masks are filled in the order of memory, so that the result must lie there as it does alone."""
+    check(
+        lambda m, x: F.dropout(m(x.t()), 0.5),
+        lambda s: [integers(7, 4, 6, seed=s, shared=shared)],
+        make=lambda: nn.Embedding(7, 5),
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"max_norm": 1.0}, "max_norm"),
+        ({"sparse": True}, "sparse"),
+        ({"scale_grad_by_freq": True}, "scale_grad_by_freq"),
+    ],
+)
+def test_what_is_refused(options, reason):
+    refused(
+        reason, lambda m, x: m(x), integers(7, 4), make=lambda: nn.Embedding(7, 5, **options)
+    )
+
+
+def test_bags_are_refused():
+    refused(
+        "EmbeddingBag", lambda m, x: m(x), integers(7, 4, 2), make=lambda: nn.EmbeddingBag(7, 5)
+    )
+
+
+def test_a_table_that_lies_across():
+    check(
+        lambda m, x, t: F.embedding(x, t.t()),
+        lambda s: [integers(7, 4, seed=s), normal(5, 7, seed=s)],
+    )
+
+
+def test_nothing_is_copied_on_the_way_in():
+    """The table is a view of the flat state; a copy of it at each step would cost more than the step."""
+    group = group_of(2)
+    flat = torch.zeros(2, 1000 * 4 + 16)
+    table = flat[:, :4000].view(2, 1000, 4)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        F.embedding(group.pack(torch.zeros(2, 3, dtype=torch.long)), group.pack(table))
+    assert max(e.cpu_memory_usage for e in profile.key_averages()) < 4000

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+import torch.nn.functional as F
+
+from tests.pack.fused.twin import check, normal
+
+
+SHAPES = {1: (2, 3, 8), 2: (2, 3, 8, 6), 3: (2, 2, 4, 6, 4)}
+
+
+@pytest.mark.parametrize("num_spatial", [1, 2, 3])
+@pytest.mark.parametrize(
+    "kind", ["max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool", "lp_pool"]
+)
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("batched", [False, True])
+def test_pooling(num_spatial, kind, axis, batched):
+    function = getattr(F, f"{kind}{num_spatial}d")
+    shape = SHAPES[num_spatial] if batched else SHAPES[num_spatial][1:]
+    args = (2.0, 2) if kind == "lp_pool" else (2,)
+    check(lambda m, x: function(x.abs(), *args), lambda s: [normal(*shape, seed=s, axis=axis)])
+
+
+@pytest.mark.parametrize("function", [F.max_pool2d, F.adaptive_max_pool2d])
+def test_indices(function):
+    check(
+        lambda m, x: function(x, 2, return_indices=True),
+        lambda s: [normal(2, 3, 6, 6, seed=s, axis=1)],
+    )
+
+
+def test_options():
+    check(
+        lambda m, x: (
+            F.max_pool2d(x, 3, 2, 1, ceil_mode=True)
+            + F.avg_pool2d(x, 3, 2, 1, count_include_pad=False)
+        ),
+        lambda s: [normal(2, 3, 7, 7, seed=s, axis=1)],
+    )
