@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from itertools import chain
 
 import pytest
 import torch
@@ -53,14 +54,16 @@ def integers(high, *shape, seed=0, size=SIZE, axis=0, shared=False):
     return Shared(value) if shared else Each(value, axis)
 
 
-def group_of(size=SIZE, *, num_rows=None, batch=None, seed=0):
+def group_of(size=SIZE, *, num_rows=None, batch=None, seed=0, channels_last=False):
     generators = [torch.Generator().manual_seed(seed + k) for k in range(size)]
     rows = None
     if num_rows is not None:
         rows = torch.zeros(size, batch, dtype=torch.float64)
         for k, num in enumerate(num_rows):
             rows[k, :num] = 1.0 / num
-    return Group(size, randomness=Randomness(generators), rows=rows)
+    return Group(
+        size, randomness=Randomness(generators), rows=rows, channels_last=channels_last
+    )
 
 
 def refused(match, forward, *inputs, make=nn.Module, size=SIZE, num_rows=None, batch=None):
@@ -83,6 +86,7 @@ def check(
     size=SIZE,
     training=True,
     num_rows=None,
+    channels_last=False,
     eager=True,
     tape=True,
     tolerance=TOLERANCE,
@@ -105,6 +109,8 @@ def check(
 
 
 class _Twins:
+    channels_last = False
+
     def __init__(self, forward, inputs, make, size, *, training, num_rows, seed):
         self.forward = forward
         self.inputs = inputs
@@ -172,7 +178,9 @@ class _Twins:
         compute = recorded_with._compute(leaves)
         try:
             program, _ = record(
-                lambda: compute(group), sum(leaves, []), draws=lambda: [d.noise for d in draws]
+                lambda: compute(group),
+                [*chain(*leaves)],
+                draws=lambda: [d.noise for d in draws],
             )
         except UnfusableError as error:
             if "_scaled_dot_product_flash_attention_for_cpu" in str(error):
@@ -184,7 +192,7 @@ class _Twins:
         for draw in noises:
             fill(draw, generators=generators, rates=[{}] * self.size, num_rows=self.num_rows)
         tape = bind(
-            program, [t.detach() for t in sum(fresh, [])], draws=[d.noise for d in noises]
+            program, [t.detach() for t in chain(*fresh)], draws=[d.noise for d in noises]
         )
         before = [b.clone() for b in fresh[1]]
         for _ in range(2):  # a tape can be run again
@@ -197,7 +205,13 @@ class _Twins:
         batch = None
         if self.num_rows is not None:
             batch = next(x.value.shape[1] for x in self.inputs if isinstance(x, Each))
-        return group_of(self.size, num_rows=self.num_rows, batch=batch, seed=self.seed)
+        return group_of(
+            self.size,
+            num_rows=self.num_rows,
+            batch=batch,
+            seed=self.seed,
+            channels_last=self.channels_last,
+        )
 
     def _leaves(self):
         """Parameters as views of the flat state, buffers that cannot be flattened without a copy, inputs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,77 +12,68 @@ import torch
 aten: Any = torch.ops.aten
 
 
+def _relu(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    return torch.clamp_min(x, 0, out=out)
+
+
 def _clone(x: torch.Tensor, *, out: torch.Tensor, **_: Any) -> torch.Tensor:
-    """The layout was settled when the buffer was made."""
+    """Layout and dtype were settled when the buffer was made."""
     return out.copy_(x)
 
 
-OUT_VARIANTS: dict[Any, tuple[Callable[..., Any], tuple[str, ...]]] = {
-    # torch's own functions are called at half the cost of their ATen overloads
+_QUICK: dict[Any, tuple[Callable[..., Any], tuple[str, ...]]] = {
     aten.abs.default: (torch.abs, ("out",)),
     aten.add.Tensor: (torch.add, ("out",)),
-    aten.addcdiv.default: (torch.addcdiv, ("out",)),
     aten.addcmul.default: (torch.addcmul, ("out",)),
     aten.addmm.default: (torch.addmm, ("out",)),
-    aten.amax.default: (torch.amax, ("out",)),
     aten.baddbmm.default: (torch.baddbmm, ("out",)),
     aten.bmm.default: (torch.bmm, ("out",)),
     aten.cat.default: (torch.cat, ("out",)),
-    aten.clamp.default: (torch.clamp, ("out",)),
     aten.clamp_min.default: (torch.clamp_min, ("out",)),
-    aten.cos.default: (torch.cos, ("out",)),
+    aten.clone.default: (_clone, ("out",)),
     aten.div.Tensor: (torch.div, ("out",)),
     aten.exp.default: (torch.exp, ("out",)),
     aten.gather.default: (torch.gather, ("out",)),
-    aten.ge.Scalar: (torch.ge, ("out",)),
-    aten.gt.Scalar: (torch.gt, ("out",)),
     aten.index_select.default: (torch.index_select, ("out",)),
-    aten.le.Scalar: (torch.le, ("out",)),
-    aten.log.default: (torch.log, ("out",)),
-    aten.lt.Scalar: (torch.lt, ("out",)),
     aten.mean.dim: (torch.mean, ("out",)),
     aten.mm.default: (torch.mm, ("out",)),
     aten.mul.Tensor: (torch.mul, ("out",)),
     aten.neg.default: (torch.neg, ("out",)),
     aten.pow.Tensor_Scalar: (torch.pow, ("out",)),
-    aten.reciprocal.default: (torch.reciprocal, ("out",)),
-    aten.relu.default: (lambda x, out: torch.clamp_min(x, 0, out=out), ("out",)),
+    aten.relu.default: (_relu, ("out",)),
     aten.rsqrt.default: (torch.rsqrt, ("out",)),
     aten.sigmoid.default: (torch.sigmoid, ("out",)),
-    aten.sin.default: (torch.sin, ("out",)),
     aten.sqrt.default: (torch.sqrt, ("out",)),
     aten.sub.Tensor: (torch.sub, ("out",)),
     aten.sum.dim_IntList: (torch.sum, ("out",)),
     aten.tanh.default: (torch.tanh, ("out",)),
-    # these have no function in torch that takes ``out``
-    aten._log_softmax.default: (aten._log_softmax.out, ("out",)),
-    aten._log_softmax_backward_data.default: (aten._log_softmax_backward_data.out, ("out",)),
-    aten._softmax.default: (aten._softmax.out, ("out",)),
-    aten._softmax_backward_data.default: (
-        aten._softmax_backward_data.out,
-        ("grad_input",),
-    ),
-    aten.clone.default: (_clone, ("out",)),
-    aten.elu.default: (aten.elu.out, ("out",)),
-    aten.gelu.default: (aten.gelu.out, ("out",)),
-    aten.gelu_backward.default: (aten.gelu_backward.grad_input, ("grad_input",)),
-    aten.leaky_relu.default: (aten.leaky_relu.out, ("out",)),
-    aten.leaky_relu_backward.default: (aten.leaky_relu_backward.grad_input, ("grad_input",)),
-    aten.mse_loss.default: (aten.mse_loss.out, ("out",)),
-    aten.mse_loss_backward.default: (aten.mse_loss_backward.grad_input, ("grad_input",)),
-    aten.nll_loss_backward.default: (aten.nll_loss_backward.grad_input, ("grad_input",)),
-    aten.nll_loss_forward.default: (
-        aten.nll_loss_forward.output,
-        ("output", "total_weight"),
-    ),
-    aten.sigmoid_backward.default: (aten.sigmoid_backward.grad_input, ("grad_input",)),
-    aten.silu.default: (aten.silu.out, ("out",)),
-    aten.silu_backward.default: (aten.silu_backward.grad_input, ("grad_input",)),
-    aten.tanh_backward.default: (aten.tanh_backward.grad_input, ("grad_input",)),
-    aten.threshold_backward.default: (aten.threshold_backward.grad_input, ("grad_input",)),
-    aten.where.self: (torch.where, ("out",)),
+    aten._to_copy.default: (_clone, ("out",)),
 }
-"""Function -> the variant that writes into buffers, and the names it takes them by."""
+"""torch's own functions are called at half the cost of their ATen overloads."""
+
+OutVariant = tuple[Callable[..., Any], tuple[str, ...]]
+
+
+@cache
+def out_variant(function: Any, device_type: str) -> OutVariant | None:
+    """The variant of a function that writes into buffers, and the names it takes them by.
+
+    None if there is none with a kernel of its own: the generated ones only copy.
+    """
+    if function in _QUICK:
+        return _QUICK[function]
+    wanted = [(a.name, str(a.type)) for a in function._schema.arguments]
+    key = "CUDA" if device_type == "cuda" else "CPU"
+    for name in function._overloadpacket.overloads():
+        other = getattr(function._overloadpacket, name)
+        inputs = [(a.name, str(a.type)) for a in other._schema.arguments if not a.is_out]
+        outs = tuple(a.name for a in other._schema.arguments if a.is_out)
+        if inputs == wanted and len(outs) == len(function._schema.returns):
+            # the others are generated from the function itself, and copy its result
+            native = torch._C._dispatch_has_kernel_for_dispatch_key(other.name(), key)
+            return (other, outs) if native else None
+    return None
+
 
 IN_PLACE_SAFE = frozenset({
     aten.abs.default, aten.add.Tensor, aten.clamp.default, aten.clamp_min.default, aten.cos.default,

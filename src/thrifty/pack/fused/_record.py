@@ -115,7 +115,7 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if torch.Tag.nondeterministic_seeded in func.tags and _draws(func, args, kwargs or {}):
             raise UnfusableError(f"it draws random numbers ({func.name()})")
         kwargs = kwargs or {}
         refs, ref_kwargs = pytree.tree_map_only(
@@ -152,6 +152,13 @@ class _Recorder(TorchDispatchMode):
         if tensor.numel():
             self._by_memory.setdefault(_memory(tensor), number)
         return number
+
+
+def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Attention kernels may draw, and do not where their dropout is zero."""
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return "dropout_p" not in names or bool(given.get("dropout_p", 0.0))
 
 
 def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:

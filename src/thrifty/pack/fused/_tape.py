@@ -13,8 +13,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ._out_variants import CREATIONS, IN_PLACE_SAFE, OUT_VARIANTS, VIEWS
+from ._out_variants import CREATIONS, IN_PLACE_SAFE, VIEWS, out_variant
 from ._record import Call, Program, Ref
+
+
+MAX_COPIED_BYTES = 2**20
+"""Beyond this, results of functions that cannot write into a buffer stay where they are."""
 
 
 class Tape:
@@ -114,7 +118,7 @@ class _Binder:
             return
         if static and (function in VIEWS or function.is_view):
             self._evaluate(call)
-        elif not (static and function in OUT_VARIANTS and self._into_buffers(index, call)):
+        elif _writes(call) or not (static and self._into_buffers(index, call)):
             self._dynamic(call)
 
     def _evaluate(self, call: Call) -> None:
@@ -136,9 +140,10 @@ class _Binder:
         return True
 
     def _into_buffers(self, index: int, call: Call) -> bool:
-        variant, out_names = OUT_VARIANTS[call.function]
-        if len(out_names) != len(call.outputs):
-            return False
+        found = out_variant(call.function, self._device.type)
+        if found is None or len(found[1]) != len(call.outputs):
+            return self._copied(index, call)
+        variant, out_names = found
         for number in call.outputs:
             target = self._to.get(number)
             self._static[number] = (
@@ -151,6 +156,22 @@ class _Binder:
         arguments = self._arguments(call)
         self._lines.append(
             f"{self._constant(variant)}({arguments}{', ' if arguments else ''}{outs})"
+        )
+        return True
+
+    def _copied(self, index: int, call: Call) -> bool:
+        """A small result is copied to where it always is, so that what comes after it stays static."""
+        if len(call.outputs) != 1 or len(call.function._schema.returns) != 1 or self._is_list(call):
+            return False
+        (number,) = call.outputs
+        shape, _, dtype = self._program.meta[number]
+        if _writes(call) or shape.numel() * dtype.itemsize > MAX_COPIED_BYTES:
+            return False
+        arguments = self._arguments(call)
+        target = self._to.get(number)
+        self._static[number] = self._allocate(index, call, number) if target is None else target
+        self._lines.append(
+            f"{self._name(Ref(number))}.copy_({self._constant(call.function)}({arguments}))"
         )
         return True
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
@@ -63,3 +64,53 @@ def test_several_layers_keep_the_layout(shared):
             nn.ConvTranspose2d(4, 2, 2, stride=2),
         ),
     )
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_channels_last(shared, training):
+    """Another order in memory, the same numbers, the masks of dropout included."""
+    check(
+        lambda m, x: (m[:9](x), m(x)),
+        lambda s: [normal(2, 3, 9, 9, seed=s, shared=shared)],
+        make=lambda: nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding="same", bias=False),
+            nn.BatchNorm2d(4),
+            nn.ReLU(inplace=True),
+            nn.Dropout(0.3),
+            nn.ConvTranspose2d(4, 4, 2, stride=2),
+            nn.GroupNorm(2, 4),
+            nn.MaxPool2d(2),
+            nn.InstanceNorm2d(4, affine=True),
+            nn.Dropout2d(0.3),
+            nn.Dropout(0.2),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
+            nn.Dropout(0.2),
+            nn.Linear(16, 3),
+        ),
+        training=training,
+        channels_last=True,
+    )
+
+
+def test_patches_in_channels_last():
+    """As in vision transformers: what the convolution gives is transposed, and then there is dropout."""
+
+    class Patches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convolution = nn.Conv2d(3, 4, 3, 3)
+            self.places = nn.Parameter(torch.zeros(1, 9, 4))
+            self.dropout = nn.Dropout(0.3)
+
+        def forward(self, x):
+            return self.dropout(self.convolution(x).flatten(2).transpose(1, 2) + self.places)
+
+    for channels_last in (False, True):
+        check(
+            lambda m, x: m(x),
+            lambda s: [normal(2, 3, 9, 9, seed=s)],
+            make=Patches,
+            channels_last=channels_last,
+        )

@@ -222,8 +222,6 @@ def test_writing_into_parts(axis):
     [
         lambda x, y: torch.where(x > 0, y, 1.5),
         lambda x, y: torch.where(x > 0, 1.5, y),
-        lambda x, y: torch.clamp(x, min=y, max=2.0),
-        lambda x, y: x.clamp(-1.0, y),
         lambda x, y: torch.lerp(x, y, 0.3),
         lambda x, y: torch.full_like(x, 2.0) + y,
     ],

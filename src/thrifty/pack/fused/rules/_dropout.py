@@ -100,6 +100,8 @@ def _noise(
 
 def _order(x: Packed) -> list[int]:
     """The dimensions that one trial sees, as they lie in memory."""
+    if x.group.channels_last and x.dim() == 4:  # it is the pack that lays images out so
+        return list(range(4))
     strides = [s for d, s in enumerate(x.value.stride()) if d != x.axis]
     with _disable_current_modes():  # torch knows how
         alone = torch.empty_strided(x.shape, strides, device="meta")

@@ -38,5 +38,7 @@ def _reshaped(group: Group, x: Packed, shape: Sequence[int]) -> Packed:
         known = -torch.Size(shape).numel()
         shape = [x.numel() // known if n == -1 else n for n in shape]
     if x.axis == 1 and len(shape) > 1 and shape[0] == x.shape[0]:
+        if group.channels_last and x.dim() == 4:  # from here on it must lie as it does alone
+            x = group.pack(x.value.contiguous(), 1)
         return group.pack(x.value.reshape(shape[0], group.size, *shape[1:]), 1)
     return group.pack(group.first(x).reshape(group.size, *shape))
