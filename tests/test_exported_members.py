@@ -7,7 +7,18 @@ import pytest
 import thrifty
 
 
-PACKAGES = ["core", "space", "perf", "pack", "search", "plan", "store", "run", "study", "testing"]
+PACKAGES = [
+    "core",
+    "space",
+    "perf",
+    "pack",
+    "search",
+    "plan",
+    "store",
+    "run",
+    "study",
+    "testing",
+]
 
 
 @pytest.mark.parametrize("name", PACKAGES)

@@ -8,6 +8,11 @@ from ._forest import (
 from ._garbage import droppable as droppable
 from ._node import Node as Node
 from ._packing import pack_size as pack_size
+from ._policies import (
+    batch_size_packs as batch_size_packs,
+    nearest_packs as nearest_packs,
+    random_packs as random_packs,
+)
 from ._search_plan import MAX_ATTEMPTS as MAX_ATTEMPTS, SearchPlan as SearchPlan
 from ._stage import Answer as Answer, Chain as Chain, Stage as Stage
 
@@ -21,7 +26,10 @@ __all__ = [
     "SearchPlan",
     "Stage",
     "StageState",
+    "batch_size_packs",
     "droppable",
+    "nearest_packs",
     "pack_size",
+    "random_packs",
     "stage_forest",
 ]

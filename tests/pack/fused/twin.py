@@ -176,16 +176,11 @@ class _Twins:
         group = recorded_with._group()
         draws = group.randomness.draws
         compute = recorded_with._compute(leaves)
-        try:
-            program, _ = record(
-                lambda: compute(group),
-                [*chain(*leaves)],
-                draws=lambda: [d.noise for d in draws],
-            )
-        except UnfusableError as error:
-            if "_scaled_dot_product_flash_attention_for_cpu" in str(error):
-                pytest.xfail("the recorder takes attention without dropout for random")
-            raise
+        program, _ = record(
+            lambda: compute(group),
+            [*chain(*leaves)],
+            draws=lambda: [d.noise for d in draws],
+        )
         fresh = self._leaves()
         noises = [Draw(noise=torch.empty_like(d.noise), path=d.path, p=d.p) for d in draws]
         generators = [torch.Generator().manual_seed(self.seed + k) for k in range(self.size)]

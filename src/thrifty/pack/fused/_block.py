@@ -28,10 +28,11 @@ MAX_PACKED_EVALUATION = 2**22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bound:
-    """A program bound to a block: where its inputs have to be put."""
+    """A program bound to a block: where its inputs have to be put. ``gathered`` is the batch with all trials' rows in one."""
 
     tape: Tape
     batch: tuple[torch.Tensor, ...]
+    gathered: tuple[torch.Tensor, ...]
     rows: torch.Tensor | None
     draws: tuple[Draw, ...]
     names: tuple[str, ...]
@@ -72,6 +73,7 @@ class Block:
         )
         self._others: list[torch.Tensor] = []  # frozen parameters and buffers, [C, *shape]
         self._bound: dict[Variant, _Bound] = {}
+        self._quick: dict[tuple[int, bool, bool, int], _Bound] = {}
         self._history = torch.zeros(0, capacity, device=device)
         self._tick = 0
 
@@ -193,51 +195,63 @@ class Block:
 
     def advance(self) -> list[FusedTrial]:
         """Trains all trials until at least one has ended its epoch; those that have."""
-        while not any(trial.steps_left == 0 for trial in self.trials):
-            self.one_step()
-        return [trial for trial in self.trials if trial.steps_left == 0]
+        with torch.no_grad():
+            while all(trial.steps_left for trial in self.trials):
+                self.one_step()
+        return [trial for trial in self.trials if not trial.steps_left]
 
+    @torch.no_grad()
     def one_step(self) -> None:
         """One step of all trials."""
         trials, size = self.trials, len(self.trials)
-        one = trials[0]
-        shared = all(t.feed is one.feed and t.step_index == one.step_index for t in trials)
-        num_rows = [t.feed.num_rows(t.step_index) for t in (trials[:1] if shared else trials)]
-        padded = len(set(num_rows)) > 1
+        feed, step = trials[0].feed, trials[0].step_index
+        shared = self.structure.sharing and all(
+            t.feed is feed and t.step_index == step for t in trials
+        )
+        if shared:
+            num_rows = [feed.num_rows(step)]
+        else:
+            num_rows = [t.feed.num_rows(t.step_index) for t in trials]
         bound = self._bind(size, shared=shared, num_rows=num_rows)
         self._put_batch(bound, shared=shared, num_rows=num_rows)
         if bound.draws:
-            self._draw(bound.draws, num_rows=num_rows if padded else None)
+            self._draw(bound.draws, num_rows=None if bound.rows is None else num_rows)
         bound.tape()
-        options = [trial.options() for trial in trials]
-        limits = [limit for _, limit in options]
-        if any(limit is not None for limit in limits):
-            clip_rows(self._rows.gradients[:size], limits)
-        with torch.no_grad():
-            self._optimizer.step(self._rows, [each for each, _ in options])
-            losses = bound.tape.outputs[0]
-            assert losses is not None
-            self._history[self._tick % len(self._history), :size].copy_(losses)
+        self._update([trial.options() for trial in trials])
+        losses = bound.tape.outputs[0]
+        assert losses is not None
+        self._history[self._tick % len(self._history), :size].copy_(losses)
         self._tick += 1
         for trial in trials:
             trial.advance()
 
+    def _update(self, options: Sequence[tuple[Mapping[str, Any], float | None]]) -> None:
+        """One update of each trial by its own options."""
+        limits = [limit for _, limit in options]
+        if any(limit is not None for limit in limits):
+            clip_rows(self._rows.gradients[: len(limits)], limits)
+        self._optimizer.step(self._rows, [each for each, _ in options])
+
     def _bind(self, size: int, *, shared: bool, num_rows: Sequence[int]) -> _Bound:
-        one = self.trials[0]
-        example = (
-            one.feed.batch(one.step_index)
-            if not isinstance(one.feed, ArrayFeed)
-            else one.feed.arrays
-        )
-        shapes = tuple(((max(num_rows), *t.shape[1:]), t.dtype) for t in example)
+        """The tape for a step; all trials of a block have one source, so its arrays have one shape."""
+        feed = self.trials[0].feed
+        longest = max(num_rows)
+        padded = min(num_rows) < longest
+        key = (size, shared, padded, longest)
+        if isinstance(feed, ArrayFeed) and key in self._quick:
+            return self._quick[key]
         variant = Variant(
             size=size,
             training=True,
             shared=shared,
-            padded=len(set(num_rows)) > 1,
-            batch=shapes,
+            padded=padded,
+            batch=tuple(
+                ((longest, *shape), dtype)
+                for shape, dtype in feed.shapes(self.trials[0].step_index)
+            ),
         )
-        return self._bound.get(variant) or self._make(variant)
+        bound = self._quick[key] = self._bound.get(variant) or self._make(variant)
+        return bound
 
     def _make(self, variant: Variant) -> _Bound:
         """Records the program of a variant if need be, and binds it to the first rows."""
@@ -270,7 +284,14 @@ class Block:
             destinations=dict(enumerate(gradients, start=1)) if variant.training else {},
             arena=self._arena,
         )
-        bound = _Bound(tape=tape, batch=batch, rows=rows, draws=draws, names=recorded.names)
+        bound = _Bound(
+            tape=tape,
+            batch=batch,
+            gathered=batch if variant.shared else tuple(t.flatten(0, 1) for t in batch),
+            rows=rows,
+            draws=draws,
+            names=recorded.names,
+        )
         self._bound[variant] = bound
         return bound
 
@@ -294,20 +315,18 @@ class Block:
     def _put_batch(self, bound: _Bound, *, shared: bool, num_rows: Sequence[int]) -> None:
         """Puts this step's batches where the tape reads them."""
         trials = self.trials[:1] if shared else self.trials
-        feeds = [trial.feed for trial in trials]
-        if shared and isinstance(feeds[0], ArrayFeed):
-            index = feeds[0].index(trials[0].step_index)
-            for array, target in zip(feeds[0].arrays, bound.batch, strict=True):
+        feed = trials[0].feed
+        if isinstance(feed, ArrayFeed) and bound.rows is None:
+            # one gather for all: their rows lie one after the other
+            parts = [t.feed.index(t.step_index) for t in trials]  # type: ignore[union-attr]
+            index = parts[0] if shared else torch.cat(parts)
+            for array, target in zip(feed.arrays, bound.gathered, strict=True):
                 torch.index_select(array, 0, index, out=target)
             return
-        for k, (trial, feed) in enumerate(zip(trials, feeds, strict=True)):
-            for i, target in enumerate(bound.batch):
-                place = target if shared else target[k]
-                if isinstance(feed, ArrayFeed):
-                    index = feed.index(trial.step_index)
-                    torch.index_select(feed.arrays[i], 0, index, out=place[: num_rows[k]])
-                else:
-                    place[: num_rows[k]].copy_(feed.batch(trial.step_index)[i])
+        for k, trial in enumerate(trials):
+            batch = trial.feed.batch(trial.step_index)
+            for leaf, target in zip(batch, bound.batch, strict=True):
+                (target if shared else target[k])[: num_rows[k]].copy_(leaf)
         if bound.rows is not None:
             bound.rows.zero_()
             for k, num in enumerate(num_rows):
@@ -381,7 +400,8 @@ class Block:
             bound = self._bound.get(variant) or self._make(variant)
             for leaf, target in zip(leaves, bound.batch, strict=True):
                 target.copy_(leaf)
-            bound.tape()
+            with torch.no_grad():
+                bound.tape()
             for name, value in zip(bound.names, bound.tape.outputs, strict=True):
                 assert value is not None
                 sums[name] = sums[name] + value * num if name in sums else value * num

@@ -98,6 +98,7 @@ def _tested(
     _check_training(checked, models, batches, alone, tolerance=tolerance)
     structure = Structure(task, _copy(model, double=False), batch_spec=spec, trained=trained)
     structure.fused_metrics = _metrics_agree(checked, models, batches, tolerance=tolerance)
+    structure.sharing = _sharing_agrees(checked, models, batches[0], tolerance=tolerance)
     structure.padding = _padding_agrees(checked, models, batches, tolerance=tolerance)
     return structure
 
@@ -125,6 +126,19 @@ def _check_training(
     _compare(structure, found, state, alone, tolerance=tolerance)
 
 
+def _sharing_agrees(
+    structure: Structure,
+    models: Sequence[torch.nn.Module],
+    batch: Sequence[torch.Tensor],
+    *,
+    tolerance: float,
+) -> bool:
+    """Whether a batch that all trials see need not be there for each of them."""
+    variant = Variant(size=2, training=True, shared=True, padded=False, batch=())
+    alone = _all_alone(structure, models, [batch, batch])
+    return _trains_alike(structure, models, variant, batch, alone=alone, tolerance=tolerance)
+
+
 def _padding_agrees(
     structure: Structure,
     models: Sequence[torch.nn.Module],
@@ -137,24 +151,61 @@ def _padding_agrees(
     if rows < 4:
         return False
     short = [list(batches[0]), [leaf[: rows - 2] for leaf in batches[1]]]
-    alone = [
-        _train_alone(
-            structure.task, deepcopy(m), pytree.tree_unflatten(b, structure.batch_spec), seed=k
-        )
-        for k, (m, b) in enumerate(zip(models, short, strict=True))
-    ]
-    state = _stacked(structure, models)
+    alone = _all_alone(structure, models, short)
     batch = [torch.stack(ts) for ts in zip(*batches, strict=True)]
-    weights = torch.zeros(2, rows, dtype=structure.layout.dtype, device=batch[0].device)
-    weights[0], weights[1, : rows - 2] = 1 / rows, 1 / (rows - 2)
     variant = Variant(size=2, training=True, shared=False, padded=True, batch=())
+    return _trains_alike(
+        structure,
+        models,
+        variant,
+        batch,
+        alone=alone,
+        tolerance=tolerance,
+        num_rows=(rows, rows - 2),
+    )
+
+
+def _trains_alike(
+    structure: Structure,
+    models: Sequence[torch.nn.Module],
+    variant: Variant,
+    batch: Sequence[torch.Tensor],
+    *,
+    alone: Sequence[_Alone],
+    tolerance: float,
+    num_rows: Sequence[int] | None = None,
+) -> bool:
+    state = _stacked(structure, models)
+    weights = None
+    if num_rows is not None:
+        weights = torch.zeros(
+            2, max(num_rows), dtype=structure.layout.dtype, device=batch[0].device
+        )
+        for k, num in enumerate(num_rows):
+            weights[k, :num] = 1 / num
     try:
         recorded = _record(structure, variant, batch, weights, _clones(state), seed=0)
-        found = _run(recorded, batch, weights, state, models, num_rows=(rows, rows - 2))
+        found = _run(recorded, batch, weights, state, models, num_rows=num_rows)
         _compare(structure, found, state, alone, tolerance=tolerance)
     except UnfusableError:
         return False
     return True
+
+
+def _all_alone(
+    structure: Structure,
+    models: Sequence[torch.nn.Module],
+    batches: Sequence[Sequence[torch.Tensor]],
+) -> list[_Alone]:
+    return [
+        _train_alone(
+            structure.task,
+            deepcopy(model),
+            pytree.tree_unflatten(list(batch), structure.batch_spec),
+            seed=k,
+        )
+        for k, (model, batch) in enumerate(zip(models, batches, strict=True))
+    ]
 
 
 def _metrics_agree(
@@ -242,7 +293,8 @@ def _run(
         fill(draw, generators=generators, rates=rates, num_rows=num_rows)
     inputs = [*batch, *([] if rows is None else [rows]), *state]
     tape = bind(program, inputs, draws=[d.noise for d in recorded.draws])
-    tape()
+    with torch.no_grad():
+        tape()
     return tape.outputs
 
 

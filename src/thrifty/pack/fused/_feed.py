@@ -19,14 +19,19 @@ class ArrayFeed:
     ) -> None:
         self.arrays = arrays
         self._parts = order.split(batch_size)
+        self._sizes = [len(part) for part in self._parts]
 
     def num_rows(self, step: int) -> int:
         """How many rows the batch of a step has."""
-        return len(self._parts[step])
+        return self._sizes[step]
 
     def index(self, step: int) -> torch.Tensor:
         """Which rows they are."""
         return self._parts[step]
+
+    def shapes(self, step: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Shape of a row and dtype of each tensor."""
+        return [(tuple(array.shape[1:]), array.dtype) for array in self.arrays]
 
     def batch(self, step: int) -> list[torch.Tensor]:
         """The tensors of a batch."""
@@ -44,6 +49,10 @@ class IteratorFeed:
     def num_rows(self, step: int) -> int:
         """How many rows the batch of a step has."""
         return len(self.batch(step)[0])
+
+    def shapes(self, step: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Shape of a row and dtype of each tensor."""
+        return [(tuple(leaf.shape[1:]), leaf.dtype) for leaf in self.batch(step)]
 
     def batch(self, step: int) -> list[torch.Tensor]:
         """The tensors of a batch; steps come in order, each as often as it likes."""

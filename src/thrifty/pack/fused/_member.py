@@ -57,12 +57,13 @@ class FusedTrial(TaskTrial):
         self.steps_left = self.num_steps(plan.values)
         self.first_tick = tick
         self._epoch_seed = derive_seed(self.seed, "epoch", plan.epoch)
+        self._draw_key = (self._epoch_seed, *self.rates.items())
         self._options = self._table(plan)
 
     @property
     def draw_key(self) -> tuple[Any, ...]:
         """Trials with equal keys draw equal numbers in this step."""
-        return (self._epoch_seed, self.step_index, tuple(self.rates.items()))
+        return (self.step_index, *self._draw_key)
 
     def seed_step(self) -> None:
         """Puts the generator where the trial's own stream is at this step."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ._randomness import Randomness
 from ._registry import RULES, UnfusableError
@@ -72,20 +73,31 @@ class Group:
         return value
 
 
-class Packed:
+class Packed(torch.Tensor):
     """K tensors in one; see the module."""
 
-    __slots__ = ("axis", "group", "value")
+    def __new__(cls, _: Group, value: torch.Tensor, axis: int = 0) -> Packed:
+        """A shell without memory of its own, so that C++ takes it for the tensor that it looks like."""
+        whole = value.shape
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            return torch.Tensor._make_wrapper_subclass(
+                cls,
+                torch.Size(whole[:axis] + whole[axis + 1 :]),
+                dtype=value.dtype,
+                device=value.device,
+                requires_grad=False,
+            )
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise UnfusableError(f"{func} reached a packed tensor below autograd")
 
     def __init__(self, group: Group, value: torch.Tensor, axis: int = 0) -> None:
         self.group = group
         self.value = value
         self.axis = axis
-
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
-        """``isinstance(x, torch.Tensor)`` holds: user code asks that."""
-        return torch.Tensor
 
     @classmethod
     def __torch_function__(
@@ -120,16 +132,6 @@ class Packed:
     def __iter__(self) -> Iterator[Any]:
         return iter(apply(torch.Tensor.unbind, (self,), {}))
 
-    def __getattr__(self, name: str) -> Any:
-        if name in READS:
-            raise UnfusableError(f"it reads the value of a tensor (.{name}())")
-        if name in _SAME_FOR_ALL:
-            return getattr(self.value, name)
-        method = getattr(torch.Tensor, name)
-        if callable(method) and not isinstance(method, property):
-            return lambda *args, **kwargs: apply(method, (self, *args), kwargs)
-        return apply(method.__get__, (self,), {})
-
     def dim(self) -> int:
         """As ``torch.Tensor.dim``."""
         return self.value.dim() - 1
@@ -146,6 +148,24 @@ _SAME_FOR_ALL = frozenset({
     "is_sparse", "is_quantized", "is_mps", "is_meta", "element_size", "is_leaf", "grad_fn", "get_device",
     "is_nested", "itemsize", "is_xpu", "is_mkldnn",
 })  # fmt: skip
+
+
+def _same(name: str) -> property:
+    """What each trial's tensor has in common with the one that holds them all."""
+    return property(lambda self: getattr(self.value, name))
+
+
+def _refuse(name: str) -> Callable[..., Any]:
+    def call(*_: Any, **__: Any) -> Any:
+        raise UnfusableError(f"it reads the value of a tensor (.{name}())")
+
+    return call
+
+
+for _name in _SAME_FOR_ALL:
+    setattr(Packed, _name, _same(_name))
+for _name in READS:
+    setattr(Packed, _name, _refuse(_name))
 
 
 def _operator(name: str) -> Callable[..., Any]:

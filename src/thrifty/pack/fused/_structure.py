@@ -75,6 +75,8 @@ class Structure:
         for path, layer in dropout_layers(model).items():
             layer.p = TrialValue(layer.p, path)
         self._recorded: dict[Variant, Recorded] = {}
+        self.sharing = True
+        """Whether one batch for all trials may be given as one."""
         self.padding = True
         """Whether batches of different sizes may be padded."""
         self.fused_metrics = True
@@ -94,7 +96,8 @@ class Structure:
             trained=[segment.name for segment in self.layout.segments],
             channels_last=True,
         )
-        out.padding, out.fused_metrics = self.padding, self.fused_metrics
+        out.sharing, out.padding = self.sharing, self.padding
+        out.fused_metrics = self.fused_metrics
         return out
 
     def recorded(

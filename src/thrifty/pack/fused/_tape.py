@@ -29,8 +29,8 @@ class Tape:
         self.outputs = outputs
 
     def __call__(self) -> None:
-        with torch.no_grad():
-            self.run()
+        """To be called without autograd."""
+        self.run()
 
 
 class Arena:
@@ -161,7 +161,11 @@ class _Binder:
 
     def _copied(self, index: int, call: Call) -> bool:
         """A small result is copied to where it always is, so that what comes after it stays static."""
-        if len(call.outputs) != 1 or len(call.function._schema.returns) != 1 or self._is_list(call):
+        if (
+            len(call.outputs) != 1
+            or len(call.function._schema.returns) != 1
+            or self._is_list(call)
+        ):
             return False
         (number,) = call.outputs
         shape, _, dtype = self._program.meta[number]
@@ -191,10 +195,12 @@ class _Binder:
         """An argument that nobody needs afterwards, of the same shape, where the function may write over it."""
         if call.function not in IN_PLACE_SAFE:
             return None
-        for ref in _refs(call):
-            root = self._root.get(ref, ref)
+        refs = _refs(call)
+        roots = [self._root.get(ref, ref) for ref in refs]
+        for ref, root in zip(refs, roots, strict=True):
             if (
                 ref == root
+                and roots.count(root) == 1  # nothing else in this call looks at the same memory
                 and root in self._buffers
                 and self._last_use.get(root) == index
                 and self._program.meta[ref] == self._program.meta[number]

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 
 from tests.pack.fused.twin import check, integers, normal, refused
-from thrifty.pack.fused._packed import Packed
 from thrifty.pack.fused.rules._pointwise import IN_PLACE, NAMES
 
 
@@ -213,10 +212,6 @@ def test_writing_into_parts(axis):
     check(forward, lambda s: [normal(4, 3, 5, seed=s, axis=axis), normal(5, seed=s + 4)])
 
 
-@pytest.mark.skipif(
-    not issubclass(Packed, torch.Tensor),
-    reason="torch takes Packed for a tensor (by __class__) where a number may stand, and crashes",
-)
 @pytest.mark.parametrize(
     "call",
     [

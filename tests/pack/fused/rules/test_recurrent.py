@@ -17,9 +17,6 @@ def test_recurrent_functions_are_refused(function):
     )
 
 
-@pytest.mark.xfail(
-    reason="Packed has no __weakref__ yet, which nn.RNNBase asks for", strict=False
-)
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("shared", [False, True])
 def test_recurrent_layers_are_refused(kind, shared):
