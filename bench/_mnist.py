@@ -86,7 +86,7 @@ def load(folder: Path, num_images: int) -> tuple[Tensors, Tensors]:
         )
     images, labels = (_read_idx(folder / name) for name in FILES)
     stop = num_images + num_images // 4
-    if not 4 <= num_images or stop > len(images):
+    if num_images < 4 or stop > len(images):
         raise ValueError(
             f"{num_images} images to train on and a quarter of that to validate: there are {len(images)} in all"
         )

@@ -21,7 +21,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice, product
 from pathlib import Path
 from statistics import median

@@ -1,7 +1,12 @@
 """Training of K trials on one device: tasks, optimisers by name, and back-ends.
 
-A plain PyTorch library: it knows nothing of search, plans or databases.
+A plain PyTorch library: it knows nothing of search, plans or databases. The package itself can be called:
+``thrifty.pack(models, ...)`` is ``thrifty.pack.pack``.
 """
+
+import sys as _sys
+from types import ModuleType as _ModuleType
+from typing import Any as _Any
 
 from ._auto import AutoBackend as AutoBackend, Calibration as Calibration, Prefer as Prefer
 from ._backend import (
@@ -28,11 +33,19 @@ from ._optimizer import (
     Optimizer as Optimizer,
     RMSprop as RMSprop,
 )
+from ._pack import Pack as Pack, pack as pack
 from ._random import borrowed_streams as borrowed_streams
 from ._solo import SoloBackend as SoloBackend
 from ._state import State as State, pack_state as pack_state, unpack_state as unpack_state
 from ._task import Task as Task, Trainable as Trainable, optimizer_of as optimizer_of
 from ._trial import TRAIN_LOSS as TRAIN_LOSS
+from .fused import (
+    BlockOptions as BlockOptions,
+    Group as Group,
+    Packed as Packed,
+    UnfusableError as UnfusableError,
+    register_rule as register_rule,
+)
 
 
 __all__ = [
@@ -44,15 +57,19 @@ __all__ = [
     "ArrayData",
     "AutoBackend",
     "Backend",
+    "BlockOptions",
     "Calibration",
     "ConcatenatedBackend",
     "DatasetPair",
     "EpochPlan",
     "FusedBackend",
+    "Group",
     "HyperParameters",
     "Member",
     "Optimizer",
     "Outcome",
+    "Pack",
+    "Packed",
     "Prefer",
     "RMSprop",
     "SoloBackend",
@@ -60,11 +77,24 @@ __all__ = [
     "Task",
     "TaskReport",
     "Trainable",
+    "UnfusableError",
     "borrowed_streams",
     "epoch_order",
     "inspect_task",
     "optimizer_of",
     "out_of_memory",
+    "pack",
     "pack_state",
+    "register_rule",
     "unpack_state",
 ]
+
+
+class _CallablePackage(_ModuleType):
+    """Lets ``thrifty.pack`` be both the package and its main function."""
+
+    def __call__(self, *args: _Any, **kwargs: _Any) -> Pack:
+        return pack(*args, **kwargs)
+
+
+_sys.modules[__name__].__class__ = _CallablePackage

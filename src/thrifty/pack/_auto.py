@@ -16,10 +16,11 @@ from thrifty.perf import PackCurve
 from ._backend import Backend, EpochPlan, Member, Outcome
 from ._calibrate import calibrate
 from ._concatenated import ConcatenatedBackend
-from ._fused import FusedBackend, FusedOptions, Structures
+from ._fused import FusedBackend, Structures
 from ._solo import SoloBackend
 from ._state import State
 from ._task import Task, Trainable
+from .fused._block import BlockOptions
 from .fused._member import FusedTrial
 from .fused._registry import UnfusableError
 
@@ -201,8 +202,8 @@ class AutoBackend(Backend):
         if best.backend == "fused":
             self._fused.configure(
                 key,
-                FusedOptions(
-                    block_size=max(best.step_s), channels_last=best.variant == "channels last"
+                BlockOptions(
+                    size=max(best.step_s), channels_last=best.variant == "channels last"
                 ),
             )
         self._on_calibrated(calibration)

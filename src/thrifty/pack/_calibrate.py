@@ -15,6 +15,7 @@ from ._backend import EpochPlan, Member, out_of_memory
 from ._fused import FusedBackend, Structures
 from ._task import Task
 from ._trial import TaskTrial
+from .fused._block import BlockOptions
 
 
 SIZES = {"cpu": (1, 4, 16), "cuda": (1, 4, 16, 64, 256)}
@@ -90,8 +91,7 @@ def _measure_fused(
     backend = FusedBackend(
         task,
         device=device,
-        block_size=size,
-        channels_last=channels_last,
+        block=BlockOptions(size=size, channels_last=channels_last),
         structures=structures,
     )
     if device.type == "cuda":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,7 +15,7 @@ from ._data import epoch_order
 from ._random import seed_everything
 from ._state import State
 from ._task import Task
-from .fused._block import Block
+from .fused._block import Block, BlockOptions
 from .fused._dry_run import dry_run
 from .fused._feed import ArrayFeed, Feed, IteratorFeed
 from .fused._member import FusedTrial
@@ -27,14 +26,6 @@ from .fused._tape import Arena
 from .fused.optimizers import RowOptimizer, optimizer_for
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FusedOptions:
-    """How one structure is fused: trials to a block, order of images in memory."""
-
-    block_size: int
-    channels_last: bool = False
-
-
 Structures = dict[Hashable, Structure | str]
 """By what trials have in common: the tested structure, or why there is none."""
 
@@ -42,8 +33,8 @@ Structures = dict[Hashable, Structure | str]
 class FusedBackend(Backend):
     """Any number of slots; trials of equal structure share blocks of up to ``block_size``.
 
-    Options: ``device`` to train on; ``block_size``, the trials of one batched computation; ``channels_last``, the order of images in
-    memory; ``structures``, what dry runs have found so far.
+    Options: ``device`` to train on; ``block``, how trials are fused, where ``configure`` says nothing else; ``structures``, what dry runs
+    have found so far.
     """
 
     def __init__(
@@ -51,12 +42,11 @@ class FusedBackend(Backend):
         task: Task,
         *,
         device: torch.device | str = "cpu",
-        block_size: int = 8,
-        channels_last: bool = False,
+        block: BlockOptions = BlockOptions(),
         structures: Structures | None = None,
     ) -> None:
-        self._default = FusedOptions(block_size=block_size, channels_last=channels_last)
-        self._options: dict[Hashable, FusedOptions] = {}
+        self._default = block
+        self._options: dict[Hashable, BlockOptions] = {}
         self._task = task
         self._device = torch.device(device)
         self._arena = Arena()
@@ -104,7 +94,7 @@ class FusedBackend(Backend):
         """The seed of the trial in a slot."""
         return self._trials[slot].seed
 
-    def configure(self, key: Hashable, options: FusedOptions) -> None:
+    def configure(self, key: Hashable, options: BlockOptions) -> None:
         """Sets how trials with a key are fused, before the first of them takes its place."""
         self._options[key] = options
 
@@ -175,18 +165,18 @@ class FusedBackend(Backend):
         blocks = self._blocks.setdefault(key, [])
         block = next((b for b in blocks if len(b.trials) < b.capacity), None)
         if block is None:
-            block = self._new_block(structure, optimizer, capacity=options.block_size)
+            block = self._new_block(structure, optimizer, options)
             blocks.append(block)
         block.add(trial)
         self._home[trial], self._keys[trial] = block, key
 
     def _new_block(
-        self, structure: Structure, optimizer: RowOptimizer, *, capacity: int
+        self, structure: Structure, optimizer: RowOptimizer, options: BlockOptions
     ) -> Block:
         return Block(
             structure,
             optimizer,
-            capacity=capacity,
+            options=options,
             device=self._device,
             arena=self._arena,
         )

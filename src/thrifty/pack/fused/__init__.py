@@ -1,1 +1,21 @@
-"""K models as one batched computation."""
+"""K models as one batched computation.
+
+User code runs once on packed tensors (``_packed``, ``rules``); what it comes to is recorded (``_record``) and replayed on
+fixed memory (``_tape``) for the trials of a block (``_block``), after a dry run has shown that each gets its own gradient (``_dry_run``).
+"""
+
+from ._block import Block as Block, BlockOptions as BlockOptions
+from ._dry_run import dry_run as dry_run
+from ._packed import Group as Group, Packed as Packed
+from ._registry import UnfusableError as UnfusableError, register_rule as register_rule
+
+
+__all__ = [
+    "Block",
+    "BlockOptions",
+    "Group",
+    "Packed",
+    "UnfusableError",
+    "dry_run",
+    "register_rule",
+]

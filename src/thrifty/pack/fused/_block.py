@@ -14,11 +14,12 @@ from thrifty.pack._backend import Outcome, guarded
 from thrifty.pack._state import State, pack_state
 from thrifty.pack._trial import TRAIN_LOSS, check_finite
 
+from ._compiled import compiled
 from ._feed import ArrayFeed
 from ._member import FusedTrial
 from ._randomness import Draw, fill
 from ._structure import Structure, Variant
-from ._tape import Arena, Tape, bind
+from ._tape import Arena, Tape, bind, captured
 from .optimizers import RowOptimizer, Rows, clip_rows
 
 
@@ -38,6 +39,26 @@ class _Bound:
     names: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockOptions:
+    """How one structure is fused.
+
+    ``size`` is the number of trials to a block; ``channels_last`` the order of images in memory; ``compile`` sends training steps through
+    ``torch.compile``, ``cuda_graphs`` captures them. The latter two keep a block's steps at its full size, so that
+    trials may come and go without anything being made again.
+    """
+
+    size: int = 8
+    channels_last: bool = False
+    compile: bool = False
+    cuda_graphs: bool = False
+
+    @property
+    def fixed(self) -> bool:
+        """Whether free rows are trained along, for nothing."""
+        return self.compile or self.cuda_graphs
+
+
 class Block:
     """Rows of flat state; the trials in it stand in the first ones.
 
@@ -49,12 +70,13 @@ class Block:
         structure: Structure,
         optimizer: RowOptimizer,
         *,
-        capacity: int,
+        options: BlockOptions,
         device: torch.device,
         arena: Arena,
     ) -> None:
         self.structure = structure
-        self.capacity = capacity
+        self.capacity = capacity = options.size
+        self._options = options
         self.trials: list[FusedTrial] = []
         self._optimizer = optimizer
         self._device = device
@@ -212,7 +234,9 @@ class Block:
             num_rows = [feed.num_rows(step)]
         else:
             num_rows = [t.feed.num_rows(t.step_index) for t in trials]
-        bound = self._bind(size, shared=shared, num_rows=num_rows)
+        bound = self._bind(
+            self.capacity if self._options.fixed else size, shared=shared, num_rows=num_rows
+        )
         self._put_batch(bound, shared=shared, num_rows=num_rows)
         if bound.draws:
             self._draw(bound.draws, num_rows=None if bound.rows is None else num_rows)
@@ -220,10 +244,14 @@ class Block:
         self._update([trial.options() for trial in trials])
         losses = bound.tape.outputs[0]
         assert losses is not None
-        self._history[self._tick % len(self._history), :size].copy_(losses)
+        self._history[self._tick % len(self._history), :size].copy_(losses[:size])
         self._tick += 1
         for trial in trials:
             trial.advance()
+
+    def last_losses(self) -> torch.Tensor:
+        """The losses of the last step, a copy. Shape ``[number of trials]``."""
+        return self._history[(self._tick - 1) % len(self._history), : len(self.trials)].clone()
 
     def _update(self, options: Sequence[tuple[Mapping[str, Any], float | None]]) -> None:
         """One update of each trial by its own options."""
@@ -277,13 +305,17 @@ class Block:
             Draw(noise=torch.empty_like(d.noise), path=d.path, p=d.p) for d in recorded.draws
         )
         gradients = layout.views(self._rows.gradients[:size])
-        tape = bind(
-            recorded.program,
-            [*batch, *([] if rows is None else [rows]), *trained, *others],
-            draws=[d.noise for d in draws],
-            destinations=dict(enumerate(gradients, start=1)) if variant.training else {},
-            arena=self._arena,
-        )
+        inputs = [*batch, *([] if rows is None else [rows]), *trained, *others]
+        noises = [d.noise for d in draws]
+        wanted = dict(enumerate(gradients, start=1)) if variant.training else {}
+        if self._options.compile and variant.training:
+            tape = compiled(recorded.program, inputs, draws=noises, destinations=wanted)
+        else:
+            tape = bind(
+                recorded.program, inputs, draws=noises, destinations=wanted, arena=self._arena
+            )
+        if self._options.cuda_graphs and variant.training:
+            tape = self._captured(tape, others)
         bound = _Bound(
             tape=tape,
             batch=batch,
@@ -294,6 +326,15 @@ class Block:
         )
         self._bound[variant] = bound
         return bound
+
+    def _captured(self, tape: Tape, others: Sequence[torch.Tensor]) -> Tape:
+        """As a CUDA graph; the run that warms up must not count in the running statistics."""
+        before = [other.clone() for other in others]
+        tape()
+        out = captured(tape)
+        for other, value in zip(others, before, strict=True):
+            other.copy_(value)
+        return out
 
     def _laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
         if self.structure.channels_last and tensor.dim() == 4:
@@ -321,7 +362,7 @@ class Block:
             parts = [t.feed.index(t.step_index) for t in trials]  # type: ignore[union-attr]
             index = parts[0] if shared else torch.cat(parts)
             for array, target in zip(feed.arrays, bound.gathered, strict=True):
-                torch.index_select(array, 0, index, out=target)
+                torch.index_select(array, 0, index, out=target[: len(index)])
             return
         for k, trial in enumerate(trials):
             batch = trial.feed.batch(trial.step_index)

@@ -22,12 +22,16 @@ class Ref:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """``function(*args, **kwargs)`` with ``Ref`` for tensors; the values that come out."""
+    """``function(*args, **kwargs)`` with ``Ref`` for tensors; the values that come out.
+
+    ``places`` says which of the results they are: some may be None.
+    """
 
     function: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     outputs: tuple[int, ...]
+    places: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,13 +126,17 @@ class _Recorder(TorchDispatchMode):
             torch.Tensor, lambda t: Ref(self.value_of(t)), (args, kwargs)
         )
         out = func(*args, **kwargs)
-        outputs = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
+        found = out if isinstance(out, list | tuple) else (out,)
+        places = tuple(i for i, t in enumerate(found) if isinstance(t, torch.Tensor))
+        outputs = [found[i] for i in places]
         numbers = tuple(self._by_id.get(id(t), -1) for t in outputs)
         numbers = tuple(
             self._add(t) if number < 0 else number
             for t, number in zip(outputs, numbers, strict=True)
         )
-        self.calls.append(Call(function=func, args=refs, kwargs=ref_kwargs, outputs=numbers))
+        self.calls.append(
+            Call(function=func, args=refs, kwargs=ref_kwargs, outputs=numbers, places=places)
+        )
         return out
 
     def value_of(self, tensor: torch.Tensor) -> int:

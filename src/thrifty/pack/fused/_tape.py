@@ -33,6 +33,14 @@ class Tape:
         self.run()
 
 
+def captured(tape: Tape) -> Tape:
+    """The same tape as a CUDA graph: one launch for all of its calls. It must have run before."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tape()
+    return Tape(graph.replay, tape.outputs)
+
+
 class Arena:
     """Buffers that several tapes use one after the other: what one leaves in cache is where the next one works."""
 
