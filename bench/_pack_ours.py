@@ -27,6 +27,7 @@ from bench._pack_zoo import ZOO, Trial, Workload, trials
 from thrifty.pack import (
     AutoBackend,
     Backend,
+    BlockOptions,
     Calibration,
     ConcatenatedBackend,
     EpochPlan,
@@ -198,7 +199,7 @@ def _packed(make: Callable[[th.Task, int, str], Backend]) -> Method:
 
 
 def _fused(task: th.Task, k: int, device: str, **options: bool) -> Backend:
-    return FusedBackend(task, device=device, block_size=k, **options)
+    return FusedBackend(task, device=device, block=BlockOptions(size=k, **options))
 
 
 _known: dict[str, Sequence[PackCurve]] = {}
@@ -222,8 +223,10 @@ SWEPT: dict[str, Method] = {
     "sequential": lambda w, k, steps, device: peers.sequential(w, k, steps, 1, device),
     "concatenated": _packed(lambda task, k, device: ConcatenatedBackend(task, device=device)),
     "fused": _packed(_fused),
+    "fused, channels_last": _packed(partial(_fused, channels_last=True)),
     "fused, cuda_graphs": _packed(partial(_fused, cuda_graphs=True)),
     "fused, compile": _packed(partial(_fused, compile=True)),
+    "fused, compile, cuda_graphs": _packed(partial(_fused, compile=True, cuda_graphs=True)),
     "auto": _packed(_auto),
     "vmap": lambda w, k, steps, device: peers.vmap(w, k, steps, 1, device),
     "2 processes": lambda w, k, steps, device: peers.processes(w, k, steps, device, 2),

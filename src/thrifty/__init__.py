@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from thrifty import pack as pack
     from thrifty.core import (
         AlgorithmError as AlgorithmError,
         CheckpointError as CheckpointError,
@@ -116,6 +117,8 @@ __all__ = sorted(_HOME_OF)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "pack":  # a package that can be called: thrifty.pack([...])
+        return import_module("thrifty.pack")
     if name in _HOME_OF:
         value = getattr(import_module(_HOME_OF[name]), name)
         globals()[name] = value

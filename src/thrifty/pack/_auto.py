@@ -131,7 +131,7 @@ class AutoBackend(Backend):
     def _stack_fused(self, slot: int, member: Member) -> None:
         assert self._fused is not None
         trial = self._fused.prepare(member)
-        key = self._fused.key(trial, member.values)
+        key = self._fused.host(trial, member.values) or self._fused.key(trial, member.values)
         if key not in self._calibrations:
             self._calibrations[key] = self._calibrate(key, trial, member)
         calibration = self._of_slot[slot] = self._calibrations[key]

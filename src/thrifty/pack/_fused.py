@@ -16,11 +16,11 @@ from ._random import seed_everything
 from ._state import State
 from ._task import Task
 from .fused._block import Block, BlockOptions
-from .fused._dry_run import dry_run
+from .fused._dry_run import dry_run, fits_inside
 from .fused._feed import ArrayFeed, Feed, IteratorFeed
 from .fused._member import FusedTrial
 from .fused._registry import UnfusableError
-from .fused._signature import signature
+from .fused._signature import family, signature
 from .fused._structure import Structure
 from .fused._tape import Arena
 from .fused.optimizers import RowOptimizer, optimizer_for
@@ -28,6 +28,10 @@ from .fused.optimizers import RowOptimizer, optimizer_for
 
 Structures = dict[Hashable, Structure | str]
 """By what trials have in common: the tested structure, or why there is none."""
+
+
+MIN_FILL = 0.4
+"""A narrower model is padded to a wider one if it has that share of its parameters: beyond, too much is zeros."""
 
 
 class FusedBackend(Backend):
@@ -56,6 +60,7 @@ class FusedBackend(Backend):
         self._keys: dict[FusedTrial, Hashable] = {}
         self._structures = {} if structures is None else structures
         self._feeds: dict[Hashable, Feed] = {}
+        self._fits: dict[tuple[Hashable, Hashable], bool] = {}
 
     def stack(self, slot: int, member: Member) -> None:
         """Puts a trial into a slot.
@@ -93,6 +98,23 @@ class FusedBackend(Backend):
     def seed(self, slot: int) -> int:
         """The seed of the trial in a slot."""
         return self._trials[slot].seed
+
+    def host(self, trial: FusedTrial, values: Mapping[str, Any]) -> Hashable | None:
+        """The key of wider trials in training that this one may join, padded with zeros; None if there are none.
+
+        Raises:
+            UnfusableError: as ``key``.
+        """
+        key = self._key(trial, values)
+        if self._blocks.get(key):
+            return None
+        size = sum(p.numel() for p in trial.model.parameters())
+        for other, blocks in self._blocks.items():
+            if any(block.trials for block in blocks) and self._joins(
+                trial, values, size, other
+            ):
+                return other
+        return None
 
     def configure(self, key: Hashable, options: BlockOptions) -> None:
         """Sets how trials with a key are fused, before the first of them takes its place."""
@@ -156,13 +178,41 @@ class FusedBackend(Backend):
     def _all_blocks(self) -> Iterable[Block]:
         return (block for blocks in self._blocks.values() for block in blocks)
 
+    def _joins(
+        self, trial: FusedTrial, values: Mapping[str, Any], *, size: int, other: Hashable
+    ) -> bool:
+        """Whether a trial can be padded to the width of those under another key, and is worth it."""
+        structure = self._blocks[other][0].structure
+        example = next(t for block in self._blocks[other] for t in block.trials)
+        parameters = dict(trial.model.named_parameters())
+        if (
+            example.source is not trial.source
+            or self._kind(example, example.plan_values) != self._kind(trial, values)
+            or family(example.model) != family(trial.model)
+            or example.batch_size(example.plan_values) != trial.batch_size(values)
+            or not structure.layout.holds(parameters)
+            or size < MIN_FILL * sum(s.shape.numel() for s in structure.layout.segments)
+        ):
+            return False
+        pair = (self._structure_key(trial), other)
+        if pair not in self._fits:
+            batch = next(trial.batches(EpochPlan(epoch=0, values=values)))
+            self._fits[pair] = fits_inside(structure, trial.model, batch)
+        return self._fits[pair]
+
+    def _kind(self, trial: FusedTrial, values: Mapping[str, Any]) -> Hashable:
+        return optimizer_for(trial.spec, trial.spec.resolve(values))[1]
+
     def _place(self, trial: FusedTrial, values: Mapping[str, Any]) -> None:
         """Puts a trial into a block of its structure with a free row."""
         key = self._key(trial, values)
         options = self._options.get(key, self._default)
         structure = self._structure(trial, values, channels_last=options.channels_last)
         optimizer, _ = optimizer_for(trial.spec, trial.spec.resolve(values))
-        blocks = self._blocks.setdefault(key, [])
+        host = self.host(trial, values)
+        blocks = self._blocks.setdefault(key if host is None else host, [])
+        if host is not None:
+            structure, options = blocks[0].structure, self._options.get(host, self._default)
         block = next((b for b in blocks if len(b.trials) < b.capacity), None)
         if block is None:
             block = self._new_block(structure, optimizer, options)

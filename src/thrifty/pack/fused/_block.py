@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -93,6 +93,7 @@ class Block:
             moments={name: zeros() for name in optimizer.moments},
             steps=[0] * capacity,
         )
+        self._mask: torch.Tensor | None = None
         self._others: list[torch.Tensor] = []  # frozen parameters and buffers, [C, *shape]
         self._bound: dict[Variant, _Bound] = {}
         self._quick: dict[tuple[int, bool, bool, int], _Bound] = {}
@@ -111,7 +112,9 @@ class Block:
                 for name in (*self.structure.frozen, *self.structure.buffers)
             ]
         with torch.no_grad():
-            views = self.structure.layout.row_views(self._rows.parameters[row])
+            self._rows.parameters[row].zero_()
+            self._note_width(trial, row)
+            views = self._row_views(trial, self._rows.parameters[row])
             for segment, view in zip(self.structure.layout.segments, views, strict=True):
                 view.copy_(own[segment.name])
             for name, other in zip(self._other_names, self._others, strict=True):
@@ -128,6 +131,8 @@ class Block:
         if row != last:
             with torch.no_grad():
                 self._rows.move(last, row)
+                if self._mask is not None:
+                    self._mask[row].copy_(self._mask[last])
                 for other in self._others:
                     other[row].copy_(other[last])
                 self._history[:, row].copy_(self._history[:, last])
@@ -142,13 +147,37 @@ class Block:
             "optimizer": self.moments(trial),
         })
 
+    def _row_views(self, trial: FusedTrial, row: torch.Tensor) -> Iterator[torch.Tensor]:
+        """The tensors of a row that are the trial's: corners, if its model is narrower than the block's."""
+        shapes = {name: p.shape for name, p in trial.model.named_parameters()}
+        return self.structure.layout.row_views(row, shapes)
+
+    def _note_width(self, trial: FusedTrial, row: int) -> None:
+        """Gradients beyond a narrower model's own tensors are zeroed, so that what lies there stays zero."""
+        layout = self.structure.layout
+        narrow = any(
+            p.shape != s.shape
+            for s, p in zip(
+                layout.segments,
+                (dict(trial.model.named_parameters())[s.name] for s in layout.segments),
+                strict=True,
+            )
+        )
+        if narrow and self._mask is None:
+            self._mask = torch.ones_like(self._rows.gradients)
+        if self._mask is not None:
+            self._mask[row].fill_(0.0 if narrow else 1.0)
+            if narrow:
+                for view in self._row_views(trial, self._mask[row]):
+                    view.fill_(1.0)
+
     @property
     def _other_names(self) -> tuple[str, ...]:
         return (*self.structure.frozen, *self.structure.buffers)
 
     def _attach(self, trial: FusedTrial, row: int) -> None:
         parameters = dict(trial.model.named_parameters())
-        views = self.structure.layout.row_views(self._rows.parameters[row])
+        views = self._row_views(trial, self._rows.parameters[row])
         for segment, view in zip(self.structure.layout.segments, views, strict=True):
             parameters[segment.name].data = view
             parameters[segment.name].grad = None
@@ -170,7 +199,7 @@ class Block:
         layout = self.structure.layout
         numbers = self._numbers(trial)
         for name, moment in self._rows.moments.items():
-            views = layout.row_views(moment[row])
+            views = self._row_views(trial, moment[row])
             for segment, view in zip(layout.segments, views, strict=True):
                 held = state.get(numbers[segment.name], {}).get(name)
                 if held is not None:
@@ -187,7 +216,7 @@ class Block:
         layout, numbers = self.structure.layout, self._numbers(trial)
         kept = self._optimizer.kept(trial.options_now())
         views = {
-            name: list(layout.row_views(moment[row]))
+            name: list(self._row_views(trial, moment[row]))
             for name, moment in self._rows.moments.items()
             if name in kept
         }
@@ -256,6 +285,8 @@ class Block:
     def _update(self, options: Sequence[tuple[Mapping[str, Any], float | None]]) -> None:
         """One update of each trial by its own options."""
         limits = [limit for _, limit in options]
+        if self._mask is not None:
+            self._rows.gradients[: len(limits)].mul_(self._mask[: len(limits)])
         if any(limit is not None for limit in limits):
             clip_rows(self._rows.gradients[: len(limits)], limits)
         self._optimizer.step(self._rows, [each for each, _ in options])

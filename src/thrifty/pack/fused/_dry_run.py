@@ -49,6 +49,58 @@ def dry_run(task: Task, model: torch.nn.Module, batch: Any) -> Structure:
     raise AssertionError("unreachable")
 
 
+def fits_inside(structure: Structure, model: torch.nn.Module, batch: Any) -> bool:
+    """Whether a narrower model, its tensors padded with zeros to those of a structure, gets its own loss and gradients.
+
+    Gradients beyond its own tensors are zeroed in training, so what holds for one step holds for all.
+    """
+    leaves = pytree.tree_leaves(batch)
+    rows = min(NUM_ROWS, len(leaves[0]))
+    own = [_cast(leaf[:rows], double=True) for leaf in leaves]
+    try:
+        wide = Structure(
+            structure.task,
+            _copy(structure.model, double=True),
+            batch_spec=structure.batch_spec,
+            trained=[segment.name for segment in structure.layout.segments],
+        )
+        narrow = _copy(model, double=True)
+        (alone,) = _all_alone(wide, [narrow], [own])
+        state = [t.new_zeros(1, *t.shape) for t in _state_of(wide, wide.model)]
+        parameters = dict(narrow.named_parameters())
+        shapes = {name: p.shape for name, p in parameters.items()}
+        for tensor, small in zip(state, _state_of(wide, narrow), strict=True):
+            tensor[0][tuple(slice(n) for n in small.shape)] = small.detach()
+        variant = Variant(size=1, training=True, shared=False, padded=False, batch=())
+        packed = [leaf.unsqueeze(0) for leaf in own]
+        recorded = wide.record(
+            variant,
+            batch=packed,
+            rows=None,
+            state=_clones(state),
+            generators=[torch.Generator(device=own[0].device).manual_seed(0)],
+        )
+        found = _run(recorded, packed, None, state, [narrow])
+        loss, *gradients = found
+        assert loss is not None
+        if not _close(loss[0], alone.loss, 1e-8):
+            return False
+        for segment, gradient in zip(wide.layout.segments, gradients, strict=True):
+            wanted = alone.gradients[segment.name]
+            if gradient is None or wanted is None:
+                return False
+            corner = gradient[0][tuple(slice(n) for n in shapes[segment.name])]
+            if not _close(corner, wanted, 1e-8):
+                return False
+        buffers = state[len(state) - len(wide.buffers) :] if wide.buffers else []
+        return all(
+            _close(buffer[0], alone.buffers[name], 1e-8)
+            for name, buffer in zip(wide.buffers, buffers, strict=True)
+        )
+    except (UnfusableError, RuntimeError):
+        return False
+
+
 class _NoDoubleError(Exception):
     """The model does not run in double precision."""
 
@@ -327,12 +379,15 @@ def _evaluate_alone(task: Task, model: torch.nn.Module, batch: Any) -> Mapping[s
 
 def _stacked(structure: Structure, models: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
     """The state of some models, one beside the other."""
-    names = [s.name for s in structure.layout.segments]
-    tensors = [{**dict(m.named_parameters()), **dict(m.named_buffers())} for m in models]
-    return [
-        torch.stack([t[name].detach() for t in tensors]).clone()
-        for name in (*names, *structure.frozen, *structure.buffers)
-    ]
+    states = [_state_of(structure, model) for model in models]
+    return [torch.stack(tensors) for tensors in zip(*states, strict=True)]
+
+
+def _state_of(structure: Structure, model: torch.nn.Module) -> list[torch.Tensor]:
+    """The tensors of a model in the order of a structure's state."""
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    names = [segment.name for segment in structure.layout.segments]
+    return [own[name].detach() for name in (*names, *structure.frozen, *structure.buffers)]
 
 
 def _clones(state: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,7 +49,23 @@ class Layout:
         for segment in self.segments:
             yield rows[:, segment.start : segment.stop].view(rows.shape[0], *segment.shape)
 
-    def row_views(self, row: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Each parameter as a view of one row, ``[P]``."""
+    def row_views(
+        self, row: torch.Tensor, shapes: Mapping[str, torch.Size] | None = None
+    ) -> Iterator[torch.Tensor]:
+        """Each parameter as a view of one row, ``[P]``; of a narrower model (``shapes``) the leading corner."""
         for segment in self.segments:
-            yield row[segment.start : segment.stop].view(segment.shape)
+            view = row[segment.start : segment.stop].view(segment.shape)
+            shape = segment.shape if shapes is None else shapes[segment.name]
+            yield view if shape == segment.shape else view[tuple(slice(n) for n in shape)]
+
+    def holds(self, parameters: Mapping[str, torch.Tensor]) -> bool:
+        """Whether a model of these parameters fits into the corners of this one's."""
+        return all(
+            segment.name in parameters
+            and parameters[segment.name].dim() == len(segment.shape)
+            and all(
+                n <= m
+                for n, m in zip(parameters[segment.name].shape, segment.shape, strict=True)
+            )
+            for segment in self.segments
+        )

@@ -34,6 +34,7 @@ class FusedTrial(TaskTrial):
     def begin(self, member: Member) -> None:
         """Makes model and optimiser."""
         super().begin(member)
+        self.plan_values = member.values
         self._options: Sequence[tuple[Mapping[str, Any], float | None]] = [
             (self.spec.resolve(member.values), self.spec.clip_value(member.values))
         ]
@@ -50,7 +51,7 @@ class FusedTrial(TaskTrial):
 
     def start_fused(self, plan: EpochPlan, feed: Feed, *, tick: int) -> None:
         """Gets ready for an epoch; the module has been adapted."""
-        self.plan = plan
+        self.plan, self.plan_values = plan, plan.values
         self.feed = feed
         self.rates = dropout_rates(self.model)
         self.step_index = 0

@@ -60,6 +60,25 @@ def signature(model: torch.nn.Module, *, attributes: Mapping[str, Any]) -> Hasha
     return tuple(parts)
 
 
+def family(model: torch.nn.Module) -> Hashable:
+    """Equal for models that differ at most in widths: classes, and names and ranks of their tensors."""
+    return tuple(
+        (
+            path,
+            type(module),
+            tuple(
+                (name, p.dim(), p.dtype)
+                for name, p in module._parameters.items()
+                if p is not None
+            ),
+            tuple(
+                (name, tuple(b.shape)) for name, b in module._buffers.items() if b is not None
+            ),
+        )
+        for path, module in model.named_modules()
+    )
+
+
 def dropout_rates(model: torch.nn.Module) -> dict[str, float]:
     """The rates of all dropout layers, by path."""
     return {

@@ -1,0 +1,292 @@
+"""How close packed training comes to a trial alone.
+
+    python -m bench._pack_precision SUBJECT [--quick]
+
+A subject is a workload of the zoo, ``masks`` (dropout) or ``digits`` (final metrics).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from statistics import mean, median, stdev
+from typing import Any
+
+import torch
+from torch import nn
+
+import thrifty as th
+from bench._digits_task import Digits
+from bench._harness import Goal, at_most, equal, say_result
+from bench._pack_ours import Pack
+from bench._pack_zoo import ZOO, Classification, Trial, trials
+from thrifty.pack import (
+    Backend,
+    BlockOptions,
+    ConcatenatedBackend,
+    EpochPlan,
+    FusedBackend,
+    Member,
+    SoloBackend,
+)
+
+
+SUBJECTS = ("mlp", "lenet", "resnet20", "transformer", "masks", "digits")
+IMAGES = ("lenet", "resnet20")
+SMALL_BATCHES = {"resnet20": 8}
+NUM_TRIALS = 3
+NUM_SEEDS = 10
+PACKS = (1, 2, 5)
+Results = Mapping[str, Mapping[str, Any]]
+
+
+# -- parameters --------------------------------------------------------------------------
+
+
+def task_of(name: str, *, double: bool = False, nudge: bool = False) -> th.Task:
+    """A task of the zoo in double precision, or with every initial weight one ulp up."""
+    base: type[Classification] = ZOO[name].make  # type: ignore[assignment]
+
+    class Changed(base):  # type: ignore[misc, valid-type]
+        batch_size = SMALL_BATCHES.get(name, base.batch_size)
+
+        def data(self, hp: th.HyperParameters) -> th.ArrayData:
+            data = super().data(hp)
+            if not double:
+                return data
+            parts = (
+                tuple(t.double() if t.is_floating_point() else t for t in part)
+                for part in (data.train, data.valid)
+            )
+            return th.ArrayData(**dict(zip(("train", "valid"), parts, strict=True)))
+
+        def model(self, hp: th.HyperParameters) -> nn.Module:
+            model = super().model(hp)
+            if nudge:
+                with torch.no_grad():
+                    for p in model.parameters():
+                        p.copy_(torch.nextafter(p, torch.full_like(p, math.inf)))
+            return model.double() if double else model
+
+    return Changed()
+
+
+def compare(name: str, *, quick: bool) -> dict[str, Any]:
+    """Fused and concatenated beside solo; a solo run that begins one ulp away shows what rounding alone does."""
+    many, some = (10, 5) if quick else (200, 50)
+    single, double = task_of(name), task_of(name, double=True)
+    members = trials(ZOO[name], NUM_TRIALS)
+    one, long = solo(single, members, 1), solo(single, members, many)
+    precise = solo(double, members, some)
+    nudged = solo(task_of(name, nudge=True), members, many)
+    variants: dict[str, Any] = {}
+    for variant in ("", "channels last") if name in IMAGES else ("",):
+        block = BlockOptions(size=NUM_TRIALS, channels_last=bool(variant))
+        first, last, exact = (
+            together(FusedBackend(task, block=block), members, steps)
+            for task, steps in ((single, 1), (single, many), (double, some))
+        )
+        variants[variant] = {
+            "one_step": max(map(_largest, first, one)),
+            "float64": max(map(_largest, exact, precise)),
+            "relative": median(map(_relative, last, long)),
+        }
+    concatenated = together(ConcatenatedBackend(single), members, many)
+    pairs = zip(concatenated, long, strict=True)
+    return {
+        "steps": {"float32": many, "float64": some},
+        "control": median(map(_relative, nudged, long)),
+        "concatenated": sum(not torch.equal(a, b) for a, b in pairs),
+        "fused": variants,
+    }
+
+
+def solo(task: th.Task, members: Sequence[Trial], steps: int) -> list[torch.Tensor]:
+    """The trained parameters of each trial alone."""
+    return [together(SoloBackend(task), [member], steps)[0] for member in members]
+
+
+def together(backend: Backend, members: Sequence[Trial], steps: int) -> list[torch.Tensor]:
+    """The trained parameters of each trial."""
+    Pack(backend, members).train(steps)
+    return [_vector(_model(backend, slot)) for slot in range(len(members))]
+
+
+def _model(backend: Backend, slot: int) -> nn.Module:
+    match backend:
+        case FusedBackend():
+            return backend.model(slot)
+        case ConcatenatedBackend():
+            return backend._trials[slot].model
+        case SoloBackend():
+            return backend.model
+    raise TypeError(type(backend).__name__)
+
+
+def _vector(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().double().flatten() for p in model.parameters()])
+
+
+def _largest(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one - other).abs().max())
+
+
+def _relative(one: torch.Tensor, alone: torch.Tensor) -> float:
+    return float((one - alone).norm() / alone.norm())
+
+
+# -- dropout -----------------------------------------------------------------------------
+
+
+class Masks(th.Task):
+    """Trained weights tell which masks were drawn: the inputs are powers of two, so that all sums are exact."""
+
+    optimizer = th.SGD(lr="lr")
+    batch_size = 16
+    width = 64
+
+    def data(self, hp: th.HyperParameters) -> th.ArrayData:
+        x = (2.0 ** (torch.arange(64) % 16)[:, None]).expand(-1, self.width)
+        return th.ArrayData(train=(x,), valid=(x,))
+
+    def model(self, hp: th.HyperParameters) -> nn.Module:
+        return _Masked(self.width)
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return model(batch[0]).mean()
+
+    def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
+        return {"loss": self.loss(model, batch)}
+
+
+class _Masked(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width))
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dropout(x + self.weight) * x
+
+
+def masks(*, quick: bool) -> dict[str, Any]:
+    """How many trials in packs have other masks than alone, by the size of the pack."""
+    members = [Trial(seed=seed, values={"lr": 1.0}) for seed in range(max(PACKS))]
+    steps = 2 if quick else 8
+    alone = solo(Masks(), members, steps)
+    assert len({tuple(v.tolist()) for v in alone}) == len(members), "masks tell nothing"
+    different = {}
+    for size in PACKS:
+        backend = FusedBackend(Masks(), block=BlockOptions(size=size))
+        found = together(backend, members[:size], steps)
+        pairs = zip(found, alone[:size], strict=True)
+        different[size] = sum(not torch.equal(a, b) for a, b in pairs)
+    return {"different": different}
+
+
+# -- final metrics -----------------------------------------------------------------------
+
+
+def digits(*, quick: bool) -> dict[str, Any]:
+    """Final accuracy over seeds, packed minus solo."""
+    seeds, epochs = (3, 2) if quick else (NUM_SEEDS, 10)
+    task = Digits()
+    packed = accuracies(
+        FusedBackend(task, block=BlockOptions(size=seeds)), range(seeds), epochs
+    )
+    alone = [accuracies(SoloBackend(task), [seed], epochs)[0] for seed in range(seeds)]
+    differences = [p - a for p, a in zip(packed, alone, strict=True)]
+    return {
+        "packed": packed,
+        "solo": alone,
+        "difference": mean(differences),
+        "standard_error": stdev(differences) / math.sqrt(seeds),
+    }
+
+
+def accuracies(backend: Backend, seeds: Sequence[int], epochs: int) -> list[float]:
+    """What each trial of a pack has in the end."""
+    values = {"lr": 0.1}
+    for slot, seed in enumerate(seeds):
+        backend.stack(slot, Member(values=values, seed=seed))
+    for epoch in range(epochs):
+        plan = EpochPlan(epoch=epoch, values=values)
+        outcomes = backend.step(dict.fromkeys(range(len(seeds)), plan))
+    ended = [outcomes[slot] for slot in range(len(seeds))]
+    for outcome in ended:
+        if isinstance(outcome, Exception):
+            raise outcome
+    return [outcome["accuracy"] for outcome in ended]
+
+
+# -- what it says ------------------------------------------------------------------------
+
+
+def rows(results: Results) -> list[dict[str, Any]]:
+    """The table of the models; numbers are too small for fixed places."""
+    return [
+        {
+            "model": f"{name} {variant}".strip(),
+            "fused: 1 step, largest": f"{found['one_step']:.1e}",
+            "float64, largest": f"{found['float64']:.1e}",
+            "float32, relative": f"{found['relative']:.1e}",
+            "solo, one ulp moved": f"{result['control']:.1e}",
+            "concatenated: trials that differ": result["concatenated"],
+        }
+        for name, result in results.items()
+        if name in ZOO
+        for variant, found in result["fused"].items()
+    ]
+
+
+def goals(results: Results) -> list[Goal]:
+    out = []
+    for name, result in results.items():
+        if name == "masks":
+            for size, num in result["different"].items():
+                out.append(equal(f"packs of {size}: trials with other dropout masks", num, 0))
+        elif name == "digits":
+            limit = 2 * result["standard_error"]
+            difference = abs(result["difference"])
+            out.append(at_most("digits: |packed - solo| within 2 errors", difference, limit))
+        else:
+            out += _goals_of(name, result)
+    return out
+
+
+def _goals_of(name: str, result: Mapping[str, Any]) -> list[Goal]:
+    out = [equal(f"{name}: concatenated trials that differ", result["concatenated"], 0)]
+    steps, control = result["steps"], result["control"]
+    for variant, found in result["fused"].items():
+        what = f"{name} {variant}".strip()
+        limits = {
+            "1 step": ("one_step", 1e-6),
+            f"{steps['float64']} steps in float64": ("float64", 1e-10),
+            f"{steps['float32']} steps against control": ("relative", control),
+        }
+        out += [_small(f"{what}: {n}", found[k], x) for n, (k, x) in limits.items()]
+    return out
+
+
+def _small(name: str, value: float, limit: float) -> Goal:
+    """As ``at_most``, in digits that count."""
+    value = float(f"{value:.3g}")
+    return Goal(name=name, value=value, goal=f"<= {limit:.3g}", holds=value <= limit)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("subject", choices=SUBJECTS)
+    parser.add_argument("--quick", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    special = {"masks": masks, "digits": digits}
+    if args.subject in special:
+        say_result(special[args.subject](quick=args.quick))
+    else:
+        say_result(compare(args.subject, quick=args.quick))
+
+
+if __name__ == "__main__":
+    main()
