@@ -117,7 +117,7 @@ def thrifty(args: argparse.Namespace) -> dict[str, Any]:
             seed=digits.SEED,
         )
         trained = _Trained()
-        executor = th.Local(workers=1, threads=1)
+        executor = th.Local(workers=1, threads=1, pack=args.pack)
         began = time.perf_counter()
         study.run(executor=executor, progress=False, observers=[trained])
         seconds = time.perf_counter() - began
@@ -132,6 +132,8 @@ def thrifty(args: argparse.Namespace) -> dict[str, Any]:
             "best": study.best_trial.value,
             "minimum": digits.minimum_epochs(requests),
             "trial_epochs": study.savings.trial_epochs,
+            "shared_factor": study.savings.shared_factor,
+            "packed_factor": study.savings.packed_factor,
         }
 
 
@@ -242,6 +244,7 @@ def main() -> None:
     parser.add_argument("method", choices=METHODS)
     parser.add_argument("--max-epochs", type=int, default=81)
     parser.add_argument("--configs", type=int, default=81)
+    parser.add_argument("--pack", default="solo")
     parser.add_argument("--algorithm", choices=("halving", "hyperband"), default="halving")
     parser.add_argument("--requests", default="")
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""81 schedules on digits: thrifty beside a bare loop over the same stage tree, Optuna and Ray Tune.
+"""81 schedules on digits: thrifty, with packing and without, beside a bare loop over the same stage tree, Optuna and Ray Tune.
 
     python -m bench.bench_sharing [--quick] [--repeats 3] [--with-ray]
 
@@ -54,6 +54,14 @@ def main() -> None:
                     *requests,
                 )
                 run(f"bare {algorithm}", "bare_requests", *requests)
+                run(
+                    f"thrifty packed {algorithm}",
+                    "thrifty",
+                    "--algorithm",
+                    algorithm.lower(),
+                    "--pack",
+                    "auto",
+                )
         run("Optuna", "optuna")
         if not args.quick or args.with_ray:
             run("Ray Tune", "ray")
@@ -69,6 +77,8 @@ def report(runs: Runs) -> None:
             "epochs trained": results[0]["epochs"],
             "best accuracy": results[0]["best"],
             "peak MB": median(r["peak_mb"] for r in results),
+            "shared": results[0].get("shared_factor"),
+            "packed": results[0].get("packed_factor"),
             "runs": len(results),
         })
     table(rows)
@@ -105,6 +115,22 @@ def goals(rows: dict[str, dict[str, Any]], runs: Runs) -> list[Goal]:
             "Hyperband: thrifty / bare loop",
             _ratio(runs, "thrifty Hyperband", "bare Hyperband"),
             1.3,
+        ),
+        *(
+            at_least(
+                f"{name}: packing further, end to end",
+                _ratio(runs, f"thrifty {name}", f"thrifty packed {name}"),
+                2,
+            )
+            for name in ("halving", "Hyperband")
+        ),
+        *(
+            equal(
+                f"{name}: epochs trained, packed",
+                rows[f"thrifty packed {name}"]["epochs trained"],
+                rows[f"thrifty {name}"]["epochs trained"],
+            )
+            for name in ("halving", "Hyperband")
         ),
         at_least("Optuna / thrifty", rows["Optuna"]["seconds"] / ours["seconds"], 10),
         at_least(

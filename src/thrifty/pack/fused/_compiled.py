@@ -56,10 +56,7 @@ def _graph(
     nodes: dict[int, Any] = {n: graph.placeholder(f"v{n}") for n in numbers}
     for call in program.calls:
         args, kwargs = pytree.tree_map_only(
-            Ref,
-            lambda ref: nodes[ref.value],
-            (call.args, call.kwargs),
-            is_leaf=lambda x: isinstance(x, Ref),
+            Ref, lambda ref: nodes[ref.value], (call.args, call.kwargs)
         )
         node = graph.call_function(call.function, args, kwargs)
         returns = call.function._schema.returns

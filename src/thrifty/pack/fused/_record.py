@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ._registry import UnfusableError
@@ -20,9 +19,9 @@ class Ref:
     value: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Call:
-    """``function(*args, **kwargs)`` with ``Ref`` for tensors; the values that come out.
+    """``function(*args, **kwargs)`` with ``Ref`` for tensors; the values that go in (``refs``) and that come out.
 
     ``places`` says which of the results they are: some may be None.
     """
@@ -30,11 +29,12 @@ class Call:
     function: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    refs: tuple[int, ...]
     outputs: tuple[int, ...]
     places: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Program:
     """A recorded computation.
 
@@ -122,9 +122,9 @@ class _Recorder(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags and _draws(func, args, kwargs or {}):
             raise UnfusableError(f"it draws random numbers ({func.name()})")
         kwargs = kwargs or {}
-        refs, ref_kwargs = pytree.tree_map_only(
-            torch.Tensor, lambda t: Ref(self.value_of(t)), (args, kwargs)
-        )
+        refs: list[int] = []
+        ref_args = tuple(self._refer(a, refs) for a in args)
+        ref_kwargs = {name: self._refer(a, refs) for name, a in kwargs.items()}
         out = func(*args, **kwargs)
         found = out if isinstance(out, list | tuple) else (out,)
         places = tuple(i for i, t in enumerate(found) if isinstance(t, torch.Tensor))
@@ -135,9 +135,25 @@ class _Recorder(TorchDispatchMode):
             for t, number in zip(outputs, numbers, strict=True)
         )
         self.calls.append(
-            Call(function=func, args=refs, kwargs=ref_kwargs, outputs=numbers, places=places)
+            Call(
+                function=func,
+                args=ref_args,
+                kwargs=ref_kwargs,
+                refs=tuple(refs),
+                outputs=numbers,
+                places=places,
+            )
         )
         return out
+
+    def _refer(self, value: Any, refs: list[int]) -> Any:
+        """An argument with ``Ref`` for tensors, their numbers noted in ``refs``."""
+        if isinstance(value, torch.Tensor):
+            refs.append(self.value_of(value))
+            return Ref(refs[-1])
+        if isinstance(value, list | tuple):
+            return type(value)(self._refer(v, refs) for v in value)
+        return value
 
     def value_of(self, tensor: torch.Tensor) -> int:
         """The number of a tensor; one that no call made is a constant."""

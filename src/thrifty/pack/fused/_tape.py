@@ -8,10 +8,11 @@ GPU capture a tape as a graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from ._out_variants import CREATIONS, IN_PLACE_SAFE, VIEWS, out_variant
 from ._record import Call, Program, Ref
@@ -93,10 +94,9 @@ class _Binder:
         self._static: dict[int, torch.Tensor] = dict(known)
         self._constant_values: set[int] = set()
         self._wanted = destinations
-        self._calls = _alive(program)
-        self._root = _roots(self._calls)
-        self._changed = _changed(self._calls, self._root)
-        self._last_use = self._find_last_uses()
+        found = _analysed(program)
+        self._calls, self._root = found.calls, found.root
+        self._changed, self._last_use = found.changed, found.last_use
         self._to: dict[int, torch.Tensor] = self._find_targets()
         self._buffers: dict[int, torch.Tensor] = {}
         self._held: list[torch.Tensor] = []
@@ -119,7 +119,7 @@ class _Binder:
     # -- one call ------------------------------------------------------------------------
 
     def _emit(self, index: int, call: Call) -> None:
-        refs = _refs(call)
+        refs = call.refs
         static = all(ref in self._static for ref in refs)
         function = call.function
         if self._fold(call, refs):
@@ -203,7 +203,7 @@ class _Binder:
         """An argument that nobody needs afterwards, of the same shape, where the function may write over it."""
         if call.function not in IN_PLACE_SAFE:
             return None
-        refs = _refs(call)
+        refs = call.refs
         roots = [self._root.get(ref, ref) for ref in refs]
         for ref, root in zip(refs, roots, strict=True):
             if (
@@ -218,7 +218,7 @@ class _Binder:
 
     def _dynamic(self, call: Call) -> None:
         """Called at each step; its results live as long as the step."""
-        outputs = [number for number in call.outputs if number not in _refs(call)]
+        outputs = [number for number in call.outputs if number not in call.refs]
         text = f"{self._constant(call.function)}({self._arguments(call)})"
         if not outputs:
             self._lines.append(text)
@@ -274,22 +274,9 @@ class _Binder:
                 known = torch.empty_strided(shape, stride, dtype=dtype, device=self._device)
             return known
 
-        args, kwargs = pytree.tree_map(
-            value, (call.args, call.kwargs), is_leaf=lambda x: isinstance(x, Ref)
-        )
-        return args, kwargs
+        return _mapped(value, call.args), {n: _mapped(value, a) for n, a in call.kwargs.items()}
 
     # -- lifetimes -----------------------------------------------------------------------
-
-    def _find_last_uses(self) -> dict[int, int]:
-        last: dict[int, int] = {}
-        for index, call in enumerate(self._calls):
-            for number in (*_refs(call), *call.outputs):
-                last[self._root.get(number, number)] = index
-        for value in self._program.outputs:
-            if value is not None:
-                last[self._root.get(value, value)] = len(self._calls)
-        return last
 
     def _release(self, index: int) -> None:
         for root in [r for r in self._buffers if self._last_use.get(r, -1) <= index]:
@@ -297,16 +284,13 @@ class _Binder:
 
     def _find_targets(self) -> dict[int, torch.Tensor]:
         """Outputs that can be computed right where they are wanted."""
-        uses: dict[int, int] = {}
-        for call in self._calls:
-            for ref in _refs(call):
-                uses[ref] = uses.get(ref, 0) + 1
+        used = {ref for call in self._calls for ref in call.refs}
         return {
             value: self._wanted[position]
             for position, value in enumerate(self._program.outputs)
             if value is not None
             and position in self._wanted
-            and not uses.get(value)
+            and value not in used
             and self._program.outputs.count(value) == 1
             and self._wanted[position].shape == self._program.meta[value][0]
         }
@@ -335,13 +319,16 @@ class _TensorsOf:
         return found[0] if len(found) == 1 else found
 
 
-def _refs(call: Call) -> list[int]:
-    leaves = pytree.tree_leaves((call.args, call.kwargs), is_leaf=lambda x: isinstance(x, Ref))
-    return [leaf.value for leaf in leaves if isinstance(leaf, Ref)]
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """A value with everything in it changed, lists and tuples gone through."""
+    if isinstance(value, list | tuple):
+        return type(value)(_mapped(change, v) for v in value)
+    return change(value)
 
 
 def _tensors(out: Any) -> list[torch.Tensor]:
-    return [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
+    found = out if isinstance(out, list | tuple) else (out,)
+    return [t for t in found if isinstance(t, torch.Tensor)]
 
 
 def _writes(call: Call) -> list[int]:
@@ -349,7 +336,8 @@ def _writes(call: Call) -> list[int]:
     out = []
     for argument, value in zip(call.function._schema.arguments, call.args, strict=False):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            out += [v.value for v in pytree.tree_leaves(value) if isinstance(v, Ref)]
+            inside = value if isinstance(value, list | tuple) else (value,)
+            out += [v.value for v in inside if isinstance(v, Ref)]
     for argument in call.function._schema.arguments:
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = call.kwargs.get(argument.name)
@@ -373,7 +361,7 @@ def _roots(calls: Sequence[Call]) -> dict[int, int]:
     """For each value that shares memory with another one, the one whose memory it is."""
     root: dict[int, int] = {}
     for call in calls:
-        refs = _refs(call)
+        refs = call.refs
         if (call.function in VIEWS or call.function.is_view) and refs:
             for number in call.outputs:
                 root[number] = root.get(refs[0], refs[0])
@@ -382,6 +370,34 @@ def _roots(calls: Sequence[Call]) -> dict[int, int]:
 
 def _changed(calls: Sequence[Call], root: Mapping[int, int]) -> set[int]:
     return {root.get(number, number) for call in calls for number in _writes(call)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Analysis:
+    """What binding needs to know of a program, however often it is bound.
+
+    ``calls`` are those that matter; ``root`` has, for each value that is a view, whose memory it is; ``changed`` the
+    memory that is written into; ``last_use`` the last call that looks at some memory.
+    """
+
+    calls: tuple[Call, ...]
+    root: Mapping[int, int]
+    changed: set[int]
+    last_use: Mapping[int, int]
+
+
+@lru_cache(maxsize=512)
+def _analysed(program: Program) -> _Analysis:
+    calls = _alive(program)
+    root = _roots(calls)
+    last: dict[int, int] = {}
+    for index, call in enumerate(calls):
+        for number in (*call.refs, *call.outputs):
+            last[root.get(number, number)] = index
+    for value in program.outputs:
+        if value is not None:
+            last[root.get(value, value)] = len(calls)
+    return _Analysis(calls=calls, root=root, changed=_changed(calls, root), last_use=last)
 
 
 def _alive(program: Program) -> tuple[Call, ...]:
@@ -395,5 +411,5 @@ def _alive(program: Program) -> tuple[Call, ...]:
         produced = {root.get(n, n) for n in call.outputs}
         if written & outside or (written | produced) & needed:
             kept.append(call)
-            needed |= {root.get(n, n) for n in _refs(call)}
+            needed |= {root.get(n, n) for n in call.refs}
     return tuple(reversed(kept))

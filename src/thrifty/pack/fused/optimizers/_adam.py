@@ -23,22 +23,21 @@ class Adam(RowOptimizer):
             self.update(rows, self.table(rows, options))
         else:
             fused = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
-            first, second = (rows.moments[name].unbind() for name in self.moments)
+            singles = rows.singles
             for p, g, m, v, step, option in zip(
-                rows.parameters.unbind(),
-                rows.gradients.unbind(),
-                first,
-                second,
+                singles["parameters"],
+                singles["gradients"],
+                *(singles[name] for name in self.moments),
                 torch.tensor(rows.steps[:num], dtype=torch.float32).add_(1).unbind(),
                 options,
                 strict=False,
             ):
                 beta1, beta2 = option.get("betas", (0.9, 0.999))
                 fused(
-                    [p],
-                    [g],
-                    [m],
-                    [v],
+                    p,
+                    g,
+                    m,
+                    v,
                     [],
                     [step],
                     lr=option.get("lr", 1e-3),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -24,6 +24,12 @@ class Rows:
     gradients: torch.Tensor
     moments: dict[str, torch.Tensor]
     steps: list[int]
+    singles: dict[str, list[list[torch.Tensor]]] = field(init=False)
+    """Each row by itself, in the list of one that torch's fused kernels take."""
+
+    def __post_init__(self) -> None:
+        whole = {"parameters": self.parameters, "gradients": self.gradients, **self.moments}
+        self.singles = {name: [[row] for row in t.unbind()] for name, t in whole.items()}
 
     def move(self, source: int, target: int) -> None:
         """Puts one trial's row where another one's was."""

@@ -1,0 +1,362 @@
+"""K trials in one process: thrifty's packs beside plain loops, processes and ``torch.vmap``; and how precise packs are.
+
+    python -m bench.bench_pack [--quick] [--repeats 3] [--models mlp,lenet]
+    python -m bench.bench_pack --device cuda [--repeats 1] [--models mlp,gpt]
+
+On the CPU two cores are given to each method: two processes of one thread, or one process of two; *1 thread* says otherwise.
+Each measurement has a fresh process; all methods of a round follow each other, and ratios are the median of the rounds' ratios.
+On a GPU each method goes up through K until memory runs out or a step of all trials takes two seconds.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import product
+from statistics import median
+from typing import Any
+from unittest import mock
+
+import torch
+
+from bench import _pack_precision as precision
+from bench._harness import RESULT, Goal, at_least, finish, in_fresh_process, parser, table
+from bench._pack_ours import SWEPT
+
+
+OURS, PEERS, PRECISION = "bench._pack_ours", "bench._pack_peers", "bench._pack_precision"
+SECONDS = 1.5
+Run = Callable[..., dict[str, Any]]
+Results = Mapping[str, Mapping[str, Any]]
+
+
+# -- the CPU -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """K trials of a workload. A core trains about ``rate`` steps of them in a second, and packed ``gain`` times as many."""
+
+    workload: str
+    k: int
+    rate: int
+    gain: float = 1.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.workload}, K={self.k}"
+
+    def steps(self, gain: float = 1.0) -> int:
+        """How many steps of each trial take long enough to be measured."""
+        return max(5, round(SECONDS * self.rate * gain / self.k))
+
+
+STUDIES = (
+    Study(workload="mlp", k=16, rate=2800, gain=5),
+    Study(workload="mlp", k=32, rate=2800, gain=5),
+    Study(workload="mlp_adamw", k=16, rate=900, gain=5),
+    Study(workload="mlp_narrow16", k=16, rate=4000, gain=6),
+    Study(workload="mlp_narrow32", k=16, rate=3500, gain=6),
+    Study(workload="mlp_narrow64", k=16, rate=3500, gain=6),
+    Study(workload="mlp_wide", k=16, rate=150),
+    Study(workload="lenet", k=8, rate=90),
+    Study(workload="resnet20", k=4, rate=8),
+    Study(workload="transformer", k=8, rate=40),
+    Study(workload="sage", k=8, rate=130),
+)
+BLOCK_SIZES = (1, 2, 4, 8, 16, 32)
+METHODS = (
+    "ours",
+    "sequential",
+    "two processes",
+    "ours, 1 thread",
+    "sequential, 1 thread",
+    "vmap, 1 thread",
+)
+Runs = dict[str, dict[str, list[dict[str, Any]]]]
+"""By study and method, one result for each round."""
+
+
+def measure(study: Study, method: str, *, run: Run, quick: bool) -> dict[str, Any]:
+    """One measurement: trial-steps per second, and what else the method tells."""
+    packed = method.startswith("ours")
+    steps = 2 if quick else study.steps(study.gain if packed else 1.0)
+    size = [study.workload, str(min(study.k, 4) if quick else study.k), str(steps)]
+    module, args = {
+        "ours": (OURS, ["auto", *size, "--processes", "2"]),
+        "ours, 1 thread": (OURS, ["auto", *size, "--processes", "1"]),
+        "sequential": (PEERS, ["sequential", *size, "2"]),
+        "sequential, 1 thread": (PEERS, ["sequential", *size, "1"]),
+        "two processes": (PEERS, ["processes", *size, "1"]),
+        "vmap, 1 thread": (PEERS, ["vmap", *size, "1"]),
+    }[method]
+    return run(module, *args)
+
+
+def speed(studies: Sequence[Study], *, run: Run, rounds: int, quick: bool) -> Runs:
+    runs: Runs = {study.name: {method: [] for method in METHODS} for study in studies}
+    for number, study, method in product(range(rounds), studies, METHODS):
+        result = measure(study, method, run=run, quick=quick)
+        runs[study.name][method].append(result)
+        said = "does not work" if result["rate"] is None else f"{result['rate']:,.0f} steps/s"
+        print(f"{number + 1}: {study.name}: {method}: {said}", flush=True)
+    return runs
+
+
+def block_sizes(workloads: Iterable[str], *, run: Run, quick: bool) -> list[dict[str, Any]]:
+    """Microseconds of a trial-step by the size of a block: one process, one thread."""
+    out = []
+    sizes = BLOCK_SIZES[:2] if quick else BLOCK_SIZES
+    limits = ["--seconds", "0" if quick else "0.5"]
+    for workload in workloads:
+        asked = ",".join(map(str, sizes))
+        found = run(OURS, "sweep", workload, "fused", asked, *limits)
+        rates = {int(k): rate for k, rate in found["rates"].items()}
+        times = {f"{k}": 1e6 / rates[k] if k in rates else None for k in sizes}
+        out.append({"us of a trial-step, fused": workload, **times, "ended": found["ended"]})
+    return out
+
+
+def speed_rows(runs: Runs) -> list[dict[str, Any]]:
+    out = []
+    for name, methods in runs.items():
+        ours = methods["ours"]
+        one = methods["ours, 1 thread"]
+        out.append({
+            "trial-steps/s": name,
+            **{method: _rate(results) for method, results in methods.items()},
+            "ours / sequential": _ratio(methods, "ours", "sequential"),
+            "ours / two processes": _ratio(methods, "ours", "two processes"),
+            "1 thread": _ratio(methods, "ours, 1 thread", "sequential, 1 thread"),
+            "chosen": " | ".join(dict.fromkeys(r["choice"] for r in (*ours, *one))),
+            "calibration s": median(r["calibration_s"] for r in ours),
+        })
+    return out
+
+
+def _rate(results: Sequence[Mapping[str, Any]]) -> float | None:
+    rates = [r["rate"] for r in results if r["rate"] is not None]
+    return median(rates) if rates else None
+
+
+def _ratio(methods: Mapping[str, Sequence[Mapping[str, Any]]], one: str, *others: str) -> float:
+    """Against the fastest of the others, round by round: neighbouring runs saw the same machine."""
+    rounds = zip(methods[one], *(methods[other] for other in others), strict=True)
+    return median(a["rate"] / max(b["rate"] for b in rest) for a, *rest in rounds)
+
+
+def speed_goals(runs: Runs) -> list[Goal]:
+    out = []
+    for name, methods in runs.items():
+        workload = name.partition(",")[0]
+        sequential = _ratio(methods, "ours", "sequential")
+        best = _ratio(methods, "ours", "sequential", "two processes")
+        alone = _ratio(methods, "ours", "two processes")
+        single = _ratio(methods, "ours, 1 thread", "sequential, 1 thread")
+        if workload == "mlp":
+            out += [
+                at_least(f"{name}: ours / sequential", sequential, 4),
+                at_least(f"{name}: ours / sequential, long study", sequential, 8),
+                at_least(f"{name}: ours / two processes", alone, 5),
+                at_least(f"{name}: ours / sequential, 1 thread both", single, 4),
+            ]
+        elif workload == "mlp_adamw":
+            out.append(at_least(f"{name}: ours / sequential", sequential, 5))
+        elif workload.startswith("mlp_narrow"):
+            out.append(at_least(f"{name}: ours / sequential", sequential, 6))
+        else:
+            out.append(at_least(f"{name}: ours / the better of both", best, 0.97))
+            if workload == "resnet20":
+                out.append(at_least(f"{name}: gain of packing", best, 1.1))
+    return out
+
+
+def on_cpu(*, quick: bool, rounds: int, models: Sequence[str]) -> None:
+    run: Run = _in_this_process if quick else in_fresh_process
+    studies = [s for s in STUDIES if not models or s.workload in models]
+    subjects = [s for s in precision.SUBJECTS if not models or s in models]
+    runs = speed(studies, run=run, rounds=1 if quick else rounds, quick=quick)
+    curves = block_sizes(dict.fromkeys(s.workload for s in studies), run=run, quick=quick)
+    flags = ["--quick"] if quick else []
+    results: Results = {subject: run(PRECISION, subject, *flags) for subject in subjects}
+    rows = {
+        "speed": speed_rows(runs),
+        "block sizes": curves,
+        "precision": precision.rows(results),
+    }
+    _tables(rows)
+    if "digits" in results:
+        digits = results["digits"]
+        error = f"{digits['standard_error']:.2g}"
+        print(f"digits: packed - solo = {digits['difference']:.2g} +- {error} in accuracy")
+    figures = {"rows": rows, "runs": runs, "precision": results}
+    finish("pack", figures, [*speed_goals(runs), *precision.goals(results)])
+
+
+def _in_this_process(module: str, *args: str) -> dict[str, Any]:
+    """As ``in_fresh_process``, without the seconds that a process takes to start. For smoke runs."""
+    out = io.StringIO()
+    with mock.patch.object(sys, "argv", [module, *args]), redirect_stdout(out):
+        import_module(module).main()
+    return json.loads(out.getvalue().splitlines()[-1].removeprefix(RESULT))
+
+
+# -- a GPU -------------------------------------------------------------------------------
+
+
+GPU_MODELS = ("mlp", "mlp3", "lenet", "resnet18", "resnet50", "gpt")
+GPU_KS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256)
+GPU_FEW = (1, 4, 16, 64, 256)
+PAPER = {"mlp3": {2: 39.7, 3: 65.0, 4: 74.0}, "resnet50": {2: 21.1, 3: 25.0, 4: 27.0}}
+"""Liu et al., DEEM 2021: improvement in % by packing 2, 3, 4 models."""
+
+
+def swept(model: str, *, quick: bool) -> dict[str, tuple[int, ...]]:
+    """Each method with the K worth measuring.
+
+    What runs one trial after the other has the same rate at any K, processes have it from their number on; a compiler
+    takes a minute for each K.
+    """
+    out: dict[str, tuple[int, ...]] = {}
+    for method in SWEPT:
+        if "channels_last" in method and not model.startswith(("lenet", "resnet")):
+            continue
+        if "processes" in method:
+            out[method] = (int(method[0]),)
+        elif method == "sequential":
+            out[method] = GPU_KS[:4]
+        else:
+            out[method] = GPU_FEW if "compile" in method else GPU_KS
+    return {method: ks[:2] for method, ks in out.items()} if quick else out
+
+
+def on_gpu(*, quick: bool, rounds: int, models: Sequence[str], device: str) -> None:
+    if not torch.cuda.is_available():
+        sys.exit(
+            f"--device {device}: PyTorch {torch.__version__} sees no CUDA device here; run this on a machine with "
+            "one and a build of PyTorch for it, or leave --device out to measure the CPU"
+        )
+    limits = ["--device", device, "--seconds", "0" if quick else "0.5"]
+    runs: Runs = {}
+    for number, model in product(range(rounds), models or GPU_MODELS):
+        of_model = runs.setdefault(model, {})
+        for method, ks in swept(model, quick=quick).items():
+            asked = ",".join(map(str, ks))
+            found = in_fresh_process(OURS, "sweep", model, method, asked, *limits)
+            of_model.setdefault(method, []).append(found)
+            rates = ", ".join(f"{k}: {rate:,.0f}" for k, rate in found["rates"].items())
+            said = f"{rates or 'nothing'}; {found['ended'] or 'all done'}"
+            print(f"{number + 1}: {model}: {method}: {said}", flush=True)
+    rates = {
+        model: {method: _by_k(results, "rates") for method, results in methods.items()}
+        for model, methods in runs.items()
+    }
+    memory = {
+        model: {method: _by_k(results, "peak_gpu_mb") for method, results in methods.items()}
+        for model, methods in runs.items()
+    }
+    rows = {
+        "speed": _rows_by_k("trial-steps/s", rates),
+        "memory": _rows_by_k("peak MB", memory),
+        "paper": _beside_the_paper(rates),
+    }
+    _tables(rows)
+    figures = {"device": torch.cuda.get_device_name(device), "rows": rows, "runs": runs}
+    finish("pack", figures, gpu_goals(rates))
+
+
+Rates = Mapping[str, Mapping[str, Mapping[int, float]]]
+
+
+def _by_k(results: Sequence[Mapping[str, Any]], what: str) -> dict[int, float]:
+    """Medians over rounds (JSON has made the keys strings)."""
+    ks = sorted({int(k) for result in results for k in result[what]})
+    return {k: median(r[what][str(k)] for r in results if str(k) in r[what]) for k in ks}
+
+
+def _rows_by_k(title: str, found: Rates) -> list[dict[str, Any]]:
+    return [
+        {title: f"{model}, {method}", **{f"{k}": by_k.get(k) for k in GPU_KS}}
+        for model, methods in found.items()
+        for method, by_k in methods.items()
+        if by_k
+    ]
+
+
+def _alone(methods: Mapping[str, Mapping[int, float]]) -> float:
+    """The rate of one trial after the other, whatever their number."""
+    return median(methods["sequential"].values())
+
+
+def _best(methods: Mapping[str, Mapping[int, float]], what: str) -> float:
+    rates = [
+        r for name, by_k in methods.items() if name.startswith(what) for r in by_k.values()
+    ]
+    return max(rates, default=0.0)
+
+
+def _beside_the_paper(rates: Rates) -> list[dict[str, Any]]:
+    """Improvement in % over one after the other."""
+    out = []
+    for model, theirs in PAPER.items():
+        methods = rates.get(model, {})
+        if not methods.get("sequential"):
+            continue
+        alone = _alone(methods)
+        for method in ("concatenated", "fused", "fused, cuda_graphs"):
+            gains = {
+                k: 100 * (methods[method][k] / alone - 1)
+                for k in theirs
+                if k in methods[method]
+            }
+            out += [
+                {"model": model, "method": method, "K": k, "ours %": gain, "paper %": theirs[k]}
+                for k, gain in gains.items()
+            ]
+    return out
+
+
+def gpu_goals(rates: Rates) -> list[Goal]:
+    out = []
+    for model, methods in rates.items():
+        if not methods["sequential"]:
+            continue
+        alone = _alone(methods)
+        if model in ("mlp", "mlp3", "lenet", "gpt"):
+            best = _best(methods, "fused")
+            out.append(at_least(f"{model}: best fused / sequential", best / alone, 15))
+        chosen = _best(methods, "auto")
+        out.append(at_least(f"{model}: thrifty's choice / sequential", chosen / alone, 1))
+    return out
+
+
+# -- both --------------------------------------------------------------------------------
+
+
+def _tables(rows: Mapping[str, Sequence[dict[str, Any]]]) -> None:
+    for part in rows.values():
+        if part:
+            print()
+            table(part)
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--device", default="cpu")
+    options.add_argument("--models", default="", help="a few of them, with commas between")
+    args = options.parse_args()
+    models = [model for model in args.models.split(",") if model]
+    common = {"quick": args.quick, "rounds": args.repeats, "models": models}
+    if args.device == "cpu":
+        on_cpu(**common)
+    else:
+        on_gpu(**common, device=args.device)
+
+
+if __name__ == "__main__":
+    main()
