@@ -12,7 +12,7 @@ import argparse
 import gc
 import multiprocessing
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 from typing import Any
@@ -35,6 +35,7 @@ from thrifty.pack import (
     Member,
     SoloBackend,
 )
+from thrifty.pack._calibrate import SIZES
 from thrifty.perf import PackCurve
 
 
@@ -68,9 +69,8 @@ def train(backend: Backend, plans: Mapping[int, EpochPlan], steps: int) -> None:
     """The first steps of an epoch, in the order in which a back-end's own ``step`` takes them."""
     match backend:
         case AutoBackend():
-            for where in dict.fromkeys(backend._where.values()):
-                slots = [slot for slot in plans if backend._where[slot] is where]
-                train(where, {backend._inner[slot]: plans[slot] for slot in slots}, steps)
+            for where, own in _shares(backend, plans):
+                train(where, own, steps)
         case FusedBackend():
             backend.start(plans)
             for block in backend._all_blocks():
@@ -88,10 +88,21 @@ def train(backend: Backend, plans: Mapping[int, EpochPlan], steps: int) -> None:
                 backend._one.step()
 
 
+def _shares(
+    backend: AutoBackend, plans: Mapping[int, EpochPlan]
+) -> Iterator[tuple[Backend, dict[int, EpochPlan]]]:
+    """The back-ends that it has chosen, with the plans of each one's own slots."""
+    for where in dict.fromkeys(backend._where.values()):
+        slots = [slot for slot in plans if backend._where[slot] is where]
+        yield where, {backend._inner[slot]: plans[slot] for slot in slots}
+
+
 # -- a study on the CPU: processes of one thread each ------------------------------------
 
 
-def auto(workload: Workload, k: int, steps: int, num_processes: int) -> dict[str, Any]:
+def auto(
+    workload: Workload, k: int, steps: int, *, num_processes: int, sizes: Sequence[int]
+) -> dict[str, Any]:
     """Each process has its share of the trials in one ``AutoBackend``; the last one ends the clock."""
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(num_processes)
@@ -99,7 +110,8 @@ def auto(workload: Workload, k: int, steps: int, num_processes: int) -> dict[str
         num_processes, mp_context=context, initializer=peers._share, initargs=(barrier,)
     ) as pool:
         shares = [range(i, k, num_processes) for i in range(num_processes)]
-        futures = [pool.submit(_part, workload.name, k, share, steps) for share in shares]
+        part = partial(_part, workload.name, k, steps=steps, sizes=sizes)
+        futures = [pool.submit(part, share) for share in shares]
         parts = [future.result() for future in futures]
     seconds = max(p["ended"] for p in parts) - min(p["began"] for p in parts)
     return {
@@ -109,9 +121,12 @@ def auto(workload: Workload, k: int, steps: int, num_processes: int) -> dict[str
     }
 
 
-def _part(name: str, k: int, share: range, steps: int) -> dict[str, Any]:
+def _part(
+    name: str, k: int, share: range, *, steps: int, sizes: Sequence[int]
+) -> dict[str, Any]:
     """One process's trials; clocks of processes agree."""
     try:
+        SIZES["cpu"] = tuple(sizes)
         torch.set_num_threads(1)
         members = trials(ZOO[name], k)[share.start :: share.step]
         task = ZOO[name].make()
@@ -205,7 +220,7 @@ def _fused(task: th.Task, k: int, device: str, **options: bool) -> Backend:
 _known: dict[str, Sequence[PackCurve]] = {}
 
 
-def _auto(task: th.Task, k: int, device: str) -> Backend:
+def _auto(task: th.Task, _: int, device: str) -> Backend:
     """Calibrated once, not for every K."""
 
     def note(calibration: Calibration) -> None:
@@ -221,7 +236,7 @@ def _task(name: str) -> th.Task:
 
 SWEPT: dict[str, Method] = {
     "sequential": lambda w, k, steps, device: peers.sequential(w, k, steps, 1, device),
-    "concatenated": _packed(lambda task, k, device: ConcatenatedBackend(task, device=device)),
+    "concatenated": _packed(lambda task, _, device: ConcatenatedBackend(task, device=device)),
     "fused": _packed(_fused),
     "fused, channels_last": _packed(partial(_fused, channels_last=True)),
     "fused, cuda_graphs": _packed(partial(_fused, cuda_graphs=True)),
@@ -244,10 +259,11 @@ def main() -> None:
     one.add_argument("k", type=int)
     one.add_argument("steps", type=int)
     one.add_argument("--processes", type=int, default=2)
+    one.add_argument("--sizes", type=_numbers, default=SIZES["cpu"], help="to calibrate with")
     many = kinds.add_parser("sweep")
     many.add_argument("workload", choices=ZOO)
     many.add_argument("method", choices=SWEPT)
-    many.add_argument("ks", type=lambda text: [int(k) for k in text.split(",")])
+    many.add_argument("ks", type=_numbers)
     many.add_argument("--device", default="cpu")
     many.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
     many.add_argument("--max-step", type=float, default=2.0, help="no larger K beyond that")
@@ -255,10 +271,15 @@ def main() -> None:
     torch.set_num_threads(1)
     workload = ZOO[args.workload]
     if args.kind == "auto":
-        say_result(auto(workload, args.k, args.steps, args.processes))
+        processes = {"num_processes": args.processes, "sizes": args.sizes}
+        say_result(auto(workload, args.k, args.steps, **processes))
         return
     limits = {"seconds": args.seconds, "max_step": args.max_step}
     say_result(sweep(workload, args.method, args.ks, device=args.device, **limits))
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from thrifty.pack import (
     Member,
     SoloBackend,
 )
+from thrifty.pack._fused import Structures
 
 
 SUBJECTS = ("mlp", "lenet", "resnet20", "transformer", "masks", "digits")
@@ -86,10 +87,11 @@ def compare(name: str, *, quick: bool) -> dict[str, Any]:
     moved = task_of(name, nudge=True)
     nudged = solo(moved, members, many)
     variants: dict[str, Any] = {}
+    structures: Structures = {}
     for variant in ("", "channels last") if name in IMAGES else ("",):
         block = BlockOptions(size=NUM_TRIALS, channels_last=bool(variant))
         first, last, exact = (
-            together(FusedBackend(task, block=block), members, steps)
+            together(FusedBackend(task, block=block, structures=structures), members, steps)
             for task, steps in ((single, 1), (single, many), (double, some))
         )
         variants[variant] = {

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import json
+import multiprocessing
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
@@ -87,9 +88,10 @@ def measure(study: Study, method: str, *, run: Run, quick: bool) -> dict[str, An
     packed = method.startswith("ours")
     steps = 2 if quick else study.steps(study.gain if packed else 1.0)
     size = [study.workload, str(min(study.k, 4) if quick else study.k), str(steps)]
+    sizes = ["--sizes", "1,2"] if quick else []
     module, args = {
-        "ours": (OURS, ["auto", *size, "--processes", "2"]),
-        "ours, 1 thread": (OURS, ["auto", *size, "--processes", "1"]),
+        "ours": (OURS, ["auto", *size, "--processes", "2", *sizes]),
+        "ours, 1 thread": (OURS, ["auto", *size, "--processes", "1", *sizes]),
         "sequential": (PEERS, ["sequential", *size, "2"]),
         "sequential, 1 thread": (PEERS, ["sequential", *size, "1"]),
         "two processes": (PEERS, ["processes", *size, "1"]),
@@ -201,7 +203,13 @@ def on_cpu(*, quick: bool, rounds: int, models: Sequence[str]) -> None:
 def _in_this_process(module: str, *args: str) -> dict[str, Any]:
     """As ``in_fresh_process``, without the seconds that a process takes to start. For smoke runs."""
     out = io.StringIO()
-    with mock.patch.object(sys, "argv", [module, *args]), redirect_stdout(out):
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload([PRECISION, PEERS])
+    with (
+        mock.patch.object(sys, "argv", [module, *args]),
+        mock.patch("multiprocessing.get_context", return_value=server),
+        redirect_stdout(out),
+    ):
         import_module(module).main()
     return json.loads(out.getvalue().splitlines()[-1].removeprefix(RESULT))
 

@@ -113,7 +113,9 @@ class Attention(nn.Module):
 
     def forward(self, x):
         x = self.embedding(x)
-        return self.out(self.dropout(x + self.attention(x, x, x, need_weights=False)[0]).mean(1))
+        return self.out(
+            self.dropout(x + self.attention(x, x, x, need_weights=False)[0]).mean(1)
+        )
 
 
 class Attending(Tokens):

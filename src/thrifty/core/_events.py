@@ -95,13 +95,14 @@ class Calibrated:
     """It is known how long joint steps of some models take on a device, newly measured or from before.
 
     ``curves`` are plain data (``thrifty.perf.PackCurve.to_json``), ``key`` names all that they depend on,
-    ``structure`` and ``device`` say it in words.
+    ``structure`` and ``device`` say it in words; ``memory_bytes`` is what the device has.
     """
 
     key: str
     structure: str
     device: str
     curves: tuple[Mapping[str, object], ...]
+    memory_bytes: float
     worker: str
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
 import platform
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,12 +34,16 @@ Prefer = Literal["auto", "fused", "concatenated", "solo"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What was measured for one structure on one device; ``key`` names both, ``structure`` and ``device`` in words."""
+    """What was measured for one structure on one device; ``key`` names both, ``structure`` and ``device`` in words.
+
+    ``memory_bytes`` is what the device has for everybody.
+    """
 
     key: str
     structure: str
     device: str
     curves: tuple[PackCurve, ...]
+    memory_bytes: float = math.inf
 
     @property
     def solo_s(self) -> float:
@@ -197,6 +203,7 @@ class AutoBackend(Backend):
             structure=f"{type(trial.model).__qualname__}, {describe(trial.model)}",
             device=device,
             curves=tuple(curves),
+            memory_bytes=device_memory(self._device),
         )
         best = calibration.best
         if best.backend == "fused":
@@ -215,6 +222,16 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return platform.processor() or platform.machine()
+
+
+def device_memory(device: torch.device) -> float:
+    """The memory of a GPU, or what this machine has free; infinite where nobody can tell."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[1])
+    try:
+        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (ValueError, OSError, AttributeError):
+        return math.inf
 
 
 def describe(model: torch.nn.Module) -> str:

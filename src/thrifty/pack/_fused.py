@@ -111,7 +111,7 @@ class FusedBackend(Backend):
         size = sum(p.numel() for p in trial.model.parameters())
         for other, blocks in self._blocks.items():
             if any(block.trials for block in blocks) and self._joins(
-                trial, values, size, other
+                trial, values, size=size, other=other
             ):
                 return other
         return None

@@ -7,7 +7,7 @@ from ._forest import (
 )
 from ._garbage import droppable as droppable
 from ._node import Node as Node
-from ._packing import pack_size as pack_size
+from ._packing import Measured as Measured, pack_size as pack_size
 from ._policies import (
     batch_size_packs as batch_size_packs,
     nearest_packs as nearest_packs,
@@ -22,6 +22,7 @@ __all__ = [
     "Answer",
     "Chain",
     "ForestStage",
+    "Measured",
     "Node",
     "SearchPlan",
     "Stage",

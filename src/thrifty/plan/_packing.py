@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from thrifty.perf import PackCurve, choose_pack
 
 from ._search_plan import SearchPlan
 from ._stage import Chain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What is known of joint training of one structure: curves of its back-ends, memory of its device."""
+
+    curves: tuple[PackCurve, ...]
+    memory_bytes: float = math.inf
 
 
 MAX_SIZE = 64
@@ -16,18 +26,19 @@ MAX_SIZE = 64
 
 def pack_size(
     plan: SearchPlan,
-    curves: Sequence[Sequence[PackCurve]],
+    measured: Sequence[Measured],
     *,
     running: Iterable[Chain] = (),
     workers: int = 1,
+    memory_margin: float = 0.9,
 ) -> int:
     """Trials at a time for each worker, so that the pending work ends first by forecast.
 
-    ``curves`` has those of each structure that was measured. In a pack each trial is slower than by itself, all together
+    ``measured`` is what was measured of each structure. In a pack each trial is slower than by itself, all together
     are faster: where one long path decides, packs are small; where there is much beside it, they are large. See
-    ``thrifty.perf.choose_pack``. Without curves it is 1.
+    ``thrifty.perf.choose_pack``. Without measurements it is 1.
     """
-    if not curves:
+    if not measured:
         return 1
     longest = max([plan.longest_pending, *(float(chain.num_epochs) for chain in running)])
     total = max(float(plan.num_epochs_needed - plan.num_epochs_done), longest)
@@ -35,12 +46,14 @@ def pack_size(
         return 1
     return max(
         choose_pack(
-            each,
+            each.curves,
             longest=longest,
             total=total,
             ready=MAX_SIZE * workers,
             workers=workers,
+            cap_bytes=each.memory_bytes,
+            margin=memory_margin,
             max_size=MAX_SIZE,
         ).size
-        for each in curves
+        for each in measured
     )

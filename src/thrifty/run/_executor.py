@@ -43,10 +43,12 @@ class Executor(ABC):
 class ExecutorConfig(ABC):
     """Says how to train; ``open`` makes the executor. A frozen value that users write.
 
-    ``pack_size`` is how many trials a worker trains at a time, None if that is to be measured.
+    ``pack_size`` is how many trials a worker trains at a time, None if that is to be measured; ``memory_margin`` the
+    share of a device's memory that a pack may take.
     """
 
     pack_size: int | None = None
+    memory_margin: float = 0.9
 
     @property
     def num_workers(self) -> int:

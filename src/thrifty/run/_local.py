@@ -29,13 +29,14 @@ class Local(ExecutorConfig):
 
     ``pack`` says how a worker trains several trials jointly: ``"auto"`` fuses models into one batched computation where that works
     and pays (results equal up to rounding), ``"fused"`` wherever it works; ``"concatenated"`` keeps every trial bit-identical to one
-    alone; ``"solo"`` trains one at a time. ``pack_size`` fixes how many (default: measured, see ``Study.plan``).
+    alone; ``"solo"`` trains one at a time. ``pack_size`` fixes how many (default: by measurement, what ends the study first);
+    ``memory_margin`` is the share of a device's memory that a pack may take.
 
-    >>> Local(workers=2, threads=1)
-    Local(workers=2, devices=(), threads=1, pack='auto', pack_size=None)
+    >>> Local(workers=2, threads=1, pack_size=8)
+    Local(workers=2, devices=(), threads=1, pack='auto', pack_size=8, memory_margin=0.9)
 
     Raises:
-        UsageError: no workers, no threads, an unknown way to pack.
+        UsageError: no workers, no threads, an unknown way to pack, a margin that is no share.
     """
 
     workers: int | None = None
@@ -43,11 +44,16 @@ class Local(ExecutorConfig):
     threads: int | None = None
     pack: Prefer = "auto"
     pack_size: int | None = None
+    memory_margin: float = 0.9
 
     def __post_init__(self) -> None:
         if self.pack not in get_args(Prefer):
             raise UsageError(
                 f"Local(pack={self.pack!r}): it is one of {', '.join(map(repr, get_args(Prefer)))}"
+            )
+        if not 0.0 < self.memory_margin <= 1.0:
+            raise UsageError(
+                f"Local(memory_margin={self.memory_margin}): a share above 0 and at most 1"
             )
         for name in ("workers", "threads", "pack_size"):
             value = getattr(self, name)

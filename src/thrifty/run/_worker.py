@@ -323,6 +323,7 @@ class Worker:
                 structure=calibration.structure,
                 device=calibration.device,
                 curves=tuple(curve.to_json() for curve in calibration.curves),
+                memory_bytes=calibration.memory_bytes,
                 worker=self.name,
             )
             out.append(course.report(event))

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 
 from thrifty.core import Calibrated, Event, PackShrunk
 from thrifty.perf import PackCurve
-from thrifty.plan import Chain, SearchPlan, pack_size
+from thrifty.plan import Chain, Measured, SearchPlan, pack_size
 from thrifty.store import Store
 
 
@@ -18,18 +18,27 @@ class Packing:
     """
 
     def __init__(
-        self, *, num_workers: int, fixed_size: int | None = None, known: Collection[str] = ()
+        self,
+        *,
+        num_workers: int,
+        fixed_size: int | None = None,
+        memory_margin: float = 0.9,
+        known: Collection[str] = (),
     ) -> None:
         self._num_workers = num_workers
         self._fixed_size = fixed_size
         self._known = set(known)
-        self._curves: dict[str, list[PackCurve]] = {}
+        self._margin = memory_margin
+        self._measured: dict[str, Measured] = {}
         self._limit: int | None = None
 
     def on_event(self, event: Event, store: Store) -> None:
         """Takes note of measurements and of memory."""
         if isinstance(event, Calibrated):
-            self._curves[event.key] = [PackCurve.from_json(dict(c)) for c in event.curves]
+            self._measured[event.key] = Measured(
+                curves=tuple(PackCurve.from_json(dict(c)) for c in event.curves),
+                memory_bytes=event.memory_bytes,
+            )
             if event.key not in self._known:
                 self._known.add(event.key)
                 store.curves.put(
@@ -46,6 +55,10 @@ class Packing:
         size = self._fixed_size
         if size is None:
             size = pack_size(
-                plan, list(self._curves.values()), running=running, workers=self._num_workers
+                plan,
+                list(self._measured.values()),
+                running=running,
+                workers=self._num_workers,
+                memory_margin=self._margin,
             )
         return size if self._limit is None else min(size, self._limit)

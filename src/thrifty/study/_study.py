@@ -202,6 +202,7 @@ class Study:
                     packing=Packing(
                         num_workers=executor.num_workers,
                         fixed_size=executor.pack_size,
+                        memory_margin=executor.memory_margin,
                         known=curves.keys(),
                     ),
                 )

@@ -149,6 +149,7 @@ def _tested(
     tolerance = 1e-8 if double else 2e-3
     _check_training(checked, models, batches, alone, tolerance=tolerance)
     structure = Structure(task, _copy(model, double=False), batch_spec=spec, trained=trained)
+    structure.draws_nothing = checked.draws_nothing
     structure.fused_metrics = _metrics_agree(checked, models, batches, tolerance=tolerance)
     structure.sharing = _sharing_agrees(checked, models, batches[0], tolerance=tolerance)
     structure.padding = _padding_agrees(checked, models, batches, tolerance=tolerance)
@@ -174,6 +175,7 @@ def _check_training(
     )
     if not first.program.same_calls(second.program):
         raise UnfusableError("its forward pass is not the same at every step")
+    structure.draws_nothing = not first.draws
     found = _run(first, batch, None, state, models)
     _compare(structure, found, state, alone, tolerance=tolerance)
 

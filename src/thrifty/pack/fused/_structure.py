@@ -79,6 +79,8 @@ class Structure:
         """Whether one batch for all trials may be given as one."""
         self.padding = True
         """Whether batches of different sizes may be padded."""
+        self.draws_nothing = False
+        """Whether its training steps need no random numbers."""
         self.fused_metrics = True
         """Whether metrics can be worked out for all trials at once."""
 
@@ -97,7 +99,7 @@ class Structure:
             channels_last=True,
         )
         out.sharing, out.padding = self.sharing, self.padding
-        out.fused_metrics = self.fused_metrics
+        out.draws_nothing, out.fused_metrics = self.draws_nothing, self.fused_metrics
         return out
 
     def recorded(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -62,6 +63,10 @@ class RowOptimizer(ABC):
     @abstractmethod
     def step(self, rows: Rows, options: Sequence[Options]) -> None:
         """One update of each row."""
+
+    def stepper(self, rows: Rows, options: Sequence[Options]) -> Callable[[], None]:
+        """``step`` with options that stay as they are, to be called for each of several steps."""
+        return partial(self.step, rows, options)
 
     @abstractmethod
     def update(self, rows: Rows, table: torch.Tensor) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -32,36 +33,62 @@ class SGD(RowOptimizer):
         num = len(options)
         if rows.parameters.is_cuda:
             self.update(rows, self.table(rows, options))
-        elif num * rows.parameters.shape[1] <= SMALL and not any(map(_special, options)):
+        elif self._is_small(rows, options):
             self._plain(rows, options)
         else:
-            self._by_row(rows, options)
+            for call in self._calls(rows, options):
+                call()
         advance(rows, num)
 
-    def _by_row(self, rows: Rows, options: Sequence[Options]) -> None:
+    def stepper(self, rows: Rows, options: Sequence[Options]) -> Callable[[], None]:
+        """Everything but the calls themselves is done once."""
+        num = len(options)
+        if (
+            rows.parameters.is_cuda
+            or not all(rows.steps[:num])
+            or self._is_small(rows, options)
+        ):
+            return partial(self.step, rows, options)
+        calls = self._calls(rows, options)
+
+        def step() -> None:
+            for call in calls:
+                call()
+            advance(rows, num)
+
+        return step
+
+    def _is_small(self, rows: Rows, options: Sequence[Options]) -> bool:
+        return len(options) * rows.parameters.shape[1] <= SMALL and not any(
+            map(_special, options)
+        )
+
+    def _calls(self, rows: Rows, options: Sequence[Options]) -> list[Callable[[], None]]:
         """One pass over each row; torch's own kernel, made for whole models."""
         singles = rows.singles
-        for option, p, g, buffer, step in zip(
-            options,
-            singles["parameters"],
-            singles["gradients"],
-            singles["momentum_buffer"],
-            rows.steps,
-            strict=False,
-        ):
-            momentum = option.get("momentum", 0.0)
-            torch._fused_sgd_(
+        return [
+            partial(
+                torch._fused_sgd_,
                 p,
                 g,
-                buffer if momentum else [],
+                buffer if option.get("momentum", 0.0) else [],
                 weight_decay=option.get("weight_decay", 0.0),
-                momentum=momentum,
+                momentum=option.get("momentum", 0.0),
                 lr=option.get("lr", 1e-3),
                 dampening=option.get("dampening", 0.0),
                 nesterov=option.get("nesterov", False),
                 maximize=False,
                 is_first_step=not step,
             )
+            for option, p, g, buffer, step in zip(
+                options,
+                singles["parameters"],
+                singles["gradients"],
+                singles["momentum_buffer"],
+                rows.steps,
+                strict=False,
+            )
+        ]
 
     def _plain(self, rows: Rows, options: Sequence[Options]) -> None:
         """Few numbers: three calls for all rows cost less than one for each."""
