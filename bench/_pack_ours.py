@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -73,15 +74,13 @@ def train(backend: Backend, plans: Mapping[int, EpochPlan], steps: int) -> None:
                 train(where, own, steps)
         case FusedBackend():
             backend.start(plans)
-            for block in backend._all_blocks():
-                for _ in range(steps):
-                    block.one_step()
+            for block, _ in product(backend._all_blocks(), range(steps)):
+                block.one_step()
         case ConcatenatedBackend():
             backend._start(plans)
-            for _ in range(steps):
-                for slot in plans:
-                    with backend._stream(slot):
-                        backend._trials[slot].step()
+            for _, slot in product(range(steps), plans):
+                with backend._stream(slot):
+                    backend._trials[slot].step()
         case SoloBackend():
             backend._one.start(plans[0])
             for _ in range(steps):

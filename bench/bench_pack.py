@@ -87,7 +87,7 @@ def measure(study: Study, method: str, *, run: Run, quick: bool) -> dict[str, An
     """One measurement: trial-steps per second, and what else the method tells."""
     packed = method.startswith("ours")
     steps = 2 if quick else study.steps(study.gain if packed else 1.0)
-    size = [study.workload, str(min(study.k, 4) if quick else study.k), str(steps)]
+    size = [study.workload, str(2 if quick else study.k), str(steps)]
     sizes = ["--sizes", "1,2"] if quick else []
     module, args = {
         "ours": (OURS, ["auto", *size, "--processes", "2", *sizes]),

@@ -6,9 +6,11 @@ import logging
 import math
 import os
 import platform
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -18,7 +20,7 @@ from thrifty.perf import PackCurve
 from ._backend import Backend, EpochPlan, Member, Outcome
 from ._calibrate import calibrate
 from ._concatenated import ConcatenatedBackend
-from ._fused import FusedBackend, Structures
+from ._fused import FusedBackend
 from ._solo import SoloBackend
 from ._state import State
 from ._task import Task, Trainable
@@ -30,6 +32,11 @@ from .fused._registry import UnfusableError
 logger = logging.getLogger(__name__)
 
 Prefer = Literal["auto", "fused", "concatenated", "solo"]
+
+PRICE_STEPS = 100
+PRICE_S = 0.1
+"""About what it costs to find out whether fusing pays. Until as much has gone into plain training of a structure nothing is measured,
+so that a small study never loses more than it might have gained (the rule of the ski that is rented until rents add up to its price)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +57,21 @@ class Calibration:
         """Seconds of a step of one trial alone."""
         return next(c.step_s[1] for c in self.curves if c.backend == "solo")
 
-    @property
-    def best(self) -> PackCurve:
-        """The curve with the least time for each trial, at its best size."""
-        return min(self.curves, key=lambda c: min(c.per_trial(k) for k in c.step_s))
+    def fuses(self, num: int) -> bool:
+        """Whether ``num`` trials together are quicker fused than by themselves."""
+        return any(
+            curve.per_trial(min(num, max(curve.step_s))) < self.solo_s
+            for curve in self.curves
+            if curve.backend == "fused"
+        )
 
 
 class AutoBackend(Backend):
     """Any number of slots. Each structure goes to the back-end that a short measurement finds best.
 
     Options: ``device``; ``prefer`` one back-end (``"concatenated"`` and ``"solo"`` are bit-identical to a trial alone); ``known``
-    calibrations by key; ``on_calibrated`` is told each one, known or new.
+    calibrations by key; ``on_calibrated`` is told each one, known or new; ``patient``: measure only once there has
+    been enough plain training to pay for it.
     """
 
     def __init__(
@@ -71,106 +82,95 @@ class AutoBackend(Backend):
         prefer: Prefer = "auto",
         known: Mapping[str, Sequence[PackCurve]] | None = None,
         on_calibrated: Callable[[Calibration], None] = lambda _: None,
+        patient: bool = False,
     ) -> None:
         self._task = task
-        self._device = torch.device(device)
         self._prefer: Prefer = prefer
-        self._known = known or {}
-        self._on_calibrated = on_calibrated
-        self._structures: Structures = {}
+        self._plain = _Plain(task, torch.device(device))
         self._fused: FusedBackend | None = None
-        self._concatenated: ConcatenatedBackend | None = None
-        if isinstance(task, Task):
-            self._fused = FusedBackend(task, device=device, structures=self._structures)
-            self._concatenated = ConcatenatedBackend(task, device=device)
+        if isinstance(task, Task) and prefer in ("auto", "fused"):
+            self._fused = FusedBackend(task, device=device)
+        self._judge = _Judge(
+            task,
+            torch.device(device),
+            known=known or {},
+            on_calibrated=on_calibrated,
+            patient=patient and prefer == "auto",
+        )
         self._where: dict[int, Backend] = {}
-        self._inner: dict[int, int] = {}
-        self._calibrations: dict[Hashable, Calibration | None] = {}
-        self._of_slot: dict[int, Calibration | None] = {}
         self._said: set[str] = set()
 
     def stack(self, slot: int, member: Member) -> None:
         """Puts a trial into a slot of the back-end that is best for it."""
-        self._of_slot[slot] = None
-        if self._fused is not None and self._prefer in ("auto", "fused"):
-            try:
-                self._stack_fused(slot, member)
-            except UnfusableError as error:
-                self._say(str(error))
-            else:
-                return
-        self._stack_plain(slot, member)
+        if self._fused is None:
+            self._plain.stack(slot, member)
+            self._where[slot] = self._plain
+            return
+        trial = self._fused.prepare(member)
+        if not self._goes_fused(slot, trial, member.values):
+            self._plain.place(slot, trial)
+            self._where[slot] = self._plain
 
     def num_steps(self, slot: int, values: Mapping[str, Any]) -> int:
         """How many optimiser steps the next epoch has."""
-        return self._where[slot].num_steps(self._inner[slot], values)
+        return self._where[slot].num_steps(slot, values)
 
     def step(self, plans: Mapping[int, EpochPlan]) -> Mapping[int, Outcome]:
         """Every back-end goes on until one of its trials has ended its epoch."""
         outcomes: dict[int, Outcome] = {}
+        for slot, plan in plans.items():
+            trial = self._plain.trial(slot)
+            if self._fused is not None and trial is not None:
+                self._goes_fused(slot, trial, plan.values)
         for backend in dict.fromkeys(self._where.values()):
-            slots = {self._inner[s]: s for s, where in self._where.items() if where is backend}
-            mine = {inner: plans[s] for inner, s in slots.items() if s in plans}
-            for inner, outcome in backend.step(mine).items():
-                outcomes[slots[inner]] = outcome
+            mine = {slot: plan for slot, plan in plans.items() if self._where[slot] is backend}
+            began = time.perf_counter()
+            outcomes.update(backend.step(mine))
+            if backend is self._plain:
+                self._judge.spent(self._plain.trials(), time.perf_counter() - began)
         for slot, outcome in list(outcomes.items()):
             if isinstance(outcome, UnfusableError):
-                outcomes[slot] = self._move(slot, plans[slot], outcome)
+                outcomes[slot] = self._leaves_fused(slot, plans[slot], outcome)
         return outcomes
 
     def unstack(self, slot: int) -> State:
         """A copy of the full state."""
-        return self._where[slot].unstack(self._inner[slot])
+        return self._where[slot].unstack(slot)
 
     def release(self, slot: int) -> None:
         """Frees a slot."""
         where = self._where.pop(slot, None)
         if where is not None:
-            where.release(self._inner.pop(slot))
+            where.release(slot)
 
     def calibration(self, slot: int) -> Calibration | None:
-        """What was measured for the trial in a slot, if anything."""
-        return self._of_slot.get(slot)
+        """What was measured for the trial in a slot, if it is fused for that reason."""
+        if self._fused is None or self._where.get(slot) is not self._fused:
+            return None
+        return self._judge.calibration(self._fused.trial(slot))
 
-    # -- where to ------------------------------------------------------------------------
-
-    def _stack_fused(self, slot: int, member: Member) -> None:
+    def _goes_fused(self, slot: int, trial: FusedTrial, values: Mapping[str, Any]) -> bool:
+        """Gives a trial a place in the fused back-end, if that is where it belongs."""
         assert self._fused is not None
-        trial = self._fused.prepare(member)
-        key = self._fused.host(trial, member.values) or self._fused.key(trial, member.values)
-        if key not in self._calibrations:
-            self._calibrations[key] = self._calibrate(key, trial, member)
-        calibration = self._of_slot[slot] = self._calibrations[key]
-        if (
-            calibration is not None
-            and calibration.best.backend != "fused"
-            and self._prefer == "auto"
-        ):
-            self._stack_plain(slot, member)
-            return
-        self._fused.place(slot, trial, member.values)
-        self._where[slot], self._inner[slot] = self._fused, slot
+        try:
+            wins = self._judge.fuses(self._fused, trial, values)
+            if not wins and self._prefer == "auto":
+                return False
+            self._fused.place(slot, trial, values)
+        except UnfusableError as error:
+            self._say(str(error))
+            return False
+        self._plain.forget(slot)
+        self._where[slot] = self._fused
+        return True
 
-    def _stack_plain(self, slot: int, member: Member) -> None:
-        if self._concatenated is not None:
-            self._concatenated.stack(slot, member)
-            self._where[slot], self._inner[slot] = self._concatenated, slot
-            return
-        solo = SoloBackend(self._task, device=self._device)
-        solo.stack(0, member)
-        self._where[slot], self._inner[slot] = solo, 0
-
-    def _move(self, slot: int, plan: EpochPlan, reason: UnfusableError) -> Outcome:
+    def _leaves_fused(self, slot: int, plan: EpochPlan, reason: UnfusableError) -> Outcome:
         """A trial whose hyper-parameters have changed so that it can no longer be fused goes on elsewhere."""
-        self._say(str(reason))
         assert self._fused is not None
-        seed = self._fused.seed(slot)
-        state = self.unstack(slot)
-        self.release(slot)
-        self._stack_plain(
-            slot, Member(values=plan.values, seed=seed, epoch=plan.epoch, state=state)
-        )
-        return self._where[slot].step({self._inner[slot]: plan})[self._inner[slot]]
+        self._say(str(reason))
+        self._plain.place(slot, self._fused.take(slot))
+        self._where[slot] = self._plain
+        return self._plain.whole_epoch(slot, plan)
 
     def _say(self, reason: str) -> None:
         if reason not in self._said:
@@ -181,40 +181,172 @@ class AutoBackend(Backend):
                 reason,
             )
 
-    # -- measuring -----------------------------------------------------------------------
 
-    def _calibrate(self, key: Hashable, trial: FusedTrial, member: Member) -> Calibration:
-        assert isinstance(self._task, Task)
-        assert self._fused is not None
+class _Plain(Backend):
+    """Plain PyTorch for tasks of both kinds."""
+
+    def __init__(self, task: Task | Trainable, device: torch.device) -> None:
+        self._task = task
+        self._device = device
+        self._together = (
+            ConcatenatedBackend(task, device=device) if isinstance(task, Task) else None
+        )
+        self._solos: dict[int, SoloBackend] = {}
+
+    def stack(self, slot: int, member: Member) -> None:
+        if self._together is not None:
+            self._together.stack(slot, member)
+            return
+        self._solos[slot] = SoloBackend(self._task, device=self._device)
+        self._solos[slot].stack(0, member)
+
+    def place(self, slot: int, trial: FusedTrial) -> None:
+        assert self._together is not None
+        self._together.place(slot, trial)
+
+    def trial(self, slot: int) -> FusedTrial | None:
+        """The trial in a slot, if it could be fused."""
+        found = None if self._together is None else self._together.trials.get(slot)
+        return found if isinstance(found, FusedTrial) else None
+
+    def trials(self) -> list[FusedTrial]:
+        held = {} if self._together is None else self._together.trials
+        return [trial for trial in held.values() if isinstance(trial, FusedTrial)]
+
+    def num_steps(self, slot: int, values: Mapping[str, Any]) -> int:
+        if self._together is not None:
+            return self._together.num_steps(slot, values)
+        return self._solos[slot].num_steps(0, values)
+
+    def step(self, plans: Mapping[int, EpochPlan]) -> Mapping[int, Outcome]:
+        if self._together is not None:
+            return self._together.step(plans)
+        return {slot: self._solos[slot].step({0: plan})[0] for slot, plan in plans.items()}
+
+    def whole_epoch(self, slot: int, plan: EpochPlan) -> Outcome:
+        """An epoch of one trial, whatever the others are doing."""
+        assert self._together is not None
+        return self._together.whole_epoch(slot, plan)
+
+    def unstack(self, slot: int) -> State:
+        if self._together is not None:
+            return self._together.unstack(slot)
+        return self._solos[slot].unstack(0)
+
+    def release(self, slot: int) -> None:
+        if self._together is not None:
+            self._together.release(slot)
+        self._solos.pop(slot, None)
+
+    def forget(self, slot: int) -> None:
+        """The trial that was in a slot lives on elsewhere."""
+        self.release(slot)
+
+
+class _Judge:
+    """Knows, or finds out, which back-end is best for a structure."""
+
+    def __init__(
+        self,
+        task: Task | Trainable,
+        device: torch.device,
+        *,
+        known: Mapping[str, Sequence[PackCurve]],
+        on_calibrated: Callable[[Calibration], None],
+        patient: bool,
+    ) -> None:
+        self._task = task
+        self._device = device
+        self._known = known
+        self._on_calibrated = on_calibrated
+        self._patient = patient
+        self._calibrations: dict[Hashable, Calibration] = {}
+        self._identity: WeakKeyDictionary[FusedTrial, Hashable] = WeakKeyDictionary()
+        self._spent: dict[Hashable, tuple[float, int]] = {}
+
+    def fuses(self, fused: FusedBackend, trial: FusedTrial, values: Mapping[str, Any]) -> bool:
+        """Whether fusing is quicker for a trial, beside those of its kind; no while it is too early to tell.
+
+        Raises:
+            UnfusableError: it cannot be fused.
+        """
+        identity = self._identity[trial] = fused.identity(trial, values)
+        host = fused.host(trial, values) if self._calibrations else None
+        if host is not None:  # it is as good as those that it joins
+            self._identity[trial] = fused.identity_of(host)
+        elif identity not in self._calibrations:
+            name = self._name(identity)
+            if name not in self._known and self._patient and not self._has_paid(identity):
+                return False
+            self._calibrate(identity, name, fused=fused, trial=trial, values=values)
+        mine = self._identity[trial]
+        beside = sum(other == mine for other in self._identity.values())
+        return self._calibrations[mine].fuses(beside)
+
+    def calibration(self, trial: FusedTrial) -> Calibration | None:
+        """What was measured for a trial."""
+        return self._calibrations.get(self._identity.get(trial))
+
+    def spent(self, trials: Sequence[FusedTrial], seconds: float) -> None:
+        """So much time went into plain training of some trials, each of which made an epoch or a part of one."""
+        for trial in trials:
+            identity = self._identity.get(trial)
+            before, steps = self._spent.get(identity, (0.0, 0))
+            self._spent[identity] = (
+                before + seconds / len(trials),
+                steps + trial.num_steps(trial.plan.values),
+            )
+
+    def _has_paid(self, identity: Hashable) -> bool:
+        seconds, steps = self._spent.get(identity, (0.0, 0))
+        return seconds >= PRICE_S and steps >= PRICE_STEPS
+
+    def _name(self, identity: Hashable) -> str:
         device = device_name(self._device)
-        name = fingerprint([repr(key), device, torch.get_num_threads(), torch.__version__])
+        return fingerprint([
+            repr(identity),
+            device,
+            torch.get_num_threads(),
+            torch.__version__,
+        ])
+
+    def _calibrate(
+        self,
+        identity: Hashable,
+        name: str,
+        *,
+        fused: FusedBackend,
+        trial: FusedTrial,
+        values: Mapping[str, Any],
+    ) -> None:
+        assert isinstance(self._task, Task)
+        key = fused.key(trial, values)
         curves = self._known.get(name)
         if curves is None:
-            structure = self._fused.structure(trial, member.values)
             curves = calibrate(
                 self._task,
-                member,
+                Member(values=values, seed=trial.seed),
                 device=self._device,
-                structures=self._structures,
-                channels_last=structure.has_images,
+                structures=fused.structures,
+                channels_last=fused.structure(trial, values).has_images,
             )
-        calibration = Calibration(
+        calibration = self._calibrations[identity] = Calibration(
             key=name,
             structure=f"{type(trial.model).__qualname__}, {describe(trial.model)}",
-            device=device,
+            device=device_name(self._device),
             curves=tuple(curves),
             memory_bytes=device_memory(self._device),
         )
-        best = calibration.best
-        if best.backend == "fused":
-            self._fused.configure(
+        fused_curves = [c for c in curves if c.backend == "fused"]
+        if fused_curves:
+            best = min(fused_curves, key=lambda c: min(c.per_trial(k) for k in c.step_s))
+            fused.configure(
                 key,
                 BlockOptions(
                     size=max(best.step_s), channels_last=best.variant == "channels last"
                 ),
             )
         self._on_calibrated(calibration)
-        return calibration
 
 
 def device_name(device: torch.device) -> str:

@@ -31,7 +31,7 @@ class ConcatenatedBackend(Backend):
     def __init__(self, task: Task, *, device: torch.device | str = "cpu") -> None:
         self._task = task
         self._device = torch.device(device)
-        self._trials: dict[int, TaskTrial] = {}
+        self.trials: dict[int, TaskTrial] = {}
         self._streams: dict[int, Any] = {}
         self._under_way: set[int] = set()
 
@@ -39,13 +39,17 @@ class ConcatenatedBackend(Backend):
         """Puts a trial into a slot."""
         trial = TaskTrial(self._task, self._device)
         trial.begin(member)
-        self._trials[slot] = trial
+        self.place(slot, trial)
+
+    def place(self, slot: int, trial: TaskTrial) -> None:
+        """Gives a trial that has begun a slot."""
+        self.trials[slot] = trial
         if self._device.type == "cuda" and slot not in self._streams:
             self._streams[slot] = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
     def num_steps(self, slot: int, values: Mapping[str, Any]) -> int:
         """How many optimiser steps the next epoch has."""
-        return self._trials[slot].num_steps(values)
+        return self.trials[slot].num_steps(values)
 
     def step(self, plans: Mapping[int, EpochPlan]) -> Mapping[int, Outcome]:
         """One step of each in turn, until somebody's epoch ends."""
@@ -58,22 +62,26 @@ class ConcatenatedBackend(Backend):
         self._under_way -= set(outcomes)
         return outcomes
 
+    def whole_epoch(self, slot: int, plan: EpochPlan) -> Outcome:
+        """An epoch of one trial while the others wait."""
+        return guarded(partial(self.trials[slot].epoch, plan))
+
     def unstack(self, slot: int) -> State:
         """A copy of the full state."""
-        return self._trials[slot].state()
+        return self.trials[slot].state()
 
     def release(self, slot: int) -> None:
         """Frees a slot."""
-        self._trials.pop(slot, None)
+        self.trials.pop(slot, None)
         self._under_way.discard(slot)
 
     def _start(self, plans: Mapping[int, EpochPlan]) -> dict[int, Outcome]:
         outcomes: dict[int, Outcome] = {}
         shared = _SharedBatches()
         for slot, plan in plans.items():
-            trial = self._trials[slot]
+            trial = self.trials[slot]
             if trial.loose_streams:  # it must have Python's and NumPy's streams to itself
-                outcomes[slot] = guarded(partial(trial.epoch, plan))
+                outcomes[slot] = self.whole_epoch(slot, plan)
                 continue
             try:
                 trial.start(plan, batches=shared.of(trial, plan))
@@ -87,7 +95,7 @@ class ConcatenatedBackend(Backend):
 
     def _one_step(self, slot: int) -> Outcome | None:
         """One step of a member; its outcome if that was the end of its epoch."""
-        trial = self._trials[slot]
+        trial = self.trials[slot]
 
         def advance() -> Mapping[str, float]:
             with self._stream(slot):

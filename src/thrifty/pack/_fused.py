@@ -34,6 +34,10 @@ MIN_FILL = 0.4
 """A narrower model is padded to a wider one if it has that share of its parameters: beyond, too much is zeros."""
 
 
+MAX_PADDING = 1.5
+"""The largest batch of a block may be that much larger than its smallest."""
+
+
 class FusedBackend(Backend):
     """Any number of slots; trials of equal structure share blocks of up to ``block_size``.
 
@@ -58,7 +62,7 @@ class FusedBackend(Backend):
         self._blocks: dict[Hashable, list[Block]] = {}
         self._home: dict[FusedTrial, Block] = {}
         self._keys: dict[FusedTrial, Hashable] = {}
-        self._structures = {} if structures is None else structures
+        self.structures = {} if structures is None else structures
         self._feeds: dict[Hashable, Feed] = {}
         self._fits: dict[tuple[Hashable, Hashable], bool] = {}
 
@@ -91,13 +95,39 @@ class FusedBackend(Backend):
         """
         return self._key(trial, values)
 
+    def identity(self, trial: FusedTrial, values: Mapping[str, Any]) -> Hashable:
+        """What the time of a step depends on; equal in every process, and found without a dry run.
+
+        Raises:
+            UnfusableError: the model has hooks, or there is no such optimiser over rows.
+        """
+        arrays = trial.source.arrays
+        return (
+            signature(trial.model, attributes=vars(trial.task)),
+            self._kind(trial, values),
+            trial.batch_size(values),
+            arrays and tuple((tuple(a.shape[1:]), str(a.dtype)) for a in arrays),
+        )
+
+    def identity_of(self, key: Hashable) -> Hashable:
+        """The identity of the trials that are in training under a key."""
+        trial = next(t for block in self._blocks[key] for t in block.trials)
+        return self.identity(trial, trial.plan_values)
+
     def structure(self, trial: FusedTrial, values: Mapping[str, Any]) -> Structure:
         """The tested structure of a prepared trial. Raises as ``key`` does."""
         return self._structure(trial, values)
 
-    def seed(self, slot: int) -> int:
-        """The seed of the trial in a slot."""
-        return self._trials[slot].seed
+    def trial(self, slot: int) -> FusedTrial:
+        """The trial in a slot."""
+        return self._trials[slot]
+
+    def take(self, slot: int) -> FusedTrial:
+        """Takes a trial out, its model and optimiser as they stand."""
+        trial = self._trials[slot]
+        trial.take_moments(self._home[trial].moments(trial))
+        self.release(slot)
+        return trial
 
     def host(self, trial: FusedTrial, values: Mapping[str, Any]) -> Hashable | None:
         """The key of wider trials in training that this one may join, padded with zeros; None if there are none.
@@ -213,12 +243,18 @@ class FusedBackend(Backend):
         blocks = self._blocks.setdefault(key if host is None else host, [])
         if host is not None:
             structure, options = blocks[0].structure, self._options.get(host, self._default)
-        block = next((b for b in blocks if len(b.trials) < b.capacity), None)
+        batch_size = trial.batch_size(values)
+        block = next((b for b in blocks if self._takes(b, batch_size)), None)
         if block is None:
             block = self._new_block(structure, optimizer, options)
             blocks.append(block)
         block.add(trial)
         self._home[trial], self._keys[trial] = block, key
+
+    def _takes(self, block: Block, batch_size: int) -> bool:
+        """Whether a block has a free row, and batches near enough in size that padding does not cost more than it saves."""
+        sizes = [batch_size, *(t.batch_size(t.plan_values) for t in block.trials)]
+        return len(block.trials) < block.capacity and max(sizes) <= MAX_PADDING * min(sizes)
 
     def _new_block(
         self, structure: Structure, optimizer: RowOptimizer, options: BlockOptions
@@ -245,7 +281,7 @@ class FusedBackend(Backend):
     ) -> Structure:
         """The tested structure of a trial's model."""
         key = self._structure_key(trial)
-        known = self._structures.get(key)
+        known = self.structures.get(key)
         if known is None:
             try:
                 batch = next(trial.batches(EpochPlan(epoch=0, values=values)))
@@ -257,15 +293,15 @@ class FusedBackend(Backend):
                 if out_of_memory(error):
                     raise
                 known = f"its dry run failed with {type(error).__name__}: {error}"
-            self._structures[key] = known
+            self.structures[key] = known
         if isinstance(known, str):
             raise UnfusableError(known)
         if not channels_last:
             return known
         key = ("channels last", key)
-        if key not in self._structures:
-            self._structures[key] = known.with_channels_last()
-        found = self._structures[key]
+        if key not in self.structures:
+            self.structures[key] = known.with_channels_last()
+        found = self.structures[key]
         assert isinstance(found, Structure)
         return found
 

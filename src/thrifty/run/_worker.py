@@ -209,6 +209,7 @@ class Worker:
         share = (time.perf_counter() - began) / len(self._courses)
         for course in self._courses.values():
             course.seconds += share
+        self._report_calibrations(next(iter(self._courses.values())), out)
         for number, outcome in outcomes.items():
             self._take(self._courses[number], outcome, out)
         self._proven = max(self._proven, len(self._courses))
@@ -314,6 +315,7 @@ class Worker:
             prefer=self._spec.pack,
             known=self._known,
             on_calibrated=self._calibrated.append,
+            patient=True,
         )
 
     def _report_calibrations(self, course: _Course, out: list[Report]) -> None:

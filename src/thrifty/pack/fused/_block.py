@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -255,74 +255,102 @@ class Block:
         return [trial for trial in self.trials if not trial.steps_left]
 
     def _in_step(self) -> bool:
-        """Whether all trials see the same batches, with options that do not change and nothing drawn at random."""
+        """Whether all trials have batches of equal sizes from here on, and nothing to draw at random."""
         one = self.trials[0]
         return (
-            self.structure.sharing
+            self.structure.draws_nothing
             and isinstance(one.feed, ArrayFeed)
-            and self.structure.draws_nothing
             and all(
-                t.feed is one.feed and t.step_index == one.step_index and t.steady
+                t.feed.sizes[t.step_index :] == one.feed.sizes[one.step_index :]
                 for t in self.trials
             )
         )
 
     def _steps_together(self, num: int) -> None:
         """Some steps of trials that are in step, everything that does not change taken out of the loop."""
-        trials, one = self.trials, self.trials[0]
-        feed, size = one.feed, len(trials)
+        trials, size = self.trials, len(self.trials)
+        feed = trials[0].feed
         assert isinstance(feed, ArrayFeed)
-        options = [trial.options() for trial in trials]
+        shared = self._shares()
+        first = trials[0].step_index
+        orders = torch.stack([
+            t.feed.rest(t.step_index) for t in trials[: 1 if shared else size]
+        ])
+        steady = all(trial.steady for trial in trials)
+        update = self._updater()
+        rows = self.capacity if self._options.fixed else size
+        begin = 0
+        for step in range(first, first + num):
+            end = begin + feed.sizes[step]
+            bound = self._bind(rows, shared=shared, longest=end - begin, padded=False)
+            index = orders[:, begin:end].reshape(-1)
+            for array, target in zip(feed.arrays, bound.gathered, strict=True):
+                torch.index_select(array, 0, index, out=target[: len(index)])
+            bound.tape.run()
+            if not steady:
+                update = self._updater()
+            update()
+            self._note_losses(bound.tape)
+            begin = end
+            for trial in trials:
+                trial.advance()
+
+    def _shares(self) -> bool:
+        """Whether all trials see the very same batch."""
+        feed, step = self.trials[0].feed, self.trials[0].step_index
+        return self.structure.sharing and all(
+            t.feed is feed and t.step_index == step for t in self.trials
+        )
+
+    def _note_losses(self, tape: Tape) -> None:
+        losses, size = tape.outputs[0], len(self.trials)
+        assert losses is not None
+        self._history[self._tick % len(self._history), :size].copy_(losses[:size])
+        self._tick += 1
+
+    def _updater(self) -> Callable[[], None]:
+        """One update of each trial, with its options as they are now."""
+        options = [trial.options() for trial in self.trials]
         limits = [limit for _, limit in options]
         clips = any(limit is not None for limit in limits)
-        gradients, mask = self._rows.gradients[:size], self._mask
-        update = self._optimizer.stepper(self._rows, [each for each, _ in options])
-        for step in range(one.step_index, one.step_index + num):
-            bound = self._bind(
-                self.capacity if self._options.fixed else size,
-                shared=True,
-                num_rows=(feed.num_rows(step),),
-            )
-            index = feed.index(step)
-            for array, target in zip(feed.arrays, bound.batch, strict=True):
-                torch.index_select(array, 0, index, out=target)
-            bound.tape.run()
+        step = self._optimizer.stepper(self._rows, [each for each, _ in options])
+        if self._mask is None and not clips:
+            return step
+        gradients = self._rows.gradients[: len(options)]
+        mask = None if self._mask is None else self._mask[: len(options)]
+
+        def update() -> None:
             if mask is not None:
-                gradients.mul_(mask[:size])
+                gradients.mul_(mask)
             if clips:
                 clip_rows(gradients, limits)
-            update()
-            losses = bound.tape.outputs[0]
-            assert losses is not None
-            self._history[self._tick % len(self._history), :size].copy_(losses[:size])
-            self._tick += 1
-        for trial in trials:
-            trial.advance(num)
+            step()
+
+        return update
 
     @torch.no_grad()
     def one_step(self) -> None:
         """One step of all trials."""
         trials, size = self.trials, len(self.trials)
-        feed, step = trials[0].feed, trials[0].step_index
-        shared = self.structure.sharing and all(
-            t.feed is feed and t.step_index == step for t in trials
-        )
-        if shared:
-            num_rows = [feed.num_rows(step)]
-        else:
-            num_rows = [t.feed.num_rows(t.step_index) for t in trials]
+        shared = self._shares()
+        num_rows = [t.feed.num_rows(t.step_index) for t in (trials[:1] if shared else trials)]
+        # batches that differ are padded to the largest there is, not to the largest of this step: few tapes do
+        longest = max(num_rows)
+        padded = min(num_rows) < longest
+        if padded:
+            longest = max(longest, *(t.feed.rows_at_most for t in trials))
         bound = self._bind(
-            self.capacity if self._options.fixed else size, shared=shared, num_rows=num_rows
+            self.capacity if self._options.fixed else size,
+            shared=shared,
+            longest=longest,
+            padded=padded,
         )
         self._put_batch(bound, shared=shared, num_rows=num_rows)
         if bound.draws:
             self._draw(bound.draws, num_rows=None if bound.rows is None else num_rows)
         bound.tape()
-        self._update([trial.options() for trial in trials])
-        losses = bound.tape.outputs[0]
-        assert losses is not None
-        self._history[self._tick % len(self._history), :size].copy_(losses[:size])
-        self._tick += 1
+        self._updater()()
+        self._note_losses(bound.tape)
         for trial in trials:
             trial.advance()
 
@@ -330,20 +358,9 @@ class Block:
         """The losses of the last step, a copy. Shape ``[number of trials]``."""
         return self._history[(self._tick - 1) % len(self._history), : len(self.trials)].clone()
 
-    def _update(self, options: Sequence[tuple[Mapping[str, Any], float | None]]) -> None:
-        """One update of each trial by its own options."""
-        limits = [limit for _, limit in options]
-        if self._mask is not None:
-            self._rows.gradients[: len(limits)].mul_(self._mask[: len(limits)])
-        if any(limit is not None for limit in limits):
-            clip_rows(self._rows.gradients[: len(limits)], limits)
-        self._optimizer.step(self._rows, [each for each, _ in options])
-
-    def _bind(self, size: int, *, shared: bool, num_rows: Sequence[int]) -> _Bound:
+    def _bind(self, size: int, *, shared: bool, longest: int, padded: bool) -> _Bound:
         """The tape for a step; all trials of a block have one source, so its arrays have one shape."""
         feed = self.trials[0].feed
-        longest = max(num_rows)
-        padded = min(num_rows) < longest
         key = (size, shared, padded, longest)
         if key in self._quick and isinstance(feed, ArrayFeed):
             return self._quick[key]

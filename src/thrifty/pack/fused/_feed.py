@@ -18,12 +18,19 @@ class ArrayFeed:
         self, arrays: Sequence[torch.Tensor], order: torch.Tensor, batch_size: int
     ) -> None:
         self.arrays = arrays
+        self._order = order
+        self._batch_size = batch_size
         self._parts = order.split(batch_size)
-        self._sizes = [len(part) for part in self._parts]
+        self.sizes = tuple(len(part) for part in self._parts)
+        self.rows_at_most = max(self.sizes)
 
     def num_rows(self, step: int) -> int:
         """How many rows the batch of a step has."""
-        return self._sizes[step]
+        return self.sizes[step]
+
+    def rest(self, step: int) -> torch.Tensor:
+        """Which rows this step and all later ones have, one after the other."""
+        return self._order[step * self._batch_size :]
 
     def index(self, step: int) -> torch.Tensor:
         """Which rows they are."""
@@ -41,9 +48,12 @@ class ArrayFeed:
 class IteratorFeed:
     """Batches from an iterator, one after the other."""
 
+    sizes = ()  # nobody knows
+
     def __init__(self, batches: Iterator[Batch]) -> None:
         self._batches = batches
         self._step = -1
+        self.rows_at_most = 0  # nobody knows
         self._leaves: list[Any] = []
 
     def num_rows(self, step: int) -> int:

@@ -83,10 +83,10 @@ class FusedTrial(TaskTrial):
         """Whether its options stay as they are during this epoch."""
         return len(self._options) == 1
 
-    def advance(self, num: int = 1) -> None:
-        """Some steps are done."""
-        self.step_index += num
-        self.steps_left -= num
+    def advance(self) -> None:
+        """One step is done."""
+        self.step_index += 1
+        self.steps_left -= 1
 
     def _table(self, plan: EpochPlan) -> Sequence[tuple[Mapping[str, Any], float | None]]:
         followed = {n: plan.moving[n] for n in self.spec.names() & set(plan.moving)}

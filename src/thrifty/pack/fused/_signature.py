@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable, Mapping
 from typing import Any
 
@@ -110,12 +111,8 @@ def _value(value: Any, depth: int) -> Hashable:
         )
     if depth > _MAX_DEPTH:
         return ("object", id(value))
-    if isinstance(value, list | tuple):
-        return (type(value).__name__, tuple(_value(v, depth + 1) for v in value))
-    if isinstance(value, set | frozenset):
-        return ("set", frozenset(_value(v, depth + 1) for v in value))
-    if isinstance(value, Mapping):
-        return ("dict", tuple((str(k), _value(v, depth + 1)) for k, v in value.items()))
+    if isinstance(value, list | tuple | set | frozenset | Mapping):
+        return _container(value, depth)
     if isinstance(value, torch.nn.Module):
         return ("module", f"{type(value).__module__}.{type(value).__qualname__}")
     if (
@@ -123,8 +120,22 @@ def _value(value: Any, depth: int) -> Hashable:
         or callable(getattr(value, "__code__", None))
         or hasattr(value, "__qualname__")
     ):
-        return ("named", getattr(value, "__module__", ""), value.__qualname__, id(value))
+        module, name = getattr(value, "__module__", ""), value.__qualname__
+        found: Any = sys.modules.get(module)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        # one that cannot be found by its name is not known by it, either
+        return ("named", module, name, None if found is value else id(value))
     inside = getattr(value, "__dict__", None)
     if inside is not None:
         return ("object", type(value).__qualname__, _value(inside, depth + 1))
     return ("object", id(value))
+
+
+def _container(value: Any, depth: int) -> Hashable:
+    if isinstance(value, Mapping):
+        return ("dict", tuple((str(k), _value(v, depth + 1)) for k, v in value.items()))
+    inside = [_value(v, depth + 1) for v in value]
+    if isinstance(value, list | tuple):
+        return (type(value).__name__, tuple(inside))
+    return ("set", frozenset(inside))

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.pack._drive import Trial
+from tests.pack._toys import Dropping, Images
+from thrifty.pack import FusedBackend, _calibrate as calibrating
+from thrifty.pack._calibrate import calibrate
+
+
+def measured(task=None, **options):
+    return calibrate(
+        task or Dropping(),
+        Trial(config={"lr": 0.05}, seed=1).member,
+        device=torch.device("cpu"),
+        structures={},
+        channels_last=options.pop("channels_last", False),
+        **options,
+    )
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Packs take the seconds that they are said to, by size; what is asked for is noted."""
+
+    def patch(seconds):
+        sizes = []
+
+        def measure(task, member, size, **options):
+            sizes.append(size)
+            if isinstance(seconds[size], Exception):
+                raise seconds[size]
+            return seconds[size], 100.0 * size
+
+        monkeypatch.setattr(calibrating, "_measure_fused", measure)
+        return sizes
+
+    return patch
+
+
+def test_curves_of_a_trial_alone_and_of_packs():
+    solo, fused = measured()
+    assert (solo.backend, list(solo.step_s)) == ("solo", [1])
+    assert (fused.backend, fused.variant) == ("fused", "")
+    assert set(fused.step_s) <= {1, 4, 16}
+    assert 1 in fused.step_s
+    assert set(fused.step_s) <= set(fused.memory_bytes)
+    memory = [fused.memory_bytes[k] for k in sorted(fused.memory_bytes)]
+    assert memory == sorted(set(memory))
+
+
+def test_both_orders_of_images():
+    curves = measured(Images(), channels_last=True, max_size=1)
+    assert [(c.backend, c.variant, list(c.step_s)) for c in curves] == [
+        ("solo", "", [1]),
+        ("fused", "", [1]),
+        ("fused", "channels last", [1]),
+    ]
+
+
+def test_sizes_beyond_the_best_are_left_out(timed):
+    sizes = timed({1: 1e-3, 4: 2e-3, 16: 16e-3})
+    _, fused = measured()
+    assert sizes == [1, 4, 16]
+    assert fused.step_s == {1: 1e-3, 4: 2e-3}
+    assert fused.time(8) == pytest.approx(4e-3)
+
+
+def test_no_larger_pack_is_tried_past_saturation(timed):
+    sizes = timed({1: 1e-3, 4: 5e-3})
+    _, fused = measured()
+    assert sizes == [1, 4]
+    assert fused.step_s == {1: 1e-3}
+
+
+def test_a_pack_that_gains_almost_nothing_is_not_worth_it(timed):
+    timed({1: 1e-3, 4: 3.95e-3, 16: 15.7e-3})
+    _, fused = measured()
+    assert fused.step_s == {1: 1e-3}
+
+
+def test_no_larger_pack_is_tried_when_steps_are_long(timed):
+    sizes = timed({1: 1.0, 4: 2.5})
+    measured()
+    assert sizes == [1, 4]
+
+
+def test_no_larger_pack_than_wanted(timed):
+    sizes = timed({1: 1e-3, 4: 2e-3})
+    measured(max_size=8)
+    assert sizes == [1, 4]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("no memory left"),
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ],
+    ids=["cuda", "python", "cpu"],
+)
+def test_running_out_of_memory_ends_a_curve(timed, error):
+    sizes = timed({1: 1e-3, 4: 2e-3, 16: error})
+    _, fused = measured()
+    assert sizes == [1, 4, 16]
+    assert fused.step_s == {1: 1e-3, 4: 2e-3}
+
+
+def test_without_memory_for_any_pack_there_is_no_curve(timed):
+    timed({1: torch.OutOfMemoryError("no memory left")})
+    assert [curve.backend for curve in measured()] == ["solo"]
+
+
+def test_running_out_of_memory_in_a_step(monkeypatch):
+    step = FusedBackend.one_step
+
+    def crowded(self):
+        if len(self._trials) > 4:
+            raise torch.OutOfMemoryError("no memory left")
+        step(self)
+
+    monkeypatch.setattr(FusedBackend, "one_step", crowded)
+    _, fused = measured()
+    assert max(fused.step_s) <= 4
+
+
+def test_other_errors_come_through(timed):
+    timed({1: OSError("something else")})
+    with pytest.raises(OSError, match="something else"):
+        measured()

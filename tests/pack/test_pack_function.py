@@ -1,0 +1,356 @@
+"""``thrifty.pack(models, ...)`` against the loop that one would write for one model."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import thrifty as th
+from tests.pack._toys import Attending, BatchNormed, Dropping, Images, Toy, normal
+from thrifty.core import UsageError, derive_seed, step_seed
+from thrifty.pack.fused._registry import RULES
+
+
+def loss(model, batch):
+    x, y = batch
+    return F.mse_loss(model(x), y)
+
+
+def mlps(num, *, rates=(0.0,)):
+    torch.manual_seed(0)
+    return [
+        nn.Sequential(
+            nn.Linear(6, 8), nn.Tanh(), nn.Dropout(rates[k % len(rates)]), nn.Linear(8, 1)
+        )
+        for k in range(num)
+    ]
+
+
+def batch(seed, *, rows=8):
+    x = normal(rows, 6, seed=seed)
+    return x, x.sin().sum(1, keepdim=True)
+
+
+def plain(models, steps, *, optimizer, values, seeds=None, loss=loss):
+    """Each model by itself: ``steps`` has its batches and its values, step by step."""
+    models = copy.deepcopy(models)
+    losses = []
+    for k, model in enumerate(models):
+        seed = k if seeds is None else seeds[k]
+        spec = optimizer.build(model.parameters(), values[k])
+        mine = []
+        for number, (each, now) in enumerate(steps):
+            spec.param_groups[0].update(optimizer.resolve(now[k]))
+            model.train()
+            torch.manual_seed(step_seed(derive_seed(seed, "pack"), number))
+            spec.zero_grad()
+            value = loss(model, each[k])
+            value.backward()
+            limit = optimizer.clip_value(now[k])
+            if limit is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), limit)
+            spec.step()
+            mine.append(value.detach())
+        losses.append(torch.stack(mine))
+    return models, torch.stack(losses, 1)
+
+
+def assert_same(models, others, *, tolerance=1e-5):
+    for model, other in zip(models, others, strict=True):
+        mine, wanted = model.state_dict(), other.state_dict()
+        assert mine.keys() == wanted.keys()
+        for name, tensor in wanted.items():
+            assert torch.allclose(mine[name], tensor, rtol=tolerance, atol=tolerance), name
+
+
+OPTIMIZERS = {
+    "sgd": th.SGD(lr="lr", momentum=0.9, clip_norm=1.0),
+    "adam": th.Adam(lr="lr", eps=1e-3),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("shared", [True, False], ids=["one batch", "own batches"])
+def test_it_is_the_plain_loop(name, shared):
+    optimizer, models = OPTIMIZERS[name], mlps(3, rates=(0.3, 0.0, 0.5))
+    values = [{"lr": 0.05 / (k + 1)} for k in range(3)]
+    steps = [([batch(s if shared else 10 * s + k) for k in range(3)], values) for s in range(4)]
+    wanted, wanted_losses = plain(models, steps, optimizer=optimizer, values=values)
+    packed = th.pack(models, loss=loss, optimizer=optimizer, values=values)
+    assert packed.fused is None
+    losses = [
+        packed.step(each[0]) if shared else packed.step(batches=each) for each, _ in steps
+    ]
+    assert packed.fused is True
+    assert torch.allclose(torch.stack(losses), wanted_losses, rtol=1e-5, atol=1e-6)
+    assert_same(models, wanted)
+
+
+def test_batches_of_different_lengths():
+    optimizer, models, values = OPTIMIZERS["sgd"], mlps(3, rates=(0.3,)), [{"lr": 0.05}] * 3
+    lengths = [(8, 5, 8), (3, 3, 3), (2, 8, 4)]
+    steps = [
+        ([batch(10 * s + k, rows=rows) for k, rows in enumerate(each)], values)
+        for s, each in enumerate(lengths)
+    ]
+    wanted, _ = plain(models, steps, optimizer=optimizer, values=values)
+    packed = th.pack(models, loss=loss, optimizer=optimizer, values=values)
+    for each, _ in steps:
+        packed.step(batches=each)
+    assert packed.fused is True
+    assert_same(models, wanted)
+
+
+def test_values_may_change_between_steps():
+    optimizer, models = OPTIMIZERS["sgd"], mlps(2)
+    moving = [[{"lr": 0.1 / (s + 1)}, {"lr": 0.02 * s}] for s in range(4)]
+    steps = [([batch(s)] * 2, now) for s, now in enumerate(moving)]
+    wanted, _ = plain(models, steps, optimizer=optimizer, values=moving[0])
+    packed = th.pack(models, loss=loss, optimizer=optimizer, values=moving[0])
+    for each, now in steps:
+        for k in range(2):
+            packed.values[k]["lr"] = now[k]["lr"]
+        packed.step(each[0])
+    assert_same(models, wanted)
+
+
+def test_the_callers_values_are_left_alone():
+    values = [{"lr": 0.1}]
+    packed = th.pack(mlps(1), loss=loss, optimizer=OPTIMIZERS["sgd"], values=values)
+    packed.values[0]["lr"] = 0.5
+    assert values == [{"lr": 0.1}]
+
+
+@pytest.mark.parametrize("seeds", [[5, 5], [5, 6]])
+def test_equal_seeds_draw_equal_masks(seeds):
+    first = mlps(1, rates=(0.5,))[0]
+    models = [first, copy.deepcopy(first)]
+    packed = th.pack(models, loss=loss, optimizer=th.SGD(lr=0.1), seeds=seeds)
+    for s in range(3):
+        packed.step(batch(s))
+    same = torch.equal(models[0][0].weight, models[1][0].weight)
+    assert same == (seeds[0] == seeds[1])
+
+
+def test_the_callers_random_streams_are_left_alone():
+    packed = th.pack(mlps(2, rates=(0.5,)), loss=loss, optimizer=th.SGD(lr=0.1))
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    packed.step(batch(0))
+    packed.step(batch(1))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_dropout_rate_may_change_between_steps():
+    models, optimizer = mlps(2, rates=(0.0,)), th.SGD(lr=0.1)
+    packed = th.pack(models, loss=loss, optimizer=optimizer)
+    packed.step(batch(0))
+    before = models[0][0].weight.clone()
+    for model in models:
+        model[2].p = 1.0
+    packed.step(batch(1))
+    assert torch.equal(models[0][0].weight, before)  # its whole hidden layer was dropped
+
+
+@pytest.mark.parametrize("toy", [Images, BatchNormed, Attending, Dropping])
+def test_other_models(toy):
+    task = toy()
+    torch.manual_seed(0)
+    models = [task.network({}) for _ in range(2)]
+    arrays = task.data({}).train
+    each = tuple(t[:8] for t in arrays)
+    optimizer, values = th.SGD(lr=0.02), [{}, {}]
+    steps = [([each] * 2, values)] * 3
+    wanted, _ = plain(models, steps, optimizer=optimizer, values=values, loss=task.loss)
+    packed = th.pack(models, loss=task.loss, optimizer=optimizer)
+    for _ in range(3):
+        packed.step(each)
+    assert packed.fused is True
+    assert_same(models, wanted)
+
+
+def test_models_can_be_used_between_steps():
+    models = mlps(2, rates=(0.2,))
+    names = list(models[0].state_dict())
+    packed = th.pack(models, loss=loss, optimizer=th.SGD(lr=0.1))
+    assert list(packed) == models
+    assert len(packed) == 2
+    x, _ = batch(9)
+    seen = []
+    for s in range(3):
+        packed.step(batch(s))
+        with torch.no_grad():
+            seen.append(models[0].eval()(x).clone())
+    assert not torch.equal(seen[0], seen[1])
+    state = models[1].state_dict()
+    assert list(state) == names
+    fresh = mlps(1)[0]
+    fresh.load_state_dict(state)
+    with torch.no_grad():
+        assert torch.equal(fresh.eval()(x), models[1].eval()(x))
+
+
+def test_weights_may_be_set_between_steps():
+    models = mlps(2)
+    packed = th.pack(models, loss=loss, optimizer=th.SGD(lr=0.1))
+    packed.step(batch(0))
+    fresh = mlps(4)[3]
+    models[0].load_state_dict(fresh.state_dict())
+    packed.step(batch(1))
+    wanted, _ = plain([fresh], [([batch(1)], [{}])], optimizer=th.SGD(lr=0.1), values=[{}])
+    assert_same(models[:1], wanted)
+
+
+# -- where it cannot be fused --------------------------------------------------------------
+
+
+class Reading(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 1)
+        self.dropout = nn.Dropout(0.3)
+
+    def forward(self, x):
+        return self.inner(self.dropout(x)) * min(1.0, x.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: [*mlps(1), nn.Linear(6, 1)], "differ in structure"),
+        (lambda: [Reading(), Reading()], "reads the value"),
+    ],
+    ids=["structures", "item"],
+)
+def test_otherwise_they_are_trained_in_turn(make, reason, caplog):
+    models, values = make(), [{"lr": 0.05}, {"lr": 0.01}]
+    steps = [([batch(s)] * 2, values) for s in range(3)]
+    wanted, losses = plain(models, steps, optimizer=OPTIMIZERS["sgd"], values=values)
+    packed = th.pack(models, loss=loss, optimizer=OPTIMIZERS["sgd"], values=values)
+    found = torch.stack([packed.step(each[0]) for each, _ in steps])
+    assert packed.fused is False
+    (record,) = caplog.records
+    assert "one after the other" in record.getMessage()
+    assert reason in record.getMessage()
+    assert torch.equal(found, losses)
+    assert_same(models, wanted, tolerance=0)
+
+
+def test_optimizers_of_different_kinds_are_trained_in_turn(caplog):
+    values = [{"m": 0.0}, {"m": 0.9}]
+    models, optimizer = mlps(2), th.SGD(lr=0.05, momentum="m")
+    steps = [([batch(s)] * 2, values) for s in range(3)]
+    wanted, _ = plain(models, steps, optimizer=optimizer, values=values)
+    packed = th.pack(models, loss=loss, optimizer=optimizer, values=values)
+    for each, _ in steps:
+        packed.step(each[0])
+    assert packed.fused is False
+    assert "optimisers differ in kind" in caplog.text
+    assert_same(models, wanted, tolerance=0)
+
+
+# -- what cannot work ----------------------------------------------------------------------
+
+
+def test_no_models():
+    with pytest.raises(UsageError, match="at least one model"):
+        th.pack([], loss=loss, optimizer=th.SGD(lr=0.1))
+
+
+@pytest.mark.parametrize("what", ["values", "seeds"])
+def test_not_one_for_each_model(what):
+    given = {"values": [{}], "seeds": [1]}[what]
+    with pytest.raises(UsageError, match=f"2 models and 1 {what}; give one for each"):
+        th.pack(mlps(2), loss=loss, optimizer=th.SGD(lr=0.1), **{what: given})
+
+
+def test_steps_without_batches():
+    packed = th.pack(mlps(2), loss=loss, optimizer=th.SGD(lr=0.1))
+    with pytest.raises(UsageError, match="takes a batch for all, or"):
+        packed.step()
+    with pytest.raises(UsageError, match="takes a batch for all, or"):
+        packed.step(batch(0), batches=[batch(0)] * 2)
+    with pytest.raises(UsageError, match="2 models and 3 batches"):
+        packed.step(batches=[batch(0)] * 3)
+
+
+def test_a_hyper_parameter_that_is_not_there():
+    with pytest.raises(th.TaskError, match="follows hyper-parameter 'lr'"):
+        th.pack(mlps(1), loss=loss, optimizer=th.SGD(lr="lr"))
+
+
+# -- the package ---------------------------------------------------------------------------
+
+
+def test_the_package_is_a_function_and_a_package():
+    assert callable(th.pack)
+    assert callable(th.pack.register_rule)
+    assert th.pack.pack is not None
+    assert isinstance(th.pack(mlps(1), loss=loss, optimizer=th.SGD(lr=0.1)), th.pack.Pack)
+
+
+def cube(x):
+    """A function that torch knows nothing of."""
+    if torch.overrides.has_torch_function_unary(x):
+        return torch.overrides.handle_torch_function(cube, (x,), x)
+    return _plain_cube(x)
+
+
+def _plain_cube(x):
+    return torch.from_numpy(x.detach().numpy() ** 3) + 0 * x
+
+
+class Cubed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 1)
+
+    def forward(self, x):
+        return self.inner(cube(x))
+
+
+def test_a_rule_for_a_function_of_ones_own(monkeypatch):
+    models, used = [Cubed(), Cubed()], []
+    values, optimizer = [{}, {}], th.SGD(lr=0.01)
+    steps = [([batch(10 * s + k) for k in range(2)], values) for s in range(3)]
+    wanted, _ = plain(models, steps, optimizer=optimizer, values=values)
+
+    @th.pack.register_rule(cube)
+    def rule(group, x):
+        used.append(group.size)
+        return group.pack(group.first(x) ** 3)
+
+    try:
+        packed = th.pack(models, loss=loss, optimizer=optimizer)
+        for each, _ in steps:
+            packed.step(batches=each)
+    finally:
+        del RULES[cube]
+    assert packed.fused is True
+    assert used
+    assert_same(models, wanted)
+
+
+def test_without_the_rule_it_is_not_fused(caplog):
+    packed = th.pack([Cubed(), Cubed()], loss=loss, optimizer=th.SGD(lr=0.01))
+    packed.step(batches=[batch(0), batch(1)])
+    assert packed.fused is False
+    assert "not fused" in caplog.text
+
+
+def test_a_rule_that_refuses():
+    @th.pack.register_rule(cube)
+    def rule(group, x):
+        raise th.pack.UnfusableError("cubes cannot be packed")
+
+    task = type("Task", (Toy,), {"network": lambda self, hp: Cubed()})()
+    backend = th.pack.FusedBackend(task)
+    try:
+        with pytest.raises(th.pack.UnfusableError, match="cubes cannot be packed"):
+            backend.stack(0, th.pack.Member(values={"lr": 0.1}, seed=0))
+    finally:
+        del RULES[cube]
