@@ -22,6 +22,8 @@ bench: .venv/ready-bench
 	$(BIN)/python -m bench.bench_plan
 	$(BIN)/python -m bench.bench_store
 	$(BIN)/python -m bench.bench_sharing
+	$(BIN)/python -m bench.bench_pack
+	$(BIN)/python -m bench.bench_pack_hyperband
 
 clean:
 	rm -rf .venv demo build dist

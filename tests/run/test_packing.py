@@ -1,0 +1,279 @@
+"""Several trials on one worker: nothing is lost, and each gets what it would get alone."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+import torch
+
+from thrifty.core import EpochDone, PackShrunk, StageDone, StageFailed, StageStarted, UsageError
+from thrifty.pack import AutoBackend
+from thrifty.plan import Chain, Stage
+from thrifty.run import Assignment, Local, state_from_arrays, train_alone
+from thrifty.space import Linear, MultiStep, Timeline
+from thrifty.store import CheckpointFolder
+from thrifty.testing import EXECUTOR_CHECKS, FaultyTask, LineTask
+
+
+POLL_S = 30.0
+PACKS = ["fused", "concatenated", "auto", "solo"]
+EPOCHS = 4
+CONFIGS = [
+    {"lr": 0.1, "width": 4, "dropout": 0.3},
+    {"lr": Linear(0.1), "width": 4, "dropout": 0.3},
+    {"lr": 0.05, "width": 4, "dropout": MultiStep([0.2, 0.0], milestones=[2])},
+    {"lr": 0.05, "width": 3},
+    {"lr": MultiStep([0.1, 0.01], milestones=[2])},
+]
+
+
+@pytest.mark.parametrize("check", EXECUTOR_CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("pack", ["fused", "concatenated"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_conformance(workers, pack, check):
+    check(Local(workers=workers, threads=1, pack_size=3, pack=pack))
+
+
+class Run:
+    """Trains configurations on one executor, each an assignment of two stages."""
+
+    def __init__(self, executor_config, folder, task, configs):
+        root = str(folder / "checkpoints")
+        self.checkpoints = CheckpointFolder(root)
+        self.timelines = [Timeline(config, epochs=EPOCHS) for config in configs]
+        self.events = defaultdict(list)
+        self.ended = []
+        executor = executor_config.open(task, checkpoints=root, folder="plan")
+        try:
+            self._train(executor)
+        finally:
+            executor.close()
+
+    def _train(self, executor):
+        for number, timeline in enumerate(self.timelines):
+            stages = tuple(Stage(node=number, start=a, stop=b) for a, b in [(0, 2), (2, 4)])
+            chain = Chain(stages=stages, timeline=timeline, resume=None)
+            executor.submit(Assignment(number=number, chain=chain, seed=number))
+        while len(self.ended) < len(self.timelines):
+            reports = executor.poll(POLL_S)
+            assert reports, "the executor has nothing to say"
+            for report in reports:
+                assert report.assignment not in self.ended, "something after the last word"
+                if report.event is None:
+                    self.ended.append(report.assignment)
+                else:
+                    self.events[report.assignment].append(report.event)
+
+    def of(self, number, kind):
+        return [e for e in self.events[number] if isinstance(e, kind)]
+
+    def metrics(self, number):
+        done = self.of(number, EpochDone)
+        assert [e.epoch for e in done] == list(range(1, len(done) + 1))
+        return [e.metrics for e in done]
+
+    def every(self, kind):
+        return [e for events in self.events.values() for e in events if isinstance(e, kind)]
+
+
+def alone(task, config, seed):
+    _, metrics = train_alone(task, Timeline(config, epochs=EPOCHS), seed=seed, epochs=EPOCHS)
+    return metrics
+
+
+def nearly(found, wanted):
+    assert len(found) == len(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        assert one == pytest.approx(other, rel=1e-4, abs=1e-6)
+
+
+def check(run, *, exact=False, numbers=range(len(CONFIGS)), task=None):
+    for number in numbers:
+        wanted = alone(task or LineTask(), run.timelines[number].config, number)
+        found = run.metrics(number)
+        assert found == wanted if exact else nearly(found, wanted) is None
+
+
+@pytest.mark.parametrize("pack", PACKS)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_several_assignments_at_once(tmp_path, workers, pack):
+    config = Local(workers=workers, threads=1, pack=pack, pack_size=3)
+    run = Run(config, tmp_path, LineTask(), CONFIGS)
+    check(run, exact=pack in ("concatenated", "solo"))
+    assert sorted(run.ended) == list(range(len(CONFIGS)))
+    for number in range(len(CONFIGS)):
+        order = [
+            (type(e).__name__, getattr(e, "epoch", None) or e.stop)
+            for e in run.events[number]
+            if isinstance(e, StageStarted | EpochDone)
+        ]
+        assert order == [
+            ("StageStarted", 2),
+            ("EpochDone", 1),
+            ("EpochDone", 2),
+            ("StageStarted", 4),
+            ("EpochDone", 3),
+            ("EpochDone", 4),
+        ]
+        assert [(e.start, e.stop) for e in run.of(number, StageDone)] == [(0, 2), (2, 4)]
+        for done in run.of(number, StageDone):
+            assert state_from_arrays(*run.checkpoints.read(done.checkpoint)).tensors
+
+
+def test_how_many_more_can_start(tmp_path):
+    executor = Local(workers=1, threads=1).open(
+        LineTask(), checkpoints=str(tmp_path), folder="plan"
+    )
+    timeline = Timeline({"lr": 0.1}, epochs=1)
+    chain = Chain(
+        stages=(Stage(node=0, start=0, stop=1),),
+        timeline=timeline,
+        resume=None,
+    )
+    assert executor.num_free(pack_size=3) == 3
+    executor.submit(Assignment(number=0, chain=chain, seed=0))
+    assert executor.num_free(pack_size=3) == 2
+    assert executor.num_free(pack_size=1) == 0
+    executor.submit(Assignment(number=1, chain=chain, seed=0))
+    assert executor.num_free(pack_size=1) == 0
+    executor.close()
+
+
+@pytest.mark.parametrize("value", [0, -1])
+def test_a_pack_needs_a_trial(value):
+    with pytest.raises(UsageError, match=f"pack_size={value}"):
+        Local(pack_size=value)
+
+
+def test_an_unknown_way_to_pack():
+    with pytest.raises(UsageError, match="it is one of 'auto', 'fused'"):
+        Local(pack="batched")
+
+
+@pytest.mark.parametrize("pack", ["fused", "concatenated"])
+@pytest.mark.parametrize("fault", ["raise", "nan"])
+def test_what_goes_wrong_is_the_affair_of_one_trial(tmp_path, pack, fault):
+    faults = ["", MultiStep(["", fault], milestones=[2]), "", ""]
+    configs = [{"lr": 0.05, "width": 4, "fault": each} for each in faults]
+    run = Run(
+        Local(workers=1, threads=1, pack=pack, pack_size=4), tmp_path, FaultyTask(), configs
+    )
+    (failed,) = run.every(StageFailed)
+    assert (failed.node, failed.epoch) == (1, 2)
+    assert failed.kind == ("diverged" if fault == "nan" else "error")
+    check(run, numbers=(0, 2, 3), task=FaultyTask())
+    assert len(run.metrics(1)) == 2
+
+
+# -- memory --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    """Room for so many trials, whatever is done with them."""
+
+    def limit(num, *, where):
+        original = getattr(AutoBackend, where)
+
+        def crowded(self, *args):
+            if len(self._where) + (where == "stack") > num:
+                raise torch.OutOfMemoryError("CUDA out of memory.\nmore words")
+            return original(self, *args)
+
+        monkeypatch.setattr(AutoBackend, where, crowded)
+
+    return limit
+
+
+@pytest.mark.parametrize("where", ["step", "stack"])
+@pytest.mark.parametrize("room", [1, 2, 4])
+@pytest.mark.parametrize("pack", ["fused", "concatenated"])
+def test_out_of_memory_shrinks_the_pack(tmp_path, memory, pack, room, where):
+    memory(room, where=where)
+    local = Local(workers=1, threads=1, pack=pack, pack_size=5)
+    run = Run(local, tmp_path, LineTask(), CONFIGS)
+    sizes = [event.size for event in run.every(PackShrunk)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] == min(room, 2)
+    assert {event.reason for event in run.every(PackShrunk)} == {"CUDA out of memory."}
+    assert not run.every(StageFailed)
+    check(run, exact=pack == "concatenated")
+
+
+def test_out_of_memory_in_the_middle(tmp_path, monkeypatch):
+    """Once, when everybody has trained for a while: what was under way may be tried again, nothing is told twice."""
+    original, calls = AutoBackend.step, []
+
+    def crowded(self, plans):
+        calls.append(len(self._where))
+        if len(calls) == 7:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return original(self, plans)
+
+    monkeypatch.setattr(AutoBackend, "step", crowded)
+    local = Local(workers=1, threads=1, pack="concatenated", pack_size=5)
+    run = Run(local, tmp_path, LineTask(), CONFIGS)
+    assert [event.size for event in run.every(PackShrunk)] == [calls[6] // 2]
+    assert max(calls[7:]) <= calls[6] // 2
+    for number in range(len(CONFIGS)):
+        crowded_out = run.of(number, StageFailed)
+        wanted = alone(LineTask(), CONFIGS[number], number)
+        found = run.metrics(number)
+        assert found == wanted[: len(found)]
+        assert bool(crowded_out) == (len(found) < EPOCHS)
+        assert all(event.kind == "crowded" for event in crowded_out)
+
+
+@pytest.mark.parametrize("where", ["step", "stack"])
+def test_a_single_trial_without_memory_fails(tmp_path, memory, where):
+    memory(0, where=where)
+    run = Run(Local(workers=1, threads=1), tmp_path, LineTask(), CONFIGS[:1])
+    (failed,) = run.every(StageFailed)
+    assert failed.kind == "error"
+    assert "out of memory" in failed.message
+
+
+# -- workers that die ----------------------------------------------------------------------
+
+
+def test_a_death_marks_nobody_who_had_company(tmp_path):
+    faults = ["", "die", ""]
+    configs = [{"lr": 0.05, "fault": each} for each in faults]
+    # one process: the task kills whoever runs it
+    executor = Local(workers=2, threads=1, pack="concatenated", pack_size=3).open(
+        FaultyTask(), checkpoints=str(tmp_path), folder="plan"
+    )
+    del executor._workers[1]
+    try:
+        kinds = {}
+        for number, config in enumerate(configs):
+            stages = (Stage(node=number, start=0, stop=2),)
+            chain = Chain(stages=stages, timeline=Timeline(config, epochs=2), resume=None)
+            executor.submit(Assignment(number=number, chain=chain, seed=0))
+        ended = 0
+        while ended < 3:
+            for report in executor.poll(POLL_S):
+                ended += report.event is None
+                if isinstance(report.event, StageFailed):
+                    kinds[report.assignment] = report.event.kind
+        assert kinds == dict.fromkeys(range(3), "crowded")
+        # until it is known whose fault it was, one at a time
+        free = []
+        for number in (0, 2, 1):
+            free.append(executor.num_free(pack_size=3))
+            stages = (Stage(node=number, start=0, stop=2),)
+            timeline = Timeline(configs[number], epochs=2)
+            chain = Chain(stages=stages, timeline=timeline, resume=None)
+            executor.submit(Assignment(number=10 + number, chain=chain, seed=0))
+            ended = False
+            while not ended:
+                for report in executor.poll(POLL_S):
+                    ended = ended or report.event is None
+                    if isinstance(report.event, StageFailed):
+                        kinds[report.assignment] = report.event.kind
+        assert free == [1, 1, 1]
+        assert executor.num_free(pack_size=3) == 3
+        assert kinds == {0: "crowded", 1: "crowded", 2: "crowded", 11: "lost"}
+    finally:
+        executor.close()
