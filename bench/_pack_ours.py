@@ -3,28 +3,30 @@
     python -m bench._pack_ours auto WORKLOAD K STEPS [--processes 2]
     python -m bench._pack_ours sweep WORKLOAD METHOD KS [--device cuda] [--seconds 1] [--max-step 2]
 
-As with the peers, everything is ready and warm before the clock starts, and nothing is evaluated.
+As with the peers, everything is ready and warm before the clock starts, and nothing is evaluated. What is driven is the public
+interface of the back-ends, epoch by epoch.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import math
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
-from itertools import product
 from typing import Any
 
 import torch
+from torch import nn
 
 import thrifty as th
 from bench import _pack_peers as peers
 from bench._harness import say_result
 from bench._pack_peers import WARM_UP, Measured
-from bench._pack_zoo import ZOO, Trial, Workload, trials
+from bench._pack_zoo import NUM_BATCHES, ZOO, Classification, Trial, Workload, trials
 from thrifty.pack import (
     AutoBackend,
     Backend,
@@ -34,7 +36,6 @@ from thrifty.pack import (
     EpochPlan,
     FusedBackend,
     Member,
-    SoloBackend,
 )
 from thrifty.pack._calibrate import SIZES
 from thrifty.perf import PackCurve
@@ -43,8 +44,23 @@ from thrifty.perf import PackCurve
 Method = Callable[[Workload, int, int, str], Measured]
 
 
+def training_only(base: type[Classification], num_batches: int) -> th.Task:
+    """A task whose epochs have so many batches and evaluate nothing: the peers' loops do not, either."""
+
+    class TrainingOnly(base):  # type: ignore[misc, valid-type]
+        def data(self, hp: th.HyperParameters) -> th.ArrayData:
+            data = super().data(hp)
+            train = (t[: num_batches * self.batch_size] for t in data.train)
+            return th.ArrayData(train=tuple(train), valid=tuple(t[:1] for t in data.valid))
+
+        def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
+            return {}
+
+    return TrainingOnly()
+
+
 class Pack:
-    """Trials in the slots of a back-end, trained without evaluation: that is what the peers' loops do."""
+    """Trials in the slots of a back-end, in training."""
 
     def __init__(self, backend: Backend, members: Sequence[Trial]) -> None:
         self._backend = backend
@@ -53,47 +69,24 @@ class Pack:
         for slot, trial in enumerate(members):
             backend.stack(slot, Member(values=trial.values, seed=trial.seed))
 
-    def train(self, steps: int) -> None:
-        """That many steps of all trials, epoch after epoch; what is left of the last one is dropped."""
+    def train(self, steps: int = 1) -> int:
+        """Whole epochs of all trials, of that many steps at least; how many trial-steps that were."""
         per_epoch = self._backend.num_steps(0, self._values[0])
-        while steps > 0:
-            plans = {
-                slot: EpochPlan(epoch=self._epoch, values=values)
-                for slot, values in self._values.items()
-            }
-            train(self._backend, plans, min(steps, per_epoch))
-            self._epoch += 1
-            steps -= per_epoch
+        epochs = math.ceil(steps / per_epoch)
+        for _ in range(epochs):
+            self._one_epoch()
+        return epochs * per_epoch * len(self._values)
 
-
-def train(backend: Backend, plans: Mapping[int, EpochPlan], steps: int) -> None:
-    """The first steps of an epoch, in the order in which a back-end's own ``step`` takes them."""
-    match backend:
-        case AutoBackend():
-            for where, own in _shares(backend, plans):
-                train(where, own, steps)
-        case FusedBackend():
-            backend.start(plans)
-            for block, _ in product(backend._all_blocks(), range(steps)):
-                block.one_step()
-        case ConcatenatedBackend():
-            backend._start(plans)
-            for _, slot in product(range(steps), plans):
-                with backend._stream(slot):
-                    backend._trials[slot].step()
-        case SoloBackend():
-            backend._one.start(plans[0])
-            for _ in range(steps):
-                backend._one.step()
-
-
-def _shares(
-    backend: AutoBackend, plans: Mapping[int, EpochPlan]
-) -> Iterator[tuple[Backend, dict[int, EpochPlan]]]:
-    """The back-ends that it has chosen, with the plans of each one's own slots."""
-    for where in dict.fromkeys(backend._where.values()):
-        slots = [slot for slot in plans if backend._where[slot] is where]
-        yield where, {backend._inner[slot]: plans[slot] for slot in slots}
+    def _one_epoch(self) -> None:
+        outcomes = self._backend.step({
+            slot: EpochPlan(epoch=self._epoch, values=values)
+            for slot, values in self._values.items()
+        })
+        self._epoch += 1
+        assert len(outcomes) == len(self._values), "epochs of one length end together"
+        for outcome in outcomes.values():
+            if isinstance(outcome, Exception):
+                raise outcome
 
 
 # -- a study on the CPU: processes of one thread each ------------------------------------
@@ -114,7 +107,7 @@ def auto(
         parts = [future.result() for future in futures]
     seconds = max(p["ended"] for p in parts) - min(p["began"] for p in parts)
     return {
-        "rate": k * steps / seconds,
+        "rate": sum(p["trial_steps"] for p in parts) / seconds,
         "calibration_s": max(p["calibration_s"] for p in parts),
         "choice": ", ".join(dict.fromkeys(p["choice"] for p in parts)),
     }
@@ -128,33 +121,40 @@ def _part(
         SIZES["cpu"] = tuple(sizes)
         torch.set_num_threads(1)
         members = trials(ZOO[name], k)[share.start :: share.step]
-        task = ZOO[name].make()
-        Pack(ConcatenatedBackend(task), members[:1]).train(1)  # loads data, imports optimisers
-        found: list[tuple[float, Calibration]] = []
+        task = training_only(ZOO[name].make, min(steps, NUM_BATCHES))
+        Pack(ConcatenatedBackend(task), members[:1]).train()  # loads data, imports optimisers
+        calibrated: list[float] = []
         began = time.perf_counter()
         backend = AutoBackend(
             task,
             prefer="auto",
-            on_calibrated=lambda c: found.append((time.perf_counter() - began, c)),
+            on_calibrated=lambda _: calibrated.append(time.perf_counter() - began),
         )
         pack = Pack(backend, members)
         pack.train(WARM_UP)
         peers._barrier.wait()
         start = time.perf_counter()
-        pack.train(steps)
+        trial_steps = pack.train(steps)
         return {
             "began": start,
             "ended": time.perf_counter(),
-            "calibration_s": found[0][0] if found else 0.0,
-            "choice": _words(found[0][1].best) if found else "unfusable",
+            "trial_steps": trial_steps,
+            "calibration_s": calibrated[0] if calibrated else 0.0,
+            "choice": _choice(backend),
         }
     except BaseException:
         peers._barrier.abort()  # the others would wait for ever
         raise
 
 
-def _words(curve: PackCurve) -> str:
-    return " ".join(filter(None, [curve.backend, curve.variant, str(max(curve.step_s))]))
+def _choice(backend: AutoBackend) -> str:
+    """How the first trial is trained."""
+    calibration = backend.calibration(0)
+    if calibration is None:
+        return "plain"
+    fused = (curve for curve in calibration.curves if curve.backend == "fused")
+    best = min(fused, key=lambda curve: min(map(curve.per_trial, curve.step_s)))
+    return " ".join(filter(None, ["fused", best.variant, str(max(best.step_s))]))
 
 
 # -- sweeps ------------------------------------------------------------------------------
@@ -203,11 +203,12 @@ def _forget(device: str) -> None:
 
 def _packed(make: Callable[[th.Task, int, str], Backend]) -> Method:
     def measure(workload: Workload, k: int, steps: int, device: str) -> Measured:
-        pack = Pack(make(_task(workload.name), k, device), trials(workload, k))
+        task = _task(workload.name, min(steps, NUM_BATCHES))
+        pack = Pack(make(task, k, device), trials(workload, k))
         pack.train(WARM_UP)
         began = peers._now(device)
-        pack.train(steps)
-        return Measured(k * steps / (peers._now(device) - began))
+        trial_steps = pack.train(steps)
+        return Measured(trial_steps / (peers._now(device) - began))
 
     return measure
 
@@ -229,8 +230,8 @@ def _auto(task: th.Task, _: int, device: str) -> Backend:
 
 
 @cache
-def _task(name: str) -> th.Task:
-    return ZOO[name].make()
+def _task(name: str, num_batches: int) -> th.Task:
+    return training_only(ZOO[name].make, num_batches)
 
 
 SWEPT: dict[str, Method] = {

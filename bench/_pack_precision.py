@@ -19,8 +19,8 @@ from torch import nn
 import thrifty as th
 from bench._digits_task import Digits
 from bench._harness import Goal, at_most, equal, say_result
-from bench._pack_ours import Pack
-from bench._pack_zoo import ZOO, Classification, Trial, trials
+from bench._pack_ours import Pack, training_only
+from bench._pack_zoo import NUM_BATCHES, ZOO, Classification, Trial, trials
 from thrifty.pack import (
     Backend,
     BlockOptions,
@@ -45,8 +45,8 @@ Results = Mapping[str, Mapping[str, Any]]
 # -- parameters --------------------------------------------------------------------------
 
 
-def task_of(name: str, *, double: bool = False, nudge: bool = False) -> th.Task:
-    """A task of the zoo in double precision, or with every initial weight one ulp up."""
+def task_of(name: str, steps: int, *, double: bool = False, nudge: bool = False) -> th.Task:
+    """A task of the zoo, in epochs of ``steps`` or a part of them; in double precision, or with every initial weight one ulp up."""
     base: type[Classification] = ZOO[name].make  # type: ignore[assignment]
 
     class Changed(base):  # type: ignore[misc, valid-type]
@@ -54,13 +54,11 @@ def task_of(name: str, *, double: bool = False, nudge: bool = False) -> th.Task:
 
         def data(self, hp: th.HyperParameters) -> th.ArrayData:
             data = super().data(hp)
-            if not double:
-                return data
-            parts = (
-                tuple(t.double() if t.is_floating_point() else t for t in part)
+            train, valid = (
+                tuple(t.double() if double and t.is_floating_point() else t for t in part)
                 for part in (data.train, data.valid)
             )
-            return th.ArrayData(**dict(zip(("train", "valid"), parts, strict=True)))
+            return th.ArrayData(train=train, valid=valid)
 
         def model(self, hp: th.HyperParameters) -> nn.Module:
             model = super().model(hp)
@@ -70,7 +68,7 @@ def task_of(name: str, *, double: bool = False, nudge: bool = False) -> th.Task:
                         p.copy_(torch.nextafter(p, torch.full_like(p, math.inf)))
             return model.double() if double else model
 
-    return Changed()
+    return training_only(Changed, math.gcd(steps, NUM_BATCHES))
 
 
 def compare(name: str, *, quick: bool) -> dict[str, Any]:
@@ -80,19 +78,21 @@ def compare(name: str, *, quick: bool) -> dict[str, Any]:
     a ReLU lets it through, and one step is enough to see that in a gradient, in solo runs as well.
     """
     many, some = (2, 2) if quick else (200, 50)
-    single, double = task_of(name), task_of(name, double=True)
     members = trials(ZOO[name], NUM_TRIALS)
-    one, long = solo(single, members, 1), solo(single, members, many)
-    precise = solo(double, members, some)
-    moved = task_of(name, nudge=True)
-    nudged = solo(moved, members, many)
+    short, single = task_of(name, 1), task_of(name, many)
+    double = task_of(name, some, double=True)
+    runs = ((short, 1), (single, many), (double, some))
+    one, long, precise = (solo(task, members, steps) for task, steps in runs)
+    moved_one, moved = (
+        solo(task_of(name, steps, nudge=True), members, steps) for steps in (1, many)
+    )
     variants: dict[str, Any] = {}
     structures: Structures = {}
     for variant in ("", "channels last") if name in IMAGES else ("",):
         block = BlockOptions(size=NUM_TRIALS, channels_last=bool(variant))
         first, last, exact = (
             together(FusedBackend(task, block=block, structures=structures), members, steps)
-            for task, steps in ((single, 1), (single, many), (double, some))
+            for task, steps in runs
         )
         variants[variant] = {
             "one_step": median(map(_largest, first, one)),
@@ -104,8 +104,8 @@ def compare(name: str, *, quick: bool) -> dict[str, Any]:
     pairs = zip(concatenated, long, strict=True)
     return {
         "steps": {"float32": many, "float64": some},
-        "control_one_step": median(map(_largest, solo(moved, members, 1), one)),
-        "control": median(map(_relative, nudged, long)),
+        "control_one_step": median(map(_largest, moved_one, one)),
+        "control": median(map(_relative, moved, long)),
         "concatenated": sum(not torch.equal(a, b) for a, b in pairs),
         "fused": variants,
     }
@@ -127,7 +127,7 @@ def _model(backend: Backend, slot: int) -> nn.Module:
         case FusedBackend():
             return backend.model(slot)
         case ConcatenatedBackend():
-            return backend._trials[slot].model
+            return backend.trials[slot].model
         case SoloBackend():
             return backend.model
     raise TypeError(type(backend).__name__)
@@ -182,7 +182,7 @@ class _Masked(nn.Module):
 def masks(*, quick: bool) -> dict[str, Any]:
     """How many trials in packs have other masks than alone, by the size of the pack."""
     members = [Trial(seed=seed, values={"lr": 1.0}) for seed in range(max(PACKS))]
-    steps = 2 if quick else 8
+    steps = 4 if quick else 8
     alone = solo(Masks(), members, steps)
     assert len({tuple(v.tolist()) for v in alone}) == len(members), "masks tell nothing"
     different = {}

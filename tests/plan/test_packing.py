@@ -5,7 +5,7 @@ import pytest
 from tests.plan._drive import Driver
 from thrifty.perf import PackCurve
 from thrifty.plan import Measured, SearchPlan, pack_size
-from thrifty.space import Constant, MultiStep, Timeline
+from thrifty.space import Constant, Timeline
 
 
 FAST = (
@@ -42,8 +42,8 @@ def test_many_siblings_are_packed_as_is_best():
     assert size(siblings(64), FAST) == 16
 
 
-def test_as_many_as_there_are():
-    assert size(siblings(3), FAST) in (2, 3, 4)
+def test_no_fewer_than_there_are_if_all_gain():
+    assert size(siblings(3), FAST) >= 3
 
 
 def test_a_chain_is_not_packed():
@@ -56,12 +56,6 @@ def test_one_long_path_beside_short_ones_keeps_packs_small():
         node = plan.insert(Timeline({"lr": Constant(1.0 + trial)}, epochs=200))
         plan.request(trial, node, epochs)
     assert size(plan, FAST) < size(siblings(64), FAST)
-
-
-def test_branches_of_one_trunk_wait_for_it():
-    """What is below a long trunk cannot start yet, but counts as work to come."""
-    branches = [MultiStep([1.0, 2.0 + k], milestones=[11]) for k in range(4)]
-    assert size(plan_of(*branches), FAST) == 1
 
 
 def test_where_packs_are_slower_there_are_none():

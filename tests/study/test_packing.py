@@ -5,9 +5,11 @@ from __future__ import annotations
 import signal
 
 import pytest
+import torch
 
 from tests.study.helpers import SPACE, make_study, records
 from thrifty.core import Calibrated, EpochDone, PackShrunk, StageFailed
+from thrifty.pack import AutoBackend
 from thrifty.perf import PackCurve
 from thrifty.run import Local
 from thrifty.search import SuccessiveHalving
@@ -172,10 +174,11 @@ def is_faulty(trial):
 
 def test_only_those_that_kill_their_workers_fail(tmp_path):
     seen = Seen()
+    faults = [Constant(fault) for fault in ("", "none", "not this one")]
     study = run(
         tmp_path,
         task=FaultyTask(),
-        space=faulty("die"),
+        space=Space(lr=0.05, fault=Choice([*faults, MultiStep(["", "die"], milestones=[2])])),
         executor=Local(workers=2, threads=1, pack="concatenated", pack_size=4),
         observers=[seen],
     )
@@ -189,10 +192,6 @@ def test_only_those_that_kill_their_workers_fail(tmp_path):
 
 
 def test_packs_shrink_for_the_rest_of_the_study(tmp_path, monkeypatch):
-    import torch  # noqa: PLC0415
-
-    from thrifty.pack import AutoBackend  # noqa: PLC0415
-
     original, sizes = AutoBackend.step, []
 
     def crowded(self, plans):
