@@ -114,7 +114,7 @@ def block_sizes(workloads: Iterable[str], *, run: Run, quick: bool) -> list[dict
     """Microseconds of a trial-step by the size of a block: one process, one thread."""
     out = []
     sizes = BLOCK_SIZES[:2] if quick else BLOCK_SIZES
-    limits = ["--seconds", "0" if quick else "0.5"]
+    limits = ["--seconds", "0" if quick else "0.5", "--max-step", "0.5"]
     for workload in workloads:
         asked = ",".join(map(str, sizes))
         found = run(OURS, "sweep", workload, "fused", asked, *limits)
@@ -255,7 +255,7 @@ def on_gpu(*, quick: bool, rounds: int, models: Sequence[str], device: str) -> N
         of_model = runs.setdefault(model, {})
         for method, ks in swept(model, quick=quick).items():
             asked = ",".join(map(str, ks))
-            found = in_fresh_process(OURS, "sweep", model, method, asked, *limits)
+            found = _survived("sweep", model, method, asked, *limits)
             of_model.setdefault(method, []).append(found)
             rates = ", ".join(f"{k}: {rate:,.0f}" for k, rate in found["rates"].items())
             said = f"{rates or 'nothing'}; {found['ended'] or 'all done'}"
@@ -276,6 +276,14 @@ def on_gpu(*, quick: bool, rounds: int, models: Sequence[str], device: str) -> N
     _tables(rows)
     figures = {"device": torch.cuda.get_device_name(device), "rows": rows, "runs": runs}
     finish("pack", figures, gpu_goals(rates))
+
+
+def _survived(*args: str) -> dict[str, Any]:
+    """A sweep; one whose process dies has no figures, but others have."""
+    try:
+        return in_fresh_process(OURS, *args)
+    except RuntimeError as error:
+        return {"rates": {}, "peak_gpu_mb": {}, "ended": str(error).partition("\n")[0]}
 
 
 Rates = Mapping[str, Mapping[str, Mapping[int, float]]]

@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.pack._drive import Trial, alone, assert_same, together
 from tests.pack._toys import Dropping, Images, Toy
-from tests.pack.test_fused_backend import NOT_NOTICED, UNFUSABLE, task_with
+from tests.pack.test_fused_backend import UNFUSABLE, task_with
 from thrifty.core import DivergedError
 from thrifty.pack import (
     AutoBackend,
@@ -170,16 +170,7 @@ def reasons(caplog):
     return [r.getMessage() for r in caplog.records if r.name.startswith("thrifty.pack")]
 
 
-XFAILS = {
-    "attributes": NOT_NOTICED,
-    "python stream": pytest.mark.xfail(reason="see test_models_that_draw_from_other_streams"),
-}
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=XFAILS.get(kind, ())) for kind in UNFUSABLE],
-)
+@pytest.mark.parametrize("kind", UNFUSABLE)
 def test_what_cannot_be_fused_goes_on_concatenated(kind, caplog):
     task = task_with(UNFUSABLE[kind][0])
     found = together(AutoBackend(task), TRIALS)
@@ -212,9 +203,6 @@ class Changing(Toy):
         return loss * (1.0 if loss.item() else 0.0) if self.reads else loss
 
 
-@pytest.mark.xfail(
-    reason="a Structure keeps the task of its first trial, which adapt goes on changing"
-)
 def test_a_trial_that_can_no_longer_be_fused_moves_and_goes_on(caplog):
     trials = [
         Trial(config={"lr": 0.05, "reads": reads}, seed=k, epochs=4)

@@ -74,9 +74,6 @@ def test_no_larger_pack_is_tried_past_saturation(timed):
     assert fused.step_s == {1: 1e-3}
 
 
-@pytest.mark.xfail(
-    reason="_up_to_the_best divides by GAIN for a pack of one: it should multiply"
-)
 def test_a_pack_that_gains_almost_nothing_is_not_worth_it(timed):
     timed({1: 1e-3, 4: 3.95e-3, 16: 15.7e-3})
     _, fused = measured()

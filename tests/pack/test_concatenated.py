@@ -85,10 +85,6 @@ class Draws(Toy):
         return Drawing(hp.kind)
 
 
-@pytest.mark.xfail(
-    reason="that a trial draws from Python's or NumPy's stream is found out in its first epoch, "
-    "which has been trained in turn with the others by then"
-)
 @pytest.mark.parametrize("kinds", [("python", "numpy", "torch"), ("python",) * 3])
 def test_models_that_draw_from_other_streams(kinds):
     trials = [
@@ -128,10 +124,6 @@ class FromRows(Dropping):
         return self.train_rows, self.valid_rows
 
 
-@pytest.mark.xfail(
-    reason="data are read before the step is seeded: from streams that another trial has used; "
-    "TaskTrial.step looks at the loose streams only after that"
-)
 @pytest.mark.parametrize("noise", ["torch", "python", "numpy"])
 def test_data_that_draw_at_random(noise):
     trials = [Trial(config={"lr": 0.05 / (k + 1)}, seed=k) for k in range(3)]

@@ -92,7 +92,6 @@ def test_models(toy, dtype):
     check(variant(toy, dtype=dtype), trials, size=3, tolerance=tolerance)
 
 
-@pytest.mark.xfail(reason="Block._history is float32 whatever the task's dtype")
 def test_the_training_loss_has_the_precision_of_the_task():
     task, trials = in_double(Toy), [Trial(config={"lr": 0.05})]
     (found,), (wanted,) = together(fused(task), trials), alone(task, trials)
@@ -177,18 +176,7 @@ def test_optimizers_follow_their_schedules(name):
         )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name,
-            marks=[pytest.mark.xfail(reason="Block.moments gives {0: {}, ...}, torch gives {}")]
-            if name == "sgd"
-            else [],
-        )
-        for name in OPTIMIZERS
-    ],
-)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_leave_the_state_that_torch_leaves(name):
     task, trials = optimized(name)
     found, wanted = together(fused(task, size=3), trials), alone(task, trials)
@@ -196,10 +184,6 @@ def test_optimizers_leave_the_state_that_torch_leaves(name):
         assert_same_state(one.state, other.state, tolerance=DOUBLE)
 
 
-@pytest.mark.xfail(
-    reason="a fresh buffer begins with the gradient, one that momentum skips stays as it was: "
-    "Rows.steps counts updates, not those of the buffer; the kind is not looked at again"
-)
 @pytest.mark.parametrize("levels", [[0.0, 0.9, 0.9], [0.9, 0.0, 0.5]], ids=["later", "pause"])
 def test_momentum_that_comes_and_goes(levels):
     task = in_double(Toy, optimizer=SGD(lr="lr", momentum="m"))
@@ -263,9 +247,6 @@ def test_batch_sizes_far_apart_have_blocks_of_their_own():
     check(task, trials, at_once=3)
 
 
-@pytest.mark.xfail(
-    reason="Block._make: Draw(noise=torch.empty_like(...)) is not filled for rows of padding"
-)
 def test_padding_in_memory_that_held_anything():
     """What is drawn for rows that are not there must not be what happened to lie in memory."""
     task = in_double(Dropping, batch_size="size")
@@ -406,16 +387,11 @@ class Weighted(Toy):
         return super().loss(model, batch) * self.weight
 
 
-@pytest.mark.xfail(reason="FusedBackend._joins does not compare the attributes of the tasks")
 def test_attributes_of_the_task_keep_trials_apart():
     trials = [Trial(config={"lr": 0.01, "weight": weight}) for weight in (1.0, 2.0)]
     check(in_double(Weighted), trials)
 
 
-@pytest.mark.xfail(
-    reason="FusedBackend._joins does not compare the attributes of the tasks; a Structure keeps "
-    "the task of its first trial, which adapt goes on changing"
-)
 @pytest.mark.parametrize("at_once", [2, 3, 4])
 def test_attributes_of_the_task_may_change(at_once):
     weights = [MultiStep([1.0, 2.0], milestones=[1]), 1.0, 1.0, Step(2.0, [2])]
@@ -535,10 +511,6 @@ def faults(*each):
     ]
 
 
-@pytest.mark.xfail(
-    reason="a Structure keeps the task of its first trial, which adapt goes on changing; what is "
-    "raised while a variant is recorded is not an outcome"
-)
 @pytest.mark.parametrize("at_once", [2, 4])
 def test_an_error_in_the_code_of_one_trial(at_once):
     """It is not fused from that epoch on; the others must not notice."""
@@ -563,7 +535,6 @@ class Failing(Dataset):
         return normal(6, seed=index), normal(1, seed=index)
 
 
-@pytest.mark.xfail(reason="what a data set raises comes out of FusedBackend.step")
 def test_an_error_in_the_data_of_one_trial():
     class Task(Toy):
         def data(self, hp):
@@ -583,7 +554,6 @@ class Augmented(Dataset):
         return normal(6, seed=index) + 0.1 * torch.rand(6), normal(1, seed=index)
 
 
-@pytest.mark.xfail(reason="data are read from whatever the streams hold, see test_concatenated")
 def test_data_that_draw_at_random():
     class Task(Toy):
         def data(self, hp):
@@ -662,7 +632,7 @@ class Recurrent(nn.Module):
 
 
 UNFUSABLE = {
-    "another computation each time": (lambda: Forward(counted), "not the same at every step"),
+    "another computation each time": (lambda: Forward(counted), "changes its own attributes"),
     "attributes": (lambda: Forward(warming_up), "changes its own attributes"),
     "branch": (lambda: Forward(branching), "reads the value of a tensor"),
     "hooks": (hooked, "hooks"),
@@ -699,14 +669,7 @@ def refuses(task, message):
     assert "\n" not in str(caught.value)
 
 
-NOT_NOTICED = pytest.mark.xfail(
-    reason="_dry_run._tested compares the signature of a model that was not run (its copy was)"
-)
-
-
-@pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=[NOT_NOTICED] * (k == "attributes")) for k in UNFUSABLE]
-)
+@pytest.mark.parametrize("kind", UNFUSABLE)
 def test_models_that_cannot_be_fused(kind):
     make, message = UNFUSABLE[kind]
     refuses(task_with(make), message)

@@ -188,17 +188,11 @@ def memory(monkeypatch):
     return limit
 
 
-NO_ROOM_FOR_A_SECOND = pytest.mark.xfail(
-    reason="Worker._shrink fails the only trial on board when there is no room to stack a second one"
-)
-
-
 @pytest.mark.parametrize(
     ("room", "where"),
     [
         *[(room, "step") for room in (1, 2, 4)],
-        *[(room, "stack") for room in (2, 4)],
-        pytest.param(1, "stack", marks=NO_ROOM_FOR_A_SECOND),
+        *[(room, "stack") for room in (1, 2, 4)],
     ],
 )
 @pytest.mark.parametrize("pack", ["fused", "concatenated"])

@@ -130,7 +130,7 @@ class AutoBackend(Backend):
                 self._judge.spent(self._plain.trials(), time.perf_counter() - began)
         for slot, outcome in list(outcomes.items()):
             if isinstance(outcome, UnfusableError):
-                outcomes[slot] = self._leaves_fused(slot, plans[slot], outcome)
+                outcomes[slot] = self._leaves_fused(slot, plans.get(slot), outcome)
         return outcomes
 
     def unstack(self, slot: int) -> State:
@@ -164,13 +164,16 @@ class AutoBackend(Backend):
         self._where[slot] = self._fused
         return True
 
-    def _leaves_fused(self, slot: int, plan: EpochPlan, reason: UnfusableError) -> Outcome:
-        """A trial whose hyper-parameters have changed so that it can no longer be fused goes on elsewhere."""
+    def _leaves_fused(
+        self, slot: int, plan: EpochPlan | None, reason: UnfusableError
+    ) -> Outcome:
+        """A trial that turns out not to be fusable at the beginning of an epoch goes on elsewhere."""
         assert self._fused is not None
         self._say(str(reason))
-        self._plain.place(slot, self._fused.take(slot))
+        trial = self._fused.take(slot)
+        self._plain.place(slot, trial)
         self._where[slot] = self._plain
-        return self._plain.whole_epoch(slot, plan)
+        return self._plain.whole_epoch(slot, trial.plan if plan is None else plan)
 
     def _say(self, reason: str) -> None:
         if reason not in self._said:

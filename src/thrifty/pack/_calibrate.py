@@ -72,7 +72,7 @@ def calibrate(
 
 def _up_to_the_best(curve: PackCurve) -> PackCurve:
     """Without the sizes past saturation: larger packs run as several groups of the best size."""
-    best = min(curve.step_s, key=lambda k: (curve.step_s[k] / k) / GAIN ** (k == 1))
+    best = min(curve.step_s, key=lambda k: curve.step_s[k] / k * GAIN ** (k == 1))
     return replace(
         curve,
         step_s={k: s for k, s in curve.step_s.items() if k <= best},

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ._backend import Backend, EpochPlan, Member, Outcome, guarded, out_of_memory
+from ._backend import Backend, EpochPlan, Member, Outcome, guarded
 from ._data import Batch
 from ._state import State
 from ._task import Task
@@ -79,19 +79,22 @@ class ConcatenatedBackend(Backend):
         outcomes: dict[int, Outcome] = {}
         shared = _SharedBatches()
         for slot, plan in plans.items():
-            trial = self.trials[slot]
-            if trial.loose_streams:  # it must have Python's and NumPy's streams to itself
-                outcomes[slot] = self.whole_epoch(slot, plan)
-                continue
-            try:
-                trial.start(plan, batches=shared.of(trial, plan))
-            except Exception as error:
-                if out_of_memory(error):
-                    raise
-                outcomes[slot] = error
+            outcome = guarded(partial(self._begin, slot, plan, shared))
+            if isinstance(outcome, Exception) or outcome:
+                outcomes[slot] = outcome
             else:
                 self._under_way.add(slot)
         return outcomes
+
+    def _begin(self, slot: int, plan: EpochPlan, shared: _SharedBatches) -> Mapping[str, float]:
+        """The first step of an epoch; all of it where a trial must have Python's and NumPy's streams to itself."""
+        trial = self.trials[slot]
+        trial.start(plan, batches=shared.of(trial, plan))
+        with self._stream(slot):
+            more = trial.step()
+            while more and trial.loose_streams:
+                more = trial.step()
+            return {} if more else trial.finish()
 
     def _one_step(self, slot: int) -> Outcome | None:
         """One step of a member; its outcome if that was the end of its epoch."""

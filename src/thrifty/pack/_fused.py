@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -15,12 +16,12 @@ from ._data import epoch_order
 from ._random import seed_everything
 from ._state import State
 from ._task import Task
-from .fused._block import Block, BlockOptions
+from .fused._block import Block, BlockOptions, FeedError
 from .fused._dry_run import dry_run, fits_inside
 from .fused._feed import ArrayFeed, Feed, IteratorFeed
 from .fused._member import FusedTrial
 from .fused._registry import UnfusableError
-from .fused._signature import family, signature
+from .fused._signature import family, settings, signature
 from .fused._structure import Structure
 from .fused._tape import Arena
 from .fused.optimizers import RowOptimizer, optimizer_for
@@ -61,7 +62,7 @@ class FusedBackend(Backend):
         self._trials: dict[int, FusedTrial] = {}
         self._blocks: dict[Hashable, list[Block]] = {}
         self._home: dict[FusedTrial, Block] = {}
-        self._keys: dict[FusedTrial, Hashable] = {}
+        self._keys: dict[FusedTrial, tuple[Hashable, Hashable, Hashable]] = {}
         self.structures = {} if structures is None else structures
         self._feeds: dict[Hashable, Feed] = {}
         self._fits: dict[tuple[Hashable, Hashable], bool] = {}
@@ -166,9 +167,8 @@ class FusedBackend(Backend):
         for block in list(self._all_blocks()):
             if not block.trials or any(slot_of[t] in outcomes for t in block.trials):
                 continue
-            ended = block.advance()
-            for trial, outcome in zip(ended, block.finish(ended), strict=True):
-                outcomes[slot_of[trial]] = outcome
+            found = _advanced(block)
+            outcomes.update({slot_of[trial]: outcome for trial, outcome in found.items()})
         return outcomes
 
     def unstack(self, slot: int) -> State:
@@ -219,6 +219,7 @@ class FusedBackend(Backend):
             example.source is not trial.source
             or self._kind(example, example.plan_values) != self._kind(trial, values)
             or family(example.model) != family(trial.model)
+            or settings(vars(example.task)) != settings(vars(trial.task))
             or example.batch_size(example.plan_values) != trial.batch_size(values)
             or not structure.layout.holds(parameters)
             or size < MIN_FILL * sum(s.shape.numel() for s in structure.layout.segments)
@@ -267,7 +268,9 @@ class FusedBackend(Backend):
             arena=self._arena,
         )
 
-    def _key(self, trial: FusedTrial, values: Mapping[str, Any]) -> Hashable:
+    def _key(
+        self, trial: FusedTrial, values: Mapping[str, Any]
+    ) -> tuple[Hashable, Hashable, Hashable]:
         """What trials in one block have in common."""
         _, kind = optimizer_for(trial.spec, trial.spec.resolve(values))
         padding = self._structure(trial, values).padding
@@ -286,7 +289,8 @@ class FusedBackend(Backend):
             try:
                 batch = next(trial.batches(EpochPlan(epoch=0, values=values)))
                 seed_everything(derive_seed(trial.seed, "dry run"))
-                known = dry_run(trial.task, trial.model, batch)
+                # a copy: what the trial's task notes down later is not what was recorded
+                known = dry_run(copy(trial.task), trial.model, batch)
             except UnfusableError as error:
                 known = str(error)
             except Exception as error:
@@ -309,7 +313,12 @@ class FusedBackend(Backend):
 
     def _start(self, trial: FusedTrial, plan: EpochPlan) -> dict[str, float]:
         trial.adapt(plan.values)
-        if type(self._task).adapt is not Task.adapt or isinstance(self._task.batch_size, str):
+        _check_momentum(trial, plan)
+        if (
+            type(self._task).adapt is not Task.adapt
+            or isinstance(self._task.batch_size, str)
+            or self._kind(trial, plan.values) != self._keys[trial][1]
+        ):
             self._settle(trial, plan.values)
         num_steps = trial.num_steps(plan.values)
         block = self._home[trial]
@@ -336,10 +345,39 @@ class FusedBackend(Backend):
             key = (*key, id(self._home[trial]))
         if key not in self._feeds:
             if trial.source.arrays is None:
-                self._feeds[key] = IteratorFeed(trial.batches(plan))
+                self._feeds[key] = IteratorFeed(
+                    trial.batches(plan), seeds=trial.fetch_seeds(plan)
+                )
             else:
                 order = epoch_order(
                     trial.source.num_train, seed=trial.seed, epoch=plan.epoch
                 ).to(self._device)
                 self._feeds[key] = ArrayFeed(trial.source.arrays, order, batch_size)
         return self._feeds[key]
+
+
+def _advanced(block: Block) -> dict[FusedTrial, Outcome]:
+    """What comes of training a block until somebody's epoch ends."""
+    try:
+        ended = block.advance()
+        return dict(zip(ended, block.finish(ended), strict=True))
+    except FeedError as error:
+        return {error.trial: error.reason}
+    except UnfusableError as error:
+        # found out when its first step was recorded: nothing has happened to anybody yet
+        return {
+            trial: RuntimeError(str(error)) if trial.step_index else error
+            for trial in block.trials
+        }
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        return dict.fromkeys(block.trials, error)  # they have one code
+
+
+def _check_momentum(trial: FusedTrial, plan: EpochPlan) -> None:
+    """Momentum that is zero at some steps of an epoch only is more than rows can do."""
+    name = trial.spec.options.get("momentum")
+    values = plan.moving.get(name, ()) if isinstance(name, str) else ()
+    if any(values) and not all(values):
+        raise UnfusableError("its momentum is zero in a part of an epoch")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,12 @@ class TaskTrial:
             seed=self.seed, epoch=plan.epoch, batch_size=self.batch_size(plan.values)
         )
 
+    def fetch_seeds(self, plan: EpochPlan) -> Callable[[int], int] | None:
+        """The seed of reading each batch; None for data in memory, which are only sliced."""
+        if self.source.arrays is not None:
+            return None
+        return partial(step_seed, derive_seed(self.seed, "fetch", plan.epoch))
+
     def start(self, plan: EpochPlan, *, batches: Iterator[Batch] | None = None) -> None:
         """Gets ready for an epoch; ``batches`` are those of ``plan``, where somebody has them already."""
         self.plan = plan
@@ -97,6 +104,7 @@ class TaskTrial:
         self._clip = self.spec.clip_value(plan.values)
         self._followed = {n: plan.moving[n] for n in self.spec.names() & set(plan.moving)}
         self._batches = self.batches(plan) if batches is None else batches
+        self._fetch_seeds = self.fetch_seeds(plan)
         self._epoch_seed = derive_seed(self.seed, "epoch", plan.epoch)
         seed_everything(self._epoch_seed)
         self.model.train()
@@ -104,10 +112,13 @@ class TaskTrial:
 
     def step(self) -> bool:
         """One update; False if the epoch has no batch left."""
+        step = len(self._losses)
+        if self._fetch_seeds is not None:
+            # what a data set draws must not depend on who drew before
+            seed_everything(self._fetch_seeds(step))
         batch = next(self._batches, None)
         if batch is None:
             return False
-        step = len(self._losses)
         if self._followed:
             now = {**self.plan.values, **{n: v[step] for n, v in self._followed.items()}}
             options = self.spec.resolve(now)

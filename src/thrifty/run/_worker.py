@@ -147,8 +147,9 @@ class Worker:
                     self._backend.stack(course.number, member)
             except Exception as error:  # noqa: BLE001 (user code may raise anything; the study goes on)
                 if out_of_memory(error) and self._courses:
+                    self._backend.release(course.number)
                     self._waiting.appendleft(course)
-                    self._shrink(error, out)
+                    self._limit_to(len(self._courses), error, out)
                     return
                 self._fail(course, error)
                 continue
@@ -278,24 +279,11 @@ class Worker:
     def _shrink(self, error: Exception, out: list[Report]) -> None:
         """Out of memory: half as many at a time; the others wait, from where their last epoch ended."""
         courses = list(self._courses.values())
-        self._limit = max(1, len(courses) // 2)
-        reason = str(error).strip().split("\n")[0]
-        logger.warning(
-            "%s: out of memory with %d trials; at most %d at a time from now on (%s)",
-            self.name,
-            len(courses),
-            self._limit,
-            reason,
-        )
+        self._limit_to(max(1, len(courses) // 2), error, out)
         self._courses.clear()
         self._backend = self._new_backend()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
-        out.append(
-            courses[0].report(
-                PackShrunk(size=int(self._limit), reason=reason, worker=self.name)
-            )
-        )
         for course in reversed(courses):
             if len(courses) == 1:
                 course.finale = self._failed(course, error)
@@ -307,6 +295,18 @@ class Worker:
                 course.under_way = False
                 course.seconds = 0.0
                 self._waiting.appendleft(course)
+
+    def _limit_to(self, size: int, error: Exception, out: list[Report]) -> None:
+        self._limit = size
+        reason = str(error).strip().split("\n")[0]
+        logger.warning(
+            "%s: out of memory; at most %d trials at a time from now on (%s)",
+            self.name,
+            size,
+            reason,
+        )
+        event = PackShrunk(size=size, reason=reason, worker=self.name)
+        out.append(next(iter(self._courses.values())).report(event))
 
     def _new_backend(self) -> AutoBackend:
         return AutoBackend(

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-IDENTITY_VERSION = 1
+IDENTITY_VERSION = 2
 """Part of a plan's identity; raised when the meaning of seeds, epochs or states changes."""
 
 

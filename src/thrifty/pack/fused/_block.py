@@ -15,7 +15,7 @@ from thrifty.pack._state import State, pack_state
 from thrifty.pack._trial import TRAIN_LOSS, check_finite
 
 from ._compiled import compiled
-from ._feed import ArrayFeed
+from ._feed import ArrayFeed, IteratorFeed
 from ._member import FusedTrial
 from ._randomness import Draw, fill
 from ._structure import Structure, Variant
@@ -59,6 +59,15 @@ class BlockOptions:
         return self.compile or self.cuda_graphs
 
 
+class FeedError(Exception):
+    """The batches of one trial cannot be had."""
+
+    def __init__(self, trial: FusedTrial, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.trial = trial
+        self.reason = reason
+
+
 class Block:
     """Rows of flat state; the trials in it stand in the first ones.
 
@@ -97,7 +106,7 @@ class Block:
         self._others: list[torch.Tensor] = []  # frozen parameters and buffers, [C, *shape]
         self._bound: dict[Variant, _Bound] = {}
         self._quick: dict[tuple[int, bool, bool, int], _Bound] = {}
-        self._history = torch.zeros(0, capacity, device=device)
+        self._history = torch.zeros(0, capacity, dtype=layout.dtype, device=device)
         self._tick = 0
 
     # -- who is in it ------------------------------------------------------------------
@@ -237,7 +246,7 @@ class Block:
     def start(self, num_steps: int) -> int:
         """Makes room for the losses of an epoch that begins now; the tick it begins at."""
         if num_steps > len(self._history):
-            longer = torch.zeros(2 * num_steps, self.capacity, device=self._device)
+            longer = self._history.new_zeros(2 * num_steps, self.capacity)
             ticks = range(max(0, self._tick - len(self._history)), self._tick)
             for tick in ticks:
                 longer[tick % len(longer)] = self._history[tick % len(self._history)]
@@ -295,6 +304,15 @@ class Block:
             for trial in trials:
                 trial.advance()
 
+    def _fetch(self, trials: Sequence[FusedTrial]) -> None:
+        """Has the batches of this step read, so that what goes wrong in the data of one trial is known to be its."""
+        for trial in trials:
+            if isinstance(trial.feed, IteratorFeed):
+                try:
+                    trial.feed.batch(trial.step_index)
+                except Exception as error:
+                    raise FeedError(trial, error) from error
+
     def _shares(self) -> bool:
         """Whether all trials see the very same batch."""
         feed, step = self.trials[0].feed, self.trials[0].step_index
@@ -333,6 +351,7 @@ class Block:
         """One step of all trials."""
         trials, size = self.trials, len(self.trials)
         shared = self._shares()
+        self._fetch(trials[:1] if shared else trials)
         num_rows = [t.feed.num_rows(t.step_index) for t in (trials[:1] if shared else trials)]
         # batches that differ are padded to the largest there is, not to the largest of this step: few tapes do
         longest = max(num_rows)
@@ -398,7 +417,7 @@ class Block:
             variant, batch=batch, rows=rows, state=[*trained, *[o.clone() for o in others]]
         )
         draws = tuple(
-            Draw(noise=torch.empty_like(d.noise), path=d.path, p=d.p) for d in recorded.draws
+            Draw(noise=torch.zeros_like(d.noise), path=d.path, p=d.p) for d in recorded.draws
         )
         gradients = layout.views(self._rows.gradients[:size])
         inputs = [*batch, *([] if rows is None else [rows]), *trained, *others]

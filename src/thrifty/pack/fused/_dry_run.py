@@ -129,11 +129,12 @@ def _tested(
         [_cast(leaf[-rows:] if k else leaf[:rows], double=double) for leaf in leaves]
         for k in range(2)
     ]
-    before = signature(models[0], attributes=vars(task))
+    copies = [deepcopy(m) for m in models]
+    before = signature(copies[0], attributes=vars(task))
     try:
         alone = [
-            _train_alone(task, deepcopy(m), pytree.tree_unflatten(b, spec), seed=k)
-            for k, (m, b) in enumerate(zip(models, batches, strict=True))
+            _train_alone(task, m, pytree.tree_unflatten(b, spec), seed=k)
+            for k, (m, b) in enumerate(zip(copies, batches, strict=True))
         ]
     except RuntimeError as error:
         if double:
@@ -142,7 +143,7 @@ def _tested(
     trained = [name for name, g in alone[0].gradients.items() if g is not None]
     if not trained:
         raise UnfusableError("nothing in it is trained")
-    if before != signature(models[0], attributes=vars(task)):
+    if before != signature(copies[0], attributes=vars(task)):
         raise UnfusableError("its forward pass changes its own attributes")
 
     checked = Structure(task, _copy(model, double=double), batch_spec=spec, trained=trained)
@@ -202,9 +203,10 @@ def _padding_agrees(
 ) -> bool:
     """Whether rows of weight zero leave everything else as it is."""
     rows = len(batches[0][0])
-    if rows < 4:
+    if rows < 2:
         return False
-    short = [list(batches[0]), [leaf[: rows - 2] for leaf in batches[1]]]
+    fewer = max(1, rows - 2)
+    short = [list(batches[0]), [leaf[:fewer] for leaf in batches[1]]]
     alone = _all_alone(structure, models, short)
     batch = [torch.stack(ts) for ts in zip(*batches, strict=True)]
     variant = Variant(size=2, training=True, shared=False, padded=True, batch=())
@@ -215,7 +217,7 @@ def _padding_agrees(
         batch,
         alone=alone,
         tolerance=tolerance,
-        num_rows=(rows, rows - 2),
+        num_rows=(rows, fewer),
     )
 
 

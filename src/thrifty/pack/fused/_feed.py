@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from thrifty.pack._data import Batch
+from thrifty.pack._random import seed_everything
 
 
 class ArrayFeed:
@@ -50,7 +51,10 @@ class IteratorFeed:
 
     sizes = ()  # nobody knows
 
-    def __init__(self, batches: Iterator[Batch]) -> None:
+    def __init__(
+        self, batches: Iterator[Batch], *, seeds: Callable[[int], int] | None = None
+    ) -> None:
+        self._seeds = seeds
         self._batches = batches
         self._step = -1
         self.rows_at_most = 0  # nobody knows
@@ -67,6 +71,8 @@ class IteratorFeed:
     def batch(self, step: int) -> list[torch.Tensor]:
         """The tensors of a batch; steps come in order, each as often as it likes."""
         while self._step < step:
+            if self._seeds is not None:
+                seed_everything(self._seeds(self._step + 1))
             self._leaves = pytree.tree_leaves(next(self._batches))
             self._step += 1
         return self._leaves

@@ -61,6 +61,11 @@ def signature(model: torch.nn.Module, *, attributes: Mapping[str, Any]) -> Hasha
     return tuple(parts)
 
 
+def settings(attributes: Mapping[str, Any]) -> Hashable:
+    """Equal for attributes of tasks that act equally."""
+    return _value(dict(attributes), 0)
+
+
 def family(model: torch.nn.Module) -> Hashable:
     """Equal for models that differ at most in widths: classes, and names and ranks of their tensors."""
     return tuple(

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from ._base import Options, RowOptimizer, Rows, advance, columns
+from ._base import Options, RowOptimizer, Rows, columns
 
 
 SMALL = 2**16
@@ -24,13 +24,8 @@ class SGD(RowOptimizer):
         self._key: list[tuple[float, float]] = []
         self._columns: Sequence[torch.Tensor] = ()
 
-    def kept(self, options: Options) -> tuple[str, ...]:
-        """There is no buffer without momentum."""
-        return self.moments if options.get("momentum", 0.0) else ()
-
     def step(self, rows: Rows, options: Sequence[Options]) -> None:
         """One update of each row."""
-        num = len(options)
         if rows.parameters.is_cuda:
             self.update(rows, self.table(rows, options))
         elif self._is_small(rows, options):
@@ -38,7 +33,12 @@ class SGD(RowOptimizer):
         else:
             for call in self._calls(rows, options):
                 call()
-        advance(rows, num)
+        self._count(rows, options)
+
+    def _count(self, rows: Rows, options: Sequence[Options]) -> None:
+        """Counts updates of the buffer: without momentum there are none, and torch leaves it as it is."""
+        for row, option in enumerate(options):
+            rows.steps[row] += bool(option.get("momentum", 0.0))
 
     def stepper(self, rows: Rows, options: Sequence[Options]) -> Callable[[], None]:
         """Everything but the calls themselves is done once."""
@@ -54,14 +54,13 @@ class SGD(RowOptimizer):
         def step() -> None:
             for call in calls:
                 call()
-            advance(rows, num)
 
         return step
 
     def _is_small(self, rows: Rows, options: Sequence[Options]) -> bool:
-        return len(options) * rows.parameters.shape[1] <= SMALL and not any(
-            map(_special, options)
-        )
+        alike = len({bool(option.get("momentum", 0.0)) for option in options}) == 1
+        small = len(options) * rows.parameters.shape[1] <= SMALL
+        return alike and small and not any(map(_special, options))
 
     def _calls(self, rows: Rows, options: Sequence[Options]) -> list[Callable[[], None]]:
         """One pass over each row; torch's own kernel, made for whole models."""
@@ -98,9 +97,10 @@ class SGD(RowOptimizer):
             table = torch.tensor(key, dtype=rows.parameters.dtype).t().unsqueeze(-1)
             self._key, self._columns = key, table.unbind(0)
         lr, momentum = self._columns
-        buffer = rows.moments["momentum_buffer"][:num]
-        buffer.mul_(momentum).add_(rows.gradients[:num])
-        rows.parameters[:num].addcmul_(buffer, lr, value=-1)
+        ahead = rows.gradients[:num]
+        if key[0][1]:  # then all rows have momentum
+            ahead = rows.moments["momentum_buffer"][:num].mul_(momentum).add_(ahead)
+        rows.parameters[:num].addcmul_(ahead, lr, value=-1)
 
     def values(self, options: Options, *, step: int) -> tuple[float, ...]:
         """lr, momentum, share of the gradient, weight decay, Nesterov."""
