@@ -88,7 +88,7 @@ def measure(study: Study, method: str, *, run: Run, quick: bool) -> dict[str, An
     packed = method.startswith("ours")
     steps = 2 if quick else study.steps(study.gain if packed else 1.0)
     size = [study.workload, str(2 if quick else study.k), str(steps)]
-    sizes = ["--sizes", "1,2"] if quick else []
+    sizes = ["--sizes", "1"] if quick else []
     module, args = {
         "ours": (OURS, ["auto", *size, "--processes", "2", *sizes]),
         "ours, 1 thread": (OURS, ["auto", *size, "--processes", "1", *sizes]),
@@ -113,7 +113,7 @@ def speed(studies: Sequence[Study], *, run: Run, rounds: int, quick: bool) -> Ru
 def block_sizes(workloads: Iterable[str], *, run: Run, quick: bool) -> list[dict[str, Any]]:
     """Microseconds of a trial-step by the size of a block: one process, one thread."""
     out = []
-    sizes = BLOCK_SIZES[:2] if quick else BLOCK_SIZES
+    sizes = BLOCK_SIZES[:1] if quick else BLOCK_SIZES
     limits = ["--seconds", "0" if quick else "0.5", "--max-step", "0.5"]
     for workload in workloads:
         asked = ",".join(map(str, sizes))
@@ -204,7 +204,7 @@ def _in_this_process(module: str, *args: str) -> dict[str, Any]:
     """As ``in_fresh_process``, without the seconds that a process takes to start. For smoke runs."""
     out = io.StringIO()
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload([PRECISION, PEERS])
+    server.set_forkserver_preload([PRECISION, "torch._dynamo"])  # all that takes long to import
     with (
         mock.patch.object(sys, "argv", [module, *args]),
         mock.patch("multiprocessing.get_context", return_value=server),

@@ -18,7 +18,7 @@ from ._trial import TaskTrial
 from .fused._block import BlockOptions
 
 
-SIZES = {"cpu": (1, 4, 16), "cuda": (1, 4, 16, 64, 256)}
+SIZES = {"cpu": (1, 4, 16, 32), "cuda": (1, 4, 16, 64, 256)}
 MEASURE_S = 0.012
 """How long each size is measured, if steps are short; three steps at least."""
 MAX_STEP_S = 2.0

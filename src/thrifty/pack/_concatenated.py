@@ -90,6 +90,8 @@ class ConcatenatedBackend(Backend):
         """The first step of an epoch; all of it where a trial must have Python's and NumPy's streams to itself."""
         trial = self.trials[slot]
         trial.start(plan, batches=shared.of(trial, plan))
+        if slot in self._streams:  # batches and model were put there on the stream of everybody
+            self._streams[slot].wait_stream(torch.cuda.current_stream(self._device))
         with self._stream(slot):
             more = trial.step()
             while more and trial.loose_streams:

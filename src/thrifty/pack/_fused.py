@@ -17,6 +17,7 @@ from ._random import seed_everything
 from ._state import State
 from ._task import Task
 from .fused._block import Block, BlockOptions, FeedError
+from .fused._denormals import denormals_flushed
 from .fused._dry_run import dry_run, fits_inside
 from .fused._feed import ArrayFeed, Feed, IteratorFeed
 from .fused._member import FusedTrial
@@ -196,8 +197,9 @@ class FusedBackend(Backend):
 
     def one_step(self) -> None:
         """One step of every block; for measuring."""
-        for block in self._all_blocks():
-            block.one_step()
+        with denormals_flushed():
+            for block in self._all_blocks():
+                block.one_step()
 
     def memory_bytes(self) -> int:
         """What all blocks hold."""

@@ -15,6 +15,7 @@ from ._optimizer import Optimizer
 from ._random import borrowed_streams, seed_step
 from ._task import Task
 from .fused._block import Block, BlockOptions
+from .fused._denormals import denormals_flushed
 from .fused._dry_run import dry_run
 from .fused._feed import IteratorFeed
 from .fused._member import FusedTrial
@@ -131,7 +132,8 @@ class Pack:
         for trial, batch, values in zip(self._trials, batches, self.values, strict=True):
             feed = feeds.setdefault(id(batch), IteratorFeed(iter([batch])))
             trial.ready(feed, values=values, step=self._num_steps, tick=self._block.start(1))
-        self._block.one_step()
+        with denormals_flushed():
+            self._block.one_step()
         return self._block.last_losses()
 
     def _step_plain(self, batches: Sequence[Any]) -> torch.Tensor:

@@ -15,6 +15,7 @@ from thrifty.pack._state import State, pack_state
 from thrifty.pack._trial import TRAIN_LOSS, check_finite
 
 from ._compiled import compiled
+from ._denormals import denormals_flushed
 from ._feed import ArrayFeed, IteratorFeed
 from ._member import FusedTrial
 from ._randomness import Draw, fill
@@ -255,7 +256,7 @@ class Block:
 
     def advance(self) -> list[FusedTrial]:
         """Trains all trials until at least one has ended its epoch; those that have."""
-        with torch.no_grad():
+        with torch.no_grad(), denormals_flushed():
             while num := min(trial.steps_left for trial in self.trials):
                 if self._in_step():
                     self._steps_together(num)
