@@ -32,6 +32,9 @@ Runs = dict[str, list[dict[str, Any]]]
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--with-ray", action="store_true", help="Ray Tune in a quick run, too")
+    options.add_argument(
+        "--no-ray", action="store_true", help="without Ray Tune, which takes minutes"
+    )
     args = options.parse_args()
     size = ["--max-epochs", "9", "--configs", "9"] if args.quick else []
     runs: Runs = {}
@@ -63,7 +66,7 @@ def main() -> None:
                     "auto",
                 )
         run("Optuna", "optuna")
-        if not args.quick or args.with_ray:
+        if args.with_ray or not (args.quick or args.no_ray):
             run("Ray Tune", "ray")
     report(runs)
 
