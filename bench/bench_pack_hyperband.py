@@ -182,7 +182,7 @@ def hyperband(
         "packs": tally.packs,
         "padding": tally.padding / tally.rows,
         "diverged": tally.diverged,
-        "chosen": [c.best.backend for c in tally.calibrations],
+        "chosen": ["fused" if c.fuses(PACK_SIZE) else "plain" for c in tally.calibrations],
     }
 
 

@@ -52,9 +52,11 @@ class Count:
 def run(folder, algorithm, observer=None) -> None:
     observers = [] if observer is None else [observer]
     # what an asynchronous algorithm decides depends on who is done first: only one at a time is always the same
-    pack = "solo" if isinstance(algorithm, ASHA) else "auto"
+    size = 1 if isinstance(algorithm, ASHA) else 3
     make_study(folder, algorithm=algorithm).run(
-        progress=False, observers=observers, executor=Local(pack=pack)
+        progress=False,
+        observers=observers,
+        executor=Local(pack="concatenated", pack_size=size),
     )
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import signal
 import sys
 
@@ -30,6 +31,12 @@ from thrifty.space import Choice, Constant, Float, MultiStep, Space, Step
 from thrifty.store import Store
 from thrifty.study import Storage, Study
 from thrifty.testing import FaultyTask, LineTask
+
+
+@pytest.fixture(autouse=True)
+def one_at_a_time(monkeypatch):
+    """However slow the machine is, these studies are too small for packing to be tried: events come one by one."""
+    monkeypatch.setattr("thrifty.pack._auto.PRICE_S", math.inf)
 
 
 class Count:
