@@ -7,17 +7,23 @@ import thrifty as th
 
 
 def network():
+    """A small network of its own weights."""
     return torch.nn.Sequential(
-        torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(128, 10)
+        torch.nn.Linear(64, 128),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(0.1),
+        torch.nn.Linear(128, 10),
     )
 
 
 def loss(model, batch):
+    """The loss of one model, as always."""
     images, labels = batch
     return torch.nn.functional.cross_entropy(model(images), labels)
 
 
 def main():
+    """Trains all of them and prints how good each is."""
     x, y = load_digits(return_X_y=True)
     images, labels = torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y)
     torch.manual_seed(0)
