@@ -11,7 +11,7 @@ One process, one thread, one method after the other.
 *plain* trains one trial after the other. *paper* trains the packs of a policy on the concatenated back-end, each until its last
 member is done. What is not copied: there all members of a pack are fed one batch, padded to the largest; here each keeps its
 own batches, so that its result is that of the trial alone (``padded`` is the share of rows that the paper would have fed for nothing).
-*thrifty* gives whole rungs to ``AutoBackend``, which measures what is best for each structure; the measuring is in its time.
+*thrifty* gives whole rungs to ``AutoBackend``, which measures what is best for each structure as a worker has it (``patient``); the measuring is in its time.
 *fused* gives it the same packs as *paper*, one after the other.
 """
 
@@ -159,7 +159,9 @@ def hyperband(
     rng, tally = np.random.default_rng(SEED), Tally()
     told = {"on_calibrated": tally.calibrations.append}
     began = time.perf_counter()
-    backend = method.backend(task, **(told if method.backend is AutoBackend else {}))
+    backend = method.backend(
+        task, **({**told, "patient": True} if method.backend is AutoBackend else {})
+    )
     drawn = iter(configurations())
     for bracket in Hyperband(max_epochs=max_epochs, eta=ETA).brackets():
         trials = [Trial(values) for values in islice(drawn, bracket.num_trials)]

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 Prefer = Literal["auto", "fused", "concatenated", "solo"]
 
-PRICE_STEPS = 100
+PRICE_STEPS = 500
 PRICE_S = 0.1
 """About what it costs to find out whether fusing pays. Until as much has gone into plain training of a structure nothing is measured,
 so that a small study never loses more than it might have gained (the rule of the ski that is rented until rents add up to its price)."""
