@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tests.pack._drive import Trial, alone, assert_same, together
+from tests.pack._measuring import curves
 from tests.pack._toys import Dropping, Images, Toy
 from tests.pack.test_fused_backend import UNFUSABLE, task_with
 from thrifty.core import DivergedError
@@ -24,36 +25,6 @@ from thrifty.testing import FaultyTask
 
 
 TRIALS = [Trial(config={"lr": 0.05 / (k + 1)}, seed=k, epochs=2 + k % 2) for k in range(3)]
-
-
-def curves(fused):
-    """A trial alone takes a second; ``fused`` has the seconds of packs by size."""
-    return [
-        PackCurve(backend="solo", step_s={1: 1.0}),
-        PackCurve(backend="fused", step_s=fused),
-    ]
-
-
-class Measuring:
-    """Stands for ``calibrate`` and counts its calls."""
-
-    def __init__(self, fused, **options):
-        self.calls = []
-        self._curves = curves(fused)
-
-    def __call__(self, task, member, **options):
-        self.calls.append((member, options))
-        return self._curves
-
-
-@pytest.fixture
-def measure(monkeypatch):
-    def patch(fused):
-        measuring = Measuring(fused)
-        monkeypatch.setattr("thrifty.pack._auto.calibrate", measuring)
-        return measuring
-
-    return patch
 
 
 def fused_slots(backend, trials=TRIALS):
@@ -98,7 +69,7 @@ def test_plain_where_fused_is_slower(measure):
 def test_the_order_of_images_that_is_best(monkeypatch):
     better = PackCurve(backend="fused", variant="channels last", step_s={1: 0.4, 4: 1.0})
     monkeypatch.setattr(
-        "thrifty.pack._auto.calibrate", lambda *_, **__: [*curves({1: 0.5, 4: 2.0}), better]
+        "thrifty.pack._judge.calibrate", lambda *_, **__: [*curves({1: 0.5, 4: 2.0}), better]
     )
     backend = AutoBackend(Images())
     assert_same(together(backend, TRIALS), alone(Images(), TRIALS), tolerance=1e-5)

@@ -80,6 +80,42 @@ def test_a_pack_that_gains_almost_nothing_is_not_worth_it(timed):
     assert fused.step_s == {1: 1e-3}
 
 
+@pytest.mark.parametrize(
+    ("seconds", "wanted"),
+    [
+        ({1: 1.0, 4: 3.07, 16: 11.35}, [1, 4, 16]),  # 0.31 + 0.69 k: 0.69 < 0.9 * 3.07 / 4
+        ({1: 1.0, 4: 3.10}, [1, 4]),  # 0.3 + 0.7 k: better still, but not by that much
+        ({1: 1.0, 4: 1.0, 16: 13.0}, [1, 4, 16]),  # 1 for each more since 4, whatever was before
+        ({1: 1.0, 4: 3.0, 16: 4.2, 32: 5.8}, [1, 4, 16, 32]),
+    ],
+)  # fmt: skip
+def test_a_larger_pack_is_tried_if_the_line_through_the_two_largest_gives_hope(
+    timed, seconds, wanted
+):
+    sizes = timed({k: 1e-3 * s for k, s in seconds.items()})
+    measured()
+    assert sizes == wanted
+
+
+@pytest.mark.parametrize(
+    ("factor", "wanted"), [(1.0, [4]), (0.98, [4]), (0.9, [4, 1, 16, 32])], ids=str
+)
+def test_the_other_order_of_images_is_tried_at_one_size_first(monkeypatch, factor, wanted):
+    asked = []
+
+    def measure(task, member, size, *, channels_last, **options):
+        asked.append((channels_last, size))
+        seconds = 1e-3 + 1e-5 * size  # more is better for ever
+        return (factor if channels_last else 1.0) * seconds, 100.0 * size
+
+    monkeypatch.setattr(calibrating, "_measure_fused", measure)
+    monkeypatch.setattr(calibrating, "SIZES", {"cpu": (1, 4, 16, 32)})
+    *_, last = measured(Images(), channels_last=True, max_size=32)
+    assert [size for other, size in asked if not other] == [1, 4, 16, 32]
+    assert [size for other, size in asked if other] == wanted
+    assert last.variant == "channels last"
+
+
 def test_no_larger_pack_is_tried_when_steps_are_long(timed):
     sizes = timed({1: 1.0, 4: 2.5})
     measured()

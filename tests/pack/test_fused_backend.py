@@ -344,6 +344,32 @@ def test_normalised_features_keep_widths_apart(toy):
     check(task, trials)
 
 
+class DroppingBefore(Toy):
+    """Masks have the width of the inputs, whatever that of the hidden layer."""
+
+    def network(self, hp):
+        return nn.Sequential(nn.Dropout(0.3), *super().network(hp))
+
+
+class DroppingBetween(Toy):
+    """Masks have the width of the hidden layer."""
+
+    def network(self, hp):
+        first, activation, last = super().network(hp)
+        return nn.Sequential(first, activation, nn.Dropout(0.3), last)
+
+
+@pytest.mark.parametrize(
+    ("toy", "num"),
+    [(DroppingBefore, 1), (DroppingBetween, 2)],  # wider masks are others than those alone
+)
+def test_widths_may_differ_where_masks_do_not(toy, num):
+    task = in_double(toy)
+    trials = widths(16, 12, 16, 12)
+    assert num_blocks(task, trials) == num
+    check(task, trials)
+
+
 def test_dropout_may_follow_a_schedule_in_its_block():
     class Fading(Dropping):
         def adapt(self, model, hp):

@@ -45,9 +45,9 @@ def calibrate(monkeypatch):
         calls.append(member)
         return CURVES
 
-    monkeypatch.setattr("thrifty.pack._auto.calibrate", measure)
+    monkeypatch.setattr("thrifty.pack._judge.calibrate", measure)
     for price in ("PRICE_S", "PRICE_STEPS"):
-        monkeypatch.setattr(f"thrifty.pack._auto.{price}", 0, raising=False)
+        monkeypatch.setattr(f"thrifty.pack._judge.{price}", 0, raising=False)
     return calls
 
 

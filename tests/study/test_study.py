@@ -36,7 +36,7 @@ from thrifty.testing import FaultyTask, LineTask
 @pytest.fixture(autouse=True)
 def one_at_a_time(monkeypatch):
     """However slow the machine is, these studies are too small for packing to be tried: events come one by one."""
-    monkeypatch.setattr("thrifty.pack._auto.PRICE_S", math.inf)
+    monkeypatch.setattr("thrifty.pack._judge.PRICE_S", math.inf)
 
 
 class Count:

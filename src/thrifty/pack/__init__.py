@@ -8,7 +8,7 @@ import sys as _sys
 from types import ModuleType as _ModuleType
 from typing import Any as _Any
 
-from ._auto import AutoBackend as AutoBackend, Calibration as Calibration, Prefer as Prefer
+from ._auto import AutoBackend as AutoBackend, Prefer as Prefer
 from ._backend import (
     Backend as Backend,
     EpochPlan as EpochPlan,
@@ -25,6 +25,7 @@ from ._data import (
 from ._fused import FusedBackend as FusedBackend
 from ._hyperparameters import HyperParameters as HyperParameters
 from ._inspect import TaskReport as TaskReport, inspect_task as inspect_task
+from ._judge import Calibration as Calibration
 from ._optimizer import (
     SGD as SGD,
     Adagrad as Adagrad,

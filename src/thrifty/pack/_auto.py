@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import logging
-import math
-import os
-import platform
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 import torch
 
-from thrifty.core import fingerprint
 from thrifty.perf import PackCurve
 
 from ._backend import Backend, EpochPlan, Member, Outcome
-from ._calibrate import calibrate
 from ._concatenated import ConcatenatedBackend
 from ._fused import FusedBackend
+from ._judge import Calibration, Judge
 from ._solo import SoloBackend
 from ._state import State
 from ._task import Task, Trainable
-from .fused._block import BlockOptions
 from .fused._member import FusedTrial
 from .fused._registry import UnfusableError
 
@@ -32,38 +25,6 @@ from .fused._registry import UnfusableError
 logger = logging.getLogger(__name__)
 
 Prefer = Literal["auto", "fused", "concatenated", "solo"]
-
-PRICE_STEPS = 500
-PRICE_S = 0.1
-"""About what it costs to find out whether fusing pays. Until as much has gone into plain training of a structure nothing is measured,
-so that a small study never loses more than it might have gained (the rule of the ski that is rented until rents add up to its price)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
-    """What was measured for one structure on one device; ``key`` names both, ``structure`` and ``device`` in words.
-
-    ``memory_bytes`` is what the device has for everybody.
-    """
-
-    key: str
-    structure: str
-    device: str
-    curves: tuple[PackCurve, ...]
-    memory_bytes: float = math.inf
-
-    @property
-    def solo_s(self) -> float:
-        """Seconds of a step of one trial alone."""
-        return next(c.step_s[1] for c in self.curves if c.backend == "solo")
-
-    def fuses(self, num: int) -> bool:
-        """Whether ``num`` trials together are quicker fused than by themselves."""
-        return any(
-            curve.per_trial(min(num, max(curve.step_s))) < self.solo_s
-            for curve in self.curves
-            if curve.backend == "fused"
-        )
 
 
 class AutoBackend(Backend):
@@ -90,7 +51,7 @@ class AutoBackend(Backend):
         self._fused: FusedBackend | None = None
         if isinstance(task, Task) and prefer in ("auto", "fused"):
             self._fused = FusedBackend(task, device=device)
-        self._judge = _Judge(
+        self._judge = Judge(
             task,
             torch.device(device),
             known=known or {},
@@ -122,6 +83,8 @@ class AutoBackend(Backend):
             trial = self._plain.trial(slot)
             if self._fused is not None and trial is not None:
                 self._goes_fused(slot, trial, plan.values)
+            elif self._where[slot] is self._fused and self._prefer == "auto":
+                self._may_go_back(slot)
         for backend in dict.fromkeys(self._where.values()):
             mine = {slot: plan for slot, plan in plans.items() if self._where[slot] is backend}
             began = time.perf_counter()
@@ -163,6 +126,13 @@ class AutoBackend(Backend):
         self._plain.forget(slot)
         self._where[slot] = self._fused
         return True
+
+    def _may_go_back(self, slot: int) -> None:
+        """A trial that is left with too little company is trained plainly again."""
+        assert self._fused is not None
+        if not self._judge.stays(self._fused.trial(slot)):
+            self._plain.place(slot, self._fused.take(slot))
+            self._where[slot] = self._plain
 
     def _leaves_fused(
         self, slot: int, plan: EpochPlan | None, reason: UnfusableError
@@ -244,131 +214,3 @@ class _Plain(Backend):
     def forget(self, slot: int) -> None:
         """The trial that was in a slot lives on elsewhere."""
         self.release(slot)
-
-
-class _Judge:
-    """Knows, or finds out, which back-end is best for a structure."""
-
-    def __init__(
-        self,
-        task: Task | Trainable,
-        device: torch.device,
-        *,
-        known: Mapping[str, Sequence[PackCurve]],
-        on_calibrated: Callable[[Calibration], None],
-        patient: bool,
-    ) -> None:
-        self._task = task
-        self._device = device
-        self._known = known
-        self._on_calibrated = on_calibrated
-        self._patient = patient
-        self._calibrations: dict[Hashable, Calibration] = {}
-        self._identity: WeakKeyDictionary[FusedTrial, Hashable] = WeakKeyDictionary()
-        self._spent: dict[Hashable, tuple[float, int]] = {}
-
-    def fuses(self, fused: FusedBackend, trial: FusedTrial, values: Mapping[str, Any]) -> bool:
-        """Whether fusing is quicker for a trial, beside those of its kind; no while it is too early to tell.
-
-        Raises:
-            UnfusableError: it cannot be fused.
-        """
-        identity = self._identity[trial] = fused.identity(trial, values)
-        host = fused.host(trial, values) if self._calibrations else None
-        if host is not None:  # it is as good as those that it joins
-            self._identity[trial] = fused.identity_of(host)
-        elif identity not in self._calibrations:
-            name = self._name(identity)
-            if name not in self._known and self._patient and not self._has_paid(identity):
-                return False
-            self._calibrate(identity, name, fused=fused, trial=trial, values=values)
-        mine = self._identity[trial]
-        beside = sum(other == mine for other in self._identity.values())
-        return self._calibrations[mine].fuses(beside)
-
-    def calibration(self, trial: FusedTrial) -> Calibration | None:
-        """What was measured for a trial."""
-        return self._calibrations.get(self._identity.get(trial))
-
-    def spent(self, trials: Sequence[FusedTrial], seconds: float) -> None:
-        """So much time went into plain training of some trials, each of which made an epoch or a part of one."""
-        for trial in trials:
-            identity = self._identity.get(trial)
-            before, steps = self._spent.get(identity, (0.0, 0))
-            self._spent[identity] = (
-                before + seconds / len(trials),
-                steps + trial.num_steps(trial.plan.values),
-            )
-
-    def _has_paid(self, identity: Hashable) -> bool:
-        seconds, steps = self._spent.get(identity, (0.0, 0))
-        return seconds >= PRICE_S and steps >= PRICE_STEPS
-
-    def _name(self, identity: Hashable) -> str:
-        device = device_name(self._device)
-        return fingerprint([
-            repr(identity),
-            device,
-            torch.get_num_threads(),
-            torch.__version__,
-        ])
-
-    def _calibrate(
-        self,
-        identity: Hashable,
-        name: str,
-        *,
-        fused: FusedBackend,
-        trial: FusedTrial,
-        values: Mapping[str, Any],
-    ) -> None:
-        assert isinstance(self._task, Task)
-        key = fused.key(trial, values)
-        curves = self._known.get(name)
-        if curves is None:
-            curves = calibrate(
-                self._task,
-                Member(values=values, seed=trial.seed),
-                device=self._device,
-                structures=fused.structures,
-                channels_last=fused.structure(trial, values).has_images,
-            )
-        calibration = self._calibrations[identity] = Calibration(
-            key=name,
-            structure=f"{type(trial.model).__qualname__}, {describe(trial.model)}",
-            device=device_name(self._device),
-            curves=tuple(curves),
-            memory_bytes=device_memory(self._device),
-        )
-        fused_curves = [c for c in curves if c.backend == "fused"]
-        if fused_curves:
-            best = min(fused_curves, key=lambda c: min(c.per_trial(k) for k in c.step_s))
-            fused.configure(
-                key,
-                BlockOptions(
-                    size=max(best.step_s), channels_last=best.variant == "channels last"
-                ),
-            )
-        self._on_calibrated(calibration)
-
-
-def device_name(device: torch.device) -> str:
-    """What a device is called by its maker."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return platform.processor() or platform.machine()
-
-
-def device_memory(device: torch.device) -> float:
-    """The memory of a GPU, or what this machine has free; infinite where nobody can tell."""
-    if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[1])
-    try:
-        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (ValueError, OSError, AttributeError):
-        return math.inf
-
-
-def describe(model: torch.nn.Module) -> str:
-    """The size of a model in words."""
-    return f"{sum(p.numel() for p in model.parameters()):,} parameters"

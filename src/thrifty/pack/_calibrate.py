@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -15,7 +16,7 @@ from ._backend import EpochPlan, Member, out_of_memory
 from ._fused import FusedBackend, Structures
 from ._task import Task
 from ._trial import TaskTrial
-from .fused._block import BlockOptions
+from .fused._options import BlockOptions
 
 
 SIZES = {"cpu": (1, 4, 16, 32), "cuda": (1, 4, 16, 64, 256)}
@@ -23,6 +24,8 @@ MEASURE_S = 0.012
 """How long each size is measured, if steps are short; three steps at least."""
 MAX_STEP_S = 2.0
 """No larger packs are tried when a joint step takes as long."""
+HOPE = 0.9
+"""A larger pack is measured if it may be that much better for each trial."""
 GAIN = 0.97
 """A larger pack must be that much better for each trial to be worth having."""
 
@@ -42,12 +45,14 @@ def calibrate(
     """
     solo_s = _seconds(_solo_steps(task, member, device), device)
     curves = [PackCurve(backend="solo", step_s={1: solo_s})]
+    sizes = [k for k in SIZES.get(device.type, SIZES["cpu"]) if k <= max_size]
+    first: dict[int, float] = {}  # what packs of each size take in the first order
     for last in (False, True) if channels_last else (False,):
         step_s: dict[int, float] = {}
         memory: dict[int, float] = {}
-        for size in SIZES.get(device.type, SIZES["cpu"]):
-            if size > max_size:
-                break
+        # the second order is tried at one size; only if that is better there at all of them
+        order = [*sizes[1:2], *sizes[:1], *sizes[2:]] if last else sizes
+        for size in order:
             try:
                 step_s[size], memory[size] = _measure_fused(
                     task, member, size, device=device, structures=structures, channels_last=last
@@ -56,10 +61,13 @@ def calibrate(
                 if not out_of_memory(error):
                     raise
                 break
-            best = min(step_s[k] / k for k in step_s)
-            if step_s[size] > MAX_STEP_S or step_s[size] / size > best / GAIN:
+            worse = (
+                last and len(step_s) == 1 and step_s[size] > GAIN * first.get(size, math.inf)
+            )
+            if worse or (size >= max(step_s) and not _promises_more(step_s)):
                 break
         if step_s:
+            first = first or step_s
             fused = PackCurve(
                 backend="fused",
                 variant="channels last" if last else "",
@@ -68,6 +76,18 @@ def calibrate(
             )
             curves.append(_up_to_the_best(fused))
     return curves
+
+
+def _promises_more(step_s: Mapping[int, float]) -> bool:
+    """Whether larger packs may be worth measuring: the line through the two largest sizes says what they can reach at best."""
+    *_, k = sizes = sorted(step_s)
+    if step_s[k] > MAX_STEP_S:
+        return False
+    if len(sizes) == 1:
+        return True
+    j = sizes[-2]
+    limit = (step_s[k] - step_s[j]) / (k - j)
+    return limit < HOPE * min(step_s[k] / k for k in sizes)
 
 
 def _up_to_the_best(curve: PackCurve) -> PackCurve:
@@ -126,12 +146,12 @@ def _fused_steps(backend: FusedBackend, size: int, values: Mapping[str, Any]) ->
 
 
 def _seconds(steps: Iterator[None], device: torch.device) -> float:
-    """The least time of a step, after three that warm up: what disturbs a measurement only makes it longer."""
-    for _ in range(3):
+    """The least time of a step, after two that warm up: what disturbs a measurement only makes it longer."""
+    for _ in range(2):
         next(steps)
     _wait(device)
     times: list[float] = []
-    while len(times) < 4 or (sum(times) < MEASURE_S and len(times) < 200):
+    while len(times) < 3 or (sum(times) < MEASURE_S and len(times) < 200):
         began = time.perf_counter()
         next(steps)
         _wait(device)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Mapping
 from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,16 +18,17 @@ from ._data import epoch_order
 from ._random import seed_everything
 from ._state import State
 from ._task import Task
-from .fused._block import Block, BlockOptions, FeedError
+from .fused._block import Block
 from .fused._denormals import denormals_flushed
 from .fused._dry_run import dry_run, fits_inside
 from .fused._feed import ArrayFeed, Feed, IteratorFeed
-from .fused._member import FusedTrial
+from .fused._member import FeedError, FusedTrial
+from .fused._options import BlockOptions
 from .fused._registry import UnfusableError
-from .fused._signature import family, settings, signature
+from .fused._signature import family, kin, settings, signature
 from .fused._structure import Structure
 from .fused._tape import Arena
-from .fused.optimizers import RowOptimizer, optimizer_for
+from .fused.optimizers import optimizer_for
 
 
 Structures = dict[Hashable, Structure | str]
@@ -36,8 +39,14 @@ MIN_FILL = 0.4
 """A narrower model is padded to a wider one if it has that share of its parameters: beyond, too much is zeros."""
 
 
-MAX_PADDING = 1.5
-"""The largest batch of a block may be that much larger than its smallest."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What the time of a trial's steps depends on: exactly (``identity``), of those that could be packed with it (``group``), and
+    roughly (``kin``: sizes, but neither activations nor the optimiser)."""
+
+    identity: Hashable
+    group: Hashable
+    kin: Hashable
 
 
 class FusedBackend(Backend):
@@ -89,36 +98,62 @@ class FusedBackend(Backend):
         self._place(trial, values)
         self._trials[slot] = trial
 
-    def key(self, trial: FusedTrial, values: Mapping[str, Any]) -> Hashable:
-        """What trials that may be packed with this one have in common.
+    def key(
+        self, trial: FusedTrial, values: Mapping[str, Any]
+    ) -> tuple[Hashable, Hashable, Hashable]:
+        """What trials that may be packed with this one have in common: structure, kind of optimiser, batch size where that matters.
 
         Raises:
             UnfusableError: nobody may.
         """
-        return self._key(trial, values)
+        _, kind = optimizer_for(trial.spec, trial.spec.resolve(values))
+        padding = self.structure(trial, values).padding
+        return (self._structure_key(trial), kind, None if padding else trial.batch_size(values))
 
-    def identity(self, trial: FusedTrial, values: Mapping[str, Any]) -> Hashable:
+    def traits(self, trial: FusedTrial, values: Mapping[str, Any]) -> Traits:
         """What the time of a step depends on; equal in every process, and found without a dry run.
 
         Raises:
             UnfusableError: the model has hooks, or there is no such optimiser over rows.
         """
         arrays = trial.source.arrays
-        return (
+        rows = arrays and tuple((tuple(a.shape[1:]), str(a.dtype)) for a in arrays)
+        batch_size = trial.batch_size(values)
+        group = (
             signature(trial.model, attributes=vars(trial.task)),
             self._kind(trial, values),
-            trial.batch_size(values),
-            arrays and tuple((tuple(a.shape[1:]), str(a.dtype)) for a in arrays),
+            rows,
+        )
+        half_octave = round(2 * math.log2(batch_size))
+        return Traits(
+            identity=(*group[:2], batch_size, rows),
+            group=group,
+            kin=(kin(trial.model), half_octave, rows),
         )
 
-    def identity_of(self, key: Hashable) -> Hashable:
-        """The identity of the trials that are in training under a key."""
+    def traits_of(self, key: Hashable) -> Traits:
+        """The traits of the trials that are in training under a key."""
         trial = next(t for block in self._blocks[key] for t in block.trials)
-        return self.identity(trial, trial.plan_values)
+        return self.traits(trial, trial.plan_values)
 
-    def structure(self, trial: FusedTrial, values: Mapping[str, Any]) -> Structure:
+    def structure(
+        self, trial: FusedTrial, values: Mapping[str, Any], *, channels_last: bool = False
+    ) -> Structure:
         """The tested structure of a prepared trial. Raises as ``key`` does."""
-        return self._structure(trial, values)
+        key = self._structure_key(trial)
+        if key not in self.structures:
+            self.structures[key] = _found_out(trial, values)
+        known = self.structures[key]
+        if isinstance(known, str):
+            raise UnfusableError(known)
+        if not channels_last:
+            return known
+        key = ("channels last", key)
+        if key not in self.structures:
+            self.structures[key] = known.with_channels_last()
+        found = self.structures[key]
+        assert isinstance(found, Structure)
+        return found
 
     def trial(self, slot: int) -> FusedTrial:
         """The trial in a slot."""
@@ -137,7 +172,7 @@ class FusedBackend(Backend):
         Raises:
             UnfusableError: as ``key``.
         """
-        key = self._key(trial, values)
+        key = self.key(trial, values)
         if self._blocks.get(key):
             return None
         size = sum(p.numel() for p in trial.model.parameters())
@@ -238,78 +273,28 @@ class FusedBackend(Backend):
 
     def _place(self, trial: FusedTrial, values: Mapping[str, Any]) -> None:
         """Puts a trial into a block of its structure with a free row."""
-        key = self._key(trial, values)
-        options = self._options.get(key, self._default)
-        structure = self._structure(trial, values, channels_last=options.channels_last)
-        optimizer, _ = optimizer_for(trial.spec, trial.spec.resolve(values))
+        key = self.key(trial, values)
         host = self.host(trial, values)
         blocks = self._blocks.setdefault(key if host is None else host, [])
-        if host is not None:
-            structure, options = blocks[0].structure, self._options.get(host, self._default)
         batch_size = trial.batch_size(values)
-        block = next((b for b in blocks if self._takes(b, batch_size)), None)
+        block = next((b for b in blocks if b.takes(batch_size)), None)
         if block is None:
-            block = self._new_block(structure, optimizer, options)
+            options = self._options.get(key if host is None else host, self._default)
+            block = Block(
+                self.structure(trial, values, channels_last=options.channels_last)
+                if host is None
+                else blocks[0].structure,
+                optimizer_for(trial.spec, trial.spec.resolve(values))[0],
+                options=options,
+                device=self._device,
+                arena=self._arena,
+            )
             blocks.append(block)
         block.add(trial)
         self._home[trial], self._keys[trial] = block, key
 
-    def _takes(self, block: Block, batch_size: int) -> bool:
-        """Whether a block has a free row, and batches near enough in size that padding does not cost more than it saves."""
-        sizes = [batch_size, *(t.batch_size(t.plan_values) for t in block.trials)]
-        return len(block.trials) < block.capacity and max(sizes) <= MAX_PADDING * min(sizes)
-
-    def _new_block(
-        self, structure: Structure, optimizer: RowOptimizer, options: BlockOptions
-    ) -> Block:
-        return Block(
-            structure,
-            optimizer,
-            options=options,
-            device=self._device,
-            arena=self._arena,
-        )
-
-    def _key(
-        self, trial: FusedTrial, values: Mapping[str, Any]
-    ) -> tuple[Hashable, Hashable, Hashable]:
-        """What trials in one block have in common."""
-        _, kind = optimizer_for(trial.spec, trial.spec.resolve(values))
-        padding = self._structure(trial, values).padding
-        return (self._structure_key(trial), kind, None if padding else trial.batch_size(values))
-
     def _structure_key(self, trial: FusedTrial) -> Hashable:
         return (signature(trial.model, attributes=vars(trial.task)), id(trial.source))
-
-    def _structure(
-        self, trial: FusedTrial, values: Mapping[str, Any], *, channels_last: bool = False
-    ) -> Structure:
-        """The tested structure of a trial's model."""
-        key = self._structure_key(trial)
-        known = self.structures.get(key)
-        if known is None:
-            try:
-                batch = next(trial.batches(EpochPlan(epoch=0, values=values)))
-                seed_everything(derive_seed(trial.seed, "dry run"))
-                # a copy: what the trial's task notes down later is not what was recorded
-                known = dry_run(copy(trial.task), trial.model, batch)
-            except UnfusableError as error:
-                known = str(error)
-            except Exception as error:
-                if out_of_memory(error):
-                    raise
-                known = f"its dry run failed with {type(error).__name__}: {error}"
-            self.structures[key] = known
-        if isinstance(known, str):
-            raise UnfusableError(known)
-        if not channels_last:
-            return known
-        key = ("channels last", key)
-        if key not in self.structures:
-            self.structures[key] = known.with_channels_last()
-        found = self.structures[key]
-        assert isinstance(found, Structure)
-        return found
 
     # -- epochs --------------------------------------------------------------------------
 
@@ -333,7 +318,7 @@ class FusedBackend(Backend):
         Raises:
             UnfusableError: it can no longer be fused; it stays where it is, so that its state can be taken out.
         """
-        if self._key(trial, values) != self._keys[trial]:
+        if self.key(trial, values) != self._keys[trial]:
             block = self._home[trial]
             trial.take_moments(block.moments(trial))
             block.remove(trial)
@@ -356,6 +341,21 @@ class FusedBackend(Backend):
                 ).to(self._device)
                 self._feeds[key] = ArrayFeed(trial.source.arrays, order, batch_size)
         return self._feeds[key]
+
+
+def _found_out(trial: FusedTrial, values: Mapping[str, Any]) -> Structure | str:
+    """The structure of a trial's model by a dry run, or why there is none."""
+    try:
+        batch = next(trial.batches(EpochPlan(epoch=0, values=values)))
+        seed_everything(derive_seed(trial.seed, "dry run"))
+        # a copy: what the trial's task notes down later is not what was recorded
+        return dry_run(copy(trial.task), trial.model, batch)
+    except UnfusableError as error:
+        return str(error)
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        return f"its dry run failed with {type(error).__name__}: {error}"
 
 
 def _advanced(block: Block) -> dict[FusedTrial, Outcome]:

@@ -14,11 +14,12 @@ from ._hyperparameters import HyperParameters
 from ._optimizer import Optimizer
 from ._random import borrowed_streams, seed_step
 from ._task import Task
-from .fused._block import Block, BlockOptions
+from .fused._block import Block
 from .fused._denormals import denormals_flushed
 from .fused._dry_run import dry_run
 from .fused._feed import IteratorFeed
 from .fused._member import FusedTrial
+from .fused._options import BlockOptions
 from .fused._registry import UnfusableError
 from .fused._signature import dropout_rates, signature
 from .fused._tape import Arena

@@ -71,9 +71,9 @@ def refused(match, forward, *inputs, make=nn.Module, size=SIZE, num_rows=None, b
     group = group_of(size, num_rows=num_rows, batch=batch)
     module = copy.deepcopy(make()).double()
     for name, parameter in list(module.named_parameters()):
-        _put(module, "_parameters", name, group.pack(torch.stack([parameter.detach()] * size)))
+        put(module, "_parameters", name, group.pack(torch.stack([parameter.detach()] * size)))
     for name, buffer in list(module.named_buffers()):
-        _put(module, "_buffers", name, group.pack(torch.stack([buffer] * size)))
+        put(module, "_buffers", name, group.pack(torch.stack([buffer] * size)))
     with pytest.raises(UnfusableError, match=match):
         forward(module, *[_handed(group, x, x.value) for x in inputs])
 
@@ -98,7 +98,14 @@ def check(
     """
     first, second = (
         _Twins(
-            forward, inputs(s), make, size, training=training, num_rows=num_rows, seed=10 * s
+            forward,
+            inputs(s),
+            make,
+            size,
+            training=training,
+            num_rows=num_rows,
+            channels_last=channels_last,
+            seed=10 * s,
         )
         for s in (0, 1)
     )
@@ -109,9 +116,8 @@ def check(
 
 
 class _Twins:
-    channels_last = False
-
-    def __init__(self, forward, inputs, make, size, *, training, num_rows, seed):
+    def __init__(self, forward, inputs, make, size, *, training, num_rows, channels_last, seed):
+        self.channels_last = channels_last
         self.forward = forward
         self.inputs = inputs
         self.size = size
@@ -240,9 +246,9 @@ class _Twins:
             for (name, _), leaf in zip(
                 list(module.named_parameters()), parameters, strict=True
             ):
-                _put(module, "_parameters", name, group.pack(leaf))
+                put(module, "_parameters", name, group.pack(leaf))
             for (name, _), leaf in zip(list(module.named_buffers()), buffers, strict=True):
-                _put(module, "_buffers", name, group.pack(leaf))
+                put(module, "_buffers", name, group.pack(leaf))
             handed = [
                 _handed(group, x, v, copied=True)
                 for x, v in zip(self.inputs, inputs, strict=True)
@@ -275,7 +281,7 @@ def _handed(group, x, value, *, copied=False):
     return value if isinstance(x, Shared) else group.pack(value, x.axis)
 
 
-def _put(module, where, name, value):
+def put(module, where, name, value):
     path, _, last = name.rpartition(".")
     getattr(module.get_submodule(path), where)[last] = value
 

@@ -4,8 +4,9 @@ User code runs once on packed tensors (``_packed``, ``rules``); what it comes to
 fixed memory (``_tape``) for the trials of a block (``_block``), after a dry run has shown that each gets its own gradient (``_dry_run``).
 """
 
-from ._block import Block as Block, BlockOptions as BlockOptions
+from ._block import Block as Block
 from ._dry_run import dry_run as dry_run
+from ._options import BlockOptions as BlockOptions
 from ._packed import Group as Group, Packed as Packed
 from ._registry import UnfusableError as UnfusableError, register_rule as register_rule
 

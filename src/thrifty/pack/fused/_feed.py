@@ -24,6 +24,7 @@ class ArrayFeed:
         self._parts = order.split(batch_size)
         self.sizes = tuple(len(part) for part in self._parts)
         self.rows_at_most = max(self.sizes)
+        self._row_shapes = tuple((tuple(array.shape[1:]), array.dtype) for array in arrays)
 
     def num_rows(self, step: int) -> int:
         """How many rows the batch of a step has."""
@@ -37,9 +38,9 @@ class ArrayFeed:
         """Which rows they are."""
         return self._parts[step]
 
-    def shapes(self, step: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    def row_shapes(self, step: int) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
         """Shape of a row and dtype of each tensor."""
-        return [(tuple(array.shape[1:]), array.dtype) for array in self.arrays]
+        return self._row_shapes
 
     def batch(self, step: int) -> list[torch.Tensor]:
         """The tensors of a batch."""
@@ -64,9 +65,9 @@ class IteratorFeed:
         """How many rows the batch of a step has."""
         return len(self.batch(step)[0])
 
-    def shapes(self, step: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    def row_shapes(self, step: int) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
         """Shape of a row and dtype of each tensor."""
-        return [(tuple(leaf.shape[1:]), leaf.dtype) for leaf in self.batch(step)]
+        return tuple((tuple(leaf.shape[1:]), leaf.dtype) for leaf in self.batch(step))
 
     def batch(self, step: int) -> list[torch.Tensor]:
         """The tensors of a batch; steps come in order, each as often as it likes."""

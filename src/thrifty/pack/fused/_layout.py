@@ -56,7 +56,7 @@ class Layout:
         for segment in self.segments:
             view = row[segment.start : segment.stop].view(segment.shape)
             shape = segment.shape if shapes is None else shapes[segment.name]
-            yield view if shape == segment.shape else view[tuple(slice(n) for n in shape)]
+            yield view if shape == segment.shape else corner(view, shape)
 
     def holds(self, parameters: Mapping[str, torch.Tensor]) -> bool:
         """Whether a model of these parameters fits into the corners of this one's."""
@@ -69,3 +69,8 @@ class Layout:
             )
             for segment in self.segments
         )
+
+
+def corner(tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """The part of a wider tensor that is a narrower model's own."""
+    return tensor[tuple(slice(n) for n in shape)]

@@ -14,8 +14,17 @@ from thrifty.pack._state import pack_state, unpack_state
 from thrifty.pack._task import Task
 from thrifty.pack._trial import TaskTrial
 
-from ._feed import Feed
+from ._feed import Feed, IteratorFeed
 from ._signature import dropout_rates
+
+
+class FeedError(Exception):
+    """The batches of one trial cannot be had."""
+
+    def __init__(self, trial: FusedTrial, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.trial = trial
+        self.reason = reason
 
 
 class FusedTrial(TaskTrial):
@@ -60,6 +69,18 @@ class FusedTrial(TaskTrial):
         self._epoch_seed = derive_seed(self.seed, "epoch", plan.epoch)
         self._draw_key = (self._epoch_seed, *self.rates.items())
         self._options = self._table(plan)
+
+    def fetch(self) -> None:
+        """Has the batch of this step read, so that what goes wrong in its data is known to be this trial's affair.
+
+        Raises:
+            FeedError: something went wrong.
+        """
+        if isinstance(self.feed, IteratorFeed):
+            try:
+                self.feed.batch(self.step_index)
+            except Exception as error:
+                raise FeedError(self, error) from error
 
     @property
     def draw_key(self) -> tuple[Any, ...]:

@@ -157,9 +157,13 @@ def _same(name: str) -> property:
 
 def _refuse(name: str) -> Callable[..., Any]:
     def call(*_: Any, **__: Any) -> Any:
-        raise UnfusableError(f"it reads the value of a tensor (.{name}())")
+        raise _reads(name)
 
     return call
+
+
+def _reads(name: str) -> UnfusableError:
+    return UnfusableError(f"it reads the value of a tensor ({name})")
 
 
 for _name in _SAME_FOR_ALL:
@@ -178,21 +182,12 @@ def _operator(name: str) -> Callable[..., Any]:
     return call
 
 
-def _read(name: str) -> Callable[..., Any]:
-    def call(*_: Any) -> Any:
-        raise UnfusableError(f"it reads the value of a tensor ({name})")
-
-    return call
-
-
 for _name in (
     "add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul", "truediv", "rtruediv", "itruediv",
     "floordiv", "mod", "pow", "rpow", "matmul", "rmatmul", "neg", "abs", "invert", "and", "or", "xor",
     "eq", "ne", "lt", "le", "gt", "ge", "getitem", "setitem",
 ):  # fmt: skip
     setattr(Packed, f"__{_name}__", _operator(f"__{_name}__"))
-for _name in ("bool", "float", "int", "index", "array"):
-    setattr(Packed, f"__{_name}__", _read(f"__{_name}__"))
 
 
 def apply(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -205,7 +200,7 @@ def apply(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     group = group_of(args, kwargs)
     name = getattr(func, "__name__", str(func))
     if name in READS:
-        raise UnfusableError(f"it reads the value of a tensor ({name})")
+        raise _reads(name)
     try:
         if rule is not None:
             return rule(group, *args, **kwargs)

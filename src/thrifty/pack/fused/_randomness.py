@@ -23,6 +23,9 @@ class TrialValue(float):
         out.path = path
         return out
 
+    def __getnewargs__(self) -> tuple[float, str]:  # type: ignore[override]  # for copies
+        return (float(self), self.path)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:

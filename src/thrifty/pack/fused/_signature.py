@@ -85,6 +85,15 @@ def family(model: torch.nn.Module) -> Hashable:
     )
 
 
+def kin(model: torch.nn.Module) -> Hashable:
+    """Equal for models that cost about the same: their layers with parameters and the shapes of these; activations may differ."""
+    return tuple(
+        (type(module).__qualname__, tuple((name, tuple(p.shape), p.dtype) for name, p in own))
+        for module in model.modules()
+        if (own := [(n, p) for n, p in module._parameters.items() if p is not None])
+    )
+
+
 def dropout_rates(model: torch.nn.Module) -> dict[str, float]:
     """The rates of all dropout layers, by path."""
     return {

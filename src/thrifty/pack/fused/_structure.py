@@ -45,6 +45,15 @@ class Recorded:
     names: tuple[str, ...]
 
 
+def in_order(
+    batch: Sequence[torch.Tensor],
+    rows: torch.Tensor | None,
+    state: Sequence[torch.Tensor],
+) -> list[torch.Tensor]:
+    """The inputs of a program, in the order in which it takes them."""
+    return [*batch, *([] if rows is None else [rows]), *state]
+
+
 class Structure:
     """A skeleton model whose tensors are packed while a program is recorded.
 
@@ -85,6 +94,21 @@ class Structure:
         """Whether metrics can be worked out for all trials at once."""
 
     @property
+    def trained(self) -> tuple[str, ...]:
+        """Names of the trained parameters."""
+        return tuple(segment.name for segment in self.layout.segments)
+
+    @property
+    def untrained(self) -> tuple[str, ...]:
+        """Names of frozen parameters and buffers."""
+        return (*self.frozen, *self.buffers)
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Names of all tensors, in the order in which a program takes them."""
+        return (*self.trained, *self.untrained)
+
+    @property
     def has_images(self) -> bool:
         """Whether it has convolutions of images, which may be faster with channels last."""
         return any(len(segment.shape) == 4 for segment in self.layout.segments)
@@ -95,7 +119,7 @@ class Structure:
             self.task,
             self.model,
             batch_spec=self.batch_spec,
-            trained=[segment.name for segment in self.layout.segments],
+            trained=self.trained,
             channels_last=True,
         )
         out.sharing, out.padding = self.sharing, self.padding
@@ -111,14 +135,9 @@ class Structure:
         state: Sequence[torch.Tensor],
     ) -> Recorded:
         """The program of a variant, recorded when first needed on the tensors given."""
-        known = self._recorded.get(variant)
-        if known is None:
-            generators = [torch.Generator(device=state[0].device) for _ in range(variant.size)]
-            known = self.record(
-                variant, batch=batch, rows=rows, state=state, generators=generators
-            )
-            self._recorded[variant] = known
-        return known
+        if variant not in self._recorded:
+            self._recorded[variant] = self.record(variant, batch=batch, rows=rows, state=state)
+        return self._recorded[variant]
 
     def record(
         self,
@@ -127,15 +146,19 @@ class Structure:
         batch: Sequence[torch.Tensor],
         rows: torch.Tensor | None,
         state: Sequence[torch.Tensor],
-        generators: Sequence[torch.Generator],
+        seed: int = 0,
     ) -> Recorded:
         """Records loss and gradients (training) or metrics (otherwise) of ``variant.size`` trials.
 
-        ``state`` has the trained parameters, the frozen ones and the buffers, each ``[K, ...]``.
+        ``state`` has the tensors of ``state_names``, each ``[K, ...]``; ``seed`` is for the random numbers that are drawn meanwhile.
 
         Raises:
             UnfusableError: the model does something that cannot be done for all trials at once.
         """
+        generators = [
+            torch.Generator(device=state[0].device).manual_seed(seed + k)
+            for k in range(variant.size)
+        ]
         group = Group(
             variant.size,
             randomness=Randomness(generators),
@@ -162,7 +185,7 @@ class Structure:
                 _scalar(group, value, f"metric {name!r}") for name, value in metrics.items()
             ]
 
-        inputs = [*batch, *([] if rows is None else [rows]), *state]
+        inputs = in_order(batch, rows, state)
         with self._holding(group, state), torch.set_grad_enabled(variant.training):
             self.model.train(variant.training)
             draws = group.randomness.draws
@@ -176,9 +199,8 @@ class Structure:
     @contextmanager
     def _holding(self, group: Group, state: Sequence[torch.Tensor]) -> Iterator[None]:
         """The skeleton's tensors are the packed ones for a while."""
-        names = [*[s.name for s in self.layout.segments], *self.frozen, *self.buffers]
         before = []
-        for name, tensor in zip(names, state, strict=True):
+        for name, tensor in zip(self.state_names, state, strict=True):
             packed = group.pack(tensor)
             for home, key in self._places[name]:
                 before.append((home, key, home[key]))

@@ -15,6 +15,7 @@ KINDS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_every_convolution(data):

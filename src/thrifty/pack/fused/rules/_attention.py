@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from thrifty.pack.fused._packed import Group, Packed, by_vmap
 from thrifty.pack.fused._registry import UnfusableError, register_rule
 
-from ._dropout import noise_like
+from ._dropout import drops, noise_like
 from ._linear import linear
 
 
@@ -29,21 +29,20 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> Packed:
     """One call over ``K * B`` rows; with dropout step by step, for the masks are each trial's own."""
-    drops = dropout_p != 0.0 or hasattr(dropout_p, "path")
     options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     ndim = query.dim()
     leading = {
         tuple(x.shape[:-2] if not enable_gqa else x.shape[:-3]) for x in (query, key, value)
     }
     if len(leading) > 1 or ndim < 3:  # they broadcast against each other
-        if drops:
+        if drops(dropout_p):
             raise UnfusableError("attention with dropout over batches that broadcast")
         args = (query, key, value, attn_mask)
         return by_vmap(group, F.scaled_dot_product_attention, args, options)  # type: ignore[no-any-return]
     q, k, v = (group.first(x) for x in (query, key, value))
     shape = q.shape[:2]
     mask = _mask(group, attn_mask, ndim=ndim, batch=shape[1])
-    if drops:
+    if drops(dropout_p):
         if mask is not None:
             mask = mask.unflatten(0, shape if len(mask) > 1 else (1, 1))
         return group.pack(_with_dropout(group, q, k, v, mask, dropout_p, **options))
@@ -229,6 +228,6 @@ def _by_hand(
     if mask is not None:
         scores = scores + (group.first(mask) if type(mask) is Packed else mask)
     weights = F.softmax(scores, -1)
-    if p != 0.0 or hasattr(p, "path"):
+    if drops(p):
         weights = weights * noise_like(group, weights, p)
     return weights @ v, weights

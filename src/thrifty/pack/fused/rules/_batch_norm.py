@@ -1,8 +1,9 @@
-"""Batch and instance normalisation over K x channels, running statistics included."""
+"""Batch normalisation over K x channels, running statistics included."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from thrifty.pack.fused._packed import Group, Packed
 from thrifty.pack.fused._registry import UnfusableError, register_rule
 
-from ._group_norm import flat
+from ._channels import flat, fold, unfold
 
 
 @register_rule(F.batch_norm)
@@ -29,13 +30,13 @@ def batch_norm(
     """As one batch norm of ``K * C`` channels."""
     if training and group.rows is not None:
         raise UnfusableError("batch normalisation over batches that differ in size")
-
-    def normalise(x: torch.Tensor, mean: Any, var: Any) -> torch.Tensor:
-        w, b = flat(group, weight), flat(group, bias)
-        return F.batch_norm(x, mean, var, w, b, training, momentum, eps)
-
     return over_channels(
-        group, normalise, input, (running_mean, running_var), training=training
+        group,
+        partial(F.batch_norm, training=training, momentum=momentum, eps=eps),
+        input,
+        running=(running_mean, running_var),
+        affine=(weight, bias),
+        training=training,
     )
 
 
@@ -43,18 +44,18 @@ def over_channels(
     group: Group,
     normalise: Callable[..., torch.Tensor],
     images: Any,
-    running: tuple[Any, Any],
     *,
+    running: tuple[Any, Any],
+    affine: tuple[Any, Any],
     training: bool,
 ) -> Packed:
-    """Calls ``normalise(x, mean, var)`` for ``x`` of ``[B, K * C, ...]``; it may update the running statistics."""
-    x = group.second(images)
+    """Calls ``normalise(x, mean, var, weight, bias)`` for K x C channels; in training it updates ``running``."""
     folded = [flat(group, t) for t in running]
-    out = normalise(x.reshape(x.shape[0], -1, *x.shape[3:]), *folded)
+    out = normalise(fold(group, images), *folded, *[flat(group, t) for t in affine])
     if training:
         for whole, changed in zip(running, folded, strict=True):
             _write_back(group, whole, changed)
-    return group.pack(out.view(x.shape), 1)
+    return unfold(group, out)
 
 
 def _write_back(group: Group, whole: Any, changed: torch.Tensor | None) -> None:

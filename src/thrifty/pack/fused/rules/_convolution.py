@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from thrifty.pack.fused._packed import Group, Packed
 from thrifty.pack.fused._registry import RULES
 
+from ._channels import flat, fold, laid_out, unfold
+
 
 def convolution(function: Callable[..., Any]) -> Callable[..., Any]:
     """The rule of ``F.conv1d``, ``F.conv2d`` or ``F.conv3d``."""
@@ -25,11 +27,14 @@ def convolution(function: Callable[..., Any]) -> Callable[..., Any]:
         dilation: Any = 1,
         groups: int = 1,
     ) -> Packed:
-        w, b = _filters(group, weight, bias)
-        batched = input.dim() == weight.dim()
-        x, groups = _images(group, input if batched else input.unsqueeze(0), groups)
-        out = function(x, w, b, stride, padding, dilation, groups)
-        return _unfold(group, out, batched=batched)
+        images, batched = _batched(input, weight)
+        if type(input) is Packed or groups != 1:
+            images, groups = fold(group, images), groups * group.size
+        else:
+            images = laid_out(group, images)
+        w, b = _filters(group, weight), flat(group, bias)
+        out = function(images, w, b, stride, padding, dilation, groups)
+        return _unfolded(group, out, batched=batched)
 
     return rule
 
@@ -48,38 +53,35 @@ def transposed_convolution(function: Callable[..., Any]) -> Callable[..., Any]:
         groups: int = 1,
         dilation: Any = 1,
     ) -> Packed:
-        batched = input.dim() == weight.dim()
-        images = input if batched else input.unsqueeze(0)
-        w, b = _filters(group, weight, bias)  # [K * in, out / groups, ...]
-        if (
-            type(input) is not Packed and groups == 1
-        ):  # [in, K * out, ...]: more channels come out
-            w = group.first(weight).transpose(0, 1).flatten(1, 2)
-            x = images
+        images, batched = _batched(input, weight)
+        if type(input) is Packed or groups != 1:
+            # packed first, for shared images, too, may have to lie channels last
+            images = group.pack(group.second(images), 1)
+            images, groups = fold(group, images), groups * group.size
+            w = _filters(group, weight)  # [K * in, out / groups, ...]
         else:
-            x, groups = _images(group, group.pack(group.second(images), 1), groups)
-        out = function(x, w, b, stride, padding, output_padding, groups, dilation)
-        return _unfold(group, out, batched=batched)
+            w = group.first(weight).transpose(0, 1).flatten(1, 2)  # [in, K * out, ...]
+        b = flat(group, bias)
+        out = function(images, w, b, stride, padding, output_padding, groups, dilation)
+        return _unfolded(group, out, batched=batched)
 
     return rule
 
 
-def _filters(group: Group, weight: Any, bias: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _batched(images: Any, weight: Any) -> tuple[Any, bool]:
+    """Images with a batch in front, and whether there was one."""
+    batched = images.dim() == weight.dim()
+    return (images if batched else images.unsqueeze(0)), batched
+
+
+def _filters(group: Group, weight: Any) -> torch.Tensor:
     w = group.first(weight)
-    b = None if bias is None else group.first(bias).reshape(-1)
-    return w.reshape(-1, *w.shape[2:]), b
+    return w.reshape(-1, *w.shape[2:])
 
 
-def _images(group: Group, images: Any, groups: int) -> tuple[torch.Tensor, int]:
-    if type(images) is not Packed and groups == 1:
-        return images, 1
-    x = group.second(images)
-    return x.reshape(x.shape[0], -1, *x.shape[3:]), groups * group.size
-
-
-def _unfold(group: Group, out: torch.Tensor, *, batched: bool) -> Packed:
-    out = out.view(out.shape[0], group.size, -1, *out.shape[2:])
-    return group.pack(out, 1) if batched else group.pack(out.squeeze(0))
+def _unfolded(group: Group, out: torch.Tensor, *, batched: bool) -> Packed:
+    packed = unfold(group, out)
+    return packed if batched else group.pack(packed.value.squeeze(0))
 
 
 for _function in (F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d):

@@ -14,22 +14,8 @@ from thrifty.pack.fused._packed import Group, Packed
 from thrifty.pack.fused._registry import RULES, UnfusableError, register_rule
 
 
-@register_rule(F.dropout)
-def dropout(
-    group: Group,
-    input: Any,
-    p: float = 0.5,
-    training: bool = True,
-    inplace: bool = False,
-) -> Any:
-    """Elements."""
-    if not _active(p, training=training):
-        return input
-    return _drop(group, input, p, shape=input.shape, inplace=inplace)
-
-
-def _features(*, without_batch: int | None) -> Callable[..., Any]:
-    """The rule of dropout of whole channels; ``without_batch`` is the rank of an input that has no batch."""
+def dropout(noise_shape: Callable[[Any], Sequence[int]]) -> Callable[..., Any]:
+    """The rule of ``F.dropout`` and its kin; ``noise_shape(input)`` is what broadcasts against the input."""
 
     def rule(
         group: Group,
@@ -40,15 +26,24 @@ def _features(*, without_batch: int | None) -> Callable[..., Any]:
     ) -> Any:
         if not _active(p, training=training):
             return input
-        num_kept = 1 if input.dim() == without_batch else 2
-        shape = (*input.shape[:num_kept], *[1] * (input.dim() - num_kept))
-        return _drop(group, input, p, shape=shape, inplace=inplace)
+        return _drop(group, input, p, shape=noise_shape(input), inplace=inplace)
 
     return rule
 
 
+def _of_channels(*, without_batch: int | None) -> Callable[[Any], Sequence[int]]:
+    """One number for a whole channel; ``without_batch`` is the rank of an input that has no batch."""
+
+    def shape(x: Any) -> Sequence[int]:
+        num_kept = 1 if x.dim() == without_batch else 2
+        return (*x.shape[:num_kept], *[1] * (x.dim() - num_kept))
+
+    return shape
+
+
+RULES[F.dropout] = dropout(lambda x: x.shape)
 for _function, _rank in ((F.dropout1d, 2), (F.dropout2d, None), (F.dropout3d, 4)):
-    RULES[_function] = _features(without_batch=_rank)
+    RULES[_function] = dropout(_of_channels(without_batch=_rank))
 
 
 @register_rule(F.alpha_dropout, F.feature_alpha_dropout)
@@ -70,10 +65,15 @@ def noise_like(group: Group, x: torch.Tensor, p: float) -> torch.Tensor:
     return _noise(group, x.shape[1:], p, x, order=range(x.dim() - 1))
 
 
+def drops(p: float) -> bool:
+    """Whether any trial may drop something: a rate with a path is each one's own."""
+    return p != 0.0 or hasattr(p, "path")
+
+
 def _active(p: float, *, training: bool) -> bool:
     if not 0.0 <= p <= 1.0:
         raise UnfusableError(f"a dropout probability of {p}")
-    return training and (p != 0.0 or hasattr(p, "path"))
+    return training and drops(p)
 
 
 def _noise(

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from thrifty.pack.fused._packed import Group, Packed
 from thrifty.pack.fused._registry import register_rule
 
+from ._channels import flat, fold, unfold
 from ._layer_norm import affine
 
 
@@ -34,20 +35,8 @@ def group_norm(
         normal = F.group_norm(rows, num_groups, eps=eps).view(x.shape)
         w, b = (_lined_up(group, t, input) for t in (weight, bias))
         return group.pack(affine(normal, _first(w), _first(b)))
-    x = group.second(input)
-    out = F.group_norm(
-        x.reshape(x.shape[0], -1, *x.shape[3:]),
-        num_groups * group.size,
-        flat(group, weight),
-        flat(group, bias),
-        eps,
-    )
-    return group.pack(out.view(x.shape), 1)
-
-
-def flat(group: Group, x: Any) -> torch.Tensor | None:
-    """``[K * C]``: a parameter of K x C channels."""
-    return None if x is None else group.first(x).reshape(-1)
+    w, b = flat(group, weight), flat(group, bias)
+    return unfold(group, F.group_norm(fold(group, input), num_groups * group.size, w, b, eps))
 
 
 def _lined_up(group: Group, x: Any, images: Any) -> torch.Tensor | None:

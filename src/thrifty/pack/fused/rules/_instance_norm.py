@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 
 from thrifty.pack.fused._packed import Group, Packed
 from thrifty.pack.fused._registry import UnfusableError, register_rule
 
 from ._batch_norm import over_channels
-from ._group_norm import flat
 
 
 @register_rule(F.instance_norm)
@@ -30,11 +29,11 @@ def instance_norm(
     training = use_input_stats and running_mean is not None
     if training and group.rows is not None:
         raise UnfusableError("running statistics of batches that differ in size")
-
-    def normalise(x: torch.Tensor, mean: Any, var: Any) -> torch.Tensor:
-        w, b = flat(group, weight), flat(group, bias)
-        return F.instance_norm(x, mean, var, w, b, use_input_stats, momentum, eps)
-
     return over_channels(
-        group, normalise, input, (running_mean, running_var), training=training
+        group,
+        partial(F.instance_norm, use_input_stats=use_input_stats, momentum=momentum, eps=eps),
+        input,
+        running=(running_mean, running_var),
+        affine=(weight, bias),
+        training=training,
     )

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from thrifty.pack.fused._packed import Group, Packed, by_vmap
 from thrifty.pack.fused._registry import RULES, UnfusableError
 
-from ._reductions import check_rows, mean_of_rows, rows_of
+from ._reductions import mean_of_rows, sum_of_rows
 
 
 PADDED = "while batches differ in size"
@@ -83,21 +83,17 @@ def _by_rows(
     reduction = kwargs.get("reduction", "mean")
     each = group.first(by_vmap(group, function, args, {**kwargs, "reduction": "none"}))
     if reduction == "batchmean":  # of F.kl_div
-        return group.pack(
-            mean_of_rows(group, each.flatten(2).sum(2) if each.dim() > 2 else each)
-        )
-    if reduction == "mean":
-        return group.pack(mean_of_rows(group, each))
+        each = each.flatten(2).sum(2) if each.dim() > 2 else each
+        reduction = "mean"
     return _reduced(group, each, reduction)
 
 
 def _reduced(group: Group, losses: torch.Tensor, reduction: str) -> Packed:
     if reduction == "none":
         return group.pack(losses)
-    if group.rows is not None:
-        check_rows(group, losses)
-        losses = torch.where(rows_of(group, losses) > 0, losses, 0)
-    return group.pack(losses.flatten(1).sum(1))
+    if reduction == "mean":
+        return group.pack(mean_of_rows(group, losses))
+    return group.pack(sum_of_rows(group, losses))
 
 
 def divergence(

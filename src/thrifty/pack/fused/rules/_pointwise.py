@@ -40,7 +40,7 @@ def lined_up(args: tuple[Any, ...]) -> tuple[list[Any], int]:
     The trials stay where the argument with most dimensions has them.
     """
     packed = [x for x in args if type(x) is Packed]
-    ndim = max(x.ndim if type(x) is Packed else x.dim() for x in args if _is_tensor(x))
+    ndim = max(x.dim() for x in args if isinstance(x, torch.Tensor))
     widest = max(packed, key=lambda x: (x.ndim, x.axis > 0))
     axis = widest.axis if widest.ndim == ndim else 0
     return [_line_up(x, ndim=ndim, axis=axis) for x in args], axis
@@ -60,15 +60,11 @@ def _line_up(x: Any, *, ndim: int, axis: int) -> Any:
     return x
 
 
-def _is_tensor(x: Any) -> bool:
-    return type(x) is Packed or isinstance(x, torch.Tensor)
-
-
 def pointwise(function: Callable[..., Any]) -> Callable[..., Any]:
     """The rule of a function of elements."""
 
     def rule(group: Group, *args: Any, **kwargs: Any) -> Any:
-        if any(_is_tensor(x) for x in kwargs.values()):
+        if any(isinstance(x, torch.Tensor) for x in kwargs.values()):
             return by_vmap(group, function, args, kwargs)
         plain, axis = lined_up(args)
         return group.pack(function(*plain, **kwargs), axis)

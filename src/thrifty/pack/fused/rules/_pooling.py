@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from thrifty.pack.fused._packed import Group, Packed, by_vmap
 from thrifty.pack.fused._registry import RULES
 
+from ._channels import fold, unfold
+
 
 def pooling(function: Callable[..., Any], *, num_spatial: int) -> Callable[..., Any]:
     """The rule of a pooling function over the last ``num_spatial`` dimensions."""
@@ -17,9 +19,7 @@ def pooling(function: Callable[..., Any], *, num_spatial: int) -> Callable[..., 
     def rule(group: Group, input: Packed, *args: Any, **kwargs: Any) -> Any:
         if input.dim() != num_spatial + 2 or kwargs.get("return_indices"):
             return by_vmap(group, function, (input, *args), kwargs)
-        x = group.second(input)
-        out = function(x.reshape(x.shape[0], -1, *x.shape[3:]), *args, **kwargs)
-        return group.pack(out.view(x.shape[0], group.size, -1, *out.shape[2:]), 1)
+        return unfold(group, function(fold(group, input), *args, **kwargs))
 
     return rule
 

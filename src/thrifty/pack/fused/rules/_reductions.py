@@ -32,11 +32,19 @@ def mean_of_rows(group: Group, values: torch.Tensor) -> torch.Tensor:
         values = values.flatten(2).mean(2)
     if group.rows is None:
         return values.mean(1)
-    check_rows(group, values)
+    _check_rows(group, values)
     return (values * group.rows).sum(1)
 
 
-def check_rows(group: Group, values: torch.Tensor) -> None:
+def sum_of_rows(group: Group, values: torch.Tensor) -> torch.Tensor:
+    """The sum over the rows of each trial; ``values`` is ``[K, B, ...]``."""
+    if group.rows is not None:
+        _check_rows(group, values)
+        values = _real_rows(group, values)
+    return values.flatten(1).sum(1)
+
+
+def _check_rows(group: Group, values: torch.Tensor) -> None:
     """Raises ``UnfusableError`` where the rows of ``[K, B, ...]`` are not those of the batch."""
     if values.dim() < 2 or values.shape[1] != group.batch:
         raise UnfusableError(
@@ -44,7 +52,7 @@ def check_rows(group: Group, values: torch.Tensor) -> None:
         )
 
 
-def rows_of(group: Group, x: torch.Tensor) -> torch.Tensor:
+def _rows_of(group: Group, x: torch.Tensor) -> torch.Tensor:
     """The weights of the rows, lined up with ``[K, B, ...]``."""
     assert group.rows is not None
     return group.rows.view(*group.rows.shape, *[1] * (x.dim() - 2))
@@ -71,43 +79,44 @@ def over_batch(group: Group, x: Any, dim: Any) -> bool:
     return num == group.batch
 
 
-def _sum(function: Callable[..., Any]) -> Callable[..., Any]:
+def _reduction(
+    function: Callable[..., Any],
+    *,
+    total: Callable[[Group, torch.Tensor], torch.Tensor],
+    weighed: Callable[[Group, torch.Tensor], torch.Tensor],
+) -> Callable[..., Any]:
+    """The rule of ``sum`` or ``mean``.
+
+    Where padding would count, ``total(group, x)`` reduces all dimensions of a trial, and ``weighed(group, x)`` are numbers
+    that may be reduced as if all rows were real.
+    """
+
     def rule(group: Group, input: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
         dim = kwargs.pop("axis", dim)
-        if over_batch(group, input, dim):
-            x = group.first(input)
-            input = group.pack(torch.where(rows_of(group, x) > 0, x, 0))
+        padded = over_batch(group, input, dim)
         if dim is None and not args and not kwargs:
-            return group.pack(
-                group.first(input).flatten(1).sum(1) if input.dim() else input.value
-            )
-        if dim is not None:
-            args = (dim, *args)
-        return by_vmap(group, function, (input, *args), kwargs)
-
-    return rule
-
-
-def _mean(function: Callable[..., Any]) -> Callable[..., Any]:
-    def rule(group: Group, input: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
-        dim = kwargs.pop("axis", dim)
-        plain = dim is None and not args and not kwargs
-        weighted = over_batch(group, input, dim)
-        if plain and weighted:
-            return group.pack(mean_of_rows(group, group.first(input)))
-        if plain:
-            return group.pack(
-                group.first(input).flatten(1).mean(1) if input.dim() else input.value
-            )
-        if weighted:
+            if not input.dim():
+                return group.pack(input.value)
             x = group.first(input)
-            x = torch.where(rows_of(group, x) > 0, x * (rows_of(group, x) * group.batch), 0)
-            input = group.pack(x)
+            return group.pack(total(group, x) if padded else function(x.flatten(1), 1))
+        if padded:
+            input = group.pack(weighed(group, group.first(input)))
         if dim is not None:
             args = (dim, *args)
         return by_vmap(group, function, (input, *args), kwargs)
 
     return rule
+
+
+def _real_rows(group: Group, x: torch.Tensor) -> torch.Tensor:
+    """With zeros for padding."""
+    return torch.where(_rows_of(group, x) > 0, x, 0)
+
+
+def _scaled_rows(group: Group, x: torch.Tensor) -> torch.Tensor:
+    """Real rows scaled up to make up for padding, which is zero."""
+    rows = _rows_of(group, x)
+    return torch.where(rows > 0, x * (rows * group.batch), 0)
 
 
 def _refused(
@@ -139,8 +148,8 @@ def _register() -> None:
             if callable(function):
                 RULES[function] = _refused(function, place, default)
     for home in (torch, torch.Tensor):
-        RULES[home.sum] = _sum(home.sum)
-        RULES[home.mean] = _mean(home.mean)
+        RULES[home.sum] = _reduction(home.sum, total=sum_of_rows, weighed=_real_rows)
+        RULES[home.mean] = _reduction(home.mean, total=mean_of_rows, weighed=_scaled_rows)
 
 
 _register()

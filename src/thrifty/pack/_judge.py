@@ -1,0 +1,271 @@
+"""Whether fusing pays for a trial: known from a measurement, from one of a relative, or not yet."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from thrifty.core import fingerprint
+from thrifty.perf import PackCurve
+
+from ._backend import Member
+from ._calibrate import calibrate
+from ._fused import FusedBackend, Traits
+from ._task import Task, Trainable
+from .fused._member import FusedTrial
+from .fused._options import BlockOptions
+
+
+PRICE_STEPS = 100
+PRICE_S = 0.2
+"""About what it costs to find out whether fusing pays. Until as much has gone into plain training of a model and its relatives
+nothing is measured, so that a small study never loses more than it might have gained (the rule of the ski that is rented until
+rents add up to its price)."""
+CLEAR = 1.15
+"""What was measured for a relative is believed if fusing was so much quicker, or slower, there."""
+MOST_PADDING = 1.5
+"""A batch is padded with zeros to that many times its size at most."""
+CHANGE = 1.03
+"""A fused trial goes back to plain training if that is so much quicker: not for every change of its company."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What was measured for one structure on one device; ``key`` names both, ``structure`` and ``device`` in words.
+
+    ``memory_bytes`` is what the device has for everybody.
+    """
+
+    key: str
+    structure: str
+    device: str
+    curves: tuple[PackCurve, ...]
+    memory_bytes: float = math.inf
+
+    @property
+    def solo_s(self) -> float:
+        """Seconds of a step of one trial alone."""
+        return next(c.step_s[1] for c in self.curves if c.backend == "solo")
+
+    @property
+    def fused(self) -> PackCurve | None:
+        """The best curve of the fused back-end."""
+        curves = [c for c in self.curves if c.backend == "fused"]
+        return min(curves, key=lambda c: min(c.per_trial(k) for k in c.step_s), default=None)
+
+    def gain(self, num: int) -> float:
+        """How many times as quick ``num`` trials are fused as by themselves."""
+        curve = self.fused
+        if curve is None:
+            return 0.0
+        return self.solo_s / curve.per_trial(min(num, max(curve.step_s)))
+
+    def fuses(self, num: int) -> bool:
+        """Whether ``num`` trials together are quicker fused than by themselves."""
+        return self.gain(num) > 1
+
+
+class Judge:
+    """Knows, or finds out, which back-end is best for a trial.
+
+    Options: ``known`` curves by key; ``on_calibrated`` is told each calibration, known or new; ``patient``: measure only once there
+    has been enough plain training to pay for it.
+    """
+
+    def __init__(
+        self,
+        task: Task | Trainable,
+        device: torch.device,
+        *,
+        known: Mapping[str, Sequence[PackCurve]],
+        on_calibrated: Callable[[Calibration], None],
+        patient: bool,
+    ) -> None:
+        self._task = task
+        self._device = device
+        self._known = known
+        self._on_calibrated = on_calibrated
+        self._patient = patient
+        self._calibrations: dict[Hashable, Calibration] = {}
+        self._relatives: dict[Hashable, Calibration] = {}
+        self._traits: WeakKeyDictionary[FusedTrial, Traits] = WeakKeyDictionary()
+        self._spent: dict[Hashable, tuple[float, int]] = {}
+
+    def fuses(self, fused: FusedBackend, trial: FusedTrial, values: Mapping[str, Any]) -> bool:
+        """Whether fusing is quicker for a trial, beside those of its kind; no while it is too early to tell.
+
+        Raises:
+            UnfusableError: it cannot be fused.
+        """
+        self._traits[trial] = fused.traits(trial, values)
+        host = fused.host(trial, values) if self._calibrations else None
+        if host is not None:  # it is as good as those that it joins
+            self._traits[trial] = fused.traits_of(host)
+        traits = self._traits[trial]
+        num = self._num_like(traits)
+        calibration = self._found(fused, trial, values, num=num)
+        return calibration is not None and calibration.fuses(num)
+
+    def stays(self, trial: FusedTrial) -> bool:
+        """Whether a fused trial is still about as quick as it would be by itself."""
+        calibration = self.calibration(trial)
+        return (
+            calibration is None
+            or calibration.gain(self._num_like(self._traits[trial])) * CHANGE > 1
+        )
+
+    def _num_like(self, traits: Traits) -> int:
+        """How many trials there are that could be in one block."""
+        return sum(other.group == traits.group for other in self._traits.values())
+
+    def calibration(self, trial: FusedTrial) -> Calibration | None:
+        """What was measured for a trial, or is believed to hold for it."""
+        traits = self._traits.get(trial)
+        if traits is None:
+            return None
+        return self._calibrations.get(traits.identity) or self._relatives.get(traits.kin)
+
+    def spent(self, trials: Sequence[FusedTrial], seconds: float) -> None:
+        """So much time went into plain training of some trials, each of which made an epoch or a part of one."""
+        for trial in trials:
+            traits = self._traits.get(trial)
+            if traits is None:
+                continue
+            before, steps = self._spent.get(traits.kin, (0.0, 0))
+            self._spent[traits.kin] = (
+                before + seconds / len(trials),
+                steps + trial.num_steps(trial.plan.values),
+            )
+
+    def _found(
+        self, fused: FusedBackend, trial: FusedTrial, values: Mapping[str, Any], *, num: int
+    ) -> Calibration | None:
+        """A calibration that holds for a trial among ``num`` of its group; None while there is none."""
+        traits = self._traits[trial]
+        own = self._calibrations.get(traits.identity)
+        if own is not None:
+            return own
+        name = self._name(traits.identity)
+        if name not in self._known:
+            relative = self._relatives.get(traits.kin)
+            if relative is not None and not 1 / CLEAR < relative.gain(num) < CLEAR:
+                if relative.fuses(num):
+                    _configure(fused, trial, relative, values=values)
+                return relative
+            if self._patient and not self._has_paid(traits.kin):
+                return None
+        return self._calibrate(name, fused=fused, trial=trial, values=values)
+
+    def _has_paid(self, kin: Hashable) -> bool:
+        seconds, steps = self._spent.get(kin, (0.0, 0))
+        return seconds >= PRICE_S and steps >= PRICE_STEPS
+
+    def _name(self, identity: Hashable) -> str:
+        return fingerprint([
+            repr(identity),
+            device_name(self._device),
+            torch.get_num_threads(),
+            torch.__version__,
+        ])
+
+    def _calibrate(
+        self,
+        name: str,
+        *,
+        fused: FusedBackend,
+        trial: FusedTrial,
+        values: Mapping[str, Any],
+    ) -> Calibration:
+        assert isinstance(self._task, Task)
+        structure = fused.structure(trial, values)  # nothing is measured that cannot be fused
+        curves = self._known.get(name)
+        if curves is None:
+            curves = calibrate(
+                self._task,
+                Member(values=values, seed=trial.seed),
+                device=self._device,
+                structures=fused.structures,
+                channels_last=structure.has_images,
+            )
+        calibration = Calibration(
+            key=name,
+            structure=f"{type(trial.model).__qualname__}, {describe(trial.model)}",
+            device=device_name(self._device),
+            curves=tuple(curves),
+            memory_bytes=device_memory(self._device),
+        )
+        traits = self._traits[trial]
+        self._calibrations[traits.identity] = self._relatives[traits.kin] = calibration
+        self._spent.pop(traits.kin, None)  # the next measurement has its own price
+        _configure(fused, trial, calibration, values=values)
+        self._on_calibrated(calibration)
+        return calibration
+
+
+def _configure(
+    fused: FusedBackend,
+    trial: FusedTrial,
+    calibration: Calibration,
+    *,
+    values: Mapping[str, Any],
+) -> None:
+    """Trials like this one are fused as was best."""
+    best = calibration.fused
+    if best is not None:
+        fused.configure(
+            fused.key(trial, values),
+            BlockOptions(
+                size=max(best.step_s),
+                max_padding=max_padding(best),
+                channels_last=best.variant == "channels last",
+            ),
+        )
+
+
+def max_padding(curve: PackCurve) -> float:
+    """How many times as large as a smaller batch a larger one may be, so that the zeros cost half of what company saves at most.
+
+    By the line ``T(k) = a + b k`` through the ends of a curve: company saves ``a``, zeros cost their share of ``b``.
+
+    >>> max_padding(PackCurve(backend="fused", step_s={1: 5.0, 4: 17.0}))
+    1.1428571428571428
+    >>> max_padding(PackCurve(backend="fused", step_s={1: 5.0, 4: 6.0}))
+    1.5
+    """
+    size = max(curve.step_s)
+    if size == 1:
+        return 1.0
+    slope = (curve.time(size) - curve.time(1)) / (size - 1)
+    saved = curve.time(1) - slope
+    if saved >= 2 * slope:
+        return MOST_PADDING
+    return min(max(2 * slope / (2 * slope - saved), 1.0), MOST_PADDING)
+
+
+def device_name(device: torch.device) -> str:
+    """What a device is called by its maker."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return platform.processor() or platform.machine()
+
+
+def device_memory(device: torch.device) -> float:
+    """The memory of a GPU, or what this machine has free; infinite where nobody can tell."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[1])
+    try:
+        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (ValueError, OSError, AttributeError):
+        return math.inf
+
+
+def describe(model: torch.nn.Module) -> str:
+    """The size of a model in words."""
+    return f"{sum(p.numel() for p in model.parameters()):,} parameters"

@@ -1,0 +1,173 @@
+"""An experiment: the same models packed, through recording and tape, and each alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ._alone import evaluate_alone, train_alone
+from ._layout import corner
+from ._randomness import fill
+from ._registry import UnfusableError
+from ._signature import dropout_rates
+from ._step import Step, check_same, close
+from ._structure import Recorded, Structure, Variant, in_order
+from ._tape import bind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """Models that fit into a structure, and a batch for each, as its leaves.
+
+    ``shared``: the batches are all the same, and packed there is only one; ``num_rows``: how many rows of each batch
+    are real, where they differ; the rest is padding.
+    """
+
+    structure: Structure
+    models: Sequence[torch.nn.Module]
+    batches: Sequence[Sequence[torch.Tensor]]
+    tolerance: float
+    shared: bool = False
+    num_rows: Sequence[int] | None = None
+
+    def trains_alike(self) -> bool:
+        """Whether each model's step is the same packed and alone."""
+        alone = self._alone()
+        try:
+            self.check(self.record(), alone)
+        except UnfusableError:
+            return False
+        return True
+
+    def evaluates_alike(self) -> bool:
+        """Whether each model's metrics are the same packed and alone."""
+        try:
+            recorded = self.record(training=False)
+        except UnfusableError:
+            return False
+        found = self._replay(recorded, self._state())
+        for k, (model, batch) in enumerate(zip(self.models, self.batches, strict=True)):
+            wanted = evaluate_alone(self.structure.task, model, self._whole(batch))
+            if list(wanted) != list(recorded.names):
+                return False
+            for value, name in zip(found, recorded.names, strict=True):
+                if value is None or not close(
+                    value[k].double(), torch.as_tensor(wanted[name]).double(), self.tolerance
+                ):
+                    return False
+        return True
+
+    def check(self, recorded: Recorded, alone: Sequence[Step]) -> None:
+        """Compares a recorded training step with what each model comes to alone.
+
+        Raises:
+            UnfusableError: they differ.
+        """
+        for packed, one in zip(self._packed(recorded), alone, strict=True):
+            check_same(packed, one, tolerance=self.tolerance)
+
+    def record(self, *, training: bool = True, seed: int = 0) -> Recorded:
+        """Records a step of all models at once.
+
+        Raises:
+            UnfusableError: it cannot be done.
+        """
+        variant = Variant(
+            size=len(self.models),
+            training=training,
+            shared=self.shared,
+            padded=self.num_rows is not None,
+            batch=(),
+        )
+        return self.structure.record(
+            variant, batch=self._batch(), rows=self._rows(), state=self._state(), seed=seed
+        )
+
+    def _packed(self, recorded: Recorded) -> list[Step]:
+        state = self._state()
+        losses, *gradients = self._replay(recorded, state)
+        assert losses is not None
+        named = dict(zip(self.structure.trained, gradients, strict=True))
+        after = dict(zip(self.structure.state_names, state, strict=True))
+        return [
+            Step(
+                loss=losses[k],
+                gradients={name: None if g is None else g[k] for name, g in named.items()},
+                buffers={name: after[name][k] for name in self.structure.buffers},
+            )
+            for k in range(len(self.models))
+        ]
+
+    def _replay(
+        self, recorded: Recorded, state: Sequence[torch.Tensor]
+    ) -> Sequence[torch.Tensor | None]:
+        """Runs what was recorded, on other random numbers; it may change ``state``."""
+        batch, rows = self._batch(), self._rows()
+        generators = [
+            torch.Generator(device=batch[0].device).manual_seed(k)
+            for k in range(len(self.models))
+        ]
+        rates = [dropout_rates(model) for model in self.models]
+        for draw in recorded.draws:
+            fill(draw, generators=generators, rates=rates, num_rows=self.num_rows)
+        inputs = in_order(batch, rows, state)
+        tape = bind(recorded.program, inputs, draws=[d.noise for d in recorded.draws])
+        with torch.no_grad():
+            tape()
+        return tape.outputs
+
+    def _alone(self) -> list[Step]:
+        steps = []
+        for k, (model, batch) in enumerate(zip(self.models, self.batches, strict=True)):
+            num = None if self.num_rows is None else self.num_rows[k]
+            real = self._whole([leaf[:num] for leaf in batch])
+            steps.append(train_alone(self.structure.task, deepcopy(model), real, seed=k))
+        return steps
+
+    def _whole(self, leaves: Sequence[torch.Tensor]) -> Any:
+        return pytree.tree_unflatten(list(leaves), self.structure.batch_spec)
+
+    def _batch(self) -> list[torch.Tensor]:
+        if self.shared:
+            return list(self.batches[0])
+        return [torch.stack(leaves) for leaves in zip(*self.batches, strict=True)]
+
+    def _rows(self) -> torch.Tensor | None:
+        """The weights of the rows, as ``Group`` has them."""
+        if self.num_rows is None:
+            return None
+        weights = torch.zeros(
+            len(self.num_rows),
+            max(self.num_rows),
+            dtype=self.structure.layout.dtype,
+            device=self.batches[0][0].device,
+        )
+        for k, num in enumerate(self.num_rows):
+            weights[k, :num] = 1 / num
+        return weights
+
+    def _state(self) -> list[torch.Tensor]:
+        """A copy of the state of all models, one beside the other, as the structure has it."""
+        full = self._state_of(self.structure.model)
+        states = [self._state_of(model) for model in self.models]
+        return [
+            torch.stack([_padded(t, like.shape) for t in own])
+            for like, *own in zip(full, *states, strict=True)
+        ]
+
+    def _state_of(self, model: torch.nn.Module) -> list[torch.Tensor]:
+        own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        return [own[name].detach() for name in self.structure.state_names]
+
+
+def _padded(tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    if tensor.shape == shape:
+        return tensor
+    out = tensor.new_zeros(shape)
+    corner(out, tensor.shape).copy_(tensor)
+    return out

@@ -1,0 +1,37 @@
+"""The random numbers of a step for all trials of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ._member import FusedTrial
+from ._randomness import Draw, fill
+
+
+def draw_masks(
+    draws: Sequence[Draw], trials: Sequence[FusedTrial], *, num_rows: Sequence[int] | None
+) -> None:
+    """Each trial's masks; trials at the same place of the same stream have the same ones.
+
+    ``num_rows`` is how many rows of each trial's batch are real, where they differ.
+    """
+    first: dict[Any, int] = {}
+    same = [
+        first.setdefault((t.draw_key, num_rows and num_rows[k]), k)
+        for k, t in enumerate(trials)
+    ]
+    drawing = [k for k in range(len(same)) if same[k] == k]
+    for k in drawing:
+        trials[k].seed_step()
+    for draw in draws:
+        for k in drawing:
+            fill(
+                Draw(noise=draw.noise[k : k + 1], path=draw.path, p=draw.p),
+                generators=[trials[k].generator],
+                rates=[trials[k].rates],
+                num_rows=None if num_rows is None else [num_rows[k]],
+            )
+        for k, source in enumerate(same):
+            if source != k:
+                draw.noise[k].copy_(draw.noise[source])

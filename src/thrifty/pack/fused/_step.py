@@ -1,0 +1,56 @@
+"""A training step as one trial sees it, and whether it is the same packed and alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ._layout import corner
+from ._registry import UnfusableError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What a step of one trial comes to: loss, gradients by name, buffers after it."""
+
+    loss: torch.Tensor
+    gradients: Mapping[str, torch.Tensor | None]
+    buffers: Mapping[str, torch.Tensor]
+
+
+def check_same(packed: Step, alone: Step, *, tolerance: float) -> None:
+    """Compares what is packed; of the gradient of a narrower model its own corner.
+
+    Raises:
+        UnfusableError: they differ.
+    """
+    if not close(packed.loss, alone.loss, tolerance):
+        raise UnfusableError("its packed loss differs from that of one model alone")
+    for name, gradient in packed.gradients.items():
+        wanted = alone.gradients[name]
+        if (
+            gradient is None
+            or wanted is None
+            or not close(corner(gradient, wanted.shape), wanted, tolerance)
+        ):
+            raise UnfusableError(
+                f"the packed gradient of {name} differs from that of one model alone"
+            )
+    for name, buffer in packed.buffers.items():
+        if not close(buffer, alone.buffers[name], tolerance):
+            raise UnfusableError(f"packed, buffer {name} differs from that of one model alone")
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> bool:
+    """Whether two tensors agree, measured by the largest number that is wanted."""
+    if found.shape != wanted.shape and found.numel() != wanted.numel():
+        return False
+    wanted = wanted.reshape(found.shape)
+    if not found.dtype.is_floating_point:
+        return bool(torch.equal(found, wanted))
+    scale = float(wanted.abs().max()) if wanted.numel() else 0.0
+    return bool(
+        torch.allclose(found, wanted, rtol=0, atol=tolerance * max(scale, 1e-3), equal_nan=True)
+    )

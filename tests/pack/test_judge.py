@@ -1,0 +1,148 @@
+"""Whether fusing pays: by a measurement, by that of a relative, and again when company leaves."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from tests.pack._drive import Trial, alone, assert_same, together
+from tests.pack._toys import Dropping, Toy
+from tests.pack.test_auto import blocks, fused_slots, is_fused
+from thrifty.pack import SGD, AutoBackend
+from thrifty.pack._judge import max_padding
+from thrifty.perf import PackCurve
+
+
+class Kin(Toy):
+    """Trials that cost about the same, and may differ in activation, kind of optimiser and batch size."""
+
+    optimizer = SGD(lr="lr", momentum="momentum")
+    batch_size = "size"
+
+    def network(self, hp):
+        activation = nn.ReLU if hp.get("relu", False) else nn.Tanh
+        width = hp.get("width", 8)
+        return nn.Sequential(nn.Linear(6, width), activation(), nn.Linear(width, 1))
+
+
+def kin(**changes):
+    return Trial(config={"lr": 0.05, "momentum": 0.9, "size": 8, **changes})
+
+
+RELATIVES = {"activation": {"relu": True}, "optimiser": {"momentum": 0.0}, "batch": {"size": 9}}
+STRANGERS = {"width": {"width": 64}, "batch": {"size": 16}}
+
+by_relative = pytest.mark.parametrize("changes", RELATIVES.values(), ids=RELATIVES)
+
+
+# -- relatives -----------------------------------------------------------------------------
+
+
+@by_relative
+@pytest.mark.parametrize(("fused_s", "fuses"), [(0.5, True), (0.86, True), (1.15, False)])
+def test_a_clear_measurement_is_believed_of_relatives(measure, changes, fused_s, fuses):
+    measuring = measure({1: fused_s})
+    backend = AutoBackend(Kin())
+    assert fused_slots(backend, [kin(), kin(**changes)]) == ([0, 1] if fuses else [])
+    assert len(measuring.calls) == 1
+
+
+@pytest.mark.parametrize("changes", [{"relu": True}, {"momentum": 0.0}])
+@pytest.mark.parametrize("fused_s", [0.88, 0.99, 1.01, 1.14])
+def test_a_close_measurement_is_made_again_for_relatives(measure, changes, fused_s):
+    measuring = measure({1: fused_s})
+    fused_slots(AutoBackend(Kin()), [kin(), kin(**changes)])
+    assert [call[0].values for call in measuring.calls] == [
+        kin().member.values,
+        kin(**changes).member.values,
+    ]
+
+
+@pytest.mark.parametrize("changes", STRANGERS.values(), ids=STRANGERS)
+def test_a_measurement_is_not_believed_of_strangers(measure, changes):
+    measuring = measure({1: 0.1})
+    fused_slots(AutoBackend(Kin()), [kin(), kin(**changes)])
+    assert len(measuring.calls) == 2
+
+
+def test_relatives_are_fused_as_was_best_for_the_one_that_was_measured(measure):
+    measure({1: 0.5, 2: 0.6})
+    backend = AutoBackend(Kin())
+    fused_slots(backend, [kin(), *[kin(relu=True)] * 3])
+    assert sorted(blocks(backend)) == [1, 1, 2]
+
+
+@by_relative
+def test_relatives_are_what_they_are_alone(measure, changes):
+    measure({1: 0.5, 4: 1.0})
+    trials = [kin(), kin(**changes), kin()]
+    found = together(AutoBackend(Kin()), trials)
+    assert_same(found, alone(Kin(), trials), tolerance=1e-5)
+
+
+# -- company -------------------------------------------------------------------------------
+
+
+class Watched(AutoBackend):
+    """Notes which slots are fused, step by step."""
+
+    def __init__(self, task):
+        super().__init__(task)
+        self.seen = []
+
+    def step(self, plans):
+        outcomes = super().step(plans)
+        self.seen.append([slot for slot in sorted(self._where) if is_fused(self, slot)])
+        return outcomes
+
+
+LEAVING = [Trial(config={"lr": 0.05}, seed=k, epochs=e) for k, e in enumerate([2, 2, 6])]
+
+
+@pytest.mark.parametrize(
+    ("alone_s", "stays"), [(1.02, True), (1.04, False), (1.5, False)], ids=str
+)
+def test_a_trial_without_company_goes_back_if_that_is_clearly_quicker(measure, alone_s, stays):
+    measure({1: alone_s, 4: 1.6})
+    backend = Watched(Dropping())
+    found = together(backend, LEAVING)
+    assert backend.seen[:2] == [[0, 1, 2]] * 2
+    assert backend.seen[2:] == [[2] if stays else []] * 4
+    assert_same(found, alone(Dropping(), LEAVING), tolerance=1e-5)
+
+
+def test_a_trial_goes_back_when_nobody_comes_for_those_who_left(measure):
+    measure({1: 1.5, 4: 1.6})
+    backend = Watched(Dropping())
+    trials = [*LEAVING, *LEAVING[:1]]
+    found = together(backend, trials, at_once=3)
+    assert [len(slots) for slots in backend.seen] == [3, 3, 2, 2, 0, 0]
+    assert_same(found, alone(Dropping(), trials), tolerance=1e-5)
+
+
+# -- padding -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("step_s", "wanted"),
+    [
+        ({1: 1.0}, 1.0),  # nothing was gained by company
+        ({1: 1.0, 4: 4.0}, 1.0),
+        ({1: 1.0, 4: 5.0}, 1.0),
+        ({1: 5.0, 4: 17.0}, 8 / 7),  # 1 + 4 k: zeros of an eighth cost half of the one that is saved
+        ({1: 2.0, 4: 5.0}, 1.5),  # 1 + k: half would do, a third is the most
+        ({1: 5.0, 4: 5.0}, 1.5),
+        ({1: 5.0, 4: 4.0}, 1.5),
+    ],
+)  # fmt: skip
+def test_how_much_may_be_padded(step_s, wanted):
+    found = max_padding(PackCurve(backend="fused", step_s=step_s))
+    assert found == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(("size", "held"), [(9, [2]), (10, [1, 1])])
+def test_blocks_pad_as_much_as_was_found_to_pay(measure, size, held):
+    measure({1: 0.5, 4: 1.7})
+    backend = AutoBackend(Kin())
+    assert fused_slots(backend, [kin(), kin(size=size)]) == [0, 1]
+    assert blocks(backend) == held
