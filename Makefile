@@ -24,6 +24,9 @@ bench: .venv/ready-bench
 	$(BIN)/python -m bench.bench_sharing
 	$(BIN)/python -m bench.bench_pack
 	$(BIN)/python -m bench.bench_pack_hyperband
+	$(BIN)/python -m bench.bench_bandits
+	$(BIN)/python -m bench.bench_search
+	$(BIN)/python -m bench.bench_rex
 
 clean:
 	rm -rf .venv demo build dist

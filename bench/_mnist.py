@@ -12,9 +12,10 @@ import numpy as np
 import torch
 
 import thrifty as th
+from bench._data import data_folder
 
 
-FOLDER = Path(__file__).resolve().parents[2] / "shared" / "data" / "images"
+FOLDER = data_folder() / "images"
 FILES = ("mnist-t10k-images-idx3-ubyte.gz", "mnist-t10k-labels-idx1-ubyte.gz")
 ACTIVATIONS = {
     "sigmoid": torch.nn.Sigmoid,

@@ -12,6 +12,7 @@ PACKAGES = [
     "space",
     "perf",
     "pack",
+    "torch",
     "search",
     "plan",
     "store",

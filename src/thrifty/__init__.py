@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from thrifty import pack as pack
+    from thrifty import pack as pack, torch as torch
     from thrifty.core import (
         AlgorithmError as AlgorithmError,
         CheckpointError as CheckpointError,
@@ -47,17 +47,27 @@ if TYPE_CHECKING:
     from thrifty.run import Local as Local
     from thrifty.search import (
         ASHA as ASHA,
+        BOHB as BOHB,
+        BOSS as BOSS,
         Algorithm as Algorithm,
+        AsyncSubSampling as AsyncSubSampling,
+        CMAESSampler as CMAESSampler,
+        GPSampler as GPSampler,
         GriddedSampler as GriddedSampler,
         GridSampler as GridSampler,
         GridSearch as GridSearch,
         Hyperband as Hyperband,
+        KDESampler as KDESampler,
         MedianStopping as MedianStopping,
+        NSGAIISampler as NSGAIISampler,
         PopulationBasedTraining as PopulationBasedTraining,
+        RandomForestSampler as RandomForestSampler,
         RandomSampler as RandomSampler,
         RandomSearch as RandomSearch,
         Sampler as Sampler,
+        SubSampling as SubSampling,
         SuccessiveHalving as SuccessiveHalving,
+        TPESampler as TPESampler,
     )
     from thrifty.space import (
         REX as REX,
@@ -80,14 +90,19 @@ if TYPE_CHECKING:
         Timeline as Timeline,
         Warmup as Warmup,
         common_prefix as common_prefix,
+        cooldowns as cooldowns,
+        schedule_for as schedule_for,
     )
     from thrifty.store import optuna_storage as optuna_storage
     from thrifty.study import (
         Forecast as Forecast,
         Savings as Savings,
+        StopWhen as StopWhen,
         Storage as Storage,
         Study as Study,
         TrialResult as TrialResult,
+        at_least as at_least,
+        at_most as at_most,
     )
 
 _HOMES = {
@@ -101,15 +116,16 @@ _HOMES = {
     ),
     "run": "Local",
     "search": (
-        "ASHA Algorithm GridSampler GridSearch GriddedSampler Hyperband MedianStopping PopulationBasedTraining "
-        "RandomSampler RandomSearch Sampler SuccessiveHalving"
+        "ASHA Algorithm AsyncSubSampling BOHB BOSS CMAESSampler GPSampler GridSampler GridSearch GriddedSampler "
+        "Hyperband KDESampler MedianStopping NSGAIISampler PopulationBasedTraining RandomForestSampler RandomSampler "
+        "RandomSearch Sampler SubSampling SuccessiveHalving TPESampler"
     ),
     "space": (
         "Choice Constant Cosine CosineRestarts Cyclic Exponential Float Int Linear MultiStep OneCycle Polynomial "
-        "REX Schedule Space Step Timeline WSD Warmup common_prefix"
+        "REX Schedule Space Step Timeline WSD Warmup common_prefix cooldowns schedule_for"
     ),
     "store": "optuna_storage",
-    "study": "Forecast Savings Storage Study TrialResult",
+    "study": "Forecast Savings StopWhen Storage Study TrialResult at_least at_most",
 }
 _HOME_OF = {name: f"thrifty.{home}" for home, names in _HOMES.items() for name in names.split()}
 
@@ -117,8 +133,8 @@ __all__ = sorted(_HOME_OF)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "pack":  # a package that can be called: thrifty.pack([...])
-        return import_module("thrifty.pack")
+    if name in ("pack", "torch"):  # packages; the first can be called: thrifty.pack([...])
+        return import_module(f"thrifty.{name}")
     if name in _HOME_OF:
         value = getattr(import_module(_HOME_OF[name]), name)
         globals()[name] = value

@@ -61,6 +61,60 @@ def test_export(folder, monkeypatch, capsys):
     assert Path("o.db").exists()
 
 
+SEVERAL = """
+import thrifty as th
+from tests.study.helpers import Sized
+
+study = th.Study(
+    Sized(), th.Space(lr=0.1, width=th.Choice([0, 4])), algorithm=th.GridSearch(max_epochs=4),
+    metric=["mse", "size"], mode=["min", "min"], constraints={"size": LIMIT}, storage="sqlite:///t.db", name="two",
+)
+study.enqueue_trial({"width": 4})
+"""
+
+
+def test_several_objectives(folder, monkeypatch, capsys):
+    Path("two_goals.py").write_text(SEVERAL.replace("LIMIT", "20"))
+    thrifty("run", "two_goals.py", "--quiet", monkeypatch=monkeypatch)
+    said = capsys.readouterr().out
+    assert "best of 3 trials" in said
+    assert "size" in said
+    options = ("two", "--storage", "sqlite:///t.db")
+    thrifty("best", *options, "--json", monkeypatch=monkeypatch)
+    best = json.loads(capsys.readouterr().out)
+    assert {trial["values"]["size"] for trial in best} <= {2.0, 13.0}
+    assert all(trial["values"]["mse"] == trial["value"] for trial in best)
+    thrifty("best", *options, monkeypatch=monkeypatch)
+    assert f"trial {best[0]['trial']}: mse " in capsys.readouterr().out
+    thrifty("status", "--storage", "sqlite:///t.db", monkeypatch=monkeypatch)
+    assert "best" in capsys.readouterr().out
+    thrifty("export", *options, "--csv", "t.csv", monkeypatch=monkeypatch)
+    head = Path("t.csv").read_text().splitlines()[0]
+    assert head == "number,state,epochs,value,values_mse,values_size,lr,width"
+
+
+def test_no_trial_keeps_the_constraints(folder, monkeypatch, capsys):
+    Path("two_goals.py").write_text(SEVERAL.replace("LIMIT", "1"))
+    thrifty("run", "two_goals.py", "--quiet", monkeypatch=monkeypatch, fails=True)
+    assert "no trial of study 'two' is feasible" in capsys.readouterr().err
+    options = ("two", "--storage", "sqlite:///t.db")
+    thrifty("best", *options, monkeypatch=monkeypatch, fails=True)
+    assert "has no trial that keeps its constraints" in capsys.readouterr().err
+
+
+def test_stop_conditions(folder, monkeypatch, capsys):
+    run = ("run", "line_study.py", "--quiet")
+    thrifty(*run, "--stop-epochs", "1", monkeypatch=monkeypatch)
+    assert "no trial has reported yet" in capsys.readouterr().out
+    thrifty(*run, "--stop-epochs", "4", "--target", "-1", monkeypatch=monkeypatch)
+    assert "4 epochs trained" in capsys.readouterr().out
+    resume = ("resume", "line", "--storage", "sqlite:///t.db", "--quiet")
+    thrifty(*resume, "--stop-seconds", "1e6", monkeypatch=monkeypatch)
+    assert "6 epochs trained for 8 trial-epochs" in capsys.readouterr().out
+    thrifty(*run, "--stop-epochs", "0", monkeypatch=monkeypatch, fails=True)
+    assert "epochs must be a whole number" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

@@ -99,3 +99,42 @@ def test_what_is_not_a_number_is_worse_than_any():
     assert history[0].scores == (-math.inf, 1.0)
     assert [trial.state for trial in history] == ["waiting", "failed"]
     assert list(history.leaderboard(2)) == [(1.0, 0), (-math.inf, 1)]
+
+
+def test_what_is_enqueued_stays_until_it_is_proposed():
+    history = History()
+    history.record_enqueued({"lr": 0.1})
+    history.record_enqueued({"lr": 0.2})
+    history.record_decision(Proposal(target=1, config={"lr": 0.3}))
+    assert history.enqueued == ({"lr": 0.1}, {"lr": 0.2})
+    history.record_decision(Proposal(target=1, config={"lr": 0.1}))
+    assert history.enqueued == ({"lr": 0.2},)
+
+
+def test_only_draws_are_counted_as_drawn():
+    history = History()
+    history.record_enqueued({"lr": 0.1})
+    for proposal in (
+        Proposal(target=1, config={"lr": 0.1}),  # enqueued
+        Proposal(target=1, config={"lr": 0.1}),
+        Proposal(target=1, config={"lr": 0.2}),
+    ):
+        history.record_scores(history.record_decision(proposal), [0.5])
+    history.record_decision(Proposal(target=2, config={"lr": 0.3}, parent=(0, 1)))
+    history.record_decision(Proposal(target=2, trial=1))
+    assert (len(history), history.num_drawn) == (4, 2)
+
+
+def test_earlier_trials_are_no_trials_of_this_study():
+    prior = list(with_scores(0.5))
+    history = History(prior=prior)
+    assert history.prior == tuple(prior)
+    assert (len(history), history.num_drawn, len(history.leaderboard(1))) == (0, 0, 0)
+
+
+def test_objectives_and_violation_are_those_at_the_target():
+    history = with_scores(0.1)
+    assert (history[0].objectives, history[0].violation) == ((0.1,), 0.0)
+    number = history.record_decision(Proposal(target=1, config={}))
+    history.record_scores(number, [0.2], objectives=(0.2, 3.0), violation=0.5)
+    assert (history[number].objectives, history[number].violation) == ((0.2, 3.0), 0.5)

@@ -4,6 +4,7 @@ import math
 
 import pytest
 from sqlalchemy import create_engine, inspect, text
+from sqlalchemy.exc import StatementError
 
 from thrifty.core import (
     CheckpointRef,
@@ -21,9 +22,11 @@ from thrifty.store import (
     CheckpointRemoved,
     EpochRecord,
     NodeRecord,
+    PriorRecord,
     StageRecord,
     Store,
     TrialAsked,
+    TrialEnqueued,
     TrialFailed,
     TrialReported,
     TrialStopped,
@@ -322,3 +325,60 @@ def test_a_silent_holder_elsewhere_is_taken_over(store, study, clock):
     store.plans.acquire(1, study="s")
     with pytest.raises(StoreBusyError, match="taken over"):
         lost.heartbeat()
+
+
+def test_what_is_enqueued_keeps_its_place_in_the_log(store, study):
+    config = {"lr": Step(0.1, [3]), "width": (1, 2)}
+    store.record([asked(study, 0), TrialEnqueued(study=study, place=0, config=config)])
+    store.record([reported(study, 0, 0.5)])
+    log = store.studies.load(study).log
+    assert [(e.kind, e.trial, e.config) for e in log] == [
+        ("asked", 0, None),
+        ("enqueued", 0, config),
+        ("reported", 0, None),
+    ]
+    assert store.studies.enqueued(study) == [config]
+
+
+def test_a_study_is_made_with_all_it_knows_or_not_at_all(store, study):
+    prior = PriorRecord(
+        config={"lr": 0.1}, state="waiting", target=1, metrics=[{"loss": math.inf}]
+    )
+    queue = [{"lr": Step(0.1, [3])}]
+    made = store.studies.create("t", plan=1, spec={}, enqueued=queue, priors=[prior])
+    assert store.studies.priors(made.id) == [prior]
+    assert store.studies.enqueued(made.id) == queue
+    with pytest.raises(StatementError, match="serializable"):
+        store.studies.create("u", plan=1, spec={}, enqueued=[{"lr": object()}], priors=[prior])
+    assert store.studies.find("u") is None
+    store.studies.delete("t")
+    assert store.studies.priors(made.id) == store.studies.enqueued(made.id) == []
+
+
+def test_several_objectives_and_violations_are_kept(store, study):
+    store.record([asked(study, 0), asked(study, 1)])
+    both = {"loss": 0.5, "size": 3.0}
+    moves = [
+        TrialReported(
+            study=study, trial=n, epoch=1, value=0.5 - v, objectives=both, violation=v
+        )
+        for n, v in ((0, 0.0), (1, 0.25))
+    ]
+    store.record(moves)
+    trials = store.studies.load(study).trials
+    assert [(t.objectives, t.violation, t.feasible) for t in trials] == [
+        (both, 0.0, True),
+        (both, 0.25, False),
+    ]
+    summary = store.studies.summary("s")
+    assert (summary.best_trial, summary.best_value) == (0, 0.5)
+
+
+def test_an_epoch_outlives_the_study_that_trained_it(store, study):
+    record = EpochRecord(
+        plan=1, node=0, epoch=1, metrics={"loss": 1.0}, seconds=0.5, worker="w", study=study
+    )
+    store.record([record])
+    assert store.plans.load(1).epochs == [record]
+    store.studies.delete("s")
+    assert [e.study for e in store.plans.load(1).epochs] == [None]

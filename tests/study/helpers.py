@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+
+from thrifty.core import EpochDone
 from thrifty.pack import Task
+from thrifty.run import Local
 from thrifty.search import Algorithm, GridSearch
 from thrifty.space import Choice, Constant, Linear, MultiStep, Space, Step, Warmup
 from thrifty.store import Store
@@ -10,6 +14,7 @@ from thrifty.study import Storage, Study
 from thrifty.testing import LineTask
 
 
+SOLO = Local(pack="solo")
 SPACE = Space(
     lr=Choice([
         Constant(0.1),
@@ -22,6 +27,46 @@ SPACE = Space(
     width=Choice([0, 4]),
     dropout=Choice([0.2, MultiStep([0.2, 0.0], milestones=[3])]).when(width=4),
 )
+
+
+class Sized(LineTask):
+    """Also says how large the model is, and how far the line is from the origin."""
+
+    def metrics(self, model, batch):
+        x, _ = batch
+        size = float(sum(p.numel() for p in model.parameters()))
+        return {**super().metrics(model, batch), "size": size, "offset": model(x).mean()}
+
+
+class Count:
+    """How many epochs were trained."""
+
+    def __init__(self) -> None:
+        self.epochs = 0
+
+    def on_event(self, event, ledger) -> None:
+        self.epochs += isinstance(event, EpochDone)
+
+
+class StopAfter:
+    """Ctrl-C after so many epochs."""
+
+    def __init__(self, epochs: int) -> None:
+        self._left = epochs
+
+    def on_event(self, event, ledger) -> None:
+        if isinstance(event, EpochDone):
+            self._left -= 1
+            if self._left == 0:  # once: a second signal would stop it at once
+                signal.raise_signal(signal.SIGINT)
+
+
+def trained(study: Study, **options) -> int:
+    """Runs it, and says how many epochs that took."""
+    count = Count()
+    observers = [count, *options.pop("observers", ())]
+    study.run(progress=False, observers=observers, executor=SOLO, **options)
+    return count.epochs
 
 
 def make_study(
@@ -39,7 +84,7 @@ def make_study(
         space,
         algorithm=algorithm or GridSearch(max_epochs=6),
         metric=options.pop("metric", "mse"),
-        mode="min",
+        mode=options.pop("mode", "min"),
         storage=options.pop("storage", Storage(url=f"sqlite:///{folder}/t.db")),
         name=name,
         seed=seed,

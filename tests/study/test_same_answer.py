@@ -24,7 +24,7 @@ from thrifty.search import (
     RandomSearch,
     SuccessiveHalving,
 )
-from thrifty.space import Choice, Float, Space, Step
+from thrifty.space import Choice, Cosine, Float, Space, Step
 from thrifty.testing import LineTask
 
 
@@ -112,3 +112,20 @@ def test_concatenated_trials_equal_trials_alone_bit_for_bit(algorithm, space, se
 @settings(max_examples=15, deadline=None)
 def test_fused_trials_equal_trials_alone_up_to_rounding(algorithm, space, seed, size):
     check(algorithm, space, seed, executor=Local(pack="fused", pack_size=size), same=nearly)
+
+
+def test_studies_that_train_for_longer_or_shorter_share_what_is_the_same(tmp_path):
+    space = Space(lr=Choice([0.1, Cosine(0.1), Step(0.1, [2])]))
+    for name, epochs in (("a", 6), ("b", 4), ("c", 6), ("d", 8), ("e", 4)):
+        study = make_study(
+            tmp_path, space=space, algorithm=GridSearch(max_epochs=epochs), name=name
+        )
+        study.run(progress=False, executor=SOLO)
+        study._ledger = None  # as another process would read it
+        for trial in study.trials:
+            metrics = alone.train(
+                LineTask(), trial.config, epochs=epochs, run_epochs=epochs, seed=0
+            )
+            assert trial.curve == tuple(m["mse"] for m in metrics)
+    # all of it was asked for before
+    assert study._books().epochs_trained == 0

@@ -318,7 +318,7 @@ def test_a_different_study_of_the_same_name(tmp_path):
 def test_two_processes_on_one_study(tmp_path):
     study = make_study(tmp_path)
     with Store.open(study.storage.url) as store:
-        plan = store.plans.open(study._identity(), task="T").id
+        plan = store.plans.open(study._archive().recipe.plan_identity(), task="T").id
         with (
             store.plans.acquire(plan, study="s"),
             pytest.raises(StoreBusyError, match="being run"),

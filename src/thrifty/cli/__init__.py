@@ -10,7 +10,17 @@ from thrifty import __version__
 from thrifty.core import ThriftyError
 
 
-COMMANDS = ("demo", "run", "plan", "status", "best", "resume", "export")
+COMMANDS = (
+    "demo",
+    "run",
+    "plan",
+    "status",
+    "best",
+    "importance",
+    "plot",
+    "resume",
+    "export",
+)
 
 
 class _Lazy(click.Group):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 
 from thrifty.core import ThriftyError
 from thrifty.space import config_to_json
-from thrifty.store import Store
+from thrifty.store import Store, TrialRecord, best_trials
 
 from ._options import storage_option
 
@@ -16,24 +17,34 @@ from ._options import storage_option
 @click.command("best")
 @click.argument("name")
 @storage_option
-@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="As one JSON object, or a list of them.")
 def command(*, name: str, storage: str, as_json: bool) -> None:
-    """Show the best trial of study NAME."""
+    """Show the best trial of study NAME; of several objectives, those that no other trial beats in all."""
     with Store.open(storage, create=False) as store:
-        summary = store.studies.summary(name)
-        if summary.best_trial is None:
-            raise ThriftyError(f"study {name!r} has no results yet")
-        records = store.studies.load(store.studies.get(name).id)
-    trial = next(t for t in records.trials if t.number == summary.best_trial)
-    found = {
+        info = store.studies.get(name)
+        trials = store.studies.load(info.id).trials
+    best = best_trials(info, trials)
+    if not best:
+        reported = any(t.value is not None and t.state != "failed" for t in trials)
+        why = "has no trial that keeps its constraints" if reported else "has no results yet"
+        raise ThriftyError(f"study {name!r} {why}")
+    if as_json:
+        found = [_plain(trial) for trial in best]
+        click.echo(json.dumps(found if isinstance(info.spec.get("metric"), list) else found[0]))
+        return
+    for trial in best:
+        values = trial.objectives or {"": trial.value}
+        said = ", ".join(f"{metric} {value:.6g}".strip() for metric, value in values.items())
+        click.echo(f"trial {trial.number}: {said} after {trial.reached} epochs")
+        for key, value in trial.config.items():
+            click.echo(f"  {key} = {value}")
+
+
+def _plain(trial: TrialRecord) -> dict[str, Any]:
+    return {
         "trial": trial.number,
-        "value": summary.best_value,
+        "value": trial.value,
+        **({} if trial.objectives is None else {"values": dict(trial.objectives)}),
         "epochs": trial.reached,
         "config": config_to_json(trial.config),
     }
-    if as_json:
-        click.echo(json.dumps(found))
-        return
-    click.echo(f"trial {trial.number}: {summary.best_value:.6g} after {trial.reached} epochs")
-    for key, value in trial.config.items():
-        click.echo(f"  {key} = {value}")

@@ -31,11 +31,15 @@ def command(*, name: str, storage: str, optuna: Path | None, csv_file: Path | No
         click.echo(f"wrote {optuna}: open it with optuna-dashboard sqlite:///{optuna}")
     if csv_file is not None:
         with Store.open(storage, create=False) as store:
-            trials = store.studies.load(store.studies.get(name).id).trials
+            info = store.studies.get(name)
+            trials = store.studies.load(info.id).trials
+        metric = info.spec.get("metric")
+        metrics = metric if isinstance(metric, list) else []
         names = sorted({key for trial in trials for key in trial.config})
         with csv_file.open("w", newline="", encoding="utf-8") as out:
             writer = csv.writer(out)
-            writer.writerow(["number", "state", "epochs", "value", *names])
+            columns = [f"values_{each}" for each in metrics]
+            writer.writerow(["number", "state", "epochs", "value", *columns, *names])
             for trial in trials:
                 values = [str(trial.config.get(key, "")) for key in names]
                 writer.writerow([
@@ -43,6 +47,7 @@ def command(*, name: str, storage: str, optuna: Path | None, csv_file: Path | No
                     trial.state,
                     trial.reached,
                     trial.value,
+                    *((trial.objectives or {}).get(each) for each in metrics),
                     *values,
                 ])
         click.echo(f"wrote {csv_file}")

@@ -1,12 +1,14 @@
-"""Finding the study in a user's file."""
+"""Finding a study: in a user's file, or in the file that a database says it comes from."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from thrifty.core import UsageError
+from thrifty.store import Store
 from thrifty.study import Study
 
 
@@ -37,3 +39,23 @@ def load_study(path: Path, *, name: str | None = None) -> Study:
         raise UsageError(f"{path} defines several studies ({names}); pick one with --name")
     studies[0].file = path
     return studies[0]
+
+
+def load_stored_study(name: str, *, storage: str) -> Study:
+    """The study of this name in a database, from the file that defined it.
+
+    Raises:
+        StudyNotFoundError: there is no such database or study.
+        UsageError: the file is not known or gone.
+    """
+    with Store.open(storage, create=False) as store:
+        file = store.studies.get(name).spec.get("file")
+    if file is None or not Path(file).exists():
+        raise UsageError(
+            f"the file that defined study {name!r} is not known or gone ({file}); "
+            "go on with: thrifty run FILE"
+        )
+    study = load_study(Path(file), name=name)
+    # the file may say the same by a path from another folder
+    study.storage = replace(study.storage, url=storage)
+    return study

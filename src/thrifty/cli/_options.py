@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import click
 
 
@@ -12,3 +15,21 @@ storage_option = click.option(
     envvar="THRIFTY_STORAGE",
     help="Database address.",
 )
+
+
+def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """How to train, and until when."""
+    for option in reversed((
+        click.option(
+            "--workers", type=int, help="Worker processes (default: one for each GPU, or one)."
+        ),
+        click.option("--threads", type=int, help="CPU threads of each worker."),
+        click.option("--quiet", is_flag=True, help="No progress display."),
+        click.option(
+            "--stop-epochs", type=int, help="Stop when so many unique epochs were trained."
+        ),
+        click.option("--stop-seconds", type=float, help="Stop after so many seconds."),
+        click.option("--target", type=float, help="Stop when the metric is as good as this."),
+    )):
+        command = option(command)
+    return command

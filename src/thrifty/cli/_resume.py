@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import click
 
-from thrifty.core import UsageError
-from thrifty.run import Local
-from thrifty.store import Store
-
-from ._load import load_study
-from ._options import storage_option
-from ._show import show_results
+from ._load import load_stored_study
+from ._options import storage_option, training_options
+from ._train import train
 
 
 @click.command("resume")
 @click.argument("name")
 @storage_option
-@click.option(
-    "--workers", type=int, help="Worker processes (default: one for each GPU, or one)."
-)
-@click.option("--threads", type=int, help="CPU threads of each worker.")
-@click.option("--quiet", is_flag=True, help="No progress display.")
-def command(
-    *, name: str, storage: str, workers: int | None, threads: int | None, quiet: bool
-) -> None:
+@training_options
+def command(*, name: str, storage: str, **training: Any) -> None:
     """Go on with study NAME, from the file that defined it."""
-    with Store.open(storage, create=False) as store:
-        file = store.studies.get(name).spec.get("file")
-    if file is None or not Path(file).exists():
-        raise UsageError(
-            f"the file that defined study {name!r} is not known or gone ({file}); "
-            "go on with: thrifty run FILE"
-        )
-    study = load_study(Path(file), name=name)
-    study.run(executor=Local(workers=workers, threads=threads), progress=not quiet)
-    show_results(study)
+    train(load_stored_study(name, storage=storage), **training)

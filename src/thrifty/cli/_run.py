@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from thrifty.run import Local
-
 from ._load import load_study
-from ._show import show_results
+from ._options import training_options
+from ._train import train
 
 
 @click.command("run")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--name", help="Which study, if the file defines several.")
-@click.option(
-    "--workers", type=int, help="Worker processes (default: one for each GPU, or one)."
-)
-@click.option("--threads", type=int, help="CPU threads of each worker.")
-@click.option("--quiet", is_flag=True, help="No progress display.")
-def command(
-    *, file: Path, name: str | None, workers: int | None, threads: int | None, quiet: bool
-) -> None:
+@training_options
+def command(*, file: Path, name: str | None, **training: Any) -> None:
     """Run the study that FILE defines, or go on with it."""
-    study = load_study(file, name=name)
-    study.run(executor=Local(workers=workers, threads=threads), progress=not quiet)
-    show_results(study)
+    train(load_study(file, name=name), **training)

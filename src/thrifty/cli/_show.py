@@ -7,27 +7,38 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from thrifty.study import Study
+from thrifty.study import Study, TrialResult
 
 
 def show_results(study: Study) -> None:
-    """The best configuration, its metric, and what was saved."""
+    """The best configuration, its metric (of several objectives the Pareto front), and what was saved."""
     console = Console()
-    best = study.best_trial
-    console.print(f"study {study.name!r}: best of {len(study.trials)} trials", highlight=False)
-    table = Table(show_header=False)
-    table.add_column()
-    table.add_column(overflow="fold")
-    table.add_row(study.metric, f"[bold]{best.value:.4f}[/bold]")
-    table.add_row("trial", str(best.number))
-    table.add_row("epochs", str(best.epochs))
-    for name, value in best.config.items():
-        table.add_row(name, format_value(value))
-    console.print(table)
-    failed = sum(trial.state == "failed" for trial in study.trials)
+    trials = study.trials
+    if not any(trial.epochs or trial.error for trial in trials):
+        console.print(f"study {study.name!r}: no trial has reported yet", highlight=False)
+        return
+    best = study.best_trials if len(study.goals.metrics) > 1 else [study.best_trial]
+    which = "best" if len(best) == 1 else f"the {len(best)} best"
+    console.print(f"study {study.name!r}: {which} of {len(trials)} trials", highlight=False)
+    for trial in best:
+        console.print(_table(trial))
+    failed = sum(trial.state == "failed" for trial in trials)
     if failed:
         console.print(f"{failed} trials failed; see [bold]study.trials[i].error[/bold]")
     console.print(f"[green]{study.savings}[/green]", highlight=False)
+
+
+def _table(trial: TrialResult) -> Table:
+    table = Table(show_header=False)
+    table.add_column()
+    table.add_column(overflow="fold")
+    for metric, value in trial.values.items():
+        table.add_row(metric, f"[bold]{value:.4f}[/bold]")
+    table.add_row("trial", str(trial.number))
+    table.add_row("epochs", str(trial.epochs))
+    for name, value in trial.config.items():
+        table.add_row(name, format_value(value))
+    return table
 
 
 def format_value(value: Any) -> str:

@@ -2,6 +2,10 @@
 
 from ._algorithm import Algorithm as Algorithm
 from ._asha import ASHA as ASHA
+from ._async_sub_sampling import AsyncSubSampling as AsyncSubSampling
+from ._bohb import BOHB as BOHB
+from ._boss import BOSS as BOSS
+from ._brackets import Bracket as Bracket
 from ._grid_search import GridSearch as GridSearch
 from ._history import (
     Decision as Decision,
@@ -12,38 +16,55 @@ from ._history import (
     Trial as Trial,
     TrialState as TrialState,
 )
-from ._hyperband import Bracket as Bracket, Hyperband as Hyperband
+from ._hyperband import Hyperband as Hyperband
 from ._median_stopping import MedianStopping as MedianStopping
 from ._population import PopulationBasedTraining as PopulationBasedTraining
 from ._random_search import RandomSearch as RandomSearch
 from ._samplers import (
+    CMAESSampler as CMAESSampler,
+    GPSampler as GPSampler,
     GriddedSampler as GriddedSampler,
     GridSampler as GridSampler,
+    KDESampler as KDESampler,
+    NSGAIISampler as NSGAIISampler,
+    RandomForestSampler as RandomForestSampler,
     RandomSampler as RandomSampler,
     Sampler as Sampler,
+    TPESampler as TPESampler,
 )
+from ._sub_sampling import SubSampling as SubSampling
 from ._successive_halving import SuccessiveHalving as SuccessiveHalving
 
 
 __all__ = [
     "ASHA",
+    "BOHB",
+    "BOSS",
     "Algorithm",
+    "AsyncSubSampling",
     "Bracket",
+    "CMAESSampler",
     "Decision",
+    "GPSampler",
     "GridSampler",
     "GridSearch",
     "GriddedSampler",
     "History",
     "Hyperband",
+    "KDESampler",
     "Leaderboard",
     "MedianStopping",
+    "NSGAIISampler",
     "PopulationBasedTraining",
     "Proposal",
+    "RandomForestSampler",
     "RandomSampler",
     "RandomSearch",
     "Sampler",
     "Stop",
+    "SubSampling",
     "SuccessiveHalving",
+    "TPESampler",
     "Trial",
     "TrialState",
 ]

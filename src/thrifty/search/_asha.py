@@ -57,7 +57,7 @@ class ASHA(Algorithm):
             out += self._promotions(history, (here, there), num=num - len(out))
         num_new = min(num - len(out), self.num_trials - len(history))
         starts = repeat((0, rungs[0]), max(num_new, 0))
-        out += draw(self.sampler, history, space, starts=starts, rng=rng)
+        out += draw(self.sampler, history, space, starts=starts, num=num, rng=rng)
         if not out and not history.num_running:
             return self._last_one(history, rungs)
         return out

@@ -25,3 +25,13 @@ def check_halving(owner: object, *, eta: object, min_epochs: int, max_epochs: in
             f"{name}(min_epochs={min_epochs}, max_epochs={max_epochs}): min_epochs must not exceed "
             "max_epochs; lower it or train longer"
         )
+
+
+def check_shares(owner: object, **named: object) -> None:
+    """Raises AlgorithmError unless every given option is a number from 0 to 1."""
+    for name, value in named.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (number and 0 <= value <= 1):  # type: ignore[operator]
+            raise AlgorithmError(
+                f"{type(owner).__name__}({name}={value!r}): {name} must be a number from 0 to 1"
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 import numpy as np
 
@@ -28,13 +29,19 @@ def draw(
     space: Space,
     *,
     starts: Iterable[tuple[int, int]],
+    num: int,
     rng: np.random.Generator,
 ) -> list[Proposal]:
-    """One new trial for each ``(group, target)`` of ``starts``; fewer when the sampler has no more."""
-    out: list[Proposal] = []
-    for group, target in starts:
-        config = sampler.sample(history, space, number=len(history) + len(out), rng=rng)
-        if config is None:
-            break
-        out.append(Proposal(target=target, config=config, group=group))
-    return out
+    """One new trial for each ``(group, target)`` of ``starts``, what the user has enqueued first.
+
+    Fewer when the sampler has no more, and no more than ``num`` where it learns from results.
+    """
+    places = list(islice(starts, num) if sampler.adapts else starts)
+    configs = list(history.enqueued[: len(places)])
+    missing = len(places) - len(configs)
+    if missing:
+        configs += sampler.sample(history, space, num=missing, rng=rng)
+    return [
+        Proposal(target=target, config=config, group=group)
+        for (group, target), config in zip(places, configs, strict=False)
+    ]

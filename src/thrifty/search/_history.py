@@ -28,6 +28,8 @@ class Trial:
         scores: one score for each epoch ``1..reached``; higher is better, whatever the study's mode.
         state: ``"running"`` towards its target, ``"waiting"`` there for a decision, ``"stopped"``, or ``"failed"``.
         parent: the trial it branched off, and at which epoch (population-based training).
+        objectives: what all objectives of the study were at ``reached``, higher is better (empty before the first report).
+        violation: by how much it broke the study's constraints there; 0: not at all.
     """
 
     number: int
@@ -38,6 +40,8 @@ class Trial:
     scores: tuple[float, ...] = ()
     state: TrialState = "running"
     parent: tuple[int, int] | None = None
+    objectives: tuple[float, ...] = ()
+    violation: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +123,11 @@ class History:
     ('waiting', Leaderboard([(0.7, 0)]))
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, prior: Sequence[Trial] = ()) -> None:
+        self.prior = tuple(prior)
+        """Trials of earlier studies, which samplers may learn from; their numbers mean nothing here."""
+        self._enqueued: list[Config] = []
+        self._num_drawn = 0
         self._trials: list[Trial] = []
         self._boards: dict[tuple[Hashable, int], list[tuple[float, int]]] = {}
         self._running: set[int] = set()
@@ -146,6 +154,16 @@ class History:
         """How many proposals and stops there were; with a seed it names a random stream."""
         return self._num_decisions
 
+    @property
+    def enqueued(self) -> Sequence[Config]:
+        """What the user wants tried first and has not been proposed yet."""
+        return tuple(self._enqueued)
+
+    @property
+    def num_drawn(self) -> int:
+        """How many of the trials came from a sampler: neither enqueued nor branched off another trial."""
+        return self._num_drawn
+
     def in_group(self, group: Hashable) -> Sequence[int]:
         """Numbers of the trials proposed for a group, in order."""
         return self._groups.get(group, ())
@@ -157,6 +175,10 @@ class History:
     def waiting(self, epoch: int, *, group: Hashable = 0) -> Leaderboard:
         """Those of the leaderboard that wait at ``epoch`` for a decision."""
         return Leaderboard(self._waiting.get((group, epoch), ()))
+
+    def record_enqueued(self, config: Config) -> None:
+        """The user wants a configuration to be tried next."""
+        self._enqueued.append(config)
 
     def record_decision(self, decision: Decision) -> int:
         """Takes note of a decision and returns the trial's number.
@@ -185,6 +207,10 @@ class History:
         self._num_decisions += 1
         assert decision.config is not None
         number = len(self._trials)
+        if self._enqueued and dict(decision.config) == dict(self._enqueued[0]):
+            del self._enqueued[0]
+        elif decision.parent is None:
+            self._num_drawn += 1
         self._trials.append(
             Trial(
                 number=number,
@@ -198,10 +224,17 @@ class History:
         self._running.add(number)
         return number
 
-    def record_scores(self, number: int, scores: Sequence[float]) -> None:
+    def record_scores(
+        self,
+        number: int,
+        scores: Sequence[float],
+        *,
+        objectives: Sequence[float] = (),
+        violation: float = 0.0,
+    ) -> None:
         """A trial reached its target; ``scores`` has one score for each epoch up to there.
 
-        What is not a number counts as ``-inf``; a trial whose last score is that bad has failed.
+        ``objectives`` and ``violation`` are those at the target (one objective: its last score). What is not a number counts as ``-inf``; a trial whose last score is that bad has failed.
         """
         trial = self._trials[number]
         assert len(scores) == trial.target
@@ -210,7 +243,14 @@ class History:
             self.record_failure(number)
             return
         self._running.discard(number)
-        self._change(number, state="waiting", reached=trial.target, scores=scores)
+        self._change(
+            number,
+            state="waiting",
+            reached=trial.target,
+            scores=scores,
+            objectives=tuple(objectives) or scores[-1:],
+            violation=violation,
+        )
         place, entry = (trial.group, trial.target), (-scores[-1], number)
         insort(self._boards.setdefault(place, []), entry)
         insort(self._waiting.setdefault(place, []), entry)

@@ -69,7 +69,7 @@ class MedianStopping(Algorithm):
         checkpoints = self.checkpoints()
         starts = repeat((0, checkpoints[0]), max(self.num_trials - len(history), 0))
         out: list[Decision] = []
-        out += draw(self.sampler, history, space, starts=starts, rng=rng)
+        out += draw(self.sampler, history, space, starts=starts, num=num, rng=rng)
         for here, there in pairwise(checkpoints):
             out += self._verdicts(history, here, there)
         return out

@@ -76,7 +76,12 @@ class PopulationBasedTraining(Algorithm):
         epochs = self.generations()
         num_missing = max(self.population - len(history.in_group(0)), 0)
         fresh = draw(
-            self.sampler, history, space, starts=repeat((0, epochs[0]), num_missing), rng=rng
+            self.sampler,
+            history,
+            space,
+            starts=repeat((0, epochs[0]), num_missing),
+            num=num,
+            rng=rng,
         )
         if fresh:
             return fresh

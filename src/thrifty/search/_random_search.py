@@ -48,4 +48,4 @@ class RandomSearch(Algorithm):
     ) -> Sequence[Decision]:
         """All trials that are not in the history yet."""
         starts = repeat((0, self.max_epochs), max(self.num_trials - len(history), 0))
-        return draw(self.sampler, history, space, starts=starts, rng=rng)
+        return draw(self.sampler, history, space, starts=starts, num=num, rng=rng)

@@ -36,7 +36,7 @@ def halve(
         num_kept = min(max(num_here // eta, 1), board.num_alive)
         waiting = history.waiting(here, group=group)
         if waiting:
-            kept = set(_best(board, num_kept))
+            kept = set(best(board, num_kept))
             return [
                 Proposal(target=there, trial=number, group=group)
                 if number in kept
@@ -47,7 +47,7 @@ def halve(
     return []
 
 
-def _best(board: Leaderboard, num: int) -> list[int]:
+def best(board: Leaderboard, num: int) -> list[int]:
     """The best ``num`` trials; of those that tie at the cut, ones spread evenly over the order of proposal.
 
     Trials that share all their stages so far tie exactly, and often many of them do. Taking the earliest would keep
@@ -59,7 +59,7 @@ def _best(board: Leaderboard, num: int) -> list[int]:
     ...     _ = history.record_decision(Proposal(target=1, config={"lr": trial}))
     >>> for trial in range(7):
     ...     history.record_scores(trial, [1.0 if trial == 3 else 0.5])
-    >>> _best(history.leaderboard(1), 3)
+    >>> best(history.leaderboard(1), 3)
     [3, 1, 5]
     """
     if num >= len(board):

@@ -59,5 +59,5 @@ class SuccessiveHalving(Algorithm):
         """All trials that are not in the history yet, or the verdict on a rung that is complete."""
         rungs = self.rungs()
         starts = repeat((0, rungs[0]), max(self.num_trials - len(history), 0))
-        fresh = draw(self.sampler, history, space, starts=starts, rng=rng)
+        fresh = draw(self.sampler, history, space, starts=starts, num=num, rng=rng)
         return fresh or halve(history, rungs, eta=self.eta)

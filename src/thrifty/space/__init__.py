@@ -1,5 +1,7 @@
 """Search spaces, schedules as data, and timelines that know their common prefix."""
 
+from ._coordinate import Coordinate as Coordinate
+from ._coordinates import Coordinates as Coordinates
 from ._domain import (
     Choice as Choice,
     Condition as Condition,
@@ -34,6 +36,9 @@ from .schedules import (
     Step as Step,
     Then as Then,
     Warmup as Warmup,
+    cooldowns as cooldowns,
+    last_value as last_value,
+    schedule_for as schedule_for,
     schedule_from_json as schedule_from_json,
 )
 
@@ -45,6 +50,8 @@ __all__ = [
     "Condition",
     "Config",
     "Constant",
+    "Coordinate",
+    "Coordinates",
     "Cosine",
     "CosineRestarts",
     "Cyclic",
@@ -66,5 +73,8 @@ __all__ = [
     "common_prefix",
     "config_from_json",
     "config_to_json",
+    "cooldowns",
+    "last_value",
+    "schedule_for",
     "schedule_from_json",
 ]

@@ -52,8 +52,8 @@ class OptunaView(BaseStorage):
         return self._info(study_id).name
 
     def get_study_directions(self, study_id: int) -> list[StudyDirection]:
-        """Whether its metric is to be large or small."""
-        return [_direction(self._info(study_id))]
+        """Whether its metric is to be large or small; one for each objective."""
+        return _directions(self._info(study_id))
 
     def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
         """What the study was made from."""
@@ -62,9 +62,9 @@ class OptunaView(BaseStorage):
         }
 
     def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
-        """The name of its metric, where Optuna's pictures look for it."""
-        metric = self._info(study_id).spec.get("metric")
-        return {} if metric is None else {"study:metric_names": [metric]}
+        """The names of its metrics, where Optuna's pictures look for them."""
+        names = _metrics(self._info(study_id))
+        return {"study:metric_names": names} if names else {}
 
     def get_all_studies(self) -> list[FrozenStudy]:
         """All studies."""
@@ -73,7 +73,8 @@ class OptunaView(BaseStorage):
         return [
             FrozenStudy(
                 study_name=info.name,
-                direction=_direction(info),
+                direction=None,
+                directions=_directions(info),
                 user_attrs=self.get_study_user_attrs(info.id),
                 system_attrs=self.get_study_system_attrs(info.id),
                 study_id=info.id,
@@ -93,7 +94,7 @@ class OptunaView(BaseStorage):
         info = self._info(study_id)
         with self._store() as store:
             records = store.studies.load(study_id).trials
-            curves = store.studies.curves(study_id, info.spec.get("metric", ""))
+            curves = store.studies.curves(study_id, (_metrics(info) or [""])[0])
         distributions = _distributions(records)
         trials = [
             _frozen(info, record, curve=curves[record.number], distributions=distributions)
@@ -190,10 +191,23 @@ def copy(url: str, name: str, *, target: str) -> None:
     optuna.copy_study(from_study_name=name, from_storage=OptunaView(url), to_storage=target)
 
 
-def _direction(info: StudyInfo) -> StudyDirection:
-    return (
-        StudyDirection.MINIMIZE if info.spec.get("mode") == "min" else StudyDirection.MAXIMIZE
-    )
+def _metrics(info: StudyInfo) -> list[str]:
+    metric = info.spec.get("metric", [])
+    return metric if isinstance(metric, list) else [metric]
+
+
+def _directions(info: StudyInfo) -> list[StudyDirection]:
+    mode = info.spec.get("mode")
+    return [
+        StudyDirection.MINIMIZE if each == "min" else StudyDirection.MAXIMIZE
+        for each in (mode if isinstance(mode, list) else [mode])
+    ]
+
+
+def _values(info: StudyInfo, record: TrialRecord) -> list[float] | None:
+    if record.objectives is not None:
+        return [record.objectives[name] for name in _metrics(info)]
+    return None if record.value is None else [record.value]
 
 
 def _distributions(records: Sequence[TrialRecord]) -> dict[str, BaseDistribution]:
@@ -234,13 +248,15 @@ def _frozen(
     return FrozenTrial(
         number=record.number,
         state=state,
-        value=record.value if state != TrialState.RUNNING else None,
+        value=None,
+        values=_values(info, record) if state != TrialState.RUNNING else None,
         datetime_start=began,
         datetime_complete=None if state == TrialState.RUNNING else began,
         params=params,
         distributions=own,
         user_attrs={"thrifty:epochs": record.reached, "thrifty:error": record.error[1]},
-        system_attrs={},
+        # where Optuna looks for it: above zero means infeasible
+        system_attrs={} if record.violation is None else {"constraints": [record.violation]},
         intermediate_values=finite,
         trial_id=info.id * TRIALS_PER_STUDY + record.number,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ class NodeRecord:
 class EpochRecord:
     """The metrics of a node after an epoch; the first record of an epoch stays.
 
-    ``seconds`` and ``seconds_alone`` are those of ``EpochDone``.
+    ``seconds`` and ``seconds_alone`` are those of ``EpochDone``; ``study`` is the one whose run trained it.
     """
 
     plan: int
@@ -35,6 +35,7 @@ class EpochRecord:
     seconds: float
     worker: str
     seconds_alone: float | None = None
+    study: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,15 @@ class StageRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrialEnqueued:
+    """The user wants a configuration to be tried next; ``place`` counts from 0."""
+
+    study: int
+    place: int
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrialAsked:
     """A trial was asked to reach ``target``; ``config`` is given when it is new."""
 
@@ -92,12 +102,18 @@ class TrialStopped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialReported:
-    """A trial reached its target with this value of the study's metric."""
+    """A trial reached its target with this value of the study's metric.
+
+    ``objectives`` has all metrics of a study with several; ``violation`` is by how much it breaks the
+    study's constraints (None: there are none).
+    """
 
     study: int
     trial: int
     epoch: int
     value: float
+    objectives: Mapping[str, float] | None = None
+    violation: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +134,7 @@ Record = (
     | CheckpointAdded
     | CheckpointRemoved
     | StageRecord
+    | TrialEnqueued
     | TrialAsked
     | TrialStopped
     | TrialReported
@@ -158,7 +175,10 @@ class StudyInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRecord:
-    """A trial as it stands; ``error`` is kind, message and traceback."""
+    """A trial as it stands; ``error`` is kind, message and traceback.
+
+    ``objectives`` and ``violation`` are those of ``TrialReported``.
+    """
 
     number: int
     config: Mapping[str, Any]
@@ -170,16 +190,37 @@ class TrialRecord:
     reached: int
     value: float | None
     error: tuple[str, str, str]
+    objectives: Mapping[str, float] | None = None
+    violation: float | None = None
+
+    @property
+    def feasible(self) -> bool:
+        """Whether it keeps within the study's constraints."""
+        return not self.violation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriorRecord:
+    """A trial of an earlier study that another one may learn from; ``metrics`` after epochs 1, 2, ..."""
+
+    config: Mapping[str, Any]
+    state: str
+    target: int
+    metrics: Sequence[Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRecord:
-    """One entry of a study's log: ``kind`` is "asked", "stopped", "reported" or "failed"."""
+    """One entry of a study's log: ``kind`` is "enqueued", "asked", "stopped", "reported" or "failed".
+
+    ``config`` is what was enqueued; ``trial`` is then its place in the queue.
+    """
 
     kind: str
     trial: int
     epoch: int
     value: float | None
+    config: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

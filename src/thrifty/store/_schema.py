@@ -17,7 +17,7 @@ from sqlalchemy import (
 )
 
 
-VERSION = "0002"
+VERSION = "0003"
 
 metadata = MetaData()
 
@@ -72,6 +72,8 @@ epochs = Table(
     Column("seconds", Float, nullable=False),
     Column("worker", Text, nullable=False),
     Column("seconds_alone", Float),
+    # the study whose run trained it first; no foreign key, because the epoch outlives the study
+    Column("study", Integer),
 )
 
 checkpoints = Table(
@@ -125,8 +127,12 @@ trials = Table(
     Column("reached", Integer, nullable=False),
     Column("value", Float),
     Column("error", JSON),
+    # by name, where a study has several; NULL where it has one
+    Column("objectives", JSON(none_as_null=True)),
+    # NULL where a study has no constraints
+    Column("violation", Float),
     # the status of a study must not read the trials themselves: this index has all it asks for
-    Index("trials_status", "study", "state", "value", "number", "target"),
+    Index("trials_status", "study", "state", "value", "number", "target", "violation"),
 )
 
 log = Table(
@@ -139,6 +145,20 @@ log = Table(
     Column("epoch", Integer, nullable=False),
     Column("value", Float),
     Column("at", Float, nullable=False),
+    # what was enqueued; ``trial`` is then its place in the queue
+    Column("config", JSON(none_as_null=True)),
+)
+
+# what a study knew from earlier ones when it was made; a copy, so that a resumed study sees the same
+priors = Table(
+    "priors",
+    metadata,
+    Column("study", ForeignKey("studies.id", ondelete="CASCADE"), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("config", JSON, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("target", Integer, nullable=False),
+    Column("metrics", Text, nullable=False),  # as in epochs: a list, one for each epoch
 )
 
 # how long packs of a structure take on a device; no study's, so that all may use them

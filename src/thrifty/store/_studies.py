@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, delete, func, insert, select, update
 
 from thrifty.core import Clock, StudyMismatchError, StudyNotFoundError
-from thrifty.space import config_from_json
+from thrifty.space import config_from_json, config_to_json
 
 from . import _schema as schema
 from ._engine import user_errors
-from ._records import LogRecord, StudyInfo, StudyRecords, StudySummary, TrialRecord
+from ._records import (
+    LogRecord,
+    PriorRecord,
+    StudyInfo,
+    StudyRecords,
+    StudySummary,
+    TrialEnqueued,
+    TrialRecord,
+)
+from ._writer import write
 
 
 class Studies:
@@ -24,8 +33,16 @@ class Studies:
         self._engine = engine
         self._clock = clock
 
-    def create(self, name: str, *, plan: int, spec: Mapping[str, Any]) -> StudyInfo:
-        """Makes a study.
+    def create(
+        self,
+        name: str,
+        *,
+        plan: int,
+        spec: Mapping[str, Any],
+        enqueued: Sequence[Mapping[str, Any]] = (),
+        priors: Sequence[PriorRecord] = (),
+    ) -> StudyInfo:
+        """Makes a study, with what is to be tried first and what earlier studies knew: all of it, or nothing.
 
         Raises:
             StudyMismatchError: there is one of this name.
@@ -40,7 +57,16 @@ class Studies:
             "created_at": self._clock.now(),
         }
         with user_errors(self._engine), self._engine.begin() as connection:
-            connection.execute(insert(schema.studies), row)
+            made = connection.execute(insert(schema.studies), row).inserted_primary_key
+            assert made is not None
+            if priors:
+                rows = [_prior_row(made[0], number, p) for number, p in enumerate(priors)]
+                connection.execute(insert(schema.priors), rows)
+            queue = [
+                TrialEnqueued(study=made[0], place=place, config=config)
+                for place, config in enumerate(enqueued)
+            ]
+            write(connection, queue, at=self._clock.now())
         return self.get(name)
 
     def find(self, name: str) -> StudyInfo | None:
@@ -80,8 +106,11 @@ class Studies:
         """
         study = self.get(name).id
         with user_errors(self._engine), self._engine.begin() as connection:
-            connection.execute(delete(schema.log).where(schema.log.c.study == study))
-            connection.execute(delete(schema.trials).where(schema.trials.c.study == study))
+            for table in (schema.log, schema.trials, schema.priors):
+                connection.execute(delete(table).where(table.c.study == study))
+            # the next study may get the number of this one
+            trained = update(schema.epochs).where(schema.epochs.c.study == study)
+            connection.execute(trained.values(study=None))
             connection.execute(delete(schema.studies).where(schema.studies.c.id == study))
 
     def load(self, study: int) -> StudyRecords:
@@ -92,14 +121,55 @@ class Studies:
                 select(t).where(t.c.study == study).order_by(t.c.number)
             ).all()
             log = connection.execute(
-                select(entries.c.kind, entries.c.trial, entries.c.epoch, entries.c.value)
+                select(
+                    entries.c.kind,
+                    entries.c.trial,
+                    entries.c.epoch,
+                    entries.c.value,
+                    entries.c.config,
+                )
                 .where(entries.c.study == study)
                 .order_by(entries.c.id)
             ).all()
         return StudyRecords(
             trials=[_trial(row) for row in trials],
-            log=[LogRecord(kind=k, trial=n, epoch=e, value=v) for k, n, e, v in log],
+            log=[
+                LogRecord(
+                    kind=kind,
+                    trial=trial,
+                    epoch=epoch,
+                    value=value,
+                    config=None if config is None else config_from_json(config),
+                )
+                for kind, trial, epoch, value, config in log
+            ],
         )
+
+    def enqueued(self, study: int) -> Sequence[dict[str, Any]]:
+        """All configurations that were ever enqueued, in order."""
+        entries = schema.log
+        query = (
+            select(entries.c.config)
+            .where(entries.c.study == study, entries.c.kind == "enqueued")
+            .order_by(entries.c.id)
+        )
+        with user_errors(self._engine), self._engine.connect() as connection:
+            return [config_from_json(config) for config in connection.execute(query).scalars()]
+
+    def priors(self, study: int) -> Sequence[PriorRecord]:
+        """What the study knew from earlier ones when it was made."""
+        table = schema.priors
+        query = select(table).where(table.c.study == study).order_by(table.c.number)
+        with user_errors(self._engine), self._engine.connect() as connection:
+            return [
+                PriorRecord(
+                    config=config_from_json(row.config),
+                    state=row.state,
+                    target=row.target,
+                    metrics=json.loads(row.metrics),
+                )
+                for row in connection.execute(query)
+            ]
 
     def list(self) -> list[StudySummary]:
         """All studies at a glance, oldest first."""
@@ -173,7 +243,20 @@ def _trial(row: Row[Any]) -> TrialRecord:
         reached=row.reached,
         value=row.value,
         error=(kind, message, traceback),
+        objectives=row.objectives,
+        violation=row.violation,
     )
+
+
+def _prior_row(study: int, number: int, prior: PriorRecord) -> dict[str, Any]:
+    return {
+        "study": study,
+        "number": number,
+        "config": config_to_json(prior.config),
+        "state": prior.state,
+        "target": prior.target,
+        "metrics": json.dumps([dict(metrics) for metrics in prior.metrics]),
+    }
 
 
 def _summary(connection: Connection, study: Row[Any]) -> StudySummary:
@@ -183,10 +266,17 @@ def _summary(connection: Connection, study: Row[Any]) -> StudySummary:
         .where(t.c.study == study.id)
         .group_by(t.c.state)
     ).all()
-    order = t.c.value.asc() if study.spec.get("mode") == "min" else t.c.value.desc()
+    # of several objectives the first: it is the one that rungs compare
+    mode, metric = (_first(study.spec.get(key, "")) for key in ("mode", "metric"))
+    order = t.c.value.asc() if mode == "min" else t.c.value.desc()
     best = connection.execute(
         select(t.c.number, t.c.value)
-        .where(t.c.study == study.id, t.c.state != "failed", t.c.value.is_not(None))
+        .where(
+            t.c.study == study.id,
+            t.c.state != "failed",
+            t.c.value.is_not(None),
+            func.coalesce(t.c.violation, 0.0) == 0.0,
+        )
         .order_by(order, t.c.number)
         .limit(1)
     ).first()
@@ -204,7 +294,7 @@ def _summary(connection: Connection, study: Row[Any]) -> StudySummary:
     return StudySummary(
         name=study.name,
         state=study.state,
-        metric=study.spec.get("metric", ""),
+        metric=metric,
         num_trials={state: count for state, count, _ in counts},
         best_value=None if best is None else best.value,
         best_trial=None if best is None else best.number,
@@ -213,3 +303,7 @@ def _summary(connection: Connection, study: Row[Any]) -> StudySummary:
         seconds=seconds,
         last_activity=last,
     )
+
+
+def _first(value: Any) -> str:
+    return str(value[0] if isinstance(value, list) else value)

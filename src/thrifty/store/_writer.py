@@ -20,6 +20,7 @@ from ._records import (
     Record,
     StageRecord,
     TrialAsked,
+    TrialEnqueued,
     TrialFailed,
     TrialReported,
     TrialStopped,
@@ -39,10 +40,10 @@ def write(connection: Connection, records: Sequence[Record], *, at: float) -> No
         [r for r in records if isinstance(r, CheckpointAdded | CheckpointRemoved)],
     )
     _stages(connection, [r for r in records if isinstance(r, StageRecord)])
-    moves = [r for r in records if isinstance(r, TrialMove)]
-    _trials(connection, moves)
-    if moves:
-        connection.execute(insert(schema.log), [_log_entry(r, at) for r in moves])
+    _trials(connection, [r for r in records if isinstance(r, TrialMove)])
+    logged = [r for r in records if isinstance(r, TrialMove | TrialEnqueued)]
+    if logged:
+        connection.execute(insert(schema.log), [_log_entry(r, at) for r in logged])
 
 
 def keep_first(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
@@ -97,6 +98,7 @@ def _epochs(connection: Connection, records: Sequence[EpochRecord]) -> None:
             "seconds": r.seconds,
             "worker": r.worker,
             "seconds_alone": r.seconds_alone,
+            "study": r.study,
         }
         for r in records
     ]
@@ -184,6 +186,8 @@ def _fresh_trial(asked: TrialAsked, config: Mapping[str, Any]) -> Row:
         "reached": 0,
         "value": None,
         "error": None,
+        "objectives": None,
+        "violation": None,
     }
 
 
@@ -193,23 +197,26 @@ def _changes(record: TrialMove) -> Row:
     if isinstance(record, TrialStopped):
         return {"state": "stopped"}
     if isinstance(record, TrialReported):
-        return {"state": "waiting", "reached": record.epoch, "value": record.value}
+        return {
+            "state": "waiting",
+            "reached": record.epoch,
+            "value": record.value,
+            "objectives": None if record.objectives is None else dict(record.objectives),
+            "violation": record.violation,
+        }
     return {"state": "failed", "error": [record.kind, record.message, record.traceback]}
 
 
-def _log_entry(record: TrialMove, at: float) -> Row:
-    kind, epoch, value = "stopped", 0, None
+def _log_entry(record: TrialMove | TrialEnqueued, at: float) -> Row:
+    entry: Row = {"study": record.study, "epoch": 0, "value": None, "at": at, "config": None}
+    if isinstance(record, TrialEnqueued):
+        config = config_to_json(record.config)
+        return {**entry, "kind": "enqueued", "trial": record.place, "config": config}
+    entry["trial"] = record.trial
     if isinstance(record, TrialAsked):
-        kind, epoch = "asked", record.target
-    elif isinstance(record, TrialReported):
-        kind, epoch, value = "reported", record.epoch, record.value
-    elif isinstance(record, TrialFailed):
-        kind, epoch = "failed", record.epoch
-    return {
-        "study": record.study,
-        "kind": kind,
-        "trial": record.trial,
-        "epoch": epoch,
-        "value": value,
-        "at": at,
-    }
+        return {**entry, "kind": "asked", "epoch": record.target}
+    if isinstance(record, TrialReported):
+        return {**entry, "kind": "reported", "epoch": record.epoch, "value": record.value}
+    if isinstance(record, TrialFailed):
+        return {**entry, "kind": "failed", "epoch": record.epoch}
+    return {**entry, "kind": "stopped"}

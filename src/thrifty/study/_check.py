@@ -12,19 +12,18 @@ from thrifty.pack import TRAIN_LOSS, Optimizer, Task, TaskReport, Trainable, ins
 from thrifty.search import Algorithm
 from thrifty.space import Space, Timeline
 
+from ._goals import Goals
+
 
 logger = logging.getLogger(__name__)
 
 
-def check_arguments(
-    task: object, space: object, *, algorithm: object, metric: object, mode: str
-) -> None:
+def check_arguments(task: object, space: object, *, algorithm: object) -> None:
     """Raises UsageError for arguments of the wrong kind."""
     for value, kind, name in (
         (task, Task | Trainable, "task"),
         (space, Space, "space"),
         (algorithm, Algorithm, "algorithm"),
-        (metric, str, "metric"),
     ):
         if isinstance(value, type):
             raise UsageError(
@@ -32,14 +31,12 @@ def check_arguments(
             )
         if not isinstance(value, kind):
             raise UsageError(f"{name} is a {type(value).__name__}; it must be a {_name(kind)}")
-    if mode not in ("max", "min"):
-        raise UsageError(f'mode is {mode!r}; it must be "max" or "min"')
 
 
 def check_study(
-    task: Task | Trainable, space: Space, *, algorithm: Algorithm, metric: str, seed: int
+    task: Task | Trainable, space: Space, *, algorithm: Algorithm, goals: Goals, seed: int
 ) -> None:
-    """Raises UsageError where space, task, algorithm and metric do not fit together."""
+    """Raises UsageError where space, task, algorithm and metrics do not fit together."""
     if algorithm.max_epochs < 1:
         raise AlgorithmError(f"max_epochs is {algorithm.max_epochs}; it must be at least 1")
     space.check(max_epochs=algorithm.max_epochs)
@@ -55,7 +52,7 @@ def check_study(
     except Exception as error:  # noqa: BLE001 (it may be this one configuration: its trial will fail and say so)
         logger.warning("the dry run of %s failed: %s: %s", config, type(error).__name__, error)
         return
-    _check_report(report, space, metric=metric, max_epochs=algorithm.max_epochs)
+    _check_report(report, space, goals=goals, max_epochs=algorithm.max_epochs)
 
 
 def _check_names(task: Task, space: Space) -> None:
@@ -77,13 +74,8 @@ def _check_names(task: Task, space: Space) -> None:
             )
 
 
-def _check_report(report: TaskReport, space: Space, *, metric: str, max_epochs: int) -> None:
-    known = {*report.metrics, TRAIN_LOSS}
-    if metric not in known:
-        raise TaskError(
-            f"the study's metric {metric!r} is not among the task's metrics "
-            f"({', '.join(sorted(known))}); name one of these"
-        )
+def _check_report(report: TaskReport, space: Space, *, goals: Goals, max_epochs: int) -> None:
+    goals.check({*report.metrics, TRAIN_LOSS})
     if report.adapts:
         return
     for name in sorted(report.structural & set(space.names)):

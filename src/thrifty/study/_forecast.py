@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from statistics import mean
 
 import numpy as np
@@ -15,9 +16,10 @@ from thrifty.core import (
     derive_seed,
 )
 from thrifty.plan import Chain, ForestStage, SearchPlan, stage_forest
-from thrifty.search import Algorithm
-from thrifty.space import Space
+from thrifty.search import Algorithm, Trial
+from thrifty.space import Config, Space
 
+from ._goals import Goals
 from ._ledger import Ledger
 
 
@@ -60,10 +62,31 @@ class Forecast:
 
 
 def forecast(
-    algorithm: Algorithm, space: Space, *, seed: int, epoch_seconds: float | None
+    algorithm: Algorithm,
+    space: Space,
+    *,
+    goals: Goals,
+    seed: int,
+    epoch_seconds: float | None = None,
+    enqueued: Sequence[Config] = (),
+    prior: Sequence[Trial] = (),
 ) -> Forecast:
     """Plays the study through on made-up results, without any training."""
-    ledgers = [_simulate(algorithm, space, seed=seed, round_=i) for i in range(NUM_SIMULATIONS)]
+    # nothing is known of how often constraints will be kept: as if always
+    goals = replace(goals, constraints=())
+    ledgers = []
+    for round_ in range(NUM_SIMULATIONS):
+        ledger = Ledger(
+            SearchPlan(),
+            goals=goals,
+            max_epochs=algorithm.max_epochs,
+            clock=SystemClock(),
+            prior=prior,
+        )
+        for config in enqueued:
+            ledger.history.record_enqueued(config)
+        _simulate(ledger, algorithm, space, seed=seed, round_=round_)
+        ledgers.append(ledger)
     unique = [ledger.plan.num_epochs_needed for ledger in ledgers]
     trial_epochs = [sum(t.target for t in _trials(ledger)) for ledger in ledgers]
     ends: dict[tuple[int, int], int] = {}
@@ -86,14 +109,9 @@ def ask_rng(seed: int, ledger: Ledger) -> np.random.Generator:
     return np.random.default_rng(derive_seed(seed, "ask", ledger.history.num_decisions))
 
 
-def _simulate(algorithm: Algorithm, space: Space, *, seed: int, round_: int) -> Ledger:
-    ledger = Ledger(
-        SearchPlan(),
-        metric="score",
-        mode="max",
-        max_epochs=algorithm.max_epochs,
-        clock=SystemClock(),
-    )
+def _simulate(
+    ledger: Ledger, algorithm: Algorithm, space: Space, *, seed: int, round_: int
+) -> None:
     while True:
         chain = ledger.plan.next_chain()
         if chain is not None:
@@ -101,20 +119,29 @@ def _simulate(algorithm: Algorithm, space: Space, *, seed: int, round_: int) -> 
             continue
         decisions = algorithm.ask(ledger.history, space, num=1, rng=ask_rng(seed, ledger))
         if not decisions:
-            return ledger
+            return
         ledger.decide(decisions)
         ledger.outbox.clear()
 
 
 def _pretend(ledger: Ledger, chain: Chain, *, round_: int) -> None:
+    goals = ledger.goals
     for stage in chain.stages:
-        quality = derive_seed(round_, "quality", stage.node) / 2**63
+        quality = [
+            derive_seed(round_ + NUM_SIMULATIONS * index, "quality", stage.node) / 2**63
+            for index in range(len(goals.metrics))
+        ]
         for epoch in range(stage.start + 1, stage.stop + 1):
             ledger.handle(
                 EpochDone(
                     node=stage.node,
                     epoch=epoch,
-                    metrics={"score": quality + epoch},
+                    metrics={
+                        name: (q + epoch) * (1 if mode == "max" else -1)
+                        for name, mode, q in zip(
+                            goals.metrics, goals.modes, quality, strict=True
+                        )
+                    },
                     seconds=0.0,
                     worker="",
                 )

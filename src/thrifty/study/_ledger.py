@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,10 +14,9 @@ from thrifty.core import (
     StageDone,
     StageFailed,
     StageStarted,
-    TaskError,
 )
 from thrifty.plan import Answer, SearchPlan
-from thrifty.search import Decision, History, Proposal, Stop
+from thrifty.search import Decision, History, Proposal, Stop, Trial
 from thrifty.space import Timeline
 from thrifty.store import (
     CheckpointAdded,
@@ -35,6 +33,8 @@ from thrifty.store import (
     TrialStopped,
 )
 
+from ._goals import Goals
+
 
 logger = logging.getLogger(__name__)
 
@@ -49,16 +49,16 @@ class Ledger:
         self,
         plan: SearchPlan,
         *,
-        metric: str,
-        mode: str,
+        goals: Goals,
         max_epochs: int,
         clock: Clock,
+        prior: Sequence[Trial] = (),
         study_id: int = 0,
         plan_id: int = 0,
     ) -> None:
         self.plan = plan
-        self.history = History()
-        self.metric = metric
+        self.history = History(prior=prior)
+        self.goals = goals
         self.max_epochs = max_epochs
         self.outbox: list[Record] = []
         self.node_of: list[int] = []
@@ -68,14 +68,15 @@ class Ledger:
         self.seconds: dict[tuple[int, int], tuple[float, float]] = {}
         """Seconds that each ``(node, epoch)`` took, and what it would have taken without others beside it."""
         self.kept_bytes = 0
-        self.best: float | None = None
-        """The best score so far."""
+        self.best_value: float | None = None
+        """The best of the first objective where a feasible trial stands, or stood."""
         self.trial_epochs = 0
         """Epochs that the trials have reached, each counted for itself."""
-        self._sign = 1.0 if mode == "max" else -1.0
+        self.epochs_trained = 0
+        """Epochs that were trained for this study, in all of its runs, each counted once."""
         self._clock = clock
-        self._study_id = study_id
-        self._plan_id = plan_id
+        self.study_id = study_id
+        self.plan_id = plan_id
         self._num_nodes_recorded = 0
         self._stage_began: dict[tuple[int, int], float] = {}
 
@@ -86,25 +87,25 @@ class Ledger:
         for decision in decisions:
             number = self.history.record_decision(decision)
             if isinstance(decision, Stop):
-                self.outbox.append(TrialStopped(study=self._study_id, trial=number))
+                self.outbox.append(TrialStopped(study=self.study_id, trial=number))
                 continue
             if decision.config is not None:
-                self.node_of.append(self._insert(decision.config))
+                self.node_of.append(self._insert(decision.config, epochs=self.max_epochs))
             self.outbox.append(self._asked(decision, number))
             answer = self.plan.request(number, self.node_of[number], decision.target)
             if answer is not None:
                 self._answered(answer)
 
-    def value(self, score: float) -> float:
-        """The metric behind a score."""
-        return self._sign * score
+    def curve(self, number: int) -> list[Mapping[str, float]]:
+        """All metrics of a trial after epochs 1, 2, ... up to where it stands."""
+        return self.plan.curve(self.node_of[number], self.history[number].reached)
 
-    def _insert(self, config: Mapping[str, Any]) -> int:
-        node = self.plan.insert(Timeline(config, epochs=self.max_epochs))
+    def _insert(self, config: Mapping[str, Any], *, epochs: int) -> int:
+        node = self.plan.insert(Timeline(config, epochs=epochs))
         for fresh in self.plan.nodes[self._num_nodes_recorded :]:
             self.outbox.append(
                 NodeRecord(
-                    plan=self._plan_id,
+                    plan=self.plan_id,
                     node=fresh.id,
                     parent=None if fresh.parent is None else fresh.parent.id,
                     start=fresh.start,
@@ -117,7 +118,7 @@ class Ledger:
 
     def _asked(self, proposal: Proposal, number: int) -> TrialAsked:
         return TrialAsked(
-            study=self._study_id,
+            study=self.study_id,
             trial=number,
             target=proposal.target,
             config=proposal.config,
@@ -134,23 +135,25 @@ class Ledger:
             self._stage_began[event.node, event.start] = self._clock.now()
         elif isinstance(event, EpochDone):
             alone = event.seconds if event.seconds_alone is None else event.seconds_alone
+            self.epochs_trained += (event.node, event.epoch) not in self.seconds
             self.seconds.setdefault((event.node, event.epoch), (event.seconds, alone))
             self.outbox.append(
                 EpochRecord(
-                    plan=self._plan_id,
+                    plan=self.plan_id,
                     node=event.node,
                     epoch=event.epoch,
                     metrics=event.metrics,
                     seconds=event.seconds,
                     seconds_alone=event.seconds_alone,
                     worker=event.worker,
+                    study=self.study_id,
                 )
             )
         elif isinstance(event, StageDone):
             self._log_stage(event, state="done")
             if event.checkpoint is not None:
                 self.kept_bytes += event.checkpoint.num_bytes
-                self.outbox.append(CheckpointAdded(plan=self._plan_id, ref=event.checkpoint))
+                self.outbox.append(CheckpointAdded(plan=self.plan_id, ref=event.checkpoint))
         elif isinstance(event, StageFailed):
             self._log_stage(event, state=event.kind)
             logger.warning("stage of node %d failed: %s", event.node, event.message)
@@ -165,38 +168,51 @@ class Ledger:
         if answer.failure is not None:
             self._fail(number, answer.epoch, answer.failure)
             return
-        scores = [
-            self._score(metrics)
-            for metrics in self.plan.curve(self.node_of[number], answer.epoch)
-        ]
-        if math.isinf(scores[-1]):
-            message = f"{self.metric} is not finite after epoch {answer.epoch}"
-            self._fail(number, answer.epoch, ("diverged", message, ""))
+        metrics = self._reached(number, answer.epoch)
+        if metrics is None:
             return
-        self._reached(number, scores)
+        goals = self.goals
         self.outbox.append(
             TrialReported(
-                study=self._study_id,
+                study=self.study_id,
                 trial=number,
                 epoch=answer.epoch,
-                value=self.value(scores[-1]),
+                value=goals.value(metrics),
+                objectives=goals.values(metrics) if len(goals.metrics) > 1 else None,
+                violation=goals.violation(metrics) if goals.constraints else None,
             )
         )
 
-    def _reached(self, number: int, scores: Sequence[float]) -> None:
-        self.trial_epochs += len(scores) - self.history[number].reached
-        self.best = scores[-1] if self.best is None else max(self.best, scores[-1])
-        self.history.record_scores(number, scores)
-
-    def _score(self, metrics: Mapping[str, float]) -> float:
-        """Higher is better; what is not finite is worse than anything."""
-        if self.metric not in metrics:
-            raise TaskError(
-                f"the study's metric {self.metric!r} is not among the task's metrics "
-                f"({', '.join(sorted(metrics))}); name one of these"
+    def _reached(self, number: int, epoch: int) -> Mapping[str, float] | None:
+        """A trial stands at an epoch: its metrics there, or None if that is its failure."""
+        goals = self.goals
+        curve = self.plan.curve(self.node_of[number], epoch)
+        needed = set(goals.names)
+        for metrics in curve:
+            if not needed <= metrics.keys():
+                goals.check(metrics)
+        metrics = curve[-1]
+        if bad := goals.not_finite(metrics):
+            verb = "is" if len(bad) == 1 else "are"
+            message = f"{', '.join(bad)} {verb} not finite after epoch {epoch}"
+            self._fail(number, epoch, ("diverged", message, ""))
+            return None
+        violation = goals.violation(metrics)
+        self.trial_epochs += epoch - self.history[number].reached
+        self.history.record_scores(
+            number,
+            [goals.score(m) for m in curve],
+            objectives=goals.objectives(metrics),
+            violation=violation,
+        )
+        if not violation:
+            value, best = goals.value(metrics), self.best_value
+            self.best_value = (
+                value
+                if best is None
+                else goals.sign * max(goals.sign * best, goals.sign * value)
             )
-        score = self._sign * metrics[self.metric]
-        return score if math.isfinite(score) else -math.inf
+        return metrics
 
     def _fail(self, number: int, epoch: int, failure: tuple[str, str, str]) -> None:
         kind, message, traceback = failure
@@ -204,7 +220,7 @@ class Ledger:
         self.errors[number] = failure
         self.outbox.append(
             TrialFailed(
-                study=self._study_id,
+                study=self.study_id,
                 trial=number,
                 epoch=epoch,
                 kind=kind,
@@ -217,7 +233,7 @@ class Ledger:
         began = self._stage_began.pop((event.node, event.start), self._clock.now())
         self.outbox.append(
             StageRecord(
-                plan=self._plan_id,
+                plan=self.plan_id,
                 node=event.node,
                 start=event.start,
                 stop=event.stop,
@@ -233,18 +249,18 @@ class Ledger:
         ref = event.checkpoint
         logger.warning("%s; the stage that made it is trained again", event.reason)
         self.kept_bytes -= ref.num_bytes
-        self.outbox.append(
-            CheckpointRemoved(plan=self._plan_id, node=ref.node, epoch=ref.epoch)
-        )
+        self.outbox.append(CheckpointRemoved(plan=self.plan_id, node=ref.node, epoch=ref.epoch))
 
     # -- from the records -------------------------------------------------------------
 
     def load_plan(self, records: PlanRecords) -> None:
         """Rebuilds the plan from what the store has."""
         for node in records.nodes:
-            self._insert(node.config)
+            # another study of this plan may train for longer, or not as long
+            self._insert(node.config, epochs=node.epochs)
         self.outbox.clear()
         for epoch in records.epochs:
+            self.epochs_trained += epoch.study == self.study_id
             alone = epoch.seconds if epoch.seconds_alone is None else epoch.seconds_alone
             self.seconds[epoch.node, epoch.epoch] = (epoch.seconds, alone)
             self.plan.record(
@@ -264,6 +280,10 @@ class Ledger:
         """Replays a study's decisions and reports in order, then asks again for what was still under way."""
         by_number = {trial.number: trial for trial in records.trials}
         for entry in records.log:
+            if entry.kind == "enqueued":
+                assert entry.config is not None
+                self.history.record_enqueued(entry.config)
+                continue
             trial = by_number[entry.trial]
             if entry.kind == "asked":
                 fresh = entry.trial == len(self.history)
@@ -284,8 +304,7 @@ class Ledger:
                 self.history.record_failure(entry.trial)
                 self.errors[entry.trial] = trial.error
             else:
-                curve = self.plan.curve(trial.node, entry.epoch)
-                self._reached(entry.trial, [self._score(m) for m in curve])
+                self._reached(entry.trial, entry.epoch)
         for number in range(len(self.history)):
             one = self.history[number]
             self.plan.note(self.node_of[number], one.target)

@@ -56,7 +56,7 @@ def run_loop(parts: Parts, *, stop_requested: Callable[[], bool]) -> bool:
     """Trains until the algorithm has nothing more to ask; False if it was stopped before."""
     chains: dict[int, Chain] = {}
     num_assigned = 0
-    stopping = False
+    stopping = stop_requested()
     upkeep = _Upkeep(parts)
     while True:
         while not stopping:

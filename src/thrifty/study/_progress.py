@@ -71,8 +71,8 @@ class Progress:
         left_s = (needed - done) * elapsed_s / max(trained, 1)
         best = (
             ""
-            if ledger.best is None
-            else f"  best {self._metric} {ledger.value(ledger.best):.4g}"
+            if ledger.best_value is None
+            else f"  best {self._metric} {ledger.best_value:.4g}"
         )
         saved = ledger.trial_epochs - min(done, ledger.trial_epochs)
         self._bar.update(

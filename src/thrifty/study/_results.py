@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+
+from thrifty.core import ThriftyError
+from thrifty.search import Trial
+
+from ._goals import Goals
+from ._ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,10 +25,12 @@ class TrialResult:
         config: its hyper-parameters; schedules are schedules.
         state: ``"done"`` (went all the way), ``"running"``, ``"paused"``, ``"stopped"`` or ``"failed"``.
         epochs: how far it was trained.
-        value: the study's metric there (None before the first report).
-        curve: the study's metric after epochs 1, 2, ...
+        value: the study's metric there (None before the first report); of several objectives the first.
+        curve: the same after epochs 1, 2, ...
         error: what made it fail, with the traceback of the task's code.
         parent: the trial it branched off, and at which epoch.
+        values: all objectives by name (empty before the first report).
+        violation: by how much it breaks the study's constraints, each as a share of its limit; 0: not at all.
     """
 
     number: int
@@ -32,6 +41,8 @@ class TrialResult:
     curve: tuple[float, ...]
     error: str = ""
     parent: tuple[int, int] | None = None
+    values: Mapping[str, float] = field(default_factory=dict)
+    violation: float = 0.0
     _load: Callable[[], torch.nn.Module] | None = field(default=None, repr=False, compare=False)
 
     def load_model(self) -> torch.nn.Module:
@@ -79,3 +90,102 @@ class Savings:
             f"{self.epochs:,} saved; training {self.seconds:,.1f} s instead of {self.seconds_alone:,.1f} s "
             f"({self.shared_factor:.2f}x by sharing, {self.packed_factor:.2f}x by packing)"
         )
+
+
+def trial_result(
+    ledger: Ledger, number: int, *, load: Callable[[], torch.nn.Module]
+) -> TrialResult:
+    """A trial as it stands in the books."""
+    trial, goals = ledger.history[number], ledger.goals
+    metrics = ledger.curve(number)
+    curve = tuple(goals.value(m) for m in metrics)
+    state: Any = trial.state
+    if state == "waiting":
+        state = "done" if trial.reached >= ledger.max_epochs else "paused"
+    _, message, traceback = ledger.errors.get(number, ("", "", ""))
+    return TrialResult(
+        number=number,
+        config=trial.config,
+        state=state,
+        epochs=trial.reached,
+        value=curve[-1] if curve and math.isfinite(curve[-1]) else None,
+        curve=curve,
+        error=f"{message}\n{traceback}".strip(),
+        parent=trial.parent,
+        values=goals.values(metrics[-1]) if metrics else {},
+        violation=trial.violation,
+        _load=load,
+    )
+
+
+def candidates(ledger: Ledger, *, name: str) -> list[Trial]:
+    """The feasible trials that have reported and have not failed.
+
+    Raises:
+        ThriftyError: there are none.
+    """
+    reported = [t for t in ledger.history if t.reached and t.state != "failed"]
+    feasible = [t for t in reported if not t.violation]
+    if feasible:
+        return feasible
+    if reported:
+        raise ThriftyError(_none_feasible(ledger, reported, name=name))
+    if not ledger.errors:
+        raise ThriftyError(f"study {name!r} has no results yet; run it first")
+    _, message, traceback = ledger.errors[min(ledger.errors)]
+    raise ThriftyError(
+        f"all trials of study {name!r} that ended have failed; the first one: {message}\n{traceback}"
+    )
+
+
+def _none_feasible(ledger: Ledger, reported: Sequence[Trial], *, name: str) -> str:
+    nearest = min(reported, key=lambda t: (t.violation, t.number))
+    metrics, goals = ledger.curve(nearest.number)[-1], ledger.goals
+    broken = [
+        f"{metric} is {metrics[metric]:g}, to be {bound.side.replace('_', ' ')} {bound.limit:g}"
+        for metric, bound in goals.constraints
+        if bound.excess(metrics[metric])
+    ]
+    return (
+        f"no trial of study {name!r} is feasible; the nearest is trial {nearest.number} ({'; '.join(broken)}). "
+        "Relax the constraints in a study of another name, or widen the space"
+    )
+
+
+def savings(ledger: Ledger) -> Savings:
+    """What was saved so far."""
+    seen: dict[tuple[int, int], tuple[float, float]] = {}
+    alone, trial_epochs = 0.0, 0
+    for number in range(len(ledger.history)):
+        reached = ledger.history[number].reached
+        trial_epochs += reached
+        node = ledger.node_of[number]
+        for epoch in range(reached, 0, -1):
+            owner = ledger.plan.owner(node, epoch).id
+            seen[owner, epoch] = ledger.seconds.get((owner, epoch), (0.0, 0.0))
+            alone += seen[owner, epoch][1]
+    return Savings(
+        trial_epochs=trial_epochs,
+        unique_epochs=len(seen),
+        seconds_alone=alone,
+        seconds_shared=sum(by_itself for _, by_itself in seen.values()),
+        seconds=sum(spent for spent, _ in seen.values()),
+    )
+
+
+def rows(trials: Sequence[TrialResult], goals: Goals) -> list[dict[str, Any]]:
+    """A table of trials: one row each."""
+    several = goals.metrics if len(goals.metrics) > 1 else ()
+    return [
+        {
+            "number": t.number,
+            "state": t.state,
+            "epochs": t.epochs,
+            "value": t.value,
+            **{f"values_{metric}": t.values.get(metric) for metric in several},
+            **({"violation": t.violation if t.values else None} if goals.constraints else {}),
+            "error": t.error,
+            **{f"params_{name}": value for name, value in t.config.items()},
+        }
+        for t in trials
+    ]

@@ -1,9 +1,26 @@
 """Samplers: one file each; where the configurations of new trials come from."""
 
 from ._base import Sampler as Sampler
+from ._cma_es import CMAESSampler as CMAESSampler
 from ._grid import GridSampler as GridSampler
 from ._gridded import GriddedSampler as GriddedSampler
+from ._kde import KDESampler as KDESampler
+from ._optuna import (
+    GPSampler as GPSampler,
+    NSGAIISampler as NSGAIISampler,
+    TPESampler as TPESampler,
+)
 from ._random import RandomSampler as RandomSampler
+from ._random_forest import RandomForestSampler as RandomForestSampler
 
 
-__all__ = ["GridSampler", "GriddedSampler", "RandomSampler", "Sampler"]
+__all__ = [
+    "CMAESSampler",
+    "GPSampler",
+    "GridSampler",
+    "GriddedSampler",
+    "NSGAIISampler",
+    "RandomSampler",
+    "Sampler",
+    "TPESampler",
+]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,13 +16,15 @@ class Sampler(ABC):
     """Where the configurations of new trials come from; a frozen dataclass of options, without any state."""
 
     __slots__ = ()
+    adapts: ClassVar[bool] = False
+    """Whether it learns from results: an algorithm then asks it for no more than it can start at once."""
 
     @abstractmethod
     def sample(
-        self, history: History, space: Space, *, number: int, rng: np.random.Generator
-    ) -> Mapping[str, Any] | None:
-        """The configuration of trial ``number``, or None when there is no further one.
+        self, history: History, space: Space, *, num: int, rng: np.random.Generator
+    ) -> Sequence[Mapping[str, Any]]:
+        """Configurations of the next ``num`` trials; fewer when there are no more.
 
-        The answer depends on the arguments alone. Several trials may be drawn on one history: their numbers
-        go on, and they share ``rng``.
+        The answer depends on the arguments alone. A sampler that adapts makes the configurations of one answer
+        differ from each other and from what is in training, so that a whole pack can be asked for at once.
         """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -19,13 +19,13 @@ from ._base import Sampler
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridSampler(Sampler):
-    """Trial ``n`` gets the ``n``-th configuration of ``space.grid(levels=levels)``; exhausted after the last.
+    """The ``n``-th draw is the ``n``-th configuration of ``space.grid(levels=levels)``; exhausted after the last.
 
     >>> from thrifty.search import History
     >>> from thrifty.space import Float, Space
     >>> space, rng = Space(lr=Float(0.1, 0.3)), np.random.default_rng(0)
-    >>> [GridSampler(levels=2).sample(History(), space, number=n, rng=rng) for n in range(3)]
-    [{'lr': 0.1}, {'lr': 0.3}, None]
+    >>> GridSampler(levels=2).sample(History(), space, num=3, rng=rng)
+    [{'lr': 0.1}, {'lr': 0.3}]
 
     ``shuffle_seed`` goes through the grid in an order drawn from that seed (all of the grid is then held in
     memory): of value where there will be fewer trials than configurations.
@@ -37,16 +37,21 @@ class GridSampler(Sampler):
     def __post_init__(self) -> None:
         check_counts(self, levels=self.levels)
 
+    def size(self, space: Space) -> int:
+        """How many configurations there are."""
+        return len(_walk(space, self.levels, self.shuffle_seed))
+
     def sample(
         self,
         history: History,
         space: Space,
         *,
-        number: int,
+        num: int,
         rng: np.random.Generator,
-    ) -> Mapping[str, Any] | None:
-        """The ``number``-th configuration."""
-        return _walk(space, self.levels, self.shuffle_seed).get(number)
+    ) -> Sequence[Mapping[str, Any]]:
+        """The next configurations."""
+        walk = _walk(space, self.levels, self.shuffle_seed)
+        return walk.get(history.num_drawn, num)
 
 
 class _Walk:
@@ -56,9 +61,13 @@ class _Walk:
         self._ahead = grid
         self._seen: list[Mapping[str, Any]] = []
 
-    def get(self, number: int) -> Mapping[str, Any] | None:
-        self._seen.extend(islice(self._ahead, max(number + 1 - len(self._seen), 0)))
-        return self._seen[number] if number < len(self._seen) else None
+    def __len__(self) -> int:
+        self._seen.extend(self._ahead)
+        return len(self._seen)
+
+    def get(self, first: int, num: int) -> Sequence[Mapping[str, Any]]:
+        self._seen.extend(islice(self._ahead, max(first + num - len(self._seen), 0)))
+        return self._seen[first : first + num]
 
 
 @lru_cache(maxsize=8)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +25,8 @@ class GriddedSampler(Sampler):
     >>> from thrifty.search import History
     >>> from thrifty.space import Float, Space
     >>> space, rng = Space(lr=Float(0.1, 0.4)), np.random.default_rng(0)
-    >>> GriddedSampler(levels=4).sample(History(), space, number=0, rng=rng)
-    {'lr': 0.4}
+    >>> GriddedSampler(levels=4).sample(History(), space, num=1, rng=rng)
+    [{'lr': 0.4}]
     """
 
     levels: int = 4
@@ -39,8 +39,8 @@ class GriddedSampler(Sampler):
         history: History,
         space: Space,
         *,
-        number: int,
+        num: int,
         rng: np.random.Generator,
-    ) -> Mapping[str, Any]:
-        """Draws a configuration."""
-        return space.sample(rng, levels=self.levels)
+    ) -> Sequence[Mapping[str, Any]]:
+        """Draws configurations."""
+        return [space.sample(rng, levels=self.levels) for _ in range(num)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,8 @@ class RandomSampler(Sampler):
     >>> from thrifty.search import History
     >>> from thrifty.space import Choice, Space
     >>> space, rng = Space(lr=Choice([0.1])), np.random.default_rng(0)
-    >>> RandomSampler().sample(History(), space, number=0, rng=rng)
-    {'lr': 0.1}
+    >>> RandomSampler().sample(History(), space, num=1, rng=rng)
+    [{'lr': 0.1}]
     """
 
     def sample(
@@ -30,8 +30,8 @@ class RandomSampler(Sampler):
         history: History,
         space: Space,
         *,
-        number: int,
+        num: int,
         rng: np.random.Generator,
-    ) -> Mapping[str, Any]:
-        """Draws a configuration."""
-        return space.sample(rng)
+    ) -> Sequence[Mapping[str, Any]]:
+        """Draws configurations."""
+        return [space.sample(rng) for _ in range(num)]

@@ -1,4 +1,4 @@
-"""Pictures of a study (matplotlib); loaded on first use."""
+"""What was trained once, and who shares it."""
 
 from __future__ import annotations
 
@@ -11,38 +11,7 @@ from matplotlib.figure import Figure
 
 from thrifty.plan import ForestStage
 
-from ._results import TrialResult
-
-
-_COLOURS = "viridis"
-
-
-def learning_curves(trials: Sequence[TrialResult], *, metric: str, mode: str) -> Figure:
-    """The metric of each trial over epochs, the best one emphasised."""
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes: Axes = figure.add_subplot()
-    shown = [trial for trial in trials if trial.curve]
-    for trial in shown:
-        axes.plot(
-            range(1, trial.epochs + 1), trial.curve, color="0.6", alpha=0.35, linewidth=0.9
-        )
-        axes.plot(trial.epochs, trial.curve[-1], ".", color="0.6", alpha=0.5, markersize=3)
-    valued = [trial for trial in shown if trial.value is not None]
-    if valued:
-        pick = max if mode == "max" else min
-        best = pick(valued, key=lambda t: t.value if t.value is not None else math.nan)
-        axes.plot(
-            range(1, best.epochs + 1),
-            best.curve,
-            color="C0",
-            linewidth=2,
-            label=f"trial {best.number}: {best.value:.4g}",
-        )
-        axes.legend(frameon=False)
-    axes.set_xlabel("epoch")
-    axes.set_ylabel(metric)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure
+from ._axes import COLOURS
 
 
 def stage_forest(stages: Sequence[ForestStage], *, metric: str, saved_epochs: int) -> Figure:
@@ -57,7 +26,7 @@ def stage_forest(stages: Sequence[ForestStage], *, metric: str, saved_epochs: in
         if s.metrics and math.isfinite(s.metrics.get(metric, math.nan))
     ]
     norm = mpl.colors.Normalize(min(values, default=0.0), max(values, default=1.0))
-    colours = mpl.colormaps[_COLOURS]
+    colours = mpl.colormaps[COLOURS]
     for stage in stages:
         y = rows[stage.index]
         if stage.parent is not None and rows[stage.parent] != y:
@@ -112,9 +81,11 @@ def _layout(stages: Sequence[ForestStage]) -> tuple[dict[int, float], int]:
         if stage.index in on_new_row:
             rows[stage.index] = -float(num_rows)
             num_rows += 1
-        below = sorted(children.get(stage.index, ()), key=lambda s: (reach[s.index], -s.index))
-        if below:
-            rows[below[-1].index] = rows[stage.index]
-            on_new_row.update(child.index for child in below[:-1])
-        stack.extend(below)
+        following = sorted(
+            children.get(stage.index, ()), key=lambda s: (reach[s.index], -s.index)
+        )
+        if following:
+            rows[following[-1].index] = rows[stage.index]
+            on_new_row.update(child.index for child in following[:-1])
+        stack.extend(following)
     return rows, num_rows

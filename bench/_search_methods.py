@@ -1,0 +1,159 @@
+"""What bench_search compares: thrifty's algorithms with their samplers, and the baseline that every bandit has to beat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bench._search_tables import MAX_EPOCHS
+from thrifty.search import (
+    ASHA,
+    BOHB,
+    BOSS,
+    Algorithm,
+    AsyncSubSampling,
+    Decision,
+    History,
+    Hyperband,
+    KDESampler,
+    MedianStopping,
+    Proposal,
+    RandomForestSampler,
+    RandomSampler,
+    RandomSearch,
+    Sampler,
+    Stop,
+    SubSampling,
+    SuccessiveHalving,
+    TPESampler,
+)
+from thrifty.space import Space
+
+
+WIDEST = 27
+"""Trials of the widest bracket, and of everything that has one bracket only."""
+TRIALS_OF_A_PASS = 49
+"""All brackets of Hyperband together."""
+QUEUED = 32
+"""Fully trained trials: more than are begun before a budget of one pass is used up."""
+ENDLESS = 100_000
+"""Trials of what goes on as long as it is let."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopAfterFirst(Algorithm):
+    """Trains ``num_trials`` for one epoch and the best ``num_kept`` of them to the end.
+
+    Egele et al., "Is One Epoch All You Need for Multi-Fidelity Hyperparameter Optimization?", 2023.
+    """
+
+    max_epochs: int
+    num_trials: int
+    num_kept: int
+    sampler: Sampler = field(default_factory=RandomSampler)
+
+    def ask(
+        self, history: History, space: Space, *, num: int, rng: np.random.Generator
+    ) -> Sequence[Decision]:
+        """All trials, then the verdict on all of them."""
+        missing = self.num_trials - len(history)
+        if missing > 0:
+            configs = self.sampler.sample(history, space, num=missing, rng=rng)
+            return [Proposal(target=1, config=config) for config in configs]
+        if len(history.leaderboard(1)) < self.num_trials:
+            return []
+        kept = {number for _, number in history.leaderboard(1)[: self.num_kept]}
+        return [
+            Proposal(target=self.max_epochs, trial=number)
+            if number in kept
+            else Stop(trial=number)
+            for _, number in history.waiting(1)
+        ]
+
+
+class Method(NamedTuple):
+    """A name for the tables, and the algorithm for a budget of so many passes of Hyperband.
+
+    ``slow``: its sampler takes several milliseconds for a draw, so that it is given fewer repetitions.
+    """
+
+    name: str
+    make: Callable[[int], Algorithm]
+    slow: bool = False
+
+
+def pass_epochs() -> int:
+    """What one pass of Hyperband trains: the budget of everybody.
+
+    >>> pass_epochs()
+    357
+    """
+    total = 0
+    for size, rungs in Hyperband(max_epochs=MAX_EPOCHS).brackets():
+        before = 0
+        for rung in rungs:
+            total += size * (rung - before)
+            size, before = max(size // 3, 1), rung
+    return total
+
+
+def methods() -> list[Method]:
+    """All of ours but BOSS; ``n`` is the number of passes."""
+    R, K = MAX_EPOCHS, WIDEST
+    return [
+        Method("random search", lambda n: RandomSearch(max_epochs=R, num_trials=QUEUED * n)),
+        Method(
+            "top 5 after 1 epoch",
+            lambda n: TopAfterFirst(max_epochs=R, num_trials=K * n, num_kept=5 * n),
+        ),
+        Method("median stopping", lambda n: MedianStopping(max_epochs=R, num_trials=K * n)),
+        Method("halving", lambda n: SuccessiveHalving(max_epochs=R, num_trials=K * n)),
+        Method("Hyperband", lambda n: Hyperband(max_epochs=R, num_trials=TRIALS_OF_A_PASS * n)),
+        Method("ASHA", lambda _: ASHA(max_epochs=R, num_trials=ENDLESS)),
+        Method(
+            "TPE + halving",
+            lambda n: SuccessiveHalving(max_epochs=R, num_trials=K * n, sampler=TPESampler()),
+            slow=True,
+        ),
+        Method("BOHB", lambda n: BOHB(max_epochs=R, num_trials=TRIALS_OF_A_PASS * n)),
+        Method("SS", lambda n: SubSampling(max_epochs=R, num_trials=K * n)),
+        Method(
+            "SS literal", lambda n: SubSampling(max_epochs=R, num_trials=K * n, width="literal")
+        ),
+        Method(
+            "SS asynchronous", lambda n: AsyncSubSampling(max_epochs=R, num_trials=3 * K * n)
+        ),
+    ]
+
+
+def boss_variants() -> list[Method]:
+    """Of these only the winner of the first half of the tasks is judged."""
+    return [_boss(*variant) for variant in product(BOSS_SAMPLERS, BOSS_RULES)]
+
+
+BOSS_SAMPLERS: dict[str, Sampler] = {
+    "forest": RandomForestSampler(num_trees=20),
+    "KDE": KDESampler(min_bandwidth=0.1),
+}
+BOSS_RULES: dict[str, dict[str, Any]] = {
+    "": {},
+    ", widest": {"ladder": "widest"},
+    ", literal": {"width": "literal"},
+    ", literal, log": {"width": "literal", "threshold": "log"},
+    ", literal, log, widest": {"width": "literal", "threshold": "log", "ladder": "widest"},
+}
+"""The threshold matters in literal rounds only."""
+
+
+def _boss(sampler: str, rule: str) -> Method:
+    options = {"sampler": BOSS_SAMPLERS[sampler], **BOSS_RULES[rule]}
+    # five of the widest brackets take a little more than a pass
+    num_trials = 5 * WIDEST if "widest" in rule else TRIALS_OF_A_PASS
+    return Method(
+        f"BOSS {sampler}{rule}",
+        lambda n: BOSS(max_epochs=MAX_EPOCHS, num_trials=num_trials * n, **options),
+    )

@@ -1,0 +1,59 @@
+"""``thrifty plot NAME KIND``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from thrifty.core import UsageError
+from thrifty.study import Study
+
+from ._load import load_stored_study
+from ._options import storage_option
+
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+KINDS: dict[str, Callable[[Study], Figure]] = {
+    "history": lambda study: study.plot_history(),
+    "curves": lambda study: study.plot_learning_curves(),
+    "forest": lambda study: study.plot_forest(),
+    "importance": lambda study: study.plot_importance(),
+    "parallel": lambda study: study.plot_parallel(),
+    "slice": lambda study: study.plot_slice(),
+    "contour": lambda study: study.plot_contour(),
+    "pareto": lambda study: study.plot_pareto(),
+}
+
+
+def plot(study: Study, kind: str) -> Figure:
+    """The picture of a study by its name on the command line."""
+    return KINDS[kind](study)
+
+
+@click.command("plot")
+@click.argument("name")
+@click.argument("kind", type=click.Choice(list(KINDS)))
+@storage_option
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Where it goes; the ending says in which format  [default: KIND.png]",
+)
+@click.option("--dpi", type=click.IntRange(min=1), default=150, show_default=True)
+def command(*, name: str, kind: str, storage: str, out: Path | None, dpi: int) -> None:
+    """Draw a picture of study NAME."""
+    figure = plot(load_stored_study(name, storage=storage), kind)
+    file = out or Path(f"{kind}.png")
+    known = figure.canvas.get_supported_filetypes()
+    if file.suffix[1:].lower() not in known:
+        raise UsageError(f"{file}: its ending must be one of {', '.join(sorted(known))}")
+    if not file.resolve().parent.is_dir():
+        raise UsageError(f"there is no folder {file.resolve().parent}; make it first")
+    figure.savefig(file, dpi=dpi)
+    click.echo(f"wrote {file}")

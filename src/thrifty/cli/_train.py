@@ -1,0 +1,29 @@
+"""What ``run`` and ``resume`` have in common."""
+
+from __future__ import annotations
+
+from thrifty.run import Local
+from thrifty.study import StopWhen, Study
+
+from ._show import show_results
+
+
+def train(
+    study: Study,
+    *,
+    workers: int | None,
+    threads: int | None,
+    quiet: bool,
+    stop_epochs: int | None,
+    stop_seconds: float | None,
+    target: float | None,
+) -> None:
+    """Runs a study and shows what it found."""
+    given = (stop_epochs, stop_seconds, target)
+    stop = (
+        StopWhen(epochs=stop_epochs, seconds=stop_seconds, target=target)
+        if any(value is not None for value in given)
+        else None
+    )
+    study.run(executor=Local(workers=workers, threads=threads), stop=stop, progress=not quiet)
+    show_results(study)

@@ -1,0 +1,40 @@
+"""BOHB."""
+
+from __future__ import annotations
+
+from ._hyperband import Hyperband
+from ._samplers import KDESampler
+
+
+def BOHB(  # noqa: N802
+    *,
+    max_epochs: int,
+    eta: int = 3,
+    num_trials: int | None = None,
+    random_share: float = 1 / 3,
+    share: float = 0.0,
+) -> Hyperband:
+    """Hyperband whose configurations come from kernel densities of good and bad trials.
+
+    Falkner, Klein and Hutter, "BOHB: Robust and Efficient Hyperparameter Optimization at Scale", ICML 2018. Short for a
+    ``Hyperband`` with a ``KDESampler``; write that out for the model's other options.
+
+    >>> BOHB(max_epochs=27, num_trials=100).sampler
+    KDESampler(top_share=0.15, num_candidates=64, random_share=0.3333333333333333, bandwidth_factor=3.0, min_bandwidth=0.001, min_points=None, share=0.0)
+
+    Args:
+        max_epochs: the most that a trial is trained.
+        eta: one of so many trials goes on at each rung.
+        num_trials: the brackets repeat until so many are drawn (default: once through all brackets).
+        random_share: of the draws, how many are random.
+        share: the part of the best candidate's lead over the median that may be given up to share training.
+
+    Raises:
+        AlgorithmError: an option is out of its range.
+    """
+    return Hyperband(
+        max_epochs=max_epochs,
+        eta=eta,
+        num_trials=num_trials,
+        sampler=KDESampler(random_share=random_share, share=share),
+    )

@@ -1,0 +1,85 @@
+"""Brackets of sub-sampling under a sampler that learns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import get_args
+
+import numpy as np
+
+from thrifty.core import AlgorithmError
+from thrifty.space import Space
+
+from ._algorithm import Algorithm
+from ._brackets import Bracket, Ladder, ask_brackets, brackets_until
+from ._check import check_counts, check_halving
+from ._draw import check_sampler
+from ._history import Decision, History
+from ._samplers import RandomForestSampler, Sampler
+from ._sub_rounds import Rounds, Width, check_rounds
+from ._sub_samples import Threshold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BOSS(Algorithm):
+    """Hyperband's brackets with sub-sampling inside, and a model that proposes the configurations of the next one.
+
+    BOSS of Huang et al., "Bandit evaluation by sub-samples", MLSys 2022. Brackets come one after the other, so
+    that the sampler has learnt from those before; it is fitted once for each. Workers that would have to wait for a round to end begin with the
+    next bracket. A sampler that does not learn gives all brackets at once. ``Trial.group`` is the bracket; ``num_trials`` is
+    that of ``Hyperband``; with ``ladder="widest"`` all brackets are as wide as the first, which leaves more to the model;
+    ``threshold`` and ``width`` are those of ``SubSampling``. The default sampler needs scikit-learn.
+
+    >>> [(bracket.num_trials, bracket.epochs) for bracket in BOSS(max_epochs=9).brackets()]
+    [(9, (1, 3, 9)), (5, (3, 9)), (3, (9,))]
+
+    Raises:
+        AlgorithmError: an option is out of its range, or a threshold is given to rounds of fixed width.
+    """
+
+    max_epochs: int
+    eta: int = 3
+    num_trials: int | None = None
+    threshold: Threshold = "sqrt-log"
+    width: Width = "fixed"
+    ladder: Ladder = "hyperband"
+    sampler: Sampler = field(default_factory=RandomForestSampler)
+
+    def __post_init__(self) -> None:
+        check_halving(self, eta=self.eta, min_epochs=1, max_epochs=self.max_epochs)
+        if self.num_trials is not None:
+            check_counts(self, num_trials=self.num_trials)
+        if self.ladder not in get_args(Ladder):
+            raise AlgorithmError(f"BOSS(ladder={self.ladder!r}): give 'hyperband' or 'widest'")
+        check_rounds(self, threshold=self.threshold, width=self.width)
+        check_sampler(self, self.sampler)
+
+    def brackets(self) -> tuple[Bracket, ...]:
+        """The brackets, widest first; with ``num_trials`` as many as it needs."""
+        return tuple(
+            brackets_until(
+                self.max_epochs, eta=self.eta, num_trials=self.num_trials, ladder=self.ladder
+            )
+        )
+
+    def ask(
+        self, history: History, space: Space, *, num: int, rng: np.random.Generator
+    ) -> Sequence[Decision]:
+        """The next rounds of brackets whose last is complete, or new trials of the next bracket."""
+
+        def verdicts(group: int, rungs: tuple[int, ...]) -> Sequence[Decision]:
+            rounds = Rounds(
+                rungs=rungs, eta=self.eta, threshold=self.threshold, width=self.width
+            )
+            return rounds.decide(history, group=group)
+
+        return ask_brackets(
+            self.brackets(),
+            verdicts,
+            sampler=self.sampler,
+            history=history,
+            space=space,
+            num=None,
+            rng=rng,
+        )

@@ -1,0 +1,336 @@
+"""A history as a study of Optuna, made anew for each question."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+from thrifty.search._history import History, Trial
+from thrifty.search._observations import Observations
+from thrifty.space import Choice, Config, Coordinate, Coordinates, Float
+
+from ._suggesting import load
+
+
+_MAX_REMEMBERED = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What Optuna is to know of a history.
+
+    Attributes:
+        finished: trials with what they scored on each objective (None: they failed).
+        running: what is being trained.
+        num_objectives: at least 1.
+    """
+
+    finished: tuple[tuple[Trial, tuple[float, ...] | None], ...]
+    running: tuple[Config, ...]
+    num_objectives: int
+
+
+def look(history: History, observed: Observations) -> Seen:
+    """The observed trials: one objective by the score at the observed epoch, several where they are now."""
+    trials = list(chain(history.prior, history))
+    num_objectives = max((len(trial.objectives) for trial in trials), default=1) or 1
+    # by identity: trials that are not of the space are not among them
+    configs, epoch = set(map(id, observed.configs)), observed.epoch
+    finished: list[tuple[Trial, tuple[float, ...] | None]] = []
+    for trial in trials:
+        failed = trial.state == "failed"
+        depth = trial.target if failed else trial.reached
+        if id(trial.config) not in configs or depth < epoch:
+            continue
+        values = trial.objectives if num_objectives > 1 else trial.scores[epoch - 1 : epoch]
+        known = len(values) == num_objectives and all(map(math.isfinite, values))
+        finished.append((trial, values if known and not failed else None))
+    return Seen(
+        finished=tuple(finished), running=observed.pending, num_objectives=num_objectives
+    )
+
+
+class OptunaStudy:
+    """A source of suggestions: asks a sampler of Optuna that has been told of all trials.
+
+    Trials in training, and configurations that will be tried, are running trials of the study, which Optuna's samplers
+    keep away from. ``attrs`` are system attributes of the finished ones.
+    """
+
+    def __init__(
+        self,
+        optuna: Any,
+        sampler: Any,
+        *,
+        seen: Seen,
+        coordinates: Coordinates,
+        attrs: dict[str, Any],
+    ) -> None:
+        self._optuna = optuna
+        self._coordinates = coordinates
+        self._terms = _terms(coordinates)
+        self._trials = _Trials(optuna)
+        self._tell(seen, attrs)
+
+        def study(storage: _Trials) -> Any:
+            directions = ["maximize"] * seen.num_objectives
+            return optuna.create_study(storage=storage, sampler=sampler, directions=directions)
+
+        with quiet(optuna):
+            self._study = study(self._trials)
+            self._narrow(study(self._trials.kinds()))
+        for config in seen.running:
+            self.note(config)
+
+    def suggest(self) -> dict[str, Any]:
+        """A configuration that is worth trying."""
+        with quiet(self._optuna):
+            trial = self._study.ask()
+            config = self._coordinates.compose(lambda c: _suggest(trial, c))
+        # one of several suggestions: it is noted if it is taken
+        self._trials.forget_last()
+        return config
+
+    def note(self, config: Config) -> None:
+        """This one will be tried."""
+        params, distributions = self._terms.of(config)
+        self._trials.add(params=params, distributions=distributions)
+
+    def _narrow(self, kinds: Any) -> None:
+        """Has the space to sample from inferred from one trial for each set of hyper-parameters, not from all."""
+        sampler = self._study.sampler
+        infer = sampler.infer_relative_search_space
+        sampler.infer_relative_search_space = lambda _, trial: infer(kinds, trial)
+
+    def _tell(self, seen: Seen, attrs: dict[str, Any]) -> None:
+        known = [values for _, values in seen.finished if values is not None]
+        worst = tuple(min(each) for each in zip(*known, strict=True))
+        worst = worst or (0.0,) * seen.num_objectives
+        violations = _violations(seen.finished)
+        constrained = any(violations)
+        for (trial, values), violation in zip(seen.finished, violations, strict=True):
+            params, distributions = self._terms.of(trial.config)
+            self._trials.add(
+                params=params,
+                distributions=distributions,
+                values=values or worst,
+                attrs={**attrs, "constraints": (violation,)} if constrained else attrs,
+            )
+
+
+class _Trials:
+    """The storage of one study, of which it has what ``ask`` and the samplers need.
+
+    Optuna's own checks, copies and locks all it is told; to tell it a history took longer than to sample.
+    """
+
+    def __init__(self, optuna: Any) -> None:
+        self._optuna = optuna
+        self._make = optuna.trial.FrozenTrial
+        self._running = optuna.trial.TrialState.RUNNING
+        self._complete = optuna.trial.TrialState.COMPLETE
+        self._trials: list[Any] = []
+        self._directions: list[Any] = []
+        self._attrs: dict[str, Any] = {}
+
+    def add(
+        self,
+        *,
+        params: dict[str, Any],
+        distributions: dict[str, Any],
+        values: Sequence[float] | None = None,
+        attrs: dict[str, Any] | None = None,
+    ) -> int:
+        """A finished trial, or one that runs if it has no values; none of it will be changed."""
+        number = len(self._trials)
+        trial = self._make(
+            number=number,
+            trial_id=number,
+            state=self._running if values is None else self._complete,
+            value=None,
+            values=values,
+            datetime_start=None,
+            datetime_complete=None,
+            params=params,
+            distributions=distributions,
+            user_attrs={},
+            system_attrs={} if attrs is None else attrs,
+            intermediate_values={},
+        )
+        self._trials.append(trial)
+        return number
+
+    def kinds(self) -> _Trials:
+        """The first finished trial with each set of hyper-parameters."""
+        found = _Trials(self._optuna)
+        # in reverse, so that of each set the first is left
+        by_kind = {id(t.distributions): t for t in reversed(self._trials)}
+        found._trials = sorted(by_kind.values())
+        return found
+
+    def forget_last(self) -> None:
+        """The last trial was never tried."""
+        self._trials.pop()
+
+    # what follows is Optuna's, by its names
+
+    def create_new_study(self, directions: Sequence[Any], study_name: str | None = None) -> int:
+        self._directions = list(directions)
+        return 0
+
+    def get_study_id_from_name(self, study_name: str) -> int:
+        return 0
+
+    def get_study_name_from_id(self, study_id: int) -> str:
+        return ""
+
+    def get_study_directions(self, study_id: int) -> list[Any]:
+        return self._directions
+
+    def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
+        return self._attrs
+
+    def set_study_system_attr(self, study_id: int, key: str, value: Any) -> None:
+        self._attrs[key] = value
+
+    def create_new_trial(self, study_id: int, template_trial: Any = None) -> int:
+        return self.add(params={}, distributions={})
+
+    def get_trial(self, trial_id: int) -> Any:
+        return self._trials[trial_id]
+
+    def get_trial_system_attrs(self, trial_id: int) -> dict[str, Any]:
+        attrs: dict[str, Any] = self._trials[trial_id].system_attrs
+        return attrs
+
+    def get_all_trials(
+        self,
+        study_id: int,
+        deepcopy: bool = True,  # noqa: FBT001, FBT002 - as Optuna has it
+        states: Container[Any] | None = None,
+    ) -> list[Any]:
+        found = [t for t in self._trials if states is None or t.state in states]
+        return copy.deepcopy(found) if deepcopy else found
+
+    def set_trial_param(  # noqa: PLR0917 - as Optuna has it
+        self, trial_id: int, param_name: str, param_value_internal: float, distribution: Any
+    ) -> None:
+        trial = self._trials[trial_id]
+        trial.params[param_name] = distribution.to_external_repr(param_value_internal)
+        trial.distributions[param_name] = distribution
+
+    def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
+        self._trials[trial_id].system_attrs[key] = value
+
+
+class _Terms:
+    """Configurations in Optuna's terms, those that were asked for before at no cost.
+
+    As with points, a history holds the same objects from one question to the next, so they are found by identity; each
+    is kept alive here, so that no other object can take its identity.
+    """
+
+    def __init__(self, coordinates: Coordinates) -> None:
+        optuna = load("optuna")
+        self._coordinates = coordinates
+        self._distributions = {
+            c.name: _distribution(optuna, c) for c in coordinates.coordinates
+        }
+        self._kinds: dict[frozenset[str], dict[str, Any]] = {}
+        self._found: dict[int, tuple[Config, tuple[dict[str, Any], dict[str, Any]]]] = {}
+
+    def of(self, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Its parameters and their distributions, not to be changed; the same object where the same are there."""
+        found = self._found.get(id(config))
+        if found is None:
+            if len(self._found) >= _MAX_REMEMBERED:
+                self._found.clear()
+            found = self._found[id(config)] = config, self._compute(config)
+        return found[1]
+
+    def _compute(self, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
+        picked = self._coordinates.values(config)
+        params = {
+            c.name: _param(c, picked[c.name])
+            for c in self._coordinates.coordinates
+            if c.name in picked
+        }
+        distributions = {name: self._distributions[name] for name in params}
+        return params, self._kinds.setdefault(frozenset(params), distributions)
+
+
+@lru_cache(maxsize=16)
+def _terms(coordinates: Coordinates) -> _Terms:
+    return _Terms(coordinates)
+
+
+@contextmanager
+def quiet(optuna: Any) -> Iterator[None]:
+    """Optuna says nothing about its studies and experimental options, which are none of the user's."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(max(before, optuna.logging.ERROR))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+def _violations(
+    finished: Sequence[tuple[Trial, tuple[float, ...] | None]],
+) -> list[float]:
+    """By how much each trial broke the constraints; a failed one as much as the worst."""
+    worst = max((t.violation for t, _ in finished if math.isfinite(t.violation)), default=0.0)
+    return [
+        worst if values is None or not math.isfinite(trial.violation) else trial.violation
+        for trial, values in finished
+    ]
+
+
+def _is_stepped(coordinate: Coordinate) -> bool:
+    """Whether it is told to Optuna as a number of steps: then no value is ever off its grid."""
+    domain = coordinate.domain
+    return not isinstance(domain, Choice) and domain.step is not None and not domain.log
+
+
+def _last(coordinate: Coordinate) -> int:
+    return int(coordinate.domain.size()) - 1
+
+
+def _distribution(optuna: Any, coordinate: Coordinate) -> Any:
+    domain = coordinate.domain
+    if isinstance(domain, Choice):
+        return optuna.distributions.CategoricalDistribution(range(_last(coordinate) + 1))
+    if _is_stepped(coordinate):
+        return optuna.distributions.IntDistribution(0, _last(coordinate))
+    if isinstance(domain, Float):
+        return optuna.distributions.FloatDistribution(domain.low, domain.high, log=domain.log)
+    return optuna.distributions.IntDistribution(domain.low, domain.high, log=True)
+
+
+def _suggest(trial: Any, coordinate: Coordinate) -> Any:
+    """What Optuna picks."""
+    name, domain = coordinate.name, coordinate.domain
+    if isinstance(domain, Choice):
+        return trial.suggest_categorical(name, range(_last(coordinate) + 1))
+    if _is_stepped(coordinate):
+        last = _last(coordinate)
+        return coordinate.from_unit(trial.suggest_int(name, 0, last) / max(last, 1))
+    if isinstance(domain, Float):
+        return trial.suggest_float(name, domain.low, domain.high, log=domain.log)
+    return trial.suggest_int(name, domain.low, domain.high, log=True)
+
+
+def _param(coordinate: Coordinate, picked: Any) -> Any:
+    """What was picked, as Optuna is told."""
+    if _is_stepped(coordinate):
+        return round(coordinate.to_unit(picked) * _last(coordinate))
+    return picked

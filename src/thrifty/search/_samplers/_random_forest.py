@@ -1,0 +1,165 @@
+"""Expected improvement under a random forest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from thrifty.search._check import check_counts, check_shares
+from thrifty.search._history import History
+from thrifty.search._observations import Observations, coordinates_of, observe, points_of
+from thrifty.space import Space
+
+from ._base import Sampler
+from ._forest import Forest, check_sklearn
+from ._normal import normal_scores
+from ._prefix import Picker
+
+
+FloatArray = npt.NDArray[np.float64]
+
+_NUM_BEST = 10
+_STEP = 0.2
+_NUM_PATTERNS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomForestSampler(Sampler):
+    """Proposes what a random forest expects to improve most on the best trial; never exhausted.
+
+    Hutter, Hoos and Leyton-Brown, "Sequential Model-Based Optimization for General Algorithm Configuration", LION 2011.
+    Learns from the trials at the largest epoch that enough of them have reached. Half of ``num_candidates`` are random,
+    half are neighbours of the best trials, which differ in one hyper-parameter. Only the order of scores counts, so
+    that diverged trials do no harm. Trials in training and those drawn a moment ago count as the worst seen, so that a batch spreads.
+    ``random_share`` of the draws, and all until there is enough to learn from, are random.
+    Needs scikit-learn: ``pip install 'thrifty[search]'``.
+
+    Args:
+        min_points: how many trials it needs (default: one more than there are coordinates).
+        share: the part of the best candidate's lead over the median that may be given up to share training.
+
+    >>> from thrifty.search import History
+    >>> from thrifty.space import Choice, Space
+    >>> space, rng = Space(lr=Choice([0.1])), np.random.default_rng(0)
+    >>> RandomForestSampler().sample(History(), space, num=1, rng=rng)
+    [{'lr': 0.1}]
+
+    Raises:
+        AlgorithmError: an option is out of its range.
+        MissingExtraError: scikit-learn is not installed (on the first draw).
+    """
+
+    adapts: ClassVar[bool] = True
+    num_trees: int = 50
+    num_candidates: int = 1000
+    random_share: float = 1 / 3
+    min_points: int | None = None
+    share: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_counts(self, num_trees=self.num_trees, num_candidates=self.num_candidates)
+        check_shares(self, random_share=self.random_share, share=self.share)
+        if self.min_points is not None:
+            check_counts(self, min_points=self.min_points)
+
+    def sample(
+        self, history: History, space: Space, *, num: int, rng: np.random.Generator
+    ) -> Sequence[Mapping[str, Any]]:
+        """Draws configurations."""
+        check_sklearn()
+        coordinates = coordinates_of(space)
+        least = self.min_points or len(coordinates) + 1
+        picker = Picker(history, share=self.share)
+        is_random = rng.random(num) < self.random_share
+        if is_random.all():
+            return [picker.draw(space, rng) for _ in range(num)]
+        seen = observe(history, coordinates, min_points=least)
+        if len(seen) < least or not len(coordinates):
+            return [picker.draw(space, rng) for _ in range(num)]
+        scores = normal_scores(seen.scores)
+        forest = Forest.grow(seen.points, scores, num_trees=self.num_trees, rng=rng)
+        best, lie = float(scores.max()), float(scores.min())
+        forest = forest.believing(forest.leaves(points_of(seen.pending, coordinates)), lie)
+        points = self._candidates(seen, space, rng)
+        leaves = forest.leaves(points)
+        # not read, except where a drawn number makes a condition true
+        filled = np.where(np.isnan(points), rng.random(points.shape), points)
+        configs = []
+        for at_random in is_random.tolist():
+            picked = None
+            if not at_random:
+                gain = forest.expected_improvement(leaves, best=best)
+                picked = picker.pick(gain, lambda i: coordinates.from_unit(filled[i]))
+            config = picker.draw(space, rng) if picked is None else picked[1]
+            forest = forest.believing(forest.leaves(points_of([config], coordinates)), lie)
+            configs.append(config)
+        return configs
+
+    def _candidates(
+        self, seen: Observations, space: Space, rng: np.random.Generator
+    ) -> FloatArray:
+        best = seen.points[np.argsort(-seen.scores, kind="stable")[:_NUM_BEST]]
+        num_neighbours = self.num_candidates // 2
+        return np.concatenate([
+            _random_points(space, self.num_candidates - num_neighbours, rng=rng),
+            _neighbours(space, best, num_neighbours, rng=rng),
+        ])
+
+
+def _random_points(space: Space, num: int, *, rng: np.random.Generator) -> FloatArray:
+    """Points of random configurations, ``[num, d]``, drawn many at once."""
+    num_options = coordinates_of(space).num_options
+    last = np.maximum(num_options - 1, 1)
+    points = rng.random((num, len(num_options)))
+    options = np.minimum(np.floor(points * num_options), last) / last
+    points = np.where(num_options > 0, options, points)
+    patterns = _patterns(space)
+    if len(patterns):
+        # which coordinates are there follows from the options, so these go together
+        pattern = patterns[rng.integers(len(patterns), size=num)]
+        points = np.where((num_options > 0) | np.isnan(pattern), pattern, points)
+    return points
+
+
+def _neighbours(
+    space: Space, best: FloatArray, num: int, *, rng: np.random.Generator
+) -> FloatArray:
+    """Points that differ from one of the best in one coordinate, ``[num, d]``."""
+    coordinates = coordinates_of(space)
+    num_options = coordinates.num_options
+    points = best[rng.integers(len(best), size=num)]
+    there = ~np.isnan(points)
+    column = np.where(there, rng.random(points.shape), -1.0).argmax(axis=1)
+    rows, options = np.arange(num), num_options[column]
+    old, last = points[rows, column], np.maximum(options - 1, 1)
+    other = (np.rint(old * last) + rng.integers(1, last + 1)) % np.maximum(options, 1) / last
+    # what goes beyond an end comes back from it
+    step = 1.0 - np.abs(1.0 - np.abs(old + _STEP * rng.standard_normal(num)))
+    points[rows, column] = np.where(options > 0, other, np.clip(step, 0.0, 1.0))
+    if len(_patterns(space)):
+        for row in np.flatnonzero(options > 0).tolist():
+            # another option may bring coordinates that were not there, and take some away
+            filled = np.where(there[row], points[row], rng.random(len(num_options)))
+            points[row] = coordinates.to_unit(coordinates.from_unit(filled))
+    return points
+
+
+@lru_cache(maxsize=16)
+def _patterns(space: Space) -> FloatArray:
+    """Points of some random configurations, ``[n, d]``; none if all coordinates are always there.
+
+    A configuration takes long to make, so those of a space are made once and only their numbers are drawn anew.
+    """
+    coordinates, rng = coordinates_of(space), np.random.default_rng(0)
+
+    def draw(num: int) -> FloatArray:
+        return np.array([coordinates.to_unit(space.sample(rng)) for _ in range(num)])
+
+    if not np.isnan(first := draw(64)).any():
+        return first[:0]
+    return np.concatenate([first, draw(_NUM_PATTERNS - len(first))])

@@ -1,0 +1,151 @@
+"""Rounds of sub-sampling among the trials of one group, replayed from the history."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from itertools import count
+from typing import Literal, get_args
+from weakref import WeakKeyDictionary
+
+from thrifty.core import AlgorithmError
+
+from ._history import Decision, History, Leaderboard, Proposal, Trial
+from ._rungs import best
+from ._sub_samples import Threshold, check_threshold, difference, is_good, leader, threshold
+
+
+Width = Literal["fixed", "literal"]
+Levels = Literal["round", "trial"]
+
+
+def check_rounds(
+    owner: object, *, threshold: object, width: object, levels: object = "round"
+) -> None:
+    """Raises AlgorithmError unless the options of sub-sampling are known and mean something together."""
+    name = type(owner).__name__
+    check_threshold(owner, threshold)
+    if width not in get_args(Width):
+        raise AlgorithmError(f"{name}(width={width!r}): give 'fixed' or 'literal'")
+    if levels not in get_args(Levels):
+        raise AlgorithmError(f"{name}(levels={levels!r}): give 'round' or 'trial'")
+    if width == "fixed" and threshold != "sqrt-log":
+        raise AlgorithmError(
+            f"{name}(threshold={threshold!r}): rounds of fixed width explore by their width and have no threshold; "
+            "leave it out, or give width='literal'"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """Who is trained on in each round; nobody is ever out, so a round may take up whom an earlier one left behind.
+
+    ``rungs`` are the epochs of the rounds. All trials of the group take part in the first one.
+    """
+
+    rungs: tuple[int, ...]
+    eta: int
+    threshold: Threshold = "sqrt-log"
+    width: Width = "fixed"
+    levels: Levels = "round"
+
+    def decide(self, history: History, *, group: Hashable = 0) -> list[Decision]:
+        """What is left to be decided about the first round that is not over; nothing while it runs, or after the last.
+
+        All earlier rounds are replayed, so half a round that was on record before an interruption is completed.
+        """
+        over = _OVER.setdefault(history, set())
+        if (self, group) in over or _is_running(history, group):
+            return []
+        replay = _Replay.of(history, group)
+        if not replay.play(dict.fromkeys(replay.trials, self.rungs[0])):
+            return []
+        for number in count(1):
+            chosen = self._chosen(replay, number)
+            if not chosen:
+                over.add((self, group))
+                return []
+            missing = [k for k in chosen if replay.trials[k].target < chosen[k]]
+            if missing:
+                return [Proposal(target=chosen[k], trial=k, group=group) for k in missing]
+            if not replay.play(chosen):
+                return []
+        raise AssertionError("unreachable")
+
+    def _chosen(self, replay: _Replay, number: int) -> dict[int, int]:
+        """Whom round ``number`` (0 is the first) trains on, and up to where."""
+        if not replay.scores:
+            return {}
+        first = self._leader(replay)
+        if number >= len(self.rungs):
+            # the rounds are over; only a failure, or going up one rung a trial, leaves the leader short of the end
+            unfinished = replay.epochs[first] < self.rungs[-1]
+            return {first: self.rungs[-1]} if unfinished else {}
+        return {k: self._target(replay.epochs[k], number) for k in self._best(replay, number)}
+
+    def _leader(self, replay: _Replay) -> int:
+        if self.width == "literal":
+            replay.leader = leader(replay.scores, previous=replay.leader)
+        else:
+            replay.leader = max(replay.scores, key=replay.standing)
+        return replay.leader
+
+    def _best(self, replay: _Replay, number: int) -> list[int]:
+        assert replay.leader is not None
+        top = replay.scores[replay.leader]
+        others = [k for k in replay.scores if k != replay.leader]
+        if self.width == "literal":
+            c = threshold(sum(replay.epochs.values()), self.threshold)
+            return [k for k in others if is_good(replay.scores[k], top, c=c)] or [replay.leader]
+        places = max(len(replay.trials) // self.eta**number, 1)
+        board = Leaderboard(sorted((-difference(replay.scores[k], top), k) for k in others))
+        return [replay.leader, *(best(board, places - 1) if places > 1 else ())]
+
+    def _target(self, reached: int, number: int) -> int:
+        if self.levels == "round":
+            return self.rungs[number]
+        return next(rung for rung in self.rungs if rung > reached)
+
+
+_OVER: WeakKeyDictionary[History, set[tuple[Rounds, Hashable]]] = WeakKeyDictionary()
+"""Whose last round is over: a history only grows, so they need not be replayed whenever a worker is free."""
+
+
+def _is_running(history: History, group: Hashable) -> bool:
+    """Whether somebody is on the way, so that no round can be over."""
+    return any(history[k].state == "running" for k in history.in_group(group))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Replay:
+    """What was known after some round of the past."""
+
+    trials: dict[int, Trial]
+    epochs: dict[int, int]
+    """How far each one had been asked to go; those who failed on the way count as observed."""
+    scores: dict[int, tuple[float, ...]]
+    """One score for each epoch, of those who had not failed."""
+    leader: int | None = None
+
+    @classmethod
+    def of(cls, history: History, group: Hashable) -> _Replay:
+        return cls(
+            trials={k: history[k] for k in history.in_group(group)}, epochs={}, scores={}
+        )
+
+    def play(self, targets: dict[int, int]) -> bool:
+        """Takes trials to their targets; says whether all of them have been there, or failed."""
+        for k, target in targets.items():
+            trial = self.trials[k]
+            self.epochs[k] = target
+            if trial.reached >= target:
+                self.scores[k] = trial.scores[:target]
+            elif trial.state == "failed":
+                self.scores.pop(k, None)
+            else:
+                return False
+        return True
+
+    def standing(self, k: int) -> tuple[int, float, int]:
+        """The further a trial is, then the better there, the higher it stands."""
+        return len(self.scores[k]), self.scores[k][-1], -k

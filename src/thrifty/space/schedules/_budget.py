@@ -1,0 +1,100 @@
+"""The schedule for a budget: one that ends with it, or one that can go on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from thrifty.core import ScheduleError
+from thrifty.space._domain import Choice
+from thrifty.space.schedules._base import Schedule
+from thrifty.space.schedules._linear import Linear
+from thrifty.space.schedules._rex import REX
+from thrifty.space.schedules._warmup import Warmup
+from thrifty.space.schedules._wsd import WSD
+
+
+_SHAPES: dict[str, type[REX | Linear]] = {"rex": REX, "linear": Linear}
+
+
+def schedule_for(
+    peak: Any,
+    *,
+    epochs: float | None = None,
+    extendable: bool = False,
+    warmup: float = 0.0,
+    shape: str = "rex",
+    cooldown: float = 0.2,
+) -> Schedule:
+    """A learning rate for a budget that is known, or (``extendable``) for one that may grow.
+
+    Known: ``REX`` down to 0, or ``shape="linear"``; both fit themselves to the run. May grow: ``WSD``, a stable phase and a
+    cooldown to 0 over the last share ``cooldown`` of ``epochs``; a longer run goes on from where the cooldown began.
+    ``warmup`` counts epochs and is part of the budget. ``peak`` may be a ``Float``.
+
+    As a first guess, REX wants about 0.8 times the peak of linear (from the convex bound of Schaipp et al., ICML 2025). Its ``d`` is the paper's 0.5. What other
+    programs call REX often has ``d=0.9``, which holds the rate far longer (0.91 instead of 0.67 of it half way) and
+    is not the paper's: write ``REX(peak, d=0.9)`` if that is meant.
+
+    Chen et al., "REX", MLSys 2022; Hägele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training
+    Durations", NeurIPS 2024.
+
+    >>> schedule_for(0.1)
+    REX(0.1)
+    >>> schedule_for(0.1, warmup=2)
+    Warmup(2, REX(0.1))
+    >>> schedule_for(0.1, extendable=True, epochs=50)
+    WSD(0.1, cooldown=10.0, epochs=50)
+
+    Raises:
+        ScheduleError: an unknown shape, no ``epochs`` for a run that may grow, or shares and epochs that do not fit.
+    """
+    if shape not in _SHAPES:
+        raise ScheduleError(f'schedule_for(shape={shape!r}): it is "rex" or "linear"')
+    if warmup < 0 or (epochs is not None and warmup >= epochs):
+        raise ScheduleError(
+            f"schedule_for(warmup={warmup!r}, epochs={epochs!r}): the warm-up counts epochs, at least 0 and fewer than the run has"
+        )
+    if extendable:
+        if epochs is None:
+            raise ScheduleError(
+                "schedule_for(extendable=True) needs epochs: where the run ends for now, so that its cooldown can begin before"
+            )
+        return _with_cooldown(peak, epochs, share=cooldown, warmup=warmup)
+    kind = _SHAPES[shape]
+    if not warmup:
+        return kind(peak, epochs=epochs)
+    return Warmup(warmup, kind(peak, epochs=None if epochs is None else epochs - warmup))
+
+
+def cooldowns(
+    peak: Any, *, ends: Sequence[float], cooldown: float = 0.2, warmup: float = 0.0
+) -> Choice:
+    """One long run and a cooldown from it to each of ``ends`` (epochs): schedules that share all of their stable phase.
+
+    Each is a ``WSD`` that cools down over the last share ``cooldown`` of its own length, from a whole epoch on. In one study the shorter
+    ones stay at 0 until ``max_epochs``: there they idle. Studies of one task, one seed and one database
+    share what they train, so a study for each end, with ``max_epochs`` at that end, trains nothing but the cooldowns twice.
+
+    >>> cooldowns(0.1, ends=[50, 100]).options
+    (WSD(0.1, cooldown=10.0, epochs=50), WSD(0.1, cooldown=20.0, epochs=100))
+
+    Raises:
+        ScheduleError: no ends, ends that do not rise, a share that is none, a warm-up that leaves no room.
+    """
+    if not ends or list(ends) != sorted(set(ends)):
+        raise ScheduleError(
+            f"cooldowns(ends={list(ends)!r}): give at least one, each later than the one before"
+        )
+    return Choice([_with_cooldown(peak, end, share=cooldown, warmup=warmup) for end in ends])
+
+
+def _with_cooldown(peak: Any, epochs: float, *, share: float, warmup: float) -> WSD:
+    if not 0.0 < share <= 1.0:
+        raise ScheduleError(
+            f"cooldown={share!r}: it is a share of the run, above 0 and at most 1"
+        )
+    # from a whole epoch on: epochs are what is shared; the 1e-9 is for shares such as 0.2, which is no float
+    turn = math.floor(epochs * (1.0 - share) + 1e-9)
+    return WSD(peak, cooldown=float(epochs - turn), warmup=warmup, epochs=epochs)

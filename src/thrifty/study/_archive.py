@@ -1,0 +1,188 @@
+"""Where a study's records are, and how its books are made from them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thrifty.core import CheckpointError, Clock, StudyNotFoundError, UsageError, fingerprint
+from thrifty.plan import SearchPlan
+from thrifty.run import model_of, state_from_arrays, train_alone
+from thrifty.space import config_to_json
+from thrifty.store import PriorRecord, Store, StudyInfo, TrialEnqueued
+
+from ._identity import Recipe, goals_of
+from ._ledger import Ledger
+from ._storage import Storage
+from ._warm_start import check_goals, prior_trials, priors_of
+
+
+logger = logging.getLogger(__name__)
+
+Source = str | tuple["Archive", Ledger]
+"""An earlier study: one of the same database by its name, or any with its books."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """The records of one study."""
+
+    recipe: Recipe
+    storage: Storage
+    name: str
+    clock: Clock
+
+    def open(self, *, create: bool = True) -> Store:
+        """The store that it is in, or will be."""
+        return Store.open(
+            self.storage.url,
+            checkpoints=self.storage.checkpoints,
+            clock=self.clock,
+            create=create,
+        )
+
+    def find(self, store: Store) -> StudyInfo | None:
+        """The study, if it is there already.
+
+        Raises:
+            StudyMismatchError: there is a different one of this name.
+        """
+        info = store.studies.find(self.name)
+        if info is not None:
+            plan = store.plans.find(self.recipe.plan_identity())
+            same_plan = plan is not None and plan.id == info.plan
+            where = f"{self.storage.url} has a different study {self.name!r}"
+            self.recipe.check_same(info.spec, same_plan=same_plan, where=where)
+        return info
+
+    def make(
+        self,
+        store: Store,
+        *,
+        plan: int,
+        file: str | None,
+        enqueued: Sequence[Mapping[str, Any]],
+        sources: Sequence[Source],
+    ) -> StudyInfo:
+        """Makes the study, with what is known of earlier ones."""
+        return store.studies.create(
+            self.name,
+            plan=plan,
+            spec={**self.recipe.spec(), "file": file},
+            enqueued=not_in(enqueued, ()),
+            priors=self.priors(store, sources),
+        )
+
+    def enqueue(
+        self, store: Store, info: StudyInfo, enqueued: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Writes down what is to be tried and is not written down yet."""
+        known = store.studies.enqueued(info.id)
+        fresh = not_in(enqueued, known)
+        store.record([
+            TrialEnqueued(study=info.id, place=place, config=config)
+            for place, config in enumerate(fresh, start=len(known))
+        ])
+
+    def priors(self, store: Store, sources: Sequence[Source]) -> list[PriorRecord]:
+        """The trials of earlier studies.
+
+        Raises:
+            StudyNotFoundError: there is no such study.
+            StudyMismatchError: it did not optimise the same.
+        """
+        out: list[PriorRecord] = []
+        goals, space = self.recipe.goals, self.recipe.space
+        for source in sources:
+            if isinstance(source, str):
+                info = store.studies.get(source)
+                name, theirs = source, goals_of(info.spec)
+                ledger = Ledger(
+                    SearchPlan(),
+                    goals=theirs,
+                    max_epochs=info.spec["max_epochs"],
+                    clock=self.clock,
+                )
+                ledger.load_plan(store.plans.load(info.plan))
+                ledger.load_study(store.studies.load(info.id))
+            else:
+                archive, ledger = source
+                name, theirs = archive.name, archive.recipe.goals
+            check_goals(goals, source=name, theirs=theirs)
+            out += priors_of(ledger, space, source=name, goals=goals)
+        return out
+
+    def load(self, store: Store, info: StudyInfo) -> Ledger:
+        """The books, from the records."""
+        space, max_epochs = self.recipe.space, self.recipe.algorithm.max_epochs
+        ledger = Ledger(
+            SearchPlan(cuts=space.branch_epochs(max_epochs=max_epochs)),
+            goals=self.recipe.goals,
+            max_epochs=max_epochs,
+            clock=self.clock,
+            prior=prior_trials(store.studies.priors(info.id), self.recipe.goals),
+            study_id=info.id,
+            plan_id=info.plan,
+        )
+        ledger.load_plan(store.plans.load(info.plan))
+        ledger.load_study(store.studies.load(info.id))
+        return ledger
+
+    def foreseen(
+        self, enqueued: Sequence[Mapping[str, Any]], sources: Sequence[Source]
+    ) -> tuple[list[Mapping[str, Any]], list[PriorRecord]]:
+        """All that was ever enqueued, and what is known of earlier studies; the study may not be there yet."""
+        try:
+            store = self.open(create=False)
+        except StudyNotFoundError:
+            if any(isinstance(source, str) for source in sources):
+                raise
+            # priors of other databases are read without this one
+            store = Store.open("sqlite://", clock=self.clock)
+        with store:
+            info = self.find(store)
+            if info is None:
+                return not_in(enqueued, ()), self.priors(store, sources)
+            known = store.studies.enqueued(info.id)
+            return [*known, *not_in(enqueued, known)], list(store.studies.priors(info.id))
+
+    def load_model(self, ledger: Ledger, number: int) -> torch.nn.Module:
+        """The trained model of a trial: from its checkpoint, or trained again."""
+        epochs = ledger.history[number].reached
+        if not epochs:
+            raise UsageError(f"trial {number} has not reported yet: there is no model to load")
+        node = ledger.plan.owner(ledger.node_of[number], epochs)
+        timeline = ledger.plan.nodes[ledger.node_of[number]].timeline
+        ref = node.checkpoints.get(epochs)
+        state = None
+        if ref is not None:
+            with self.open(create=False) as store:
+                try:
+                    state = (epochs, state_from_arrays(*store.checkpoints.read(ref)))
+                except CheckpointError as error:
+                    logger.warning("%s; training trial %d again", error, number)
+        backend, _ = train_alone(
+            self.recipe.task, timeline, seed=self.recipe.seed, epochs=epochs, state=state
+        )
+        return model_of(backend)
+
+
+def not_in(
+    configs: Sequence[Mapping[str, Any]], known: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """Configurations that are not known yet, each once: a script that is run again enqueues the same again."""
+    seen = {_key(config) for config in known}
+    out: list[Mapping[str, Any]] = []
+    for config in configs:
+        if _key(config) not in seen:
+            seen.add(_key(config))
+            out.append(config)
+    return out
+
+
+def _key(config: Mapping[str, Any]) -> str:
+    return fingerprint(config_to_json(config))

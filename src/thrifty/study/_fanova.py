@@ -1,0 +1,86 @@
+"""Functional ANOVA: how much of a random forest's variance one coordinate explains alone.
+
+Hutter, Hoos, Leyton-Brown, "An Efficient Approach for Assessing Hyperparameter Importance", ICML 2014. The same numbers as
+Optuna's evaluator gives for parameters from 0 to 1 (a test says so), but the leaves of a tree are handled all at
+once: seconds, where a study of a few hundred trials otherwise takes a minute.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from thrifty.core import MissingExtraError
+
+
+FloatArray = npt.NDArray[np.float64]
+
+_NUM_TREES = 64
+_MAX_DEPTH = 64
+
+
+def fanova(points: FloatArray, values: FloatArray, *, seed: int) -> FloatArray:
+    """The share of each coordinate, shape ``[d]``; what is missing to one is explained by coordinates together.
+
+    ``points`` are in the unit cube, shape ``[n, d]``; ``values`` has shape ``[n]``. All zero if the forest is constant.
+
+    >>> points = np.random.default_rng(0).uniform(size=(100, 2))
+    >>> fanova(points, points[:, 1] ** 2, seed=0).round(1).tolist()
+    [0.0, 1.0]
+
+    Raises:
+        MissingExtraError: scikit-learn is not installed.
+    """
+    forest = _ensemble().RandomForestRegressor(
+        n_estimators=_NUM_TREES, max_depth=_MAX_DEPTH, random_state=seed
+    )
+    forest.fit(points, values)
+    shares = [_tree_shares(each.tree_, points.shape[1]) for each in forest.estimators_]
+    known = [share for share in shares if share is not None]
+    return np.mean(known, axis=0) if known else np.zeros(points.shape[1])
+
+
+def _tree_shares(tree: Any, num_coordinates: int) -> FloatArray | None:
+    """The shares in one tree; None if it is constant."""
+    boxes_LD2 = _leaf_boxes(tree, num_coordinates)
+    values_L = tree.value[tree.feature < 0].reshape(-1)
+    widths_LD = boxes_LD2[:, :, 1] - boxes_LD2[:, :, 0]
+    volumes_L = widths_LD.prod(axis=1)
+    mean = volumes_L @ values_L
+    variance = volumes_L @ (values_L - mean) ** 2
+    if variance <= 0.0:
+        return None
+    shares = np.zeros(num_coordinates)
+    for index in range(num_coordinates):
+        edges_S = np.unique(boxes_LD2[:, index, :])
+        middles_S = (edges_S[1:] + edges_S[:-1]) / 2
+        # the mean over all other coordinates, for each interval in which the tree does not change
+        low_L1, high_L1 = boxes_LD2[:, index, :1], boxes_LD2[:, index, 1:]
+        inside_LS = (low_L1 <= middles_S) & (middles_S < high_L1)
+        weighted_L = values_L * volumes_L / widths_LD[:, index]
+        marginal_S = weighted_L @ inside_LS
+        shares[index] = np.diff(edges_S) @ (marginal_S - mean) ** 2 / variance
+    return shares
+
+
+def _leaf_boxes(tree: Any, num_coordinates: int) -> FloatArray:
+    """Lower and upper bounds of each leaf, shape ``[leaves, d, 2]``."""
+    boxes = np.empty((tree.node_count, num_coordinates, 2))
+    boxes[0] = 0.0, 1.0
+    for node in np.flatnonzero(tree.feature >= 0):  # parents come before their children
+        feature, threshold = tree.feature[node], tree.threshold[node]
+        left, right = tree.children_left[node], tree.children_right[node]
+        boxes[left] = boxes[right] = boxes[node]
+        boxes[left, feature, 1] = boxes[right, feature, 0] = threshold
+    leaves: FloatArray = boxes[tree.feature < 0]
+    return leaves
+
+
+def _ensemble() -> Any:
+    try:
+        return import_module("sklearn.ensemble")
+    except ImportError:
+        raise MissingExtraError("scikit-learn", extra="search") from None

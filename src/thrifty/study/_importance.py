@@ -1,0 +1,175 @@
+"""Which hyper-parameters matter: functional ANOVA, or PED-ANOVA through Optuna."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from thrifty.core import UsageError
+from thrifty.space import Choice, Space
+
+from ._comparable import Comparable, comparable, enough
+from ._fanova import fanova
+from ._optuna_study import distribution, empty_study, external, load_optuna
+from ._results import TrialResult
+
+
+Method = Literal["fanova", "ped-anova"]
+Level = Literal["hyperparameter", "coordinate"]
+
+_NUM_FOR_PED_ANOVA = 20
+"""So that the best tenth is more than one trial."""
+_NUM_FILLS = 4
+"""How often a trial is shown to the forest if it lacks coordinates, with other random values for them."""
+
+
+def importance(
+    trials: Sequence[TrialResult],
+    space: Space,
+    *,
+    metric: str,
+    mode: str,
+    method: Method = "fanova",
+    level: Level = "hyperparameter",
+    seed: int = 0,
+) -> dict[str, float]:
+    """The share of each hyper-parameter in what makes trials differ, the most important first; shares sum to one.
+
+    Trials are compared at the largest epoch that enough of them have reached (see ``comparable``). With
+    ``method="fanova"`` a random forest learns the metric, and a share is the part of its variance over the whole space
+    that one coordinate explains alone (Hutter et al., ICML 2014); values that are worse by far than
+    most count only as the worst of the others, else a few that exploded would be all there is to explain. ``"ped-anova"``
+    asks what distinguishes the best tenth of the trials (Watanabe et al., IJCAI 2023). With
+    ``level="coordinate"`` each domain inside schedules and choices is counted for itself; otherwise they are summed up. If
+    all trials are equally good, all shares are zero.
+
+    >>> from thrifty.space import Float
+    >>> space = Space(lr=Float(0, 1), decay=Float(0, 1))
+    >>> draws = [space.sample(np.random.default_rng(seed)) for seed in range(30)]
+    >>> trials = [
+    ...     TrialResult(number=n, config=c, state="done", epochs=1, value=c["lr"], curve=(c["lr"],))
+    ...     for n, c in enumerate(draws)
+    ... ]
+    >>> importance(trials, space, metric="loss", mode="min")["lr"] > 0.9
+    True
+
+    Raises:
+        UsageError: too few trials have reported; an unknown ``method`` or ``level``.
+        MissingExtraError: scikit-learn (for fANOVA) or Optuna (for PED-ANOVA) is not installed.
+    """
+    if method not in ("fanova", "ped-anova"):
+        raise UsageError(f"method={method!r}: use 'fanova' or 'ped-anova'")
+    if level not in ("hyperparameter", "coordinate"):
+        raise UsageError(f"level={level!r}: use 'hyperparameter' or 'coordinate'")
+    at_least = _NUM_FOR_PED_ANOVA if method == "ped-anova" else 0
+    seen = comparable(trials, space, at_least=at_least)
+    _check_number(seen, method=method, at_least=at_least)
+    if not seen.coordinates:
+        raise UsageError(
+            f"nothing varies in {space!r}: every hyper-parameter has one value only"
+        )
+    if min(seen.values) == max(seen.values):
+        shares = dict.fromkeys((c.name for c in seen.coordinates), 0.0)
+    elif method == "fanova":
+        shares = _fanova(seen, mode=mode, seed=seed)
+    else:
+        shares = _ped_anova(seen, metric=metric, mode=mode)
+    if level == "hyperparameter":
+        shares = _summed(shares, space.names)
+    total = sum(shares.values())
+    ranked = sorted(shares.items(), key=lambda item: -item[1])
+    return {name: share / total if total else 0.0 for name, share in ranked}
+
+
+def _check_number(seen: Comparable, *, method: Method, at_least: int) -> None:
+    num_needed = max(enough(num_coordinates=len(seen.coordinates)), at_least)
+    if len(seen) < num_needed:
+        raise UsageError(
+            f"importance ({method}) needs {num_needed} trials of this space that have reported and not failed; "
+            f"there are {len(seen)}; run more of the study first"
+        )
+
+
+def _fanova(seen: Comparable, *, mode: str, seed: int) -> dict[str, float]:
+    """The variance that each coordinate explains alone.
+
+    The forest needs a value for every coordinate. One that is not there has no effect, so it gets random values,
+    several of them for each trial.
+    """
+    points = np.array([_unit_point(seen, picked) for picked in seen.picked])
+    values = np.array(_tamed(seen.values, mode=mode))
+    if np.isnan(points).any():
+        points, values = np.repeat(points, _NUM_FILLS, axis=0), np.repeat(values, _NUM_FILLS)
+        drawn = np.random.default_rng(seed).uniform(size=points.shape)
+        points = np.where(np.isnan(points), drawn, points)
+    shares = fanova(points, values, seed=seed)
+    return {c.name: float(share) for c, share in zip(seen.coordinates, shares, strict=True)}
+
+
+def _unit_point(seen: Comparable, picked: Mapping[str, Any]) -> list[float]:
+    """Where a trial stands in the unit cube, on which every coordinate is uniform: options own equal intervals."""
+    point = []
+    for coordinate in seen.coordinates:
+        if coordinate.name not in picked:
+            point.append(math.nan)
+        elif isinstance(coordinate.domain, Choice):
+            point.append((picked[coordinate.name] + 0.5) / len(coordinate.domain.options))
+        else:
+            point.append(coordinate.to_unit(picked[coordinate.name]))
+    return point
+
+
+def _tamed(values: Sequence[float], *, mode: str) -> list[float]:
+    """The values, those that are worse by far as bad as the worst of the others (Tukey's outer fence)."""
+    sign = 1.0 if mode == "max" else -1.0
+    scores = sign * np.array(values)
+    low, high = np.quantile(scores, [0.25, 0.75])
+    if high > low:
+        fence = low - 3 * (high - low)
+        scores = np.maximum(scores, scores[scores >= fence].min())
+    return [float(sign * score) for score in scores]
+
+
+def _ped_anova(seen: Comparable, *, metric: str, mode: str) -> dict[str, float]:
+    """How far the best tenth differs from all trials, coordinate by coordinate."""
+    optuna = load_optuna()
+    study = empty_study(metrics=[metric], modes=[mode])
+    distributions = {c.name: distribution(c) for c in seen.coordinates}
+    for picked, value in zip(seen.picked, seen.values, strict=True):
+        own = {name: d for name, d in distributions.items() if name in picked}
+        params = {name: external(d, picked[name]) for name, d in own.items()}
+        study.add_trial(
+            optuna.trial.create_trial(params=params, distributions=own, value=value)
+        )
+    present = {name for picked in seen.picked for name in picked}
+    shares = {}
+    with warnings.catch_warnings():
+        # that the evaluator may change, and that a branch was taken by a single trial
+        warnings.simplefilter("ignore")
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+        for name in distributions:
+            found = evaluator.evaluate(study, params=[name]) if name in present else {name: 0.0}
+            shares[name] = float(found[name])
+    return shares
+
+
+def _summed(shares: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
+    """Coordinates counted for the hyper-parameter they are part of."""
+    out = dict.fromkeys(names, 0.0)
+    for coordinate, share in shares.items():
+        out[hyperparameter_of(coordinate, names)] += share
+    return out
+
+
+def hyperparameter_of(coordinate: str, names: Sequence[str]) -> str:
+    """The hyper-parameter that a coordinate is part of.
+
+    >>> hyperparameter_of("lr[1].value", ["lr", "lr_decay"])
+    'lr'
+    """
+    parts = [n for n in names if coordinate == n or coordinate.startswith((f"{n}.", f"{n}["))]
+    return max(parts, key=len)

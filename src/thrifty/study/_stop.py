@@ -1,0 +1,101 @@
+"""When a run ends before the algorithm does: stop conditions, Ctrl-C."""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from thrifty.core import Clock, UsageError
+
+from ._ledger import Ledger
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopWhen:
+    """Ends a run as Ctrl-C does, as soon as one of these holds: epochs under way are finished and kept.
+
+    Attributes:
+        epochs: so many unique epochs were trained for this study, over all of its runs.
+        seconds: this run has lasted so long.
+        target: the best trial's metric (the first objective, constraints kept) is at least as good.
+
+    >>> StopWhen(epochs=500, target=0.98)
+    StopWhen(epochs=500, seconds=None, target=0.98)
+
+    Raises:
+        UsageError: no condition is given, or one that makes no sense.
+    """
+
+    epochs: int | None = None
+    seconds: float | None = None
+    target: float | None = None
+
+    def __post_init__(self) -> None:
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        if not any(value is not None for value in given.values()):
+            raise UsageError("StopWhen(): say when, with epochs=, seconds= or target=")
+        for name, value in given.items():
+            kind = int if name == "epochs" else int | float
+            number = isinstance(value, kind) and not isinstance(value, bool)
+            low = -math.inf if name == "target" else 0
+            if value is not None and not (number and low < value < math.inf):
+                wanted = {"epochs": "a whole number, 1 or more", "seconds": "a number above 0"}
+                raise UsageError(
+                    f"StopWhen({name}={value!r}): {name} must be {wanted.get(name, 'a finite number')}"
+                )
+
+    def watch(self, ledger: Ledger, clock: Clock) -> Callable[[], str]:
+        """A question to ask now and then: why to stop, or nothing. Time counts from now on."""
+        began = clock.monotonic()
+
+        def reason() -> str:
+            best, sign = ledger.best_value, ledger.goals.sign
+            if self.epochs is not None and ledger.epochs_trained >= self.epochs:
+                return f"{ledger.epochs_trained:,} epochs were trained"
+            if self.seconds is not None and clock.monotonic() - began >= self.seconds:
+                return f"{self.seconds:g} s have passed"
+            if (
+                self.target is not None
+                and best is not None
+                and sign * (best - self.target) >= 0
+            ):
+                return f"{ledger.goals.metrics[0]} is {best:g}"
+            return ""
+
+        return reason
+
+
+class StopOnSignal:
+    """Ctrl-C and SIGTERM ask for a clean stop; the second time they act at once."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def requested(self) -> bool:
+        """Whether somebody has asked."""
+        return self._asked
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
+        logger.warning("stopping at the end of the epoch; once more to stop at once")

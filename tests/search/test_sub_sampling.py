@@ -1,0 +1,193 @@
+import pytest
+
+from tests.search._drive import ask, ends, follow, to_the_end
+from thrifty.core import AlgorithmError
+from thrifty.search import History, Proposal, SubSampling
+
+
+FIXED = SubSampling(max_epochs=27, num_trials=27)
+LITERAL = SubSampling(max_epochs=27, num_trials=27, width="literal", levels="trial")
+
+
+def rising(number, epoch):
+    """Curves that never cross; the best trial is in the middle."""
+    return -abs(number - 13) - 0.5 / epoch
+
+
+def rounds(algorithm, *, score=rising, failing=()):
+    """The decisions of every round, and the history."""
+    history, out = History(), []
+    while decisions := ask(algorithm, history, num=99, seed=len(history)):
+        out.append(follow(history, decisions, score=score, failing=failing))
+    return out, history
+
+
+def widths(algorithm, **options):
+    return [len(decisions) for decisions in rounds(algorithm, **options)[0]]
+
+
+def test_fixed_widths():
+    played, history = rounds(FIXED)
+    assert [len(decisions) for decisions in played] == [27, 9, 3, 1]
+    assert [{d.target for d in decisions} for decisions in played] == [{1}, {3}, {9}, {27}]
+    assert ends(history) == {1: 18, 3: 6, 9: 2, 27: 1}
+    assert history[13].reached == 27
+
+
+def test_the_first_promotion_is_by_score():
+    # the authors' own code compares nothing in rung 0, and promotes the lowest numbers
+    played, _ = rounds(FIXED)
+    assert sorted(d.trial for d in played[1]) == list(range(9, 18))
+
+
+@pytest.mark.parametrize("levels", ["trial", "round"])
+def test_literal_widths_on_frozen_rising_curves(levels):
+    algorithm = SubSampling(max_epochs=27, num_trials=27, width="literal", levels=levels)
+    assert widths(algorithm)[:4] == [27, 1, 26, 1]
+
+
+def test_literal_with_little_exploration_is_greedy():
+    # the leader won after one epoch and its later blocks are better: nobody ever beats it
+    algorithm = SubSampling(max_epochs=27, num_trials=27, width="literal", threshold=1)
+    assert widths(algorithm) == [27, 1, 1, 1]
+
+
+def test_levels():
+    played, _ = rounds(LITERAL)
+    assert [{d.target for d in decisions} for decisions in played] == [{1}, {3}, {3}, {9}, {27}]
+    round_wise = SubSampling(max_epochs=27, num_trials=27, width="literal", levels="round")
+    played, _ = rounds(round_wise)
+    assert [{d.target for d in decisions} for decisions in played] == [{1}, {3}, {9}, {27}]
+
+
+def test_forced_exploration_uses_the_threshold_as_it_is():
+    # 3 epochs: sqrt(log(5)) is 1.27, which is 1 when floored
+    algorithm = SubSampling(max_epochs=9, num_trials=3, width="literal", levels="trial")
+    played, _ = rounds(algorithm)
+    assert [len(decisions) for decisions in played] == [3, 1, 2, 1]
+    history = to_the_end(
+        SubSampling(max_epochs=9, num_trials=3, width="literal", levels="trial", threshold=1)
+    )
+    assert ends(history) == {1: 2, 9: 1}
+
+
+def test_all_who_are_good_go_on_in_literal_rounds():
+    # noise: the leader's second epoch is worse than what the others had in their first
+    curves = {0: [0.9, 0.1, 0.9], 1: [0.5], 2: [0.3], 3: [0.05]}
+    algorithm = SubSampling(
+        max_epochs=27, num_trials=4, width="literal", levels="trial", threshold=1
+    )
+    history = History()
+    follow(history, ask(algorithm, history), score=lambda k, e: curves[k][0])
+    assert follow(history, ask(algorithm, history), score=lambda k, e: curves[k][e - 1]) == [
+        Proposal(target=3, trial=0)
+    ]
+    assert {d.trial for d in ask(algorithm, history)} == {1, 2}
+
+
+def test_a_trial_left_behind_comes_back():
+    # 9 is the tenth of 27 and stays at one epoch; then all but the best turn out to be far worse at three
+    def score(number, epoch):
+        return 100.0 - number - (500.0 if 0 < number < 9 and epoch >= 3 else 0.0)
+
+    played, history = rounds(FIXED, score=score)
+    assert 9 not in {d.trial for d in played[1]}
+    assert {d.trial for d in played[2]} == {0, 9, 10}
+    assert {d.target for d in played[2]} == {9}
+    assert history[9].reached == 9
+
+
+def test_differences_are_taken_at_the_same_epoch():
+    # scores jump with the epoch, so that anything compared across epochs would put the longest first
+    def score(number, epoch):
+        return 100.0 * epoch - number * epoch
+
+    played, _ = rounds(FIXED, score=score)
+    assert [sorted(d.trial for d in decisions) for decisions in played[1:]] == [
+        [*range(9)],
+        # at one epoch 9 and 10 lag by 9 and 10, at three epochs 1 and 2 by 3 and 6
+        [0, 1, 2],
+        [0],
+    ]
+
+
+def test_nobody_is_stopped():
+    _, history = rounds(FIXED)
+    assert {trial.state for trial in history} == {"waiting"}
+
+
+def test_a_round_waits_for_all():
+    history = History()
+    for decision in ask(FIXED, history):
+        history.record_decision(decision)
+    for number in range(26):
+        history.record_scores(number, [rising(number, 1)])
+    assert ask(FIXED, history) == []
+    history.record_failure(26)
+    assert len(ask(FIXED, history)) == 9
+
+
+def test_half_a_round_on_record_is_completed():
+    history = History()
+    follow(history, ask(FIXED, history), score=rising)
+    whole = ask(FIXED, history)
+    follow(history, whole[:4], score=rising)
+    assert ask(FIXED, history) == whole[4:]
+
+
+def test_failed_trials_lose_and_the_next_best_leads():
+    _, history = rounds(FIXED, failing=(13,))
+    assert history[13].reached == 0
+    assert history[12].reached == 27
+
+
+@pytest.mark.parametrize("width", ["fixed", "literal"])
+def test_the_leader_that_fails_at_last_is_followed_by_another(width):
+    algorithm = SubSampling(max_epochs=27, num_trials=9, width=width)
+    history, failed = History(), None
+    while decisions := ask(algorithm, history):
+        for decision in decisions:
+            number = history.record_decision(decision)
+            if decision.target == 27 and failed in (None, number):
+                failed = number
+                history.record_failure(number)
+            else:
+                history.record_scores(
+                    number, [rising(number, e + 1) for e in range(decision.target)]
+                )
+    assert failed is not None
+    assert ends(history)[27] == 1
+
+
+def test_scores_that_are_not_numbers_on_the_way_are_the_worst():
+    def score(number, epoch):
+        return float("nan") if epoch == 2 and number == 13 else rising(number, epoch)
+
+    for width in ("fixed", "literal"):
+        _, history = rounds(SubSampling(max_epochs=27, num_trials=27, width=width), score=score)
+        assert max(t.reached for t in history) == 27
+
+
+def test_fewer_trials_than_a_round_has_places():
+    assert widths(SubSampling(max_epochs=27, num_trials=2)) == [2, 1, 1, 1]
+    assert widths(SubSampling(max_epochs=1, num_trials=2)) == [2]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"threshold": "loglog"}, "'sqrt-log', 'log' or a positive number"),
+        ({"threshold": 0}, "threshold=0"),
+        ({"threshold": True}, "threshold=True"),
+        ({"threshold": float("nan")}, "threshold=nan"),
+        ({"width": "wide"}, "'fixed' or 'literal'"),
+        ({"levels": "rung"}, "'round' or 'trial'"),
+        ({"threshold": 2}, "give width='literal'"),
+        ({"num_trials": 0}, "num_trials=0"),
+        ({"eta": 1}, "use 2 or more"),
+        ({"sampler": 3}, "give a sampler"),
+    ],
+)
+def test_is_refused(options, message):
+    with pytest.raises(AlgorithmError, match=message):
+        SubSampling(**{"max_epochs": 9, "num_trials": 9, **options})

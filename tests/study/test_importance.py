@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from dataclasses import replace
+
+import numpy as np
+import optuna
+import pytest
+
+from tests.study.synthetic import NESTED, nested_value, trials_of
+from thrifty.core import MissingExtraError, UsageError
+from thrifty.space import Choice, Constant, Float, Int, Space, Step
+from thrifty.study._comparable import comparable
+from thrifty.study._fanova import fanova
+from thrifty.study._importance import importance
+from thrifty.study._names import option_names, short_names
+from thrifty.study._optuna_study import optuna_study
+
+
+FLAT = Space(
+    lr=Float(1e-5, 1, log=True), depth=Int(1, 9, step=2), act=Choice(["relu", "gelu", "tanh"])
+)
+LOSS = {"metric": "loss", "mode": "min"}
+
+
+def by_rate(config, rng):
+    return (math.log10(config["lr"]) + 2) ** 2 + 0.01 * rng.normal()
+
+
+@pytest.mark.parametrize("method", ["fanova", "ped-anova"])
+def test_what_matters_comes_first(method):
+    shares = importance(trials_of(FLAT, by_rate), FLAT, method=method, **LOSS)
+    assert next(iter(shares)) == "lr"
+    assert shares["lr"] > 0.7
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert set(shares) == {"lr", "depth", "act"}
+
+
+def test_an_option_matters():
+    def by_option(config, rng):
+        return float(config["act"] == "gelu") + 0.01 * rng.normal()
+
+    assert importance(trials_of(FLAT, by_option), FLAT, **LOSS)["act"] > 0.9
+
+
+@pytest.mark.parametrize("method", ["fanova", "ped-anova"])
+def test_nested_coordinates_count_for_their_hyperparameter(method):
+    trials = trials_of(NESTED, nested_value, num=150)
+    coordinates = importance(trials, NESTED, method=method, level="coordinate", **LOSS)
+    assert set(coordinates) == {
+        *("lr", "lr[0].value", "lr[1].value", "lr[2].value", "lr[2].milestones[0]"),
+        *("act", "slope", "width"),
+    }
+    shares = importance(trials, NESTED, method=method, **LOSS)
+    assert shares["lr"] > 0.3 > shares["width"]
+    if method == "fanova":  # to PED-ANOVA it matters that the slope was there at all
+        assert list(shares)[:2] == ["lr", "act"]
+    assert shares["lr"] == pytest.approx(
+        sum(share for name, share in coordinates.items() if name.startswith("lr"))
+    )
+    assert shares["seed"] == 0.0
+
+
+def test_a_coordinate_of_a_branch_that_nobody_took_has_no_share():
+    trials = [t for t in trials_of(NESTED, nested_value, num=90) if t.config["act"] != "relu"]
+    shares = importance(trials, NESTED, method="ped-anova", level="coordinate", **LOSS)
+    assert shares["slope"] == 0.0
+
+
+def test_the_same_seed_gives_the_same_shares():
+    trials = trials_of(NESTED, nested_value)
+    assert importance(trials, NESTED, seed=3, **LOSS) == importance(
+        trials, NESTED, seed=3, **LOSS
+    )
+
+
+def test_fanova_is_optunas():
+    rng = np.random.default_rng(0)
+    points = rng.uniform(size=(60, 3))
+    values = points[:, 0] * points[:, 1] + points[:, 2] ** 2
+    study = optuna_study([], FLAT, metrics=["loss"], modes=["min"])
+    unit = dict.fromkeys("abc", optuna.distributions.FloatDistribution(0, 1))
+    for point, value in zip(points, values, strict=True):
+        params = dict(zip("abc", point, strict=True))
+        study.add_trial(
+            optuna.trial.create_trial(params=params, distributions=unit, value=value)
+        )
+    theirs = optuna.importance.FanovaImportanceEvaluator(seed=5).evaluate(study)
+    ours = fanova(points, values, seed=5)
+    assert ours == pytest.approx([theirs[name] for name in "abc"], rel=1e-9)
+
+
+def test_a_constant_forest_has_no_shares():
+    assert not fanova(np.random.default_rng(0).uniform(size=(9, 2)), np.ones(9), seed=0).any()
+
+
+# -- fidelities -----------------------------------------------------------------------
+
+
+def test_mixed_fidelities_are_compared_at_a_common_epoch():
+    def by_depth_at_first(trial):
+        # early values say that depth matters, those after three epochs that the learning rate does
+        curve = (trial.config["depth"] * 10.0,) * 2 + (trial.value,) * (trial.epochs - 2)
+        return replace(trial, curve=curve, value=curve[-1])
+
+    drawn = trials_of(FLAT, by_rate, epochs=lambda number: 2 if number % 2 else 3 + number % 5)
+    trials = [by_depth_at_first(trial) for trial in drawn]
+    seen = comparable(trials, FLAT)
+    assert seen.epoch == 6  # six trials have reached 7, twelve have reached 6
+    assert len(seen) == 12
+    assert seen.values == tuple(t.curve[5] for t in trials if t.epochs >= 6)
+    assert next(iter(importance(trials, FLAT, **LOSS))) == "lr"
+
+
+def test_ped_anova_looks_at_more_trials():
+    trials = trials_of(FLAT, by_rate, epochs=lambda number: 9 if number < 10 else 3)
+    assert importance(trials[:30], FLAT, method="ped-anova", **LOSS)
+    assert comparable(trials, FLAT).epoch == 9
+    assert comparable(trials, FLAT, at_least=20).epoch == 3
+
+
+def test_few_trials_are_compared_where_all_have_been():
+    seen = comparable(trials_of(FLAT, by_rate, num=5, epochs=lambda n: n + 2), FLAT)
+    assert (seen.epoch, len(seen)) == (2, 5)
+    assert comparable([], FLAT).epoch == 0
+
+
+def test_failed_infinite_and_foreign_trials_are_left_out():
+    good = trials_of(FLAT, by_rate, num=10)
+    failed = replace(good[0], number=10, state="failed")
+    infinite = replace(good[0], number=11, curve=(1.0, math.inf, math.nan, math.inf))
+    foreign = replace(good[0], number=12, config={"lr": 5.0, "depth": 1, "act": "relu"})
+    waiting = replace(good[0], number=13, curve=(), value=None, epochs=0)
+    seen = comparable([*good, failed, infinite, foreign, waiting], FLAT)
+    assert seen.numbers == tuple(range(10))
+
+
+def test_one_that_exploded_is_not_all_there_is_to_explain():
+    trials = trials_of(FLAT, by_rate)
+    trials[7] = replace(trials[7], curve=(1e12,) * 4, value=1e12)
+    assert importance(trials, FLAT, **LOSS)["lr"] > 0.7
+
+
+def test_equally_good_trials_have_no_important_hyperparameter():
+    shares = importance(trials_of(FLAT, lambda config, rng: 0.5), FLAT, **LOSS)
+    assert shares == {"lr": 0.0, "depth": 0.0, "act": 0.0}
+
+
+# -- errors ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "num_needed"), [("fanova", 8), ("ped-anova", 20)])
+def test_too_few_trials_are_an_error_that_says_how_many(method, num_needed):
+    trials = trials_of(FLAT, by_rate, num=num_needed)
+    assert importance(trials, FLAT, method=method, **LOSS)
+    with pytest.raises(
+        UsageError, match=rf"needs {num_needed} trials.*there are {num_needed - 1}"
+    ):
+        importance(trials[1:], FLAT, method=method, **LOSS)
+
+
+@pytest.mark.parametrize("option", [{"method": "anova"}, {"level": "node"}])
+def test_unknown_options_are_named(option):
+    (name,) = option
+    with pytest.raises(UsageError, match=f"{name}='"):
+        importance(trials_of(FLAT, by_rate), FLAT, **option, **LOSS)
+
+
+def test_where_nothing_varies_nothing_is_important():
+    with pytest.raises(UsageError, match="nothing varies"):
+        importance(trials_of(Space(lr=0.1), lambda c, rng: rng.normal()), Space(lr=0.1), **LOSS)
+
+
+@pytest.mark.parametrize(
+    ("module", "method"), [("sklearn.ensemble", "fanova"), ("optuna", "ped-anova")]
+)
+def test_a_missing_extra_is_named(monkeypatch, module, method):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtraError, match="pip install"):
+        importance(trials_of(FLAT, by_rate), FLAT, method=method, **LOSS)
+
+
+# -- Optuna's study -------------------------------------------------------------------
+
+
+def test_an_optuna_study_has_all_there_is(caplog):
+    trials = trials_of(NESTED, nested_value, num=6)
+    trials[1] = replace(trials[1], state="stopped")
+    trials[2] = replace(trials[2], state="failed", error="bang")
+    trials[3] = replace(trials[3], state="running")
+    trials[4] = replace(trials[4], value=None)
+    with caplog.at_level(logging.INFO):
+        study = optuna_study(trials, NESTED, metrics=["loss"], modes=["min"])
+    assert not caplog.records
+    states = [trial.state.name for trial in study.trials]
+    assert states == ["COMPLETE", "PRUNED", "FAIL", "RUNNING", "FAIL", "COMPLETE"]
+    assert study.metric_names == ["loss"]
+    for theirs, ours in zip(study.trials, trials, strict=True):
+        assert tuple(theirs.intermediate_values.values()) == ours.curve
+        assert theirs.params["width"] == ours.config["width"]
+        assert theirs.params["act"] == ours.config["act"]
+        assert ("slope" in theirs.params) == (ours.config["act"] == "relu")
+        assert theirs.params["lr"] in ("Constant(*)", "Cosine(*)", "Step(*, (*,))")
+
+
+def test_every_domain_has_a_distribution():
+    space = Space(
+        f=Float(0, 1), s=Float(0, 1, step=0.3), g=Float(1e-3, 1, log=True), i=Int(1, 10, step=4)
+    )
+    (trial,) = trials_of(space, lambda c, rng: 0.0, num=1)
+    study = optuna_study([trial], space, metrics=["loss"], modes=["max"])
+    found = study.trials[0].distributions
+    assert (found["s"].high, found["i"].high) == (pytest.approx(0.9), 9)
+    assert found["g"].log
+    assert study.direction.name == "MAXIMIZE"
+    assert study.best_params == trial.config
+
+
+def test_an_optuna_study_of_several_objectives():
+    trials = trials_of(FLAT, by_rate, num=3, values={"loss": 1.0, "size": 2.0})
+    trials[2] = replace(trials[2], values={"loss": 1.0})
+    study = optuna_study(trials, FLAT, metrics=["loss", "size"], modes=["min", "max"])
+    assert study.trials[0].values == [1.0, 2.0]
+    assert study.trials[2].state.name == "FAIL"
+
+
+def test_foreign_trials_are_not_in_an_optuna_study():
+    (trial,) = trials_of(FLAT, by_rate, num=1)
+    foreign = replace(trial, config={**trial.config, "lr": 3.0})
+    assert len(optuna_study([foreign, trial], FLAT, metrics=["l"], modes=["min"]).trials) == 1
+
+
+def test_an_optuna_study_needs_optuna(monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(MissingExtraError, match=r"thrifty\[optuna\]"):
+        optuna_study([], FLAT, metrics=["loss"], modes=["min"])
+
+
+# -- names ----------------------------------------------------------------------------
+
+
+def test_names_of_options_are_different():
+    options = [1, 1.0, "1", "", None, (0.5,), Step(0.1, [Int(1, 3)]), Step(0.1, [Int(4, 5)])]
+    names = option_names(Choice(options))
+    assert len(set(names)) == len(options)
+    assert names[3:6] == ("''", "None", "(0.5,)")
+    assert option_names(Choice([Constant(0.1), Float(0.1, 0.3)])) == (
+        *("Constant(0.1)", "0.1 to 0.3"),
+    )
+
+
+def test_short_names_are_different():
+    short = short_names(["a" * 40 + str(n) + "a" * 40 for n in range(3)], limit=10)
+    assert len(set(short)) == 3
+    assert all(len(name) <= 14 for name in short)
