@@ -43,7 +43,7 @@ from bench._search_simulator import Limit, OurSearch, Outcome, Searcher, simulat
 from bench._search_tables import Task, load
 
 
-SLOW_REPEATS = 2
+SLOW_REPEATS = 3
 PEER_REPEATS, PEER_EVERY = 2, 5
 RACE_REPEATS, RACE_WORKERS = 5, 8
 MOST_SECONDS = 1200
