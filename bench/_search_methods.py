@@ -137,13 +137,13 @@ def boss_variants() -> list[Method]:
 
 BOSS_SAMPLERS: dict[str, Sampler] = {
     "forest": RandomForestSampler(num_trees=20),
-    "KDE": KDESampler(min_bandwidth=0.1),
+    "KDE": KDESampler(),
 }
 BOSS_RULES: dict[str, dict[str, Any]] = {
-    "": {},
+    "": {"ladder": "hyperband"},
     ", widest": {"ladder": "widest"},
-    ", literal": {"width": "literal"},
-    ", literal, log": {"width": "literal", "threshold": "log"},
+    ", literal": {"width": "literal", "ladder": "hyperband"},
+    ", literal, log": {"width": "literal", "threshold": "log", "ladder": "hyperband"},
     ", literal, log, widest": {"width": "literal", "threshold": "log", "ladder": "widest"},
 }
 """The threshold matters in literal rounds only."""

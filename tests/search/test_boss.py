@@ -11,7 +11,7 @@ from thrifty.search import (
     GridSampler,
     History,
     Hyperband,
-    RandomForestSampler,
+    KDESampler,
     RandomSampler,
     Sampler,
 )
@@ -32,8 +32,8 @@ class Learner(Sampler):
         ]
 
 
-RANDOM = BOSS(max_epochs=9, sampler=RandomSampler())
-LEARNING = BOSS(max_epochs=9, sampler=Learner())
+RANDOM = BOSS(max_epochs=9, ladder="hyperband", sampler=RandomSampler())
+LEARNING = BOSS(max_epochs=9, ladder="hyperband", sampler=Learner())
 
 
 def seen(decision):
@@ -42,11 +42,11 @@ def seen(decision):
 
 def test_the_brackets_are_hyperbands():
     for options in ({"max_epochs": 81}, {"max_epochs": 100, "eta": 4, "num_trials": 300}):
-        assert BOSS(**options).brackets() == Hyperband(**options).brackets()
+        assert BOSS(ladder="hyperband", **options).brackets() == Hyperband(**options).brackets()
 
 
 def test_learns_unless_told_otherwise():
-    assert BOSS(max_epochs=9).sampler == RandomForestSampler()
+    assert BOSS(max_epochs=9).sampler == KDESampler()
     assert len(ask(BOSS(max_epochs=9), num=2)) == 9, "a bracket's trials come from one model"
 
 
@@ -130,7 +130,7 @@ def test_is_refused(options, message):
 
 
 def test_all_brackets_may_be_as_wide_as_the_first():
-    boss = BOSS(max_epochs=9, ladder="widest")
+    boss = BOSS(max_epochs=9)
     assert boss.brackets() == ((9, (1, 3, 9)),) * 3
     with pytest.raises(AlgorithmError, match="ladder='steep'"):
         BOSS(max_epochs=9, ladder="steep")

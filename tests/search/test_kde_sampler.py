@@ -138,7 +138,7 @@ def test_depends_on_the_stream_alone():
 
 def test_learns():
     options = {"num_trials": 80, "num_seeds": 12}
-    sampler = KDESampler(min_bandwidth=0.1)
+    sampler = KDESampler()
     assert mean_best(sampler, bowl, **options) > 0.5 * mean_best(
         RandomSampler(), bowl, **options
     )

@@ -17,7 +17,7 @@ def BOHB(  # noqa: N802
     """Hyperband whose configurations come from kernel densities of good and bad trials.
 
     Falkner, Klein and Hutter, "BOHB: Robust and Efficient Hyperparameter Optimization at Scale", ICML 2018. Short for a
-    ``Hyperband`` with a ``KDESampler``; write that out for the model's other options.
+    ``Hyperband`` with a ``KDESampler`` and the authors' constants; write that out for the model's other options.
 
     >>> BOHB(max_epochs=27, num_trials=100).sampler
     KDESampler(top_share=0.15, num_candidates=64, random_share=0.3333333333333333, bandwidth_factor=3.0, min_bandwidth=0.001, min_points=None, share=0.0)
@@ -36,5 +36,5 @@ def BOHB(  # noqa: N802
         max_epochs=max_epochs,
         eta=eta,
         num_trials=num_trials,
-        sampler=KDESampler(random_share=random_share, share=share),
+        sampler=KDESampler(min_bandwidth=1e-3, random_share=random_share, share=share),
     )

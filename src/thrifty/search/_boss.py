@@ -16,22 +16,30 @@ from ._brackets import Bracket, Ladder, ask_brackets, brackets_until
 from ._check import check_counts, check_halving
 from ._draw import check_sampler
 from ._history import Decision, History
-from ._samplers import RandomForestSampler, Sampler
+from ._samplers import KDESampler, Sampler
 from ._sub_rounds import Rounds, Width, check_rounds
 from ._sub_samples import Threshold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BOSS(Algorithm):
-    """Hyperband's brackets with sub-sampling inside, and a model that proposes the configurations of the next one.
+    """Brackets of sub-sampling, and a model that proposes the configurations of the next one.
 
-    BOSS of Huang et al., "Bandit evaluation by sub-samples", MLSys 2022. Brackets come one after the other, so
-    that the sampler has learnt from those before; it is fitted once for each. Workers that would have to wait for a round to end begin with the
-    next bracket. A sampler that does not learn gives all brackets at once. ``Trial.group`` is the bracket; ``num_trials`` is
-    that of ``Hyperband``; with ``ladder="widest"`` all brackets are as wide as the first, which leaves more to the model;
-    ``threshold`` and ``width`` are those of ``SubSampling``. The default sampler needs scikit-learn.
+    Huang et al., "Bandit evaluation by sub-samples", MLSys 2022. Brackets come one after the other, so that the sampler
+    has learnt from those before; it is fitted once for each. Workers that would have to wait for a round to end begin with
+    the next bracket. A sampler that does not learn gives all brackets at once. ``Trial.group`` is the bracket.
+
+    Args:
+        num_trials: brackets go on until so many are drawn (default: as many brackets as Hyperband has).
+        threshold: of literal rounds, as of ``SubSampling``.
+        width: of the rounds, as of ``SubSampling``.
+        ladder: ``"widest"``: all brackets as wide as the first; ``"hyperband"``: the paper's, from the widest to those that train
+            fully from the start. On tables of real curves the former did better with any model (``bench/results/search_*``).
+        sampler: the model (``RandomForestSampler()`` is the one of the authors' code).
 
     >>> [(bracket.num_trials, bracket.epochs) for bracket in BOSS(max_epochs=9).brackets()]
+    [(9, (1, 3, 9)), (9, (1, 3, 9)), (9, (1, 3, 9))]
+    >>> [(bracket.num_trials, bracket.epochs) for bracket in BOSS(max_epochs=9, ladder="hyperband").brackets()]
     [(9, (1, 3, 9)), (5, (3, 9)), (3, (9,))]
 
     Raises:
@@ -43,8 +51,8 @@ class BOSS(Algorithm):
     num_trials: int | None = None
     threshold: Threshold = "sqrt-log"
     width: Width = "fixed"
-    ladder: Ladder = "hyperband"
-    sampler: Sampler = field(default_factory=RandomForestSampler)
+    ladder: Ladder = "widest"
+    sampler: Sampler = field(default_factory=KDESampler)
 
     def __post_init__(self) -> None:
         check_halving(self, eta=self.eta, min_epochs=1, max_epochs=self.max_epochs)
