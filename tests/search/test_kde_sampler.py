@@ -270,7 +270,7 @@ def test_conforms(sampler):
 
 def test_bohb_is_hyperband_with_the_model():
     bohb = BOHB(max_epochs=9, eta=2, num_trials=20, random_share=0.5, share=0.1)
-    sampler = KDESampler(random_share=0.5, share=0.1)
+    sampler = KDESampler(min_bandwidth=1e-3, random_share=0.5, share=0.1)
     assert bohb == Hyperband(max_epochs=9, eta=2, num_trials=20, sampler=sampler)
 
 
