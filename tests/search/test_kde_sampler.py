@@ -10,11 +10,10 @@ from tests.search._sampling import (
     bowl,
     filled,
     mean_best,
-    mean_epochs_shared,
     sample,
 )
 from thrifty.core import AlgorithmError
-from thrifty.search import BOHB, History, Hyperband, KDESampler, Proposal, RandomSampler, Trial
+from thrifty.search import BOHB, History, Hyperband, KDESampler, Proposal, RandomSampler
 from thrifty.search._observations import coordinates_of
 from thrifty.search._samplers._density import Density, impute
 from thrifty.search._samplers._normal import cdf, normal_scores
@@ -230,37 +229,6 @@ def test_failed_and_infeasible_trials_are_bad():
             violation = float(config["kind"] == "b")
             history.record_scores(number, [float(index)], violation=violation)
     assert {config["kind"] for config in sample(ALWAYS, history, num=10)} == {"c"}
-
-
-def test_learns_from_earlier_studies():
-    prior = [
-        Trial(
-            number=t.number,
-            config=t.config,
-            target=9,
-            reached=9,
-            scores=t.scores,
-            state="stopped",
-        )
-        for t in filled(score=lambda config: config["x"])
-    ]
-    drawn = sample(ALWAYS, History(prior=prior), num=30)
-    assert np.mean([config["x"] for config in drawn]) > 0.8
-
-
-def test_share_of_nothing_is_the_exact_sampler():
-    history = filled(SCHEDULES, num=12)
-    exact = KDESampler(random_share=0.0, share=0.0)
-    assert sample(exact, history, SCHEDULES, num=5) == sample(ALWAYS, history, SCHEDULES, num=5)
-
-
-def test_share_saves_training():
-    history = filled(SCHEDULES, num=12)
-    nothing, much = (
-        mean_epochs_shared(KDESampler(random_share=0.0, share=share), history, SCHEDULES)
-        for share in (0.0, 0.8)
-    )
-    assert much > nothing + 0.5
 
 
 @pytest.mark.parametrize("sampler", [KDESampler(), KDESampler(min_points=2, share=0.1)])

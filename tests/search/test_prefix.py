@@ -62,29 +62,24 @@ def test_of_equal_prefixes_the_better_wins():
     assert pick(history, candidates, share=1.0) == 2.9
 
 
+STEPS_BEHIND = [
+    (3.0, OTHERS[0]),
+    (2.9, STEPS[1]),
+    (2.8, STEPS[2]),
+    (0.0, OTHERS[1]),
+    (0.0, OTHERS[2]),
+]
+
+
 def test_what_was_not_trained_is_not_shared():
     history = trained((STEPS[3], 2, 2), (OTHERS[3], 9, 9))
     # both share two epochs only, for the other trial went no further
-    candidates = [
-        (3.0, OTHERS[0]),
-        (2.9, STEPS[1]),
-        (2.8, STEPS[2]),
-        (0.0, OTHERS[1]),
-        (0.0, OTHERS[2]),
-    ]
-    assert pick(history, candidates, share=1.0) == 2.9
+    assert pick(history, STEPS_BEHIND, share=1.0) == 2.9
 
 
 def test_what_is_being_trained_is_shared():
     history = trained((STEPS[3], 9, 2))
-    candidates = [
-        (3.0, OTHERS[0]),
-        (2.9, STEPS[1]),
-        (2.8, STEPS[2]),
-        (0.0, OTHERS[1]),
-        (0.0, OTHERS[2]),
-    ]
-    assert pick(history, candidates, share=1.0) == 2.8
+    assert pick(history, STEPS_BEHIND, share=1.0) == 2.8
 
 
 def test_schedules_longer_than_any_trial_so_far():

@@ -10,7 +10,6 @@ from tests.search._sampling import (
     bowl,
     filled,
     mean_best,
-    mean_epochs_shared,
     sample,
 )
 from thrifty.core import AlgorithmError, MissingExtraError
@@ -20,7 +19,6 @@ from thrifty.search import (
     Proposal,
     RandomForestSampler,
     RandomSampler,
-    Trial,
 )
 from thrifty.search._observations import coordinates_of
 from thrifty.search._samplers._forest import Forest
@@ -232,43 +230,6 @@ def test_all_failed_is_no_reason_to_stop():
         config = FLAT.sample(np.random.default_rng(seed))
         history.record_failure(history.record_decision(Proposal(target=1, config=config)))
     assert len(sample(ALWAYS, history, num=3)) == 3
-
-
-def test_learns_from_earlier_studies():
-    prior = [
-        Trial(
-            number=t.number,
-            config=t.config,
-            target=9,
-            reached=9,
-            scores=t.scores,
-            state="stopped",
-        )
-        for t in filled(score=lambda config: config["x"])
-    ]
-    drawn = sample(ALWAYS, History(prior=prior), num=10)
-    assert np.mean([config["x"] for config in drawn]) > 0.8
-
-
-def test_share_of_nothing_is_the_exact_sampler():
-    history = filled(SCHEDULES, num=12)
-    none = RandomForestSampler(random_share=0.0, num_trees=20, num_candidates=200, share=0.0)
-    assert sample(none, history, SCHEDULES, num=5) == sample(ALWAYS, history, SCHEDULES, num=5)
-
-
-def test_share_saves_training():
-    history = filled(SCHEDULES, num=12)
-    nothing, much = (
-        mean_epochs_shared(
-            RandomForestSampler(
-                random_share=0.0, num_trees=20, num_candidates=200, share=share
-            ),
-            history,
-            SCHEDULES,
-        )
-        for share in (0.0, 0.8)
-    )
-    assert much > nothing + 0.5
 
 
 def test_tells_what_is_missing(monkeypatch):

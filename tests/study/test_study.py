@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.study.helpers import SPACE, make_study, records
+from tests.study.helpers import SPACE, Count, StopAfter, make_study, records
 from thrifty.core import (
     AlgorithmError,
-    EpochDone,
     MissingExtraError,
     ScheduleError,
     StageDone,
@@ -37,14 +36,6 @@ from thrifty.testing import FaultyTask, LineTask
 def one_at_a_time(monkeypatch):
     """However slow the machine is, these studies are too small for packing to be tried: events come one by one."""
     monkeypatch.setattr("thrifty.pack._judge.PRICE_S", math.inf)
-
-
-class Count:
-    def __init__(self) -> None:
-        self.epochs = 0
-
-    def on_event(self, event, ledger) -> None:
-        self.epochs += isinstance(event, EpochDone)
 
 
 def trained(study) -> int:
@@ -258,17 +249,6 @@ def test_a_disk_budget_is_kept_and_changes_nothing(tmp_path):
 
 
 # -- resuming ------------------------------------------------------------------------------
-
-
-class StopAfter:
-    def __init__(self, epochs: int) -> None:
-        self._left = epochs
-
-    def on_event(self, event, ledger) -> None:
-        if isinstance(event, EpochDone):
-            self._left -= 1
-            if self._left == 0:  # once: a second signal would stop it at once
-                signal.raise_signal(signal.SIGINT)
 
 
 def test_ctrl_c_stops_cleanly_and_nothing_is_trained_again(tmp_path):
