@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import log_ndtr, ndtr
 
 from bench._search_tables import MAX_EPOCHS
 from thrifty.search import (
@@ -84,6 +85,20 @@ class Method(NamedTuple):
     name: str
     make: Callable[[int], Algorithm]
     slow: bool = False
+
+
+def quicken_optuna() -> None:
+    """Gives Optuna's TPE the normal distribution of SciPy in place of its own in Python: the same numbers, in half the time.
+
+    For peers as for us; another version of Optuna that keeps them elsewhere is left as it is.
+    """
+    try:
+        from optuna.samplers._tpe import _truncnorm  # noqa: PLC0415 - nothing to mend without it
+    except ImportError:
+        return
+    for name, function in {"_log_ndtr": log_ndtr, "_ndtr": ndtr}.items():
+        if hasattr(_truncnorm, name):
+            setattr(_truncnorm, name, function)
 
 
 def pass_epochs() -> int:

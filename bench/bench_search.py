@@ -10,7 +10,7 @@ Everything that is trained is charged, rows that were trained before too; a paus
 *Regret* is of the trial with the best score at the largest epoch that any has reached: 0 is the best fully trained row of the pool, 1 the
 median of those that did not diverge, or worse. Intervals: tasks bootstrapped. DeepOBS has no validation split, so there test losses both choose and judge.
 TaskSet and DeepOBS have no times: a row's epoch takes a lognormal time (sigma 0.5) drawn once. Which variant of BOSS is entered is decided beforehand on half of the
-tasks. Samplers that take several milliseconds for a draw have fewer repetitions (``--slow-repeats``), and peers fewer tasks as well; the tables say how many.
+tasks. Samplers that take several milliseconds for a draw may be given fewer repetitions (``--slow-repeats``); peers have fewer, and fewer tasks; the tables say how many.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench._harness import Goal, at_least, at_most, finish, parser, table
-from bench._search_methods import Method, boss_variants, methods, pass_epochs
+from bench._search_methods import Method, boss_variants, methods, pass_epochs, quicken_optuna
 from bench._search_peers import peers
 from bench._search_report import (
     SETTINGS,
@@ -43,7 +43,7 @@ from bench._search_simulator import Limit, OurSearch, Outcome, Searcher, simulat
 from bench._search_tables import Task, load
 
 
-SLOW_REPEATS = 3
+SLOW_REPEATS = 50
 PEER_REPEATS, PEER_EVERY = 2, 5
 RACE_REPEATS, RACE_WORKERS = 5, 8
 MOST_SECONDS = 1200
@@ -173,6 +173,7 @@ def main() -> None:
     args = options.parse_args()
     warnings.filterwarnings("ignore")  # peers announce what is experimental, thousands of times
     began = time.perf_counter()
+    quicken_optuna()
     _tasks.extend(load())
     race, peer = Effort(RACE_REPEATS, 1), Effort(PEER_REPEATS, PEER_EVERY)
     if args.quick:
