@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import nn
+from torch.utils.data import Dataset, TensorDataset
 
 import thrifty as th
 from bench import _mnist as mnist
@@ -117,9 +118,16 @@ class DigitsMlp(Classifier):
 
 
 class Transformer(Workload):
-    """The next character; loss in nats."""
+    """The next character; loss in nats. An epoch is a few pieces of the training text, so that a hundredth of the longest budget is one."""
 
     batch_size = 8
+    epoch_size = 24
+
+    def data(self, hp: th.HyperParameters) -> th.DatasetPair:
+        arrays = super().data(hp)
+        return th.DatasetPair(
+            train=Drawn(arrays.train[0], self.epoch_size), valid=TensorDataset(*arrays.valid)
+        )
 
     def samples(self) -> Tensors:
         return (windows(sum(self.sizes)),)
@@ -137,6 +145,19 @@ class Transformer(Workload):
         losses = F.cross_entropy(scores, tokens[:, 1:], reduction="none").mean(1)
         split = self.split(losses, is_test)
         return {**split, "valid_loss": split["valid"]}
+
+
+class Drawn(Dataset[tuple[torch.Tensor]]):
+    """So many rows an epoch, drawn at random from all of them; seeded by thrifty for each batch."""
+
+    def __init__(self, rows: torch.Tensor, num: int) -> None:
+        self.rows, self.num = rows, num
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor]:
+        return (self.rows[int(torch.randint(len(self.rows), ()))],)
 
 
 class CharacterModel(nn.Module):

@@ -4,7 +4,7 @@
 
 Chen, Wolfe and Kyrillidis, "REX: Revisiting Budgeted Training with an Improved Schedule", MLSys 2022, section 4, small enough
 for a CPU: eight settings (an MLP and a CNN on 14 x 14 MNIST, an MLP on digits, a character Transformer; SGD with momentum 0.9 and
-AdamW), budgets of 1 to 100 percent of the most epochs (Transformer: from 5 percent on), learning rates in multiples of 3.
+AdamW), budgets of 1 to 100 percent of the most epochs, learning rates in multiples of 3.
 
 Each schedule gets the learning rate that did best on the validation data at seed 0, for each setting and budget anew; reported is the mean on
 test data at seeds 1, 2 and 3. A trial that fails is the worst. The studies of a setting have one database, so that what schedules and

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 import math
 import sys
 from dataclasses import replace
@@ -11,12 +10,12 @@ import pytest
 
 from tests.study.synthetic import NESTED, nested_value, trials_of
 from thrifty.core import MissingExtraError, UsageError
-from thrifty.space import Choice, Constant, Float, Int, Space, Step
+from thrifty.space import Choice, Constant, Coordinates, Float, Int, Space, Step
 from thrifty.study._comparable import comparable
 from thrifty.study._fanova import fanova
 from thrifty.study._importance import importance
 from thrifty.study._names import option_names, short_names
-from thrifty.study._optuna_study import optuna_study
+from thrifty.study._optuna_terms import distribution, empty_study
 
 
 FLAT = Space(
@@ -80,7 +79,7 @@ def test_fanova_is_optunas():
     rng = np.random.default_rng(0)
     points = rng.uniform(size=(60, 3))
     values = points[:, 0] * points[:, 1] + points[:, 2] ** 2
-    study = optuna_study([], FLAT, metrics=["loss"], modes=["min"])
+    study = empty_study(metrics=["loss"], modes=["min"])
     unit = dict.fromkeys("abc", optuna.distributions.FloatDistribution(0, 1))
     for point, value in zip(points, values, strict=True):
         params = dict(zip("abc", point, strict=True))
@@ -182,60 +181,16 @@ def test_a_missing_extra_is_named(monkeypatch, module, method):
         importance(trials_of(FLAT, by_rate), FLAT, method=method, **LOSS)
 
 
-# -- Optuna's study -------------------------------------------------------------------
-
-
-def test_an_optuna_study_has_all_there_is(caplog):
-    trials = trials_of(NESTED, nested_value, num=6)
-    trials[1] = replace(trials[1], state="stopped")
-    trials[2] = replace(trials[2], state="failed", error="bang")
-    trials[3] = replace(trials[3], state="running")
-    trials[4] = replace(trials[4], value=None)
-    with caplog.at_level(logging.INFO):
-        study = optuna_study(trials, NESTED, metrics=["loss"], modes=["min"])
-    assert not caplog.records
-    states = [trial.state.name for trial in study.trials]
-    assert states == ["COMPLETE", "PRUNED", "FAIL", "RUNNING", "FAIL", "COMPLETE"]
-    assert study.metric_names == ["loss"]
-    for theirs, ours in zip(study.trials, trials, strict=True):
-        assert tuple(theirs.intermediate_values.values()) == ours.curve
-        assert theirs.params["width"] == ours.config["width"]
-        assert theirs.params["act"] == ours.config["act"]
-        assert ("slope" in theirs.params) == (ours.config["act"] == "relu")
-        assert theirs.params["lr"] in ("Constant(*)", "Cosine(*)", "Step(*, (*,))")
+# -- Optuna's terms -------------------------------------------------------------------
 
 
 def test_every_domain_has_a_distribution():
     space = Space(
         f=Float(0, 1), s=Float(0, 1, step=0.3), g=Float(1e-3, 1, log=True), i=Int(1, 10, step=4)
     )
-    (trial,) = trials_of(space, lambda c, rng: 0.0, num=1)
-    study = optuna_study([trial], space, metrics=["loss"], modes=["max"])
-    found = study.trials[0].distributions
+    found = {c.name: distribution(c) for c in Coordinates(space).coordinates}
     assert (found["s"].high, found["i"].high) == (pytest.approx(0.9), 9)
     assert found["g"].log
-    assert study.direction.name == "MAXIMIZE"
-    assert study.best_params == trial.config
-
-
-def test_an_optuna_study_of_several_objectives():
-    trials = trials_of(FLAT, by_rate, num=3, values={"loss": 1.0, "size": 2.0})
-    trials[2] = replace(trials[2], values={"loss": 1.0})
-    study = optuna_study(trials, FLAT, metrics=["loss", "size"], modes=["min", "max"])
-    assert study.trials[0].values == [1.0, 2.0]
-    assert study.trials[2].state.name == "FAIL"
-
-
-def test_foreign_trials_are_not_in_an_optuna_study():
-    (trial,) = trials_of(FLAT, by_rate, num=1)
-    foreign = replace(trial, config={**trial.config, "lr": 3.0})
-    assert len(optuna_study([foreign, trial], FLAT, metrics=["l"], modes=["min"]).trials) == 1
-
-
-def test_an_optuna_study_needs_optuna(monkeypatch):
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(MissingExtraError, match=r"thrifty\[optuna\]"):
-        optuna_study([], FLAT, metrics=["loss"], modes=["min"])
 
 
 # -- names ----------------------------------------------------------------------------

@@ -100,6 +100,16 @@ def picked_by(trial: TrialResult, coordinates: Coordinates) -> dict[str, Any] | 
         return None
 
 
+def objective_values(trial: TrialResult, metrics: Sequence[str]) -> tuple[float, ...] | None:
+    """The trial's objectives where its training stands; None unless all are there and finite."""
+    if len(metrics) == 1:
+        values = [trial.value]
+    else:
+        values = [trial.values.get(metric) for metric in metrics]
+    known = tuple(value for value in values if value is not None and math.isfinite(value))
+    return known if len(known) == len(values) else None
+
+
 def is_log(coordinate: Coordinate) -> bool:
     """Whether its axis is logarithmic."""
     return not isinstance(coordinate.domain, Choice) and coordinate.domain.log

@@ -2,7 +2,7 @@
 
 Hutter, Hoos, Leyton-Brown, "An Efficient Approach for Assessing Hyperparameter Importance", ICML 2014. The same numbers as
 Optuna's evaluator gives for parameters from 0 to 1 (a test says so), but the leaves of a tree are handled all at
-once: seconds, where a study of a few hundred trials otherwise takes a minute.
+once.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from thrifty.space import Choice, Space
 
 from ._comparable import Comparable, comparable, enough
 from ._fanova import fanova
-from ._optuna_study import distribution, empty_study, external, load_optuna
+from ._optuna_terms import distribution, empty_study, external, load_optuna
 from ._results import TrialResult
 
 

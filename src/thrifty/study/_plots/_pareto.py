@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from thrifty.core import UsageError
+from thrifty.study._comparable import objective_values
 from thrifty.study._names import escaped
-from thrifty.study._optuna_study import objective_values
 from thrifty.study._results import TrialResult
 
 from ._axes import limits, tidy

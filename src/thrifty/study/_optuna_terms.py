@@ -1,0 +1,80 @@
+"""A space in Optuna's terms, for its tools. Optuna is optional: it is loaded on the first call."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from thrifty.core import MissingExtraError
+from thrifty.space import Choice, Coordinate, Int
+
+from ._names import option_names
+
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.distributions import BaseDistribution
+
+
+def empty_study(*, metrics: Sequence[str], modes: Sequence[str]) -> optuna.Study:
+    """An Optuna study without trials."""
+    module = load_optuna()
+    directions = ["maximize" if mode == "max" else "minimize" for mode in modes]
+    with _quiet("optuna.storages._in_memory"):
+        study: optuna.Study = module.create_study(
+            storage=module.storages.InMemoryStorage(), directions=directions
+        )
+    # what set_metric_names does, without its warning that it may change
+    study._storage.set_study_system_attr(study._study_id, "study:metric_names", list(metrics))
+    return study
+
+
+def load_optuna() -> Any:
+    """The module.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        return import_module("optuna")
+    except ImportError:
+        raise MissingExtraError("optuna", extra="optuna") from None
+
+
+@contextlib.contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Keeps one logger silent for a moment; the verbosity that the user chose for Optuna is not ours."""
+
+    nobody = logging.Filter("nobody")  # lets pass what a logger of this name says
+    quieted = logging.getLogger(name)
+    quieted.addFilter(nobody)
+    try:
+        yield
+    finally:
+        quieted.removeFilter(nobody)
+
+
+def distribution(coordinate: Coordinate) -> BaseDistribution:
+    """Optuna's form of a coordinate's domain."""
+    optuna, domain = load_optuna().distributions, coordinate.domain
+    found: BaseDistribution
+    if isinstance(domain, Choice):
+        found = optuna.CategoricalDistribution(option_names(domain))
+    elif isinstance(domain, Int):
+        # the last that is reached: Optuna warns where the steps do not end at the bound
+        high = domain.levels(2)[-1]
+        found = optuna.IntDistribution(domain.low, high, log=domain.log, step=domain.step)
+    elif domain.step is not None:
+        found = optuna.FloatDistribution(domain.low, domain.levels(2)[-1], step=domain.step)
+    else:
+        found = optuna.FloatDistribution(domain.low, domain.high, log=domain.log)
+    return found
+
+
+def external(distribution: Any, picked: Any) -> Any:
+    """What Optuna calls the thing that was picked."""
+    choices = getattr(distribution, "choices", None)
+    return picked if choices is None else choices[picked]
