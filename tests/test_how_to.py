@@ -1,0 +1,24 @@
+"""The examples of the how-to pages are run as they stand there."""
+
+from __future__ import annotations
+
+import doctest
+from pathlib import Path
+
+import pytest
+
+
+PAGES = sorted((Path(__file__).parents[1] / "docs" / "how-to").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_example_gives_what_the_page_says(page, request):
+    results = doctest.testfile(
+        str(page),
+        module_relative=False,
+        globs={"getfixture": request.getfixturevalue},
+        optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS,
+    )
+    assert results.failed == 0
+    # a page whose examples are no longer found would always pass
+    assert results.attempted >= page.read_text().count(">>> ")
