@@ -27,6 +27,7 @@ bench: .venv/ready-bench
 	$(BIN)/python -m bench.bench_bandits
 	$(BIN)/python -m bench.bench_search
 	$(BIN)/python -m bench.bench_rex
+	$(BIN)/python -m bench.bench_graph
 
 clean:
 	rm -rf .venv demo build dist

@@ -12,6 +12,7 @@ PACKAGES = [
     "space",
     "perf",
     "pack",
+    "graph",
     "torch",
     "search",
     "plan",

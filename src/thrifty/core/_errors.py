@@ -8,6 +8,7 @@
     │   ├── ScheduleError            a schedule, or one that does not fit the run
     │   ├── AlgorithmError           an algorithm's options
     │   ├── TaskError                a task, its metrics, its hyper-parameters
+    │   ├── GraphError               a graph, seeds or fanouts
     │   └── StudyMismatchError       a stored study that is not the one asked for
     ├── StoreError                   the database or the checkpoint folder
     │   ├── StoreVersionError        written by a newer thrifty
@@ -48,6 +49,10 @@ class AlgorithmError(UsageError):
 
 class TaskError(UsageError):
     """A task does not provide what the study needs."""
+
+
+class GraphError(UsageError):
+    """A graph is not well formed, or cannot be sampled as asked."""
 
 
 class StudyMismatchError(UsageError):

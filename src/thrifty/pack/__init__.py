@@ -20,6 +20,8 @@ from ._concatenated import ConcatenatedBackend as ConcatenatedBackend
 from ._data import (
     ArrayData as ArrayData,
     DatasetPair as DatasetPair,
+    Source as Source,
+    SourceData as SourceData,
     epoch_order as epoch_order,
 )
 from ._fused import FusedBackend as FusedBackend
@@ -74,6 +76,8 @@ __all__ = [
     "Prefer",
     "RMSprop",
     "SoloBackend",
+    "Source",
+    "SourceData",
     "State",
     "Task",
     "TaskReport",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -26,6 +26,18 @@ class Source(Protocol):
 
     def valid_batches(self, *, batch_size: int) -> Iterator[tuple[Batch, int]]:
         """The validation set once, in order, with the number of samples in each batch."""
+        ...
+
+
+@runtime_checkable
+class SourceData(Protocol):
+    """Data that make their own batches, such as ``thrifty.graph.GraphData``; what ``Task.data`` may return besides arrays and datasets.
+
+    Batches must be a function of seed, epoch and batch size alone: trials that agree on these are given the same ones.
+    """
+
+    def source(self, device: torch.device) -> Source:
+        """The batches, on a device."""
         ...
 
 
@@ -59,8 +71,10 @@ def open_source(data: Any, *, device: torch.device) -> Source:
     """What ``Task.data`` returned, on its device.
 
     Raises:
-        TaskError: it is neither ArrayData nor a pair of datasets.
+        TaskError: it is neither ArrayData nor a pair of datasets, nor does it make batches itself.
     """
+    if isinstance(data, SourceData):
+        return data.source(device)
     if isinstance(data, ArrayData):
         return _ArraySource(data, device)
     if isinstance(data, DatasetPair):

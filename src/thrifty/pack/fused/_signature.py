@@ -39,7 +39,8 @@ def signature(model: torch.nn.Module, *, attributes: Mapping[str, Any]) -> Hasha
             if name in _OWN:
                 continue
             if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")):
-                if value:
+                # those of loading and saving do not act in training
+                if value and "state_dict" not in name:
                     raise UnfusableError(f"{path or 'the model'} has hooks")
                 continue
             settings[name] = value

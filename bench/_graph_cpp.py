@@ -1,0 +1,78 @@
+"""The C++ twin of the sampler, compiled by whatever ``c++`` there is."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+
+from thrifty.core import derive_seed
+from thrifty.graph import Graph
+
+
+SOURCE = Path(__file__).with_name("graph_sampler.cpp")
+
+
+def compiler() -> str | None:
+    """The compiler, if there is one."""
+    return shutil.which("c++") or shutil.which("g++")
+
+
+class CppSampler:
+    """Samples as ``NeighborSampler(graph, fanouts)`` does, node for node. ``fanouts`` are all positive."""
+
+    def __init__(self, graph: Graph, fanouts: list[int], *, most_seeds: int) -> None:
+        library = Path(mkdtemp()) / "sampler.so"
+        command = [compiler() or "c++", "-O3", "-march=native", "-shared", "-fPIC"]
+        subprocess.run([*command, str(SOURCE), "-o", str(library)], check=True)
+        self._function = ctypes.CDLL(str(library)).sample
+        self._function.restype = None
+        self._indptr = np.ascontiguousarray(graph.indptr)
+        self._indices = np.ascontiguousarray(graph.indices)
+        self._fanouts = np.array(fanouts, dtype=np.int64)
+        rows, edges = most_seeds, 0
+        total = most_seeds
+        for fanout in fanouts:
+            rows *= fanout
+            edges, total = edges + rows, total + rows
+        most_nodes = min(total, graph.num_nodes) + 1
+        self._bits = max(graph.num_nodes - 1, 1).bit_length()
+        self._table = np.zeros(graph.num_nodes, dtype=np.uint32)
+        self._stamp = 0
+        self.nodes = np.empty(most_nodes, dtype=np.int64)
+        self._picks = np.empty(rows, dtype=np.int64)
+        self._found = np.empty(rows, dtype=np.int32)
+        self._starts = np.empty(most_nodes + 1, dtype=np.int32)
+        self.edges = np.empty(edges, dtype=np.int32)
+        self._counts = np.empty(2, dtype=np.int64)
+
+    def sample(self, seeds: np.ndarray, *, epoch: int = 0, batch: int = 0) -> tuple[int, int]:
+        """How many nodes and edges there are, in ``nodes`` and ``edges``."""
+        self._stamp += 1
+        if self._stamp >> (32 - self._bits):
+            self._table.fill(0)
+            self._stamp = 1
+        keys = np.array(
+            [derive_seed(0, "neighbors", epoch, batch, h) for h in range(len(self._fanouts))],
+            dtype=np.uint64,
+        )
+        self.nodes[: len(seeds)] = seeds
+        self._function(
+            *map(_address, (self._indptr, self._indices, self._fanouts)),
+            ctypes.c_int64(len(self._fanouts)),
+            *map(_address, (keys, self._table)),
+            ctypes.c_uint32(self._stamp),
+            ctypes.c_uint32(self._bits),
+            _address(self.nodes),
+            ctypes.c_int64(len(seeds)),
+            *map(_address, (self._picks, self._found, self._starts, self.edges, self._counts)),
+        )
+        return int(self._counts[0]), int(self._counts[1])
+
+
+def _address(array: np.ndarray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)

@@ -1,0 +1,248 @@
+"""Graph training: sampling, batch preparation, whole training steps, inference, a packed study, and cost by size.
+
+    python -m bench.bench_graph [--quick] [--repeats 5] [--only sampling,preparation,training,inference,study,scaling]
+
+An R-MAT graph of 2^20 nodes and 20 million edges with 100 random features, batches of 1,024 seeds, fanouts (15, 10, 5); Coauthor CS (the first 128
+components of its features) and Amazon Computers. Peers (DGL 1.1.3: ``pip install --no-deps dgl==1.1.3``; PyG's loader where its sampler library is there) run
+in turn with ours, in the same process. *Frontier* expands each node once (PyG), *full* expands all nodes at each hop (DGL, SALIENT): more edges, so only like is
+compared with like. Whole steps are measured in processes of their own: as memory is allocated by default, and with ``tune_allocator`` for everybody.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench._graph_data import connected, real, rmat
+from bench._graph_peers import DGL_INSTALL, dgl, pyg_samples
+from bench._graph_sampling import memory_bounds, preparation, sampling
+from bench._graph_scaling import inference, scaling
+from bench._graph_training import loss_difference
+from bench._harness import Goal, at_least, at_most, finish, in_fresh_process, parser, table
+
+
+FANOUTS = [15, 10, 5]
+BATCH_SIZE = 1024
+THREADS = 2
+SECTIONS = ("sampling", "preparation", "training", "inference", "study", "scaling")
+SIZES = (100_000, 1_000_000, 10_000_000, 100_000_000)
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.set_defaults(repeats=5)
+    options.add_argument("--only", default="", help="a few sections, with commas between")
+    args = options.parse_args()
+    sections = args.only.split(",") if args.only else list(SECTIONS)
+    torch.set_num_threads(THREADS)
+    rounds = 1 if args.quick else args.repeats
+    figures: dict[str, Any] = {"peers": _peers()}
+    goals: list[Goal] = []
+    for section in sections:
+        found, judged = _SECTIONS[section](quick=args.quick, rounds=rounds)
+        figures[section] = found
+        goals += judged
+    finish("graph", figures, goals)
+
+
+def _peers() -> dict[str, str]:
+    library = dgl()
+    out = {
+        "DGL": f"not there ({DGL_INSTALL})" if library is None else str(library.__version__),
+        "PyG NeighborLoader": pyg_samples() or "there",
+    }
+    for name, state in out.items():
+        print(f"{name}: {state}")
+    return out
+
+
+def _big(*, quick: bool) -> tuple[int, int]:
+    return (14, 200_000) if quick else (20, 20_000_000)
+
+
+Section = tuple[Any, list[Goal]]
+
+
+def _sampling(*, quick: bool, rounds: int) -> Section:
+    graph = rmat(*_big(quick=quick))
+    seeds = np.random.default_rng(1).permutation(connected(graph))
+    num = 2 if quick else 10
+    rows = sampling(
+        graph,
+        seeds[: num * BATCH_SIZE],
+        fanouts=FANOUTS,
+        batch_size=BATCH_SIZE,
+        rounds=2 * rounds,
+    )
+    table(rows)
+    bounds = memory_bounds(graph)
+    speed = {row["sampler, 1 thread"]: row["million edges/s"] for row in rows}
+    # two reads of memory for each edge, the neighbour and its entry in the table
+    bounds["edges/s if each read waited, million"] = 1e3 / (2 * bounds["dependent read, ns"])
+    bounds["edges/s if no read waited, million"] = 1e3 / (2 * bounds["independent read, ns"])
+    for name, value in bounds.items():
+        print(f"{name}: {value:,.1f}")
+    goals = []
+    if "DGL, full" in speed:
+        goals.append(
+            at_least("sampling, full: ours / DGL", speed["ours, full"] / speed["DGL, full"], 4)
+        )
+    if "C++ twin, frontier" in speed:
+        ratio = speed["ours, frontier"] / speed["C++ twin, frontier"]
+        goals.append(at_least("sampling, frontier: ours / C++ twin", ratio, 0.85))
+    return {"samplers": rows, "memory": bounds}, goals
+
+
+def _preparation(*, quick: bool, rounds: int) -> Section:
+    graph = rmat(*_big(quick=quick), num_features=100)
+    seeds = np.random.default_rng(1).permutation(connected(graph))
+    num = 2 if quick else 12
+    rows = preparation(
+        graph,
+        seeds[: num * BATCH_SIZE],
+        fanouts=FANOUTS,
+        batch_size=BATCH_SIZE,
+        rounds=2 * rounds,
+    )
+    print()
+    table(rows)
+    ms = {row["loader"]: row["ms a batch"] for row in rows}
+    goals = []
+    if "DGL DataLoader, full, 2 threads" in ms:
+        ratio = ms["DGL DataLoader, full, 2 threads"] / ms["ours, full, 2 threads"]
+        goals.append(at_least("preparation, full, 2 threads: DGL / ours", ratio, 5))
+    if "PyG NeighborLoader, frontier" in ms:
+        ratio = ms["PyG NeighborLoader, frontier"] / ms["ours, frontier, 2 threads"]
+        goals.append(at_least("preparation, frontier, 2 threads: PyG / ours", ratio, 6))
+    return rows, goals
+
+
+def _training(*, quick: bool, rounds: int) -> Section:
+    rows = []
+    for name in ("rmat", "amazon_cs", "coauthor_cs"):
+        for hidden in (256, 64):
+            for tuned in (False, True):
+                found = in_fresh_process(
+                    "bench._graph_training",
+                    json.dumps({
+                        "graph": name,
+                        "size": _big(quick=quick),
+                        "fanouts": FANOUTS,
+                        "batch_size": BATCH_SIZE,
+                        "hidden": hidden,
+                        "batches": 1 if quick else 8,
+                        "rounds": rounds,
+                        "tuned": tuned,
+                        "threads": THREADS,
+                    }),
+                )
+                found.pop("peak_mb")
+                rows.append({
+                    "graph": name,
+                    "hidden": hidden,
+                    "allocator tuned": tuned,
+                    **found,
+                })
+    print()
+    table(rows)
+    worst = loss_difference(real("coauthor_cs", num_components=128), steps=50, hidden=64)
+    print(f"largest difference of the first 50 losses from dense matrices: {worst:.1e}")
+    goals = [at_most("largest difference of the first 50 losses", worst, 1e-4)]
+    for row in rows:
+        if "DGL, full" in row and row["graph"] == "rmat":
+            goal = 1.4 if row["hidden"] == 256 else 1.8
+            for mode in ("full", "frontier"):
+                name = f"step, hidden {row['hidden']}, {mode}{', tuned' * row['allocator tuned']}: DGL / ours"
+                goals.append(at_least(name, row["DGL, full"] / row[f"ours, {mode}"], goal))
+    return {"ms of a step": rows, "loss difference": worst}, goals
+
+
+def _inference(*, quick: bool, **_: Any) -> Section:
+    epochs = {"coauthor_cs": 10, "amazon_cs": 30}
+    rows = [
+        inference(name, seeds=1 if quick else 3, epochs=1 if quick else num, hidden=256)
+        for name, num in epochs.items()
+    ]
+    print()
+    table(rows)
+    return rows, [
+        at_most(
+            f"{row['graph']}: sampled and full inference differ by (points)",
+            row["difference of means"],
+            0.3,
+        )
+        for row in rows
+    ]
+
+
+def _study(*, quick: bool, rounds: int) -> Section:
+    rows = []
+    common = {
+        "graph": "amazon_cs",
+        "fanouts": FANOUTS,
+        "hidden": 64,
+        "batch_size": BATCH_SIZE,
+        "num_valid": 256 if quick else 2048,
+        "epochs": 1 if quick else 5,
+        "threads": THREADS,
+    }
+    ways: dict[str, dict[str, Any]] = {
+        "one after the other": {"how": "alone"},
+        "study, packs of 16": {"how": "packed", "pack": "auto", "workers": 1, "pack_size": 16},
+        "study, chosen by thrifty": {
+            "how": "packed",
+            "pack": "auto",
+            "workers": 2,
+            "pack_size": None,
+        },
+        "study, two workers, packs of 8": {
+            "how": "packed",
+            "pack": "auto",
+            "workers": 2,
+            "pack_size": 8,
+        },
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    best: dict[str, float] = {}
+    for _ in range(min(rounds, 3)):
+        for name, way in ways.items():
+            found = in_fresh_process("bench._graph_study", json.dumps({**common, **way}))
+            seconds[name].append(found["seconds"])
+            best[name] = found["best"]
+    alone = float(np.median(seconds["one after the other"]))
+    for name, values in seconds.items():
+        middle = float(np.median(values))
+        rows.append({
+            "16 trials": name,
+            "seconds": middle,
+            "times as fast": alone / middle,
+            "best accuracy": best[name],
+        })
+    print()
+    table(rows)
+    fastest = max(row["times as fast"] for row in rows[1:])
+    return rows, [at_least("16 trials, packed with shared batches: times as fast", fastest, 3)]
+
+
+def _scaling(*, quick: bool, **_: Any) -> Section:
+    rows = scaling(SIZES[:2] if quick else SIZES, fanouts=FANOUTS, batches=3 if quick else 20)
+    print()
+    table(rows)
+    return rows, []
+
+
+_SECTIONS = {
+    "sampling": _sampling,
+    "preparation": _preparation,
+    "training": _training,
+    "inference": _inference,
+    "study": _study,
+    "scaling": _scaling,
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Graph training that is never short of batches: sampling, loading, layers and inference on one machine.
+
+A plain PyTorch library: it knows nothing of search, plans or databases. Needs ``thrifty[graph]``.
+"""
+
+from ._allocator import tune_allocator as tune_allocator
+from ._batch import Batch as Batch, Mode as Mode
+from ._block import Block as Block
+from ._data import GraphData as GraphData
+from ._edge_index import from_edge_index as from_edge_index
+from ._feature_cache import FeatureCache as FeatureCache
+from ._gnn import GNN as GNN
+from ._graph import Graph as Graph
+from ._inclusion import (
+    inclusion_probabilities as inclusion_probabilities,
+    top_nodes as top_nodes,
+)
+from ._inference import (
+    Layered as Layered,
+    infer_layerwise as infer_layerwise,
+    infer_sampled as infer_sampled,
+)
+from ._loader import NeighborLoader as NeighborLoader
+from ._networkx import from_networkx as from_networkx
+from ._pyg_data import from_pyg as from_pyg
+from ._sampler import NeighborSampler as NeighborSampler
+from ._saved import load_graph as load_graph, save_graph as save_graph
+from ._scipy import from_scipy as from_scipy
+from ._symmetry import (
+    check_symmetric as check_symmetric,
+    is_symmetric as is_symmetric,
+    symmetric as symmetric,
+)
+from .layers import GAT as GAT, GIN as GIN, SAGE as SAGE
+
+
+__all__ = [
+    "GAT",
+    "GIN",
+    "GNN",
+    "SAGE",
+    "Batch",
+    "Block",
+    "FeatureCache",
+    "Graph",
+    "GraphData",
+    "Layered",
+    "Mode",
+    "NeighborLoader",
+    "NeighborSampler",
+    "check_symmetric",
+    "from_edge_index",
+    "from_networkx",
+    "from_pyg",
+    "from_scipy",
+    "inclusion_probabilities",
+    "infer_layerwise",
+    "infer_sampled",
+    "is_symmetric",
+    "load_graph",
+    "save_graph",
+    "symmetric",
+    "top_nodes",
+    "tune_allocator",
+]

@@ -1,0 +1,238 @@
+"""Sums and means over neighbours, differentiable any number of times.
+
+On the CPU in float32 and float64 they are kernels, elsewhere index operations of PyTorch. The gradient of a source is gathered from the
+destinations it was sent to, through the transposed rows of the block: nothing is scattered.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.forward_ad import unpack_dual
+
+from ._block import Block
+from ._by_rows import by_rows
+from .kernels._aggregate import gather, gather_back
+from .kernels._transpose import transpose
+
+
+KERNEL_DTYPES = (torch.float32, torch.float64)
+
+
+class Transposed(NamedTuple):
+    """A block's edges by source: int32 arrays; the edges of source ``j`` are at ``starts[j]`` to ``starts[j + 1]``."""
+
+    starts: np.ndarray
+    destinations: np.ndarray
+    edges: np.ndarray
+
+
+def neighbor_mean(x: Tensor, block: Block) -> Tensor:
+    """The mean of the neighbours' rows, zero without neighbours.
+
+    Args:
+        x: shape ``(block.num_src, features)``.
+        block: who sends to whom.
+
+    Returns:
+        Shape ``(block.num_dst, features)``.
+
+    >>> block = Block(torch.tensor([0, 2]), torch.tensor([1, 2], dtype=torch.int32), num_src=3)
+    >>> neighbor_mean(torch.tensor([[1.0], [2.0], [4.0]]), block)
+    tensor([[3.]])
+    """
+    return _aggregate(x, block, _How(mean=True, own=False))
+
+
+def neighbor_sum(x: Tensor, block: Block) -> Tensor:
+    """The sum of the neighbours' rows.
+
+    Args:
+        x: shape ``(block.num_src, features)``.
+        block: who sends to whom.
+
+    Returns:
+        Shape ``(block.num_dst, features)``.
+
+    >>> block = Block(torch.tensor([0, 2]), torch.tensor([1, 2], dtype=torch.int32), num_src=3)
+    >>> neighbor_sum(torch.tensor([[1.0], [2.0], [4.0]]), block)
+    tensor([[6.]])
+    """
+    return _aggregate(x, block, _How(mean=False, own=False))
+
+
+def mean_and_own(x: Tensor, block: Block) -> Tensor:
+    """The mean of the neighbours' rows, and to the right of it a node's own row.
+
+    Args:
+        x: shape ``(block.num_src, features)``.
+        block: who sends to whom.
+
+    Returns:
+        Shape ``(block.num_dst, 2 * features)``.
+
+    >>> block = Block(torch.tensor([0, 2]), torch.tensor([1, 2], dtype=torch.int32), num_src=3)
+    >>> mean_and_own(torch.tensor([[1.0], [2.0], [4.0]]), block)
+    tensor([[3., 1.]])
+    """
+    return _aggregate(x, block, _How(mean=True, own=True))
+
+
+def uses_kernels(x: Tensor) -> bool:
+    """Whether the kernels can read it; index operations of PyTorch are for the rest."""
+    return x.device.type == "cpu" and x.dtype in KERNEL_DTYPES
+
+
+def transposed(block: Block) -> Transposed:
+    """The edges of a block on the CPU by source, made once."""
+    return block.once("transposed", lambda: _transpose(block))
+
+
+class _How(NamedTuple):
+    """Sums or means, and whether the destinations' own rows stand to the right of them."""
+
+    mean: bool
+    own: bool
+
+
+class _Remembered(NamedTuple):
+    x: weakref.ref[Tensor]
+    version: int
+    out: Tensor
+
+
+@torch.compiler.disable
+def _aggregate(x: Tensor, block: Block, how: _How) -> Tensor:
+    # forward-mode derivatives ride on tensors that need no gradient; inference tensors do not say when they change
+    if x.requires_grad or x.is_inference() or unpack_dual(x).tangent is not None:
+        return _Gather.apply(x, block, how)  # type: ignore[no-any-return, no-untyped-call]
+    return _remembered(x, block, how)
+
+
+def _remembered(x: Tensor, block: Block, how: _How) -> Tensor:
+    """What does not need a gradient is the input: all layers and trials that ask for the same get one tensor.
+
+    Only the last ``x`` is remembered, and only as long as it lives: blocks may be kept, and must not collect memory.
+    """
+    last: dict[_How, _Remembered] = block.once("aggregated", dict)
+    known = last.get(how)
+    if known is not None and known.x() is x and known.version == x._version:
+        return known.out
+
+    def forget(dead: weakref.ref[Tensor]) -> None:
+        # another x may have come to its place
+        if how in last and last[how].x is dead:
+            del last[how]
+
+    out = _gather(x, block, how)
+    last[how] = _Remembered(weakref.ref(x, forget), x._version, out)
+    return out
+
+
+class _Gather(Function):
+    """From sources to destinations."""
+
+    @staticmethod
+    def forward(x: Tensor, block: Block, how: _How) -> Tensor:
+        return _gather(x, block, how)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, _output: Any) -> None:
+        _, ctx.block, ctx.how = inputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _GatherBack.apply(grads[0], ctx.block, ctx.how), None, None  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return _Gather.apply(tangents[0], ctx.block, ctx.how)  # type: ignore[no-untyped-call]
+
+
+class _GatherBack(Function):
+    """From destinations to sources: what is linear is its own derivative, both ways."""
+
+    @staticmethod
+    def forward(grad: Tensor, block: Block, how: _How) -> Tensor:
+        return _gather_back(grad, block, how)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, _output: Any) -> None:
+        _, ctx.block, ctx.how = inputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _Gather.apply(grads[0], ctx.block, ctx.how), None, None  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return _GatherBack.apply(tangents[0], ctx.block, ctx.how)  # type: ignore[no-untyped-call]
+
+
+def _gather(x: Tensor, block: Block, how: _How) -> Tensor:
+    if not uses_kernels(x):
+        return _gather_by_index(x, block, how)
+    x = x.detach().contiguous()
+    out = x.new_empty(block.num_dst, x.shape[1] * (1 + how.own))
+    rows = block.indptr.numpy(), block.indices.numpy()
+    by_rows(gather, *rows, x.numpy(), how.mean, out.numpy(), width=x.shape[1])
+    return out
+
+
+def _gather_back(grad: Tensor, block: Block, how: _How) -> Tensor:
+    if not uses_kernels(grad):
+        return _gather_back_by_index(grad, block, how)
+    grad = grad.detach().contiguous()
+    width = grad.shape[1] // (1 + how.own)
+    out = grad.new_empty(block.num_src, width)
+    weights = _inverse_degrees(block, grad.dtype) if how.mean else grad.new_empty(0)
+    starts, destinations, _ = transposed(block)
+    arrays = destinations, grad.numpy(), weights.numpy(), out.numpy()
+    by_rows(gather_back, starts, *arrays, width=width)
+    return out
+
+
+def _gather_by_index(x: Tensor, block: Block, how: _How) -> Tensor:
+    # half precision would lose the small rows of a long sum
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    out = x.new_zeros(block.num_dst, x.shape[1], dtype=dtype)
+    out.index_add_(0, block.destinations(), x.index_select(0, block.indices).to(dtype))
+    if how.mean:
+        out *= _inverse_degrees(block, dtype)[:, None]
+    out = out.to(x.dtype)
+    return torch.cat([out, x[: block.num_dst]], dim=1) if how.own else out
+
+
+def _gather_back_by_index(grad: Tensor, block: Block, how: _How) -> Tensor:
+    dtype = torch.promote_types(grad.dtype, torch.float32)
+    width = grad.shape[1] // (1 + how.own)
+    sent = grad[:, :width].to(dtype)
+    if how.mean:
+        sent = sent * _inverse_degrees(block, dtype)[:, None]
+    out = grad.new_zeros(block.num_src, width, dtype=dtype)
+    out.index_add_(0, block.indices, sent.index_select(0, block.destinations()))
+    if how.own:
+        out[: block.num_dst] += grad[:, width:]
+    return out.to(grad.dtype)
+
+
+def _inverse_degrees(block: Block, dtype: torch.dtype) -> Tensor:
+    """One over the number of edges of each destination, 1 without edges; shape ``(num_dst,)``."""
+
+    def make() -> Tensor:
+        return block.indptr.diff().clamp(min=1).to(dtype).reciprocal()
+
+    return block.once(("inverse degrees", dtype), make)
+
+
+def _transpose(block: Block) -> Transposed:
+    starts = np.zeros(block.num_src + 1, dtype=np.int32)
+    destinations = np.empty(block.num_edges, dtype=np.int32)
+    edges = np.empty(block.num_edges, dtype=np.int32)
+    transpose(block.indptr.numpy(), block.indices.numpy(), starts, destinations, edges)
+    return Transposed(starts, destinations, edges)

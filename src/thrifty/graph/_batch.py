@@ -1,0 +1,97 @@
+"""A sampled mini-batch: nodes, blocks, features and labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from thrifty.core import GraphError
+
+from ._block import Block
+from ._to_pyg import pyg_data
+
+
+Mode = Literal["frontier", "full"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batch:
+    """What a model needs to predict for some seeds. The first ``num_seeds`` nodes are the distinct seeds.
+
+    Attributes:
+        nodes: int64, shape ``(num_nodes,)``: their numbers in the graph.
+        blocks: one for each layer, that of the input first.
+        num_seeds: distinct seeds; a model gives a row for each.
+        seed_rows: int64, shape ``(number of seeds asked for,)``: the row of each, also where some were asked for twice.
+        hop_nodes: nodes that are new at each hop, the seeds first; length ``layers + 1``.
+        hop_edges: edges sampled at each hop, that of the seeds first; length ``layers``.
+        mode: ``"frontier"`` or ``"full"``.
+        x: features of all nodes, shape ``(num_nodes, num_features)``, or None.
+        y: labels of the seeds, shape ``(num_seeds, ...)``, or None.
+    """
+
+    nodes: torch.Tensor
+    blocks: tuple[Block, ...]
+    num_seeds: int
+    seed_rows: torch.Tensor
+    hop_nodes: tuple[int, ...]
+    hop_edges: tuple[int, ...]
+    mode: Mode
+    x: torch.Tensor | None = None
+    y: torch.Tensor | None = None
+
+    @property
+    def seeds(self) -> torch.Tensor:
+        """The distinct seeds; int64, shape ``(num_seeds,)``."""
+        return self.nodes[: self.num_seeds]
+
+    @property
+    def num_nodes(self) -> int:
+        """All nodes, seeds included."""
+        return len(self.nodes)
+
+    @property
+    def num_edges(self) -> int:
+        """Sampled edges of all hops."""
+        return sum(self.hop_edges)
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
+        """The same on another device."""
+
+        def moved(tensor: torch.Tensor | None) -> torch.Tensor | None:
+            return None if tensor is None else tensor.to(device, non_blocking=non_blocking)
+
+        return replace(
+            self,
+            nodes=self.nodes.to(device, non_blocking=non_blocking),
+            seed_rows=self.seed_rows.to(device, non_blocking=non_blocking),
+            blocks=tuple(b.to(device, non_blocking=non_blocking) for b in self.blocks),
+            x=moved(self.x),
+            y=moved(self.y),
+        )
+
+    def to_pyg(self) -> Any:
+        """The batch as ``torch_geometric.data.Data``, with what PyG's ``NeighborLoader`` puts there.
+
+        ``x``, ``edge_index`` (int64, shape ``(2, num_edges)``: sources, destinations), ``n_id`` (node numbers in the graph), ``batch_size`` (distinct seeds, which are the first
+        nodes), ``num_sampled_nodes`` and ``num_sampled_edges`` (lists, for ``trim_to_layer``). ``y`` is that of the seeds, unlike PyG's, which has all nodes'. PyG's
+        models give a row for each node: those of the seeds are ``out[: data.batch_size]``.
+
+        Raises:
+            GraphError: the batch was sampled with ``mode="full"``: then each layer has edges of its own.
+            MissingExtraError: PyG is not installed.
+        """
+        if self.mode != "frontier":
+            raise GraphError(
+                f'a batch sampled with mode="{self.mode}" has other edges at each layer, and PyG\'s data the same at all; sample with mode="frontier"'
+            )
+        return pyg_data(
+            nodes=self.nodes,
+            edge_index=self.blocks[0].edge_index(),
+            hop_nodes=self.hop_nodes,
+            hop_edges=self.hop_edges,
+            x=self.x,
+            y=self.y,
+        )

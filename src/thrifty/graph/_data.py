@@ -1,0 +1,156 @@
+"""A graph as the data of a study's task: trials that see the same batch share it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from thrifty.core import GraphError
+from thrifty.pack import Source
+
+from ._batch import Batch, Mode
+from ._graph import Graph
+from ._loader import NeighborLoader
+
+
+class GraphData:
+    """What ``Task.data`` returns for a model that is trained on sampled neighbourhoods.
+
+    A batch is a ``thrifty.graph.Batch``, so ``Task.loss(model, batch)`` is ``cross_entropy(model(batch), batch.y)``. Batches depend on the
+    trial's seed, epoch, batch size and fanouts alone: trials that are trained together and agree on these get the very same objects, sampled
+    once, with whatever layers have remembered on them.
+
+    Args:
+        graph: with features and labels. Where workers are processes, load it in ``Task.data`` (``load_graph`` maps one copy for all of them)
+            instead of keeping it on the task.
+        train: nodes to train on: numbers or a boolean mask.
+        valid: nodes that metrics are worked out for.
+        fanouts: neighbours at each hop, that of the seeds first; as many as the model has layers.
+        valid_fanouts: likewise for metrics; 20 at each hop by default (SALIENT, Kaler et al., MLSys 2022, section 5). Validation batches are the same
+            in every epoch.
+        mode: see ``NeighborSampler``.
+        replace: see ``NeighborSampler``.
+        num_threads: that make batches ahead of training; 0 to make them when they are wanted.
+        dtype: of the features of batches; float32 makes whole floats of halves.
+        keep_bytes: validation batches are kept in memory as long as they take no more than this.
+
+    Raises:
+        GraphError: there are no features or labels, nodes do not exist, fanouts make no sense.
+
+    >>> import numpy as np
+    >>> ring = Graph(np.arange(5), np.array([1, 2, 3, 0], dtype=np.int32), x=torch.eye(4), y=torch.arange(4))
+    >>> source = GraphData(ring, train=[0, 1], valid=[2, 3], fanouts=[1]).source(torch.device("cpu"))
+    >>> [batch.y.tolist() for batch, _ in source.valid_batches(batch_size=1)]
+    [[2], [3]]
+    """
+
+    def __init__(  # noqa: PLR0913 -- what a loader takes; all are keywords
+        self,
+        graph: Graph,
+        *,
+        train: Any,
+        valid: Any,
+        fanouts: Sequence[int],
+        valid_fanouts: Sequence[int] | None = None,
+        mode: Mode = "frontier",
+        replace: bool = False,
+        num_threads: int = 1,
+        dtype: torch.dtype | None = None,
+        keep_bytes: int = 2**28,
+    ) -> None:
+        for name in ("x", "y"):
+            if getattr(graph, name) is None:
+                raise GraphError(
+                    f"GraphData(graph=...) has no {name}; give it one: graph.replace({name}=...)"
+                )
+        valid_fanouts = [20] * len(fanouts) if valid_fanouts is None else valid_fanouts
+        if len(valid_fanouts) != len(fanouts):
+            raise GraphError(
+                f"fanouts={list(fanouts)} has {len(fanouts)} hops and valid_fanouts={list(valid_fanouts)} has "
+                f"{len(valid_fanouts)}; a model has as many layers in both"
+            )
+        self.graph, self.train, self.valid = graph, train, valid
+        self.fanouts, self.valid_fanouts = tuple(fanouts), tuple(valid_fanouts)
+        self.keep_bytes = keep_bytes
+        self._options = {
+            "mode": mode,
+            "replace": replace,
+            "num_threads": num_threads,
+            "dtype": dtype,
+        }
+        # what cannot be sampled is said now, not at the first epoch
+        self.loader(seed=0, batch_size=1, device=torch.device("cpu"))
+        self.valid_loader(batch_size=1, device=torch.device("cpu"))
+
+    def loader(self, *, seed: int, batch_size: int, device: torch.device) -> NeighborLoader:
+        """The training batches of trials with a seed and a batch size."""
+        return NeighborLoader(
+            self.graph,
+            self.fanouts,
+            seeds=self.train,
+            batch_size=batch_size,
+            seed=seed,
+            device=device,
+            **self._options,
+        )
+
+    def valid_loader(self, *, batch_size: int, device: torch.device) -> NeighborLoader:
+        """The validation batches, in order."""
+        return NeighborLoader(
+            self.graph,
+            self.valid_fanouts,
+            seeds=self.valid,
+            batch_size=batch_size,
+            shuffle=False,
+            device=device,
+            **self._options,
+        )
+
+    def source(self, device: torch.device) -> Source:
+        """The batches, on a device."""
+        return _GraphSource(self, device)
+
+
+class _GraphSource:
+    arrays = None
+
+    def __init__(self, data: GraphData, device: torch.device) -> None:
+        self._data = data
+        self._device = device
+        self._loaders: dict[tuple[int, int], NeighborLoader] = {}
+        self._kept: dict[int, list[tuple[Batch, int]]] = {}
+        self.num_train = data.loader(seed=0, batch_size=1, device=device).num_seeds
+
+    def train_batches(self, *, seed: int, epoch: int, batch_size: int) -> Iterator[Batch]:
+        key = (seed, batch_size)
+        if key not in self._loaders:
+            self._loaders[key] = self._data.loader(
+                seed=seed, batch_size=batch_size, device=self._device
+            )
+        return self._loaders[key].epoch(epoch)
+
+    def valid_batches(self, *, batch_size: int) -> Iterator[tuple[Batch, int]]:
+        if batch_size in self._kept:
+            yield from self._kept[batch_size]
+            return
+        seen: list[tuple[Batch, int]] | None = []
+        num_bytes = 0
+        loader = self._data.valid_loader(batch_size=batch_size, device=self._device)
+        for batch in loader.epoch(0):
+            num_bytes += _num_bytes(batch)
+            if num_bytes > self._data.keep_bytes:
+                seen = None
+            if seen is not None:
+                seen.append((batch, batch.num_seeds))
+            yield batch, batch.num_seeds
+        if seen is not None:
+            self._kept[batch_size] = seen
+
+
+def _num_bytes(batch: Batch) -> int:
+    # what layers will remember of the features is about as much again, twice
+    return 3 * sum(
+        t.numel() * t.element_size() for t in (batch.nodes, batch.x) if t is not None
+    )

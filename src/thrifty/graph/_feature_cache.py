@@ -1,0 +1,122 @@
+"""Features of the most wanted nodes, kept where they are needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from thrifty.core import GraphError
+
+from ._graph import as_array
+
+
+class FeatureCache:
+    """Keeps the features of some nodes on a device; of a batch, only the others are sent there.
+
+    After SALIENT++ (Kaler et al., MLSys 2023), on one machine. Choose the nodes by `top_nodes` of `inclusion_probabilities`. Besides the kept
+    rows it takes 4 bytes for each node of the graph, in main memory. It pays where a copy to the device is slow and seeds are few or close to each
+    other; for seeds from all over the graph the nodes of highest degree are as good a choice.
+
+    Args:
+        features: shape ``(num_nodes, num_features)``, in main memory; may be memory-mapped.
+        nodes_kept: whose rows are kept on the device, shape ``(num,)``, each once.
+        device: where they are kept.
+
+    Raises:
+        GraphError: features are no rows in main memory; a node does not exist or is listed twice.
+
+    >>> features = torch.arange(8.0).reshape(4, 2)
+    >>> cache = FeatureCache(features, [3, 0], "cpu")
+    >>> cache.gather(torch.tensor([1, 3]))
+    tensor([[2., 3.],
+            [6., 7.]])
+    >>> cache.hit_rate(torch.tensor([1, 3]))
+    0.5
+    """
+
+    def __init__(self, features: torch.Tensor, nodes_kept: Any, device: Any = "cuda") -> None:
+        if not isinstance(features, torch.Tensor) or features.dim() != 2:
+            shape = tuple(getattr(features, "shape", ()))
+            raise GraphError(
+                f"features are a {type(features).__name__} of shape {shape}; give a tensor (num_nodes, num_features)"
+            )
+        if features.device.type != "cpu":
+            raise GraphError(f"features lie on {features.device} already; give features.cpu()")
+        self._features = features.detach()
+        self.device = torch.device(device)
+        kept = self._checked(nodes_kept)
+        self._slots = torch.full((len(features),), -1, dtype=torch.int32)
+        self._slots[kept] = torch.arange(len(kept), dtype=torch.int32)
+        if int((self._slots >= 0).sum()) < len(kept):
+            twice = int(np.flatnonzero(np.bincount(kept.numpy()) > 1)[0])
+            raise GraphError(f"node {twice} is listed twice among those to keep; list it once")
+        self._rows = self._features[kept].to(self.device)
+
+    @property
+    def num_kept(self) -> int:
+        """How many nodes have their features on the device."""
+        return len(self._rows)
+
+    def gather(self, nodes: Any) -> torch.Tensor:
+        """What ``features[nodes]`` is, on the device.
+
+        Args:
+            nodes: node numbers, shape ``(num,)``.
+
+        Returns:
+            dtype of the features, shape ``(num, num_features)``.
+
+        Raises:
+            GraphError: a node does not exist, or they are no integers.
+        """
+        wanted = self._checked(nodes)
+        slots = self._slots[wanted]
+        hits = (slots >= 0).nonzero().flatten()
+        misses = (slots < 0).nonzero().flatten()
+        sent = self._sent(torch.index_select(wanted, 0, misses))
+        if not len(hits):
+            return sent
+        rows = sent.new_empty(len(wanted), self._features.shape[1])
+        rows[self._moved(misses)] = sent
+        rows[self._moved(hits)] = self._rows[self._moved(slots[hits].long())]
+        return rows
+
+    def hit_rate(self, nodes: Any) -> float:
+        """Which part of some nodes, shape ``(num,)``, is kept on the device; 1 if there are none.
+
+        Raises:
+            GraphError: a node does not exist, or they are no integers.
+        """
+        wanted = self._checked(nodes)
+        return float((self._slots[wanted] >= 0).double().mean()) if len(wanted) else 1.0
+
+    def __repr__(self) -> str:
+        return f"FeatureCache(num_kept={self.num_kept} of {len(self._features)}, device={str(self.device)!r})"
+
+    def _checked(self, nodes: Any) -> torch.Tensor:
+        array = as_array(nodes, name="nodes")
+        if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+            raise GraphError(
+                f"nodes have shape {array.shape} and dtype {array.dtype}; give node numbers, integers of shape (num,)"
+            )
+        if array.size and (array.min() < 0 or array.max() >= len(self._features)):
+            bad = array.min() if array.min() < 0 else array.max()
+            raise GraphError(f"node {bad} does not exist: there are {len(self._features)} rows")
+        return torch.from_numpy(array.astype(np.int64))
+
+    def _sent(self, nodes: torch.Tensor) -> torch.Tensor:
+        """Rows from main memory, through memory that the device can read by itself."""
+        shape = (len(nodes), self._features.shape[1])
+        out = torch.empty(shape, dtype=self._features.dtype, pin_memory=self._pinned)
+        torch.index_select(self._features, 0, nodes, out=out)
+        return self._moved(out)
+
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        # what pins memory also keeps it from being used again before the copy is done
+        return tensor.to(self.device, non_blocking=self._pinned)
+
+    @property
+    def _pinned(self) -> bool:
+        return self.device.type == "cuda"

@@ -1,0 +1,116 @@
+"""Layers on top of one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from thrifty.core import GraphError
+
+from ._batch import Batch
+from ._block import Block
+from ._relu_dropout import relu_dropout
+from .layers import GAT, SAGE
+
+
+class GNN(nn.Module):
+    """A stack of layers, one for each block of a batch; between two of them a norm, the activation and dropout, in this order.
+
+    Args:
+        layers: modules called as ``layer(x, block)``, that of the input first.
+        activation: of all layers but the last.
+        dropout: probability that a hidden feature is set to zero in training.
+        norms: modules on ``(num, features)``, one for each layer but the last.
+
+    Raises:
+        GraphError: there is no layer, norms are not one fewer than layers, or the dropout is no probability.
+
+    >>> from thrifty.graph import Graph, NeighborSampler
+    >>> import numpy as np
+    >>> ring = Graph(np.arange(6), np.array([1, 2, 3, 4, 0], dtype=np.int32), x=torch.ones(5, 8))
+    >>> batch = NeighborSampler(ring, [1, 1]).sample([0, 3])
+    >>> model = GNN([SAGE(8, 16), SAGE(16, 3)])
+    >>> model.layer(0, ring.x[batch.nodes], batch.blocks[0]).shape
+    torch.Size([4, 16])
+    """
+
+    def __init__(
+        self,
+        layers: Iterable[nn.Module],
+        *,
+        activation: Callable[[Tensor], Tensor] = torch.relu,
+        dropout: float = 0.0,
+        norms: Iterable[nn.Module] | None = None,
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        if not self.layers:
+            raise GraphError("layers is empty; give one for each hop, such as SAGE(100, 256)")
+        if not 0.0 <= dropout <= 1.0:
+            raise GraphError(f"dropout={dropout!r}; give a probability from 0 to 1")
+        self.activation = activation
+        self.dropout = dropout
+        self.norms = None if norms is None else nn.ModuleList(norms)
+        if self.norms is not None and len(self.norms) != len(self.layers) - 1:
+            raise GraphError(
+                f"{len(self.norms)} norms for {len(self.layers)} layers; give one for each but the last"
+            )
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers, and blocks of a batch, there are."""
+        return len(self.layers)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """What the model says of the seeds of a batch.
+
+        Args:
+            batch: with features ``x``, on the model's device.
+
+        Returns:
+            Shape ``(batch.num_seeds, out_features)``; ``[batch.seed_rows]`` of it has a row for each seed asked for.
+
+        Raises:
+            GraphError: the batch has another number of blocks than the model layers, or no features.
+        """
+        if len(batch.blocks) != self.num_layers:
+            raise GraphError(
+                f"the model has {self.num_layers} layers, and the batch {len(batch.blocks)} blocks; "
+                f"sample with {self.num_layers} fanouts, one for each layer"
+            )
+        if batch.x is None:
+            raise GraphError(
+                "the batch has no features; give the graph some: graph.replace(x=...)"
+            )
+        x = batch.x
+        for number, block in enumerate(batch.blocks):
+            x = self.layer(number, x, block)
+        return x
+
+    def layer(self, number: int, x: Tensor, block: Block) -> Tensor:
+        """One layer with what follows it.
+
+        Args:
+            number: of the layer, that of the input is 0.
+            x: shape ``(block.num_src, features)``.
+            block: who sends to whom.
+
+        Returns:
+            Shape ``(block.num_dst, features)``.
+        """
+        layer = self.layers[number]
+        x = layer(x, block)
+        if number == self.num_layers - 1:
+            return x
+        # nobody else holds what these layers return, nor needs it for a gradient
+        inplace = self.norms is None and isinstance(layer, (SAGE, GAT))
+        if self.norms is not None:
+            x = self.norms[number](x)
+        if self.activation is not torch.relu:
+            return F.dropout(self.activation(x), self.dropout, training=self.training)
+        if self.training and self.dropout:
+            return relu_dropout(x, self.dropout, inplace=inplace)
+        return x.relu_() if inplace else x.relu()

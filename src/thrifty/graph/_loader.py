@@ -1,0 +1,238 @@
+"""Batches of sampled neighbourhoods for training, made by threads in advance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from thrifty.core import GraphError
+
+from ._batch import Batch, Mode
+from ._features import batch_dtype
+from ._graph import Graph
+from ._in_order import InOrder
+from ._make import make_batch
+from ._memory import Memory, pinned_bytes
+from ._order import SeedOrder, at_least
+from ._sampler import NeighborSampler, Relabel, checked_seeds
+from ._transfer import CudaStreams, Transfer
+
+
+_ARRAYS_OF_A_BATCH = 16
+"""Page-locked, with those of a few layers that have arrays of their own."""
+
+
+class NeighborLoader:
+    """The batches of each epoch, in an order and with draws that depend on ``seed`` and the epoch alone, not on threads.
+
+    Each pass of ``for batch in loader`` is the next epoch. A batch may be kept as long as the caller likes. After SALIENT (Kaler et al.,
+    MLSys 2022, section 4): each thread makes whole batches, features included.
+
+    Args:
+        graph: with features and labels, if batches shall have them.
+        fanouts: neighbours of each node at each hop, that of the seeds first; -1 for all of them.
+        seeds: whom batches are for: different node numbers, shape ``(num_seeds,)``, or a boolean mask, shape ``(num_nodes,)``; None for all nodes.
+        batch_size: seeds of one process in a batch.
+        shuffle: a new order each epoch; otherwise that of ``seeds``.
+        drop_last: leave out the last batch if it is not full.
+        num_threads: that make batches ahead; 0 to make each when it is wanted.
+        depth: batches that are begun and not yet taken, at most; None for twice the threads. Each takes the memory of its features.
+        seed: of order and draws.
+        mode: see ``NeighborSampler``.
+        replace: see ``NeighborSampler``.
+        relabel: see ``NeighborSampler``.
+        table_bytes: of the tables of all threads together; see ``NeighborSampler``.
+        dtype: of features: that of the graph, or float32; None for that of the graph.
+        rank: which part of each global batch of ``batch_size * world_size`` seeds is for this process. All ranks have equally many batches; each seed comes once an epoch.
+        world_size: processes that train together.
+        device: where batches lie. To CUDA they are copied from page-locked memory beside the computing.
+
+    Raises:
+        GraphError: seeds or options make no sense; the message says which.
+
+    >>> ring = Graph(np.arange(6), np.array([1, 2, 3, 4, 0], dtype=np.int32), y=np.arange(5))
+    >>> loader = NeighborLoader(ring, [1, 1], batch_size=2)
+    >>> len(loader)
+    3
+    >>> sorted(int(label) for batch in loader for label in batch.y)
+    [0, 1, 2, 3, 4]
+    >>> loader.next_epoch
+    1
+    """
+
+    def __init__(  # noqa: PLR0913 -- what PyG's and DGL's loaders take; all are keywords
+        self,
+        graph: Graph,
+        fanouts: Sequence[int],
+        *,
+        seeds: Any = None,
+        batch_size: int = 1024,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        num_threads: int = 2,
+        depth: int | None = None,
+        seed: int = 0,
+        mode: Mode = "frontier",
+        replace: bool = False,
+        relabel: Relabel = "auto",
+        table_bytes: int = 2**30,
+        dtype: torch.dtype | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        at_least(0, num_threads=num_threads)
+        if depth is not None:
+            at_least(1, depth=depth)
+        if graph.x is not None:
+            batch_dtype(graph.x.dtype, dtype)
+        self._new_sampler = partial(
+            NeighborSampler,
+            graph,
+            fanouts,
+            mode=mode,
+            replace=replace,
+            seed=seed,
+            relabel=relabel,
+            table_bytes=table_bytes // max(num_threads, 1),
+        )
+        self.sampler = self._new_sampler()
+        self.seeds = distinct_seeds(seeds, num_nodes=graph.num_nodes)
+        self.order = SeedOrder(
+            num_seeds=len(self.seeds),
+            batch_size=batch_size,
+            shuffle=shuffle,
+            seed=self.sampler.seed,
+            drop_last=drop_last,
+            rank=rank,
+            world_size=world_size,
+        )
+        self.dtype = dtype
+        self.device = _checked_device(device)
+        self.num_threads = num_threads
+        self.depth = max(2 * num_threads, 1) if depth is None else depth
+        self._memory = self._new_memory()
+        self._next_epoch = 0
+
+    @property
+    def graph(self) -> Graph:
+        """What batches are sampled from."""
+        return self.sampler.graph
+
+    @property
+    def num_seeds(self) -> int:
+        """Seeds of all processes."""
+        return len(self.seeds)
+
+    @property
+    def next_epoch(self) -> int:
+        """Which epoch the next pass is; set it to go on where an earlier run ended.
+
+        Raises:
+            GraphError: it is set to something that is no epoch.
+        """
+        return self._next_epoch
+
+    @next_epoch.setter
+    def next_epoch(self, epoch: int) -> None:
+        at_least(0, next_epoch=epoch)
+        self._next_epoch = int(epoch)
+
+    def __len__(self) -> int:
+        """Batches of an epoch, for this process."""
+        return self.order.num_batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches of the next epoch."""
+        batches = self.epoch(self._next_epoch)
+        self._next_epoch += 1
+        return batches
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """The batches of an epoch, again and again the same; any number of epochs may be under way at once.
+
+        Threads begin now and end with the last batch, or when the iterator is dropped.
+
+        Raises:
+            GraphError: there is no such epoch.
+        """
+        at_least(0, epoch=number)
+        number = int(number)
+        make = partial(self._make, self.order.of(epoch=number), number)
+        if self.device.type == "cuda":
+            transfer = Transfer(CudaStreams(self.device), self._memory)
+            return map(transfer.receive, self._made(lambda index: transfer.send(make(index))))
+        batches = self._made(make)
+        if self.device.type == "cpu":
+            return batches
+        return (batch.to(self.device) for batch in batches)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the tables of threads: they are made anew."""
+        return self.__dict__ | {"sampler": self._new_sampler()}
+
+    def _made(self, make: Callable[[int], Any]) -> Iterator[Any]:
+        if self.num_threads:
+            return InOrder(make, len(self), num_threads=self.num_threads, depth=self.depth)
+        return map(make, range(len(self)))
+
+    def _make(self, places: np.ndarray, epoch: int, index: int) -> Batch:
+        return make_batch(
+            self.sampler,
+            self.seeds[places[self.order.part(index)]],
+            epoch=epoch,
+            index=self.order.number(index),
+            dtype=self.dtype,
+            memory=self._memory,
+        )
+
+    def _new_memory(self) -> Memory:
+        # those begun, and those that the caller works with
+        num = self.depth + 2
+        if self.device.type == "cuda":
+            return Memory(keep=num * _ARRAYS_OF_A_BATCH, allocate=pinned_bytes)
+        return Memory(keep=num)
+
+
+def distinct_seeds(seeds: Any, *, num_nodes: int) -> np.ndarray:
+    """Node numbers from numbers, a boolean mask, or None for all; int64, shape ``(num_seeds,)``.
+
+    Raises:
+        GraphError: a node does not exist or comes twice, or a mask has the wrong shape.
+    """
+    if seeds is None:
+        return np.arange(num_nodes)
+    array = (
+        seeds.detach().cpu().numpy() if isinstance(seeds, torch.Tensor) else np.asarray(seeds)
+    )
+    if array.dtype.kind == "b":
+        if array.shape != (num_nodes,):
+            raise GraphError(
+                f"the mask of seeds has shape {array.shape}; give one entry for each of the {num_nodes} nodes"
+            )
+        return np.flatnonzero(array)
+    # a copy: what the caller writes to it later must not change epochs
+    array = checked_seeds(array, num_nodes=num_nodes).copy()
+    values, counts = np.unique(array, return_counts=True)
+    if len(values) < len(array):
+        raise GraphError(
+            f"{len(array) - len(values)} of {len(array)} seeds are there already, such as node {values[counts.argmax()]}; "
+            "an epoch has each seed once: give np.unique(seeds)"
+        )
+    return array
+
+
+def _checked_device(device: torch.device | str) -> torch.device:
+    try:
+        checked = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise GraphError(f"device={device!r}; give a device such as 'cpu' or 'cuda'") from error
+    if checked.type == "cuda" and not torch.cuda.is_available():
+        raise GraphError(
+            f"device={str(device)!r}, but PyTorch finds no CUDA device; give 'cpu'"
+        )
+    return checked

@@ -1,0 +1,241 @@
+"""Neighbourhoods of seed nodes, sampled hop by hop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral
+from operator import index
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+
+from thrifty.core import GraphError, derive_seed
+
+from ._batch import Batch, Mode
+from ._block import Block
+from ._graph import Graph
+from ._relabeler import DenseRelabeler, HashRelabeler
+from ._workspace import Workspace
+from .kernels import wrapping
+
+
+Relabel = Literal["auto", "dense", "hash"]
+_MOST_NEIGHBORS = 2**31
+
+
+class NeighborSampler:
+    """Samples the neighbours of seeds, their neighbours, and so on, one hop for each layer of a model.
+
+    The result is a function of (``seed``, epoch, batch) and the seeds asked for, whatever else was sampled before and by how many
+    threads; any number of threads may call ``sample`` at once. After SALIENT (Kaler et al., MLSys 2022, section 4).
+
+    Args:
+        graph: what to sample from.
+        fanouts: neighbours of each node at each hop, that of the seeds first; -1 for all of them.
+        mode: ``"frontier"``: each node is expanded once, at the hop where it is found (PyG's ``NeighborLoader``); ``"full"``: every hop
+            expands all nodes found so far again (SALIENT, DGL's blocks).
+        replace: whether an edge may be drawn more than once; then every node with neighbours gets ``fanout`` of them.
+        seed: of all draws.
+        relabel: ``"dense"``: a table of 4 bytes a node for each thread; ``"hash"``: a hash table; ``"auto"``: dense as long as a table takes
+            ``table_bytes`` at most. Both give the same batches.
+        table_bytes: see ``relabel``.
+
+    Raises:
+        GraphError: fanouts or options make no sense.
+
+    >>> ring = Graph(np.arange(6), np.array([1, 2, 3, 4, 0], dtype=np.int32))
+    >>> batch = NeighborSampler(ring, [1, 1]).sample([0, 3])
+    >>> batch.nodes
+    tensor([0, 3, 1, 4, 2])
+    >>> batch.blocks
+    (Block(num_src=5, num_dst=4, num_edges=4), Block(num_src=4, num_dst=2, num_edges=2))
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        fanouts: Sequence[int],
+        *,
+        mode: Mode = "frontier",
+        replace: bool = False,
+        seed: int = 0,
+        relabel: Relabel = "auto",
+        table_bytes: int = 2**30,
+    ) -> None:
+        self.graph = graph
+        self.fanouts = _checked_fanouts(fanouts)
+        self.mode: Mode = _one_of(mode, Mode, name="mode")
+        self.replace = bool(replace)
+        self.seed = _integer(seed, name="seed")
+        _one_of(relabel, Relabel, name="relabel")
+        fits = 4 * graph.num_nodes <= table_bytes
+        self.relabel: Literal["dense", "hash"] = (
+            "dense" if relabel == "dense" or (relabel == "auto" and fits) else "hash"
+        )
+        self._workspaces: list[Workspace] = []
+
+    @property
+    def num_layers(self) -> int:
+        """How many hops, and blocks, a batch has."""
+        return len(self.fanouts)
+
+    def sample(self, seeds: Any, *, epoch: int = 0, batch: int = 0) -> Batch:
+        """The sampled neighbourhood of some seeds, without features and labels.
+
+        Args:
+            seeds: node numbers, any integer dtype, shape ``(num,)``; duplicates get one row.
+            epoch: part of what the draws depend on.
+            batch: likewise.
+
+        Raises:
+            GraphError: a seed does not exist, a number is no integer, or a batch has more than 2^31 edges.
+        """
+        wanted = checked_seeds(seeds, num_nodes=self.graph.num_nodes)
+        place = (_integer(epoch, name="epoch"), _integer(batch, name="batch"))
+        workspace = self._workspace()
+        found = self._sample(workspace, wanted, place)
+        # not after an exception: whoever comes next would find a batch half made
+        self._workspaces.append(workspace)
+        return found
+
+    def _workspace(self) -> Workspace:
+        """One that no other thread has now."""
+        try:
+            return self._workspaces.pop()
+        except IndexError:
+            dense = self.relabel == "dense"
+            return Workspace(DenseRelabeler(self.graph.num_nodes) if dense else HashRelabeler())
+
+    def _sample(self, workspace: Workspace, seeds: np.ndarray, place: tuple[int, int]) -> Batch:
+        with wrapping():
+            seed_rows = workspace.start(seeds)
+            num_seeds = workspace.num_nodes
+            hops = self._hops(workspace, place)
+        edges = torch.from_numpy(workspace.edges[: workspace.num_edges].copy())
+        return Batch(
+            nodes=torch.from_numpy(workspace.nodes[: workspace.num_nodes].copy()),
+            blocks=_prefixes(hops, edges) if self.mode == "frontier" else _slices(hops, edges),
+            num_seeds=num_seeds,
+            seed_rows=torch.from_numpy(seed_rows),
+            hop_nodes=tuple(np.diff([0, num_seeds, *(h.num_src for h in hops)]).tolist()),
+            hop_edges=tuple(int(h.starts[-1] - h.starts[0]) for h in hops),
+            mode=self.mode,
+        )
+
+    def _hops(self, workspace: Workspace, place: tuple[int, int]) -> list[_Hop]:
+        hops: list[_Hop] = []
+        first = 0
+        for number, fanout in enumerate(self.fanouts):
+            end = workspace.num_nodes
+            starts = workspace.hop(
+                self.graph.indptr,
+                self.graph.indices,
+                first=first,
+                fanout=fanout,
+                replace=self.replace,
+                # hashed, not counted on: rows of different hops and batches must not share draws
+                key=np.uint64(derive_seed(self.seed, "neighbors", *place, number)),
+            )
+            hops.append(_Hop(starts, workspace.num_nodes))
+            if self.mode == "frontier":
+                first = end
+        return hops
+
+
+class _Hop(NamedTuple):
+    """Where rows of edges begin and end, in all edges of the batch, and how many nodes there are after it."""
+
+    starts: np.ndarray
+    num_src: int
+
+
+def _prefixes(hops: Sequence[_Hop], edges: torch.Tensor) -> tuple[Block, ...]:
+    """All rows for the layer of the input, fewer and fewer for those after it."""
+    starts = torch.from_numpy(
+        np.concatenate([hops[0].starts, *(hop.starts[1:] for hop in hops[1:])])
+    )
+    blocks, num_rows = [], 0
+    for hop in hops:
+        num_rows += len(hop.starts) - 1
+        end = int(hop.starts[-1])
+        blocks.append(Block(starts[: num_rows + 1], edges[:end], num_src=hop.num_src))
+    return tuple(reversed(blocks))
+
+
+def _slices(hops: Sequence[_Hop], edges: torch.Tensor) -> tuple[Block, ...]:
+    """Each layer has edges of its own."""
+    return tuple(
+        Block(
+            torch.from_numpy(hop.starts - hop.starts[0]),
+            edges[int(hop.starts[0]) : int(hop.starts[-1])],
+            num_src=hop.num_src,
+        )
+        for hop in reversed(hops)
+    )
+
+
+def checked_seeds(seeds: Any, *, num_nodes: int) -> np.ndarray:
+    """Node numbers as int64, shape ``(num,)``.
+
+    Raises:
+        GraphError: they are no integers, or one of them does not exist.
+    """
+    array = _array(seeds)
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+        hint = "; give np.flatnonzero(mask) for a mask" if array.dtype.kind == "b" else ""
+        raise GraphError(
+            f"seeds have shape {array.shape} and dtype {array.dtype}; give node numbers, integers of shape (num,){hint}"
+        )
+    if array.size:
+        low, high = int(array.min()), int(array.max())
+        if low < 0 or high >= num_nodes:
+            bad = low if low < 0 else high
+            nodes = f"nodes 0 to {num_nodes - 1}" if num_nodes else "no nodes"
+            raise GraphError(f"seed {bad} does not exist: the graph has {nodes}")
+    # kernels are compiled for one kind of array
+    return np.require(array, np.int64, ["C", "W"])
+
+
+def _array(seeds: Any) -> np.ndarray:
+    if isinstance(seeds, torch.Tensor):
+        # not all dtypes of torch are known to NumPy; those are no integers
+        seeds = seeds.detach().cpu()
+        return seeds.double().numpy() if seeds.is_floating_point() else seeds.numpy()
+    try:
+        return np.asarray(seeds)
+    except ValueError as error:
+        raise GraphError(
+            f"seeds are no array: {error}; give node numbers, integers of shape (num,)"
+        ) from None
+
+
+def _checked_fanouts(fanouts: Any) -> tuple[int, ...]:
+    if isinstance(fanouts, np.ndarray | torch.Tensor):
+        fanouts = fanouts.tolist()
+    if isinstance(fanouts, str) or not isinstance(fanouts, Sequence) or not fanouts:
+        raise GraphError(
+            f"fanouts={fanouts!r}; give one number for each layer, that of the seeds first, such as [15, 10, 5]"
+        )
+    for fanout in fanouts:
+        if isinstance(fanout, bool) or not isinstance(fanout, Integral) or fanout < -1:
+            raise GraphError(
+                f"fanouts={list(fanouts)!r}: {fanout!r} is no fanout; give 0 or more neighbours, or -1 for all"
+            )
+    # nobody has more neighbours; and with replacement this is an error before memory runs out
+    return tuple(min(int(fanout), _MOST_NEIGHBORS) for fanout in fanouts)
+
+
+def _integer(value: Any, *, name: str) -> int:
+    # one type for all: seeds are derived from how numbers are written
+    try:
+        return index(value)
+    except TypeError:
+        raise GraphError(f"{name}={value!r}; give an integer") from None
+
+
+def _one_of(value: Any, allowed: Any, *, name: str) -> Any:
+    options = get_args(allowed)
+    if value not in options:
+        raise GraphError(f"{name}={value!r}; it must be one of {', '.join(map(repr, options))}")
+    return value

@@ -1,0 +1,123 @@
+"""Attention over the edges of a row: softmax, weighted sums, and their gradients. Heads lie side by side."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ._compile import kernel
+
+
+@kernel
+def edge_softmax(
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    source: np.ndarray,
+    destination: np.ndarray,
+    slope: float,
+    alpha: np.ndarray,
+    begin: int,
+    end: int,
+) -> None:
+    """``alpha[e, h]``: softmax over each row's edges of ``leaky_relu(source[j, h] + destination[i, h])``."""
+    for i in range(begin, end):
+        low, high = indptr[i], indptr[i + 1]
+        for h in range(alpha.shape[1]):
+            largest = -np.inf
+            for e in range(low, high):
+                score = source[indices[e], h] + destination[i, h]
+                if score < 0:
+                    score *= slope
+                alpha[e, h] = score
+                # a score that is no number is never the largest, and makes the row so in the sum
+                largest = max(largest, score)
+            total = 0.0
+            for e in range(low, high):
+                power = math.exp(alpha[e, h] - largest)
+                alpha[e, h] = power
+                total += power
+            for e in range(low, high):
+                alpha[e, h] /= total
+
+
+@kernel
+def edge_softmax_back(
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    source: np.ndarray,
+    destination: np.ndarray,
+    slope: float,
+    alpha: np.ndarray,
+    grad: np.ndarray,
+    grad_scores: np.ndarray,
+    grad_destination: np.ndarray,
+    begin: int,
+    end: int,
+) -> None:
+    """From the gradient of ``alpha`` that of the scores of all edges, and that of ``destination``."""
+    for i in range(begin, end):
+        low, high = indptr[i], indptr[i + 1]
+        for h in range(alpha.shape[1]):
+            inner = 0.0
+            for e in range(low, high):
+                inner += alpha[e, h] * grad[e, h]
+            total = 0.0
+            for e in range(low, high):
+                score = alpha[e, h] * (grad[e, h] - inner)
+                # PyTorch's choice at 0 is the slope as well
+                if source[indices[e], h] + destination[i, h] <= 0:
+                    score *= slope
+                grad_scores[e, h] = score
+                total += score
+            grad_destination[i, h] = total
+
+
+@kernel
+def weighted_sum(
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    edges: np.ndarray,
+    weights: np.ndarray,
+    x: np.ndarray,
+    out: np.ndarray,
+    begin: int,
+    end: int,
+) -> None:
+    """``out[i] = sum over its edges e of weights[edges[e], head] * x[indices[e]]``; without ``edges``, of ``weights[e, head]``."""
+    heads = weights.shape[1]
+    width = x.shape[1] // heads
+    for i in range(begin, end):
+        row = out[i]
+        row[:] = 0
+        for e in range(indptr[i], indptr[i + 1]):
+            sent = x[indices[e]]
+            edge = edges[e] if len(edges) > 0 else e
+            for h in range(heads):
+                weight = weights[edge, h]
+                for f in range(h * width, (h + 1) * width):
+                    row[f] += weight * sent[f]
+
+
+@kernel
+def edge_products(
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    rows: np.ndarray,
+    x: np.ndarray,
+    out: np.ndarray,
+    begin: int,
+    end: int,
+) -> None:
+    """``out[e, head]``: the inner product of the destination's part of ``rows`` and the source's part of ``x``."""
+    heads = out.shape[1]
+    width = x.shape[1] // heads
+    for i in range(begin, end):
+        row = rows[i]
+        for e in range(indptr[i], indptr[i + 1]):
+            sent = x[indices[e]]
+            for h in range(heads):
+                total = x.dtype.type(0)
+                for f in range(h * width, (h + 1) * width):
+                    total += row[f] * sent[f]
+                out[e, h] = total

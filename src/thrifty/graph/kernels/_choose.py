@@ -1,0 +1,131 @@
+"""First pass of a hop: which edges of each row are taken."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ._compile import inlined, kernel, prefetch
+from ._random import GOLDEN, below, mix, stream
+
+
+AHEAD = 16
+"""Rows between fetching and use; measured by ``bench_graph``, flat from 8 to 32."""
+_MASK_BITS = 64
+_SCANNED = 32
+"""Picks of a row up to which a scan is faster than a set; flat from 24 to 40."""
+_ONE, _LAST_BIT = np.uint64(1), np.uint64(63)
+
+
+@kernel
+def count_edges(indptr: np.ndarray, rows: np.ndarray, fanout: int, replace: bool) -> int:
+    """How many edges a hop takes; ``fanout`` -1 is all of them."""
+    total = 0
+    for i in range(len(rows)):
+        if i + AHEAD < len(rows):
+            prefetch(indptr, rows[i + AHEAD])
+        degree = indptr[rows[i] + 1] - indptr[rows[i]]
+        total += num_taken(degree, fanout, replace)
+    return total
+
+
+@kernel
+def choose(
+    indptr: np.ndarray,
+    rows: np.ndarray,
+    fanout: int,
+    replace: bool,
+    key: np.uint64,
+    starts: np.ndarray,
+    picks: np.ndarray,
+) -> int:
+    """Writes to ``picks`` which edges are taken, row by row, and to ``starts[1:]`` where rows end; how many they are.
+
+    ``starts[0]`` says where the first row begins. ``picks`` has room for all of them and begins with those of the first row.
+    """
+    origin = starts[0]
+    at = 0
+    for i in range(len(rows)):
+        if i + AHEAD < len(rows):
+            prefetch(indptr, rows[i + AHEAD])
+        low = indptr[rows[i]]
+        degree = indptr[rows[i] + 1] - low
+        num = num_taken(degree, fanout, replace)
+        state = stream(key, i)
+        if replace and fanout >= 0:
+            for n in range(num):
+                state += GOLDEN
+                picks[at + n] = low + below(mix(state), degree)
+        elif num == degree:
+            for n in range(num):
+                picks[at + n] = low + n
+        elif num <= _SCANNED or degree <= _MASK_BITS:
+            _floyd(picks, at, num, low, degree, state)
+        else:
+            _floyd_of_many(picks, at, num, low, degree, state)
+        at += num
+        starts[i + 1] = origin + at
+    return at
+
+
+@inlined
+def num_taken(degree: int, fanout: int, replace: bool) -> int:
+    """Edges that are taken of a row."""
+    if fanout < 0 or degree == 0:
+        return degree
+    if replace:
+        return fanout
+    return min(degree, fanout)
+
+
+@inlined
+def _floyd(
+    picks: np.ndarray, at: int, num: int, low: int, degree: int, state: np.uint64
+) -> None:
+    """``num`` different ones of ``degree``, each set with the same probability.
+
+    Robert Floyd in Bentley, "Programming Pearls: A Sample of Brilliance", CACM 1987. Whoever was picked has its bit set; up to degree
+    64 that is the answer, beyond it rules out nearly all scans.
+    """
+    seen = np.uint64(0)
+    for n in range(num):
+        last = degree - num + n
+        state += GOLDEN
+        pick = below(mix(state), last + 1)
+        bit = _ONE << (np.uint64(pick) & _LAST_BIT)
+        if seen & bit != 0:
+            taken = degree <= _MASK_BITS
+            if not taken:
+                for m in range(at, at + n):
+                    if picks[m] == low + pick:
+                        taken = True
+                        break
+            if taken:
+                pick = last
+                bit = _ONE << (np.uint64(pick) & _LAST_BIT)
+        seen |= bit
+        picks[at + n] = low + pick
+
+
+@kernel
+def _floyd_of_many(
+    picks: np.ndarray, at: int, num: int, low: int, degree: int, state: np.uint64
+) -> None:
+    """The same picks, with a hash set of those so far: time grows with ``num``, where that of scans grows with its square."""
+    size = 2
+    while size < 2 * num:
+        size *= 2
+    taken = np.full(size, -1, dtype=np.int64)
+    for n in range(num):
+        last = degree - num + n
+        state += GOLDEN
+        pick = below(mix(state), last + 1)
+        slot = pick & (size - 1)
+        while taken[slot] != -1 and taken[slot] != pick:
+            slot = (slot + 1) & (size - 1)
+        if taken[slot] == pick:
+            pick = last
+            slot = pick & (size - 1)
+            while taken[slot] != -1:
+                slot = (slot + 1) & (size - 1)
+        taken[slot] = pick
+        picks[at + n] = low + pick

@@ -1,0 +1,130 @@
+"""Compressed rows from edges: counting sorts, linear in edges and nodes, which keep the order of edges."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ._compile import inlined, kernel, prefetch
+
+
+AHEAD = 32
+"""Edges between fetching and use."""
+KEEP, REMOVE, ADD = 0, 1, 2
+"""What happens to edges from a node to itself."""
+
+
+@kernel
+def group(keys: np.ndarray, values: np.ndarray, starts: np.ndarray, out: np.ndarray) -> None:
+    """Writes ``values`` to ``out``, key after key, and to ``starts`` where each key begins.
+
+    ``starts`` are zeros, one more than there are keys. Those of one key stay in the order of their appearance.
+    """
+    _count(keys, starts)
+    num = len(keys)
+    for e in range(num):
+        if e + AHEAD < num:
+            prefetch(starts, keys[e + AHEAD])
+        at = starts[keys[e]]
+        out[at] = values[e]
+        starts[keys[e]] = at + 1
+    _step_back(starts)
+
+
+@kernel
+def reverse(
+    indptr: np.ndarray, indices: np.ndarray, starts: np.ndarray, out: np.ndarray
+) -> None:
+    """Rows of the reversed edges, each in ascending order; ``starts`` are zeros, one more than there are nodes."""
+    _count(indices, starts)
+    num = len(indices)
+    for row in range(len(indptr) - 1):
+        for e in range(indptr[row], indptr[row + 1]):
+            if e + AHEAD < num:
+                prefetch(starts, indices[e + AHEAD])
+            at = starts[indices[e]]
+            out[at] = row
+            starts[indices[e]] = at + 1
+    _step_back(starts)
+
+
+@kernel
+def unite_rows(
+    first: tuple[np.ndarray, np.ndarray],
+    second: tuple[np.ndarray, np.ndarray],
+    loops: int,
+    starts: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    """The union of two sets of ascending rows without duplicates.
+
+    Args:
+        first: ``(indptr, indices)``.
+        second: likewise.
+        loops: ``KEEP``, ``REMOVE`` or ``ADD``.
+        starts: gets where rows begin; entry 0 is 0.
+        out: gets the union; where it is empty, they are only counted.
+    """
+    at = 0
+    for row in range(len(starts) - 1):
+        at = _unite_row(first, second, row, loops, at, out)
+        starts[row + 1] = at
+
+
+@inlined
+def _unite_row(
+    first: tuple[np.ndarray, np.ndarray],
+    second: tuple[np.ndarray, np.ndarray],
+    row: int,
+    loops: int,
+    at: int,
+    out: np.ndarray,
+) -> int:
+    """Writes one row from ``at`` on; where it ends."""
+    i, i_end = first[0][row], first[0][row + 1]
+    j, j_end = second[0][row], second[0][row + 1]
+    loop_is_due = loops == ADD
+    last = -1
+    while i < i_end or j < j_end or loop_is_due:
+        from_first = i < i_end and (j >= j_end or first[1][i] <= second[1][j])
+        if from_first:
+            node = np.int64(first[1][i])
+        elif j < j_end:
+            node = np.int64(second[1][j])
+        else:
+            node = row
+        if loop_is_due and row <= node:
+            node = row
+            loop_is_due = False
+        elif from_first:
+            i += 1
+        else:
+            j += 1
+        if node != last and not (node == row and loops == REMOVE):
+            if len(out):
+                out[at] = node
+            at += 1
+        last = node
+    return at
+
+
+@inlined
+def _count(keys: np.ndarray, starts: np.ndarray) -> None:
+    """Where each key begins, from zeros."""
+    num = len(keys)
+    for e in range(num):
+        if e + AHEAD < num:
+            prefetch(starts, keys[e + AHEAD])
+        starts[keys[e]] += 1
+    total = 0
+    for key in range(len(starts)):
+        count = starts[key]
+        starts[key] = total
+        total += count
+
+
+@inlined
+def _step_back(starts: np.ndarray) -> None:
+    """Undoes that each start has moved to where the next key begins."""
+    for key in range(len(starts) - 1, 0, -1):
+        starts[key] = starts[key - 1]
+    starts[0] = 0

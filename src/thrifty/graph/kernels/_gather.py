@@ -1,0 +1,91 @@
+"""Rows of features for the nodes of a batch."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ._compile import inlined, kernel, prefetch
+
+
+LINE = 64
+"""Bytes that one fetch brings."""
+_LINES_AHEAD = 64
+"""Cache lines between fetching and use; measured, flat from 32 to 128."""
+_MOST_ROWS_AHEAD = 32
+_HALF = np.uint32(16)
+_SIGN, _MAGNITUDE = np.uint32(0x8000), np.uint32(0x7FFF)
+_SHIFT = np.uint32(13)
+"""Bits by which the fraction of a float32 is longer."""
+_BIAS = np.uint32((127 - 15) << 23)
+_FIRST_NORMAL, _INFINITE = np.uint32(1 << 23), np.uint32(31 << 23)
+"""Exponents 1 and 31 of float16, where float32 has its exponent."""
+_SMALLEST = np.float32(2.0**-14)
+_QUIET, _NOTHING = np.uint32(1 << 22), np.uint32(0)
+
+
+@kernel
+def gather_rows(features: np.ndarray, nodes: np.ndarray, out: np.ndarray) -> None:
+    """``out[i] = features[nodes[i]]``, bit by bit."""
+    width = features.shape[1]
+    ahead, step = rows_ahead(features), LINE // features.itemsize
+    for i in range(len(nodes)):
+        if i + ahead < len(nodes):
+            _fetch(features, nodes[i + ahead], step)
+        node = nodes[i]
+        for f in range(width):
+            out[i, f] = features[node, f]
+
+
+@kernel
+def gather_bfloat16(features: np.ndarray, nodes: np.ndarray, out: np.ndarray) -> None:
+    """The same from raw bfloat16 (uint16) to raw float32 (uint32): the upper half of it."""
+    width = features.shape[1]
+    ahead, step = rows_ahead(features), LINE // features.itemsize
+    for i in range(len(nodes)):
+        if i + ahead < len(nodes):
+            _fetch(features, nodes[i + ahead], step)
+        node = nodes[i]
+        for f in range(width):
+            out[i, f] = np.uint32(features[node, f]) << _HALF
+
+
+@kernel
+def gather_float16(features: np.ndarray, nodes: np.ndarray, out: np.ndarray) -> None:
+    """The same from raw float16 (uint16) to raw float32 (uint32), in vector instructions; NaN comes out quiet, as from the processor's own."""
+    width = features.shape[1]
+    ahead, step = rows_ahead(features), LINE // features.itemsize
+    for i in range(len(nodes)):
+        if i + ahead < len(nodes):
+            _fetch(features, nodes[i + ahead], step)
+        node = nodes[i]
+        for f in range(width):
+            half = np.uint32(features[node, f])
+            bits = np.uint32((half & _MAGNITUDE) << _SHIFT)
+            normal = np.uint32(bits + _BIAS)
+            # a number below the normal ones: its fraction added to that of 2**-14, and that taken away
+            lifted = np.uint32(normal + _FIRST_NORMAL).view(np.float32)
+            small = np.float32(lifted - _SMALLEST).view(np.uint32)
+            large = np.uint32(normal + _BIAS) | (_QUIET if bits > _INFINITE else _NOTHING)
+            value = small if bits < _FIRST_NORMAL else (large if bits >= _INFINITE else normal)
+            out[i, f] = value | np.uint32((half & _SIGN) << _HALF)
+
+
+@inlined
+def rows_ahead(features: np.ndarray) -> int:
+    """Rows between fetching and use: many narrow ones, few wide ones."""
+    lines = 1 + features.shape[1] * features.itemsize // LINE
+    return max(1, min(_MOST_ROWS_AHEAD, _LINES_AHEAD // lines))
+
+
+@inlined
+def _fetch(features: np.ndarray, node: int, step: int) -> None:
+    """Fetches all lines of a row; a line has ``step`` elements."""
+    # an index and no second array: numba counts references to each array that is handed on, at the price of a short row
+    at = np.int64(node) * features.shape[1]
+    end = at + features.shape[1]
+    # no range: it would divide by a step that is no constant, once a row
+    while at < end:
+        prefetch(features, at)
+        at += step
+    # rows seldom begin with a line, so that their end may lie in one more
+    prefetch(features, end - 1)

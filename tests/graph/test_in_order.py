@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+import weakref
+from itertools import chain
+from threading import Barrier, Event, Semaphore, Thread
+
+import pytest
+
+from thrifty.core import GraphError
+from thrifty.graph._in_order import InOrder
+
+
+SECONDS = 20
+"""No test waits as long, unless what it tests is broken."""
+
+
+def threads_of(iterator):
+    return iterator._line.threads
+
+
+def ended(threads):
+    for thread in threads:
+        thread.join(SECONDS)
+    return not any(thread.is_alive() for thread in threads)
+
+
+class Gate:
+    """Something to make that waits until it is let through."""
+
+    def __init__(self):
+        self.begun = Semaphore(0)
+        self.let = Semaphore(0)
+        self.numbers = []
+
+    def __call__(self, number):
+        self.numbers.append(number)
+        self.begun.release()
+        assert self.let.acquire(timeout=SECONDS)
+        return number
+
+    def wait(self, num):
+        for _ in range(num):
+            assert self.begun.acquire(timeout=SECONDS)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+@pytest.mark.parametrize("depth", [1, 2, 7])
+@pytest.mark.parametrize("num", [0, 1, 20])
+def test_everything_comes_once_and_in_order(num, num_threads, depth):
+    made = InOrder(lambda n: -n, num, num_threads=num_threads, depth=depth)
+    assert list(made) == [-n for n in range(num)]
+
+
+def test_order_stays_when_the_first_is_the_last_to_be_made():
+    others = Semaphore(0)
+
+    def make(number):
+        if number == 0:
+            for _ in range(3):
+                assert others.acquire(timeout=SECONDS)
+        else:
+            others.release()
+        return number
+
+    assert list(InOrder(make, 4, num_threads=2, depth=4)) == [0, 1, 2, 3]
+
+
+def test_threads_work_at_the_same_time():
+    together = Barrier(3, timeout=SECONDS)
+    made = InOrder(lambda n: together.wait() >= 0, 6, num_threads=3, depth=3)
+    assert list(made) == [True] * 6
+
+
+def test_no_more_than_depth_are_begun_and_not_taken():
+    gate = Gate()
+    made = InOrder(gate, 10, num_threads=2, depth=3)
+    gate.let.release(10)
+    gate.wait(3)
+    # nothing can begin the fourth: there is no number in the queue
+    assert made._line.wanted.empty()
+    assert sorted(gate.numbers) == [0, 1, 2]
+    assert next(made) == 0
+    gate.wait(1)
+    assert made._line.wanted.empty()
+    assert sorted(gate.numbers) == [0, 1, 2, 3]
+
+
+def test_no_more_threads_than_there_is_to_make():
+    made = InOrder(lambda n: n, 2, num_threads=8, depth=8)
+    assert len(threads_of(made)) == 2
+    assert list(made) == [0, 1]
+
+
+def fail_at_three(number):
+    if number == 3:
+        raise ZeroDivisionError("three")
+    return number
+
+
+@pytest.mark.parametrize("num_threads", [1, 4])
+def test_an_exception_comes_at_its_place(num_threads):
+    made = InOrder(fail_at_three, 9, num_threads=num_threads, depth=8)
+    assert [next(made) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ZeroDivisionError, match="three") as caught:
+        next(made)
+    assert "fail_at_three" in "".join(traceback.format_tb(caught.value.__traceback__))
+    assert list(made) == []
+    assert ended(threads_of(made))
+
+
+def test_an_exception_holds_nothing_once_it_is_handled():
+    made = InOrder(fail_at_three, 9, num_threads=2, depth=8)
+    gone = weakref.ref(made)
+    gc.disable()
+    try:
+        with pytest.raises(ZeroDivisionError):
+            list(made)
+        del made
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
+def test_exceptions_that_are_none_of_a_program_come_too(error):
+    def make(number):
+        raise error
+
+    with pytest.raises(error):
+        list(InOrder(make, 2, num_threads=1, depth=1))
+
+
+def test_threads_end_with_the_last_number():
+    made = InOrder(lambda n: n, 5, num_threads=3, depth=4)
+    threads = threads_of(made)
+    assert list(made) == list(range(5))
+    assert ended(threads)
+
+
+def test_threads_end_when_the_loop_is_left():
+    threads = []
+    for _ in (made := InOrder(lambda n: n, 1000, num_threads=3, depth=4)):
+        threads = threads_of(made)
+        break
+    del made
+    assert ended(threads)
+
+
+def test_threads_end_when_the_loop_fails():
+    kept = []
+
+    def train():
+        made = InOrder(lambda n: n, 1000, num_threads=3, depth=4)
+        kept.extend(threads_of(made))
+        for number in made:
+            if number == 2:
+                raise RuntimeError("in the loop")
+
+    with pytest.raises(RuntimeError, match="in the loop"):
+        train()
+    assert ended(kept)
+
+
+def test_threads_end_when_the_iterator_is_garbage():
+    cycle = [InOrder(lambda n: n, 1000, num_threads=3, depth=4)]
+    threads = threads_of(cycle[0])
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    assert ended(threads)
+
+
+def test_closing_ends_threads_and_iteration():
+    made = InOrder(lambda n: n, 1000, num_threads=3, depth=4)
+    next(made)
+    made.close()
+    made.close()
+    assert ended(threads_of(made))
+    assert list(made) == []
+
+
+def test_what_is_being_made_when_it_ends_is_the_last():
+    gate = Gate()
+    made = InOrder(gate, 1000, num_threads=2, depth=9)
+    threads = threads_of(made)
+    gate.wait(2)
+    made.close()
+    gate.let.release(1000)
+    assert ended(threads)
+    assert sorted(gate.numbers) == [0, 1]
+
+
+def test_two_at_once_know_nothing_of_each_other():
+    first, second = (InOrder(lambda n, k=k: k + n, 6, num_threads=2, depth=2) for k in (0, 100))
+    pairs = list(zip(first, second, strict=True))
+    assert pairs == [(n, 100 + n) for n in range(6)]
+
+
+def test_an_iterator_may_be_shared_by_threads():
+    made = InOrder(lambda n: n, 300, num_threads=2, depth=4)
+    seen = [[] for _ in range(3)]
+    threads = [Thread(target=lambda mine: mine.extend(made), args=(mine,)) for mine in seen]
+    for thread in threads:
+        thread.start()
+    assert ended(threads)
+    assert sorted(chain.from_iterable(seen)) == list(range(300))
+    assert all(mine == sorted(mine) for mine in seen)
+
+
+def test_nothing_of_a_finished_iteration_is_kept():
+    class Value:
+        pass
+
+    made = InOrder(lambda n: Value(), 3, num_threads=1, depth=3)
+    gone = [weakref.ref(value) for value in made]
+    assert ended(threads_of(made))
+    assert [value() for value in gone[:2]] == [None, None]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_is_told_that_it_has_no_threads():
+    made = InOrder(lambda n: n, 1000, num_threads=1, depth=2)
+    next(made)
+    child = os.fork()
+    if child == 0:
+        try:
+            next(made)
+        except GraphError as error:
+            os._exit(7 if "forked" in str(error) else 8)
+        os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert next(made) == 1
+
+
+def run_python(code):
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+LOOP = """
+from thrifty.graph._in_order import InOrder
+made = InOrder(lambda n: n, 10**9, num_threads=2, depth=4)
+for number in made:
+    if number == 3:
+        {leave}
+"""
+
+
+@pytest.mark.parametrize(("leave", "code"), [("break", 0), ("raise SystemExit(5)", 5)])
+def test_the_interpreter_ends_in_the_midst_of_an_iteration(leave, code):
+    ran = run_python(LOOP.format(leave=leave))
+    assert (ran.returncode, ran.stderr) == (code, "")
+
+
+@pytest.mark.skipif(
+    threading.current_thread() is not threading.main_thread() or os.name == "nt",
+    reason="signals go to the main thread",
+)
+def test_waiting_can_be_interrupted():
+    waiting, interrupted = Event(), Event()
+
+    def make(number):
+        assert waiting.wait(SECONDS)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupted.wait(SECONDS)
+
+    made = InOrder(make, 1, num_threads=1, depth=1)
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012 -- it may come as soon as it is let
+        waiting.set()
+        next(made)
+    interrupted.set()
+    made.close()
+    assert ended(threads_of(made))
