@@ -43,15 +43,17 @@ class CppSampler:
         self._bits = max(graph.num_nodes - 1, 1).bit_length()
         self._table = np.zeros(graph.num_nodes, dtype=np.uint32)
         self._stamp = 0
-        self.nodes = np.empty(most_nodes, dtype=np.int64)
+        self._nodes = np.empty(most_nodes, dtype=np.int64)
         self._picks = np.empty(rows, dtype=np.int64)
         self._found = np.empty(rows, dtype=np.int32)
         self._starts = np.empty(most_nodes + 1, dtype=np.int32)
-        self.edges = np.empty(edges, dtype=np.int32)
-        self._counts = np.empty(2, dtype=np.int64)
+        self._edges = np.empty(edges, dtype=np.int32)
+        self._counts = np.empty(3, dtype=np.int64)
 
-    def sample(self, seeds: np.ndarray, *, epoch: int = 0, batch: int = 0) -> tuple[int, int]:
-        """How many nodes and edges there are, in ``nodes`` and ``edges``."""
+    def sample(
+        self, seeds: np.ndarray, *, epoch: int = 0, batch: int = 0
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Nodes, where rows of edges begin and end, and edges: arrays that the caller may keep, as those of ours."""
         self._stamp += 1
         if self._stamp >> (32 - self._bits):
             self._table.fill(0)
@@ -60,18 +62,23 @@ class CppSampler:
             [derive_seed(0, "neighbors", epoch, batch, h) for h in range(len(self._fanouts))],
             dtype=np.uint64,
         )
-        self.nodes[: len(seeds)] = seeds
+        self._nodes[: len(seeds)] = seeds
         self._function(
             *map(_address, (self._indptr, self._indices, self._fanouts)),
             ctypes.c_int64(len(self._fanouts)),
             *map(_address, (keys, self._table)),
             ctypes.c_uint32(self._stamp),
             ctypes.c_uint32(self._bits),
-            _address(self.nodes),
+            _address(self._nodes),
             ctypes.c_int64(len(seeds)),
-            *map(_address, (self._picks, self._found, self._starts, self.edges, self._counts)),
+            *map(_address, (self._picks, self._found, self._starts, self._edges, self._counts)),
         )
-        return int(self._counts[0]), int(self._counts[1])
+        num_nodes, num_edges, num_rows = self._counts.tolist()
+        return (
+            self._nodes[:num_nodes].copy(),
+            self._starts[: num_rows + 1].copy(),
+            self._edges[:num_edges].copy(),
+        )
 
 
 def _address(array: np.ndarray) -> ctypes.c_void_p:

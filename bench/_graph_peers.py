@@ -79,7 +79,11 @@ class DGL:
             shuffle=True,
             num_workers=0,
         )
-        for inputs, outputs, blocks in loader:
+        with warnings.catch_warnings():
+            # that workers could be bound to cores: there are none
+            warnings.simplefilter("ignore")
+            iterator = iter(loader)
+        for inputs, outputs, blocks in iterator:
             yield blocks, self.x[inputs], self.y[outputs]
 
     def sage(self, sizes: Sequence[int], *, dropout: float) -> nn.Module:

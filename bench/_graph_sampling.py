@@ -63,7 +63,7 @@ def sampling(
     if compiler() is not None:
         twin = CppSampler(graph, fanouts, most_seeds=batch_size)
         contenders["C++ twin, frontier"] = contender(
-            "C++ twin, frontier", lambda part, i: twin.sample(part, batch=i)[1]
+            "C++ twin, frontier", lambda part, i: len(twin.sample(part, batch=i)[2])
         )
     if dgl() is not None:
         peer = DGL(graph, fanouts)

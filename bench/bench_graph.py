@@ -155,7 +155,7 @@ def _training(*, quick: bool, rounds: int) -> Section:
         if "DGL, full" in row and row["graph"] == "rmat":
             goal = 1.4 if row["hidden"] == 256 else 1.8
             for mode in ("full", "frontier"):
-                name = f"step, hidden {row['hidden']}, {mode}{', tuned' * row['allocator tuned']}: DGL / ours"
+                name = f"step, hidden {row['hidden']}, {mode}{', tuned' * (row['allocator'] == 'tuned')}: DGL / ours"
                 goals.append(at_least(name, row["DGL, full"] / row[f"ours, {mode}"], goal))
     return {"ms of a step": rows, "loss difference": worst}, goals
 

@@ -38,7 +38,7 @@ inline void floyd(int64_t* picks, int64_t num, int64_t low, int64_t degree, uint
 }
 }  // namespace
 
-// Samples hop after hop; nodes begin with num_seeds distinct seeds that are in the table already. counts gets nodes and edges.
+// Samples hop after hop; nodes begin with num_seeds distinct seeds that are in the table already. counts gets nodes, edges and rows.
 extern "C" void sample(const int64_t* indptr, const int32_t* indices, const int64_t* fanouts, int64_t num_hops,
                        const uint64_t* keys, uint32_t* table, uint32_t stamp, uint32_t bits, int64_t* nodes,
                        int64_t num_seeds, int64_t* picks, int32_t* found, int32_t* starts, int32_t* edges,
@@ -82,4 +82,5 @@ extern "C" void sample(const int64_t* indptr, const int32_t* indices, const int6
   }
   counts[0] = num_nodes;
   counts[1] = num_edges;
+  counts[2] = row;
 }

@@ -13,12 +13,16 @@ import torch
 from hypothesis import given, strategies as st
 
 from thrifty.core import GraphError
-from thrifty.graph import Graph
-from thrifty.graph._edge_index import from_edge_index
-from thrifty.graph._networkx import from_networkx
-from thrifty.graph._pyg_data import from_pyg
-from thrifty.graph._scipy import from_scipy
-from thrifty.graph._symmetry import check_symmetric, is_symmetric, symmetric
+from thrifty.graph import (
+    Graph,
+    check_symmetric,
+    from_edge_index,
+    from_networkx,
+    from_pyg,
+    from_scipy,
+    is_symmetric,
+    symmetric,
+)
 
 
 with warnings.catch_warnings(action="ignore"):  # torch warns of what PyG uses
@@ -127,6 +131,8 @@ def test_entries_stored_twice_are_added_and_zeros_no_edges():
     entries = ([1, 1, 1, -1, 0], ([0, 0, 1, 1, 2], [1, 1, 2, 2, 0]))
     graph = from_scipy(scipy.sparse.coo_array(entries, shape=(3, 3)))
     assert rows(graph) == [[], [0], []]
+    twice = scipy.sparse.csr_array(([1, 1, 1, -1], [1, 1, 0, 0], [0, 4, 4]), shape=(2, 2))
+    assert rows(from_scipy(twice)) == [[], [0]]
 
 
 def test_the_matrix_stays_as_it_is():
@@ -241,6 +247,10 @@ def test_transposed_adjacency_of_torch_sparse():
         (Data(adj_t=torch.eye(2)), "adj_t is a Tensor"),
         (Data(adj_t=torch.ones(2, 3).to_sparse()), r"adj_t has shape \(2, 3\)"),
         (Data(edge_index=torch.ones(3, 3), num_nodes=2), "edge_index has shape"),
+        (
+            Data(x=torch.ones(3, 1), edge_index=torch.tensor([[0], [1]]), num_nodes=5),
+            "a row for each of the 5 nodes",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")

@@ -11,10 +11,14 @@ import torch
 from hypothesis import given, strategies as st
 
 from thrifty.core import GraphError
-from thrifty.graph import Graph, NeighborSampler
-from thrifty.graph._edge_index import from_edge_index
-from thrifty.graph._feature_cache import FeatureCache
-from thrifty.graph._inclusion import inclusion_probabilities, top_nodes
+from thrifty.graph import (
+    FeatureCache,
+    Graph,
+    NeighborSampler,
+    from_edge_index,
+    inclusion_probabilities,
+    top_nodes,
+)
 from thrifty.graph.kernels import COMPILED
 
 

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from thrifty.core import GraphError, StoreWriteError
-from thrifty.graph import Graph, NeighborSampler, _saved
-from thrifty.graph._saved import load_graph, save_graph
+from thrifty.graph import Graph, NeighborSampler, _saved, load_graph, save_graph
 
 
 FILES = ("indptr.npy", "indices.npy", "x.npy", "y.npy", "header.json")

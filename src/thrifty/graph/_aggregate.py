@@ -111,11 +111,11 @@ def _aggregate(x: Tensor, block: Block, how: _How) -> Tensor:
     # forward-mode derivatives ride on tensors that need no gradient; inference tensors do not say when they change
     if x.requires_grad or x.is_inference() or unpack_dual(x).tangent is not None:
         return _Gather.apply(x, block, how)  # type: ignore[no-any-return, no-untyped-call]
-    return _remembered(x, block, how)
+    return _remembered(x, block, how) if block.shared else _gather(x, block, how)
 
 
 def _remembered(x: Tensor, block: Block, how: _How) -> Tensor:
-    """What does not need a gradient is the input: all layers and trials that ask for the same get one tensor.
+    """What does not need a gradient is the input: all trials that ask for the same get one tensor.
 
     Only the last ``x`` is remembered, and only as long as it lives: blocks may be kept, and must not collect memory.
     """

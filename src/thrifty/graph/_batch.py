@@ -72,6 +72,15 @@ class Batch:
             y=moved(self.y),
         )
 
+    def shared(self) -> Batch:
+        """The same for several trials: what layers make of the input features is kept for the next one that asks.
+
+        A result may differ from that of a batch that is not shared in the last bits, because layers choose another order.
+        """
+        first, *rest = self.blocks
+        first = Block(first.indptr, first.indices, num_src=first.num_src, shared=True)
+        return replace(self, blocks=(first, *rest))
+
     def to_pyg(self) -> Any:
         """The batch as ``torch_geometric.data.Data``, with what PyG's ``NeighborLoader`` puts there.
 

@@ -18,18 +18,22 @@ class Block:
         indptr: int32 or int64, shape ``(num_dst + 1,)``, not falling, ``indptr[0] == 0``.
         indices: int32, shape ``(num_edges,)``: numbers of source nodes in the batch.
         num_src: source nodes, at least ``num_dst``.
+        shared: whether several trials will ask for the same aggregate of its input, so that it is worth being made once.
 
     >>> block = Block(torch.tensor([0, 2]), torch.tensor([0, 1], dtype=torch.int32), num_src=2)
     >>> block
     Block(num_src=2, num_dst=1, num_edges=2)
     """
 
-    __slots__ = ("_made", "indices", "indptr", "num_src")
+    __slots__ = ("_made", "indices", "indptr", "num_src", "shared")
 
-    def __init__(self, indptr: torch.Tensor, indices: torch.Tensor, *, num_src: int) -> None:
+    def __init__(
+        self, indptr: torch.Tensor, indices: torch.Tensor, *, num_src: int, shared: bool = False
+    ) -> None:
         self.indptr = indptr
         self.indices = indices
         self.num_src = num_src
+        self.shared = shared
         self._made: dict[object, object] = {}
 
     @property
@@ -73,7 +77,7 @@ class Block:
             # "cuda" may be where it lies, whatever number that is
             return self
         indices = self.indices.to(device, non_blocking=non_blocking)
-        return Block(indptr, indices, num_src=self.num_src)
+        return Block(indptr, indices, num_src=self.num_src, shared=self.shared)
 
     def __repr__(self) -> str:
         return (

@@ -129,7 +129,7 @@ class _GraphSource:
             self._loaders[key] = self._data.loader(
                 seed=seed, batch_size=batch_size, device=self._device
             )
-        return self._loaders[key].epoch(epoch)
+        return map(Batch.shared, self._loaders[key].epoch(epoch))
 
     def valid_batches(self, *, batch_size: int) -> Iterator[tuple[Batch, int]]:
         if batch_size in self._kept:
@@ -138,7 +138,7 @@ class _GraphSource:
         seen: list[tuple[Batch, int]] | None = []
         num_bytes = 0
         loader = self._data.valid_loader(batch_size=batch_size, device=self._device)
-        for batch in loader.epoch(0):
+        for batch in map(Batch.shared, loader.epoch(0)):
             num_bytes += _num_bytes(batch)
             if num_bytes > self._data.keep_bytes:
                 seen = None

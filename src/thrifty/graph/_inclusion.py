@@ -95,7 +95,7 @@ def _undrawn(nodes: np.ndarray, batch_size: int, *, num_nodes: int) -> np.ndarra
     # of the n-th copy of a node, given that those before it were not drawn
     copy = np.arange(len(nodes)) - np.searchsorted(ordered, ordered)
     chance = np.minimum(1.0, batch_size / (len(nodes) - copy))
-    logs = np.bincount(ordered, weights=np.log1p(-chance), minlength=num_nodes)
+    logs: np.ndarray = np.bincount(ordered, weights=np.log1p(-chance), minlength=num_nodes)
     # integers if there are no seeds
     return logs.astype(np.float64)
 
@@ -104,7 +104,8 @@ def _taken(degrees: np.ndarray, fanout: int) -> np.ndarray:
     """The probability of each edge of a node to be taken."""
     if fanout < 0:
         return np.ones(len(degrees))
-    return np.minimum(1.0, fanout / np.maximum(degrees, 1))
+    taken: np.ndarray = np.minimum(1.0, fanout / np.maximum(degrees, 1))
+    return taken
 
 
 def _places_of_largest(values: np.ndarray, num: int) -> np.ndarray:

@@ -157,7 +157,12 @@ def on_device(batch: Batch, copy: Callable[[torch.Tensor], torch.Tensor]) -> Bat
         nodes=moved(batch.nodes),
         seed_rows=moved(batch.seed_rows),
         blocks=tuple(
-            Block(moved(block.indptr), moved(block.indices), num_src=block.num_src)
+            Block(
+                moved(block.indptr),
+                moved(block.indices),
+                num_src=block.num_src,
+                shared=block.shared,
+            )
             for block in batch.blocks
         ),
         x=None if batch.x is None else moved(batch.x),

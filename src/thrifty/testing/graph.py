@@ -98,7 +98,8 @@ def check_evaluation(make_layer: MakeLayer) -> None:
 
 def check_changed_input(make_layer: MakeLayer) -> None:
     """Nothing is remembered of an ``x`` that was changed in place."""
-    layer, block = _double(make_layer).eval(), _block()
+    layer, plain = _double(make_layer).eval(), _block()
+    block = Block(plain.indptr, plain.indices, num_src=plain.num_src, shared=True)
     x = _x(block)
     layer(x, block)
     x.mul_(2)

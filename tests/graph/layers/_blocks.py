@@ -42,6 +42,11 @@ def random_block(num_dst, num_src, *, most=5, seed=0):
     return block_of(rows, num_src)
 
 
+def shared(block):
+    """The same block for several trials."""
+    return Block(block.indptr, block.indices, num_src=block.num_src, shared=True)
+
+
 def adjacency(block, dtype=torch.float64):
     """How often each source sends to each destination; shape ``(num_dst, num_src)``."""
     dense = torch.zeros(block.num_dst, block.num_src, dtype=dtype)

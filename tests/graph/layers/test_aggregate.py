@@ -14,6 +14,7 @@ from tests.graph.layers._blocks import (
     features,
     means,
     random_block,
+    shared,
 )
 from thrifty.graph import _by_rows
 from thrifty.graph._aggregate import (
@@ -170,13 +171,18 @@ def test_a_fork_starts_threads_of_its_own():
 
 
 def test_what_needs_no_gradient_is_made_once():
-    block, x = random_block(4, 6), features(6, 2)
+    block, x = shared(random_block(4, 6)), features(6, 2)
     assert mean_and_own(x, block) is mean_and_own(x, block)
     assert mean_and_own(x, block) is not mean_and_own(x.clone(), block)
 
 
-def test_what_is_remembered_dies_with_the_features():
+def test_what_nobody_shares_is_not_remembered():
     block, x = random_block(4, 6), features(6, 2)
+    assert mean_and_own(x, block) is not mean_and_own(x, block)
+
+
+def test_what_is_remembered_dies_with_the_features():
+    block, x = shared(random_block(4, 6)), features(6, 2)
     mean_and_own(x, block)
     remembered = block.once("aggregated", dict)
     assert len(remembered) == 1
@@ -186,7 +192,7 @@ def test_what_is_remembered_dies_with_the_features():
 
 
 def test_the_death_of_older_features_forgets_nothing():
-    block = random_block(4, 6)
+    block = shared(random_block(4, 6))
     old, new = features(6, 2), features(6, 2, seed=1)
     mean_and_own(old, block)
     kept = mean_and_own(new, block)
@@ -196,7 +202,7 @@ def test_the_death_of_older_features_forgets_nothing():
 
 
 def test_inference_tensors_are_not_remembered():
-    block = random_block(4, 6)
+    block = shared(random_block(4, 6))
     with torch.inference_mode():
         x = features(6, 2)
         first = neighbor_sum(x, block)
@@ -205,7 +211,7 @@ def test_inference_tensors_are_not_remembered():
 
 
 def test_remembered_sums_and_means_are_not_mixed_up():
-    block, x = block_of([[0, 1]], 2), torch.tensor([[1.0], [3.0]])
+    block, x = shared(block_of([[0, 1]], 2)), torch.tensor([[1.0], [3.0]])
     assert neighbor_sum(x, block).item() == 4
     assert neighbor_mean(x, block).item() == 2
     assert mean_and_own(x, block).tolist() == [[2, 1]]

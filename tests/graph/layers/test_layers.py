@@ -5,7 +5,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.graph.layers._blocks import adjacency, block_of, features, means, random_block
+from tests.graph.layers._blocks import (
+    adjacency,
+    block_of,
+    features,
+    means,
+    random_block,
+    shared,
+)
 from thrifty.core import GraphError
 from thrifty.graph.layers import GAT, GIN, SAGE
 
@@ -30,8 +37,14 @@ def test_sage_is_that_of_dense_matrices(wide, narrow, requires_grad):
 
 def test_sage_narrows_first_only_where_that_costs_less():
     block = random_block(10, 16)
-    assert SAGE(64, 4)._narrows_first(block)
-    assert not SAGE(4, 64)._narrows_first(block)
+    assert SAGE(64, 4)._narrows_first(features(16, 64), block)
+    assert not SAGE(4, 64)._narrows_first(features(16, 4), block)
+
+
+def test_sage_leaves_a_shared_input_as_it_is_first():
+    block = shared(random_block(10, 16))
+    assert not SAGE(64, 4)._narrows_first(features(16, 64), block)
+    assert SAGE(64, 4)._narrows_first(features(16, 64, requires_grad=True), block)
 
 
 def test_sage_without_neighbors_is_a_linear_layer():

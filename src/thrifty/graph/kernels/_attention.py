@@ -1,4 +1,7 @@
-"""Attention over the edges of a row: softmax, weighted sums, and their gradients. Heads lie side by side."""
+"""Attention over the edges of a row: softmax, weighted sums, and their gradients. Heads lie side by side.
+
+Elements are read by two unsigned indices, as in ``_aggregate``.
+"""
 
 from __future__ import annotations
 
@@ -88,15 +91,15 @@ def weighted_sum(
     heads = weights.shape[1]
     width = x.shape[1] // heads
     for i in range(begin, end):
-        row = out[i]
-        row[:] = 0
-        for e in range(indptr[i], indptr[i + 1]):
-            sent = x[indices[e]]
-            edge = edges[e] if len(edges) > 0 else e
+        for f in range(x.shape[1]):
+            out[i, f] = 0
+        for e in range(np.int64(indptr[i]), np.int64(indptr[i + 1])):
+            source = np.uint64(indices[np.uint64(e)])
+            edge = np.uint64(edges[np.uint64(e)] if len(edges) > 0 else e)
             for h in range(heads):
                 weight = weights[edge, h]
                 for f in range(h * width, (h + 1) * width):
-                    row[f] += weight * sent[f]
+                    out[i, f] += weight * x[source, f]
 
 
 @kernel
@@ -113,11 +116,10 @@ def edge_products(
     heads = out.shape[1]
     width = x.shape[1] // heads
     for i in range(begin, end):
-        row = rows[i]
-        for e in range(indptr[i], indptr[i + 1]):
-            sent = x[indices[e]]
+        for e in range(np.int64(indptr[i]), np.int64(indptr[i + 1])):
+            source = np.uint64(indices[np.uint64(e)])
             for h in range(heads):
                 total = x.dtype.type(0)
                 for f in range(h * width, (h + 1) * width):
-                    total += row[f] * sent[f]
+                    total += rows[i, f] * x[source, f]
                 out[e, h] = total

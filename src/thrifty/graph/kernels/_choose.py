@@ -9,7 +9,7 @@ from ._random import GOLDEN, below, mix, stream
 
 
 AHEAD = 16
-"""Rows between fetching and use; measured by ``bench_graph``, flat from 8 to 32."""
+"""Rows between fetching and use; measured, flat from 8 to 32."""
 _MASK_BITS = 64
 _SCANNED = 32
 """Picks of a row up to which a scan is faster than a set; flat from 24 to 40."""
@@ -46,18 +46,18 @@ def choose(
     at = 0
     for i in range(len(rows)):
         if i + AHEAD < len(rows):
-            prefetch(indptr, rows[i + AHEAD])
-        low = indptr[rows[i]]
-        degree = indptr[rows[i] + 1] - low
+            prefetch(indptr, rows[np.uint64(i + AHEAD)])
+        low = indptr[np.uint64(rows[i])]
+        degree = indptr[np.uint64(rows[i] + 1)] - low
         num = num_taken(degree, fanout, replace)
         state = stream(key, i)
         if replace and fanout >= 0:
             for n in range(num):
                 state += GOLDEN
-                picks[at + n] = low + below(mix(state), degree)
+                picks[np.uint64(at + n)] = low + below(mix(state), degree)
         elif num == degree:
             for n in range(num):
-                picks[at + n] = low + n
+                picks[np.uint64(at + n)] = low + n
         elif num <= _SCANNED or degree <= _MASK_BITS:
             _floyd(picks, at, num, low, degree, state)
         else:
@@ -96,14 +96,14 @@ def _floyd(
             taken = degree <= _MASK_BITS
             if not taken:
                 for m in range(at, at + n):
-                    if picks[m] == low + pick:
+                    if picks[np.uint64(m)] == low + pick:
                         taken = True
                         break
             if taken:
                 pick = last
                 bit = _ONE << (np.uint64(pick) & _LAST_BIT)
         seen |= bit
-        picks[at + n] = low + pick
+        picks[np.uint64(at + n)] = low + pick
 
 
 @kernel
@@ -128,4 +128,4 @@ def _floyd_of_many(
             while taken[slot] != -1:
                 slot = (slot + 1) & (size - 1)
         taken[slot] = pick
-        picks[at + n] = low + pick
+        picks[np.uint64(at + n)] = low + pick

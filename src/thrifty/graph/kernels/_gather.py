@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ._compile import inlined, kernel, prefetch
+from ._compile import kernel
+from ._fetch import LINE, fetch_row, rows_ahead
 
 
-LINE = 64
-"""Bytes that one fetch brings."""
-_LINES_AHEAD = 64
-"""Cache lines between fetching and use; measured, flat from 32 to 128."""
-_MOST_ROWS_AHEAD = 32
 _HALF = np.uint32(16)
 _SIGN, _MAGNITUDE = np.uint32(0x8000), np.uint32(0x7FFF)
 _SHIFT = np.uint32(13)
@@ -30,8 +26,8 @@ def gather_rows(features: np.ndarray, nodes: np.ndarray, out: np.ndarray) -> Non
     ahead, step = rows_ahead(features), LINE // features.itemsize
     for i in range(len(nodes)):
         if i + ahead < len(nodes):
-            _fetch(features, nodes[i + ahead], step)
-        node = nodes[i]
+            fetch_row(features, nodes[i + ahead], step)
+        node = np.uint64(nodes[i])
         for f in range(width):
             out[i, f] = features[node, f]
 
@@ -43,8 +39,8 @@ def gather_bfloat16(features: np.ndarray, nodes: np.ndarray, out: np.ndarray) ->
     ahead, step = rows_ahead(features), LINE // features.itemsize
     for i in range(len(nodes)):
         if i + ahead < len(nodes):
-            _fetch(features, nodes[i + ahead], step)
-        node = nodes[i]
+            fetch_row(features, nodes[i + ahead], step)
+        node = np.uint64(nodes[i])
         for f in range(width):
             out[i, f] = np.uint32(features[node, f]) << _HALF
 
@@ -56,8 +52,8 @@ def gather_float16(features: np.ndarray, nodes: np.ndarray, out: np.ndarray) -> 
     ahead, step = rows_ahead(features), LINE // features.itemsize
     for i in range(len(nodes)):
         if i + ahead < len(nodes):
-            _fetch(features, nodes[i + ahead], step)
-        node = nodes[i]
+            fetch_row(features, nodes[i + ahead], step)
+        node = np.uint64(nodes[i])
         for f in range(width):
             half = np.uint32(features[node, f])
             bits = np.uint32((half & _MAGNITUDE) << _SHIFT)
@@ -68,24 +64,3 @@ def gather_float16(features: np.ndarray, nodes: np.ndarray, out: np.ndarray) -> 
             large = np.uint32(normal + _BIAS) | (_QUIET if bits > _INFINITE else _NOTHING)
             value = small if bits < _FIRST_NORMAL else (large if bits >= _INFINITE else normal)
             out[i, f] = value | np.uint32((half & _SIGN) << _HALF)
-
-
-@inlined
-def rows_ahead(features: np.ndarray) -> int:
-    """Rows between fetching and use: many narrow ones, few wide ones."""
-    lines = 1 + features.shape[1] * features.itemsize // LINE
-    return max(1, min(_MOST_ROWS_AHEAD, _LINES_AHEAD // lines))
-
-
-@inlined
-def _fetch(features: np.ndarray, node: int, step: int) -> None:
-    """Fetches all lines of a row; a line has ``step`` elements."""
-    # an index and no second array: numba counts references to each array that is handed on, at the price of a short row
-    at = np.int64(node) * features.shape[1]
-    end = at + features.shape[1]
-    # no range: it would divide by a step that is no constant, once a row
-    while at < end:
-        prefetch(features, at)
-        at += step
-    # rows seldom begin with a line, so that their end may lie in one more
-    prefetch(features, end - 1)

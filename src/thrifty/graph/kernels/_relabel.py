@@ -32,14 +32,14 @@ def relabel_dense(
     mask = np.uint32((1 << bits) - 1)
     for e in range(num):
         if e + AHEAD < num:
-            prefetch(table, found[e + AHEAD])
-        node = found[e]
+            prefetch(table, found[np.uint64(e + AHEAD)])
+        node = np.uint32(found[e])
         entry = table[node]
         if entry & ~mask == mark:
             out[e] = entry & mask
         else:
             table[node] = mark | np.uint32(num_nodes)
-            nodes[num_nodes] = node
+            nodes[np.uint64(num_nodes)] = node
             out[e] = num_nodes
             num_nodes += 1
     return num_nodes

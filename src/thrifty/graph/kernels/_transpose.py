@@ -26,7 +26,7 @@ def transpose(
     """
     num = len(starts) - 1
     for e in range(len(indices)):
-        starts[indices[e]] += 1
+        starts[np.uint64(indices[e])] += 1
     total = 0
     for j in range(num):
         count = starts[j]
@@ -35,11 +35,11 @@ def transpose(
     starts[num] = total
     for i in range(len(indptr) - 1):
         for e in range(indptr[i], indptr[i + 1]):
-            j = indices[e]
-            at = starts[j]
+            j = np.uint64(indices[np.uint64(e)])
+            at = np.uint64(starts[j])
             destinations[at] = i
             edges[at] = e
-            starts[j] = at + 1
+            starts[j] += 1
     # each start is now where the next one was
     for j in range(num, 0, -1):
         starts[j] = starts[j - 1]

@@ -23,9 +23,9 @@ class SAGE(nn.Module):
     """``weight @ [mean of the neighbours | the node itself] + bias``, in one matrix product.
 
     GraphSAGE (Hamilton et al., NeurIPS 2017, section 3.3, mean aggregator, weights for the node and its neighbours). Equal to PyG's ``SAGEConv``, whose ``state_dict``
-    (``lin_l``, ``lin_r``) can be loaded. Without neighbours the mean is zero. Hidden features become narrower before they are averaged where that costs less.
+    (``lin_l``, ``lin_r``) can be loaded. Without neighbours the mean is zero. Features become narrower before they are averaged where that costs less.
 
-    The mean of an ``x`` that needs no gradient is made once for all layers that are given the same tensor and block, until ``x`` changes or dies.
+    In a batch that several trials share (``Batch.shared``), the mean of the input is made once for all of them, until the features change or die.
 
     ``torch.compile`` leaves the mean out of its graph: a kernel is no PyTorch operation.
 
@@ -72,21 +72,25 @@ class SAGE(nn.Module):
             GraphError: ``x`` has another shape or dtype, or lies on another device.
         """
         check_input(x, block, in_features=self.in_features, weight=self.weight)
-        if not (x.requires_grad and self._narrows_first(block)):
+        if not self._narrows_first(x, block):
             return F.linear(mean_and_own(x, block), self.weight, self.bias)
         of_neighbors, of_own = self.weight.split(self.in_features, dim=1)
         own = F.linear(x[: block.num_dst], of_own, self.bias)
         return own + neighbor_mean(F.linear(x, of_neighbors), block)
 
-    def _narrows_first(self, block: Block) -> bool:
-        """Whether multiplying first costs less; a function of sizes alone, so that a model does the same each time."""
+    def _narrows_first(self, x: Tensor, block: Block) -> bool:
+        """Whether multiplying first costs less; a function of sizes and of what is differentiated, so that a model does the same each time."""
+        if block.shared and not x.requires_grad:
+            return False
+        # there, the gradient of the weights, and back to x; without gradients the order stays that of training
+        products = 2 + x.requires_grad
         matrix = self.in_features * self.out_features
-        # three products and two sums: there, the weights' gradient, and back
         wide = (
-            3 * 2 * block.num_dst * matrix + 2 * _SUM_COST * block.num_edges * self.in_features
+            products * 2 * block.num_dst * matrix
+            + (1 + x.requires_grad) * _SUM_COST * block.num_edges * self.in_features
         )
         narrow = (
-            3 * (block.num_src + block.num_dst) * matrix
+            products * (block.num_src + block.num_dst) * matrix
             + 2 * _SUM_COST * block.num_edges * self.out_features
         )
         return narrow < wide
