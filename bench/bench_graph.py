@@ -143,7 +143,7 @@ def _training(*, quick: bool, rounds: int) -> Section:
                 rows.append({
                     "graph": name,
                     "hidden": hidden,
-                    "allocator tuned": tuned,
+                    "allocator": "tuned" if tuned else "default",
                     **found,
                 })
     print()
