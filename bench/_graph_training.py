@@ -42,6 +42,7 @@ def step_times(
     fanouts: list[int],
     batch_size: int,
     hidden: int,
+    dropout: float,
     batches: int,
     rounds: int,
 ) -> dict[str, float]:
@@ -71,12 +72,12 @@ def step_times(
         loader = NeighborLoader(
             graph, fanouts, seeds=seeds, batch_size=batch_size, num_threads=1, mode=mode
         )
-        model = sage(sizes)
+        model = sage(sizes, dropout=dropout)
         contenders[f"ours, {mode}"] = contender(model, lambda m=model, lo=loader: _ours(m, lo))
     if dgl() is not None:
         peer = DGL(graph, fanouts)
         peer.threads(torch.get_num_threads())
-        theirs = peer.sage(sizes, dropout=DROPOUT)
+        theirs = peer.sage(sizes, dropout=dropout)
         contenders["DGL, full"] = contender(
             theirs,
             lambda: (
@@ -85,7 +86,7 @@ def step_times(
             ),
         )
     if pyg_samples() is None:
-        net = pyg_sage(sizes, dropout=DROPOUT)
+        net = pyg_sage(sizes, dropout=dropout)
         neighbors = pyg_loader(graph, fanouts, seeds, batch_size=batch_size)
         contenders["PyG, frontier"] = contender(net, lambda: _pyg(net, neighbors))
     return interleaved(contenders, rounds=rounds)

@@ -11,6 +11,7 @@ compared with like. Whole steps are measured in processes of their own: as memor
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -122,30 +123,32 @@ def _preparation(*, quick: bool, rounds: int) -> Section:
 
 def _training(*, quick: bool, rounds: int) -> Section:
     rows = []
-    for name in ("rmat", "amazon_cs", "coauthor_cs"):
-        for hidden in (256, 64):
-            for tuned in (False, True):
-                found = in_fresh_process(
-                    "bench._graph_training",
-                    json.dumps({
-                        "graph": name,
-                        "size": _big(quick=quick),
-                        "fanouts": FANOUTS,
-                        "batch_size": BATCH_SIZE,
-                        "hidden": hidden,
-                        "batches": 1 if quick else 8,
-                        "rounds": min(rounds, 3),
-                        "tuned": tuned,
-                        "threads": THREADS,
-                    }),
-                )
-                found.pop("peak_mb")
-                rows.append({
-                    "graph": name,
-                    "hidden": hidden,
-                    "allocator": "tuned" if tuned else "default",
-                    **found,
-                })
+    for name, hidden, tuned, dropout in [
+        *product(("rmat", "amazon_cs", "coauthor_cs"), (256, 64), (False, True), (0.5,)),
+        # without what PyTorch's own dropout costs the peer
+        *product(("rmat",), (256, 64), (False,), (0.0,)),
+    ]:
+        options = {
+            "graph": name,
+            "size": _big(quick=quick),
+            "fanouts": FANOUTS,
+            "batch_size": BATCH_SIZE,
+            "hidden": hidden,
+            "dropout": dropout,
+            "batches": 1 if quick else 8,
+            "rounds": min(rounds, 3),
+            "tuned": tuned,
+            "threads": THREADS,
+        }
+        found = in_fresh_process("bench._graph_training", json.dumps(options))
+        found.pop("peak_mb")
+        rows.append({
+            "graph": name,
+            "hidden": hidden,
+            "dropout": dropout,
+            "allocator": "tuned" if tuned else "default",
+            **found,
+        })
     print()
     table(rows)
     worst = loss_difference(real("coauthor_cs", num_components=128), steps=50, hidden=64)
@@ -155,7 +158,8 @@ def _training(*, quick: bool, rounds: int) -> Section:
         if "DGL, full" in row and row["graph"] == "rmat":
             goal = 1.4 if row["hidden"] == 256 else 1.8
             for mode in ("full", "frontier"):
-                name = f"step, hidden {row['hidden']}, {mode}{', tuned' * (row['allocator'] == 'tuned')}: DGL / ours"
+                what = f"hidden {row['hidden']}, dropout {row['dropout']}, {mode}, {row['allocator']} allocator"
+                name = f"step, {what}: DGL / ours"
                 goals.append(at_least(name, row["DGL, full"] / row[f"ours, {mode}"], goal))
     return {"ms of a step": rows, "loss difference": worst}, goals
 
