@@ -65,9 +65,11 @@ def _batch_times(
     }
 
 
-def inference(name: str, *, seeds: int, epochs: int, hidden: int) -> dict[str, Any]:
+def inference(
+    name: str, *, num_components: int, seeds: int, epochs: int, hidden: int
+) -> dict[str, Any]:
     """Test accuracy by sampled neighbourhoods and by the full one, in percent."""
-    graph = real(name, num_components=128 if name == "coauthor_cs" else 0)
+    graph = real(name, num_components=num_components)
     assert graph.y is not None
     found: dict[str, list[float]] = {"sampled": [], "full": []}
     for seed in range(seeds):
@@ -96,6 +98,7 @@ def inference(name: str, *, seeds: int, epochs: int, hidden: int) -> dict[str, A
     differences = [abs(a - b) for a, b in zip(found["sampled"], found["full"], strict=True)]
     return {
         "graph": name,
+        "features": graph.num_features,
         "sampled (20, 20, 20), %": mean(found["sampled"]),
         "full neighbourhood, %": mean(found["full"]),
         "sd over seeds": stdev(found["full"]) if seeds > 1 else 0.0,
