@@ -16,8 +16,7 @@ class FeatureCache:
     """Keeps the features of some nodes on a device; of a batch, only the others are sent there.
 
     After SALIENT++ (Kaler et al., MLSys 2023), on one machine. Choose the nodes by `top_nodes` of `inclusion_probabilities`. Besides the kept
-    rows it takes 4 bytes for each node of the graph, in main memory. It pays where a copy to the device is slow and seeds are few or close to each
-    other; for seeds from all over the graph the nodes of highest degree are as good a choice.
+    rows it takes 4 bytes for each node of the graph, in main memory. `hit_rate` says what it saves.
 
     Args:
         features: shape ``(num_nodes, num_features)``, in main memory; may be memory-mapped.

@@ -1,6 +1,6 @@
 """Sums of rows over neighbours, and the way back through the transposed rows.
 
-Elements are read by two indices, never from a slice: numba counts references to each slice, at the price of a short row. Indices that come
+Elements are read by two indices, never from a slice: numba counts references to each slice. Indices that come
 from memory are made unsigned: a negative one would count from the end, and each is looked at for that.
 """
 

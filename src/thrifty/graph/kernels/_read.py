@@ -1,6 +1,6 @@
 """Second pass of a hop: which neighbours the chosen edges lead to.
 
-Indices that come from memory are made unsigned: a negative one would count from the end, and to look at each for that takes a fifth of a pass.
+Indices that come from memory are made unsigned: a negative one would count from the end, and each is looked at for that.
 """
 
 from __future__ import annotations
