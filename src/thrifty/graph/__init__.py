@@ -3,6 +3,7 @@
 A plain PyTorch library: it knows nothing of search, plans or databases. Needs ``thrifty[graph]``.
 """
 
+from . import _pack_rules as _pack_rules
 from ._allocator import tune_allocator as tune_allocator
 from ._batch import Batch as Batch, Mode as Mode
 from ._block import Block as Block

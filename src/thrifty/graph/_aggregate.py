@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.forward_ad import unpack_dual
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from ._block import Block
 from ._by_rows import by_rows
@@ -46,6 +47,8 @@ def neighbor_mean(x: Tensor, block: Block) -> Tensor:
     >>> neighbor_mean(torch.tensor([[1.0], [2.0], [4.0]]), block)
     tensor([[3.]])
     """
+    if has_torch_function_unary(x):
+        return handle_torch_function(neighbor_mean, (x,), x, block)  # type: ignore[no-any-return]
     return _aggregate(x, block, _How(mean=True, own=False))
 
 
@@ -63,6 +66,8 @@ def neighbor_sum(x: Tensor, block: Block) -> Tensor:
     >>> neighbor_sum(torch.tensor([[1.0], [2.0], [4.0]]), block)
     tensor([[6.]])
     """
+    if has_torch_function_unary(x):
+        return handle_torch_function(neighbor_sum, (x,), x, block)  # type: ignore[no-any-return]
     return _aggregate(x, block, _How(mean=False, own=False))
 
 
@@ -80,7 +85,24 @@ def mean_and_own(x: Tensor, block: Block) -> Tensor:
     >>> mean_and_own(torch.tensor([[1.0], [2.0], [4.0]]), block)
     tensor([[3., 1.]])
     """
+    if has_torch_function_unary(x):
+        return handle_torch_function(mean_and_own, (x,), x, block)  # type: ignore[no-any-return]
     return _aggregate(x, block, _How(mean=True, own=True))
+
+
+def of_each(x: Tensor, block: Block, *, mean: bool, own: bool) -> Tensor:
+    """The sums or means of several trials at once, whether or not a gradient is wanted.
+
+    Args:
+        x: shape ``(trials, block.num_src, features)``.
+        block: who sends to whom.
+        mean: whether it is their mean.
+        own: whether the destinations' own rows stand to the right of it.
+
+    Returns:
+        Shape ``(trials, block.num_dst, features)``, twice as many features with ``own``.
+    """
+    return _Gather.apply(x, block, _How(mean=mean, own=own))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def uses_kernels(x: Tensor) -> bool:
@@ -178,9 +200,11 @@ def _gather(x: Tensor, block: Block, how: _How) -> Tensor:
     if not uses_kernels(x):
         return _gather_by_index(x, block, how)
     x = x.detach().contiguous()
-    out = x.new_empty(block.num_dst, x.shape[1] * (1 + how.own))
+    width = x.shape[-1]
+    out = x.new_empty(*x.shape[:-2], block.num_dst, width * (1 + how.own))
     rows = block.indptr.numpy(), block.indices.numpy()
-    by_rows(gather, *rows, x.numpy(), how.mean, out.numpy(), width=x.shape[1])
+    for source, target in zip(_each(x), _each(out), strict=True):
+        by_rows(gather, *rows, source.numpy(), how.mean, target.numpy(), width=width)
     return out
 
 
@@ -188,16 +212,24 @@ def _gather_back(grad: Tensor, block: Block, how: _How) -> Tensor:
     if not uses_kernels(grad):
         return _gather_back_by_index(grad, block, how)
     grad = grad.detach().contiguous()
-    width = grad.shape[1] // (1 + how.own)
-    out = grad.new_empty(block.num_src, width)
+    width = grad.shape[-1] // (1 + how.own)
+    out = grad.new_empty(*grad.shape[:-2], block.num_src, width)
     weights = _inverse_degrees(block, grad.dtype) if how.mean else grad.new_empty(0)
     starts, destinations, _ = transposed(block)
-    arrays = destinations, grad.numpy(), weights.numpy(), out.numpy()
-    by_rows(gather_back, starts, *arrays, width=width)
+    for source, target in zip(_each(grad), _each(out), strict=True):
+        arrays = destinations, source.numpy(), weights.numpy(), target.numpy()
+        by_rows(gather_back, starts, *arrays, width=width)
     return out
 
 
+def _each(x: Tensor) -> tuple[Tensor, ...]:
+    """The matrix of each trial."""
+    return x.unbind(0) if x.dim() == 3 else (x,)
+
+
 def _gather_by_index(x: Tensor, block: Block, how: _How) -> Tensor:
+    if x.dim() == 3:
+        return torch.stack([_gather_by_index(each, block, how) for each in x])
     # half precision would lose the small rows of a long sum
     dtype = torch.promote_types(x.dtype, torch.float32)
     out = x.new_zeros(block.num_dst, x.shape[1], dtype=dtype)
@@ -209,6 +241,8 @@ def _gather_by_index(x: Tensor, block: Block, how: _How) -> Tensor:
 
 
 def _gather_back_by_index(grad: Tensor, block: Block, how: _How) -> Tensor:
+    if grad.dim() == 3:
+        return torch.stack([_gather_back_by_index(each, block, how) for each in grad])
     dtype = torch.promote_types(grad.dtype, torch.float32)
     width = grad.shape[1] // (1 + how.own)
     sent = grad[:, :width].to(dtype)

@@ -72,6 +72,15 @@ class Batch:
             y=moved(self.y),
         )
 
+    def double(self) -> Batch:
+        """The same with features, and labels that are real numbers, in double precision."""
+
+        def doubled(tensor: torch.Tensor | None) -> torch.Tensor | None:
+            real = tensor is not None and tensor.is_floating_point()
+            return tensor.double() if real else tensor  # type: ignore[union-attr]
+
+        return replace(self, x=doubled(self.x), y=doubled(self.y))
+
     def shared(self) -> Batch:
         """The same for several trials: what layers make of the input features is kept for the next one that asks.
 

@@ -37,6 +37,9 @@ class GNN(nn.Module):
     torch.Size([4, 16])
     """
 
+    trial_rate = "dropout"
+    """The attribute that packed trials may each have another value of."""
+
     def __init__(
         self,
         layers: Iterable[nn.Module],
@@ -111,6 +114,6 @@ class GNN(nn.Module):
             x = self.norms[number](x)
         if self.activation is not torch.relu:
             return F.dropout(self.activation(x), self.dropout, training=self.training)
-        if self.training and self.dropout:
+        if self.training:
             return relu_dropout(x, self.dropout, inplace=inplace)
         return x.relu_() if inplace else x.relu()

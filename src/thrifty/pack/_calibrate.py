@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from .fused._options import BlockOptions
 
 
 SIZES = {"cpu": (1, 4, 16, 32), "cuda": (1, 4, 16, 64, 256)}
+WHOLE_SIZES = (4, 16)
+"""Steps on whole batches are long, and where they gain they gain with size."""
 MEASURE_S = 0.012
 """How long each size is measured, if steps are short; three steps at least."""
 MAX_STEP_S = 2.0
@@ -37,15 +40,18 @@ def calibrate(
     device: torch.device,
     structures: Structures,
     channels_last: bool,
+    whole: bool = False,
     max_size: int = 256,
 ) -> list[PackCurve]:
     """Curves of the solo back-end and of the fused one, in each order of images in memory that applies.
 
-    Trials are copies of ``member``, fresh and thrown away again. A size that runs out of memory ends its curve.
+    Trials are copies of ``member``, fresh and thrown away again. On whole batches (``whole``) trials that are trained one by one share what
+    is made of a batch, too, so their steps are measured on a batch that is there already. A size that runs out of memory ends its curve.
     """
-    solo_s = _seconds(_solo_steps(task, member, device), device)
+    solo_s = _seconds(_solo_steps(task, member, device, whole=whole), device)
     curves = [PackCurve(backend="solo", step_s={1: solo_s})]
-    sizes = [k for k in SIZES.get(device.type, SIZES["cpu"]) if k <= max_size]
+    some = WHOLE_SIZES if whole else SIZES.get(device.type, SIZES["cpu"])
+    sizes = [k for k in some if k <= max_size]
     first: dict[int, float] = {}  # what packs of each size take in the first order
     for last in (False, True) if channels_last else (False,):
         step_s: dict[int, float] = {}
@@ -124,12 +130,16 @@ def _measure_fused(
     return seconds, float(backend.memory_bytes())
 
 
-def _solo_steps(task: Task, member: Member, device: torch.device) -> Iterator[None]:
+def _solo_steps(
+    task: Task, member: Member, device: torch.device, *, whole: bool
+) -> Iterator[None]:
     trial = TaskTrial(task, device)
     trial.begin(replace(member, state=None, epoch=0))
     epoch = 0
     while True:
-        trial.start(EpochPlan(epoch=epoch, values=member.values))
+        plan = EpochPlan(epoch=epoch, values=member.values)
+        batches = repeat(next(trial.batches(plan))) if whole else None
+        trial.start(plan, batches=batches)
         while trial.step():
             yield
         epoch += 1

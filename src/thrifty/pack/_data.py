@@ -67,6 +67,15 @@ class DatasetPair:
         self.loader = loader
 
 
+@runtime_checkable
+class WholeBatch(Protocol):
+    """A batch that is no bundle of rows: trials are trained on it together only if all of them see the same object."""
+
+    def double(self) -> WholeBatch:
+        """The same in double precision, which the dry run of a pack is made in."""
+        ...
+
+
 def open_source(data: Any, *, device: torch.device) -> Source:
     """What ``Task.data`` returned, on its device.
 

@@ -193,6 +193,7 @@ class Judge:
                 device=self._device,
                 structures=fused.structures,
                 channels_last=structure.has_images,
+                whole=structure.whole,
             )
         calibration = Calibration(
             key=name,

@@ -23,7 +23,12 @@ from ._programs import Bound, Programs
 from ._row_state import RowState
 from ._structure import Structure
 from ._tape import Arena
+from ._whole import evaluate_whole, whole_step
 from .optimizers import RowOptimizer
+
+
+WHOLE_CAPACITY = 64
+"""Trials that share whole batches stand in one block, however many of them are best computed at once: batches are made once for it."""
 
 
 class Block:
@@ -42,7 +47,7 @@ class Block:
         arena: Arena,
     ) -> None:
         self.structure = structure
-        self.capacity = options.size
+        self.capacity = max(options.size, WHOLE_CAPACITY) if structure.whole else options.size
         self.trials: list[FusedTrial] = []
         self._options = options
         self._state = RowState(structure, optimizer, capacity=self.capacity, device=device)
@@ -111,6 +116,15 @@ class Block:
     @torch.no_grad()
     def one_step(self) -> None:
         """One step of all trials."""
+        if self.structure.whole:
+            losses = whole_step(
+                self.structure, self._state, self.trials, at_once=self._options.size
+            )
+            self._updater()()
+            self._losses.note(losses)
+            for trial in self.trials:
+                trial.advance()
+            return
         shared = self._shares()
         reading = self.trials[:1] if shared else self.trials
         for trial in reading:
@@ -221,12 +235,22 @@ class Block:
             and all(t.source is source for t in self.trials)
             and 2 * len(trials) > len(self.trials)
         ):
-            found = evaluate_packed(
-                self._programs,
-                source,
-                size=len(self.trials),
-                batch_size=self.structure.task.eval_batch_size,
-            )
+            size = len(self.trials)
+            if self.structure.whole:
+                found = evaluate_whole(
+                    self.structure,
+                    self._state,
+                    source,
+                    size=size,
+                    at_once=self._options.size,
+                )
+            else:
+                found = evaluate_packed(
+                    self._programs,
+                    source,
+                    size=size,
+                    batch_size=self.structure.task.eval_batch_size,
+                )
             if found is not None:
                 return {trial: found[self.trials.index(trial)] for trial in trials}
         return {trial: guarded(partial(trial.evaluate, trial.plan.epoch)) for trial in trials}

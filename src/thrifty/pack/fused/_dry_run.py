@@ -17,13 +17,15 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from thrifty.pack._data import WholeBatch
 from thrifty.pack._task import Task
 
-from ._alone import train_alone
+from ._alone import evaluate_alone, train_alone
 from ._experiment import Experiment
+from ._randomness import Randomness
 from ._registry import UnfusableError
 from ._signature import signature
-from ._step import Step
+from ._step import Step, check_same, close
 from ._structure import Recorded, Structure
 
 
@@ -41,6 +43,8 @@ def dry_run(task: Task, model: torch.nn.Module, batch: Any) -> Structure:
         UnfusableError: it cannot be fused; the message says why.
     """
     leaves, spec = pytree.tree_flatten(batch)
+    if isinstance(batch, WholeBatch) and not isinstance(batch, torch.Tensor):
+        return _tested_whole(task, model, batch)
     if not all(isinstance(leaf, torch.Tensor) and leaf.dim() for leaf in leaves):
         raise UnfusableError("its batches hold something that is not a tensor of rows")
     if len({len(leaf) for leaf in leaves}) > 1:
@@ -51,11 +55,88 @@ def dry_run(task: Task, model: torch.nn.Module, batch: Any) -> Structure:
     return _tested(task, model, leaves, spec, double=False)
 
 
+def _tested_whole(task: Task, model: torch.nn.Module, batch: WholeBatch) -> Structure:
+    """Two models with different weights on the same batch, in double precision, as they are and packed."""
+    models = [_copy(model, double=True) for _ in range(2)]
+    _perturb(models[1])
+    batch = batch.double()
+    alone = _all_alone(task, models, [batch] * 2, double=False)
+    trained = [name for name, g in alone[0].gradients.items() if g is not None]
+
+    def structure(*, double: bool) -> Structure:
+        out = Structure(task, _copy(model, double=double), batch_spec=None, trained=trained)
+        out.whole, out.padding = True, False
+        return out
+
+    tested = structure(double=True)
+    for packed, one in zip(_trained_whole(tested, models, batch), alone, strict=True):
+        check_same(packed, one, tolerance=TOLERANCE)
+    out = structure(double=False)
+    out.fused_metrics = _evaluates_whole(tested, models, batch)
+    return out
+
+
+def _trained_whole(
+    structure: Structure, models: Sequence[torch.nn.Module], batch: WholeBatch
+) -> list[Step]:
+    state = _stacked(structure, models)
+    generators = [
+        torch.Generator(device=state[0].device).manual_seed(k) for k in range(len(models))
+    ]
+    before = torch.get_rng_state()
+    losses, *gradients = structure.run(batch, state=state, randomness=Randomness(generators))
+    if not torch.equal(before, torch.get_rng_state()):
+        raise UnfusableError("it draws random numbers that are not each trial's own")
+    assert losses is not None
+    after = dict(zip(structure.state_names, state, strict=True))
+    return [
+        Step(
+            loss=losses[k],
+            gradients={
+                name: None if g is None else g[k]
+                for name, g in zip(structure.trained, gradients, strict=True)
+            },
+            buffers={name: after[name][k] for name in structure.buffers},
+        )
+        for k in range(len(models))
+    ]
+
+
+def _evaluates_whole(
+    structure: Structure, models: Sequence[torch.nn.Module], batch: WholeBatch
+) -> bool:
+    """Whether each model's metrics are the same packed and alone."""
+    before = torch.get_rng_state()
+    try:
+        found = structure.metrics(batch, state=_stacked(structure, models), size=len(models))
+    except UnfusableError:
+        return False
+    wanted = [evaluate_alone(structure.task, model, batch) for model in models]
+    return torch.equal(before, torch.get_rng_state()) and all(
+        found.keys() == each.keys()
+        and all(
+            close(found[name][k].double(), torch.as_tensor(value).double(), TOLERANCE)
+            for name, value in each.items()
+        )
+        for k, each in enumerate(wanted)
+    )
+
+
+def _stacked(structure: Structure, models: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
+    """A copy of the state of models, one beside the other."""
+    own = [{**dict(m.named_parameters()), **dict(m.named_buffers())} for m in models]
+    return [
+        torch.stack([each[name].detach() for each in own]) for name in structure.state_names
+    ]
+
+
 def fits_inside(structure: Structure, model: torch.nn.Module, batch: Any) -> bool:
     """Whether a narrower model, its tensors padded with zeros to those of a structure, gets its own loss and gradients.
 
     Gradients beyond its own tensors are zeroed in training, so what holds for one step holds for all.
     """
+    if structure.whole:
+        return False
     rows = _some_rows(pytree.tree_leaves(batch), double=True)
     try:
         wide = Structure(

@@ -39,9 +39,22 @@ class Draw:
 class Randomness:
     """Keeps the random inputs of a step, so that they can be drawn anew for each step."""
 
-    def __init__(self, generators: Sequence[torch.Generator]) -> None:
+    def __init__(
+        self,
+        generators: Sequence[torch.Generator],
+        *,
+        rates: Sequence[Mapping[str, float]] | None = None,
+    ) -> None:
         self.generators = generators
         self.draws: list[Draw] = []
+        self._rates = [{}] * len(generators) if rates is None else rates
+
+    def rates_of(self, p: float) -> list[float]:
+        """Each trial's own value of a rate."""
+        path = getattr(p, "path", None)
+        return [
+            float(p) if path is None else rates.get(path, float(p)) for rates in self._rates
+        ]
 
     def dropout(
         self, shape: Sequence[int], p: float, *, dtype: torch.dtype, device: torch.device
@@ -51,7 +64,7 @@ class Randomness:
         with _disable_current_modes():  # no part of what is recorded
             noise = torch.empty((size, *shape), dtype=dtype, device=device)
             draw = Draw(noise=noise, path=getattr(p, "path", None), p=float(p))
-            fill(draw, generators=self.generators, rates=[{}] * size)
+            fill(draw, generators=self.generators, rates=self._rates)
         self.draws.append(draw)
         return noise
 

@@ -57,6 +57,29 @@ class RowState:
         """The frozen parameters and buffers of the first rows, each ``[num, *shape]``."""
         return [other[:num] for other in self._others]
 
+    def of_rows(self, rows: Sequence[int]) -> list[torch.Tensor]:
+        """All tensors of some rows, each ``[number of rows, *shape]``: views of them if they lie side by side, else copies."""
+        where = _where(rows)
+        flat = self._rows.parameters[where]
+        return [*self._structure.layout.views(flat), *[other[where] for other in self._others]]
+
+    def take_gradients(
+        self, rows: Sequence[int], gradients: Sequence[torch.Tensor | None]
+    ) -> None:
+        """Writes gradients, each ``[number of rows, *shape]``, where the optimiser reads them; none is zero."""
+        where = _where(rows)
+        for segment, gradient in zip(self._structure.layout.segments, gradients, strict=True):
+            self._rows.gradients[where, segment.start : segment.stop] = (
+                0.0 if gradient is None else gradient.reshape(len(rows), -1)
+            )
+
+    def take_untrained(self, rows: Sequence[int], untrained: Sequence[torch.Tensor]) -> None:
+        """Writes back what a step has changed in copies."""
+        where = _where(rows)
+        if isinstance(where, list):
+            for other, changed in zip(self._others, untrained, strict=True):
+                other[where] = changed
+
     def tensors(self) -> list[torch.Tensor]:
         """All that is held."""
         rows = self._rows
@@ -180,6 +203,12 @@ class RowState:
                     view.copy_(held)
         first = next(iter(state.values()))
         self._rows.steps[row] = int(first["step"]) if "step" in first else 1
+
+
+def _where(rows: Sequence[int]) -> slice | list[int]:
+    first = rows[0]
+    together = list(rows) == list(range(first, first + len(rows)))
+    return slice(first, first + len(rows)) if together else list(rows)
 
 
 def _numbers(trial: FusedTrial) -> dict[str, int]:

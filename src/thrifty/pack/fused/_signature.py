@@ -44,8 +44,7 @@ def signature(model: torch.nn.Module, *, attributes: Mapping[str, Any]) -> Hasha
                     raise UnfusableError(f"{path or 'the model'} has hooks")
                 continue
             settings[name] = value
-        if isinstance(module, _DROPOUTS):
-            settings.pop("p", None)
+        settings.pop(_rate_of(module), None)
         kind = type(module)
         tensors = tuple(
             (name, tuple(t.shape), str(t.dtype), t.requires_grad)
@@ -98,15 +97,24 @@ def kin(model: torch.nn.Module) -> Hashable:
 def dropout_rates(model: torch.nn.Module) -> dict[str, float]:
     """The rates of all dropout layers, by path."""
     return {
-        path: float(module.p)
-        for path, module in model.named_modules()
-        if isinstance(module, _DROPOUTS)
+        path: float(getattr(module, name)) for path, (module, name) in dropouts(model).items()
     }
 
 
-def dropout_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """All dropout layers, by path."""
-    return {p: m for p, m in model.named_modules() if isinstance(m, _DROPOUTS)}
+def dropouts(model: torch.nn.Module) -> dict[str, tuple[torch.nn.Module, str]]:
+    """All modules with a dropout rate and the attribute that it is, by path."""
+    found = ((path, module, _rate_of(module)) for path, module in model.named_modules())
+    return {path: (module, name) for path, module, name in found if name is not None}
+
+
+def _rate_of(module: torch.nn.Module) -> str | None:
+    """The attribute that may differ from trial to trial.
+
+    A subclass may do anything with it, and has to say itself that it does not.
+    """
+    if isinstance(module, _DROPOUTS):
+        return "p"
+    return vars(type(module)).get("trial_rate")
 
 
 def _value(value: Any, depth: int) -> Hashable:

@@ -18,7 +18,7 @@ from ._packed import Group, Packed
 from ._randomness import Draw, Randomness, TrialValue
 from ._record import Program, record
 from ._registry import UnfusableError
-from ._signature import dropout_layers
+from ._signature import dropouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +81,11 @@ class Structure:
         self.frozen = tuple(name for name in parameters if name not in trained)
         self.buffers = tuple(name for name, _ in model.named_buffers())
         self._places = _places(model)
-        for path, layer in dropout_layers(model).items():
-            layer.p = TrialValue(layer.p, path)
+        for path, (layer, name) in dropouts(model).items():
+            setattr(layer, name, TrialValue(getattr(layer, name), path))
         self._recorded: dict[Variant, Recorded] = {}
+        self.whole = False
+        """Whether batches are objects that all trials of a group see at once, of another shape at each step."""
         self.sharing = True
         """Whether one batch for all trials may be given as one."""
         self.padding = True
@@ -173,17 +175,13 @@ class Structure:
         names: list[str] = []
 
         def train() -> list[torch.Tensor | None]:
-            losses = _scalar(group, self.task.loss(self.model, whole), "the loss")
             names.append("loss")
-            gradients = torch.autograd.grad(losses.sum(), trained, allow_unused=True)
-            return [losses.detach(), *gradients]
+            return self._train(group, whole, trained)
 
         def evaluate() -> list[torch.Tensor | None]:
-            metrics = self.task.metrics(self.model, whole)
+            metrics = self._evaluate(group, whole)
             names.extend(metrics)
-            return [
-                _scalar(group, value, f"metric {name!r}") for name, value in metrics.items()
-            ]
+            return list(metrics.values())
 
         inputs = in_order(batch, rows, state)
         with self._holding(group, state), torch.set_grad_enabled(variant.training):
@@ -195,6 +193,45 @@ class Structure:
                 draws=lambda: [draw.noise for draw in draws],
             )
         return Recorded(program=program, draws=tuple(draws), names=tuple(names))
+
+    def run(
+        self, batch: Any, *, state: Sequence[torch.Tensor], randomness: Randomness
+    ) -> list[torch.Tensor | None]:
+        """Losses, ``[K]``, and gradients by the order of ``trained`` on a batch as the user's code takes it, without a recording.
+
+        ``state`` as for ``record``.
+
+        Raises:
+            UnfusableError: the model does something that cannot be done for all trials at once.
+        """
+        group = Group(len(randomness.generators), randomness=randomness)
+        num_trained = len(self.layout.segments)
+        trained = [t.detach().requires_grad_() for t in state[:num_trained]]
+        with self._holding(group, [*trained, *state[num_trained:]]), torch.enable_grad():
+            self.model.train()
+            return self._train(group, batch, trained)
+
+    def metrics(
+        self, batch: Any, *, state: Sequence[torch.Tensor], size: int
+    ) -> dict[str, torch.Tensor]:
+        """Metrics, each ``[K]``, on a batch as the user's code takes it. Raises as ``run`` does."""
+        group = Group(size, randomness=Randomness([]))
+        with self._holding(group, state), torch.no_grad():
+            self.model.eval()
+            return self._evaluate(group, batch)
+
+    def _train(
+        self, group: Group, batch: Any, trained: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor | None]:
+        losses = _scalar(group, self.task.loss(self.model, batch), "the loss")
+        gradients = torch.autograd.grad(losses.sum(), trained, allow_unused=True)
+        return [losses.detach(), *gradients]
+
+    def _evaluate(self, group: Group, batch: Any) -> dict[str, torch.Tensor]:
+        metrics = self.task.metrics(self.model, batch)
+        return {
+            name: _scalar(group, value, f"metric {name!r}") for name, value in metrics.items()
+        }
 
     @contextmanager
     def _holding(self, group: Group, state: Sequence[torch.Tensor]) -> Iterator[None]:

@@ -11,6 +11,10 @@ from thrifty.pack.fused._packed import Group, Packed
 from thrifty.pack.fused._registry import register_rule
 
 
+CACHE_BYTES = 2**23
+"""An input of all trials that is larger is not read again for each of them."""
+
+
 @register_rule(F.linear)
 def linear(group: Group, input: Any, weight: Any, bias: Any = None) -> Packed:
     """``x @ weight.T + bias`` for each trial."""
@@ -26,7 +30,10 @@ def linear(group: Group, input: Any, weight: Any, bias: Any = None) -> Packed:
         rows = x.reshape(group.size, -1, x.shape[-1])
         shape = x.shape[1:-1]
     out = _Linear.apply(rows, w, b)
-    return group.pack(out.reshape(group.size, *shape, w.shape[1]))
+    if out.dim() != len(shape) + 2:
+        out = out.reshape(group.size, *shape, w.shape[1])
+    # else as it is: writing into a view costs a copy of its gradient
+    return group.pack(out)
 
 
 class _Linear(torch.autograd.Function):
@@ -39,6 +46,8 @@ class _Linear(torch.autograd.Function):
         """``x``: [K, N, I], or [N, I] for all; ``w``: [K, O, I]; returns [K, N, O]."""
         ctx.save_for_backward(x, w)
         ctx.has_bias = b is not None
+        if _beyond_cache(x):
+            return _read_once(x, w, b)
         shared = x if x.dim() == 3 else _for_all(x, w.shape[0])
         if b is None:
             return torch.bmm(shared, w.transpose(1, 2))
@@ -53,11 +62,27 @@ class _Linear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             grad_x = torch.bmm(grad, w)
             grad_x = grad_x if x.dim() == 3 else grad_x.sum(0)
-        shared = x if x.dim() == 3 else _for_all(x, w.shape[0])
-        grad_w = torch.bmm(grad.transpose(1, 2), shared)
+        if _beyond_cache(x):
+            grad_w = (grad.transpose(1, 2).reshape(-1, x.shape[0]) @ x).view(w.shape)
+        else:
+            shared = x if x.dim() == 3 else _for_all(x, w.shape[0])
+            grad_w = torch.bmm(grad.transpose(1, 2), shared)
         if ctx.has_bias:
             grad_b = grad.sum(1)
         return grad_x, grad_w, grad_b
+
+
+def _beyond_cache(x: torch.Tensor) -> bool:
+    """Whether it is an input of all trials that must come from memory each time that it is read."""
+    return x.dim() == 2 and x.numel() * x.element_size() > CACHE_BYTES
+
+
+def _read_once(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+    """One dense product with the weights of all trials, for what they share."""
+    size, width, _ = w.shape
+    flat = w.reshape(size * width, -1)
+    out = F.linear(x, flat, None if b is None else b.reshape(-1))
+    return out.view(-1, size, width).transpose(0, 1).contiguous()
 
 
 def _for_all(x: torch.Tensor, size: int) -> torch.Tensor:

@@ -1,0 +1,49 @@
+"""What aggregates and dropout do to the tensors of trials that are trained as one batched computation."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+
+from thrifty.pack import Group, Packed, register_rule
+
+from . import _aggregate, _relu_dropout
+from ._aggregate import mean_and_own, neighbor_mean, neighbor_sum, uses_kernels
+from ._block import Block
+from ._relu_dropout import draw_key, relu_dropout
+
+
+@register_rule(neighbor_mean)
+def mean(group: Group, x: Packed, block: Block) -> Packed:
+    """``neighbor_mean``."""
+    return group.pack(_aggregate.of_each(group.first(x), block, mean=True, own=False))
+
+
+@register_rule(neighbor_sum)
+def total(group: Group, x: Packed, block: Block) -> Packed:
+    """``neighbor_sum``."""
+    return group.pack(_aggregate.of_each(group.first(x), block, mean=False, own=False))
+
+
+@register_rule(mean_and_own)
+def beside(group: Group, x: Packed, block: Block) -> Packed:
+    """``mean_and_own``."""
+    return group.pack(_aggregate.of_each(group.first(x), block, mean=True, own=True))
+
+
+@register_rule(relu_dropout)
+def drop(group: Group, x: Packed, p: float, *, inplace: bool = False) -> Packed:
+    """``relu_dropout``: each trial's own key and probability."""
+    value = group.first(x)
+    if not (uses_kernels(value) and value.is_contiguous()):
+        return F.dropout(x.relu_() if inplace else x.relu(), p)  # type: ignore[return-value]
+    randomness = group.randomness
+    draws = [
+        # alone, nothing is drawn where there is no choice
+        (rate, draw_key(generator) if 0.0 < rate < 1.0 else 0)
+        for rate, generator in zip(randomness.rates_of(p), randomness.generators, strict=True)
+    ]
+    out = _relu_dropout.of_each(value, draws, inplace=inplace)
+    if inplace:
+        x.value, x.axis = out, 0
+        return x
+    return group.pack(out)
