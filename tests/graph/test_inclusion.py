@@ -197,7 +197,7 @@ def test_its_size():
         (FEATURES[0], [0], r"Tensor of shape \(2,\)"),
         (FEATURES.to("meta"), [0], "features lie on meta"),
         (FEATURES, [1, 4, 4], "node 4 is listed twice"),
-        (FEATURES, [10], "node 10 does not exist: there are 10 rows"),
+        (FEATURES, [10], "node 10 does not exist: the graph has nodes 0 to 9"),
         (FEATURES, [-1], "node -1 does not exist"),
         (FEATURES, [0.5], "nodes have shape"),
         (FEATURES, [[1]], "nodes have shape"),

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from tests.graph.graphs import as_lists, random_graph
+from thrifty.graph._batch import copied as copied_batch
 from thrifty.graph._loader import NeighborLoader
 from thrifty.graph._make import make_batch
 from thrifty.graph._memory import Memory
 from thrifty.graph._sampler import NeighborSampler
-from thrifty.graph._transfer import Transfer, on_device
+from thrifty.graph._transfer import Transfer
 
 
 class FakeEvent:
@@ -171,7 +172,7 @@ def test_computing_waits_for_copies_and_keeps_their_memory():
 def test_no_array_is_copied_twice(mode, num):
     (batch,) = batches(None, num=1, mode=mode)
     copied = []
-    on_device(batch, lambda tensor: copied.append(tensor) or tensor.clone())
+    copied_batch(batch, lambda tensor: copied.append(tensor) or tensor.clone())
     # nodes, seed_rows, x, y and edges once; row starts once or once a layer
     assert len(copied) == num
 
@@ -179,7 +180,7 @@ def test_no_array_is_copied_twice(mode, num):
 def test_batches_without_features_and_edges_can_be_sent():
     graph = random_graph(5, 0)
     batch = make_batch(NeighborSampler(graph, [2, 2]), [3, 1])
-    moved = on_device(batch, torch.clone)
+    moved = copied_batch(batch, torch.clone)
     assert as_lists(moved) == as_lists(batch)
     assert moved.x is None
     assert moved.y is None

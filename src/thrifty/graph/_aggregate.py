@@ -19,7 +19,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from ._block import Block
 from ._by_rows import by_rows
 from .kernels._aggregate import gather, gather_back
-from .kernels._transpose import transpose
+from .kernels._csr import transpose
 
 
 KERNEL_DTYPES = (torch.float32, torch.float64)

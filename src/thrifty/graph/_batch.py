@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -58,19 +59,11 @@ class Batch:
         return sum(self.hop_edges)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
-        """The same on another device."""
-
-        def moved(tensor: torch.Tensor | None) -> torch.Tensor | None:
-            return None if tensor is None else tensor.to(device, non_blocking=non_blocking)
-
-        return replace(
-            self,
-            nodes=self.nodes.to(device, non_blocking=non_blocking),
-            seed_rows=self.seed_rows.to(device, non_blocking=non_blocking),
-            blocks=tuple(b.to(device, non_blocking=non_blocking) for b in self.blocks),
-            x=moved(self.x),
-            y=moved(self.y),
-        )
+        """The same on another device; itself if it is there already."""
+        # "cuda" may be where it lies, whatever number that is
+        if torch.empty(0, device=device).device == self.nodes.device:
+            return self
+        return copied(self, lambda array: array.to(device, non_blocking=non_blocking))
 
     def double(self) -> Batch:
         """The same with features, and labels that are real numbers, in double precision."""
@@ -113,3 +106,33 @@ class Batch:
             x=self.x,
             y=self.y,
         )
+
+
+def copied(batch: Batch, copy: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+    """The batch with all arrays copied; those that are parts of one array are parts of one copy, as blocks are of each other."""
+    copies: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        key = (storage.data_ptr(), tensor.dtype)
+        if key not in copies:
+            whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage)
+            copies[key] = copy(whole)
+        return copies[key].as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+    return replace(
+        batch,
+        nodes=moved(batch.nodes),
+        seed_rows=moved(batch.seed_rows),
+        blocks=tuple(
+            Block(
+                moved(block.indptr),
+                moved(block.indices),
+                num_src=block.num_src,
+                shared=block.shared,
+            )
+            for block in batch.blocks
+        ),
+        x=None if batch.x is None else moved(batch.x),
+        y=None if batch.y is None else moved(batch.y),
+    )

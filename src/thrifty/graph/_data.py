@@ -81,7 +81,8 @@ class GraphData:
             "dtype": dtype,
         }
         # what cannot be sampled is said now, not at the first epoch
-        self.loader(seed=0, batch_size=1, device=torch.device("cpu"))
+        checked = self.loader(seed=0, batch_size=1, device=torch.device("cpu"))
+        self.num_train = checked.num_seeds
         self.valid_loader(batch_size=1, device=torch.device("cpu"))
 
     def loader(self, *, seed: int, batch_size: int, device: torch.device) -> NeighborLoader:
@@ -121,7 +122,7 @@ class _GraphSource:
         self._device = device
         self._loaders: dict[tuple[int, int], NeighborLoader] = {}
         self._kept: dict[int, list[tuple[Batch, int]]] = {}
-        self.num_train = data.loader(seed=0, batch_size=1, device=device).num_seeds
+        self.num_train = data.num_train
 
     def train_batches(self, *, seed: int, epoch: int, batch_size: int) -> Iterator[Batch]:
         key = (seed, batch_size)

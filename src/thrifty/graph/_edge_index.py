@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 
 from thrifty.core import GraphError
 
+from ._check import at_least
 from ._graph import MAX_NODES, Graph, as_array
 from .kernels._csr import group
 
@@ -65,8 +65,7 @@ def _num_nodes(num_nodes: Any, x: Any, y: Any) -> int | None:
             return len(rows)
     if num_nodes is None:
         return None
-    if isinstance(num_nodes, bool) or not isinstance(num_nodes, Integral) or num_nodes < 0:
-        raise GraphError(f"num_nodes={num_nodes!r}; give how many nodes there are, 0 or more")
+    at_least(0, num_nodes=num_nodes)
     return int(num_nodes)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from thrifty.core import GraphError
 
-from ._graph import as_array
+from ._check import checked_nodes
 
 
 class FeatureCache:
@@ -95,15 +95,8 @@ class FeatureCache:
         return f"FeatureCache(num_kept={self.num_kept} of {len(self._features)}, device={str(self.device)!r})"
 
     def _checked(self, nodes: Any) -> torch.Tensor:
-        array = as_array(nodes, name="nodes")
-        if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
-            raise GraphError(
-                f"nodes have shape {array.shape} and dtype {array.dtype}; give node numbers, integers of shape (num,)"
-            )
-        if array.size and (array.min() < 0 or array.max() >= len(self._features)):
-            bad = array.min() if array.min() < 0 else array.max()
-            raise GraphError(f"node {bad} does not exist: there are {len(self._features)} rows")
-        return torch.from_numpy(array.astype(np.int64))
+        checked = checked_nodes(nodes, num_nodes=len(self._features), name="node")
+        return torch.from_numpy(checked)
 
     def _sent(self, nodes: torch.Tensor) -> torch.Tensor:
         """Rows from main memory, through memory that the device can read by itself."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 
 from thrifty.core import GraphError
 
+from ._check import at_least, checked_nodes
 from ._graph import Graph, as_array
-from ._sampler import NeighborSampler, checked_seeds
+from ._sampler import NeighborSampler
 from .kernels._inclusion import push
 
 
@@ -41,9 +41,8 @@ def inclusion_probabilities(
     array([0.5  , 0.625, 0.25 , 0.25 , 0.25 ])
     """
     hops = NeighborSampler(graph, fanouts, relabel="hash").fanouts
-    nodes = checked_seeds(seeds, num_nodes=graph.num_nodes)
-    if isinstance(batch_size, bool) or not isinstance(batch_size, Integral) or batch_size < 1:
-        raise GraphError(f"batch_size={batch_size!r}; give the seeds of a batch, 1 or more")
+    nodes = checked_nodes(seeds, num_nodes=graph.num_nodes, name="seed")
+    at_least(1, batch_size=batch_size)
     degrees = graph.degrees()
     # logarithms of the probability to be left out: sums where there were products, and exact for rare nodes
     with np.errstate(divide="ignore"):
@@ -81,8 +80,7 @@ def top_nodes(probabilities: Any, num: int) -> np.ndarray:
         )
     if np.isnan(values).any():
         raise GraphError(f"the probability of node {np.isnan(values).argmax()} is not a number")
-    if isinstance(num, bool) or not isinstance(num, Integral) or num < 0:
-        raise GraphError(f"num={num!r}; give how many nodes are wanted, 0 or more")
+    at_least(0, num=num)
     nodes = np.flatnonzero(values > 0)
     if num < len(nodes):
         nodes = nodes[_places_of_largest(values[nodes], int(num))]

@@ -16,10 +16,11 @@ from thrifty.core import GraphError
 
 from ._batch import Batch
 from ._block import Block
+from ._check import at_least, checked_nodes
 from ._graph import Graph
 from ._loader import NeighborLoader
 from ._make import make_batch
-from ._sampler import NeighborSampler, checked_seeds
+from ._sampler import NeighborSampler
 
 
 Progress = Callable[[int, int], None]
@@ -73,8 +74,8 @@ def infer_sampled(
     torch.Size([2, 3])
     """
     x = _features(graph)
-    wanted = checked_seeds(nodes, num_nodes=graph.num_nodes)
-    _check_batch_size(batch_size)
+    wanted = checked_nodes(nodes, num_nodes=graph.num_nodes, name="node")
+    at_least(1, batch_size=batch_size)
     distinct, places = np.unique(wanted, return_inverse=True)
     where = _place(model)
     dtype = None if where.dtype == x.dtype else torch.float32
@@ -142,10 +143,14 @@ def infer_layerwise(
         raise GraphError(
             f"{type(model).__name__} has no num_layers and layer(number, x, block); put its layers into a GNN"
         )
-    _check_batch_size(batch_size)
+    at_least(1, batch_size=batch_size)
     neighbors = NeighborSampler(graph, [-1])
     everyone = np.arange(graph.num_nodes)
-    wanted = everyone if nodes is None else checked_seeds(nodes, num_nodes=graph.num_nodes)
+    wanted = (
+        everyone
+        if nodes is None
+        else checked_nodes(nodes, num_nodes=graph.num_nodes, name="node")
+    )
     stages = _needed(neighbors, wanted, num_layers=model.num_layers, batch_size=batch_size)
     total, done = sum(map(len, stages)), 0
     where = _place(model)
@@ -190,11 +195,6 @@ def _features(graph: Graph) -> Tensor:
     if graph.x is None:
         raise GraphError("the graph has no features; give it some: graph.replace(x=...)")
     return graph.x
-
-
-def _check_batch_size(batch_size: int) -> None:
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise GraphError(f"batch_size={batch_size!r}; give a whole number from 1")
 
 
 def _parts(nodes: np.ndarray, size: int) -> Iterator[np.ndarray]:

@@ -12,13 +12,14 @@ import torch
 from thrifty.core import GraphError
 
 from ._batch import Batch, Mode
+from ._check import at_least, checked_nodes
 from ._features import batch_dtype
 from ._graph import Graph
 from ._in_order import InOrder
 from ._make import make_batch
 from ._memory import Memory, pinned_bytes
-from ._order import SeedOrder, at_least
-from ._sampler import NeighborSampler, Relabel, checked_seeds
+from ._order import SeedOrder
+from ._sampler import NeighborSampler, Relabel
 from ._transfer import CudaStreams, Transfer
 
 
@@ -216,7 +217,7 @@ def distinct_seeds(seeds: Any, *, num_nodes: int) -> np.ndarray:
             )
         return np.flatnonzero(array)
     # a copy: what the caller writes to it later must not change epochs
-    array = checked_seeds(array, num_nodes=num_nodes).copy()
+    array = checked_nodes(array, num_nodes=num_nodes, name="seed").copy()
     values, counts = np.unique(array, return_counts=True)
     if len(values) < len(array):
         raise GraphError(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Integral
-from typing import Any
 
 import numpy as np
 
 from thrifty.core import GraphError
 from thrifty.pack import epoch_order
+
+from ._check import at_least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,14 +93,3 @@ class SeedOrder:
     @property
     def _global_size(self) -> int:
         return self.batch_size * self.world_size
-
-
-def at_least(least: int, **options: Any) -> None:
-    """Checks that options are integers and large enough.
-
-    Raises:
-        GraphError: one is not.
-    """
-    for name, value in options.items():
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-            raise GraphError(f"{name}={value!r}; give an integer of at least {least}")

@@ -14,6 +14,7 @@ from thrifty.core import GraphError, derive_seed
 
 from ._batch import Batch, Mode
 from ._block import Block
+from ._check import checked_nodes
 from ._graph import Graph
 from ._relabeler import DenseRelabeler, HashRelabeler
 from ._workspace import Workspace
@@ -91,7 +92,7 @@ class NeighborSampler:
         Raises:
             GraphError: a seed does not exist, a number is no integer, or a batch has more than 2^31 edges.
         """
-        wanted = checked_seeds(seeds, num_nodes=self.graph.num_nodes)
+        wanted = checked_nodes(seeds, num_nodes=self.graph.num_nodes, name="seed")
         place = (_integer(epoch, name="epoch"), _integer(batch, name="batch"))
         workspace = self._workspace()
         found = self._sample(workspace, wanted, place)
@@ -173,41 +174,6 @@ def _slices(hops: Sequence[_Hop], edges: torch.Tensor) -> tuple[Block, ...]:
         )
         for hop in reversed(hops)
     )
-
-
-def checked_seeds(seeds: Any, *, num_nodes: int) -> np.ndarray:
-    """Node numbers as int64, shape ``(num,)``.
-
-    Raises:
-        GraphError: they are no integers, or one of them does not exist.
-    """
-    array = _array(seeds)
-    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
-        hint = "; give np.flatnonzero(mask) for a mask" if array.dtype.kind == "b" else ""
-        raise GraphError(
-            f"seeds have shape {array.shape} and dtype {array.dtype}; give node numbers, integers of shape (num,){hint}"
-        )
-    if array.size:
-        low, high = int(array.min()), int(array.max())
-        if low < 0 or high >= num_nodes:
-            bad = low if low < 0 else high
-            nodes = f"nodes 0 to {num_nodes - 1}" if num_nodes else "no nodes"
-            raise GraphError(f"seed {bad} does not exist: the graph has {nodes}")
-    # kernels are compiled for one kind of array
-    return np.require(array, np.int64, ["C", "W"])
-
-
-def _array(seeds: Any) -> np.ndarray:
-    if isinstance(seeds, torch.Tensor):
-        # not all dtypes of torch are known to NumPy; those are no integers
-        seeds = seeds.detach().cpu()
-        return seeds.double().numpy() if seeds.is_floating_point() else seeds.numpy()
-    try:
-        return np.asarray(seeds)
-    except ValueError as error:
-        raise GraphError(
-            f"seeds are no array: {error}; give node numbers, integers of shape (num,)"
-        ) from None
 
 
 def _checked_fanouts(fanouts: Any) -> tuple[int, ...]:

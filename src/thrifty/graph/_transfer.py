@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import Lock
 from typing import Protocol
 
 import torch
 
-from ._batch import Batch
-from ._block import Block
+from ._batch import Batch, copied
 from ._memory import Memory
 
 
@@ -89,7 +87,7 @@ class Transfer:
         with self._sending:
             _release_done(self._held)
             try:
-                moved = on_device(batch, copy)
+                moved = copied(batch, copy)
             finally:
                 # also if a copy failed, for want of device memory say: those before it are under way
                 event = self._streams.record()
@@ -138,36 +136,6 @@ class CudaStreams:
 
     def _current(self) -> torch.cuda.Stream:
         return torch.cuda.current_stream(self._stream.device)
-
-
-def on_device(batch: Batch, copy: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-    """The batch with all arrays copied; those that are parts of one array are parts of one copy, as blocks are of each other."""
-    copies: dict[tuple[int, torch.dtype], torch.Tensor] = {}
-
-    def moved(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        key = (storage.data_ptr(), tensor.dtype)
-        if key not in copies:
-            whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage)
-            copies[key] = copy(whole)
-        return copies[key].as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
-
-    return replace(
-        batch,
-        nodes=moved(batch.nodes),
-        seed_rows=moved(batch.seed_rows),
-        blocks=tuple(
-            Block(
-                moved(block.indptr),
-                moved(block.indices),
-                num_src=block.num_src,
-                shared=block.shared,
-            )
-            for block in batch.blocks
-        ),
-        x=None if batch.x is None else moved(batch.x),
-        y=None if batch.y is None else moved(batch.y),
-    )
 
 
 def _release_done(held: deque[tuple[Event, list[torch.Tensor]]]) -> None:

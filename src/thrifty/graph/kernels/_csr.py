@@ -48,6 +48,28 @@ def reverse(
 
 
 @kernel
+def transpose(
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    starts: np.ndarray,
+    rows: np.ndarray,
+    edges: np.ndarray,
+) -> None:
+    """As ``reverse``; ``edges`` gets the number of each edge as well."""
+    _count(indices, starts)
+    num = len(indices)
+    for row in range(len(indptr) - 1):
+        for e in range(indptr[row], indptr[row + 1]):
+            if e + AHEAD < num:
+                prefetch(starts, indices[e + AHEAD])
+            at = starts[indices[e]]
+            rows[at] = row
+            edges[at] = e
+            starts[indices[e]] = at + 1
+    _step_back(starts)
+
+
+@kernel
 def unite_rows(
     first: tuple[np.ndarray, np.ndarray],
     second: tuple[np.ndarray, np.ndarray],

@@ -41,17 +41,6 @@ def check_input(
         )
 
 
-def check_positive(**options: int) -> None:
-    """That sizes are whole numbers from 1.
-
-    Raises:
-        GraphError: one is not.
-    """
-    for name, value in options.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise GraphError(f"{name}={value!r}; give a whole number from 1")
-
-
 def check_probability(value: float) -> None:
     """That a dropout is a probability.
 

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from thrifty.graph._attend import attended_sum, attention
 from thrifty.graph._block import Block
+from thrifty.graph._check import at_least
 
-from ._base import check_input, check_positive, check_probability
+from ._base import check_input, check_probability
 
 
 class GAT(nn.Module):
@@ -51,7 +52,7 @@ class GAT(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        check_positive(in_features=in_features, out_features=out_features, heads=heads)
+        at_least(1, in_features=in_features, out_features=out_features, heads=heads)
         check_probability(dropout)
         self.in_features, self.out_features, self.heads = in_features, out_features, heads
         self.concat, self.negative_slope, self.dropout = concat, negative_slope, dropout

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from thrifty.graph._aggregate import mean_and_own, neighbor_mean
 from thrifty.graph._block import Block
+from thrifty.graph._check import at_least
 
-from ._base import check_input, check_positive
+from ._base import check_input
 
 
 _SUM_COST = 8
@@ -44,7 +45,7 @@ class SAGE(nn.Module):
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = True) -> None:
         super().__init__()
-        check_positive(in_features=in_features, out_features=out_features)
+        at_least(1, in_features=in_features, out_features=out_features)
         self.in_features, self.out_features = in_features, out_features
         self.weight = nn.Parameter(torch.empty(out_features, 2 * in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
