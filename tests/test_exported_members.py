@@ -13,6 +13,7 @@ PACKAGES = [
     "perf",
     "pack",
     "graph",
+    "nn",
     "torch",
     "search",
     "plan",

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from thrifty import graph as graph, pack as pack, torch as torch
+    from thrifty import graph as graph, nn as nn, pack as pack, torch as torch
     from thrifty.core import (
         AlgorithmError as AlgorithmError,
         CheckpointError as CheckpointError,
         DivergedError as DivergedError,
         GraphError as GraphError,
+        LayerError as LayerError,
         MissingExtraError as MissingExtraError,
         ScheduleError as ScheduleError,
         SpaceError as SpaceError,
@@ -108,7 +109,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "core": (
-        "AlgorithmError CheckpointError DivergedError GraphError MissingExtraError ScheduleError SpaceError StoreBusyError "
+        "AlgorithmError CheckpointError DivergedError GraphError LayerError MissingExtraError ScheduleError SpaceError StoreBusyError "
         "StoreError StoreVersionError StoreWriteError StudyMismatchError StudyNotFoundError TaskError ThriftyError "
         "TrainingError UsageError WorkerLostError"
     ),
@@ -134,7 +135,12 @@ __all__ = sorted(_HOME_OF)
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("graph", "pack", "torch"):  # packages; pack can be called: thrifty.pack([...])
+    if name in (
+        "graph",
+        "nn",
+        "pack",
+        "torch",
+    ):  # packages; pack can be called: thrifty.pack([...])
         return import_module(f"thrifty.{name}")
     if name in _HOME_OF:
         value = getattr(import_module(_HOME_OF[name]), name)

@@ -9,6 +9,7 @@
     │   ├── AlgorithmError           an algorithm's options
     │   ├── TaskError                a task, its metrics, its hyper-parameters
     │   ├── GraphError               a graph, seeds or fanouts
+    │   ├── LayerError               a layer's options, or an input that does not fit it
     │   └── StudyMismatchError       a stored study that is not the one asked for
     ├── StoreError                   the database or the checkpoint folder
     │   ├── StoreVersionError        written by a newer thrifty
@@ -53,6 +54,10 @@ class TaskError(UsageError):
 
 class GraphError(UsageError):
     """A graph is not well formed, or cannot be sampled as asked."""
+
+
+class LayerError(UsageError):
+    """An option of a layer makes no sense, or its input does not fit."""
 
 
 class StudyMismatchError(UsageError):

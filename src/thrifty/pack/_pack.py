@@ -10,6 +10,7 @@ import torch
 
 from thrifty.core import UsageError, derive_seed, step_seed
 
+from ._counters import step_counters
 from ._hyperparameters import HyperParameters
 from ._optimizer import Optimizer
 from ._random import borrowed_streams, seed_step
@@ -151,6 +152,8 @@ class Pack:
             if limit is not None:
                 torch.nn.utils.clip_grad_norm_(trial.model.parameters(), limit)
             trial.optimizer.step()
+            for counter in step_counters(trial.model).values():
+                counter += 1
             losses.append(loss.detach())
         return torch.stack(losses)
 

@@ -15,6 +15,7 @@ import torch
 from thrifty.core import DivergedError, TaskError, derive_seed, step_seed
 
 from ._backend import EpochPlan, Member
+from ._counters import step_counters
 from ._data import Batch, Source
 from ._hyperparameters import HyperParameters
 from ._optimizer import Optimizer
@@ -105,6 +106,7 @@ class TaskTrial:
         self._followed = {n: plan.moving[n] for n in self.spec.names() & set(plan.moving)}
         self._batches = self.batches(plan) if batches is None else batches
         self._fetch_seeds = self.fetch_seeds(plan)
+        self._counters = list(step_counters(self.model).values())
         self._epoch_seed = derive_seed(self.seed, "epoch", plan.epoch)
         seed_everything(self._epoch_seed)
         self.model.train()
@@ -133,6 +135,8 @@ class TaskTrial:
         if self._clip is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._clip)
         self.optimizer.step()
+        for counter in self._counters:
+            counter += 1
         self._losses.append(loss.detach())
         if before is not None and before != _loose_streams():
             self.loose_streams = True

@@ -1,10 +1,11 @@
-"""What packed training costs: measured curves of time and memory, and the pack size that ends a study first.
+"""What training costs: measured curves of time and memory of packs, the pack size that ends a study first, and whether slices of a product pay.
 
 Curves are plain numbers, measured elsewhere and kept by the store; nothing here touches a tensor or a device.
 """
 
 from ._pack_choice import PackChoice as PackChoice, choose_pack as choose_pack
 from ._pack_curve import PackCurve as PackCurve
+from ._slicing_costs import SlicingCosts as SlicingCosts
 
 
-__all__ = ["PackChoice", "PackCurve", "choose_pack"]
+__all__ = ["PackChoice", "PackCurve", "SlicingCosts", "choose_pack"]

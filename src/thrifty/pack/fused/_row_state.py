@@ -92,7 +92,8 @@ class RowState:
         limits = [limit for _, limit in options]
         clips = any(limit is not None for limit in limits)
         step = self._optimizer.stepper(self._rows, [each for each, _ in options])
-        if self._mask is None and not clips:
+        counters = self._counters(len(options))
+        if self._mask is None and not clips and not counters:
             return step
         gradients = self._rows.gradients[: len(options)]
         mask = None if self._mask is None else self._mask[: len(options)]
@@ -103,8 +104,15 @@ class RowState:
             if clips:
                 clip_rows(gradients, limits)
             step()
+            for counter in counters:
+                counter += 1
 
         return update
+
+    def _counters(self, num: int) -> list[torch.Tensor]:
+        """What counts the steps of the first rows."""
+        others = zip(self._structure.untrained, self._others, strict=True)
+        return [other[:num] for name, other in others if name in self._structure.counters]
 
     # -- trials come, move and go --------------------------------------------------------
 

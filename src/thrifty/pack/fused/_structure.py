@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from thrifty.pack._counters import step_counters
 from thrifty.pack._task import Task
 
 from . import rules as rules
@@ -61,6 +62,7 @@ class Structure:
         layout: of the trained parameters.
         frozen: names of parameters that are not trained.
         buffers: names of buffers.
+        counters: names of those that count optimiser steps.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Structure:
         self.layout = Layout.of([(name, parameters[name]) for name in trained])
         self.frozen = tuple(name for name in parameters if name not in trained)
         self.buffers = tuple(name for name, _ in model.named_buffers())
+        self.counters = frozenset(step_counters(model))
         self._places = _places(model)
         for path, (layer, name) in dropouts(model).items():
             setattr(layer, name, TrialValue(getattr(layer, name), path))

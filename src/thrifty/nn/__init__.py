@@ -1,0 +1,27 @@
+"""Layers: gyro dropout and its block-wise form.
+
+A plain PyTorch library: it knows nothing of search, plans or databases.
+"""
+
+from ._convert import gyro_ as gyro_
+from ._ensemble import SubnetworkEnsemble as SubnetworkEnsemble, subnetwork as subnetwork
+from ._gyro import BlockGyroDropout as BlockGyroDropout, GyroDropout as GyroDropout
+from ._kept import Kept as Kept
+from ._schedule import GyroSchedule as GyroSchedule
+from ._sequential import GyroMLP as GyroMLP, GyroSequential as GyroSequential
+from ._sliced import gyro_conv2d as gyro_conv2d, gyro_linear as gyro_linear
+
+
+__all__ = [
+    "BlockGyroDropout",
+    "GyroDropout",
+    "GyroMLP",
+    "GyroSchedule",
+    "GyroSequential",
+    "Kept",
+    "SubnetworkEnsemble",
+    "gyro_",
+    "gyro_conv2d",
+    "gyro_linear",
+    "subnetwork",
+]

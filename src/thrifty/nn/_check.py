@@ -1,0 +1,30 @@
+"""Checks of what users give."""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+from typing import Any
+
+from thrifty.core import LayerError
+
+
+def check_integers(least: int, **options: Any) -> None:
+    """Checks that options are integers and large enough.
+
+    Raises:
+        LayerError: one is not.
+    """
+    for name, value in options.items():
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+            raise LayerError(f"{name}={value!r}; give an integer of at least {least}")
+
+
+def check_rate(p: Any) -> float:
+    """The probability that a unit is dropped.
+
+    Raises:
+        LayerError: it is none, or nothing would be left.
+    """
+    if isinstance(p, bool) or not isinstance(p, Real) or not 0.0 <= p < 1.0:
+        raise LayerError(f"p={p!r}; give a probability from 0 up to, but not, 1")
+    return float(p)

@@ -1,0 +1,244 @@
+"""Gyro dropout: few subnetworks, trained often."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from thrifty.core import LayerError
+
+from ._check import check_integers, check_rate
+from ._kept import Kept
+from ._masks import draw_groups, draw_masks, multiply_parts, unit_dim
+from ._schedule import GyroSchedule, Order
+
+
+class GyroLayer(nn.Module):
+    """What gyro dropouts have in common: a schedule, and rows to multiply with. Not used by itself."""
+
+    def __init__(
+        self, p: float, *, num_features: int, schedule: GyroSchedule, dim: int | None
+    ) -> None:
+        super().__init__()
+        check_integers(1, num_features=num_features)
+        self.p = check_rate(p)
+        self.num_features = int(num_features)
+        self.dim = dim
+        self.schedule = schedule
+        self.subnetwork: int | None = None
+        """The subnetwork that all samples go through, in evaluation too; None for those whose turn it is, in training only."""
+
+    def rows(self, subnetworks: Tensor, *, dtype: torch.dtype) -> Tensor:
+        """What units of some subnetworks, shape ``(num,)``, are multiplied by; shape ``(num, num_features)``."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Drops units.
+
+        Args:
+            x: shape ``(batch, ..., num_features)``, or ``(batch, num_features, ...)`` with four dimensions and more.
+
+        Raises:
+            LayerError: ``x`` has no batch, or another number of units.
+        """
+        if x.dim() < 2:
+            raise LayerError(
+                f"x has shape {tuple(x.shape)}; give a batch: the first dimension counts samples"
+            )
+        dim = unit_dim(x) if self.dim is None else range(x.dim())[self.dim]
+        if x.shape[dim] != self.num_features:
+            raise LayerError(
+                f"x has shape {tuple(x.shape)}, so {x.shape[dim]} units in dimension {dim}, and the layer {self.num_features}; "
+                "if units are in another dimension, say so with dim="
+            )
+        if self.subnetwork is not None:
+            chosen = torch.full((1,), self.subnetwork, device=x.device)
+        elif self.training:
+            self.schedule.watch()
+            chosen = self.schedule.active()
+        else:
+            return x
+        return multiply_parts(x, self.rows(chosen, dtype=x.dtype), dim=dim)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}, num_features={self.num_features}"
+
+
+class GyroDropout(GyroLayer):
+    """Dropout whose subnetworks are drawn beforehand and trained some at a time.
+
+    Source: Gyro Dropout (Lee et al., MLSys 2022). In training, the batch is split among ``concurrent`` of the ``subnetworks``, contiguous parts that differ by
+    one sample at most, and after a while the next ones have their turn. Shuffle the data: a part of a batch sorted by class would be a class. Kept units are
+    scaled by ``1 / (1 - p)``. Evaluation is the identity.
+
+    Args:
+        p: the probability that a unit is dropped from a subnetwork.
+        num_features: units.
+        subnetworks: how many are drawn (the paper's sigma).
+        concurrent: how many are trained at a time (tau).
+        total_steps: optimiser steps of the whole training.
+        schedule: the schedule of another layer, which then says the three above: both are trained by the same subnetworks. Or ``"partition"`` or ``"legacy"``
+            for one of its own, see ``GyroSchedule`` (which can also go through them in several cycles).
+        dim: the dimension of units; the last by default, but 1, channels, where there are four dimensions or more.
+        generator: what masks and order are drawn from; torch's global stream by default.
+
+    Raises:
+        LayerError: an argument makes no sense.
+
+    >>> layer = GyroDropout(0.5, num_features=6, subnetworks=8, concurrent=2, total_steps=100)
+    >>> out = layer(torch.ones(4, 6))
+    >>> bool((out[0] == out[1]).all()), sorted(out.unique().tolist()) <= [0.0, 2.0]
+    (True, True)
+    """
+
+    trial_rate = "p"
+    """Packed trials may each have another value of it: it went into the buffers, ``forward`` does not read it."""
+
+    masks: Tensor
+    scale: Tensor
+
+    def __init__(
+        self,
+        p: float = 0.5,
+        *,
+        num_features: int,
+        subnetworks: int | None = None,
+        concurrent: int | None = None,
+        total_steps: int | None = None,
+        schedule: GyroSchedule | Order = "partition",
+        dim: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        own = own_schedule(
+            schedule,
+            subnetworks=subnetworks,
+            concurrent=concurrent,
+            total_steps=total_steps,
+            generator=generator,
+        )
+        super().__init__(p, num_features=num_features, schedule=own, dim=dim)
+        drawn = draw_masks(own.subnetworks, self.num_features, self.p, generator=generator)
+        self.register_buffer("masks", drawn)
+        self.register_buffer("scale", torch.tensor(1 / (1 - self.p)))
+
+    def rows(self, subnetworks: Tensor, *, dtype: torch.dtype) -> Tensor:
+        """What units of some subnetworks, shape ``(num,)``, are multiplied by; shape ``(num, num_features)``."""
+        return self.masks[subnetworks].to(dtype) * self.scale.to(dtype)
+
+
+class BlockGyroDropout(GyroLayer):
+    """Gyro dropout of groups of neighbouring units.
+
+    Every subnetwork keeps exactly ``round((1 - p) * groups)`` of them, so that shapes never change and ``GyroSequential`` can leave out what is dropped. Source: block-wise gyro dropout (Lee et
+    al., MLSys 2022), where a group is what a GPU computes at once.
+
+    Args:
+        p: the share of groups that is dropped.
+        num_features: units; a multiple of ``group_size``.
+        group_size: units of a group.
+        subnetworks: see ``GyroDropout``, as for the rest.
+        concurrent: likewise.
+        total_steps: likewise.
+        schedule: likewise.
+        dim: likewise.
+        generator: likewise.
+
+    Raises:
+        LayerError: an argument makes no sense, or no group would be kept.
+
+    >>> layer = BlockGyroDropout(0.5, num_features=8, group_size=2, subnetworks=4, concurrent=2, total_steps=100)
+    >>> (layer(torch.ones(2, 8)) > 0).sum(1).tolist()
+    [4, 4]
+    """
+
+    trial_rate = "p"
+    """Packed trials may each have another value of it: it went into the buffers, ``forward`` does not read it."""
+
+    kept: Tensor
+
+    def __init__(  # noqa: PLR0913 -- what GyroDropout takes, and the size of a group; all but the rate are keywords
+        self,
+        p: float = 0.5,
+        *,
+        num_features: int,
+        group_size: int = 64,
+        subnetworks: int | None = None,
+        concurrent: int | None = None,
+        total_steps: int | None = None,
+        schedule: GyroSchedule | Order = "partition",
+        dim: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        own = own_schedule(
+            schedule,
+            subnetworks=subnetworks,
+            concurrent=concurrent,
+            total_steps=total_steps,
+            generator=generator,
+        )
+        super().__init__(p, num_features=num_features, schedule=own, dim=dim)
+        check_integers(1, group_size=group_size)
+        if num_features % group_size:
+            raise LayerError(
+                f"num_features={num_features} is no multiple of group_size={group_size}; groups are of one size"
+            )
+        self.group_size = int(group_size)
+        drawn = draw_groups(own.subnetworks, self.num_groups, self.p, generator=generator)
+        self.register_buffer("kept", drawn)
+
+    @property
+    def num_groups(self) -> int:
+        """All groups."""
+        return self.num_features // self.group_size
+
+    @property
+    def scale(self) -> float:
+        """What kept units are multiplied by: exactly what keeps the mean over all groups."""
+        return self.num_groups / self.kept.shape[-1]
+
+    def kept_of(self, subnetworks: Tensor) -> Kept:
+        """The groups of some subnetworks, shape ``(num,)``."""
+        return Kept(self.kept[subnetworks], self.group_size, self.num_groups)
+
+    def rows(self, subnetworks: Tensor, *, dtype: torch.dtype) -> Tensor:
+        """What units of some subnetworks, shape ``(num,)``, are multiplied by; shape ``(num, num_features)``."""
+        kept = self.kept[subnetworks]
+        groups = torch.arange(self.num_groups, device=kept.device)
+        held = (kept.unsqueeze(-1) == groups).any(1).to(dtype) * self.scale
+        return held.unsqueeze(-1).expand(*held.shape, self.group_size).flatten(1)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}, num_features={self.num_features}, group_size={self.group_size}"
+
+
+def own_schedule(
+    schedule: GyroSchedule | Order,
+    *,
+    subnetworks: int | None,
+    concurrent: int | None,
+    total_steps: int | None,
+    generator: torch.Generator | None,
+) -> GyroSchedule:
+    """The schedule given, or one made from the rest.
+
+    Raises:
+        LayerError: both are given, or neither is.
+    """
+    given = {
+        "subnetworks": subnetworks,
+        "concurrent": concurrent,
+        "total_steps": total_steps,
+    }
+    if isinstance(schedule, GyroSchedule):
+        twice = [name for name, value in given.items() if value is not None]
+        if twice:
+            raise LayerError(
+                f"{', '.join(twice)}: the schedule given says that already; leave it out"
+            )
+        return schedule
+    missing = [name for name, value in given.items() if value is None]
+    if missing:
+        raise LayerError(
+            f"{', '.join(missing)} missing: give them, or the schedule of another layer as schedule="
+        )
+    return GyroSchedule(**given, order=schedule, generator=generator)  # type: ignore[arg-type]

@@ -1,0 +1,319 @@
+"""Layers in a row, of which block-wise gyro dropout leaves out what it drops."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from thrifty.core import LayerError
+from thrifty.perf import SlicingCosts
+
+from ._gyro import BlockGyroDropout
+from ._kept import Kept, Parts, put, take
+from ._schedule import GyroSchedule
+from ._sliced import gyro_conv2d, gyro_linear
+
+
+logger = logging.getLogger(__name__)
+
+Execution = Literal["auto", "sliced", "masked"]
+
+_BY_UNIT = (
+    nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Mish, nn.ELU, nn.SELU, nn.CELU, nn.Tanh,
+    nn.Sigmoid, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.LogSigmoid,
+)  # fmt: skip
+"""Of one type exactly: a subclass may do anything."""
+_BY_CHANNEL = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """A batch in parts, of which each has the units ``kept``, or all."""
+
+    x: Tensor
+    parts: Parts
+    kept: Kept | None = None
+
+    def whole(self) -> Tensor:
+        """The batch, with zeros for units that are not there."""
+        x = self.x
+        if self.kept is not None:
+            x = put(x, self.kept, dim=_unit_dim(x))
+        return self.parts.join(x)
+
+    def map(self, layer: Callable[[Tensor], Tensor]) -> _Split:
+        """What a layer makes of it that treats all samples and units alike."""
+        out = layer(self.x.flatten(0, 1))
+        return replace(self, x=out.reshape(*self.x.shape[:2], *out.shape[1:]))
+
+
+class GyroSequential(nn.Sequential):
+    """``nn.Sequential`` that does not compute what ``BlockGyroDropout`` drops.
+
+    Between an ``nn.Linear`` or ``nn.Conv2d`` and the dropout may stand activations and, for images, pooling; from the dropout on, what was dropped is left out up to the next of them,
+    across ``nn.Flatten`` too. All other layers see what they would see anyway. Outputs, gradients and the ``state_dict`` are those of ``nn.Sequential``, up to rounding.
+
+    Args:
+        layers: as for ``nn.Sequential``.
+        execution: ``"sliced"``, ``"masked"``, or whichever ``costs`` say is quicker for a layer and its input.
+        costs: when slicing pays.
+
+    Raises:
+        LayerError: ``execution`` is none of the three, or the dropout layers have several schedules.
+
+    >>> dropout = BlockGyroDropout(0.5, num_features=8, group_size=2, subnetworks=4, concurrent=2, total_steps=100)
+    >>> model = GyroSequential(nn.Linear(3, 8), nn.ReLU(), dropout, nn.Linear(8, 1), execution="sliced")
+    >>> x = torch.ones(4, 3)
+    >>> torch.allclose(model(x), nn.Sequential(*model)(x))
+    True
+    """
+
+    def __init__(
+        self,
+        *layers: nn.Module,
+        execution: Execution = "auto",
+        costs: SlicingCosts | None = None,
+    ) -> None:
+        super().__init__(*layers)
+        if execution not in get_args(Execution):
+            raise LayerError(
+                f"execution={execution!r}; give one of {', '.join(map(repr, get_args(Execution)))}"
+            )
+        if len({id(d.schedule) for d in self.modules() if isinstance(d, BlockGyroDropout)}) > 1:
+            raise LayerError(
+                "the dropout layers have several schedules, and a batch can only be split in one way; give them one schedule="
+            )
+        self.execution = execution
+        self.costs = SlicingCosts() if costs is None else costs
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As ``nn.Sequential``."""
+        layers = list(self)
+        drops = [layer for layer in layers if isinstance(layer, BlockGyroDropout)]
+        masked = self.execution == "masked" or not self.training or not drops
+        masked = masked or any(drop.subnetwork is not None for drop in drops)
+        # packed trials have one subnetwork each; a batch of nothing has no parts
+        if masked or type(x) is not Tensor or type(drops[0].kept) is not Tensor or not len(x):
+            return super().forward(x)
+        active = drops[0].schedule.active()
+        parts = Parts.of(len(x), num=len(active), device=x.device)
+        now = _Split(parts.split(x), parts)
+        kept_by = {drop: drop.kept_of(active) for drop in drops}
+        position = 0
+        while position < len(layers):
+            position, now = self._next(layers, position, now, kept_by=kept_by)
+        return now.whole()
+
+    def _next(
+        self,
+        layers: Sequence[nn.Module],
+        position: int,
+        now: _Split,
+        *,
+        kept_by: dict[BlockGyroDropout, Kept],
+    ) -> tuple[int, _Split]:
+        """What comes after one layer, or after a product and what belongs to it."""
+        layer = layers[position]
+        if _is_product(layer):
+            end, drop = _dropout_after(layers, position, now.x)
+            outputs = None if drop is None else kept_by[drop]
+            if self._pays(layer, now, outputs):
+                now = _product(layer, now, outputs)
+                for between in layers[position + 1 : end]:
+                    now = now.map(between)
+                if drop is None:
+                    return position + 1, now
+                drop.schedule.watch()
+                return end + 1, replace(now, x=now.x * drop.scale)
+            return position + 1, _as_whole(layer, now)
+        if isinstance(layer, BlockGyroDropout) and now.kept is None:
+            after = _product_after(layers, position, now.x)
+            kept = kept_by[layer]
+            if after is not None and self._pays(after, replace(now, kept=kept), None):
+                layer.schedule.watch()
+                x = take(now.x, kept, dim=_unit_dim(now.x)) * layer.scale
+                return position + 1, replace(now, x=x, kept=kept)
+        if type(layer) in _BY_UNIT or (type(layer) in _BY_CHANNEL and now.x.dim() == 5):
+            return position + 1, now.map(layer)
+        if type(layer) is nn.Flatten and _flattens_all(layer):
+            return position + 1, _flattened(now)
+        return position + 1, _as_whole(layer, now)
+
+    def _pays(self, layer: nn.Module, now: _Split, outputs: Kept | None) -> bool:
+        """Whether the product is to be sliced."""
+        inputs = now.kept
+        if inputs is None and outputs is None:
+            return False
+        if type(layer) is nn.Conv2d and now.x.dim() != 5:
+            return False
+        if self.execution == "sliced":
+            return True
+        num_out, num_in = layer.weight.shape[:2]
+        pays = self.costs.pays(
+            parts=now.parts.num,
+            rows=_num_rows(layer, now.x),
+            inputs=num_in * layer.weight[0, 0].numel(),
+            outputs=num_out,
+            inputs_kept=(num_in if inputs is None else inputs.num_units)
+            * layer.weight[0, 0].numel(),
+            outputs_kept=num_out if outputs is None else outputs.num_units,
+        )
+        if not pays and not torch.compiler.is_compiling():
+            _say_once(layer, now.parts)
+        return pays
+
+
+class GyroMLP(GyroSequential):
+    """A multi-layer perceptron with block-wise gyro dropout after each hidden layer.
+
+    Args:
+        in_features: of the input.
+        hidden: units of each hidden layer, multiples of ``group_size``.
+        out_features: of the output.
+        p: the share of groups that is dropped.
+        group_size: units of a group.
+        schedule: who is trained when.
+        activation: makes what stands before each dropout.
+        execution: see ``GyroSequential``.
+        generator: what the masks are drawn from.
+
+    Raises:
+        LayerError: an argument makes no sense.
+
+    >>> schedule = GyroSchedule(subnetworks=16, concurrent=4, total_steps=1000)
+    >>> GyroMLP(784, [1024, 1024], 10, schedule=schedule)(torch.zeros(8, 784)).shape
+    torch.Size([8, 10])
+    """
+
+    def __init__(  # noqa: PLR0913 -- three sizes; the rest are keywords
+        self,
+        in_features: int,
+        hidden: Sequence[int],
+        out_features: int,
+        *,
+        schedule: GyroSchedule,
+        p: float = 0.5,
+        group_size: int = 64,
+        activation: Callable[[], nn.Module] = nn.ReLU,
+        execution: Execution = "auto",
+        generator: torch.Generator | None = None,
+    ) -> None:
+        layers: list[nn.Module] = []
+        before = in_features
+        for width in hidden:
+            drop = BlockGyroDropout(
+                p,
+                num_features=width,
+                group_size=group_size,
+                schedule=schedule,
+                generator=generator,
+            )
+            layers += [nn.Linear(before, width), activation(), drop]
+            before = width
+        super().__init__(*layers, nn.Linear(before, out_features), execution=execution)
+
+
+def _is_product(layer: nn.Module) -> bool:
+    if type(layer) is nn.Conv2d:
+        return layer.groups == 1 and layer.padding_mode == "zeros"
+    return type(layer) is nn.Linear
+
+
+def _dropout_after(
+    layers: Sequence[nn.Module], position: int, x: Tensor
+) -> tuple[int, BlockGyroDropout | None]:
+    """The dropout whose units are a product's outputs, and its place."""
+    product = layers[position]
+    allowed = _BY_UNIT + _BY_CHANNEL if type(product) is nn.Conv2d else _BY_UNIT
+    for end in range(position + 1, len(layers)):
+        layer = layers[end]
+        if isinstance(layer, BlockGyroDropout):
+            fits = (
+                _same_units(layer, product, x) and layer.num_features == product.weight.shape[0]
+            )
+            return (end, layer) if fits else (position, None)
+        if type(layer) not in allowed:
+            break
+    return position, None
+
+
+def _product_after(layers: Sequence[nn.Module], position: int, x: Tensor) -> nn.Module | None:
+    """The product whose inputs are a dropout's units."""
+    drop = layers[position]
+    assert isinstance(drop, BlockGyroDropout)
+    for layer in layers[position + 1 :]:
+        if _is_product(layer):
+            fits = _same_units(drop, layer, x) and drop.num_features == layer.weight.shape[1]
+            return layer if fits else None
+        if type(layer) not in _BY_UNIT:
+            return None
+    return None
+
+
+def _same_units(drop: BlockGyroDropout, product: nn.Module, x: Tensor) -> bool:
+    """Whether both mean one dimension; ``x`` is what the first of them gets, in parts."""
+    if type(product) is nn.Conv2d:
+        return x.dim() == 5 and drop.dim in (None, 1)
+    return drop.dim == -1 or (drop.dim is None and x.dim() < 5)
+
+
+def _product(layer: nn.Module, now: _Split, outputs: Kept | None) -> _Split:
+    options: dict[str, Any] = {"inputs": now.kept, "outputs": outputs}
+    if type(layer) is nn.Conv2d:
+        options |= {
+            "stride": layer.stride,
+            "padding": layer.padding,
+            "dilation": layer.dilation,
+        }
+        x = gyro_conv2d(now.x, layer.weight, layer.bias, **options)
+    else:
+        x = gyro_linear(now.x, layer.weight, layer.bias, **options)
+    return replace(now, x=x, kept=outputs)
+
+
+def _as_whole(layer: nn.Module, now: _Split) -> _Split:
+    out = layer(now.whole())
+    return _Split(now.parts.split(out), now.parts)
+
+
+def _unit_dim(x: Tensor) -> int:
+    """Of parts ``(parts, samples, ...)``, as ``unit_dim`` of a batch."""
+    return 2 if x.dim() > 4 else x.dim() - 1
+
+
+def _flattens_all(layer: nn.Flatten) -> bool:
+    return layer.start_dim == 1 and layer.end_dim == -1
+
+
+def _flattened(now: _Split) -> _Split:
+    if now.x.dim() == 5:
+        kept = None if now.kept is None else now.kept.spread(now.x.shape[3] * now.x.shape[4])
+        return replace(now, x=now.x.flatten(2), kept=kept)
+    if now.x.dim() <= 3 or now.kept is None:
+        return replace(now, x=now.x.flatten(2))
+    return _Split(now.parts.split(now.whole().flatten(1)), now.parts)
+
+
+def _num_rows(layer: nn.Module, x: Tensor) -> int:
+    """Rows of one part that a weight is multiplied with."""
+    if type(layer) is nn.Conv2d:
+        return x.shape[1] * x.shape[3] * x.shape[4]
+    return x[0, ..., 0].numel()
+
+
+_said: set[tuple[int, int, int]] = set()
+
+
+def _say_once(layer: nn.Module, parts: Parts) -> None:
+    key = (*layer.weight.shape[:2], parts.num)
+    if key not in _said:
+        _said.add(key)
+        logger.info(
+            "a layer of %d x %d weights is multiplied whole and masked: slicing it for %d subnetworks at a time would be slower",
+            key[1], key[0], parts.num,
+        )  # fmt: skip

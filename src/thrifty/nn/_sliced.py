@@ -1,0 +1,178 @@
+"""Products with the kept groups of a weight alone, forward and backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from thrifty.core import LayerError
+
+from ._kept import Kept
+
+
+def gyro_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    inputs: Kept | None = None,
+    outputs: Kept | None = None,
+) -> Tensor:
+    """``F.linear`` of each part of a batch with the rows and columns that it keeps.
+
+    Source: block-wise gyro dropout (Lee et al., MLSys 2022), by dense products of gathered blocks.
+
+    Args:
+        x: shape ``(parts, samples, ..., inputs kept)``.
+        weight: of the whole layer, shape ``(out_features, in_features)``.
+        bias: shape ``(out_features,)``.
+        inputs: which of the inputs ``x`` has; None for all.
+        outputs: which of the outputs are wanted; None for all.
+
+    Returns:
+        Shape ``(parts, samples, ..., outputs kept)``.
+
+    Raises:
+        LayerError: ``x`` has not as many features as are kept.
+
+    >>> x, weight = torch.ones(2, 3, 2), torch.eye(4)
+    >>> kept = Kept(torch.tensor([[0], [1]]), group_size=2, num_groups=2)
+    >>> gyro_linear(x, weight, inputs=kept).sum((0, 1))
+    tensor([3., 3., 3., 3.])
+    """
+    wanted = weight.shape[1] if inputs is None else inputs.num_units
+    if x.shape[-1] != wanted:
+        raise LayerError(f"x has {x.shape[-1]} features, and {wanted} are kept")
+    rows = x.flatten(1, -2)
+    places = _places(weight, num_parts=len(x), inputs=inputs, outputs=outputs)
+    blocks = weight.reshape(-1, weight.shape[1] // (1 if inputs is None else inputs.num_groups))
+    if _by_parts(rows, blocks):
+        out = _ByParts.apply(rows, blocks, places)
+    else:
+        chosen = blocks.index_select(0, places.flatten()).reshape(len(x), -1, x.shape[-1])
+        out = torch.bmm(rows, chosen.transpose(1, 2))
+    if bias is not None:
+        # a product may have another dtype under autocast
+        out = out + _of_outputs(bias, outputs).to(out.dtype)
+    return out.reshape(*x.shape[:-1], out.shape[-1])
+
+
+def gyro_conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    inputs: Kept | None = None,
+    outputs: Kept | None = None,
+    **options: Any,
+) -> Tensor:
+    """``F.conv2d`` of each part of a batch with the channels that it keeps.
+
+    Args:
+        x: shape ``(parts, samples, channels kept, height, width)``.
+        weight: of the whole layer, shape ``(out_channels, in_channels, height, width)``.
+        bias: shape ``(out_channels,)``.
+        inputs: which of the channels ``x`` has; None for all.
+        outputs: which are wanted; None for all.
+        options: ``stride``, ``padding`` and ``dilation`` of ``F.conv2d``.
+
+    Returns:
+        Shape ``(parts, samples, channels kept, height, width)``.
+
+    Raises:
+        LayerError: ``x`` has not as many channels as are kept.
+
+    >>> x, weight = torch.ones(2, 3, 2, 5, 5), torch.ones(4, 4, 3, 3)
+    >>> kept = Kept(torch.tensor([[0], [1]]), group_size=2, num_groups=2)
+    >>> gyro_conv2d(x, weight, inputs=kept, outputs=kept, padding=1).shape
+    torch.Size([2, 3, 2, 5, 5])
+    """
+    wanted = weight.shape[1] if inputs is None else inputs.num_units
+    if x.shape[2] != wanted:
+        raise LayerError(f"x has {x.shape[2]} channels, and {wanted} are kept")
+    places = _places(weight, num_parts=len(x), inputs=inputs, outputs=outputs)
+    num_blocks = weight.shape[0] * (1 if inputs is None else inputs.num_groups)
+    chosen = weight.reshape(num_blocks, -1).index_select(0, places.flatten())
+    kernels = chosen.reshape(len(x), -1, wanted, *weight.shape[2:])
+    biases = (
+        [None] * len(x) if bias is None else _of_outputs(bias, outputs).expand(len(x), 1, -1)
+    )
+    return torch.stack([
+        F.conv2d(part, kernel, None if own is None else own[0], **options)
+        for part, kernel, own in zip(x, kernels, biases, strict=True)
+    ])
+
+
+def _by_parts(x: Tensor, blocks: Tensor) -> bool:
+    # what compiles, or changes dtypes on the way, has to be made of torch's own functions
+    return (
+        x.device.type == "cpu"
+        and x.dtype == blocks.dtype
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+    )
+
+
+def _places(
+    weight: Tensor, *, num_parts: int, inputs: Kept | None, outputs: Kept | None
+) -> Tensor:
+    """Where the kept blocks of each part are; int64, shape ``(parts, blocks)``.
+
+    A block is what one output takes from one group of inputs, side by side in memory.
+    """
+    num_groups = 1 if inputs is None else inputs.num_groups
+    every = torch.arange(weight.shape[0], device=weight.device)
+    rows = every.expand(num_parts, -1) if outputs is None else outputs.units()
+    if inputs is None:
+        return rows
+    return (rows.unsqueeze(-1) * num_groups + inputs.groups.unsqueeze(1)).flatten(1)
+
+
+def _of_outputs(bias: Tensor, outputs: Kept | None) -> Tensor:
+    """Shape ``(parts or 1, 1, outputs kept)``."""
+    if outputs is None:
+        return bias.reshape(1, 1, -1)
+    units = outputs.units()
+    return bias.index_select(0, units.flatten()).reshape(len(units), 1, -1)
+
+
+class _ByParts(Function):
+    """One part after the other, so that the gathered matrix is small, stays in the cache, and is not kept for the backward pass: on a CPU, fresh memory costs more than gathering again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, blocks: Tensor, places: Tensor) -> Tensor:  # noqa: PLR0917 -- apply() takes no keywords
+        ctx.save_for_backward(x, blocks, places)
+        chosen = _buffer(blocks, places)
+        out = x.new_empty(*x.shape[:2], chosen.numel() // x.shape[-1])
+        for part, place, target in zip(x, places, out, strict=True):
+            torch.index_select(blocks, 0, place, out=chosen)
+            torch.mm(part, chosen.view(-1, x.shape[-1]).t(), out=target)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, blocks, places = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        wants_x, wants_blocks, _ = ctx.needs_input_grad
+        chosen = _buffer(blocks, places)
+        matrix = chosen.view(grad.shape[-1], x.shape[-1])
+        of_x = torch.empty_like(x) if wants_x else None
+        of_blocks = torch.zeros_like(blocks) if wants_blocks else None
+        for number, (part, place, back) in enumerate(zip(x, places, grad, strict=True)):
+            if of_x is not None:
+                torch.index_select(blocks, 0, place, out=chosen)
+                torch.mm(back, matrix, out=of_x[number])
+            if of_blocks is not None:
+                torch.mm(back.t(), part, out=matrix)
+                of_blocks.index_add_(0, place, chosen)
+        return of_x, of_blocks, None
+
+
+def _buffer(blocks: Tensor, places: Tensor) -> Tensor:
+    return blocks.new_empty(places.shape[1], blocks.shape[1])

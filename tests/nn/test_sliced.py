@@ -1,0 +1,90 @@
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings, strategies as st
+
+from thrifty.core import LayerError
+from thrifty.nn import Kept, gyro_conv2d, gyro_linear
+from thrifty.nn._kept import Parts, put, take
+
+
+@st.composite
+def kept(draw, num_parts):
+    size, num = draw(st.integers(1, 3)), draw(st.integers(1, 5))
+    left = draw(st.integers(1, num))
+    groups = [sorted(draw(st.permutations(range(num)))[:left]) for _ in range(num_parts)]
+    return Kept(torch.tensor(groups), size, num)
+
+
+@st.composite
+def products(draw):
+    """Inputs and outputs of a product, each whole or in part; the sizes."""
+    num_parts = draw(st.integers(1, 4))
+    inputs, outputs = (draw(st.none() | kept(num_parts)) for _ in range(2))
+    sizes = [
+        draw(st.integers(1, 6)) if k is None else k.group_size * k.num_groups
+        for k in (inputs, outputs)
+    ]
+    return num_parts, inputs, outputs, *sizes
+
+
+def normal(*, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return partial(torch.randn, generator=generator, dtype=torch.float64)
+
+
+def whole(x, kept, dim):
+    return x if kept is None else put(x, kept, dim=dim)
+
+
+def left(x, kept, dim):
+    return x if kept is None else take(x, kept, dim=dim)
+
+
+@settings(deadline=None)
+@given(products(), st.integers(0, 3), st.booleans())
+def test_linear_is_a_masked_product(product, rows, with_bias):
+    num_parts, inputs, outputs, num_in, num_out = product
+    draw = normal(seed=rows)
+    weight, bias = draw(num_out, num_in), draw(num_out) if with_bias else None
+    x = left(draw(num_parts, rows, num_in), inputs, 2)
+    wanted = left(F.linear(whole(x, inputs, 2), weight, bias), outputs, 2)
+    torch.testing.assert_close(
+        gyro_linear(x, weight, bias, inputs=inputs, outputs=outputs), wanted
+    )
+
+
+@settings(deadline=None, max_examples=30)
+@given(products(), st.booleans())
+def test_convolution_is_a_masked_convolution(product, with_bias):
+    num_parts, inputs, outputs, num_in, num_out = product
+    draw = normal(seed=num_in)
+    weight, bias = draw(num_out, num_in, 3, 2), draw(num_out) if with_bias else None
+    x = left(draw(num_parts, 2, num_in, 5, 5), inputs, 2)
+    options = {"stride": 2, "padding": 1}
+    full = whole(x, inputs, 2).flatten(0, 1)
+    out = F.conv2d(full, weight, bias, **options)
+    wanted = left(out.reshape(num_parts, 2, *out.shape[1:]), outputs, 2)
+    ours = gyro_conv2d(x, weight, bias, inputs=inputs, outputs=outputs, **options)
+    torch.testing.assert_close(ours, wanted)
+
+
+@given(batch=st.integers(1, 20), num=st.integers(1, 8))
+def test_parts(batch, num):
+    parts = Parts.of(batch, num=num)
+    x = torch.arange(batch)
+    split = parts.split(x)
+    assert torch.equal(parts.join(split), x)
+    # a sample stands in its part
+    for sample in range(batch):
+        assert sample in split[sample * num // batch]
+
+
+def test_what_does_not_fit():
+    some = Kept(torch.tensor([[0]]), 2, 3)
+    with pytest.raises(LayerError, match="x has 6 features, and 2 are kept"):
+        gyro_linear(torch.ones(1, 4, 6), torch.ones(5, 6), inputs=some)
+    with pytest.raises(LayerError, match="x has 6 channels, and 2 are kept"):
+        gyro_conv2d(torch.ones(1, 4, 6, 3, 3), torch.ones(5, 6, 1, 1), inputs=some)
