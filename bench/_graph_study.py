@@ -20,7 +20,7 @@ from torch import nn
 import thrifty as th
 from bench._graph_data import real, split
 from bench._harness import say_result
-from thrifty.graph import GNN, SAGE, Batch, GraphData, NeighborLoader
+from thrifty.graph import GNN, SAGE, Batch, GraphData, NeighborLoader, tune_allocator
 
 
 LEARNING_RATES = (1e-3, 3e-3, 1e-2, 3e-2)
@@ -125,6 +125,8 @@ def studied(
 def main() -> None:
     options = json.loads(sys.argv[1])
     torch.set_num_threads(options.pop("threads", 2))
+    if options.pop("tuned", False):
+        tune_allocator()
     how, epochs = options.pop("how"), options.pop("epochs")
     runs = {key: options.pop(key) for key in ("pack", "workers", "pack_size") if key in options}
     task = Products(**options)

@@ -194,18 +194,21 @@ def _inference(*, quick: bool, **_: Any) -> Section:
 def _study(*, quick: bool, rounds: int) -> Section:
     rows: list[dict[str, Any]] = []
     goals = []
-    for hidden in (64, 16):
-        found = _sixteen_trials(hidden, quick=quick, rounds=min(rounds, 2))
+    for hidden, tuned in product((64, 16), (False, True)):
+        found = _sixteen_trials(hidden, tuned=tuned, quick=quick, rounds=min(rounds, 2))
         rows += found
         fastest = max(row["times as fast"] for row in found[1:])
-        name = f"16 trials, hidden {hidden}, packed with shared batches: times as fast"
+        allocator = "tuned" if tuned else "default"
+        name = f"16 trials, hidden {hidden}, {allocator} allocator, packed with shared batches: times as fast"
         goals.append(at_least(name, fastest, 3))
     print()
     table(rows)
     return rows, goals
 
 
-def _sixteen_trials(hidden: int, *, quick: bool, rounds: int) -> list[dict[str, Any]]:
+def _sixteen_trials(
+    hidden: int, *, tuned: bool, quick: bool, rounds: int
+) -> list[dict[str, Any]]:
     common = {
         "graph": "amazon_cs",
         "fanouts": FANOUTS,
@@ -214,6 +217,7 @@ def _sixteen_trials(hidden: int, *, quick: bool, rounds: int) -> list[dict[str, 
         "num_valid": 256 if quick else 2048,
         "epochs": 1 if quick else 5,
         "threads": THREADS,
+        "tuned": tuned,
     }
     packed = {"how": "packed", "pack": "auto"}
     ways: dict[str, dict[str, Any]] = {
@@ -233,6 +237,7 @@ def _sixteen_trials(hidden: int, *, quick: bool, rounds: int) -> list[dict[str, 
         {
             "16 trials": name,
             "hidden": hidden,
+            "allocator": "tuned" if tuned else "default",
             "seconds": value,
             "times as fast": medians["one after the other"] / value,
             "best accuracy": best[name],

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from thrifty.core import GraphError, TaskError
-from thrifty.graph import GNN, SAGE, GraphData, from_edge_index
+from thrifty.graph import GNN, SAGE, Graph, GraphData, from_edge_index
 from thrifty.pack import (
     Adam,
     ConcatenatedBackend,
@@ -182,3 +182,16 @@ def test_labels_say_what_a_model_should():
     batch = next(task.data(hp).source(CPU).train_batches(seed=0, epoch=0, batch_size=16))
     assert task.model(hp)(batch).shape == (16, NUM_CLASSES)
     assert torch.equal(batch.y, random_graph().y[batch.seeds])
+
+
+@pytest.mark.parametrize("tuned", [True, False])
+def test_the_allocator_is_tuned_where_training_begins(monkeypatch, tuned):
+    calls = []
+    monkeypatch.setattr("thrifty.graph._data.tune_allocator", lambda: calls.append(1))
+    ring = Graph(
+        np.arange(5), np.array([1, 2, 3, 0], dtype=np.int32), x=torch.eye(4), y=torch.arange(4)
+    )
+    data = GraphData(ring, train=[0, 1], valid=[2, 3], fanouts=[1], tuned=tuned)
+    assert not calls
+    data.source(torch.device("cpu"))
+    assert len(calls) == tuned

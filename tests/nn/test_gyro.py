@@ -161,3 +161,10 @@ def test_bad_input(shape, message, mode):
     layer = GyroDropout(0.5, num_features=6, **WHEN).train(mode)
     with pytest.raises(LayerError, match=message):
         layer(torch.ones(shape))
+
+
+@pytest.mark.parametrize("dim", [0, 2, -2, -3])
+def test_a_dimension_that_is_not_there_or_counts_samples(dim):
+    layer = GyroDropout(0.5, num_features=6, dim=dim, **WHEN)
+    with pytest.raises(LayerError, match=rf"dim={dim}, and x has shape \(6, 6\)"):
+        layer(torch.ones(6, 6))

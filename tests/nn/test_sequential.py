@@ -1,5 +1,4 @@
 import copy
-import logging
 
 import pytest
 import torch
@@ -167,6 +166,16 @@ def test_compiled(name):
     torch.compiler.reset()
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_on_cuda(name):
+    make, shape = NETWORKS[name]
+    plain, sliced = (model.cuda() for model in pair(make, execution="sliced"))
+    x = torch.randn(9, *shape).double().cuda()
+    for ours, theirs in zip(run(sliced, x), run(plain, x), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_something_is_left_out(monkeypatch):
     """Not all is multiplied: shapes of products are those of the kept groups."""
     seen = []
@@ -216,7 +225,6 @@ def test_states_are_those_of_sequential():
 
 
 def test_costs_choose_and_say_so_once(caplog):
-    caplog.set_level(logging.INFO, logger="thrifty.nn._sequential")
     _sequential._said.clear()
     never = SlicingCosts(margin=1e9)
     plain, model = pair(mlp, costs=never)

@@ -166,3 +166,39 @@ def test_other_errors_come_through(timed):
     timed({1: OSError("something else")})
     with pytest.raises(OSError, match="something else"):
         measured()
+
+
+class Clock:
+    """Time passes only while a step is made."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+    def steps(self, *seconds):
+        for each in seconds:
+            self.now += each
+            yield
+
+
+@pytest.mark.parametrize(
+    ("steps", "wanted", "left"),
+    [
+        (
+            (0.09, 0.05, 0.02, 0.01, 0.03, 0.5),
+            0.01,
+            1,
+        ),  # short: two to warm up, three that count
+        ((0.05, 0.2, 0.3, 0.2, 0.4, 0.5), 0.2, 1),
+        ((0.5, 0.4, 0.3, 0.1), 0.3, 1),  # long: one and two
+    ],
+)
+def test_long_steps_are_measured_less_often(monkeypatch, steps, wanted, left):
+    clock = Clock()
+    monkeypatch.setattr(calibrating, "time", clock)
+    rest = clock.steps(*steps)
+    found = calibrating._seconds(rest, torch.device("cpu"))
+    assert found == pytest.approx(wanted)
+    assert len(list(rest)) == left

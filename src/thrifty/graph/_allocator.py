@@ -15,7 +15,7 @@ def tune_allocator() -> bool:
 
     glibc maps each tensor above 32 MB anew, and the system clears its pages one fault after the other. Training on large blocks that
     makes many such tensors at each step is faster without; the process then keeps the most memory it ever had. Call it once, before
-    training; nothing else in ``thrifty`` does.
+    training. Studies on ``GraphData`` do, unless they are told not to; nothing else in ``thrifty`` does.
 
     Returns:
         Whether the C library took it; False where it is not glibc.

@@ -10,6 +10,7 @@ import torch
 from thrifty.core import GraphError
 from thrifty.pack import Source
 
+from ._allocator import tune_allocator
 from ._batch import Batch, Mode
 from ._graph import Graph
 from ._loader import NeighborLoader
@@ -35,6 +36,7 @@ class GraphData:
         num_threads: that make batches ahead of training; 0 to make them when they are wanted.
         dtype: of the features of batches; float32 makes whole floats of halves.
         keep_bytes: validation batches are kept in memory as long as they take no more than this.
+        tuned: call ``tune_allocator`` when training begins: freed memory stays with the process, for good. Packed trials on sampled batches are up to twice as fast with it.
 
     Raises:
         GraphError: there are no features or labels, nodes do not exist, fanouts make no sense.
@@ -59,6 +61,7 @@ class GraphData:
         num_threads: int = 1,
         dtype: torch.dtype | None = None,
         keep_bytes: int = 2**28,
+        tuned: bool = True,
     ) -> None:
         for name in ("x", "y"):
             if getattr(graph, name) is None:
@@ -74,6 +77,7 @@ class GraphData:
         self.graph, self.train, self.valid = graph, train, valid
         self.fanouts, self.valid_fanouts = tuple(fanouts), tuple(valid_fanouts)
         self.keep_bytes = keep_bytes
+        self.tuned = tuned
         self._options = {
             "mode": mode,
             "replace": replace,
@@ -111,6 +115,8 @@ class GraphData:
 
     def source(self, device: torch.device) -> Source:
         """The batches, on a device."""
+        if self.tuned:
+            tune_allocator()
         return _GraphSource(self, device)
 
 

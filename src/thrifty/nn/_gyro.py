@@ -45,7 +45,11 @@ class GyroLayer(nn.Module):
             raise LayerError(
                 f"x has shape {tuple(x.shape)}; give a batch: the first dimension counts samples"
             )
-        dim = unit_dim(x) if self.dim is None else range(x.dim())[self.dim]
+        dim = unit_dim(x) if self.dim is None else self.dim % x.dim()
+        if self.dim is not None and not (dim > 0 and -x.dim() <= self.dim < x.dim()):
+            raise LayerError(
+                f"dim={self.dim}, and x has shape {tuple(x.shape)}; give a dimension of it other than the batch"
+            )
         if x.shape[dim] != self.num_features:
             raise LayerError(
                 f"x has shape {tuple(x.shape)}, so {x.shape[dim]} units in dimension {dim}, and the layer {self.num_features}; "

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from thrifty.core import LayerError
-from thrifty.perf import SlicingCosts
+from thrifty.perf import SlicedProduct, SlicingCosts
 
 from ._gyro import BlockGyroDropout
 from ._kept import Kept, Parts, put, take
@@ -154,15 +154,16 @@ class GyroSequential(nn.Sequential):
         if self.execution == "sliced":
             return True
         num_out, num_in = layer.weight.shape[:2]
-        pays = self.costs.pays(
+        area = layer.weight[0, 0].numel()
+        product = SlicedProduct(
             parts=now.parts.num,
             rows=_num_rows(layer, now.x),
-            inputs=num_in * layer.weight[0, 0].numel(),
+            inputs=num_in * area,
             outputs=num_out,
-            inputs_kept=(num_in if inputs is None else inputs.num_units)
-            * layer.weight[0, 0].numel(),
+            inputs_kept=area * (num_in if inputs is None else inputs.num_units),
             outputs_kept=num_out if outputs is None else outputs.num_units,
         )
+        pays = self.costs.pays(product)
         if not pays and not torch.compiler.is_compiling():
             _say_once(layer, now.parts)
         return pays
@@ -313,7 +314,7 @@ def _say_once(layer: nn.Module, parts: Parts) -> None:
     key = (*layer.weight.shape[:2], parts.num)
     if key not in _said:
         _said.add(key)
-        logger.info(
+        logger.warning(
             "a layer of %d x %d weights is multiplied whole and masked: slicing it for %d subnetworks at a time would be slower",
             key[1], key[0], parts.num,
         )  # fmt: skip

@@ -25,6 +25,8 @@ WHOLE_SIZES = (4, 16)
 """Steps on whole batches are long, and where they gain they gain with size."""
 MEASURE_S = 0.012
 """How long each size is measured, if steps are short; three steps at least."""
+LONG_STEP_S = 0.1
+"""Steps from this length on are measured twice after one, and others three times or more after two."""
 MAX_STEP_S = 2.0
 """No larger packs are tried when a joint step takes as long."""
 HOPE = 0.9
@@ -156,16 +158,21 @@ def _fused_steps(backend: FusedBackend, size: int, values: Mapping[str, Any]) ->
 
 
 def _seconds(steps: Iterator[None], device: torch.device) -> float:
-    """The least time of a step, after two that warm up: what disturbs a measurement only makes it longer."""
-    for _ in range(2):
-        next(steps)
-    _wait(device)
-    times: list[float] = []
-    while len(times) < 3 or (sum(times) < MEASURE_S and len(times) < 200):
+    """The least time of a step, after those that warm up: what disturbs a measurement only makes it longer."""
+
+    def timed() -> float:
         began = time.perf_counter()
         next(steps)
         _wait(device)
-        times.append(time.perf_counter() - began)
+        return time.perf_counter() - began
+
+    # long steps cost much to measure, and are disturbed the less
+    long = timed() > LONG_STEP_S
+    if not long:
+        timed()
+    times: list[float] = []
+    while len(times) < 3 - long or (sum(times) < MEASURE_S and len(times) < 200):
+        times.append(timed())
     return min(times)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,7 @@ from ._state import State
 from ._task import Task
 from .fused._block import Block
 from .fused._denormals import denormals_flushed
-from .fused._dry_run import dry_run, fits_inside
+from .fused._dry_run import NUM_ROWS, dry_run, fits_inside
 from .fused._feed import ArrayFeed, Feed, IteratorFeed
 from .fused._member import FeedError, FusedTrial
 from .fused._options import BlockOptions
@@ -346,7 +346,7 @@ class FusedBackend(Backend):
 def _found_out(trial: FusedTrial, values: Mapping[str, Any]) -> Structure | str:
     """The structure of a trial's model by a dry run, or why there is none."""
     try:
-        batch = next(trial.batches(EpochPlan(epoch=0, values=values)))
+        batch = next(_few_rows(trial, values))
         seed_everything(derive_seed(trial.seed, "dry run"))
         # a copy: what the trial's task notes down later is not what was recorded
         return dry_run(copy(trial.task), trial.model, batch)
@@ -383,3 +383,11 @@ def _check_momentum(trial: FusedTrial, plan: EpochPlan) -> None:
     values = plan.moving.get(name, ()) if isinstance(name, str) else ()
     if any(values) and not all(values):
         raise UnfusableError("its momentum is zero in a part of an epoch")
+
+
+def _few_rows(trial: FusedTrial, values: Mapping[str, Any]) -> Iterator[Any]:
+    """Batches for a dry run: those that are made for it need not be large."""
+    if trial.source.arrays is not None:
+        return trial.batches(EpochPlan(epoch=0, values=values))
+    size = min(trial.batch_size(values), NUM_ROWS)
+    return trial.source.train_batches(seed=trial.seed, epoch=0, batch_size=size)

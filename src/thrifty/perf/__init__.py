@@ -5,7 +5,7 @@ Curves are plain numbers, measured elsewhere and kept by the store; nothing here
 
 from ._pack_choice import PackChoice as PackChoice, choose_pack as choose_pack
 from ._pack_curve import PackCurve as PackCurve
-from ._slicing_costs import SlicingCosts as SlicingCosts
+from ._slicing_costs import SlicedProduct as SlicedProduct, SlicingCosts as SlicingCosts
 
 
-__all__ = ["PackChoice", "PackCurve", "SlicingCosts", "choose_pack"]
+__all__ = ["PackChoice", "PackCurve", "SlicedProduct", "SlicingCosts", "choose_pack"]

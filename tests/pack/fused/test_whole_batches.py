@@ -156,3 +156,23 @@ def test_a_batch_size_of_ones_own_is_a_block_of_ones_own():
         backend.stack(slot, trial.member)
     assert len(backend._blocks) == 2
     assert_same(together(fused(Task()), some), alone(Task(), some), tolerance=1e-10)
+
+
+def test_the_dry_run_asks_for_a_small_batch():
+    asked = []
+
+    class Noted(Clouds):
+        def train_batches(self, *, seed, epoch, batch_size):
+            asked.append(batch_size)
+            return super().train_batches(seed=seed, epoch=epoch, batch_size=batch_size)
+
+    class Large(Labels):
+        batch_size = 12
+
+        def data(self, hp):
+            return Noted()
+
+    backend = FusedBackend(Large(), block=BlockOptions(size=2))
+    together(backend, [Trial(config=CONFIG, seed=k) for k in range(2)])
+    assert asked[0] == 8
+    assert set(asked[1:]) == {12}

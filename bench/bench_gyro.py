@@ -1,0 +1,183 @@
+"""Gyro dropout: what block-wise gyro saves of a training step, and what either form does for accuracy.
+
+    python -m bench.bench_gyro [--quick] [--device cuda] [--fit] [--only speed|accuracy]
+
+Speed: perceptrons of three hidden layers and the feed-forward layer of a Transformer, forward, backward and SGD; gyros and ``nn.Dropout`` in turns, in one process for each width.
+Accuracy: thrifty studies (packed), rates chosen on validation data, errors on test data over five seeds. The data are read from ``$THRIFTY_DATA``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from statistics import mean
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from bench import _rex_tasks as rex
+from bench._data import data_folder
+from bench._gyro_setting import PASSES
+from bench._gyro_tasks import SETTINGS
+from bench._harness import Goal, at_least, at_most, finish, in_fresh_process, parser, table
+
+
+WIDTHS = (1024, 2048, 4096)
+CONCURRENTS = (1, 4, 8, 16)
+GRAPHS = ("amazon_cs", "cora")
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    options.add_argument("--only", choices=["speed", "accuracy"])
+    options.add_argument(
+        "--fit",
+        action="store_true",
+        help="measure how well perf.SlicingCosts foresee, and nothing else",
+    )
+    options.add_argument(
+        "--workers", type=int, default=2, help="settings at a time, one thread each"
+    )
+    args = options.parse_args()
+    if args.fit:
+        found = with_threads("bench._gyro_fit", {"rounds": 1 if args.quick else 5})
+        table([found])
+        return finish("gyro_fit", found, [])
+    figures: dict[str, Any] = {}
+    goals: list[Goal] = []
+    if args.only != "accuracy":
+        figures["speed"], more = speed(args.device, quick=args.quick)
+        goals += more
+    if args.only != "speed":
+        figures["accuracy"], more = accuracy(workers=args.workers, quick=args.quick)
+        goals += more
+    return finish("gyro", figures, goals)
+
+
+# -- speed -----------------------------------------------------------------------------------
+
+
+def speed(device: str, *, quick: bool) -> tuple[list[dict[str, Any]], list[Goal]]:
+    """A table for each width and allocator."""
+    rows: list[dict[str, Any]] = []
+    goals: list[Goal] = []
+    cases = [("MLP", width, 256) for width in WIDTHS] + [("Transformer MLP", 4096, 16)]
+    if quick:
+        cases = [("MLP", 256, 64), ("Transformer MLP", 256, 16)]
+    for network, width, batch in cases:
+        for tuned in [False] if quick or device == "cuda" else [False, True]:
+            case = {
+                "network": network,
+                "width": width,
+                "batch": batch,
+                "group_size": max(16, width // 64),
+                "concurrents": CONCURRENTS,
+                "rounds": 2 if quick else 7,
+                "device": device,
+                "tuned": tuned,
+            }
+            found = with_threads("bench._gyro_speed", case)
+            rows.append({**case, **found})
+            show(network, width, tuned=tuned, found=found)
+            times = found["ms"]
+            if width == WIDTHS[-1]:
+                goals += [
+                    at_least(
+                        f"{network} {width}, tau {tau}{', tuned allocator' if tuned else ''}: nn.Dropout / block-wise",
+                        times["nn.Dropout"] / times[f"block-wise, tau {tau}"],
+                        1.3,
+                    )
+                    for tau in CONCURRENTS
+                ]
+    return rows, goals
+
+
+def show(network: str, width: int, *, tuned: bool, found: Mapping[str, Any]) -> None:
+    """One case."""
+    allocator = "allocator tuned" if tuned else "default allocator"
+    print(f"\n{network}, {width} wide, {allocator}\n")
+    base = found["ms"]["nn.Dropout"]
+    table([
+        {"training step": name, "ms": ms, "times as fast as nn.Dropout": base / ms}
+        for name, ms in found["ms"].items()
+    ])
+    floors = found["floors"]
+    print(
+        f"floor: {floors['whole']['flops ms']:.1f} ms of operations and {floors['whole']['bytes ms']:.1f} ms of memory whole; "
+        f"{floors['kept']['flops ms']:.1f} and {floors['kept']['bytes ms']:.1f} with what is kept "
+        f"({found['GFLOP/s']:.0f} GFLOP/s, {found['GB/s']:.1f} GB/s measured)"
+    )
+
+
+def with_threads(module: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """In a fresh process, on all cores."""
+    return in_fresh_process(module, json.dumps({**options, "threads": os.cpu_count() or 1}))
+
+
+# -- accuracy --------------------------------------------------------------------------------
+
+
+def accuracy(*, workers: int, quick: bool) -> tuple[dict[str, Any], list[Goal]]:
+    """A table for each setting."""
+    missing = [
+        *rex.missing_data(),
+        *(
+            path
+            for name in GRAPHS
+            if not (path := data_folder() / "graphs" / f"{name}.npz").is_file()
+        ),
+    ]
+    if missing:
+        raise SystemExit(f"no data at {', '.join(map(str, missing))}; set THRIFTY_DATA")
+
+    def run(name: str) -> dict[str, Any]:
+        more = ["--quick"] if quick else []
+        found = in_fresh_process("bench._gyro_setting", "--setting", name, *more)
+        print(f"{name}: {found['seconds']:,.0f} s", flush=True)
+        return found
+
+    with ThreadPoolExecutor(workers) as pool:
+        results = dict(zip(SETTINGS, pool.map(run, SETTINGS), strict=True))
+    goals: list[Goal] = []
+    better = 0
+    for name, found in results.items():
+        print(f"\n{name}: test error, %\n")
+        methods = found["methods"]
+        table(rows_of(methods))
+        print(f"{PASSES} passes take {found['times_as_long']:.1f} times as long as one")
+        gained = mean(methods["dropout"]["test"]) - mean(methods["gyro"]["test"])
+        better += gained > 0
+        goals.append(at_least(f"{name}: dropout's error - gyro's", gained, 0))
+        lost = mean(methods["block"]["test"]) - mean(methods["gyro"]["test"])
+        goals.append(at_most(f"{name}: block-wise gyro's error - gyro's", lost, 0.2))
+    goals.append(
+        at_least("settings where gyro is better than dropout", better, len(SETTINGS) // 2 + 1)
+    )
+    return results, goals
+
+
+def rows_of(methods: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Means with intervals from Student's distribution, and paired tests: equal seeds have equal weights at first and equal batches."""
+    dropout = methods["dropout"]["test"]
+    rows = []
+    for name, found in methods.items():
+        errors = found["test"]
+        half = stats.t.ppf(0.975, len(errors) - 1) * stats.sem(errors)
+        same = name == "dropout" or np.allclose(errors, dropout)
+        rows.append({
+            "method": name,
+            "tuned p": found["rate"],
+            "error, %": mean(errors),
+            "95 % interval": f"{mean(errors) - half:.2f} to {mean(errors) + half:.2f}",
+            "less than dropout, points": mean(dropout) - mean(errors),
+            "p-value": None if same else float(stats.ttest_rel(errors, dropout).pvalue),
+        })
+    return rows
+
+
+if __name__ == "__main__":
+    main()
