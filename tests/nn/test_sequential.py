@@ -237,6 +237,30 @@ def test_costs_choose_and_say_so_once(caplog):
     assert len(caplog.records) == 3
 
 
+class TwoSided(SlicingCosts):
+    """Slicing pays where both sides are sliced."""
+
+    def pays(self, product):
+        return product.inputs_kept < product.inputs and product.outputs_kept < product.outputs
+
+
+def test_one_side_alone_need_not_pay(monkeypatch):
+    """The product between two dropouts is sliced on both sides, though neither its neighbours nor one side of it would be."""
+    seen = []
+    product = _sequential.gyro_linear
+
+    def watched(x, weight, bias, *, inputs, outputs):
+        seen.append((inputs is not None, outputs is not None))
+        return product(x, weight, bias, inputs=inputs, outputs=outputs)
+
+    monkeypatch.setattr(_sequential, "gyro_linear", watched)
+    plain, model = pair(mlp, costs=TwoSided())
+    x = torch.randn(8, 5).double()
+    for ours, theirs in zip(run(model, x), run(plain, x), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert seen == [(True, True)]
+
+
 def test_gyro_mlp():
     schedule = GyroSchedule(subnetworks=8, concurrent=2, total_steps=20)
     generator = torch.Generator().manual_seed(0)

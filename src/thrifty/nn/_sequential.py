@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -115,13 +115,13 @@ class GyroSequential(nn.Sequential):
         position: int,
         now: _Split,
         *,
-        kept_by: dict[BlockGyroDropout, Kept],
+        kept_by: Mapping[BlockGyroDropout | None, Kept],
     ) -> tuple[int, _Split]:
         """What comes after one layer, or after a product and what belongs to it."""
         layer = layers[position]
         if _is_product(layer):
             end, drop = _dropout_after(layers, position, now.x)
-            outputs = None if drop is None else kept_by[drop]
+            outputs = kept_by.get(drop)
             if self._pays(layer, now, outputs):
                 now = _product(layer, now, outputs)
                 for between in layers[position + 1 : end]:
@@ -132,9 +132,14 @@ class GyroSequential(nn.Sequential):
                 return end + 1, replace(now, x=now.x * drop.scale)
             return position + 1, _as_whole(layer, now)
         if isinstance(layer, BlockGyroDropout) and now.kept is None:
-            after = _product_after(layers, position, now.x)
             kept = kept_by[layer]
-            if after is not None and self._pays(after, replace(now, kept=kept), None):
+            after = _product_after(layers, position, now.x)
+            if after is not None and self._pays(
+                layers[after],
+                replace(now, kept=kept),
+                # slicing one side alone may not pay where slicing both does
+                kept_by.get(_dropout_after(layers, after, now.x)[1]),
+            ):
                 layer.schedule.watch()
                 x = take(now.x, kept, dim=_unit_dim(now.x)) * layer.scale
                 return position + 1, replace(now, x=x, kept=kept)
@@ -243,14 +248,15 @@ def _dropout_after(
     return position, None
 
 
-def _product_after(layers: Sequence[nn.Module], position: int, x: Tensor) -> nn.Module | None:
-    """The product whose inputs are a dropout's units."""
+def _product_after(layers: Sequence[nn.Module], position: int, x: Tensor) -> int | None:
+    """The place of the product whose inputs are a dropout's units."""
     drop = layers[position]
     assert isinstance(drop, BlockGyroDropout)
-    for layer in layers[position + 1 :]:
+    for place in range(position + 1, len(layers)):
+        layer = layers[place]
         if _is_product(layer):
             fits = _same_units(drop, layer, x) and drop.num_features == layer.weight.shape[1]
-            return layer if fits else None
+            return place if fits else None
         if type(layer) not in _BY_UNIT:
             return None
     return None
