@@ -42,6 +42,11 @@ class RowState:
         )
         self._mask: torch.Tensor | None = None
         self._others: list[torch.Tensor] = []  # frozen parameters and buffers, [C, *shape]
+        self._counters = [
+            place
+            for place, name in enumerate(structure.untrained)
+            if name in structure.counters
+        ]
 
     # -- as a program takes it -----------------------------------------------------------
 
@@ -92,7 +97,7 @@ class RowState:
         limits = [limit for _, limit in options]
         clips = any(limit is not None for limit in limits)
         step = self._optimizer.stepper(self._rows, [each for each, _ in options])
-        counters = self._counters(len(options))
+        counters = [self._others[place][: len(options)] for place in self._counters]
         if self._mask is None and not clips and not counters:
             return step
         gradients = self._rows.gradients[: len(options)]
@@ -108,11 +113,6 @@ class RowState:
                 counter += 1
 
         return update
-
-    def _counters(self, num: int) -> list[torch.Tensor]:
-        """What counts the steps of the first rows."""
-        others = zip(self._structure.untrained, self._others, strict=True)
-        return [other[:num] for name, other in others if name in self._structure.counters]
 
     # -- trials come, move and go --------------------------------------------------------
 
