@@ -58,12 +58,9 @@ def multiply_parts(x: Tensor, rows: Tensor, *, dim: int) -> Tensor:
     num_parts, num_units = rows.shape
     others = [1] * (x.dim() - 2)
     others.insert(dim - 1, num_units)
-    if x.shape[0] % num_parts:
-        part = torch.arange(x.shape[0], device=x.device) * num_parts // max(x.shape[0], 1)
-        return x * rows[part].reshape(x.shape[0], *others)
-    parts = (
-        x.reshape(num_parts, -1, *x.shape[1:])
-        if len(x)
-        else x.reshape(num_parts, 0, *x.shape[1:])
-    )
+    batch = x.shape[0]
+    if batch % num_parts:
+        part = torch.arange(batch, device=x.device) * num_parts // batch
+        return x * rows[part].reshape(batch, *others)
+    parts = x.reshape(num_parts, batch // num_parts, *x.shape[1:])
     return (parts * rows.reshape(num_parts, 1, *others)).reshape(x.shape)

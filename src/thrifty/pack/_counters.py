@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
 
@@ -12,11 +10,9 @@ def step_counters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
     A layer that has to know the step counts neither its own calls, of which there may be several a step, nor those of another loop's hooks.
     """
-    return {name: buffer for name, buffer in _named(model) if buffer is not None}
-
-
-def _named(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:
     # a module that stands in several places is visited once
-    for path, module in model.named_modules():
-        for name in getattr(type(module), "step_counters", ()):
-            yield f"{path}.{name}" if path else name, getattr(module, name)
+    return {
+        f"{path}.{name}" if path else name: getattr(module, name)
+        for path, module in model.named_modules()
+        for name in getattr(type(module), "step_counters", ())
+    }
