@@ -10,6 +10,7 @@
     │   ├── TaskError                a task, its metrics, its hyper-parameters
     │   ├── GraphError               a graph, seeds or fanouts
     │   ├── LayerError               a layer's options, or an input that does not fit it
+    │   ├── HeteroError              unequal workers, their data or their options
     │   └── StudyMismatchError       a stored study that is not the one asked for
     ├── StoreError                   the database or the checkpoint folder
     │   ├── StoreVersionError        written by a newer thrifty
@@ -19,7 +20,9 @@
     │   └── CheckpointError          missing, truncated or altered file
     ├── TrainingError                what went wrong in one stage
     │   ├── DivergedError            a loss or metric that is not finite
-    │   └── WorkerLostError          a worker process ended unexpectedly
+    │   ├── WorkerLostError          a worker process ended unexpectedly
+    │   ├── PeerLostError            another worker of one job is gone
+    │   └── TooFewWorkersError       one job has not enough workers left
     └── MissingExtraError (ImportError)   an optional dependency is absent
 
 Messages say what is wrong, where, and how to mend it.
@@ -60,6 +63,10 @@ class LayerError(UsageError):
     """An option of a layer makes no sense, or its input does not fit."""
 
 
+class HeteroError(UsageError):
+    """Unequal workers cannot train together as asked."""
+
+
 class StudyMismatchError(UsageError):
     """A stored study differs from the one that was asked for under its name."""
 
@@ -98,6 +105,14 @@ class DivergedError(TrainingError):
 
 class WorkerLostError(TrainingError):
     """A worker process ended without a word."""
+
+
+class PeerLostError(TrainingError):
+    """Another worker of a job is gone; the others may go on."""
+
+
+class TooFewWorkersError(TrainingError):
+    """A job has not enough workers left."""
 
 
 class MissingExtraError(ThriftyError, ImportError):

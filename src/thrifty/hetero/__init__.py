@@ -1,0 +1,49 @@
+"""Uneven data parallelism: workers of unequal speed train one model, and none waits for another.
+
+After Stannis (HeydariGorji et al., DAC 2020) and HyperTune (ICCAD 2020). A plain PyTorch library: it knows nothing of studies.
+"""
+
+from thrifty.perf import (
+    BalancerOptions as BalancerOptions,
+    Power as Power,
+    SplitChange as SplitChange,
+    StepCurve as StepCurve,
+)
+
+from ._batch_norm import WholeBatchNorm as WholeBatchNorm
+from ._elastic import ElasticMembership as ElasticMembership
+from ._fixed import FixedMembership as FixedMembership
+from ._growth import Growth as Growth
+from ._measure import measure_curve as measure_curve
+from ._membership import Membership as Membership, View as View
+from ._meter import Meter as Meter, PowerMeter as PowerMeter, ZeusMeter as ZeusMeter
+from ._options import HeteroOptions as HeteroOptions
+from ._order import Place as Place, SampleOrder as SampleOrder, Share as Share
+from ._report import MembersChanged as MembersChanged, StepReport as StepReport
+from ._trainer import HeteroTrainer as HeteroTrainer, balance as balance
+
+
+__all__ = [
+    "BalancerOptions",
+    "ElasticMembership",
+    "FixedMembership",
+    "Growth",
+    "HeteroOptions",
+    "HeteroTrainer",
+    "MembersChanged",
+    "Membership",
+    "Meter",
+    "Place",
+    "Power",
+    "PowerMeter",
+    "SampleOrder",
+    "Share",
+    "SplitChange",
+    "StepCurve",
+    "StepReport",
+    "View",
+    "WholeBatchNorm",
+    "ZeusMeter",
+    "balance",
+    "measure_curve",
+]

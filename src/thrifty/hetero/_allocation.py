@@ -1,0 +1,143 @@
+"""Who trains which samples of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from thrifty.perf import (
+    Balancer,
+    SplitChange,
+    StepCurve,
+    split_batch,
+    split_for_energy,
+)
+
+from ._options import HeteroOptions
+from ._order import Place, SampleOrder, Share
+from ._worker_info import WorkerInfo
+
+
+_PROBE_EVERY = 10
+"""Steps between two tries of a worker that has been left out."""
+
+
+class Allocation:
+    """The split of one generation of workers, and the samples that follow from it.
+
+    Args:
+        names: of the workers, by rank.
+        infos: what they told of themselves.
+        batch: samples of a step that were asked for; with ``options.growth`` there may be more.
+        num_public: samples that everybody can read.
+        seed: of the order.
+        options: of the trainer.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        infos: Sequence[WorkerInfo],
+        *,
+        batch: int,
+        num_public: int,
+        seed: int,
+        options: HeteroOptions,
+    ) -> None:
+        curves = [info.curve for info in infos]
+        self.names = tuple(names)
+        self.batch = batch if options.growth is None else options.growth.batch(curves, batch)
+        powers = [info.power for info in infos]
+
+        def thrifty(curves: Sequence[StepCurve], batch: int) -> tuple[int, ...]:
+            return split_for_energy(curves, powers, batch)
+
+        self._balancer = Balancer(
+            curves,
+            batch=self.batch,
+            options=options.balancing,
+            split=thrifty if options.objective == "energy" else split_batch,
+        )
+        self._order = SampleOrder(
+            num_public,
+            seed=seed,
+            private={name: info.num_private for name, info in zip(names, infos, strict=True)},
+            subsample=options.subsample,
+        )
+
+    @property
+    def split(self) -> tuple[int, ...]:
+        """Samples of each worker in a whole step."""
+        return self._balancer.split
+
+    @property
+    def curves(self) -> tuple[StepCurve, ...]:
+        """The workers as they are now."""
+        return self._balancer.curves
+
+    @property
+    def left_out(self) -> frozenset[str]:
+        """Who would make the step slower."""
+        named = zip(self.names, self.split, strict=True)
+        return frozenset(name for name, size in named if not size)
+
+    def left(self, place: Place) -> int:
+        """Samples that are still to be trained in this epoch."""
+        return self._order.left(place, self.split, self.names)
+
+    def shares(self, place: Place) -> tuple[Share, ...]:
+        """The next step's samples: by the split, or what is left of the epoch."""
+        left = self.left(place)
+        public = self._order.num_public - place.public
+        own = [
+            max(0, self._order.private.get(name, 0) - place.private.get(name, 0))
+            for name in self.names
+        ]
+        split = self.split
+        short = any(size > public + mine for size, mine in zip(split, own, strict=True))
+        if short or left < sum(split):
+            split = _rest(self.curves, min(left, sum(split)), [public + mine for mine in own])
+        return self._order.shares(place, split, self.names)
+
+    def advance(self, place: Place, shares: Sequence[Share]) -> None:
+        """Notes that these shares were trained."""
+        self._order.advance(place, shares, self.names)
+
+    def probe(self, step: int) -> int:
+        """Samples that workers without a share train for nothing in this step, to see how fast they are; mostly 0.
+
+        So a worker that was left out because others used it comes back.
+        """
+        if step % _PROBE_EVERY or not self.left_out:
+            return 0
+        return max(1, self.batch // (4 * len(self.names)))
+
+    def observe(
+        self, busy_s: Sequence[float], sizes: Sequence[int], *, probed: int
+    ) -> SplitChange | None:
+        """Takes the times of a step; the split may change from the next one on."""
+        split = self.split
+        change = self._balancer.observe(busy_s, sizes=sizes)
+        if probed and change is None:
+            for worker, size in enumerate(split):
+                if not size and not sizes[worker]:
+                    change = self._balancer.probe(worker, busy_s[worker], probed) or change
+        return change
+
+
+def _rest(curves: Sequence[StepCurve], batch: int, has: Sequence[int]) -> tuple[int, ...]:
+    """A split of what is left of an epoch, among those who can read it."""
+    able = [worker for worker, samples in enumerate(has) if samples]
+    bounded = [
+        replace(
+            curves[worker],
+            least=0,
+            most=min(has[worker], curves[worker].most or has[worker]),
+        )
+        for worker in able
+    ]
+    batch = min(batch, sum(curve.most or 0 for curve in bounded))
+    sizes = [0] * len(curves)
+    for worker, size in zip(able, split_batch(bounded, batch), strict=True):
+        sizes[worker] = size
+    return tuple(sizes)

@@ -1,0 +1,153 @@
+"""Batch normalisation over the whole global batch, for shares of any size and any device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+Sum = Callable[[Tensor], None]
+"""Replaces a tensor by its sum over all workers."""
+
+
+class WholeBatchNorm(_BatchNorm):
+    """``nn.BatchNorm1d``, ``2d`` or ``3d`` with the statistics of the global batch.
+
+    ``nn.SyncBatchNorm`` does the same on GPUs; this one also serves CPUs and workers that come and go. Means are sums over all workers divided by all samples, so any split gives the statistics, and the
+    gradient, of one process with the whole batch.
+
+    Args:
+        layer: whose parameters, buffers and options it takes over; same ``state_dict``.
+        shared: sums over the workers, and knows what was summed.
+    """
+
+    def __init__(self, layer: _BatchNorm, shared: SharedSums) -> None:
+        nn.Module.__init__(self)
+        self.__dict__.update({
+            key: value for key, value in layer.__dict__.items() if key != "training"
+        })
+        self.training = layer.training
+        self._of = type(layer)
+        # Not a module nor a tensor: what a worker shares is no state of the layer.
+        object.__setattr__(self, "_shared", shared)
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        self._of._check_input_dim(self, input)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """As ``nn.BatchNorm``."""
+        self._check_input_dim(input)
+        if not self.training or not self._shared.active:
+            return super().forward(input)
+        dims = [d for d in range(input.dim()) if d != 1]
+        shape = [1, -1] + [1] * (input.dim() - 2)
+        channels = input.shape[1]
+        count = input.new_full((1,), input.numel() // max(1, channels))
+        sums = self._shared.add(torch.cat([input.sum(dims), count]))
+        total = sums[-1].detach()
+        mean = sums[:-1] / total
+        centred = input - mean.view(shape)
+        var = self._shared.add(centred.square().sum(dims)) / total
+        self._shared.ran(self, sums.detach())
+        self._track(mean.detach(), var.detach(), total)
+        out = centred * torch.rsqrt(var + self.eps).view(shape)
+        if self.affine:
+            out = out * self.weight.view(shape) + self.bias.view(shape)
+        return out
+
+    @torch.no_grad()
+    def shadow(self, like: Tensor) -> None:
+        """Takes part in the forward pass of the others, without samples: statistics are tracked by all."""
+        sums = self._shared.add(torch.zeros_like(like))
+        total = sums[-1]
+        var = self._shared.add(torch.zeros_like(like[:-1])) / total
+        self._track(sums[:-1] / total, var, total)
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, var: Tensor, total: Tensor) -> None:
+        if not self.track_running_stats:
+            return
+        self.num_batches_tracked.add_(1)
+        rate = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean, rate)
+        self.running_var.lerp_(var * total / (total - 1).clamp(min=1), rate)
+
+
+class SharedSums:
+    """Sums over all workers in the forward and the backward pass.
+
+    A worker without samples in a step sends zeros instead (``shadow``), in the order of the last pass that it went through.
+    """
+
+    def __init__(self, sum_: Sum | None) -> None:
+        self._sum = sum_
+        self._together = False
+        self._forward: list[tuple[WholeBatchNorm, Tensor]] = []
+        self._backward: list[Tensor] = []
+        self.active = False
+
+    @contextmanager
+    def step(self, *, together: bool) -> Iterator[None]:
+        """A forward and a backward pass with samples: with the other workers, or a rehearsal that sums nothing."""
+        self._forward, self._backward = [], []
+        self._together, self.active = together, True
+        try:
+            yield
+        finally:
+            self.active = False
+
+    def shadow(self) -> None:
+        """Takes part in a forward and a backward pass without samples."""
+        self._together = True
+        for layer, like in list(self._forward):
+            layer.shadow(like)
+        for like in list(self._backward):
+            self.forward_sum(torch.zeros_like(like))
+
+    def add(self, value: Tensor) -> Tensor:
+        """The sum over all workers; its gradient is the sum of theirs."""
+        return _Added.apply(value, self)
+
+    def ran(self, layer: WholeBatchNorm, like: Tensor) -> None:
+        """Remembers a layer of this pass."""
+        self._forward.append((layer, like))
+
+    def forward_sum(self, value: Tensor) -> Tensor:
+        """Sums now."""
+        out = value.detach().clone().contiguous()
+        if self._together and self._sum is not None:
+            self._sum(out)
+        return out
+
+    def backward_sum(self, gradient: Tensor) -> Tensor:
+        """Sums now, and remembers what."""
+        out = self.forward_sum(gradient)
+        self._backward.append(out)
+        return out
+
+
+class _Added(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, shared: SharedSums) -> Tensor:
+        ctx.shared = shared
+        return shared.forward_sum(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.shared.backward_sum(grad), None
+
+
+def whole_batch_norm(model: nn.Module, shared: SharedSums) -> int:
+    """Replaces a model's batch normalisation, in place; says how many layers there were."""
+    found = 0
+    for module in model.modules():
+        for name, child in module.named_children():
+            if isinstance(child, _BatchNorm) and not isinstance(child, WholeBatchNorm):
+                setattr(module, name, WholeBatchNorm(child, shared))
+                found += 1
+    return found

@@ -1,0 +1,125 @@
+"""The present workers: how they meet, and how those behind catch up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from thrifty.core import PeerLostError
+
+from ._membership import Membership, View
+from ._state import from_bytes, to_bytes
+from ._worker_info import WorkerInfo
+
+
+_log = logging.getLogger("thrifty.hetero")
+
+
+class Job(Protocol):
+    """What is trained, as far as workers have to agree on it.
+
+    Attributes:
+        steps: trained.
+    """
+
+    steps: int
+
+    def state(self) -> dict[str, Any]:
+        """Everything needed to go on."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Goes back to what ``state`` returned."""
+        ...
+
+
+class Crew:
+    """Who trains together now.
+
+    All decisions follow from what every worker knows alike: the view, and the rows that they tell each other. A step that some have completed and others not, because a worker was lost in it, needs no vote: its
+    gradient was whole for those who have it, so who has trained most steps gives the others its state.
+
+    Args:
+        members: carries the messages.
+        job: what is trained.
+        device: of the messages.
+    """
+
+    def __init__(self, members: Membership, job: Job, *, device: torch.device) -> None:
+        self._members = members
+        self._job = job
+        self._device = device
+        self._view: View | None = None
+        self._met_at = -1
+
+    @property
+    def view(self) -> View:
+        """The workers, as all of them see it; after the first meeting."""
+        if self._view is None:
+            raise AssertionError("the workers have not met")
+        return self._view
+
+    @property
+    def met(self) -> bool:
+        """Whether there was a meeting."""
+        return self._view is not None
+
+    def is_due(self, every: int) -> bool:
+        """Whether the workers meet before the next step: at each ``every``-th, however they met last."""
+        steps = self._job.steps
+        return not self.met or not (steps % every or self._met_at == steps)
+
+    def meet(
+        self, me: Callable[[], WorkerInfo], *, broken: bool = False
+    ) -> tuple[WorkerInfo, ...] | None:
+        """Agrees on the workers, and brings those behind up to date.
+
+        Args:
+            me: what this worker tells of itself; asked if the others have changed.
+            broken: connections have failed.
+
+        Returns:
+            What each worker told, by rank; None if the workers are the same as before.
+
+        Raises:
+            TooFewWorkersError: not enough workers are left.
+        """
+        while True:
+            view = self._members.agree(step=self._job.steps, broken=broken)
+            if self._view is not None and view.generation == self._view.generation:
+                self._met_at = self._job.steps
+                return None
+            try:
+                infos = self._exchange(view, me())
+                self._catch_up(view, infos)
+            except PeerLostError as error:
+                _log.warning("while workers met: %s", error)
+                broken = True
+                continue
+            self._view, self._met_at = view, self._job.steps
+            return infos
+
+    def _exchange(self, view: View, mine: WorkerInfo) -> tuple[WorkerInfo, ...]:
+        table = torch.zeros(len(view.names), WorkerInfo.NUM, dtype=torch.float64)
+        table[view.rank] = torch.tensor(mine.to_row(), dtype=torch.float64)
+        table = table.to(self._device)
+        self._members.all_reduce(table)
+        return tuple(WorkerInfo.from_row(row) for row in table.tolist())
+
+    def _catch_up(self, view: View, infos: tuple[WorkerInfo, ...]) -> None:
+        alike = len(set(view.steps)) == 1 and not any(info.new for info in infos)
+        if len(view.names) == 1 or alike:
+            return
+        source = view.furthest
+        data = to_bytes(self._job.state()) if view.rank == source else None
+        size = torch.tensor([0 if data is None else len(data)], device=self._device)
+        self._members.broadcast(size, source=source)
+        if data is None:
+            data = torch.empty(int(size), dtype=torch.uint8)
+        data = data.to(self._device)
+        self._members.broadcast(data, source=source)
+        if view.rank != source:
+            self._job.load_state(from_bytes(data))

@@ -1,0 +1,203 @@
+"""Workers that come and go, as torchft's lighthouse sees them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from thrifty.core import HeteroError, MissingExtraError, PeerLostError, TooFewWorkersError
+
+from ._membership import View
+
+
+_BEAT_S = 0.25
+"""Between signs of life; torchft's lighthouse waits for 5 s unless told otherwise."""
+
+_RETRY_S = 0.2
+"""Between two questions whether enough workers have come."""
+
+
+class ElasticMembership:
+    """Goes on with the workers that are left, and lets new ones in.
+
+    Each worker is started by itself (``torchrun --nproc-per-node=1 train.py``, anywhere, at any time) and knows the address of a lighthouse (the program ``torchft_lighthouse``), which knows who lives. From torchft it takes that
+    alone: who takes part is asked at start, after a failure and now and then, not at every step, and state goes from peer to peer as plain tensors, without pickle. Sums go through gloo.
+
+    Args:
+        lighthouse: its address, ``"http://host:29510"``; from ``TORCHFT_LIGHTHOUSE`` unless told.
+        name: of this worker, unique; made up unless told.
+        min_workers: with fewer the job waits for more, then fails.
+        timeout_s: of every exchange.
+        quorum_s: how long to wait for enough workers.
+        host: under which the other workers reach this one.
+
+    Raises:
+        HeteroError: no lighthouse is known.
+        MissingExtraError: torchft is not installed.
+    """
+
+    def __init__(
+        self,
+        lighthouse: str | None = None,
+        *,
+        name: str | None = None,
+        min_workers: int = 1,
+        timeout_s: float = 30.0,
+        quorum_s: float = 60.0,
+        host: str = "127.0.0.1",
+    ) -> None:
+        lighthouse = lighthouse or os.environ.get("TORCHFT_LIGHTHOUSE")
+        if not lighthouse:
+            raise HeteroError(
+                "no lighthouse is known: start one with `torchft_lighthouse --min_replicas 1` and give its address, or set TORCHFT_LIGHTHOUSE"
+            )
+        self.name = name or f"{os.environ.get('RANK', '0')}-{uuid.uuid4().hex[:8]}"
+        self._address = lighthouse
+        self._min_workers = min_workers
+        self._timeout = timedelta(seconds=timeout_s)
+        self._quorum_s = quorum_s
+        self._client = _connect(lighthouse, self._timeout)
+        self._store = dist.TCPStore(
+            host, 0, is_master=True, wait_for_workers=False, timeout=self._timeout
+        )
+        self._store_address = f"{host}:{self._store.port}"
+        self._attempt = 0
+        self._key: tuple[int, int] | None = None
+        self._group: Any = None
+        self._stores: Any = None
+        self._closed = threading.Event()
+        self._client.heartbeat(self.name)  # so that those who agree now wait for this worker
+        self._beat = threading.Thread(target=self._live, name="thrifty-heartbeat", daemon=True)
+        self._beat.start()
+
+    def agree(self, *, step: int, broken: bool = False) -> View:
+        """Asks the lighthouse, and connects to whom it names."""
+        if broken:
+            self._leave()
+            self._attempt += 1
+        end = time.monotonic() + self._quorum_s
+        while True:
+            view, key, store = self._ask(step, end)
+            if key == self._key:
+                return view
+            self._leave()
+            try:
+                self._join(view, key, store)
+            except RuntimeError as error:
+                # One of them died meanwhile; the lighthouse will notice.
+                self._attempt += 1
+                self._wait(
+                    end, f"the workers {', '.join(view.names)} could not be reached: {error}"
+                )
+                continue
+            return view
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sums over the present workers."""
+        if self._group is not None:
+            self._exchange("a sum over all workers", lambda: self._group.allreduce([tensor]))
+
+    def broadcast(self, tensor: Tensor, *, source: int) -> None:
+        """Sends to the present workers."""
+        if self._group is not None:
+            options = dist.BroadcastOptions()
+            options.rootRank, options.rootTensor = source, 0
+            self._exchange(
+                "a broadcast to all workers", lambda: self._group.broadcast([tensor], options)
+            )
+
+    def close(self) -> None:
+        """Gives no more signs of life."""
+        self._closed.set()
+        self._beat.join()
+        self._leave()
+
+    def _ask(self, step: int, end: float) -> tuple[View, tuple[int, int], str]:
+        """Who is there, under which key all of them know it, and whose store they meet at."""
+        while True:
+            left = max(_RETRY_S, end - time.monotonic())
+            try:
+                quorum = self._client.quorum(
+                    self.name,
+                    timedelta(seconds=left),
+                    address=self.name,
+                    store_address=self._store_address,
+                    step=step,
+                    world_size=1,
+                    data={"attempt": self._attempt},
+                )
+            except (RuntimeError, TimeoutError) as error:
+                raise TooFewWorkersError(
+                    f"no agreement on who takes part within {self._quorum_s:g} s: is the lighthouse {self._address} alive, and are {self._min_workers} workers running? ({error})"
+                ) from error
+            members = sorted(quorum.participants, key=lambda member: member.replica_id)
+            names = tuple(member.replica_id for member in members)
+            self._attempt = max(int((member.data or {})["attempt"]) for member in members)
+            if self.name in names and len(names) >= self._min_workers:
+                view = View(
+                    generation=int(quorum.quorum_id) * 1000 + self._attempt,
+                    rank=names.index(self.name),
+                    names=names,
+                    steps=tuple(member.step for member in members),
+                )
+                key = (int(quorum.quorum_id), self._attempt)
+                return view, key, members[0].store_address
+            self._wait(end, f"{len(names)} of at least {self._min_workers} workers are there")
+
+    def _wait(self, end: float, why: str) -> None:
+        if time.monotonic() > end:
+            raise TooFewWorkersError(f"{why}; waited for {self._quorum_s:g} s")
+        self._closed.wait(_RETRY_S)
+
+    def _join(self, view: View, key: tuple[int, int], store: str) -> None:
+        if len(view.names) > 1:
+            host, _, port = store.rpartition(":")
+            self._stores = dist.TCPStore(
+                host, int(port), is_master=False, wait_for_workers=False, timeout=self._timeout
+            )
+            meeting = dist.PrefixStore(f"thrifty/{key[0]}/{key[1]}", self._stores)
+            self._group = dist.ProcessGroupGloo(
+                meeting, view.rank, len(view.names), self._timeout
+            )
+        self._key = key
+
+    def _leave(self) -> None:
+        """Closes the connections, so that those who still wait for an answer get an error."""
+        if self._group is not None:
+            self._group.abort()
+        self._group = self._stores = self._key = None
+
+    def _exchange(self, what: str, begin: Any) -> None:
+        try:
+            begin().wait(self._timeout)
+        except RuntimeError as error:
+            raise PeerLostError(f"{what} failed: {error}") from error
+
+    def _live(self) -> None:
+        client = _connect(self._address, self._timeout)
+        while not self._closed.wait(_BEAT_S):
+            try:
+                client.heartbeat(self.name)
+            except (RuntimeError, TimeoutError):
+                continue  # the lighthouse may come back; who needs it meanwhile is told
+
+
+def _connect(address: str, timeout: timedelta) -> Any:
+    os.environ.setdefault("RUST_LOG", "warn")  # torchft reports every quorum otherwise
+    try:
+        from torchft.coordination import LighthouseClient  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingExtraError("torchft", extra="elastic") from error
+    try:
+        return LighthouseClient(address, timeout)
+    except (RuntimeError, TimeoutError) as error:
+        raise HeteroError(
+            f"the lighthouse {address} does not answer: start one with `torchft_lighthouse --min_replicas 1`, and give its address ({error})"
+        ) from error

@@ -1,0 +1,71 @@
+"""The workers that torchrun has started, for as long as they all live."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from thrifty.core import PeerLostError, TooFewWorkersError
+
+from ._membership import View
+
+
+class FixedMembership:
+    """The default group of ``torch.distributed``; one worker alone where nobody has started any.
+
+    Started with plain ``torchrun --nproc-per-node=4 train.py`` it makes the group, with NCCL for CUDA devices and gloo otherwise. A worker that dies ends the job: torchrun starts all of them
+    again. ``ElasticMembership`` goes on without it.
+
+    Args:
+        device: on which the model is.
+        timeout_s: of every exchange.
+
+    >>> members = FixedMembership()
+    >>> members.agree(step=0).names
+    ('0',)
+    """
+
+    def __init__(self, *, device: torch.device | str = "cpu", timeout_s: float = 300.0) -> None:
+        self._owns = False
+        if dist.is_available() and not dist.is_initialized() and "RANK" in os.environ:
+            backend = "nccl" if torch.device(device).type == "cuda" else "gloo"
+            dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+            self._owns = True
+        self._together = dist.is_available() and dist.is_initialized()
+
+    def agree(self, *, step: int, broken: bool = False) -> View:
+        """The group as it was started."""
+        if broken:
+            raise TooFewWorkersError(
+                "a worker was lost, and this group cannot go on without it; give the trainer an ElasticMembership to have it go on, or let torchrun start all workers again"
+            )
+        size = dist.get_world_size() if self._together else 1
+        rank = dist.get_rank() if self._together else 0
+        names = tuple(str(rank) for rank in range(size))
+        return View(generation=0, rank=rank, names=names, steps=(step,) * size)
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sums over the group."""
+        if self._together:
+            try:
+                dist.all_reduce(tensor)
+            except RuntimeError as error:
+                raise PeerLostError(f"a sum over all workers failed: {error}") from error
+
+    def broadcast(self, tensor: Tensor, *, source: int) -> None:
+        """Sends to the group."""
+        if self._together:
+            try:
+                dist.broadcast(tensor, source)
+            except RuntimeError as error:
+                raise PeerLostError(f"a broadcast to all workers failed: {error}") from error
+
+    def close(self) -> None:
+        """Leaves the group if it made it."""
+        if self._owns and dist.is_initialized():
+            dist.destroy_process_group()
+        self._owns = self._together = False

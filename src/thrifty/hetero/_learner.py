@@ -1,0 +1,157 @@
+"""One worker's arithmetic: its part of the gradient, and the step that all workers take alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from thrifty.core import Clock
+from thrifty.pack import borrowed_streams
+from thrifty.perf import StepCurve
+
+from ._batch_norm import SharedSums, Sum, whole_batch_norm
+from ._flat import FlatGradients
+from ._measure import measure_curve
+from ._order import Share
+from ._samples import PublicAndPrivate
+from ._state import from_bytes, to_bytes
+
+
+Loss = Callable[[nn.Module, Any], Tensor]
+"""From a model and a batch to a scalar: the mean over the batch."""
+
+
+class Learner:
+    """A model, its optimiser and what they are trained on.
+
+    Args:
+        model: plain.
+        optimizer: of its parameters.
+        samples: that this worker can read.
+        loss: mean over a batch.
+        sum_: over all workers, for batch normalisation; None: each worker for itself.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        samples: PublicAndPrivate,
+        *,
+        loss: Loss,
+        sum_: Sum | None,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.samples = samples
+        self.device = next(model.parameters()).device
+        self._loss = loss
+        self._shared = SharedSums(sum_)
+        # Whoever joins in sums of others has to be there at every step.
+        self.least = int(sum_ is not None and whole_batch_norm(model, self._shared) > 0)
+        self.gradients = FlatGradients(model.parameters(), num_control=0)
+
+    def make_room(self, *, num_control: int) -> None:
+        """So many numbers travel beside the gradients from now on."""
+        self.gradients = FlatGradients(self.model.parameters(), num_control=num_control)
+
+    def backward(self, share: Share, *, weight: float, seed: int) -> float:
+        """Leaves this worker's part of the gradient in the buffer; returns its part of the loss.
+
+        Args:
+            share: its samples.
+            weight: its share of the global batch.
+            seed: of what the model draws.
+        """
+        self.gradients.zero()
+        if not len(share):
+            self._shared.shadow()
+            return 0.0
+        with borrowed_streams():
+            _seed(seed, self.device)
+            batch = self.samples.batch(share.public, share.private)
+            loss = self._train(batch, weight, together=True)
+        self.gradients.collect()
+        return loss
+
+    def rehearse(self, num: int) -> None:
+        """A forward and a backward pass with ``num`` samples that leave nothing behind but time and gradients."""
+        kept = [buffer.clone() for buffer in self.model.buffers()]
+        public = range(min(num, self.samples.num_public))
+        private = range(min(num - len(public), self.samples.num_private))
+        self.gradients.zero()
+        with borrowed_streams():
+            self._train(self.samples.batch(public, private), 1.0, together=False)
+        for buffer, before in zip(self.model.buffers(), kept, strict=True):
+            buffer.copy_(before)
+        self.synchronise()
+
+    def update(self, *, lr_factor: float, clip_norm: float | None) -> None:
+        """The optimiser's step with the gradient of all workers."""
+        if clip_norm is not None:
+            self.gradients.clip(clip_norm)
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["lr"] * lr_factor
+        self.optimizer.step()
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        self.synchronise()
+
+    def measure(self, *, most: int, clock: Clock) -> StepCurve:
+        """How long whole steps take; model and optimiser are afterwards as before."""
+        before = to_bytes(self.state())
+
+        def step(num: int) -> None:
+            self.rehearse(num)
+            self.gradients.collect()
+            self.optimizer.step()
+            self.synchronise()
+
+        curve = measure_curve(step, most=most, clock=clock, least=self.least)
+        self.optimizer.state.clear()
+        self.load_state(from_bytes(before))
+        self.gradients.zero()
+        return curve
+
+    def state(self) -> dict[str, Any]:
+        """Of model and optimiser."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Goes back to what ``state`` returned."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+    def synchronise(self) -> None:
+        """Waits until the device is done."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _train(self, batch: Any, weight: float, *, together: bool) -> float:
+        with self._shared.step(together=together):
+            loss = self._loss(self.model, _to(batch, self.device)) * weight
+            loss.backward()
+        return float(loss.detach())
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
+def _to(batch: Any, device: torch.device) -> Any:
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: _to(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        return type(batch)(_to(value, device) for value in batch)
+    return batch

@@ -1,0 +1,58 @@
+"""How unequal workers train together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from thrifty.core import HeteroError
+from thrifty.perf import BalancerOptions, Power, StepCurve
+
+from ._growth import Growth
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeteroOptions:
+    """Options of a ``HeteroTrainer``; the same on all workers, but for ``curve`` and ``power``.
+
+    Args:
+        batch_norm: "global": statistics over the global batch, as in one process (layers are replaced in place, same ``state_dict``); "local": of each worker's share, which changes the answer.
+        clip_norm: of the gradient of the global batch; None: as it is.
+        objective: "throughput", or "energy": fewest joules a step (needs ``power``).
+        power: of this worker, as a model.
+        growth: lets the global batch and the learning rate grow with the workers; None: the batch stays.
+        subsample: leave out private samples beyond a worker's share of the epoch.
+        balancing: when the split follows the workers' speed.
+        curve: of this worker; measured unless told.
+        admit_every: steps between two looks whether new workers have come.
+
+    Raises:
+        HeteroError: an option makes no sense.
+
+    >>> HeteroOptions(clip_norm=1.0).batch_norm
+    'global'
+    """
+
+    batch_norm: Literal["global", "local"] = "global"
+    clip_norm: float | None = None
+    objective: Literal["throughput", "energy"] = "throughput"
+    power: Power | None = None
+    growth: Growth | None = None
+    subsample: bool = False
+    balancing: BalancerOptions = field(default_factory=BalancerOptions)
+    curve: StepCurve | None = None
+    admit_every: int = 10
+
+    def __post_init__(self) -> None:
+        if self.batch_norm not in {"global", "local"}:
+            raise HeteroError(f"batch_norm is 'global' or 'local', not {self.batch_norm!r}")
+        if self.objective not in {"throughput", "energy"}:
+            raise HeteroError(f"objective is 'throughput' or 'energy', not {self.objective!r}")
+        if self.objective == "energy" and self.power is None:
+            raise HeteroError(
+                "objective='energy' needs power=Power(idle_w=..., busy_w=...) of this worker"
+            )
+        if self.clip_norm is not None and self.clip_norm <= 0:
+            raise HeteroError(f"clip_norm is positive, not {self.clip_norm}")
+        if self.admit_every < 1:
+            raise HeteroError(f"admit_every is at least 1, not {self.admit_every}")

@@ -1,0 +1,64 @@
+"""What a worker tells the others of itself when they meet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from thrifty.perf import Power, StepCurve
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """A row of numbers: nothing of a worker's data but how many there are.
+
+    Attributes:
+        curve: how fast it is now.
+        num_private: samples that it alone can read.
+        power: as a model; zeros where none is declared.
+        new: it has just come.
+    """
+
+    curve: StepCurve
+    num_private: int
+    power: Power
+    new: bool
+
+    NUM = 8
+
+    def to_row(self) -> list[float]:
+        """``NUM`` numbers."""
+        most = self.curve.most
+        return [
+            self.curve.sample_s,
+            self.curve.fixed_s,
+            -1.0 if most is None else float(most),
+            float(self.curve.least),
+            float(self.num_private),
+            self.power.idle_w,
+            self.power.busy_w,
+            float(self.new),
+        ]
+
+    @classmethod
+    def from_row(cls, row: Sequence[float]) -> WorkerInfo:
+        """What ``to_row`` made.
+
+        >>> info = WorkerInfo(
+        ...     curve=StepCurve(sample_s=0.5), num_private=3, power=Power(idle_w=0, busy_w=1), new=True
+        ... )
+        >>> WorkerInfo.from_row(info.to_row()) == info
+        True
+        """
+        sample_s, fixed_s, most, least, num_private, idle_w, busy_w, new = row
+        return cls(
+            curve=StepCurve(
+                sample_s=sample_s,
+                fixed_s=fixed_s,
+                most=None if most < 0 else int(most),
+                least=int(least),
+            ),
+            num_private=int(num_private),
+            power=Power(idle_w=idle_w, busy_w=busy_w),
+            new=bool(new),
+        )

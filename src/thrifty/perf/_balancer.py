@@ -1,0 +1,215 @@
+"""When a split no longer fits, and what to do then."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from thrifty.core import UsageError
+
+from ._split import forecast_split, split_batch
+from ._step_curve import StepCurve
+
+
+Split = Callable[[Sequence[StepCurve], int], tuple[int, ...]]
+"""From the workers' present curves and a global batch to samples of each worker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BalancerOptions:
+    """When the split follows the workers' speed.
+
+    The defaults come from the step times of four real jobs: five steps in a row, each 1.2 times as long as the worker's own trailing median, do not happen in calm ones.
+
+    Args:
+        slower: a step is unusual if it takes so many times as long as usual, or that much less.
+        patience: unusual steps in a row that make a change of speed.
+        window: steps of which the median is usual.
+        gain: share of the step's time that a new split has to save.
+
+    Raises:
+        UsageError: a number is out of its range.
+
+    >>> BalancerOptions(patience=3).patience
+    3
+    """
+
+    slower: float = 1.2
+    patience: int = 5
+    window: int = 50
+    gain: float = 0.03
+
+    def __post_init__(self) -> None:
+        if self.slower <= 1:
+            raise UsageError(f"slower is above 1, not {self.slower}")
+        if not 1 <= self.patience <= self.window:
+            raise UsageError(
+                f"1 <= patience <= window, not patience={self.patience}, window={self.window}"
+            )
+        if not 0 <= self.gain < 1:
+            raise UsageError(f"0 <= gain < 1, not {self.gain}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitChange:
+    """A new split, and why.
+
+    Attributes:
+        reason: "settled" (first steps are not as measured alone), "slower", "faster" (a worker's speed changed) or "drift".
+        workers: whose speed changed.
+        before: the split until now.
+        after: the split from now on.
+        step_s: forecast seconds of a step with each of them.
+    """
+
+    reason: str
+    workers: tuple[int, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    step_s: tuple[float, float]
+
+
+class Balancer:
+    """Keeps a split by the workers' measured speed.
+
+    A worker's *slowness* is how many times its curve a step takes now. A step is compared with the worker's own trailing median of slowness, so a change of split changes nothing
+    in what is usual. After ``patience`` unusual steps in a row the worker's slowness is set anew; its first steps and, once a window, slow drift set that of all. The split changes only if
+    that saves ``gain`` of the step (HyperTune's threshold and consecutive steps, with hysteresis). No clock, no draws: equal times give equal splits on every worker.
+
+    Args:
+        curves: of each worker, as measured.
+        batch: samples of one step, of all workers together.
+        options: when to change.
+        split: from curves and a batch to a split; ``split_batch`` unless told.
+
+    Raises:
+        UsageError: the workers cannot hold the batch.
+
+    >>> balancer = Balancer([StepCurve(sample_s=1.0)] * 2, batch=8)
+    >>> balancer.split
+    (4, 4)
+    >>> changes = [balancer.observe([4.0, 12.0]) for _ in range(5)]
+    >>> changes[-1].after, balancer.split
+    ((6, 2), (6, 2))
+    """
+
+    def __init__(
+        self,
+        curves: Sequence[StepCurve],
+        *,
+        batch: int,
+        options: BalancerOptions | None = None,
+        split: Split = split_batch,
+    ) -> None:
+        self._measured = tuple(curves)
+        self._batch = batch
+        self._options = options or BalancerOptions()
+        self._split_for = split
+        self._slowness = [1.0] * len(self._measured)
+        self._usual: list[deque[float]] = [self._window() for _ in self._measured]
+        self._unusual: list[list[float]] = [[] for _ in self._measured]
+        self._steps = 0
+        self.split = split(self._measured, batch)
+
+    @property
+    def curves(self) -> tuple[StepCurve, ...]:
+        """The workers as they are now: slowed down or sped up."""
+        return tuple(
+            curve.scaled(slowness)
+            for curve, slowness in zip(self._measured, self._slowness, strict=True)
+        )
+
+    def observe(
+        self, seconds: Sequence[float], *, sizes: Sequence[int] | None = None
+    ) -> SplitChange | None:
+        """Takes the times of a step.
+
+        Args:
+            seconds: that each worker worked.
+            sizes: samples that each of them had, where that was not the present split.
+
+        Returns:
+            The change that follows from it, from the next step on; None: no change.
+        """
+        self._steps += 1
+        changed: dict[str, list[int]] = {"slower": [], "faster": []}
+        for worker, (time_s, size) in enumerate(
+            zip(seconds, self.split if sizes is None else sizes, strict=True)
+        ):
+            if not size:
+                continue
+            if how := self._take(worker, time_s / self._measured[worker].seconds(size)):
+                changed[how].append(worker)
+        if changed["slower"] or changed["faster"]:
+            reason = "slower" if changed["slower"] else "faster"
+            return self._change(reason, changed["slower"] + changed["faster"])
+        if self._steps == self._options.patience or not self._steps % self._options.window:
+            reason = "settled" if self._steps == self._options.patience else "drift"
+            return self._change(reason, self._follow())
+        return None
+
+    def probe(self, worker: int, seconds: float, samples: int) -> SplitChange | None:
+        """Takes the time of ``samples`` that a worker without a share has trained for nothing, to see how fast it is now."""
+        ratio = seconds / self._measured[worker].seconds(samples)
+        how = self._take(worker, ratio)
+        return self._change(how, [worker]) if how else None
+
+    def rebatch(self, batch: int) -> None:
+        """Splits another global batch from now on."""
+        self._batch = batch
+        self.split = self._split_for(self.curves, batch)
+
+    def _take(self, worker: int, ratio: float) -> str | None:
+        """Takes one step of one worker; says how its speed changed."""
+        usual, unusual = self._usual[worker], self._unusual[worker]
+        if len(usual) < self._options.patience:
+            usual.append(ratio)
+            return None
+        normal = median(usual)
+        how = (
+            "slower"
+            if ratio > self._options.slower * normal
+            else "faster"
+            if ratio < normal / self._options.slower
+            else None
+        )
+        if how is None or (unusual and (unusual[-1] > normal) != (ratio > normal)):
+            unusual.clear()
+        if how is None:
+            usual.append(ratio)
+            return None
+        unusual.append(ratio)
+        if len(unusual) < self._options.patience:
+            return None
+        self._slowness[worker] = median(unusual)
+        self._usual[worker] = self._window(unusual)
+        unusual.clear()
+        return how
+
+    def _follow(self) -> list[int]:
+        """Sets everybody's slowness to what has become usual."""
+        for worker, usual in enumerate(self._usual):
+            if usual:
+                self._slowness[worker] = median(usual)
+        return list(range(len(self._usual)))
+
+    def _change(self, reason: str, workers: list[int]) -> SplitChange | None:
+        after = self._split_for(self.curves, self._batch)
+        now_s = forecast_split(self.curves, self.split).step_s
+        then_s = forecast_split(self.curves, after).step_s
+        if then_s > now_s * (1 - self._options.gain):
+            return None
+        change = SplitChange(
+            reason=reason,
+            workers=tuple(workers),
+            before=self.split,
+            after=after,
+            step_s=(now_s, then_s),
+        )
+        self.split = after
+        return change
+
+    def _window(self, ratios: Sequence[float] = ()) -> deque[float]:
+        return deque(ratios, maxlen=self._options.window)

@@ -1,0 +1,36 @@
+"""What a worker draws from the wall."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thrifty.core import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Power:
+    """A declared model of a worker's power: one number waiting, one working.
+
+    Args:
+        idle_w: watts while it waits.
+        busy_w: watts while it trains; not less.
+
+    Raises:
+        UsageError: a number is negative, or ``busy_w`` is below ``idle_w``.
+
+    >>> Power(idle_w=2.0, busy_w=5.0).joules(busy_s=3.0, whole_s=4.0)
+    17.0
+    """
+
+    idle_w: float
+    busy_w: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.idle_w <= self.busy_w:
+            raise UsageError(
+                f"0 <= idle_w <= busy_w, not idle_w={self.idle_w}, busy_w={self.busy_w}"
+            )
+
+    def joules(self, *, busy_s: float, whole_s: float) -> float:
+        """Energy of ``whole_s`` seconds, of which it works ``busy_s``."""
+        return self.idle_w * whole_s + (self.busy_w - self.idle_w) * busy_s

@@ -1,0 +1,127 @@
+"""How long a worker's training step takes, by batch size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from thrifty.core import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCurve:
+    """Seconds of one step of one worker: ``fixed_s + sample_s * batch``.
+
+    A line, because beyond the sizes at which a device idles time grows with work; ``fixed_s`` takes up the rest.
+
+    Args:
+        sample_s: seconds that one more sample takes; positive.
+        fixed_s: seconds that every step takes, however small.
+        most: samples that fit into the worker's memory; None: any number.
+        least: samples that the worker has to be given; 0: it may be left out.
+
+    Raises:
+        UsageError: a time is negative or not finite, or ``least`` is above ``most``.
+
+    >>> curve = StepCurve(fixed_s=0.01, sample_s=0.001)
+    >>> round(curve.seconds(20), 6), curve.seconds(0)
+    (0.03, 0.0)
+    """
+
+    sample_s: float
+    fixed_s: float = 0.0
+    most: int | None = None
+    least: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.sample_s) and self.sample_s > 0):
+            raise UsageError(f"sample_s is positive and finite, not {self.sample_s}")
+        if not (math.isfinite(self.fixed_s) and self.fixed_s >= 0):
+            raise UsageError(f"fixed_s is finite and not negative, not {self.fixed_s}")
+        if self.least < 0 or (self.most is not None and self.most < max(1, self.least)):
+            raise UsageError(
+                f"0 <= least <= most and 1 <= most, not least={self.least}, most={self.most}"
+            )
+
+    @classmethod
+    def fit(
+        cls,
+        batches: Sequence[int],
+        seconds: Sequence[float],
+        *,
+        most: int | None = None,
+        least: int = 0,
+    ) -> StepCurve:
+        """The line through measured steps whose relative errors are least.
+
+        Args:
+            batches: sizes, positive.
+            seconds: of a step of each size, positive; as many.
+            most: see the class.
+            least: see the class.
+
+        Raises:
+            UsageError: nothing was measured, or a size or a time is not positive.
+
+        >>> StepCurve.fit([8, 16, 32], [0.5, 0.9, 1.7]).sample_s.__round__(4)
+        0.05
+        """
+        sizes, times = np.asarray(batches, dtype=float), np.asarray(seconds, dtype=float)
+        if not len(sizes) or len(sizes) != len(times):
+            raise UsageError(f"{len(sizes)} batch sizes and {len(times)} times make no curve")
+        if (sizes <= 0).any() or not (np.isfinite(times) & (times > 0)).all():
+            raise UsageError("batch sizes and times of steps are positive and finite")
+        # Weighted by 1 / time: a step of 1 ms matters as much as one of 1 s.
+        columns = np.stack([np.ones_like(sizes), sizes], axis=1) / times[:, None]
+        fixed, slope = np.linalg.lstsq(columns, np.ones_like(times), rcond=None)[0]
+        if len(sizes) == 1 or fixed < 0 or slope <= 0:
+            fixed, slope = 0.0, float((sizes / times).sum() / ((sizes / times) ** 2).sum())
+        return cls(sample_s=float(slope), fixed_s=float(fixed), most=most, least=least)
+
+    def seconds(self, batch: int) -> float:
+        """Seconds of a step with ``batch`` samples; none without any."""
+        return self.fixed_s + self.sample_s * batch if batch else 0.0
+
+    def scaled(self, factor: float) -> StepCurve:
+        """The same worker, ``factor`` times as slow.
+
+        >>> StepCurve(sample_s=0.5).scaled(2.0).sample_s
+        1.0
+        """
+        return replace(self, fixed_s=self.fixed_s * factor, sample_s=self.sample_s * factor)
+
+    def capacity(self, seconds: float, batch: int) -> int:
+        """Samples, at most ``batch``, that the worker trains in so many seconds."""
+        most = batch if self.most is None else min(batch, self.most)
+        if seconds >= self.seconds(most):
+            return most
+        fit = int((seconds - self.fixed_s) / self.sample_s)
+        return min(most, max(self.least, fit, 0))
+
+    def to_json(self) -> dict[str, float | int | None]:
+        """Plain data, from which ``from_json`` makes the same curve."""
+        return {
+            "sample_s": self.sample_s,
+            "fixed_s": self.fixed_s,
+            "most": self.most,
+            "least": self.least,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, float | int | None]) -> StepCurve:
+        """What ``to_json`` wrote.
+
+        >>> curve = StepCurve(sample_s=0.5, most=8)
+        >>> StepCurve.from_json(curve.to_json()) == curve
+        True
+        """
+        most = data["most"]
+        return cls(
+            sample_s=float(data["sample_s"] or 0.0),
+            fixed_s=float(data["fixed_s"] or 0.0),
+            most=None if most is None else int(most),
+            least=int(data["least"] or 0),
+        )

@@ -1,0 +1,112 @@
+"""Small jobs on unequal workers, and the plain loop that they have to equal."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from thrifty.hetero import HeteroOptions, HeteroTrainer, SampleOrder
+from thrifty.hetero._order import Place
+from thrifty.perf import StepCurve
+from thrifty.testing import VirtualClock
+
+
+SAMPLES, FEATURES = 60, 6
+_TRAINER_OPTIONS = {"global_batch", "seed", "private", "meter", "collate"}
+
+
+def data(dtype=torch.float64):
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(SAMPLES, FEATURES, generator=generator).to(dtype)
+    y = torch.randint(0, 3, (SAMPLES,), generator=generator)
+    return TensorDataset(x, y)
+
+
+def model(norm=False, dtype=torch.float64):
+    torch.manual_seed(3)
+    middle = [nn.BatchNorm1d(8)] if norm else []
+    return nn.Sequential(nn.Linear(FEATURES, 8), *middle, nn.Tanh(), nn.Linear(8, 3)).to(dtype)
+
+
+def loss(net, batch):
+    x, y = batch
+    return nn.functional.cross_entropy(net(x), y)
+
+
+def sgd(net):
+    return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+
+class Worker:
+    """A worker whose speed is as told: ``seconds(size, step)`` on its own clock."""
+
+    def __init__(self, seconds, *, net=None, optimizer=sgd, **options):
+        self.clock = VirtualClock()
+        self._seconds = seconds
+        self.net = net or model()
+        self.trained = []
+        self.reports = []
+        dataset = options.pop("dataset", None) or data()
+        more = {name: options.pop(name) for name in _TRAINER_OPTIONS & options.keys()}
+        hetero = HeteroOptions(**{"curve": StepCurve(sample_s=1.0), **options})
+        self._make = lambda members: HeteroTrainer(
+            self.net,
+            optimizer(self.net),
+            dataset,
+            loss=self._loss,
+            members=members,
+            clock=self.clock,
+            options=hetero,
+            **{"global_batch": 16, "seed": 5, **more},
+        )
+
+    def _loss(self, net, batch):
+        self.clock.advance(self._seconds(len(batch[0]), len(self.reports)))
+        return loss(net, batch)
+
+    def job(self, epochs, on_step=None):
+        def run(members):
+            self.trainer = self._make(members)
+            for report in self.trainer.run(epochs=epochs):
+                self.reports.append(report)
+                if on_step:
+                    on_step(report)
+            return self
+
+        return run
+
+
+def plain(epochs, *, net=None, optimizer=sgd, batch=16, seed=5, dataset=None):
+    """One process, the whole batch."""
+    net, dataset = net or model(), dataset or data()
+    step = optimizer(net)
+    order = SampleOrder(len(dataset), seed=seed)
+    losses = []
+    for epoch in range(epochs):
+        shares = order.shares(Place(epoch=epoch), (len(dataset),), ("one",))
+        indices = list(shares[0].public)
+        for begin in range(0, len(indices), batch):
+            x, y = dataset[indices[begin : begin + batch]]
+            step.zero_grad()
+            value = loss(net, (x, y))
+            value.backward()
+            step.step()
+            losses.append(value.item())
+    return net, losses
+
+
+def distance(one, other):
+    """The largest difference of any parameter or buffer, relative to the largest value."""
+    a, b = one.state_dict(), other.state_dict()
+    assert a.keys() == b.keys()
+    return max(
+        float(
+            (a[k].double() - b[k].double()).abs().max() / (b[k].double().abs().max() + 1e-300)
+        )
+        for k in a
+        if a[k].is_floating_point()
+    )
+
+
+__all__ = ["Worker", "data", "distance", "loss", "model", "plain", "sgd"]
