@@ -34,11 +34,11 @@ class Goal:
 
 
 def at_most(name: str, value: float, limit: float) -> Goal:
-    return Goal(name=name, value=round(value, 4), goal=f"<= {limit:g}", holds=value <= limit)
+    return Goal(name=name, value=_rounded(value), goal=f"<= {limit:g}", holds=value <= limit)
 
 
 def at_least(name: str, value: float, limit: float) -> Goal:
-    return Goal(name=name, value=round(value, 4), goal=f">= {limit:g}", holds=value >= limit)
+    return Goal(name=name, value=_rounded(value), goal=f">= {limit:g}", holds=value >= limit)
 
 
 def equal(name: str, value: float, wanted: float) -> Goal:
@@ -137,6 +137,11 @@ def _resident(process: psutil.Process) -> int:
         return int(process.memory_info().rss)
     except psutil.Error:
         return 0  # it has just ended; the others still count
+
+
+def _rounded(value: float) -> float:
+    """Four decimals, or four digits of what is smaller than that shows."""
+    return round(value, 4) if abs(value) >= 0.01 else float(f"{value:.4g}")
 
 
 def _cell(value: Any) -> str:

@@ -11,14 +11,22 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from thrifty import graph as graph, nn as nn, pack as pack, torch as torch
+    from thrifty import (
+        graph as graph,
+        hetero as hetero,
+        nn as nn,
+        pack as pack,
+        torch as torch,
+    )
     from thrifty.core import (
         AlgorithmError as AlgorithmError,
         CheckpointError as CheckpointError,
         DivergedError as DivergedError,
         GraphError as GraphError,
+        HeteroError as HeteroError,
         LayerError as LayerError,
         MissingExtraError as MissingExtraError,
+        PeerLostError as PeerLostError,
         ScheduleError as ScheduleError,
         SpaceError as SpaceError,
         StoreBusyError as StoreBusyError,
@@ -29,6 +37,7 @@ if TYPE_CHECKING:
         StudyNotFoundError as StudyNotFoundError,
         TaskError as TaskError,
         ThriftyError as ThriftyError,
+        TooFewWorkersError as TooFewWorkersError,
         TrainingError as TrainingError,
         UsageError as UsageError,
         WorkerLostError as WorkerLostError,
@@ -109,9 +118,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "core": (
-        "AlgorithmError CheckpointError DivergedError GraphError LayerError MissingExtraError ScheduleError SpaceError StoreBusyError "
-        "StoreError StoreVersionError StoreWriteError StudyMismatchError StudyNotFoundError TaskError ThriftyError "
-        "TrainingError UsageError WorkerLostError"
+        "AlgorithmError CheckpointError DivergedError GraphError HeteroError LayerError MissingExtraError PeerLostError ScheduleError "
+        "SpaceError StoreBusyError StoreError StoreVersionError StoreWriteError StudyMismatchError StudyNotFoundError TaskError "
+        "ThriftyError TooFewWorkersError TrainingError UsageError WorkerLostError"
     ),
     "pack": (
         "Adagrad Adam AdamW ArrayData DatasetPair HyperParameters Optimizer RMSprop SGD Task Trainable"
@@ -135,12 +144,8 @@ __all__ = sorted(_HOME_OF)
 
 
 def __getattr__(name: str) -> Any:
-    if name in (
-        "graph",
-        "nn",
-        "pack",
-        "torch",
-    ):  # packages; pack can be called: thrifty.pack([...])
+    if name in {"graph", "hetero", "nn", "pack", "torch"}:
+        # packages; pack can be called: thrifty.pack([...])
         return import_module(f"thrifty.{name}")
     if name in _HOME_OF:
         value = getattr(import_module(_HOME_OF[name]), name)

@@ -119,3 +119,16 @@ def test_kills_and_joins_at_random(seed):
         by_epoch[report.epoch] = by_epoch.get(report.epoch, 0) + sum(report.sizes)
     if len(done["w0"].reports) == len(losses):
         assert set(by_epoch.values()) == {SAMPLES}
+
+
+@pytest.mark.parametrize("after", range(4, 30))
+def test_a_step_that_is_trained_again_is_tracked_once(after):
+    """Running statistics of a pass that was in vain are forgotten."""
+    cluster = ThreadCluster()
+    cluster.kill("b", after=after)
+    team = {
+        name: Worker(constant(1.0 + at), net=model(norm=True)) for at, name in enumerate("abc")
+    }
+    done = cluster.run({name: worker.job(2) for name, worker in team.items()})
+    net, _ = plain(2, net=model(norm=True))
+    assert all(distance(worker.net, net) < 1e-12 for worker in done.values())

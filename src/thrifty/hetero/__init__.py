@@ -19,7 +19,17 @@ from ._membership import Membership as Membership, View as View
 from ._meter import Meter as Meter, PowerMeter as PowerMeter, ZeusMeter as ZeusMeter
 from ._options import HeteroOptions as HeteroOptions
 from ._order import Place as Place, SampleOrder as SampleOrder, Share as Share
+from ._plot import plot_steps as plot_steps
 from ._report import MembersChanged as MembersChanged, StepReport as StepReport
+from ._simulator import (
+    Link as Link,
+    Load as Load,
+    SimulatedStep as SimulatedStep,
+    SimulatedWorker as SimulatedWorker,
+    Simulation as Simulation,
+    simulate as simulate,
+)
+from ._task import HeteroTask as HeteroTask
 from ._trainer import HeteroTrainer as HeteroTrainer, balance as balance
 
 
@@ -29,7 +39,10 @@ __all__ = [
     "FixedMembership",
     "Growth",
     "HeteroOptions",
+    "HeteroTask",
     "HeteroTrainer",
+    "Link",
+    "Load",
     "MembersChanged",
     "Membership",
     "Meter",
@@ -38,6 +51,9 @@ __all__ = [
     "PowerMeter",
     "SampleOrder",
     "Share",
+    "SimulatedStep",
+    "SimulatedWorker",
+    "Simulation",
     "SplitChange",
     "StepCurve",
     "StepReport",
@@ -46,4 +62,6 @@ __all__ = [
     "ZeusMeter",
     "balance",
     "measure_curve",
+    "plot_steps",
+    "simulate",
 ]

@@ -9,8 +9,10 @@ from thrifty.perf import (
     Balancer,
     SplitChange,
     StepCurve,
+    forecast_split,
     split_batch,
     split_for_energy,
+    step_seconds,
 )
 
 from ._options import HeteroOptions
@@ -52,11 +54,16 @@ class Allocation:
         def thrifty(curves: Sequence[StepCurve], batch: int) -> tuple[int, ...]:
             return split_for_energy(curves, powers, batch)
 
+        def joules(curves: Sequence[StepCurve], split: Sequence[int]) -> float:
+            return forecast_split(curves, split, powers=powers).joules or 0.0
+
+        by_energy = options.objective == "energy"
         self._balancer = Balancer(
             curves,
             batch=self.batch,
             options=options.balancing,
-            split=thrifty if options.objective == "energy" else split_batch,
+            split=thrifty if by_energy else split_batch,
+            cost=joules if by_energy else step_seconds,
         )
         self._order = SampleOrder(
             num_public,
@@ -87,17 +94,14 @@ class Allocation:
 
     def shares(self, place: Place) -> tuple[Share, ...]:
         """The next step's samples: by the split, or what is left of the epoch."""
-        left = self.left(place)
-        public = self._order.num_public - place.public
-        own = [
-            max(0, self._order.private.get(name, 0) - place.private.get(name, 0))
-            for name in self.names
-        ]
         split = self.split
+        own = self._order.own_left(place, split, self.names)
+        public = self._order.num_public - place.public
+        left = public + sum(own)
         short = any(size > public + mine for size, mine in zip(split, own, strict=True))
         if short or left < sum(split):
             split = _rest(self.curves, min(left, sum(split)), [public + mine for mine in own])
-        return self._order.shares(place, split, self.names)
+        return self._order.shares(place, split, self.names, own_left=own)
 
     def advance(self, place: Place, shares: Sequence[Share]) -> None:
         """Notes that these shares were trained."""

@@ -8,7 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from thrifty.core import HeteroError
 
 
 Sum = Callable[[Tensor], None]
@@ -44,21 +47,22 @@ class WholeBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         if not self.training or not self._shared.active:
             return super().forward(input)
-        dims = [d for d in range(input.dim()) if d != 1]
-        shape = [1, -1] + [1] * (input.dim() - 2)
-        channels = input.shape[1]
-        count = input.new_full((1,), input.numel() // max(1, channels))
-        sums = self._shared.add(torch.cat([input.sum(dims), count]))
+        # As torch: statistics of half-precision inputs are computed in single precision.
+        x = input.to(torch.promote_types(input.dtype, torch.float32))
+        dims = [d for d in range(x.dim()) if d != 1]
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        count = x.new_full((1,), x.numel() // max(1, x.shape[1]))
+        sums = self._shared.add(torch.cat([x.sum(dims), count]))
         total = sums[-1].detach()
         mean = sums[:-1] / total
-        centred = input - mean.view(shape)
+        centred = x - mean.view(shape)
         var = self._shared.add(centred.square().sum(dims)) / total
         self._shared.ran(self, sums.detach())
         self._track(mean.detach(), var.detach(), total)
         out = centred * torch.rsqrt(var + self.eps).view(shape)
         if self.affine:
             out = out * self.weight.view(shape) + self.bias.view(shape)
-        return out
+        return out.to(input.dtype)
 
     @torch.no_grad()
     def shadow(self, like: Tensor) -> None:
@@ -74,8 +78,9 @@ class WholeBatchNorm(_BatchNorm):
             return
         self.num_batches_tracked.add_(1)
         rate = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        self.running_mean.lerp_(mean, rate)
-        self.running_var.lerp_(var * total / (total - 1).clamp(min=1), rate)
+        kind = self.running_mean.dtype
+        self.running_mean.lerp_(mean.to(kind), rate)
+        self.running_var.lerp_((var * total / (total - 1).clamp(min=1)).to(kind), rate)
 
 
 class SharedSums:
@@ -138,16 +143,26 @@ class _Added(torch.autograd.Function):
         return shared.forward_sum(value)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return ctx.shared.backward_sum(grad), None
 
 
 def whole_batch_norm(model: nn.Module, shared: SharedSums) -> int:
-    """Replaces a model's batch normalisation, in place; says how many layers there were."""
-    found = 0
-    for module in model.modules():
-        for name, child in module.named_children():
+    """Replaces a model's batch normalisation, in place; says how many layers there were.
+
+    Raises:
+        HeteroError: the model itself is one, which cannot be replaced in place.
+    """
+    if isinstance(model, _BatchNorm) and not isinstance(model, WholeBatchNorm):
+        raise HeteroError(
+            "a model that is nothing but batch normalisation cannot be changed in place: put it into an nn.Sequential, or ask for batch_norm='local'"
+        )
+    made: dict[nn.Module, WholeBatchNorm] = {}  # a layer may stand in several places
+    for module in list(model.modules()):
+        for name, child in list(module._modules.items()):
             if isinstance(child, _BatchNorm) and not isinstance(child, WholeBatchNorm):
-                setattr(module, name, WholeBatchNorm(child, shared))
-                found += 1
-    return found
+                if child not in made:
+                    made[child] = WholeBatchNorm(child, shared)
+                setattr(module, name, made[child])
+    return len(made)

@@ -178,7 +178,8 @@ class ElasticMembership:
         try:
             begin().wait(self._timeout)
         except RuntimeError as error:
-            raise PeerLostError(f"{what} failed: {error}") from error
+            # gloo's first sentence says what happened; the rest is advice for its developers.
+            raise PeerLostError(f"{what} failed: {str(error).partition('. ')[0]}") from error
 
     def _live(self) -> None:
         client = _connect(self._address, self._timeout)

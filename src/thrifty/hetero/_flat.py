@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from thrifty.core import HeteroError
 class FlatGradients:
     """One buffer for each type of gradient; ``grad`` of every parameter is a view of it, so nothing is copied.
 
-    Beside the gradients of each buffer the first one ends with ``num_control`` numbers: all that the workers tell each other at a step goes with the gradients.
+    One of the buffers ends with ``num_control`` numbers, and one for each parameter, whether it had a gradient: all that the workers tell each other at a step goes with the gradients.
 
     Args:
         parameters: that need a gradient.
@@ -34,11 +35,12 @@ class FlatGradients:
         self._views: list[tuple[nn.Parameter, Tensor]] = []
         self._buffers: list[Tensor] = []
         self._gradients: list[Tensor] = []
+        told = num_control + sum(len(members) for members in groups.values())
         # Times and counts need the precision of float32 at least.
         wide = next((key for key in groups if key[0].itemsize >= 4), None)
         for key, members in groups.items():
             size = sum(member.numel() for member in members)
-            more = num_control if key == wide else 0
+            more = told if key == wide else 0
             buffer = torch.zeros(size + more, dtype=key[0], device=key[1])
             self._buffers.append(buffer)
             self._gradients.append(buffer[:size])
@@ -50,18 +52,30 @@ class FlatGradients:
                 ))
                 begin += member.numel()
             if more:
-                self.control = buffer[size:]
+                tail = buffer[size:]
         if wide is None:
-            self.control = torch.zeros(num_control, device=device)
-            self._buffers.append(self.control)
+            tail = torch.zeros(told, device=device)
+            self._buffers.append(tail)
+        self.control, self._used = tail[:num_control], tail[num_control:]
+        self._touched: set[int] = set()
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(self._touch, at))
+            for at, (parameter, _) in enumerate(self._views)
+        ]
 
     @property
     def num_bytes(self) -> int:
         """Of all buffers: what one sum takes in."""
         return sum(buffer.numel() * buffer.element_size() for buffer in self._buffers)
 
+    def close(self) -> None:
+        """Another buffer takes its place."""
+        for hook in self._hooks:
+            hook.remove()
+
     def zero(self) -> None:
         """Before a backward pass."""
+        self._touched.clear()
         for buffer in self._buffers:
             buffer.zero_()
         for parameter, view in self._views:
@@ -79,16 +93,29 @@ class FlatGradients:
             if parameter.grad.data_ptr() != view.data_ptr():
                 view.copy_(parameter.grad)
             parameter.grad = view
+        for at in self._touched:
+            self._used[at] = 1.0
 
     def reduce(self, sum_: Callable[[Tensor], None]) -> None:
-        """Sums every buffer over the workers."""
+        """Sums every buffer over the workers.
+
+        A parameter that no worker's loss depends on has no gradient afterwards, as in one process: an optimiser leaves it alone, weight decay and all.
+        """
         for buffer in self._buffers:
             sum_(buffer)
+        for (parameter, _), used in zip(self._views, self._used.tolist(), strict=True):
+            if not used:
+                parameter.grad = None
 
     def clip(self, max_norm: float) -> None:
         """Scales all gradients down to this norm, if theirs is above it."""
-        norms = [torch.linalg.vector_norm(each).float() for each in self._gradients]
+        wide = max((each.dtype for each in self._gradients), key=lambda kind: kind.itemsize)
+        wide = torch.promote_types(wide, torch.float32)
+        norms = [torch.linalg.vector_norm(each, dtype=wide) for each in self._gradients]
         norm = torch.linalg.vector_norm(torch.stack(norms))
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for each in self._gradients:
             each.mul_(factor)
+
+    def _touch(self, at: int, _: nn.Parameter) -> None:
+        self._touched.add(at)

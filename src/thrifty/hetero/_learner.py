@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thrifty.core import Clock
-from thrifty.pack import borrowed_streams
+from thrifty.core import Clock, HeteroError
+from thrifty.pack import borrowed_streams, step_counters
 from thrifty.perf import StepCurve
 
 from ._batch_norm import SharedSums, Sum, whole_batch_norm
@@ -47,15 +47,19 @@ class Learner:
         self.model = model
         self.optimizer = optimizer
         self.samples = samples
-        self.device = next(model.parameters()).device
+        self.device = device_of(model)
         self._loss = loss
         self._shared = SharedSums(sum_)
         # Whoever joins in sums of others has to be there at every step.
         self.least = int(sum_ is not None and whole_batch_norm(model, self._shared) > 0)
         self.gradients = FlatGradients(model.parameters(), num_control=0)
+        self._counters = list(step_counters(model).values())
+        self._buffers = list(model.buffers())
+        self._before: list[Tensor] = []
 
     def make_room(self, *, num_control: int) -> None:
         """So many numbers travel beside the gradients from now on."""
+        self.gradients.close()
         self.gradients = FlatGradients(self.model.parameters(), num_control=num_control)
 
     def backward(self, share: Share, *, weight: float, seed: int) -> float:
@@ -67,6 +71,7 @@ class Learner:
             seed: of what the model draws.
         """
         self.gradients.zero()
+        self._before = [buffer.clone() for buffer in self._buffers]
         if not len(share):
             self._shared.shadow()
             return 0.0
@@ -77,16 +82,23 @@ class Learner:
         self.gradients.collect()
         return loss
 
+    def undo(self) -> None:
+        """Forgets what a pass has left in buffers (running statistics): its step is trained again."""
+        for buffer, before in zip(self._buffers, self._before, strict=False):
+            buffer.copy_(before)
+
     def rehearse(self, num: int) -> None:
         """A forward and a backward pass with ``num`` samples that leave nothing behind but time and gradients."""
-        kept = [buffer.clone() for buffer in self.model.buffers()]
+        kept = [buffer.clone() for buffer in self._buffers]
         public = range(min(num, self.samples.num_public))
         private = range(min(num - len(public), self.samples.num_private))
         self.gradients.zero()
-        with borrowed_streams():
-            self._train(self.samples.batch(public, private), 1.0, together=False)
-        for buffer, before in zip(self.model.buffers(), kept, strict=True):
-            buffer.copy_(before)
+        try:
+            with borrowed_streams():
+                self._train(self.samples.batch(public, private), 1.0, together=False)
+        finally:
+            for buffer, before in zip(self._buffers, kept, strict=True):
+                buffer.copy_(before)
         self.synchronise()
 
     def update(self, *, lr_factor: float, clip_norm: float | None) -> None:
@@ -99,6 +111,9 @@ class Learner:
         self.optimizer.step()
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
+        for counter in self._counters:
+            counter += 1
+        self._before = []
         self.synchronise()
 
     def measure(self, *, most: int, clock: Clock) -> StepCurve:
@@ -112,7 +127,6 @@ class Learner:
             self.synchronise()
 
         curve = measure_curve(step, most=most, clock=clock, least=self.least)
-        self.optimizer.state.clear()
         self.load_state(from_bytes(before))
         self.gradients.zero()
         return curve
@@ -141,6 +155,17 @@ class Learner:
         return float(loss.detach())
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model's parameters are.
+
+    Raises:
+        HeteroError: it has none.
+    """
+    for parameter in model.parameters():
+        return parameter.device
+    raise HeteroError("the model has no parameters: there is nothing to train")
+
+
 def _seed(seed: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
@@ -153,5 +178,6 @@ def _to(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, Mapping):
         return {key: _to(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple | list):
-        return type(batch)(_to(value, device) for value in batch)
+        moved = [_to(value, device) for value in batch]
+        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
     return batch

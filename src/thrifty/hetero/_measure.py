@@ -49,7 +49,7 @@ def measure_curve(
     while True:
         try:
             times = [_timed(step, size, clock) for _ in range(_REPEATS + 1)]
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
             if not sizes:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
+import torch
 
 from thrifty.core import HeteroError, derive_seed
+from thrifty.pack import epoch_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,30 +80,38 @@ class SampleOrder:
             raise HeteroError("numbers of samples are not negative")
         if not num_public and not self.private:
             raise HeteroError("there are no samples to train on")
-        self._known: dict[tuple[str, int], np.ndarray] = {}
+        self._known: dict[tuple[str, int], torch.Tensor] = {}
 
     def left(self, place: Place, split: Sequence[int], names: Sequence[str]) -> int:
         """Samples that the present workers have still to train in this epoch."""
-        return self.num_public - place.public + sum(self._own_left(place, split, names))
+        return self.num_public - place.public + sum(self.own_left(place, split, names))
 
     def shares(
-        self, place: Place, split: Sequence[int], names: Sequence[str]
+        self,
+        place: Place,
+        sizes: Sequence[int],
+        names: Sequence[str],
+        *,
+        own_left: Sequence[int] | None = None,
     ) -> tuple[Share, ...]:
         """What each worker trains on in the next step.
 
         Args:
             place: how far the epoch is.
-            split: samples for each worker; they get fewer where there are not enough.
+            sizes: samples for each worker; they get fewer where there are not enough.
             names: of the workers, by rank.
+            own_left: private samples that each is still to train, where ``sizes`` are not those of a whole step.
         """
-        own, public = self._sizes(place, split, names)
-        shuffled = self._permutation("public", self.num_public, place.epoch)
+        if own_left is None:
+            own_left = self.own_left(place, sizes, names)
+        own, public = self._sizes(place, sizes, own_left)
+        shuffled = self._public(place.epoch)
         shares, begin = [], place.public
         for name, num_own, num_public in zip(names, own, public, strict=True):
             used = place.private.get(name, 0)
             of_own: tuple[int, ...] = ()
             if num_own:
-                mine = self._permutation(f"private/{name}", self.private[name], place.epoch)
+                mine = self._private(name, place.epoch)
                 of_own = tuple(mine[used : used + num_own].tolist())
             of_public = tuple(shuffled[begin : begin + num_public].tolist())
             shares.append(Share(public=of_public, private=of_own))
@@ -116,11 +125,21 @@ class SampleOrder:
             if share.private:
                 place.private[name] = place.private.get(name, 0) + len(share.private)
 
+    def own_left(self, place: Place, split: Sequence[int], names: Sequence[str]) -> list[int]:
+        """Private samples that each worker has still to train in this epoch, of a whole step's split."""
+        total = self.num_public + sum(self.private.get(name, 0) for name in names)
+        out = []
+        for name, size in zip(names, split, strict=True):
+            num = self.private.get(name, 0)
+            if self._subsample and num:
+                num = min(num, math.ceil(total * size / max(1, sum(split))))
+            out.append(max(0, num - place.private.get(name, 0)))
+        return out
+
     def _sizes(
-        self, place: Place, split: Sequence[int], names: Sequence[str]
+        self, place: Place, split: Sequence[int], own_left: Sequence[int]
     ) -> tuple[list[int], list[int]]:
-        """Private and public samples of each worker."""
-        own_left = self._own_left(place, split, names)
+        """Private and public samples of each worker; a slice of the public ones ends where they end."""
         public_left = self.num_public - place.public
         steps = max(1, math.ceil((public_left + sum(own_left)) / max(1, sum(split))))
         own = [
@@ -138,24 +157,24 @@ class SampleOrder:
             more = min(short, own_left[worker] - own[worker], public[worker])
             own[worker] += more
             public[worker] -= more
-        for worker in reversed(range(len(split))):
-            public[worker] -= min(public[worker], max(0, sum(public) - public_left))
         return own, public
 
-    def _own_left(self, place: Place, split: Sequence[int], names: Sequence[str]) -> list[int]:
-        total = self.num_public + sum(self.private.get(name, 0) for name in names)
-        out = []
-        for name, size in zip(names, split, strict=True):
-            num = self.private.get(name, 0)
-            if self._subsample and num:
-                num = min(num, math.ceil(total * size / max(1, sum(split))))
-            out.append(max(0, num - place.private.get(name, 0)))
-        return out
+    def _public(self, epoch: int) -> torch.Tensor:
+        """As ``thrifty.pack`` orders the data of a task, so that a job of many workers is the same trial as one alone."""
+        return self._remember(
+            "public", epoch, lambda: epoch_order(self.num_public, seed=self._seed, epoch=epoch)
+        )
 
-    def _permutation(self, name: str, num: int, epoch: int) -> np.ndarray:
-        key = (name, epoch)
-        if key not in self._known:
-            self._known = {k: v for k, v in self._known.items() if k[1] == epoch}
-            rng = np.random.default_rng(derive_seed(self._seed, "order", name, epoch))
-            self._known[key] = rng.permutation(num)
-        return self._known[key]
+    def _private(self, name: str, epoch: int) -> torch.Tensor:
+        seed = derive_seed(self._seed, "private", name)
+        return self._remember(
+            f"private/{name}",
+            epoch,
+            lambda: epoch_order(self.private[name], seed=seed, epoch=epoch),
+        )
+
+    def _remember(self, key: str, epoch: int, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        if (key, epoch) not in self._known:
+            self._known = {known: v for known, v in self._known.items() if known[1] == epoch}
+            self._known[key, epoch] = make()
+        return self._known[key, epoch]

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from thrifty.perf import SplitChange
 
+from ._order import Share
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembersChanged:
@@ -32,7 +34,7 @@ class MembersChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """One trained step; equal on all workers but for ``rank``.
+    """One trained step; equal on all workers but for ``rank``, ``share`` and ``step_s``.
 
     Attributes:
         epoch: from 0.
@@ -41,9 +43,10 @@ class StepReport:
         rank: of this worker.
         names: of the workers, by rank.
         sizes: samples that each of them trained.
+        share: this worker's samples.
         busy_s: seconds that each of them worked for it.
         step_s: seconds from the end of the step before to the end of this one, without what was done between steps.
-        joules: of all workers for this step; None without meters.
+        joules: of the workers with a meter for this step; None if nobody has one.
         events: changes that came before this step or follow from it.
     """
 
@@ -53,6 +56,7 @@ class StepReport:
     rank: int
     names: tuple[str, ...]
     sizes: tuple[int, ...]
+    share: Share
     busy_s: tuple[float, ...]
     step_s: float
     joules: float | None

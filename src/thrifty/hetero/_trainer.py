@@ -26,7 +26,7 @@ from thrifty.perf import Power, SplitChange, StepCurve
 from ._allocation import Allocation
 from ._crew import Crew
 from ._fixed import FixedMembership
-from ._learner import Learner, Loss
+from ._learner import Learner, Loss, device_of
 from ._membership import Membership
 from ._meter import Meter
 from ._options import HeteroOptions
@@ -98,11 +98,14 @@ class HeteroTrainer:
             raise HeteroError(f"global_batch is at least 1, not {global_batch}")
         self.steps = 0
         self._options = options or HeteroOptions()
-        self._members = members or FixedMembership(device=next(model.parameters()).device)
+        samples = PublicAndPrivate(dataset, private, collate)
+        if not samples.num_public + samples.num_private:
+            raise HeteroError("there are no samples to train on")
+        self._members = members or FixedMembership(device=device_of(model))
         self._learner = Learner(
             model,
             optimizer,
-            PublicAndPrivate(dataset, private, collate),
+            samples,
             loss=loss,
             sum_=self._members.all_reduce if self._options.batch_norm == "global" else None,
         )
@@ -192,6 +195,7 @@ class HeteroTrainer:
             return self._step()
         except PeerLostError as error:
             _log.warning("step %d: %s", self.steps + 1, error)
+            self._learner.undo()
             self._meet(broken=True)
             return None
 
@@ -206,13 +210,14 @@ class HeteroTrainer:
         )
         probed = self._probe(sizes)
         busy_s = self._clock.monotonic() - began + self._optimizer_s
-        # What workers tell each other: [seconds of each | joules | loss]
+        # What workers tell each other: [seconds of each | joules | meters | loss]
         control[rank] = busy_s
         control[workers] = self._joules(busy_s)
-        control[workers + 1] = loss
+        control[workers + 1] = float(self._meter is not None)
+        control[workers + 2] = loss
         self._learner.gradients.reduce(self._members.all_reduce)
         told = control.tolist()
-        self._update(sum(sizes), loss=told[workers + 1])
+        self._update(loss=told[workers + 2])
         self._allocation.advance(self._place, shares)
         self._observe(told[:workers], sizes, probed)
         self._step_s = self._clock.monotonic() - began
@@ -220,17 +225,18 @@ class HeteroTrainer:
         return StepReport(
             epoch=self._place.epoch,
             step=self.steps,
-            loss=told[workers + 1],
+            loss=told[workers + 2],
             rank=rank,
             names=self._crew.view.names,
             sizes=sizes,
+            share=shares[rank],
             busy_s=tuple(told[:workers]),
             step_s=self._step_s,
-            joules=told[workers] if self._meter is not None else None,
+            joules=told[workers] if told[workers + 1] else None,
             events=tuple(events),
         )
 
-    def _update(self, batch: int, *, loss: float) -> None:
+    def _update(self, *, loss: float) -> None:
         if not math.isfinite(loss):
             raise DivergedError(
                 f"the loss of step {self.steps + 1} is {loss}: try a smaller learning rate"
@@ -240,7 +246,9 @@ class HeteroTrainer:
         self._learner.update(
             lr_factor=1.0
             if growth is None
-            else growth.factor(batch=batch, base=self._global_batch, step=self.steps),
+            else growth.factor(
+                batch=self._allocation.batch, base=self._global_batch, step=self.steps
+            ),
             clip_norm=self._options.clip_norm,
         )
         # The optimiser's time is the worker's own, too: it counts for the step that follows.
@@ -260,6 +268,8 @@ class HeteroTrainer:
         if change is None:
             return
         self._events.append(change)
+        if self._crew.view.rank:
+            return  # one line of a job is enough
         _log.info(
             "step %d: split %s -> %s (%s; %.0f -> %.0f ms)",
             self.steps,
@@ -285,7 +295,7 @@ class HeteroTrainer:
             seed=self._seed,
             options=self._options,
         )
-        self._learner.make_room(num_control=len(view.names) + 2)
+        self._learner.make_room(num_control=len(view.names) + 3)
         event = MembersChanged(
             step=self.steps,
             generation=view.generation,
@@ -296,6 +306,8 @@ class HeteroTrainer:
             batch=self._allocation.batch,
         )
         self._events.append(event)
+        if view.rank:
+            return
         _log.info(
             "step %d: workers %s, split %s", event.step, list(event.names), list(event.split)
         )
@@ -327,9 +339,11 @@ class HeteroTrainer:
         )
 
     def _draws(self, share: Share) -> int:
-        epoch_seed = derive_seed(self._seed, "draws", self._place.epoch)
+        whose = self._crew.view.names[self._crew.view.rank] if share.private else "public"
         first = (share.private or share.public or (0,))[0]
-        return step_seed(epoch_seed + first, self.steps)
+        return step_seed(
+            derive_seed(self._seed, "draws", whose, self._place.epoch) + first, self.steps
+        )
 
     def _joules(self, busy_s: float) -> float:
         if self._meter is None:

@@ -17,6 +17,7 @@ from ._backend import (
     out_of_memory as out_of_memory,
 )
 from ._concatenated import ConcatenatedBackend as ConcatenatedBackend
+from ._counters import step_counters as step_counters
 from ._data import (
     ArrayData as ArrayData,
     DatasetPair as DatasetPair,
@@ -91,6 +92,7 @@ __all__ = [
     "pack",
     "pack_state",
     "register_rule",
+    "step_counters",
     "unpack_state",
 ]
 

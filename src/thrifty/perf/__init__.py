@@ -7,6 +7,7 @@ from ._balancer import (
     Balancer as Balancer,
     BalancerOptions as BalancerOptions,
     SplitChange as SplitChange,
+    step_seconds as step_seconds,
 )
 from ._pack_choice import PackChoice as PackChoice, choose_pack as choose_pack
 from ._pack_curve import PackCurve as PackCurve
@@ -36,4 +37,5 @@ __all__ = [
     "forecast_split",
     "split_batch",
     "split_for_energy",
+    "step_seconds",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,18 @@ from ._step_curve import StepCurve
 
 Split = Callable[[Sequence[StepCurve], int], tuple[int, ...]]
 """From the workers' present curves and a global batch to samples of each worker."""
+
+Cost = Callable[[Sequence[StepCurve], Sequence[int]], float]
+"""From the workers' present curves and a split to what a step costs."""
+
+
+def step_seconds(curves: Sequence[StepCurve], split: Sequence[int]) -> float:
+    """The cost that counts unless told: seconds of the step.
+
+    >>> step_seconds([StepCurve(sample_s=1.0), StepCurve(sample_s=3.0)], (6, 2))
+    6.0
+    """
+    return forecast_split(curves, split).step_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +55,7 @@ class BalancerOptions:
     gain: float = 0.03
 
     def __post_init__(self) -> None:
-        if self.slower <= 1:
+        if not self.slower > 1:
             raise UsageError(f"slower is above 1, not {self.slower}")
         if not 1 <= self.patience <= self.window:
             raise UsageError(
@@ -83,6 +96,7 @@ class Balancer:
         batch: samples of one step, of all workers together.
         options: when to change.
         split: from curves and a batch to a split; ``split_batch`` unless told.
+        cost: of a step, of which a new split has to save ``gain``; its seconds unless told.
 
     Raises:
         UsageError: the workers cannot hold the batch.
@@ -102,13 +116,16 @@ class Balancer:
         batch: int,
         options: BalancerOptions | None = None,
         split: Split = split_batch,
+        cost: Cost = step_seconds,
     ) -> None:
         self._measured = tuple(curves)
         self._batch = batch
         self._options = options or BalancerOptions()
         self._split_for = split
+        self._cost = cost
         self._slowness = [1.0] * len(self._measured)
         self._usual: list[deque[float]] = [self._window() for _ in self._measured]
+        self._latest: list[deque[float]] = [self._window() for _ in self._measured]
         self._unusual: list[list[float]] = [[] for _ in self._measured]
         self._steps = 0
         self.split = split(self._measured, batch)
@@ -151,18 +168,28 @@ class Balancer:
         return None
 
     def probe(self, worker: int, seconds: float, samples: int) -> SplitChange | None:
-        """Takes the time of ``samples`` that a worker without a share has trained for nothing, to see how fast it is now."""
+        """Takes the time of ``samples`` that a worker without a share has trained for nothing, to see how fast it is now; ``samples`` is positive."""
         ratio = seconds / self._measured[worker].seconds(samples)
         how = self._take(worker, ratio)
         return self._change(how, [worker]) if how else None
 
     def rebatch(self, batch: int) -> None:
-        """Splits another global batch from now on."""
-        self._batch = batch
+        """Splits another global batch from now on.
+
+        Raises:
+            UsageError: the workers cannot hold it; all stays as it was.
+        """
         self.split = self._split_for(self.curves, batch)
+        self._batch = batch
 
     def _take(self, worker: int, ratio: float) -> str | None:
-        """Takes one step of one worker; says how its speed changed."""
+        """Takes one step of one worker; says how its speed changed.
+
+        A time that is not positive and finite says nothing.
+        """
+        if not 0 < ratio < math.inf:
+            return None
+        self._latest[worker].append(ratio)
         usual, unusual = self._usual[worker], self._unusual[worker]
         if len(usual) < self._options.patience:
             usual.append(ratio)
@@ -185,28 +212,28 @@ class Balancer:
             return None
         self._slowness[worker] = median(unusual)
         self._usual[worker] = self._window(unusual)
+        self._latest[worker] = self._window(unusual)
         unusual.clear()
         return how
 
     def _follow(self) -> list[int]:
-        """Sets everybody's slowness to what has become usual."""
-        for worker, usual in enumerate(self._usual):
-            if usual:
-                self._slowness[worker] = median(usual)
-        return list(range(len(self._usual)))
+        """Sets everybody's slowness to that of the latest steps, unusual ones too: who is slow every other moment is slow."""
+        for worker, latest in enumerate(self._latest):
+            if latest:
+                self._slowness[worker] = median(latest)
+        return list(range(len(self._latest)))
 
     def _change(self, reason: str, workers: list[int]) -> SplitChange | None:
         after = self._split_for(self.curves, self._batch)
-        now_s = forecast_split(self.curves, self.split).step_s
-        then_s = forecast_split(self.curves, after).step_s
-        if then_s > now_s * (1 - self._options.gain):
+        now, then = self._cost(self.curves, self.split), self._cost(self.curves, after)
+        if after == self.split or then > now * (1 - self._options.gain):
             return None
         change = SplitChange(
             reason=reason,
             workers=tuple(workers),
             before=self.split,
             after=after,
-            step_s=(now_s, then_s),
+            step_s=(step_seconds(self.curves, self.split), step_seconds(self.curves, after)),
         )
         self.split = after
         return change

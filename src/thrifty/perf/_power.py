@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from thrifty.core import UsageError
@@ -16,7 +17,7 @@ class Power:
         busy_w: watts while it trains; not less.
 
     Raises:
-        UsageError: a number is negative, or ``busy_w`` is below ``idle_w``.
+        UsageError: a number is negative or not finite, or ``busy_w`` is below ``idle_w``.
 
     >>> Power(idle_w=2.0, busy_w=5.0).joules(busy_s=3.0, whole_s=4.0)
     17.0
@@ -26,9 +27,9 @@ class Power:
     busy_w: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.idle_w <= self.busy_w:
+        if not 0 <= self.idle_w <= self.busy_w < math.inf:
             raise UsageError(
-                f"0 <= idle_w <= busy_w, not idle_w={self.idle_w}, busy_w={self.busy_w}"
+                f"0 <= idle_w <= busy_w, and both are finite, not idle_w={self.idle_w}, busy_w={self.busy_w}"
             )
 
     def joules(self, *, busy_s: float, whole_s: float) -> float:

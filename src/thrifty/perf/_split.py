@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from thrifty.core import UsageError
 
 from ._power import Power
@@ -59,10 +61,11 @@ def split_batch(curves: Sequence[StepCurve], batch: int) -> tuple[int, ...]:
 def split_for_energy(
     curves: Sequence[StepCurve], powers: Sequence[Power], batch: int
 ) -> tuple[int, ...]:
-    """The split that needs fewest joules for a step.
+    """A split that needs few joules for a step: the best of a greedy search.
 
     For each of many step times, from the shortest possible on, workers are filled in the order of their joules for one more sample; the best of these splits is kept. Waiting
-    costs energy, too, so slow and thrifty workers alone are seldom best.
+    costs energy, too, so slow and thrifty workers alone are seldom best. Exact where steps have no fixed cost, up to the step
+    times that are tried.
 
     Args:
         curves: of each worker.
@@ -81,25 +84,23 @@ def split_for_energy(
     if len(powers) != len(curves):
         raise UsageError(f"{len(curves)} workers have {len(powers)} powers; give one for each")
     quickest = _least_time(curves, batch)
-    cheapest = max(
-        curve.seconds(curve.capacity(math.inf, batch)) for curve in curves
-    )  # more time than this changes nothing
+    # With more time than this for a step nothing changes.
+    longest = max(curve.seconds(curve.capacity(math.inf, batch)) for curve in curves)
     per_sample = [
         (power.busy_w - power.idle_w) * curve.sample_s
         for curve, power in zip(curves, powers, strict=True)
     ]
     order = sorted(range(len(curves)), key=lambda worker: per_sample[worker])
+    limits = np.geomspace(quickest, longest, _ENERGY_CANDIDATES)
     tries = [split_batch(curves, batch)]
-    ratio = max(1.0, cheapest / quickest)
-    for step in range(_ENERGY_CANDIDATES + 1):
-        limit = quickest * ratio ** (step / _ENERGY_CANDIDATES)
+    for limit in [*limits.tolist(), math.inf]:
         sizes = [curve.least for curve in curves]
         left = batch - sum(sizes)
         for worker in order:
             more = min(left, curves[worker].capacity(limit, batch) - sizes[worker])
-            sizes[worker] += max(0, more)
-            left -= max(0, more)
-        if not left:
+            sizes[worker] += more
+            left -= more
+        if not left:  # a limit that rounding has put below the quickest step leaves some
             tries.append(tuple(sizes))
     return min(tries, key=lambda sizes: forecast_split(curves, sizes, powers=powers)[::-1])
 

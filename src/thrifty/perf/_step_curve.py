@@ -11,6 +11,10 @@ import numpy as np
 from thrifty.core import UsageError
 
 
+_FLAT = 1e-6
+"""Share of the fixed time that a sample takes at least; well above rounding."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCurve:
     """Seconds of one step of one worker: ``fixed_s + sample_s * batch``.
@@ -72,13 +76,9 @@ class StepCurve:
         sizes, times = np.asarray(batches, dtype=float), np.asarray(seconds, dtype=float)
         if not len(sizes) or len(sizes) != len(times):
             raise UsageError(f"{len(sizes)} batch sizes and {len(times)} times make no curve")
-        if (sizes <= 0).any() or not (np.isfinite(times) & (times > 0)).all():
+        if not (np.isfinite(sizes) & (sizes > 0) & np.isfinite(times) & (times > 0)).all():
             raise UsageError("batch sizes and times of steps are positive and finite")
-        # Weighted by 1 / time: a step of 1 ms matters as much as one of 1 s.
-        columns = np.stack([np.ones_like(sizes), sizes], axis=1) / times[:, None]
-        fixed, slope = np.linalg.lstsq(columns, np.ones_like(times), rcond=None)[0]
-        if len(sizes) == 1 or fixed < 0 or slope <= 0:
-            fixed, slope = 0.0, float((sizes / times).sum() / ((sizes / times) ** 2).sum())
+        fixed, slope = _line(sizes, times)
         return cls(sample_s=float(slope), fixed_s=float(fixed), most=most, least=least)
 
     def seconds(self, batch: int) -> float:
@@ -98,8 +98,13 @@ class StepCurve:
         most = batch if self.most is None else min(batch, self.most)
         if seconds >= self.seconds(most):
             return most
-        fit = int((seconds - self.fixed_s) / self.sample_s)
-        return min(most, max(self.least, fit, 0))
+        fit = int(min(most, max(0.0, (seconds - self.fixed_s) / self.sample_s)))
+        # The quotient is rounded; what counts is what seconds() says.
+        while fit and self.seconds(fit) > seconds:
+            fit -= 1
+        while fit < most and self.seconds(fit + 1) <= seconds:
+            fit += 1
+        return min(most, max(self.least, fit))
 
     def to_json(self) -> dict[str, float | int | None]:
         """Plain data, from which ``from_json`` makes the same curve."""
@@ -114,14 +119,34 @@ class StepCurve:
     def from_json(cls, data: Mapping[str, float | int | None]) -> StepCurve:
         """What ``to_json`` wrote.
 
+        Raises:
+            UsageError: something is missing.
+
         >>> curve = StepCurve(sample_s=0.5, most=8)
         >>> StepCurve.from_json(curve.to_json()) == curve
         True
         """
-        most = data["most"]
-        return cls(
-            sample_s=float(data["sample_s"] or 0.0),
-            fixed_s=float(data["fixed_s"] or 0.0),
-            most=None if most is None else int(most),
-            least=int(data["least"] or 0),
-        )
+        try:
+            most = data["most"]
+            return cls(
+                sample_s=float(data["sample_s"] or 0.0),
+                fixed_s=float(data["fixed_s"] or 0.0),
+                most=None if most is None else int(most),
+                least=int(data["least"] or 0),
+            )
+        except KeyError as error:
+            raise UsageError(f"these data are no step curve: {error} is missing") from error
+
+
+def _line(sizes: np.ndarray, times: np.ndarray) -> tuple[float, float]:
+    """Fixed seconds and seconds a sample, neither negative; relative errors count: a step of 1 ms matters as much as one of 1 s."""
+    if len(set(sizes)) > 1:
+        columns = np.stack([np.ones_like(sizes), sizes], axis=1) / times[:, None]
+        fixed, slope = np.linalg.lstsq(columns, np.ones_like(times), rcond=None)[0]
+        if slope <= _FLAT * fixed:
+            # A device that idles: more samples cost nothing yet. The best constant, and a slope that tells sizes apart.
+            fixed = float((1 / times).sum() / (1 / times**2).sum())
+            return fixed, _FLAT * fixed
+        if fixed >= 0:
+            return float(fixed), float(slope)
+    return 0.0, float((sizes / times).sum() / ((sizes / times) ** 2).sum())

@@ -1,0 +1,240 @@
+"""Uneven data parallelism: is the answer that of one process, and does nobody wait?
+
+::
+
+    python -m bench.bench_hetero [--quick] [--only answer|speed|replay|paper|churn]
+
+Workers are gloo processes on this machine; slow ones share their core with other work for a bounded time. Steps of real jobs are read from ``$THRIFTY_DATA``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+from . import _hetero_churn as churn, _hetero_paper as paper, _hetero_replay as rules
+from ._harness import Goal, at_least, at_most, equal, finish, parser, table
+from ._hetero_speed import Run, Scenario, recovery, run, solo
+
+
+Part = tuple[Any, list[Goal]]
+
+BATCH = {"CNN": 256, "MLP": 512}
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--only", choices=list(PARTS))
+    args = options.parse_args()
+    figures: dict[str, Any] = {}
+    goals: list[Goal] = []
+    for name, part in PARTS.items():
+        if args.only in {None, name}:
+            print(f"\n## {name}\n", flush=True)
+            more = {"rounds": args.repeats} if name == "speed" else {}
+            figures[name], found = part(quick=args.quick, **more)
+            goals += found
+    finish("bench_hetero", figures, goals)
+
+
+# -- the answer ------------------------------------------------------------------------------
+
+
+def answer(*, quick: bool) -> Part:
+    """One planned schedule for each number of workers."""
+    rows, goals = [], []
+    with churn.lighthouse() as address:
+        for workers in (2,) if quick else (2, 3, 4):
+            outcome = churn.play(churn.planned(workers), address)
+            parameters, gradient = churn.distance(outcome)
+            reports = outcome.reports["w0"]
+            rows.append({
+                "workers": workers,
+                "steps": reports[-1]["step"],
+                "splits": len({tuple(report["sizes"]) for report in reports}),
+                "killed": ", ".join(outcome.killed),
+                "joined": ", ".join(name for name in outcome.reports if name.startswith("x")),
+                "parameters": parameters,
+                "gradient": gradient,
+            })
+            goals += [
+                at_most(f"{workers} workers: parameters from one process's, relative", parameters, 1e-6),
+                at_most(f"{workers} workers: gradient from one process's, relative", gradient, 1e-6),
+            ]  # fmt: skip
+    table([
+        {**row, "parameters": f"{row['parameters']:.1e}", "gradient": f"{row['gradient']:.1e}"}
+        for row in rows
+    ])
+    return rows, goals
+
+
+# -- speed -----------------------------------------------------------------------------------
+
+
+def speed(*, quick: bool, rounds: int = 3) -> Part:
+    """Both systems in turn, several rounds."""
+    rows, goals = [], []
+    for network in ("CNN",) if quick else ("CNN", "MLP"):
+        for scenario, least in scenarios(quick=quick):
+            row = compare(network, scenario, rounds=1 if quick else rounds)
+            rows.append(row)
+            print(f"{network}, {scenario.name}: {row['times as fast']:.2f}x", flush=True)
+            goals.append(
+                at_least(
+                    f"{network}, {scenario.name}: thrifty / DDP", row["times as fast"], least
+                )
+            )
+            goals.append(
+                at_least(
+                    f"{network}, {scenario.name}: share of the bound", row["of the bound"], 0.9
+                )
+            )
+            if row["recovery"] is not None:
+                goals.append(
+                    at_most(
+                        f"{network}, {scenario.name}: steps to recover", row["recovery"], 10
+                    )
+                )
+    print()
+    table(rows)
+    return rows, goals
+
+
+def scenarios(*, quick: bool) -> list[tuple[Scenario, float]]:
+    """What the second core does besides, and the goal."""
+    if quick:
+        return [(Scenario(name="a worker at 1/4 speed", periods=[(0, 3, 3)], seconds=3), 1.5)]
+    return [
+        (Scenario(name="a worker at 1/4 speed", periods=[(0, 20, 3)], seconds=20), 1.5),
+        (
+            Scenario(
+                name="the load comes and goes",
+                periods=[(8, 20, 3), (28, 40, 3)],
+                seconds=48,
+            ),
+            1.3,
+        ),
+        (Scenario(name="all equal", seconds=20), 0.98),
+    ]
+
+
+def compare(network: str, scenario: Scenario, *, rounds: int) -> dict[str, Any]:
+    """DDP, uneven and the cores by themselves, one after the other, in each round."""
+    batch = BATCH[network]
+    ratios, shares, recovered = [], [], []
+    ours: list[Run] = []
+    theirs: list[Run] = []
+    for _ in range(rounds):
+        theirs.append(run("DDP", network, batch, scenario))
+        ours.append(run("thrifty", network, batch, scenario))
+        alone = solo(network, [batch // 2, batch // 2], scenario)
+        ratios.append(ours[-1].samples_per_s / theirs[-1].samples_per_s)
+        shares.append(ours[-1].samples_per_s / sum(each.samples_per_s for each in alone))
+        recovered += recovery(ours[-1], scenario)
+    return {
+        "network": network,
+        "scenario": scenario.name,
+        "DDP, samples/s": median(each.samples_per_s for each in theirs),
+        "thrifty, samples/s": median(each.samples_per_s for each in ours),
+        "DDP, ms a step": 1e3 * median(each.step_s for each in theirs),
+        "thrifty, ms a step": 1e3 * median(each.step_s for each in ours),
+        "times as fast": median(ratios),
+        "of the bound": median(shares),
+        "recovery": max(recovered) if recovered else None,
+        "splits": len({tuple(step["sizes"]) for step in ours[-1].steps}),
+    }
+
+
+# -- policies --------------------------------------------------------------------------------
+
+
+def replay(*, quick: bool) -> Part:
+    """Real jobs' step times under several rules."""
+    missing = [str(rules.path(job)) for job in rules.JOBS if not rules.path(job).is_file()]
+    if missing:
+        raise SystemExit(f"no data at {', '.join(missing)}; set THRIFTY_DATA")
+    rows = [row for job in rules.JOBS for row in rules.replay(job, quick=quick)]
+    table(rows)
+    goals = []
+    for row in rows:
+        if row["rule"] != "thrifty":
+            continue
+        if row["job"] in rules.CALM:
+            goals.append(
+                at_most(f"job {row['job']}: false alarms, % of steps", 100 * row["false"] / row["steps"], 1.0)
+            )  # fmt: skip
+        else:
+            goals.append(
+                at_most(
+                    f"job {row['job']} (stragglers): max / median",
+                    row["max / median, p50"],
+                    1.2,
+                )
+            )
+    return rows, goals
+
+
+def storage(*, quick: bool) -> Part:
+    """A host with drives that compute; the papers' figures have no goal here, only a place beside ours."""
+    for name, value in paper.ASSUMPTIONS.items():
+        print(f"- {name}: {value}")
+    print()
+    rows = paper.sweep(quick=quick)
+    table(rows)
+    ours = paper.gain(paper.Cluster(devices=24), steps=5 if quick else 60)
+    print(
+        f"\n24 devices: {ours['times as fast']:.2f}x as fast (HyperTune: up to 3.1x), {ours['times less energy']:.2f}x less energy (up to 2.45x)"
+    )
+    return {"assumptions": paper.ASSUMPTIONS, "24 devices": ours, "sweep": rows}, []
+
+
+# -- churn -----------------------------------------------------------------------------------
+
+
+def kills(*, quick: bool) -> Part:
+    """Random schedules."""
+    rows = []
+    with churn.lighthouse() as address:
+        for seed in range(2 if quick else 30):
+            outcome = churn.play(churn.drawn(seed), address)
+            parameters, _ = churn.distance(outcome)
+            rows.append({
+                "schedule": seed,
+                "workers": len(outcome.reports),
+                "killed": len(outcome.killed),
+                "seconds": outcome.seconds,
+                "finished": outcome.finished,
+                "every sample once an epoch": churn.exact(outcome),
+                "parameters": parameters,
+            })
+    with churn.lighthouse() as address:
+        clear, seconds = churn.too_few(address)
+    table([{**row, "parameters": f"{row['parameters']:.1e}"} for row in rows])
+    print(
+        f"\ntoo few workers: {'a clear error' if clear else 'NO clear error'} after {seconds:.1f} s"
+    )
+    goals = [
+        equal("schedules that did not end", sum(not row["finished"] for row in rows), 0),
+        equal(
+            "schedules with a sample too many or too few",
+            sum(not row["every sample once an epoch"] for row in rows),
+            0,
+        ),
+        at_most("parameters from one process's, at worst", max(row["parameters"] for row in rows), 1e-6),
+        equal("too few workers: clear error", float(clear), 1.0),
+    ]  # fmt: skip
+    return {"schedules": rows, "too few": {"clear": clear, "seconds": seconds}}, goals
+
+
+PARTS: dict[str, Callable[..., Part]] = {
+    "answer": answer,
+    "speed": speed,
+    "replay": replay,
+    "paper": storage,
+    "churn": kills,
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""Clusters that are not at hand: the trainer's policy over curves, traces and loads, in virtual time."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from thrifty.core import HeteroError, TooFewWorkersError
+from thrifty.perf import Balancer, Power, SplitChange, StepCurve
+
+
+class Policy(Protocol):
+    """Who gets how much; ``thrifty.perf.Balancer``, or a rule to compare it with.
+
+    Attributes:
+        split: samples of each worker in the next step.
+    """
+
+    split: tuple[int, ...]
+
+    def observe(self, seconds: Sequence[float]) -> SplitChange | None:
+        """Takes the times of a step; ``split`` may be another one afterwards."""
+        ...
+
+
+MakePolicy = Callable[[Sequence[StepCurve], int], Policy]
+"""From the present workers' curves and a global batch to a policy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedWorker:
+    """A worker of a simulated cluster.
+
+    Args:
+        name: unique.
+        curve: how fast it is when nobody disturbs it.
+        power: what it draws; None: it is not counted.
+        slowness: of its steps, one after the other, as from a trace; beyond the end 1.
+        joins_s: when it comes.
+        dies_s: when it goes.
+
+    >>> SimulatedWorker(name="host", curve=StepCurve(sample_s=0.01)).dies_s
+    inf
+    """
+
+    name: str
+    curve: StepCurve
+    power: Power | None = None
+    slowness: Sequence[float] = ()
+    joins_s: float = 0.0
+    dies_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Another workload on one worker.
+
+    Args:
+        worker: whose.
+        begin_s: when it comes.
+        end_s: when it goes.
+        slowness: how many times as long everything takes meanwhile.
+    """
+
+    worker: str
+    begin_s: float
+    end_s: float
+    slowness: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What exchanging gradients costs: a ring, of which the slowest link sets the pace.
+
+    Args:
+        bytes_per_s: of each link.
+        latency_s: of each message.
+
+    >>> Link(bytes_per_s=1e9, latency_s=0.0).all_reduce_s(num_bytes=1e9, workers=2)
+    1.0
+    """
+
+    bytes_per_s: float = math.inf
+    latency_s: float = 0.0
+
+    def all_reduce_s(self, *, num_bytes: float, workers: int) -> float:
+        """Seconds of a sum over ``workers``: 2 (n - 1) messages of a share of the bytes."""
+        if workers < 2:
+            return 0.0
+        return 2 * (workers - 1) * (self.latency_s + num_bytes / workers / self.bytes_per_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedStep:
+    """One step that was completed.
+
+    Attributes:
+        end_s: when.
+        names: of the workers.
+        sizes: samples of each.
+        busy_s: seconds that each worked.
+        change: of the split that followed.
+    """
+
+    end_s: float
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    busy_s: tuple[float, ...]
+    change: SplitChange | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """What a simulated job did.
+
+    Attributes:
+        seconds: from start to end.
+        samples: trained.
+        joules: of the workers with a power model.
+        steps: that were completed.
+        lost_steps: that had to be trained again because a worker died in them.
+    """
+
+    seconds: float
+    samples: int
+    joules: float
+    steps: tuple[SimulatedStep, ...] = field(repr=False)
+    lost_steps: int = 0
+
+    @property
+    def samples_per_s(self) -> float:
+        """Speed of the whole job."""
+        return self.samples / self.seconds
+
+    @property
+    def joules_per_sample(self) -> float:
+        """Energy of one sample."""
+        return self.joules / self.samples
+
+
+def simulate(  # noqa: PLR0913 -- what a cluster is and what it does; all but the workers are keywords
+    workers: Sequence[SimulatedWorker],
+    *,
+    batch: int,
+    num_steps: int,
+    link: Link = Link(),
+    gradient_bytes: float = 0.0,
+    state_bytes: float = 0.0,
+    loads: Sequence[Load] = (),
+    detect_s: float = 5.0,
+    policy: MakePolicy | None = None,
+) -> Simulation:
+    """Trains on a simulated cluster.
+
+    Events are the ends of steps, loads that come and go, deaths and joins; time passes from one to the next. A worker's step takes its curve's time, stretched by its trace and by the loads that are there while it
+    works. A death costs the step that it falls into and ``detect_s``; who joins gets the state over the link.
+
+    Args:
+        workers: at least one, there from the start or later.
+        batch: samples of a step, of all workers together.
+        num_steps: to complete.
+        link: between the workers.
+        gradient_bytes: exchanged at each step.
+        state_bytes: that a newcomer is sent.
+        loads: of other users.
+        detect_s: until a death is noticed.
+        policy: a ``Balancer`` with its defaults unless told.
+
+    Raises:
+        HeteroError: there is no worker, names are not unique, or a load is on a worker that there is not.
+        TooFewWorkersError: all workers have died.
+
+    >>> host = SimulatedWorker(name="host", curve=StepCurve(sample_s=0.01))
+    >>> device = SimulatedWorker(name="device", curve=StepCurve(sample_s=0.03))
+    >>> run = simulate([host, device], batch=40, num_steps=10)
+    >>> run.steps[0].sizes, round(run.samples_per_s)
+    ((30, 10), 133)
+    """
+    _check(workers, loads)
+    make = policy or (lambda curves, batch: Balancer(curves, batch=batch))
+    stretches = {worker.name: _stretch(worker.name, loads) for worker in workers}
+    coming = [(worker.joins_s, at) for at, worker in enumerate(workers)]
+    heapq.heapify(coming)
+    present: list[SimulatedWorker] = []
+    rule: Policy | None = None
+    now, joules, lost, steps = 0.0, 0.0, 0, []
+    while len(steps) < num_steps:
+        if not present and coming:
+            now = max(now, coming[0][0])
+        while coming and coming[0][0] <= now:
+            present.append(workers[heapq.heappop(coming)[1]])
+            if rule is not None and state_bytes:
+                now += link.latency_s + state_bytes / link.bytes_per_s
+            rule = None
+        if not present:
+            raise TooFewWorkersError(f"after {len(steps)} steps all simulated workers are dead")
+        if rule is None:
+            rule = make([worker.curve for worker in present], batch)
+        sizes = rule.split
+        busy = [
+            _pass(
+                stretches[worker.name],
+                now,
+                worker.curve.seconds(size) * _at(worker.slowness, len(steps)),
+            )
+            for worker, size in zip(present, sizes, strict=True)
+        ]
+        end = (
+            now + max(busy) + link.all_reduce_s(num_bytes=gradient_bytes, workers=len(present))
+        )
+        dead = [worker for worker in present if worker.dies_s <= end]
+        if dead:
+            noticed = max(end, min(worker.dies_s for worker in dead) + detect_s)
+            joules += _joules(present, busy, noticed - now)
+            present = [worker for worker in present if worker not in dead]
+            now, lost, rule = noticed, lost + 1, None
+            continue
+        joules += _joules(present, busy, end - now)
+        now = end
+        steps.append(
+            SimulatedStep(
+                end_s=now,
+                names=tuple(worker.name for worker in present),
+                sizes=tuple(sizes),
+                busy_s=tuple(busy),
+                change=rule.observe(busy),
+            )
+        )
+    return Simulation(
+        seconds=now,
+        samples=sum(sum(step.sizes) for step in steps),
+        joules=joules,
+        steps=tuple(steps),
+        lost_steps=lost,
+    )
+
+
+def _check(workers: Sequence[SimulatedWorker], loads: Sequence[Load]) -> None:
+    names = [worker.name for worker in workers]
+    if not names:
+        raise HeteroError("a simulated cluster has at least one worker")
+    if len(set(names)) < len(names):
+        raise HeteroError(f"names of simulated workers are unique, not {names}")
+    strangers = sorted({load.worker for load in loads} - set(names))
+    if strangers:
+        raise HeteroError(f"there are loads on {strangers}, but no such worker")
+
+
+def _at(slowness: Sequence[float], step: int) -> float:
+    return slowness[step] if step < len(slowness) else 1.0
+
+
+def _stretch(name: str, loads: Sequence[Load]) -> list[tuple[float, float]]:
+    """When the worker's slowness changes, and to what; from time 0 on."""
+    mine = [load for load in loads if load.worker == name]
+    times = sorted({0.0, *(t for load in mine for t in (load.begin_s, load.end_s))})
+    return [
+        (t, math.prod(load.slowness for load in mine if load.begin_s <= t < load.end_s))
+        for t in times
+    ]
+
+
+def _pass(stretch: Sequence[tuple[float, float]], begin: float, work_s: float) -> float:
+    """Seconds that ``work_s`` of undisturbed work take from ``begin`` on."""
+    now, left = begin, work_s
+    for (since, slowness), after in zip(stretch, [*stretch[1:], None], strict=True):
+        until = math.inf if after is None else after[0]
+        if until <= now or since > now:
+            continue
+        if now + left * slowness <= until:
+            return now + left * slowness - begin
+        left -= (until - now) / slowness
+        now = until
+    return now + left - begin
+
+
+def _joules(workers: Sequence[SimulatedWorker], busy: Sequence[float], whole_s: float) -> float:
+    return sum(
+        worker.power.joules(busy_s=seconds, whole_s=whole_s)
+        for worker, seconds in zip(workers, busy, strict=True)
+        if worker.power is not None
+    )

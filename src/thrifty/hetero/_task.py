@@ -1,0 +1,167 @@
+"""A trial that is itself a job of unequal workers."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+import torch
+
+from thrifty.core import HeteroError, TrainingError, WorkerLostError
+from thrifty.pack import HyperParameters, Task, Trainable
+
+from ._options import HeteroOptions
+from ._state import from_bytes, to_bytes
+
+
+class HeteroTask(Trainable):
+    """Trains a task with several processes of this machine instead of one; in a study, a trial like any other.
+
+    The processes split every batch by their speed, and the trial's result is the task's own (to rounding; models that draw random numbers, to the draw). Hyper-parameters change between epochs, not within. A worker
+    that dies takes its trial along, and the study tries again from the last checkpoint.
+
+    Args:
+        task: what is trained; its data are arrays or datasets.
+        workers: processes.
+        cores: of each of them, to keep them apart; not bound unless told.
+        options: of the ``HeteroTrainer`` in each process.
+
+    Raises:
+        HeteroError: there are no workers, or not as many sets of cores.
+
+    Example::
+
+        study = th.Study(th.hetero.HeteroTask(Digits(), workers=2), space, ...)
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        workers: int,
+        cores: Sequence[Sequence[int]] | None = None,
+        options: HeteroOptions | None = None,
+    ) -> None:
+        if workers < 1:
+            raise HeteroError(f"a job has at least one worker, not {workers}")
+        if cores is not None and len(cores) != workers:
+            raise HeteroError(f"{workers} workers have {len(cores)} sets of cores")
+        self.task = task
+        self.workers = workers
+        self.cores = cores
+        self.options = options or HeteroOptions()
+
+    def identity(self) -> Mapping[str, str]:
+        """That of the task: how many processes train it changes no answer."""
+        return {**self.task.identity(), "trained by": "HeteroTask"}
+
+    def setup(self, hp: HyperParameters, *, seed: int, device: torch.device) -> None:
+        """Starts the processes."""
+        self._crew = _Processes(self.workers)
+        weakref.finalize(self, self._crew.end)
+        begin = {
+            "values": dict(hp),
+            "seed": seed,
+            "device": str(device),
+            "options": self.options,
+        }
+        self._crew.start(cloudpickle.dumps(self.task), begin, self.cores)
+
+    def train(self, epoch: int, hp: HyperParameters) -> None:
+        """One epoch, by all of them."""
+        self._crew.tell("epoch", epoch, dict(hp))
+        self._metrics = self._crew.hear()[0]
+
+    def evaluate(self) -> Mapping[str, float]:
+        """By the first of them."""
+        return dict(self._metrics)
+
+    def state(self) -> Any:
+        """Of the first of them: they are equal."""
+        return from_bytes(torch.frombuffer(bytearray(self._crew.state()), dtype=torch.uint8))
+
+    def load_state(self, state: Any) -> None:
+        """Into all of them."""
+        self._crew.tell("state", to_bytes(state).numpy().tobytes())
+        self._crew.hear()
+
+
+class _Processes:
+    """The workers of one trial; messages are pickled, both ends are ours, and nothing else reaches the sockets."""
+
+    def __init__(self, num: int) -> None:
+        self._num = num
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._connections: list[Connection] = []
+
+    def start(
+        self, task: bytes, begin: Mapping[str, Any], cores: Sequence[Sequence[int]] | None
+    ) -> None:
+        for rank in range(self._num):
+            ours, theirs = socket.socketpair()
+            with theirs:
+                self._processes.append(
+                    subprocess.Popen(
+                        [
+                            sys.executable,
+                            "-m",
+                            "thrifty.hetero._task_main",
+                            str(theirs.fileno()),
+                        ],
+                        pass_fds=[theirs.fileno()],
+                    )
+                )
+            self._connections.append(Connection(ours.detach()))
+            bound = None if cores is None else list(cores[rank])
+            self._send(rank, sys.path, task, {**begin, "rank": rank, "cores": bound})
+        # The first one makes the place where they meet.
+        port = self._receive(0)
+        for rank in range(self._num):
+            self._send(rank, {"port": port, "workers": self._num})
+        self.hear()
+
+    def tell(self, *message: Any) -> None:
+        for rank in range(self._num):
+            self._send(rank, message)
+
+    def hear(self) -> list[Any]:
+        """One answer of each."""
+        return [self._receive(rank) for rank in range(self._num)]
+
+    def state(self) -> bytes:
+        self._send(0, ("get",))
+        answer: bytes = self._receive(0)
+        return answer
+
+    def end(self) -> None:
+        for connection in self._connections:
+            connection.close()
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+    def _send(self, rank: int, *messages: Any) -> None:
+        # A worker that is gone is found out, and told, when its answer is waited for.
+        with contextlib.suppress(OSError):
+            for message in messages:
+                self._connections[rank].send(message)
+
+    def _receive(self, rank: int) -> Any:
+        try:
+            kind, answer = self._connections[rank].recv()
+        except (EOFError, ConnectionError) as error:
+            self.end()
+            raise WorkerLostError(
+                f"worker {rank} of {self._num} of this trial ended without a word"
+            ) from error
+        if kind == "error":
+            self.end()
+            raise TrainingError(f"worker {rank} of {self._num}: {answer}")
+        return answer

@@ -1,0 +1,174 @@
+"""The main program of a worker of a ``HeteroTask``: ``python -m thrifty.hetero._task_main FD``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Mapping
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import Dataset, TensorDataset, default_collate
+
+from thrifty.core import HeteroError, derive_seed
+from thrifty.hetero._options import HeteroOptions
+from thrifty.hetero._state import from_bytes, to_bytes
+from thrifty.hetero._trainer import HeteroTrainer
+from thrifty.pack import (
+    TRAIN_LOSS,
+    ArrayData,
+    DatasetPair,
+    HyperParameters,
+    Task,
+    optimizer_of,
+)
+
+
+_TIMEOUT = timedelta(seconds=300)
+
+
+class TrialWorker:
+    """One process of a trial: the task's model, data and optimiser, seeded as everywhere in thrifty."""
+
+    def __init__(self, task: Task, begin: Mapping[str, Any]) -> None:
+        hp = HyperParameters(begin["values"])
+        self._task = task
+        self._seed: int = begin["seed"]
+        self._device = torch.device(begin["device"])
+        torch.manual_seed(derive_seed(self._seed, "data"))
+        train, self._valid = _datasets(task.data(hp))
+        torch.manual_seed(derive_seed(self._seed, "model"))
+        self._model = task.model(hp).to(self._device)
+        self._spec = optimizer_of(task, hp)
+        self._optimizer = self._spec.build(self._model.parameters(), begin["values"])
+        options: HeteroOptions = begin["options"]
+        size = task.batch_size
+        self._batch_size = int(begin["values"][size] if isinstance(size, str) else size)
+        self._trainer = HeteroTrainer(
+            self._model,
+            self._optimizer,
+            train,
+            loss=task.loss,
+            global_batch=self._batch_size,
+            seed=self._seed,
+            options=options,
+        )
+
+    def epoch(self, epoch: int, values: Mapping[str, Any]) -> dict[str, float]:
+        """Trains one and evaluates."""
+        self._task.adapt(self._model, HyperParameters(values))
+        for group in self._optimizer.param_groups:
+            group.update(self._spec.resolve(values))
+        self._model.train()
+        losses = [report.loss for report in self._trainer.run(epochs=epoch + 1)]
+        if not losses:
+            raise HeteroError(f"epoch {epoch} has been trained before")
+        return {TRAIN_LOSS: sum(losses) / len(losses), **self._evaluate(epoch)}
+
+    def state(self) -> bytes:
+        """Everything needed to go on."""
+        data: bytes = to_bytes(self._trainer.state()).numpy().tobytes()
+        return data
+
+    def load_state(self, data: bytes) -> None:
+        """Goes back to it."""
+        self._trainer.load_state(
+            from_bytes(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        )
+
+    def _evaluate(self, epoch: int) -> dict[str, float]:
+        if dist.get_rank():
+            return {}  # the first worker's answer counts
+        self._model.eval()
+        torch.manual_seed(derive_seed(self._seed, "evaluate", epoch))
+        sums: dict[str, float] = {}
+        size, num = self._task.eval_batch_size, len(self._valid)  # type: ignore[arg-type]
+        with torch.no_grad():
+            for begin in range(0, num, size):
+                batch = _batch(self._valid, range(begin, min(begin + size, num)), self._device)
+                for name, value in self._task.metrics(self._model, batch).items():
+                    sums[name] = sums.get(name, 0.0) + float(value) * min(size, num - begin)
+        return {name: value / num for name, value in sums.items()}
+
+
+def main(fd: int) -> None:
+    """Serves one trial until the other end goes away."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study decides what becomes of Ctrl-C
+    connection = Connection(fd)
+    try:
+        _serve(connection)
+    except (EOFError, ConnectionError):
+        return  # the study is gone
+    except Exception as error:  # noqa: BLE001 (user code may raise anything; the trial is told, and tells the study)
+        with contextlib.suppress(OSError):  # another worker's error may have ended the trial
+            connection.send(("error", f"{type(error).__name__}: {error}"))
+
+
+def _serve(connection: Connection) -> None:
+    sys.path[:] = (
+        connection.recv()
+    )  # before the task: its module is found where the study found it
+    task: Task = pickle.loads(connection.recv())
+    begin: dict[str, Any] = connection.recv()
+    if begin["cores"] is not None:
+        os.sched_setaffinity(0, begin["cores"])
+        torch.set_num_threads(len(begin["cores"]))
+    store = None
+    if not begin["rank"]:
+        store = dist.TCPStore(
+            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT
+        )
+        connection.send(("port", store.port))
+    meeting = connection.recv()
+    store = store or dist.TCPStore(
+        "127.0.0.1", meeting["port"], is_master=False, timeout=_TIMEOUT
+    )
+    dist.init_process_group(
+        "gloo", store=store, rank=begin["rank"], world_size=meeting["workers"], timeout=_TIMEOUT
+    )
+    worker = TrialWorker(task, begin)
+    connection.send(("ready", None))
+    while True:
+        what, *about = connection.recv()
+        if what == "epoch":
+            connection.send(("done", worker.epoch(*about)))
+        elif what == "get":
+            connection.send(("state", worker.state()))
+        else:
+            worker.load_state(*about)
+            connection.send(("loaded", None))
+
+
+def _datasets(data: Any) -> tuple[Dataset[Any], Dataset[Any]]:
+    if isinstance(data, ArrayData):
+        train, valid = (
+            TensorDataset(*(torch.as_tensor(array) for array in arrays))
+            for arrays in (data.train, data.valid)
+        )
+        return train, valid
+    if isinstance(data, DatasetPair):
+        return data.train, data.valid
+    if isinstance(data, tuple) and len(data) == 2:
+        return data
+    raise HeteroError(
+        f"a job of several workers trains on arrays or datasets, not on {type(data).__name__}: return th.ArrayData or a pair of datasets from Task.data"
+    )
+
+
+def _batch(dataset: Dataset[Any], indices: range, device: torch.device) -> Any:
+    if isinstance(dataset, TensorDataset):
+        return tuple(t[indices.start : indices.stop].to(device) for t in dataset.tensors)
+    batch = default_collate([dataset[at] for at in indices])
+    return (
+        tuple(part.to(device) for part in batch) if isinstance(batch, list | tuple) else batch
+    )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,81 @@
+"""What each process of a real group does; a module of its own, for processes to import."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import nn
+
+from thrifty.core import PeerLostError, TooFewWorkersError
+from thrifty.hetero import FixedMembership, HeteroOptions, HeteroTrainer, StepCurve
+from thrifty.testing import VirtualClock
+
+from .jobs import data, loss, model, sgd
+
+
+SPEEDS = (1.0, 3.0)
+
+
+def net_of(kind):
+    net = model(norm=kind == "norm", dtype=torch.float32)
+    if kind == "dropout":
+        net.insert(2, nn.Dropout(0.5))
+    return net
+
+
+def trained(kind, members, rank):
+    net, clock = net_of(kind), VirtualClock()
+
+    def timed(net, batch):
+        clock.advance(SPEEDS[rank] * len(batch[0]))
+        return loss(net, batch)
+
+    trainer = HeteroTrainer(
+        net,
+        sgd(net),
+        data(torch.float32),
+        loss=timed,
+        global_batch=16,
+        seed=5,
+        members=members,
+        clock=clock,
+        options=HeteroOptions(curve=StepCurve(sample_s=SPEEDS[rank])),
+    )
+    sizes = [report.sizes for report in trainer.run(epochs=2)]
+    return {"state": net.state_dict(), "sizes": sizes, "names": trainer._crew.view.names}
+
+
+def work(rank, port, folder):
+    """Trains some jobs; then the second process goes, and the first one finds out."""
+    torch.set_num_threads(1)
+    # As torchrun does it: its agent has the store, at a port that was free.
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    members = FixedMembership(timeout_s=20)
+    jobs = {"plain": "plain", "norm": "norm", "dropout": "dropout", "again": "dropout"}
+    done = {name: trained(kind, members, rank) for name, kind in jobs.items()}
+    done["errors"] = losing(members) if rank == 0 else []
+    members.close()
+    members.close()
+    done["left"] = not torch.distributed.is_initialized()
+    torch.save(done, f"{folder}/{rank}.pt")
+
+
+def losing(members):
+    said = []
+    for what in (
+        lambda: members.all_reduce(torch.ones(1)),
+        lambda: members.broadcast(torch.ones(1), source=1),
+        lambda: members.agree(step=0, broken=True),
+    ):
+        try:
+            what()
+        except (PeerLostError, TooFewWorkersError) as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said

@@ -1,0 +1,286 @@
+"""Batch normalisation of uneven parts is that of the whole batch."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from thrifty.core import HeteroError
+from thrifty.hetero import WholeBatchNorm
+from thrifty.hetero._batch_norm import SharedSums, whole_batch_norm
+from thrifty.testing.hetero import ThreadCluster
+
+
+CHANNELS = 3
+SHAPES = {nn.BatchNorm1d: (), nn.BatchNorm2d: (4, 2), nn.BatchNorm3d: (2, 1, 3)}
+PARTS = {"two": (9, 2), "three": (6, 1, 4), "one": (11,)}
+exact = {"rtol": 1e-12, "atol": 1e-12}
+
+
+def layer_of(kind, **options):
+    """A layer that has seen something."""
+    torch.manual_seed(0)
+    layer = kind(CHANNELS, **options).double()
+    with torch.no_grad():
+        for value in layer.parameters():
+            value.normal_()
+        layer(torch.randn(5, CHANNELS, *SHAPES[kind], dtype=torch.double) + 2)
+    return layer
+
+
+def batch_of(kind, seed=1, num=11):
+    generator = torch.Generator().manual_seed(seed)
+    shape = (num, CHANNELS, *SHAPES[kind])
+    x, weight = (torch.randn(shape, generator=generator, dtype=torch.double) for _ in range(2))
+    return 3 * x + 1, weight
+
+
+def alone(layer, x, weight):
+    x = x.clone().requires_grad_()
+    out = layer(x)
+    (out * weight).sum().backward()
+    return out.detach(), x.grad
+
+
+def in_parts(layer, parts, *batches):
+    """Each worker's outputs and gradients of its part, and its layer; a part of none is a shadow."""
+    bounds = [0]
+    for size in parts:
+        bounds.append(bounds[-1] + size)
+
+    def job(begin, end):
+        def run(members):
+            members.agree(step=0)
+            shared = SharedSums(members.all_reduce)
+            mine = WholeBatchNorm(copy.deepcopy(layer), shared)
+            before = copy.deepcopy(mine.state_dict())
+            with shared.step(together=False):
+                alone(mine, *batches[0])  # what a shadow has to do is learnt from it
+            mine.load_state_dict(before)
+            mine.zero_grad()
+            done = []
+            for x, weight in batches:
+                if begin == end:
+                    shared.shadow()
+                    continue
+                with shared.step(together=True):
+                    done.append(alone(mine, x[begin:end], weight[begin:end]))
+            return done, mine
+
+        return run
+
+    names = [f"w{rank}" for rank in range(len(parts))]
+    done = ThreadCluster().run({
+        name: job(*bound) for name, bound in zip(names, pairwise(bounds), strict=True)
+    })
+    return [done[name] for name in names]
+
+
+def assert_same_layers(workers, layer):
+    """Parameters' gradients add up to that of one process, and all have its statistics."""
+    for name, value in layer.named_parameters():
+        grads = [dict(mine.named_parameters())[name].grad for _, mine in workers]
+        total = sum(grad for grad in grads if grad is not None)
+        torch.testing.assert_close(total, value.grad, **exact)
+    for _, mine in workers:
+        assert mine.state_dict().keys() == layer.state_dict().keys()
+        for name, value in layer.named_buffers():
+            torch.testing.assert_close(dict(mine.named_buffers())[name], value, **exact)
+
+
+OPTIONS = {
+    "plain": {},
+    "average of all": {"momentum": None},
+    "slow": {"momentum": 0.01, "eps": 0.1},
+    "not affine": {"affine": False},
+    "untracked": {"track_running_stats": False},
+}
+
+
+@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.BatchNorm2d])
+def test_parts_are_the_whole_batch(kind, options, parts):
+    layer = layer_of(kind, **options)
+    batches = [batch_of(kind, seed) for seed in (1, 2)]
+    workers = in_parts(layer, parts, *batches)
+    layer.zero_grad()
+    for step, (x, weight) in enumerate(batches):
+        out, grad = alone(layer, x, weight)
+        torch.testing.assert_close(
+            torch.cat([done[step][0] for done, _ in workers]), out, **exact
+        )
+        torch.testing.assert_close(
+            torch.cat([done[step][1] for done, _ in workers]), grad, **exact
+        )
+    assert_same_layers(workers, layer)
+
+
+def test_three_dimensions_and_frozen_weights():
+    layer = layer_of(nn.BatchNorm3d).requires_grad_(False)
+    x, weight = batch_of(nn.BatchNorm3d)
+    workers = in_parts(layer, (9, 2), (x, weight))
+    out, grad = alone(layer, x, weight)
+    torch.testing.assert_close(torch.cat([done[0][0] for done, _ in workers]), out, **exact)
+    torch.testing.assert_close(torch.cat([done[0][1] for done, _ in workers]), grad, **exact)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_a_worker_without_samples_keeps_the_statistics_of_the_others(momentum):
+    layer = layer_of(nn.BatchNorm1d, momentum=momentum)
+    batches = [batch_of(nn.BatchNorm1d, seed) for seed in (1, 2, 3)]
+    workers = in_parts(layer, (7, 0, 4), *batches)
+    layer.zero_grad()
+    for x, weight in batches:
+        alone(layer, x, weight)
+    assert_same_layers(workers, layer)
+    states = [mine.state_dict() for _, mine in workers]
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        assert all(torch.equal(state[name], states[0][name]) for state in states)
+
+
+def test_several_layers_sum_in_the_order_of_the_others():
+    """A shadow answers each sum of the forward and of the backward pass."""
+
+    torch.manual_seed(0)
+    plain = nn.Sequential(
+        nn.BatchNorm1d(CHANNELS), nn.Linear(CHANNELS, 5), nn.BatchNorm1d(5)
+    ).double()
+
+    def job(part):
+        def run(members):
+            members.agree(step=0)
+            shared = SharedSums(members.all_reduce)
+            net = copy.deepcopy(plain)
+            whole_batch_norm(net, shared)
+            before = copy.deepcopy(net.state_dict())
+            with shared.step(together=False):
+                net(x[:2]).square().sum().backward()
+            net.load_state_dict(before)
+            if not len(part):
+                shared.shadow()
+            else:
+                with shared.step(together=True):
+                    net(part).square().sum().backward()
+            return net.state_dict()
+
+        return run
+
+    x, _ = batch_of(nn.BatchNorm1d)
+    done = ThreadCluster().run({"a": job(x[:8]), "b": job(x[:0]), "c": job(x[8:])})
+    assert all(torch.equal(done["a"][name], done["b"][name]) for name in done["a"])
+    assert int(done["b"]["2.num_batches_tracked"]) == 1
+
+
+@pytest.mark.parametrize("track", [True, False])
+def test_evaluation_is_the_plain_layer_s_and_sums_nothing(track):
+    def refuse(tensor):
+        raise AssertionError("a sum in evaluation")
+
+    layer = layer_of(nn.BatchNorm2d, track_running_stats=track).eval()
+    shared = SharedSums(refuse)
+    mine = WholeBatchNorm(copy.deepcopy(layer), shared)
+    assert not mine.training
+    x, _ = batch_of(nn.BatchNorm2d)
+    with shared.step(together=True):
+        assert torch.equal(mine(x), layer(x))
+
+
+def test_outside_of_a_step_it_is_the_plain_layer():
+    def refuse(tensor):
+        raise AssertionError("a sum outside of a step")
+
+    layer = layer_of(nn.BatchNorm1d)
+    mine = WholeBatchNorm(copy.deepcopy(layer), SharedSums(refuse))
+    x, _ = batch_of(nn.BatchNorm1d)
+    assert torch.equal(mine(x), layer(x))
+    assert torch.equal(mine.running_var, layer.running_var)
+
+
+def test_a_rehearsal_sums_nothing():
+    def refuse(tensor):
+        raise AssertionError("a sum in a rehearsal")
+
+    shared = SharedSums(refuse)
+    mine = WholeBatchNorm(layer_of(nn.BatchNorm1d), shared)
+    x, weight = batch_of(nn.BatchNorm1d)
+    with shared.step(together=False):
+        out, _ = alone(mine, x, weight)
+    torch.testing.assert_close(out, layer_of(nn.BatchNorm1d)(x), **exact)
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.BatchNorm2d])
+def test_states_can_be_exchanged_with_plain_layers(kind):
+    layer = layer_of(kind)
+    mine = WholeBatchNorm(kind(CHANNELS).double(), SharedSums(None))
+    mine.load_state_dict(layer.state_dict())
+    plain = kind(CHANNELS).double()
+    plain.load_state_dict(mine.state_dict())
+    assert list(mine.state_dict()) == list(layer.state_dict())
+    for name, value in layer.state_dict().items():
+        assert torch.equal(plain.state_dict()[name], value)
+
+
+def test_gradient_is_that_of_finite_differences():
+    shared = SharedSums(None)
+    mine = WholeBatchNorm(layer_of(nn.BatchNorm1d), shared)
+    x = batch_of(nn.BatchNorm1d, num=4)[0].requires_grad_()
+    mine.track_running_stats = False  # many passes
+    with shared.step(together=True):
+        assert torch.autograd.gradcheck(
+            lambda x, weight, bias: torch.func.functional_call(
+                mine, {"weight": weight, "bias": bias}, (x,)
+            ),
+            (x, mine.weight, mine.bias),
+        )
+
+
+def test_inputs_are_checked_as_by_the_plain_layer():
+    for kind, wrong in ((nn.BatchNorm1d, (2, 3, 4, 5)), (nn.BatchNorm2d, (2, 3))):
+        mine = WholeBatchNorm(kind(CHANNELS), SharedSums(None))
+        with pytest.raises(ValueError, match=r"expected .*D input"):
+            mine(torch.zeros(wrong))
+
+
+def test_layers_at_any_depth_are_replaced_once_and_keep_their_parameters():
+    net = nn.Sequential(
+        nn.BatchNorm1d(2), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm2d(2)), nn.LayerNorm(2)
+    )
+    parameters = list(net.parameters())
+    shared = SharedSums(None)
+    assert whole_batch_norm(net, shared) == 2
+    assert isinstance(net[0], WholeBatchNorm)
+    assert isinstance(net[1][1], WholeBatchNorm)
+    assert all(a is b for a, b in zip(net.parameters(), parameters, strict=True))
+    assert whole_batch_norm(net, shared) == 0
+
+
+def test_half_precision_goes_through_single_precision():
+    """As torch: bfloat16 in and out, statistics in float32."""
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(16, 3, generator=generator).bfloat16()
+    plain, whole = nn.Sequential(nn.BatchNorm1d(3)), nn.Sequential(nn.BatchNorm1d(3))
+    shared = SharedSums(None)
+    whole_batch_norm(whole, shared)
+    with shared.step(together=True):
+        out = whole(x)
+    assert out.dtype == torch.bfloat16
+    assert torch.allclose(out.float(), plain(x).float(), atol=1e-2)
+    assert torch.allclose(whole[0].running_mean, plain[0].running_mean, atol=1e-3)
+
+
+def test_a_layer_that_stands_twice_is_replaced_twice():
+    norm = nn.BatchNorm1d(3)
+    net = nn.Sequential(norm, nn.Linear(3, 3), norm)
+    assert whole_batch_norm(net, SharedSums(None)) == 1
+    assert net[0] is net[2]
+    assert isinstance(net[0], WholeBatchNorm)
+
+
+def test_a_model_that_is_a_layer_cannot_be_replaced():
+    with pytest.raises(HeteroError, match="nothing but batch normalisation"):
+        whole_batch_norm(nn.BatchNorm1d(3), SharedSums(None))

@@ -1,0 +1,136 @@
+"""What is said where workers cannot meet; what they do when they meet is in ``test_members``."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+
+from thrifty.core import HeteroError, MissingExtraError, PeerLostError, TooFewWorkersError
+from thrifty.hetero import ElasticMembership
+
+
+coordination = pytest.importorskip("torchft.coordination", reason="torchft is not installed")
+
+
+@pytest.fixture
+def lighthouse(request):
+    server = coordination.LighthouseServer(
+        bind="127.0.0.1:0",
+        min_replicas=getattr(request, "param", 1),
+        join_timeout_ms=2000,
+        quorum_tick_ms=20,
+        heartbeat_timeout_ms=1000,
+    )
+    yield f"http://127.0.0.1:{server.address().rpartition(':')[2]}"
+    server.shutdown()
+
+
+@pytest.fixture
+def member(lighthouse):
+    """Makes workers that are closed in the end."""
+    made = []
+
+    def make(name, **options):
+        made.append(ElasticMembership(lighthouse, name=name, **{"timeout_s": 5, **options}))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_a_lighthouse_has_to_be_known(monkeypatch):
+    monkeypatch.delenv("TORCHFT_LIGHTHOUSE", raising=False)
+    with pytest.raises(HeteroError, match=r"no lighthouse is known.*TORCHFT_LIGHTHOUSE"):
+        ElasticMembership()
+
+
+def test_the_environment_names_the_lighthouse(monkeypatch, lighthouse):
+    monkeypatch.setenv("TORCHFT_LIGHTHOUSE", lighthouse)
+    monkeypatch.setenv("RANK", "3")
+    one, two = ElasticMembership(timeout_s=5), ElasticMembership(timeout_s=5)
+    try:
+        assert one.name.startswith("3-")
+        assert one.name != two.name
+    finally:
+        one.close()
+        two.close()
+
+
+def test_a_lighthouse_has_to_answer():
+    # nobody listens at port 1
+    with pytest.raises(HeteroError, match=r"lighthouse http://127\.0\.0\.1:1 does not answer"):
+        ElasticMembership("http://127.0.0.1:1", timeout_s=0.5)
+
+
+def test_without_torchft_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchft.coordination", None)
+    with pytest.raises(
+        MissingExtraError, match=r"torchft is not installed.*thrifty\[elastic\]"
+    ):
+        ElasticMembership("http://127.0.0.1:1")
+
+
+def test_fewer_workers_than_asked_for_are_too_few(member):
+    alone = member("a", min_workers=2, quorum_s=0.5)
+    began = time.monotonic()
+    with pytest.raises(
+        TooFewWorkersError, match=r"1 of at least 2 workers are there; waited for 0.5 s"
+    ):
+        alone.agree(step=0)
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("lighthouse", [2], indirect=True)
+def test_a_lighthouse_that_agrees_to_nothing_is_not_waited_for_longer(member):
+    with pytest.raises(
+        TooFewWorkersError,
+        match=r"no agreement on who takes part within 0.5 s: is the lighthouse .* alive",
+    ):
+        member("a", quorum_s=0.5).agree(step=0)
+
+
+def test_workers_that_cannot_be_reached_are_named(member, lighthouse):
+    """The first one of two names a store where nobody listens, and dies."""
+    mine = member("b", timeout_s=1.5, quorum_s=1.0)
+    client = coordination.LighthouseClient(lighthouse, timedelta(seconds=5))
+    client.heartbeat("a")
+    dead = threading.Thread(
+        target=lambda: client.quorum(
+            "a",
+            timedelta(seconds=5),
+            address="a",
+            store_address="127.0.0.1:1",
+            step=0,
+            world_size=1,
+            data={"attempt": 0},
+        )
+    )
+    dead.start()
+    with pytest.raises(TooFewWorkersError, match="the workers a, b could not be reached"):
+        mine.agree(step=0)
+    dead.join(10)
+    assert not dead.is_alive()
+
+
+def test_exchanges_that_fail_are_said(member):
+    """The other one agrees, and then is gone."""
+    pair = {name: member(name) for name in ("a", "b")}
+    agreed = [
+        threading.Thread(target=lambda each=each: each.agree(step=0)) for each in pair.values()
+    ]
+    for thread in agreed:
+        thread.start()
+    for thread in agreed:
+        thread.join(20)
+        assert not thread.is_alive()
+    pair["b"].close()
+    with pytest.raises(PeerLostError, match="a sum over all workers failed"):
+        pair["a"].all_reduce(torch.ones(1))
+    with pytest.raises(PeerLostError, match="a broadcast to all workers failed"):
+        pair["a"].broadcast(torch.ones(1), source=1)

@@ -1,0 +1,102 @@
+"""The group that torchrun starts, for real: two processes."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from thrifty.core import TooFewWorkersError
+from thrifty.hetero import FixedMembership
+
+from .gloo import net_of, work
+from .jobs import data, distance, plain
+
+
+LIMIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """What both processes have found; they end in time, or are ended."""
+    folder = tmp_path_factory.mktemp("gloo")
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    group = mp.spawn(work, args=(store.port, str(folder)), nprocs=2, join=False)
+    end = time.monotonic() + LIMIT_S
+    try:
+        while not group.join(timeout=1.0):
+            assert time.monotonic() < end, "the processes hang"
+    finally:
+        for process in group.processes:
+            process.kill()
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+@pytest.mark.parametrize("kind", ["plain", "norm"])
+def test_two_processes_are_one(done, kind):
+    net, _ = plain(2, net=net_of(kind), dataset=data(torch.float32))
+    for each in done:
+        mine = net_of(kind)
+        mine.load_state_dict(each[kind]["state"])
+        assert distance(mine, net) < 1e-6
+        assert each[kind]["names"] == ("0", "1")
+        assert each[kind]["sizes"] == done[0][kind]["sizes"]
+    # with layers that sum a worker has a sample at least; here both have more anyway
+    assert done[0][kind]["sizes"][:4] == [(12, 4), (12, 4), (12, 4), (9, 3)]
+
+
+def test_draws_are_the_same_each_time(done):
+    for each in done:
+        for name, value in each["dropout"]["state"].items():
+            assert torch.equal(value, each["again"]["state"][name])
+            assert torch.equal(value, done[0]["dropout"]["state"][name])
+    plain_state = done[0]["plain"]["state"]
+    assert not torch.equal(done[0]["dropout"]["state"]["0.weight"], plain_state["0.weight"])
+
+
+def test_who_is_left_is_told_and_cannot_go_on(done):
+    said = done[0]["errors"]
+    assert [each.partition(":")[0] for each in said] == [
+        "PeerLostError",
+        "PeerLostError",
+        "TooFewWorkersError",
+    ]
+    assert "a sum over all workers failed" in said[0]
+    assert "a broadcast to all workers failed" in said[1]
+
+
+def test_the_group_that_was_made_is_left(done):
+    assert [each["left"] for each in done] == [True, True]
+
+
+def test_one_worker_alone_needs_no_group(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    members = FixedMembership()
+    view = members.agree(step=4)
+    assert (view.rank, view.names, view.steps) == (0, ("0",), (4,))
+    value = torch.ones(2)
+    members.all_reduce(value)
+    members.broadcast(value, source=0)
+    assert value.tolist() == [1.0, 1.0]
+    members.close()
+    members.close()
+    assert not dist.is_initialized()
+
+
+def test_a_group_of_someone_else_is_used_and_not_closed(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        members = FixedMembership()
+        assert members.agree(step=0).names == ("0",)
+        members.close()
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_broken_group_cannot_go_on():
+    with pytest.raises(TooFewWorkersError, match=r"cannot go on without it.*ElasticMembership"):
+        FixedMembership().agree(step=0, broken=True)

@@ -1,0 +1,194 @@
+"""One buffer holds all gradients, and what workers tell each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from thrifty.core import HeteroError
+from thrifty.hetero._flat import FlatGradients
+
+
+def net_of(*dtypes):
+    """A layer of each type."""
+    torch.manual_seed(0)
+    return nn.ModuleList(nn.Linear(4, 3).to(dtype) for dtype in dtypes)
+
+
+def backward(net, factor=1.0):
+    torch.manual_seed(1)
+    x = torch.randn(5, 4, dtype=torch.double)
+    total = sum(layer(x.to(layer.weight.dtype)).double().square().mean() for layer in net)
+    (factor * total).backward()
+
+
+def twin(*dtypes, factor=1.0):
+    net = net_of(*dtypes)
+    backward(net, factor)
+    return net
+
+
+def assert_same_gradients(net, other, **tolerances):
+    for mine, its in zip(net.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, its.grad, **tolerances)
+
+
+def test_gradients_are_views_of_what_is_summed():
+    net = net_of(torch.double)
+    flat = FlatGradients(net.parameters(), num_control=2)
+    flat.zero()
+    backward(net)
+    flat.collect()
+    assert_same_gradients(net, twin(torch.double))
+    flat.control.copy_(torch.tensor([7.0, 8.0]))
+    summed = []
+    flat.reduce(lambda tensor: (summed.append(tensor.clone()), tensor.mul_(2.0)))
+    grads = [p.grad.flatten() for p in twin(torch.double).parameters()]
+    # beside the gradients: what was told, and that both parameters have one
+    told = torch.tensor([7.0, 8.0, 1.0, 1.0], dtype=torch.double)
+    assert torch.equal(summed[0], torch.cat([*grads, told]))
+    assert len(summed) == 1
+    assert_same_gradients(net, twin(torch.double, factor=2.0))
+    assert flat.control.tolist() == [14.0, 16.0]
+
+
+def test_zeroing_begins_anew():
+    net = net_of(torch.double)
+    flat = FlatGradients(net.parameters(), num_control=2)
+    for _ in range(2):
+        flat.zero()
+        assert not any(p.grad.any() for p in net.parameters())
+        assert not flat.control.any()
+        backward(net)
+        flat.control.fill_(3.0)
+        flat.collect()
+    assert_same_gradients(net, twin(torch.double))
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_may_be_dropped_between_steps(to_none):
+    net = net_of(torch.double)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    flat = FlatGradients(net.parameters(), num_control=0)
+    for _ in range(2):
+        flat.zero()
+        # some losses do it themselves: gradients land elsewhere, and are taken in
+        optimizer.zero_grad(set_to_none=to_none)
+        backward(net)
+        flat.collect()
+        flat.reduce(lambda tensor: tensor.mul_(2.0))
+        assert_same_gradients(net, twin(torch.double, factor=2.0))
+        optimizer.zero_grad(set_to_none=to_none)
+
+
+def test_frozen_parameters_are_left_alone():
+    net = net_of(torch.float, torch.float)
+    net[0].requires_grad_(False)
+    flat = FlatGradients(net.parameters(), num_control=0)
+    flat.zero()
+    backward(net)
+    flat.collect()
+    assert [p.grad is None for p in net.parameters()] == [True, True, False, False]
+    assert flat.num_bytes == 4 * (4 * 3 + 3 + 2)
+
+
+def test_parameters_without_a_part_in_the_loss_have_no_gradient():
+    net = net_of(torch.double, torch.double)
+    flat = FlatGradients(net.parameters(), num_control=0)
+    flat.zero()
+    backward(net[:1])
+    flat.collect()
+    flat.reduce(lambda tensor: None)
+    assert_same_gradients(net[:1], twin(torch.double))
+    assert not any(p.grad is not None and p.grad.any() for p in net[1].parameters())
+
+
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        (torch.double, torch.float),
+        (torch.float, torch.double, torch.float),
+        (torch.bfloat16, torch.float),
+    ],
+    ids=str,
+)
+def test_each_type_has_a_buffer(dtypes):
+    net = net_of(*dtypes)
+    flat = FlatGradients(net.parameters(), num_control=3)
+    flat.zero()
+    backward(net)
+    flat.collect()
+    summed = []
+    flat.control.fill_(1.0)
+    flat.reduce(lambda tensor: (summed.append(tensor.dtype), tensor.mul_(2.0)))
+    assert sorted(map(str, summed)) == sorted({str(dtype) for dtype in dtypes})
+    assert_same_gradients(net, twin(*dtypes, factor=2.0))
+    assert flat.control.tolist() == [2.0] * 3
+    assert flat.control.dtype in {torch.float, torch.double}
+
+
+def test_times_are_told_exactly_beside_gradients_of_half_precision():
+    net = net_of(torch.bfloat16)
+    flat = FlatGradients(net.parameters(), num_control=2)
+    flat.zero()
+    flat.control.copy_(torch.tensor([1000.001, 3.0]))
+    flat.reduce(lambda tensor: None)
+    assert flat.control.tolist() == pytest.approx([1000.001, 3.0], rel=1e-6)
+    assert flat.num_bytes == 2 * 15 + 4 * (2 + 2)
+
+
+@pytest.mark.parametrize("max_norm", [0.05, 1e6])
+@pytest.mark.parametrize(
+    "dtypes", [(torch.float,), (torch.double, torch.float), (torch.float, torch.float)], ids=str
+)
+def test_clipping_is_torch_s(dtypes, max_norm):
+    net, other = net_of(*dtypes), twin(*dtypes)
+    flat = FlatGradients(net.parameters(), num_control=2)
+    flat.zero()
+    backward(net)
+    flat.collect()
+    flat.control.fill_(1e9)  # is no gradient
+    flat.clip(max_norm)
+    norm = nn.utils.clip_grad_norm_(other.parameters(), max_norm)
+    assert 0.05 < norm < 1e6
+    assert_same_gradients(net, other, rtol=1e-6, atol=0)
+    assert flat.control.tolist() == [1e9] * 2
+
+
+def test_sparse_gradients_cannot_be_summed():
+    net = nn.Embedding(5, 2, sparse=True)
+    flat = FlatGradients(net.parameters(), num_control=0)
+    net(torch.tensor([1])).sum().backward()
+    with pytest.raises(HeteroError, match="sparse gradients cannot be summed"):
+        flat.collect()
+
+
+def test_there_has_to_be_something_to_train():
+    for parameters in ([], nn.Linear(2, 2).requires_grad_(False).parameters()):
+        with pytest.raises(HeteroError, match="no parameter of the model needs a gradient"):
+            FlatGradients(parameters, num_control=0)
+
+
+def test_a_parameter_that_no_loss_depends_on_has_no_gradient():
+    net = net_of(torch.double, torch.double)
+    flat = FlatGradients(net.parameters(), num_control=0)
+    for _ in range(2):
+        flat.zero()
+        net[1](torch.ones(2, 4, dtype=torch.double)).sum().backward()
+        flat.collect()
+        flat.reduce(lambda tensor: None)
+        assert [p.grad is None for p in net.parameters()] == [True, True, False, False]
+
+
+def test_a_buffer_that_is_replaced_lets_go_of_the_model():
+    net = net_of(torch.double)
+    old = FlatGradients(net.parameters(), num_control=0)
+    old.zero()
+    old.close()
+    new = FlatGradients(net.parameters(), num_control=0)
+    new.zero()
+    backward(net)
+    old.collect()
+    old.reduce(lambda tensor: None)
+    assert all(p.grad is None for p in net.parameters())

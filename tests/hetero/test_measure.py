@@ -1,0 +1,220 @@
+"""A worker's speed is measured, and nothing else happens."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from thrifty.core import HeteroError
+from thrifty.hetero import measure_curve
+from thrifty.hetero._learner import Learner
+from thrifty.hetero._samples import PublicAndPrivate
+from thrifty.testing import VirtualClock
+
+from .jobs import data, loss, model
+
+
+class Device:
+    """Takes ``fixed + each * size`` seconds for a step, and holds ``room`` samples."""
+
+    def __init__(self, fixed=0.1, each=0.01, room=None):
+        self.clock = VirtualClock()
+        self.fixed, self.each, self.room = fixed, each, room
+        self.sizes = []
+
+    def step(self, size):
+        if self.room is not None and size > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        self.sizes.append(size)
+        self.clock.advance(self.fixed + self.each * size)
+
+    def measured(self, **options):
+        return measure_curve(self.step, clock=self.clock, **{"most": 64, **options})
+
+
+@given(st.floats(0.0, 0.5), st.floats(1e-4, 0.02), st.integers(2, 200))
+def test_a_line_is_found_again(fixed, each, most):
+    device = Device(fixed, each)
+    curve = device.measured(most=most, budget_s=1e9)
+    assert curve.fixed_s == pytest.approx(fixed, abs=1e-6)
+    assert curve.sample_s == pytest.approx(each, rel=1e-6, abs=1e-8)
+    assert (curve.most, curve.least) == (None, 0)
+    assert max(device.sizes) == most
+
+
+def test_sizes_double_up_to_the_most_that_is_worth_trying():
+    device = Device()
+    device.measured(most=20)
+    assert sorted(set(device.sizes)) == [1, 2, 4, 8, 16, 20]
+
+
+@pytest.mark.parametrize("slow", [(1,), (3,), (1, 3)])
+def test_a_slow_first_step_and_another_one_are_no_matter(slow):
+    device = Device()
+
+    def step(size):
+        device.step(size)
+        if device.sizes.count(size) in slow:
+            device.clock.advance(0.5)
+
+    curve = measure_curve(step, most=16, clock=device.clock)
+    assert (curve.fixed_s, curve.sample_s) == pytest.approx((0.1, 0.01))
+
+
+@given(st.integers(8, 2000))
+def test_measuring_keeps_to_its_budget(budget_s):
+    device = Device(fixed=0.0, each=1.0)
+    device.measured(most=2**20, budget_s=budget_s)
+    assert device.clock.monotonic() <= budget_s
+    # four steps of the next size would not have been within it
+    assert device.clock.monotonic() + 4 * 2 * max(device.sizes) > budget_s
+
+
+def test_at_least_one_size_is_measured():
+    device = Device(fixed=0.0, each=100.0)
+    assert device.measured(budget_s=1.0).sample_s == pytest.approx(100.0)
+    assert set(device.sizes) == {1}
+
+
+def test_it_begins_with_what_a_worker_has_to_be_given():
+    device = Device()
+    curve = device.measured(least=4)
+    assert min(device.sizes) == 4
+    assert curve.least == 4
+
+
+def test_it_ends_where_memory_ends():
+    device = Device(room=11)
+    curve = device.measured()
+    assert curve.most == 8
+    assert curve.sample_s == pytest.approx(0.01)
+
+
+def test_one_sample_has_to_fit():
+    with pytest.raises(HeteroError, match="does not fit into this worker's memory"):
+        Device(room=0).measured()
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory():
+    def step(size):
+        raise RuntimeError("shapes do not fit")
+
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        measure_curve(step, most=8, clock=VirtualClock())
+
+
+class Restless(nn.Module):
+    """Draws, counts, and keeps statistics; one buffer is no part of its state."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.drop = model(norm=True), nn.Dropout(0.5)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("hidden", torch.zeros(()), persistent=False)
+
+    def forward(self, x):
+        self.calls += 1
+        self.hidden += 1
+        np.random.rand()  # noqa: NPY002 -- as some users' code does
+        random.random()
+        return self.drop(self.net(x))
+
+
+OPTIMIZERS = {
+    "sgd": lambda net: torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9),
+    "adam": lambda net: torch.optim.Adam(net.parameters(), lr=0.1, betas=(0.8, 0.9)),
+    "tensor lr": lambda net: torch.optim.Adam(net.parameters(), lr=torch.tensor(0.1)),
+}
+
+
+def learner_of(net, optimizer, dataset=None, lossy=loss):
+    samples = PublicAndPrivate(dataset or data(), None, None)
+    return Learner(net, optimizer, samples, loss=lossy, sum_=lambda tensor: None)
+
+
+def everything(net, optimizer):
+    return copy.deepcopy((
+        dict(net.named_parameters()),
+        dict(net.named_buffers()),
+        optimizer.state_dict(),
+        [
+            torch.get_rng_state(),
+            random.getstate(),
+            np.random.get_state(),  # noqa: NPY002
+        ],
+    ))
+
+
+def same(one, other):
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_measuring_leaves_everything_as_it_was(make, trained):
+    net = Restless()
+    optimizer = make(net)
+    learner = learner_of(net, optimizer)
+    if trained:
+        loss(net, data()[:16]).backward()
+        optimizer.step()
+    before = everything(net, optimizer)
+    clock = VirtualClock()
+    learner.measure(most=16, clock=clock)
+    after = everything(net, optimizer)
+    assert all(map(same, before, after))
+    # it trains on as if nothing had been
+    loss(net, data()[:16]).backward()
+    optimizer.step()
+    assert not same(everything(net, optimizer)[0], before[0])
+
+
+def test_whole_steps_are_measured():
+    """Forward, backward and the optimiser's part."""
+    clock = VirtualClock()
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    plain_step = optimizer.step
+
+    def step():
+        clock.advance(0.25)
+        assert all(p.grad.any() for p in net.parameters())
+        return plain_step()
+
+    def slow_loss(net, batch):
+        clock.advance(0.5 * len(batch[0]))
+        return loss(net, batch)
+
+    optimizer.step = step
+    curve = learner_of(net, optimizer, lossy=slow_loss).measure(most=8, clock=clock)
+    assert (curve.fixed_s, curve.sample_s) == pytest.approx((0.25, 0.5))
+
+
+def test_a_rehearsal_has_no_more_samples_than_there_are():
+    seen = []
+
+    def counting(net, batch):
+        seen.append(len(batch[0]))
+        return loss(net, batch)
+
+    net = model()
+    few = TensorDataset(*data()[:3])
+    learner = learner_of(net, torch.optim.SGD(net.parameters(), lr=0.1), few, counting)
+    learner.rehearse(2)
+    learner.rehearse(10)
+    assert seen == [2, 3]

@@ -1,0 +1,119 @@
+"""Joules by a model, or by counters as Zeus reads them."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from thrifty.core import HeteroError, MissingExtraError
+from thrifty.hetero import Power, PowerMeter, ZeusMeter
+
+
+class Monitor:
+    """Counts as a ``ZeusMonitor`` does: one window at a time, by name."""
+
+    def __init__(self, *windows):
+        self.windows = list(windows)
+        self.open = set()
+
+    def begin_window(self, key):
+        assert key not in self.open
+        self.open.add(key)
+
+    def end_window(self, key):
+        self.open.remove(key)
+        return self.windows.pop(0)
+
+
+def window(gpu=None, cpu=None, dram=None):
+    return SimpleNamespace(gpu_energy=gpu or {}, cpu_energy=cpu, dram_energy=dram)
+
+
+def test_a_model_counts_work_and_waiting():
+    meter = PowerMeter(Power(idle_w=2.0, busy_w=5.0))
+    assert meter.joules(busy_s=3.0, whole_s=7.0) == 3 * 5 + 4 * 2
+    assert meter.joules(busy_s=1.0, whole_s=1.0) == 5.0
+    assert meter.source == "modelled"
+
+
+def test_counters_of_all_parts_are_added():
+    monitor = Monitor(window({0: 10.0, 1: 20.0}, {0: 4.0}, {0: 1.5}))
+    meter = ZeusMeter(gpus=[0, 1], cpus=[0], monitor=monitor)
+    assert meter.joules(busy_s=1.0, whole_s=2.0) == 35.5
+
+
+def test_counters_that_are_not_there_count_nothing():
+    monitor = Monitor(window({0: 10.0}), window(), window(None, {0: 3.0, 1: 4.0}))
+    meter = ZeusMeter(gpus=[0], monitor=monitor)
+    joules = [meter.joules(busy_s=1.0, whole_s=1.0) for _ in range(3)]
+    assert joules == [10.0, 0.0, 7.0]
+    assert all(type(each) is float for each in joules)
+
+
+def test_windows_follow_each_other():
+    """What is spent between two calls is in the second one."""
+    monitor = Monitor(window({0: 1.0}), window({0: 2.0}))
+    meter = ZeusMeter(gpus=[0], monitor=monitor)
+    assert len(monitor.open) == 1
+    for joules in (1.0, 2.0):
+        assert meter.joules(busy_s=1.0, whole_s=1.0) == joules
+        assert len(monitor.open) == 1
+
+
+@pytest.mark.parametrize(
+    ("parts", "source"),
+    [
+        ({"gpus": [0]}, "NVML"),
+        ({"cpus": [0]}, "RAPL"),
+        ({"gpus": [1], "cpus": [0]}, "NVML+RAPL"),
+    ],
+)
+def test_counters_are_named(parts, source):
+    assert ZeusMeter(monitor=Monitor(), **parts).source == source
+
+
+@pytest.mark.parametrize("parts", [{}, {"gpus": []}, {"gpus": [], "cpus": []}])
+def test_something_has_to_be_counted(parts):
+    with pytest.raises(HeteroError, match="name the GPUs or the CPU packages"):
+        ZeusMeter(monitor=Monitor(), **parts)
+
+
+def zeus(monkeypatch, make):
+    """A stand-in for the package."""
+    package, module = ModuleType("zeus"), ModuleType("zeus.monitor")
+    module.ZeusMonitor = make
+    monkeypatch.setitem(sys.modules, "zeus", package)
+    monkeypatch.setitem(sys.modules, "zeus.monitor", module)
+
+
+def test_a_monitor_of_the_named_parts_is_made(monkeypatch):
+    made = []
+
+    def make(**options):
+        made.append(options)
+        return Monitor(window({2: 6.0}))
+
+    zeus(monkeypatch, make)
+    assert ZeusMeter(gpus=[2]).joules(busy_s=1.0, whole_s=1.0) == 6.0
+    assert made[0]["gpu_indices"] == [2]
+    assert made[0]["cpu_indices"] == []
+
+
+def test_counters_that_cannot_be_read_are_said(monkeypatch):
+    def make(**options):
+        raise PermissionError("/sys/class/powercap")
+
+    zeus(monkeypatch, make)
+    with pytest.raises(
+        HeteroError, match=r"CPUs \[0\] cannot be read \(/sys/class/powercap\).*PowerMeter"
+    ):
+        ZeusMeter(cpus=[0])
+
+
+def test_without_zeus_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "zeus", None)
+    monkeypatch.delitem(sys.modules, "zeus.monitor", raising=False)
+    with pytest.raises(MissingExtraError, match=r"zeus is not installed.*thrifty\[energy\]"):
+        ZeusMeter(gpus=[0])

@@ -1,0 +1,40 @@
+"""The picture shows every worker and every change."""
+
+from __future__ import annotations
+
+import pytest
+
+from thrifty.core import HeteroError
+from thrifty.hetero import Load, SimulatedWorker, StepCurve, plot_steps, simulate
+from thrifty.testing.hetero import ThreadCluster
+
+from .jobs import Worker
+
+
+def test_a_simulation():
+    workers = [
+        SimulatedWorker(name="fast", curve=StepCurve(sample_s=1.0)),
+        SimulatedWorker(name="slow", curve=StepCurve(sample_s=3.0), joins_s=50.0),
+    ]
+    loads = [Load(worker="fast", begin_s=100.0, end_s=1e9, slowness=2.0)]
+    run = simulate(workers, batch=12, num_steps=60, loads=loads)
+    above, below = plot_steps(run.steps).axes
+    assert [text.get_text() for text in above.get_legend().get_texts()] == ["fast", "slow"]
+    changes = sum(step.change is not None for step in run.steps)
+    # on each axis: a line for each change, and on the lower one a line for each worker
+    assert changes > 0
+    assert len(above.lines) == changes
+    assert len(below.lines) == changes + 2
+
+
+def test_a_job():
+    team = {name: Worker(lambda size, step: 1.0 + size) for name in ("a", "b")}
+    done = ThreadCluster().run({name: worker.job(1) for name, worker in team.items()})
+    above, _ = plot_steps(done["a"].reports).axes
+    assert len(above.lines) == 1  # the workers' first meeting
+    assert above.get_ylabel() == "samples of a step"
+
+
+def test_no_steps():
+    with pytest.raises(HeteroError, match="no steps to draw"):
+        plot_steps([])
