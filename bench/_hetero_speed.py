@@ -135,7 +135,12 @@ class _Reader:
 
 def recovery(result: Run, scenario: Scenario) -> list[int]:
     """Steps after each coming and going of the load until steps are within 15 % of what they settle at."""
-    ends = sorted({t for begin, end, _ in scenario.periods for t in (begin, end) if t})
+    ends = sorted({
+        t
+        for begin, end, _ in scenario.periods
+        for t in (begin, end)
+        if 0 < t < scenario.seconds
+    })
     marks = [*ends, scenario.seconds]
     out = []
     for since, until in pairwise(marks):

@@ -106,16 +106,16 @@ def scenarios(*, quick: bool) -> list[tuple[Scenario, float]]:
     if quick:
         return [(Scenario(name="a worker at 1/4 speed", periods=[(0, 3, 3)], seconds=3), 1.5)]
     return [
-        (Scenario(name="a worker at 1/4 speed", periods=[(0, 20, 3)], seconds=20), 1.5),
+        (Scenario(name="a worker at 1/4 speed", periods=[(0, 12, 3)], seconds=12), 1.5),
         (
             Scenario(
                 name="the load comes and goes",
-                periods=[(8, 20, 3), (28, 40, 3)],
-                seconds=48,
+                periods=[(6, 15, 3), (21, 30, 3)],
+                seconds=36,
             ),
             1.3,
         ),
-        (Scenario(name="all equal", seconds=20), 0.98),
+        (Scenario(name="all equal", seconds=12), 0.98),
     ]
 
 

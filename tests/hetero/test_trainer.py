@@ -653,3 +653,27 @@ def test_batches_may_have_named_fields():
 def test_there_have_to_be_samples():
     with pytest.raises(HeteroError, match="no samples"):
         HeteroTrainer(model(), sgd(model()), [], loss=loss, global_batch=4)
+
+
+def test_a_newcomer_measures_itself_before_the_others_wait_for_it():
+    """Else a slow newcomer would hold the whole crew up, or run into its time limit."""
+    calls = []
+
+    class Noting:
+        def __init__(self, members):
+            self.members = members
+
+        def __getattr__(self, name):
+            calls.append(name)
+            return getattr(self.members, name)
+
+    def seconds(size, step):
+        calls.append("pass")
+        return float(size)
+
+    worker = Worker(seconds, curve=None)
+    job = worker.job(1)
+    ThreadCluster().run({"a": lambda members: job(Noting(members))})
+    met = calls.index("agree")
+    assert calls[:met].count("pass") > 3
+    assert "pass" not in calls[met : calls.index("all_reduce", met)]

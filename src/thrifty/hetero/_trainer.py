@@ -282,6 +282,8 @@ class HeteroTrainer:
         self._say_left_out(left_out)
 
     def _meet(self, *, broken: bool) -> None:
+        if not self._crew.met:
+            self._prepare()
         before = self._crew.view.names if self._crew.met else ()
         infos = self._crew.meet(self._info, broken=broken)
         if infos is None:
@@ -313,15 +315,16 @@ class HeteroTrainer:
         )
         self._say_left_out(frozenset())
 
+    def _prepare(self) -> None:
+        """Before the first meeting, while the others need not wait: measures this worker."""
+        if self._curve is None:
+            self._curve = self._measured()
+        if self._learner.least:
+            # Its first step may have no samples for it, and it has to know what the others sum.
+            self._learner.rehearse(2)
+
     def _info(self) -> WorkerInfo:
-        """What this worker tells of itself; measured before the first time."""
-        if not self._crew.met:
-            if self._curve is None:
-                self._curve = self._measured()
-            if self._learner.least:
-                self._learner.rehearse(
-                    2
-                )  # it may have no samples in its first step, and has to know what to sum
+        """What this worker tells of itself."""
         curve = self.curves[self._crew.view.rank] if self._crew.met else self._curve
         assert curve is not None
         return WorkerInfo(
