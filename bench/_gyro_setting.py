@@ -14,7 +14,16 @@ import torch
 from torch import nn
 
 import thrifty as th
-from bench._gyro_tasks import METHODS, NAMES, RATES, SETTINGS, Network, Setting, test_error
+from bench._gyro_tasks import (
+    METHODS,
+    NAMES,
+    NUMBERS,
+    RATES,
+    SETTINGS,
+    Network,
+    Setting,
+    test_error,
+)
 from bench._harness import say_result
 from thrifty.nn import SubnetworkEnsemble
 
@@ -40,16 +49,61 @@ class MonteCarlo(nn.Module):
         return total / PASSES
 
 
+Errors = dict[str, list[float]]
+
+
 def measure(setting: Setting, folder: str, *, seeds: Sequence[int]) -> dict[str, Any]:
     """Validation and test errors by method, rate and seed."""
     began = time.perf_counter()
-    valid: dict[str, list[float]] = {name: [] for name in NAMES}
-    test: dict[str, list[float]] = {name: [] for name in NAMES}
-    models: dict[str, list[nn.Module]] = {name: [] for name in NAMES}
+    valid, test, models = trained(setting, folder, names=NAMES, seeds=seeds)
+    training_seconds = time.perf_counter() - began
+    methods, times_as_long = _chosen(setting, valid=valid, test=test, models=models)
+    return {
+        "methods": methods,
+        "times_as_long": times_as_long,
+        "all": {name: {"valid": valid[name], "test": test[name]} for name in NAMES},
+        "training_seconds": training_seconds,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def numbers(setting: Setting, folder: str, *, seeds: Sequence[int]) -> dict[str, Any]:
+    """Errors by the number of subnetworks; dropout beside them, and the numbers that validation data would choose."""
+    names = [
+        f"{method} {rate}"
+        for method in ("dropout", *(f"gyro/{all_}/{at_once}" for all_, at_once in NUMBERS))
+        for rate in RATES
+    ]
+    valid, test, _ = trained(setting, folder, names=names, seeds=seeds)
+    best: dict[str, str] = {}
+    for name in names:
+        method = name.partition(" ")[0]
+        if method not in best or mean(valid[name]) < mean(valid[best[method]]):
+            best[method] = name
+    tuned = min(
+        (name for m, name in best.items() if m != "dropout"), key=lambda n: mean(valid[n])
+    )
+    chosen = {**best, "gyro, numbers tuned": tuned}
+    return {
+        "methods": {
+            method: {"rate": float(name.partition(" ")[2]), "test": test[name]}
+            for method, name in chosen.items()
+        },
+        "tuned": tuned,
+    }
+
+
+def trained(
+    setting: Setting, folder: str, *, names: Sequence[str], seeds: Sequence[int]
+) -> tuple[Errors, Errors, dict[str, list[nn.Module]]]:
+    """A study for each seed: errors on validation and test data, and models, by method and rate."""
+    valid: Errors = {name: [] for name in names}
+    test: Errors = {name: [] for name in names}
+    models: dict[str, list[nn.Module]] = {name: [] for name in names}
     for seed in seeds:
         study = th.Study(
             Network(setting),
-            th.Space(method=th.Choice(list(NAMES))),
+            th.Space(method=th.Choice(list(names))),
             algorithm=th.GridSearch(max_epochs=setting.epochs),
             metric="error",
             mode="min",
@@ -63,15 +117,7 @@ def measure(setting: Setting, folder: str, *, seeds: Sequence[int]) -> dict[str,
             valid[name].append(trial.value)
             models[name].append(trial.load_model().eval())
             test[name].append(test_error(models[name][-1], setting))
-    training_seconds = time.perf_counter() - began
-    methods, times_as_long = _chosen(setting, valid=valid, test=test, models=models)
-    return {
-        "methods": methods,
-        "times_as_long": times_as_long,
-        "all": {name: {"valid": valid[name], "test": test[name]} for name in NAMES},
-        "training_seconds": training_seconds,
-        "seconds": time.perf_counter() - began,
-    }
+    return valid, test, models
 
 
 def _chosen(
@@ -123,13 +169,14 @@ def _timed(model: nn.Module, setting: Setting) -> tuple[float, float]:
 def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--setting", choices=SETTINGS, required=True)
+    options.add_argument("--numbers", action="store_true")
     options.add_argument("--quick", action="store_true")
     args = options.parse_args()
     torch.set_num_threads(1)
     setting = SETTINGS[args.setting]
     with tempfile.TemporaryDirectory() as folder:
         say_result(
-            measure(
+            (numbers if args.numbers else measure)(
                 setting.quick() if args.quick else setting,
                 folder,
                 seeds=SEEDS[:2] if args.quick else SEEDS,

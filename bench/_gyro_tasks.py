@@ -25,6 +25,8 @@ SUBNETWORKS, CONCURRENT = 256, 16
 RATES = (0.1, 0.3, 0.5)
 METHODS = ("dropout", "gyro", "legacy", "block")
 NAMES = ("none 0", *(f"{method} {rate}" for method in METHODS for rate in RATES))
+NUMBERS = ((16, 4), (64, 8), (256, 16), (1024, 32), (4096, 64))
+"""Of subnetworks, in all and at a time: from few that are trained often to dropout itself, nearly."""
 Arrays = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -53,7 +55,7 @@ class Setting:
 
 
 class Network(th.Task):
-    """``hp.method`` is such as ``"gyro 0.3"``."""
+    """``hp.method`` is such as ``"gyro 0.3"`` or ``"gyro/1024/32 0.3"``."""
 
     eval_batch_size = 2048
 
@@ -64,6 +66,9 @@ class Network(th.Task):
 
     def model(self, hp: th.HyperParameters) -> nn.Module:
         method, rate = hp.method.split()
+        # "gyro/1024/32": other numbers of subnetworks than the paper's
+        method, *numbers = method.split("/")
+        subnetworks, concurrent = map(int, numbers or (SUBNETWORKS, CONCURRENT))
         parts = self.setting.parts()
         model = self.setting.make(float(rate))
         if method not in ("none", "dropout"):
@@ -71,8 +76,8 @@ class Network(th.Task):
             gyro_(
                 model,
                 parts["example"],
-                subnetworks=SUBNETWORKS,
-                concurrent=CONCURRENT,
+                subnetworks=subnetworks,
+                concurrent=concurrent,
                 total_steps=self.setting.epochs * -(-num // self.batch_size),
                 order="legacy" if method == "legacy" else "partition",
                 shared=method != "legacy",

@@ -1,9 +1,9 @@
 """Gyro dropout: what block-wise gyro saves of a training step, and what either form does for accuracy.
 
-    python -m bench.bench_gyro [--quick] [--device cuda] [--fit] [--only speed|accuracy]
+    python -m bench.bench_gyro [--quick] [--device cuda] [--fit] [--only speed|accuracy|numbers]
 
 Speed: perceptrons of three hidden layers and the feed-forward layer of a Transformer, forward, backward and SGD; gyros and ``nn.Dropout`` in turns, in one process for each width.
-Accuracy: thrifty studies (packed), rates chosen on validation data, errors on test data over five seeds. The data are read from ``$THRIFTY_DATA``.
+Accuracy: thrifty studies (packed), rates chosen on validation data, errors on test data over five seeds; *numbers*: the same for other numbers of subnetworks than the paper's. The data are read from ``$THRIFTY_DATA``.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from bench._harness import Goal, at_least, at_most, finish, in_fresh_process, pa
 WIDTHS = (1024, 2048, 4096)
 CONCURRENTS = (1, 4, 8, 16)
 GRAPHS = ("amazon_cs", "cora")
+NUMBERS_OF = ("MLP, MNIST", "MLP, digits", "SAGE, Cora")
 
 
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    options.add_argument("--only", choices=["speed", "accuracy"])
+    options.add_argument("--only", choices=["speed", "accuracy", "numbers"])
     options.add_argument(
         "--fit",
         action="store_true",
@@ -49,12 +50,14 @@ def main() -> None:
         return finish("gyro_fit", found, [])
     figures: dict[str, Any] = {}
     goals: list[Goal] = []
-    if args.only != "accuracy":
+    if args.only in {None, "speed"}:
         figures["speed"], more = speed(args.device, quick=args.quick)
         goals += more
-    if args.only != "speed":
+    if args.only in {None, "accuracy"}:
         figures["accuracy"], more = accuracy(workers=args.workers, quick=args.quick)
         goals += more
+    if args.only in {None, "numbers"}:
+        figures["numbers"] = numbers(workers=args.workers, quick=args.quick)
     return finish("gyro", figures, goals)
 
 
@@ -158,6 +161,22 @@ def accuracy(*, workers: int, quick: bool) -> tuple[dict[str, Any], list[Goal]]:
         at_least("settings where gyro is better than dropout", better, len(SETTINGS) // 2 + 1)
     )
     return results, goals
+
+
+def numbers(*, workers: int, quick: bool) -> dict[str, Any]:
+    """How many subnetworks: the same study over other numbers than the paper's, where it takes a minute."""
+
+    def run(name: str) -> dict[str, Any]:
+        more = ["--quick"] if quick else []
+        return in_fresh_process("bench._gyro_setting", "--setting", name, "--numbers", *more)
+
+    with ThreadPoolExecutor(workers) as pool:
+        results = dict(zip(NUMBERS_OF, pool.map(run, NUMBERS_OF), strict=True))
+    for name, found in results.items():
+        print(f"\n{name}: test error by the number of subnetworks (all/at a time), %\n")
+        table(rows_of(found["methods"]))
+        print(f"validation data choose {found['tuned']}")
+    return results
 
 
 def rows_of(methods: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
