@@ -23,7 +23,7 @@ from thrifty.core import TooFewWorkersError
 from thrifty.hetero import ElasticMembership, HeteroOptions, HeteroTrainer, Place, SampleOrder
 
 
-SAMPLES, BATCH, EPOCHS = 640, 48, 4
+SAMPLES, BATCH, EPOCHS = 640, 48, 6
 LIMIT_S = 90.0
 """Of a whole schedule; who takes longer hangs."""
 
@@ -65,7 +65,7 @@ def drawn(seed: int) -> Schedule:
     late = [f"x{at}" for at in range(rng.randint(0, 2))]
     steps = EPOCHS * -(-SAMPLES // BATCH)
     speed = {
-        name: [(0, rng.uniform(0.4, 2.0)), (rng.randrange(1, steps), rng.uniform(0.4, 2.0))]
+        name: [(0, rng.uniform(1.0, 4.0)), (rng.randrange(1, steps), rng.uniform(1.0, 4.0))]
         for name in [*names, *late]
     }
     kills = {
@@ -74,7 +74,7 @@ def drawn(seed: int) -> Schedule:
     return Schedule(
         sample_ms=speed,
         kills=kills,
-        joins={name: rng.randrange(1, steps - 10) for name in late},
+        joins={name: rng.randrange(1, steps // 2) for name in late},
     )
 
 
@@ -105,8 +105,7 @@ def play(schedule: Schedule, address: str) -> Outcome:
             step = _last_step(place / f"{lead}.jsonl")
             for name in [name for name, at in joins.items() if at <= step]:
                 del joins[name]
-                # Who comes when all is done would begin a job of its own; with this it says that nobody is there.
-                workers[name] = start(train, name, address, folder, schedule.sample_ms[name], 2)
+                workers[name] = start(train, name, address, folder, schedule.sample_ms[name])
             for name in [name for name, at in kills.items() if at <= step]:
                 if name in workers:
                     del kills[name]
@@ -223,8 +222,8 @@ def train(
         return loss(model, batch)
 
     members = ElasticMembership(
-        address, name=name, min_workers=min_workers, timeout_s=_WAIT_S,
-        quorum_s=10.0 if min_workers > 1 else _WAIT_S,
+        address, name=name, min_workers=min_workers, starts=not name.startswith("x"), timeout_s=_WAIT_S,
+        quorum_s=10.0 if min_workers > 1 or name.startswith("x") else _WAIT_S,
     )  # fmt: skip
     trainer = HeteroTrainer(
         model, optimizer(model), data(), loss=slow_loss, global_batch=BATCH, seed=_SEED,

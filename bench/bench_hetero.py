@@ -2,14 +2,14 @@
 
 ::
 
-    python -m bench.bench_hetero [--quick] [--only answer|speed|replay|paper|churn] [--scenario load]
+    python -m bench.bench_hetero [--quick] [--only answer|speed|replay|paper|churn] [--scenario load] [--networks CNN]
 
 Workers are gloo processes on this machine; slow ones share their core with other work for a bounded time. Steps of real jobs are read from ``$THRIFTY_DATA``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
@@ -27,13 +27,17 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--only", choices=list(PARTS))
     options.add_argument("--scenario", default="", help="of the speed part: words of its name")
+    options.add_argument("--networks", default="CNN,MLP", help="of the speed part")
     args = options.parse_args()
     figures: dict[str, Any] = {}
     goals: list[Goal] = []
     for name, part in PARTS.items():
         if args.only in {None, name}:
             print(f"\n## {name}\n", flush=True)
-            more = {"rounds": args.repeats, "only": args.scenario} if name == "speed" else {}
+            more: dict[str, Any] = {}
+            if name == "speed":
+                networks = args.networks.split(",")
+                more = {"rounds": args.repeats, "only": args.scenario, "networks": networks}
             figures[name], found = part(quick=args.quick, **more)
             goals += found
     finish("bench_hetero", figures, goals)
@@ -73,10 +77,10 @@ def answer(*, quick: bool) -> Part:
 # -- speed -----------------------------------------------------------------------------------
 
 
-def speed(*, quick: bool, rounds: int = 3, only: str = "") -> Part:
+def speed(*, quick: bool, rounds: int, only: str, networks: Sequence[str]) -> Part:
     """Both systems in turn, several rounds."""
     rows, goals = [], []
-    for network in ("CNN",) if quick else ("CNN", "MLP"):
+    for network in networks[:1] if quick else networks:
         for scenario, least in scenarios(quick=quick):
             if only not in scenario.name:
                 continue

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
 import torch
 
 from thrifty.core import HeteroError, MissingExtraError, PeerLostError, TooFewWorkersError
-from thrifty.hetero import ElasticMembership
+from thrifty.hetero import ElasticMembership, _elastic
 
 
 coordination = pytest.importorskip("torchft.coordination", reason="torchft is not installed")
@@ -95,9 +96,9 @@ def test_a_lighthouse_that_agrees_to_nothing_is_not_waited_for_longer(member):
         member("a", quorum_s=0.5).agree(step=0)
 
 
-def test_workers_that_cannot_be_reached_are_named(member, lighthouse):
+def test_a_worker_that_cannot_be_reached_is_done_without(member, lighthouse):
     """The first one of two names a store where nobody listens, and dies."""
-    mine = member("b", timeout_s=1.5, quorum_s=1.0)
+    mine = member("b", timeout_s=1.5, quorum_s=10.0)
     client = coordination.LighthouseClient(lighthouse, timedelta(seconds=5))
     client.heartbeat("a")
     dead = threading.Thread(
@@ -108,14 +109,26 @@ def test_workers_that_cannot_be_reached_are_named(member, lighthouse):
             store_address="127.0.0.1:1",
             step=0,
             world_size=1,
-            data={"attempt": 0},
+            data={"attempt": 0, "starts": True},
         )
     )
     dead.start()
-    with pytest.raises(TooFewWorkersError, match="the workers a, b could not be reached"):
-        mine.agree(step=0)
+    assert mine.agree(step=0).names == ("b",)
     dead.join(10)
     assert not dead.is_alive()
+
+
+def test_workers_that_cannot_be_reached_at_all_are_named(member, monkeypatch):
+    mine = member("b")
+
+    def refused(*_):
+        raise RuntimeError("no route to host")
+
+    monkeypatch.setattr(mine, "_join", refused)
+    with pytest.raises(
+        TooFewWorkersError, match="the workers b could not be reached, in 10 tries"
+    ):
+        mine.agree(step=0)
 
 
 def test_exchanges_that_fail_are_said(member):
@@ -134,3 +147,42 @@ def test_exchanges_that_fail_are_said(member):
         pair["a"].all_reduce(torch.ones(1))
     with pytest.raises(PeerLostError, match="a broadcast to all workers failed"):
         pair["a"].broadcast(torch.ones(1), source=1)
+
+
+def test_who_does_not_start_a_job_joins_one(lighthouse):
+    """Two late workers do not begin anew what is over; with one who may start, all three train."""
+    late = [
+        ElasticMembership(lighthouse, name=name, starts=False, quorum_s=1.5)
+        for name in ("late", "later")
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(member.agree, step=0) for member in late]
+        for job in jobs:
+            with pytest.raises(TooFewWorkersError, match="no job to join"):
+                job.result(30)
+    first = ElasticMembership(lighthouse, name="first")
+    with ThreadPoolExecutor(3) as pool:
+        jobs = [pool.submit(member.agree, step=0) for member in (first, *late)]
+        views = [job.result(30) for job in jobs]
+    for member in (first, *late):
+        member.close()
+    assert {view.names for view in views} == {("first", "late", "later")}
+
+
+def test_a_worker_that_dies_before_it_is_met_is_done_without(lighthouse, monkeypatch):
+    """It answers the lighthouse and is gone: the others try again without it."""
+    monkeypatch.setattr(_elastic, "_CONNECT_S", 1.0)
+    one, two = (
+        ElasticMembership(lighthouse, name=name, quorum_s=20) for name in ("one", "two")
+    )
+
+    def gone():
+        two._ask(0, time.monotonic() + 10)
+        two.close()
+
+    with ThreadPoolExecutor(2) as pool:
+        dying, alive = pool.submit(gone), pool.submit(one.agree, step=0)
+        dying.result(30)
+        view = alive.result(30)
+    one.close()
+    assert view.names == ("one",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -17,8 +18,16 @@ from thrifty.core import HeteroError, MissingExtraError, PeerLostError, TooFewWo
 from ._membership import View
 
 
+_log = logging.getLogger("thrifty.hetero")
+
 _BEAT_S = 0.25
 """Between signs of life; torchft's lighthouse waits for 5 s unless told otherwise."""
+
+_CONNECT_S = 5.0
+"""To meet those who have just said that they are there."""
+
+_TRIES = 10
+"""To meet; a worker may die at every one."""
 
 _RETRY_S = 0.2
 """Between two questions whether enough workers have come."""
@@ -34,6 +43,7 @@ class ElasticMembership:
         lighthouse: its address, ``"http://host:29510"``; from ``TORCHFT_LIGHTHOUSE`` unless told.
         name: of this worker, unique; made up unless told.
         min_workers: with fewer the job waits for more, then fails.
+        starts: whether this worker may begin a job; else it joins one that others have begun, and fails if there is none (it may be over).
         timeout_s: of every exchange.
         quorum_s: how long to wait for enough workers.
         host: under which the other workers reach this one.
@@ -49,6 +59,7 @@ class ElasticMembership:
         *,
         name: str | None = None,
         min_workers: int = 1,
+        starts: bool = True,
         timeout_s: float = 30.0,
         quorum_s: float = 60.0,
         host: str = "127.0.0.1",
@@ -61,6 +72,7 @@ class ElasticMembership:
         self.name = name or f"{os.environ.get('RANK', '0')}-{uuid.uuid4().hex[:8]}"
         self._address = lighthouse
         self._min_workers = min_workers
+        self._starts = starts
         self._timeout = timedelta(seconds=timeout_s)
         self._quorum_s = quorum_s
         self._client = _connect(lighthouse, self._timeout)
@@ -82,22 +94,22 @@ class ElasticMembership:
         if broken:
             self._leave()
             self._attempt += 1
-        end = time.monotonic() + self._quorum_s
-        while True:
-            view, key, store = self._ask(step, end)
+        for _ in range(_TRIES):
+            view, key, store = self._ask(step, time.monotonic() + self._quorum_s)
             if key == self._key:
                 return view
             self._leave()
             try:
                 self._join(view, key, store)
             except RuntimeError as error:
-                # One of them died meanwhile; the lighthouse will notice.
+                # One of them has died since it was named; the lighthouse will notice.
+                _log.warning("workers %s did not all meet: %s", list(view.names), error)
                 self._attempt += 1
-                self._wait(
-                    end, f"the workers {', '.join(view.names)} could not be reached: {error}"
-                )
                 continue
             return view
+        raise TooFewWorkersError(
+            f"the workers {', '.join(view.names)} could not be reached, in {_TRIES} tries: do their host= names resolve, and are ports open between them?"
+        )
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Sums over the present workers."""
@@ -131,7 +143,7 @@ class ElasticMembership:
                     store_address=self._store_address,
                     step=step,
                     world_size=1,
-                    data={"attempt": self._attempt},
+                    data={"attempt": self._attempt, "starts": self._starts},
                 )
             except (RuntimeError, TimeoutError) as error:
                 raise TooFewWorkersError(
@@ -139,8 +151,13 @@ class ElasticMembership:
                 ) from error
             members = sorted(quorum.participants, key=lambda member: member.replica_id)
             names = tuple(member.replica_id for member in members)
-            self._attempt = max(int((member.data or {})["attempt"]) for member in members)
-            if self.name in names and len(names) >= self._min_workers:
+            told = [member.data or {} for member in members]
+            self._attempt = max(int(each["attempt"]) for each in told)
+            begun = any(
+                each["starts"] or member.step
+                for each, member in zip(told, members, strict=True)
+            )
+            if self.name in names and len(names) >= self._min_workers and begun:
                 view = View(
                     generation=int(quorum.quorum_id) * 1000 + self._attempt,
                     rank=names.index(self.name),
@@ -149,7 +166,12 @@ class ElasticMembership:
                 )
                 key = (int(quorum.quorum_id), self._attempt)
                 return view, key, members[0].store_address
-            self._wait(end, f"{len(names)} of at least {self._min_workers} workers are there")
+            self._wait(
+                end,
+                f"{len(names)} of at least {self._min_workers} workers are there"
+                if begun
+                else "there is no job to join; it may be over",
+            )
 
     def _wait(self, end: float, why: str) -> None:
         if time.monotonic() > end:
@@ -159,13 +181,13 @@ class ElasticMembership:
     def _join(self, view: View, key: tuple[int, int], store: str) -> None:
         if len(view.names) > 1:
             host, _, port = store.rpartition(":")
+            soon = min(self._timeout, timedelta(seconds=_CONNECT_S))
             self._stores = dist.TCPStore(
-                host, int(port), is_master=False, wait_for_workers=False, timeout=self._timeout
+                host, int(port), is_master=False, wait_for_workers=False, timeout=soon
             )
             meeting = dist.PrefixStore(f"thrifty/{key[0]}/{key[1]}", self._stores)
-            self._group = dist.ProcessGroupGloo(
-                meeting, view.rank, len(view.names), self._timeout
-            )
+            self._group = dist.ProcessGroupGloo(meeting, view.rank, len(view.names), soon)
+            self._group._set_default_timeout(self._timeout)
         self._key = key
 
     def _leave(self) -> None:
