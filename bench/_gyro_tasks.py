@@ -174,15 +174,6 @@ class TextBlock(rex.Block):
         self.load_state_dict(plain.state_dict())
         self.inside, self.after = nn.Dropout(rate), nn.Dropout(rate)
 
-    def mixed(self, x: torch.Tensor) -> torch.Tensor:
-        num, length, dim = x.shape
-        q, k, v = (
-            part.reshape(num, length, self.heads, dim // self.heads).transpose(1, 2)
-            for part in self.qkv(self.norm(x)).chunk(3, dim=-1)
-        )
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(mixed.transpose(1, 2).reshape(num, length, dim))
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.mixed(x)
         return x + self.after(self.down(self.inside(F.gelu(self.up(self.norm2(x))))))

@@ -185,14 +185,17 @@ class Block(nn.Module):
         self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
         self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def mixed(self, x: torch.Tensor) -> torch.Tensor:
         num, length, dim = x.shape
         q, k, v = (
             part.reshape(num, length, self.heads, dim // self.heads).transpose(1, 2)
             for part in self.qkv(self.norm(x)).chunk(3, dim=-1)
         )
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(num, length, dim))
+        return self.out(mixed.transpose(1, 2).reshape(num, length, dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.mixed(x)
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 

@@ -301,33 +301,13 @@ def test_a_worker_that_never_had_a_share_comes_in_once_a_window():
     assert balancer.split[1] > 90
 
 
-def test_another_batch_is_split_by_the_present_speed():
-    balancer = settled()
-    play(balancer, EQUAL, [(1.0, 3.0)] * 5)
-    balancer.rebatch(40)
-    assert balancer.split == (30, 10)
-    assert not play(balancer, EQUAL, [(1.0, 3.0)] * 60)
-    (change,) = play(balancer, EQUAL, [(1.0, 1.0)] * 5).values()
-    assert (change.before, change.after) == ((30, 10), (20, 20))
-
-
 def test_a_batch_that_nobody_can_hold_is_refused():
     curves = [StepCurve(sample_s=1.0, most=8)] * 2
     message = "a global batch of 17 samples does not fit these 2 workers"
     with pytest.raises(UsageError, match=message):
         Balancer(curves, batch=17)
-    with pytest.raises(UsageError, match=message):
-        Balancer(curves, batch=16).rebatch(17)
     with pytest.raises(UsageError, match="there is no worker"):
         Balancer([], batch=16)
-
-
-def test_a_batch_that_was_refused_changes_nothing():
-    balancer = settled([StepCurve(sample_s=1.0, most=90)] * 2)
-    with pytest.raises(UsageError, match="does not fit"):
-        balancer.rebatch(1000)
-    assert balancer.split == (50, 50)
-    assert play(balancer, EQUAL, [(1.0, 3.0)] * 5)[5].after == (75, 25)
 
 
 def test_the_split_may_be_another_functions():
@@ -338,10 +318,8 @@ def test_the_split_may_be_another_functions():
     curves = [StepCurve(sample_s=1.0), StepCurve(sample_s=2.0)]
     balancer = Balancer(curves, batch=8, split=lazily)
     assert balancer.split == (8, 0)
-    balancer.rebatch(9)
-    assert balancer.split == (9, 0)
     play(balancer, curves, [(3.0, 1.0)] * 5)
-    assert balancer.split == (0, 9)
+    assert balancer.split == (0, 8)
 
 
 bursts = st.lists(

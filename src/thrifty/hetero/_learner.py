@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from thrifty.core import Clock, HeteroError
-from thrifty.pack import borrowed_streams, step_counters
+from thrifty.pack import borrowed_streams, seed_step, step_counters
 from thrifty.perf import StepCurve
 
 from ._batch_norm import SharedSums, Sum, whole_batch_norm
@@ -76,7 +76,7 @@ class Learner:
             self._shared.shadow()
             return 0.0
         with borrowed_streams():
-            _seed(seed, self.device)
+            seed_step(seed, self.device)
             batch = self.samples.batch(share.public, share.private)
             loss = self._train(batch, weight, together=True)
         self.gradients.collect()
@@ -164,12 +164,6 @@ def device_of(model: nn.Module) -> torch.device:
     for parameter in model.parameters():
         return parameter.device
     raise HeteroError("the model has no parameters: there is nothing to train")
-
-
-def _seed(seed: int, device: torch.device) -> None:
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
 
 
 def _to(batch: Any, device: torch.device) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, TensorDataset
 
 from thrifty.core import HeteroError, derive_seed
 from thrifty.hetero._options import HeteroOptions
@@ -26,6 +26,8 @@ from thrifty.pack import (
     DatasetPair,
     HyperParameters,
     Task,
+    evaluate,
+    open_source,
     optimizer_of,
 )
 
@@ -42,7 +44,8 @@ class TrialWorker:
         self._seed: int = begin["seed"]
         self._device = torch.device(begin["device"])
         torch.manual_seed(derive_seed(self._seed, "data"))
-        train, self._valid = _datasets(task.data(hp))
+        data = task.data(hp)
+        self._source = open_source(data, device=self._device)
         torch.manual_seed(derive_seed(self._seed, "model"))
         self._model = task.model(hp).to(self._device)
         self._spec = optimizer_of(task, hp)
@@ -53,7 +56,7 @@ class TrialWorker:
         self._trainer = HeteroTrainer(
             self._model,
             self._optimizer,
-            train,
+            _dataset(data),
             loss=task.loss,
             global_batch=self._batch_size,
             seed=self._seed,
@@ -85,16 +88,8 @@ class TrialWorker:
     def _evaluate(self, epoch: int) -> dict[str, float]:
         if dist.get_rank():
             return {}  # the first worker's answer counts
-        self._model.eval()
-        torch.manual_seed(derive_seed(self._seed, "evaluate", epoch))
-        sums: dict[str, float] = {}
-        size, num = self._task.eval_batch_size, len(self._valid)  # type: ignore[arg-type]
-        with torch.no_grad():
-            for begin in range(0, num, size):
-                batch = _batch(self._valid, range(begin, min(begin + size, num)), self._device)
-                for name, value in self._task.metrics(self._model, batch).items():
-                    sums[name] = sums.get(name, 0.0) + float(value) * min(size, num - begin)
-        return {name: value / num for name, value in sums.items()}
+        seed = derive_seed(self._seed, "evaluate", epoch)
+        return evaluate(self._task, self._model, source=self._source, seed=seed)
 
 
 def main(fd: int) -> None:
@@ -145,28 +140,17 @@ def _serve(connection: Connection) -> None:
             connection.send(("loaded", None))
 
 
-def _datasets(data: Any) -> tuple[Dataset[Any], Dataset[Any]]:
+def _dataset(data: Any) -> Dataset[Any]:
+    """What is trained on, sample by sample; ``open_source`` has looked at it."""
     if isinstance(data, ArrayData):
-        train, valid = (
-            TensorDataset(*(torch.as_tensor(array) for array in arrays))
-            for arrays in (data.train, data.valid)
-        )
-        return train, valid
+        return TensorDataset(*data.train)
     if isinstance(data, DatasetPair):
-        return data.train, data.valid
-    if isinstance(data, tuple) and len(data) == 2:
-        return data
+        return data.train
+    if isinstance(data, tuple):
+        train: Dataset[Any] = data[0]
+        return train
     raise HeteroError(
         f"a job of several workers trains on arrays or datasets, not on {type(data).__name__}: return th.ArrayData or a pair of datasets from Task.data"
-    )
-
-
-def _batch(dataset: Dataset[Any], indices: range, device: torch.device) -> Any:
-    if isinstance(dataset, TensorDataset):
-        return tuple(t[indices.start : indices.stop].to(device) for t in dataset.tensors)
-    batch = default_collate([dataset[at] for at in indices])
-    return (
-        tuple(part.to(device) for part in batch) if isinstance(batch, list | tuple) else batch
     )
 
 

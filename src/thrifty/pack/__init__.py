@@ -24,6 +24,7 @@ from ._data import (
     Source as Source,
     SourceData as SourceData,
     epoch_order as epoch_order,
+    open_source as open_source,
 )
 from ._fused import FusedBackend as FusedBackend
 from ._hyperparameters import HyperParameters as HyperParameters
@@ -38,11 +39,11 @@ from ._optimizer import (
     RMSprop as RMSprop,
 )
 from ._pack import Pack as Pack, pack as pack
-from ._random import borrowed_streams as borrowed_streams
+from ._random import borrowed_streams as borrowed_streams, seed_step as seed_step
 from ._solo import SoloBackend as SoloBackend
 from ._state import State as State, pack_state as pack_state, unpack_state as unpack_state
 from ._task import Task as Task, Trainable as Trainable, optimizer_of as optimizer_of
-from ._trial import TRAIN_LOSS as TRAIN_LOSS
+from ._trial import TRAIN_LOSS as TRAIN_LOSS, evaluate as evaluate
 from .fused import (
     BlockOptions as BlockOptions,
     Group as Group,
@@ -86,12 +87,15 @@ __all__ = [
     "UnfusableError",
     "borrowed_streams",
     "epoch_order",
+    "evaluate",
     "inspect_task",
+    "open_source",
     "optimizer_of",
     "out_of_memory",
     "pack",
     "pack_state",
     "register_rule",
+    "seed_step",
     "step_counters",
     "unpack_state",
 ]

@@ -173,15 +173,6 @@ class Balancer:
         how = self._take(worker, ratio)
         return self._change(how, [worker]) if how else None
 
-    def rebatch(self, batch: int) -> None:
-        """Splits another global batch from now on.
-
-        Raises:
-            UsageError: the workers cannot hold it; all stays as it was.
-        """
-        self.split = self._split_for(self.curves, batch)
-        self._batch = batch
-
     def _take(self, worker: int, ratio: float) -> str | None:
         """Takes one step of one worker; says how its speed changed.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -105,37 +105,6 @@ class StepCurve:
         while fit < most and self.seconds(fit + 1) <= seconds:
             fit += 1
         return min(most, max(self.least, fit))
-
-    def to_json(self) -> dict[str, float | int | None]:
-        """Plain data, from which ``from_json`` makes the same curve."""
-        return {
-            "sample_s": self.sample_s,
-            "fixed_s": self.fixed_s,
-            "most": self.most,
-            "least": self.least,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, float | int | None]) -> StepCurve:
-        """What ``to_json`` wrote.
-
-        Raises:
-            UsageError: something is missing.
-
-        >>> curve = StepCurve(sample_s=0.5, most=8)
-        >>> StepCurve.from_json(curve.to_json()) == curve
-        True
-        """
-        try:
-            most = data["most"]
-            return cls(
-                sample_s=float(data["sample_s"] or 0.0),
-                fixed_s=float(data["fixed_s"] or 0.0),
-                most=None if most is None else int(most),
-                least=int(data["least"] or 0),
-            )
-        except KeyError as error:
-            raise UsageError(f"these data are no step curve: {error} is missing") from error
 
 
 def _line(sizes: np.ndarray, times: np.ndarray) -> tuple[float, float]:
