@@ -227,7 +227,7 @@ def train(
     )  # fmt: skip
     trainer = HeteroTrainer(
         model, optimizer(model), data(), loss=slow_loss, global_batch=BATCH, seed=_SEED,
-        members=members, options=HeteroOptions(admit_every=3),
+        members=members, options=HeteroOptions(admit_every=3, bucket_cap_mb=1e-3),
     )  # fmt: skip
     with (Path(folder) / f"{name}.jsonl").open("w", buffering=1) as lines:
         try:

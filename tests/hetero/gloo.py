@@ -40,7 +40,10 @@ def trained(kind, members, rank):
         seed=5,
         members=members,
         clock=clock,
-        options=HeteroOptions(curve=StepCurve(sample_s=SPEEDS[rank])),
+        options=HeteroOptions(
+            curve=StepCurve(sample_s=SPEEDS[rank]),
+            bucket_cap_mb=1e-6 if kind == "buckets" else 25.0,
+        ),
     )
     sizes = [report.sizes for report in trainer.run(epochs=2)]
     return {"state": net.state_dict(), "sizes": sizes, "names": trainer._crew.view.names}
@@ -58,7 +61,13 @@ def work(rank, port, folder):
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     members = FixedMembership(timeout_s=20)
-    jobs = {"plain": "plain", "norm": "norm", "dropout": "dropout", "again": "dropout"}
+    jobs = {
+        "plain": "plain",
+        "buckets": "buckets",
+        "norm": "norm",
+        "dropout": "dropout",
+        "again": "dropout",
+    }
     done = {name: trained(kind, members, rank) for name, kind in jobs.items()}
     done["errors"] = losing(members) if rank == 0 else []
     members.close()

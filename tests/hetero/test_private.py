@@ -207,8 +207,11 @@ def test_gradients_alone_leave_a_worker():
             return getattr(self.members, name)
 
         def all_reduce(self, tensor):
+            self.begin_all_reduce(tensor)()
+
+        def begin_all_reduce(self, tensor):
             sizes.add(tensor.numel())
-            self.members.all_reduce(tensor)
+            return self.members.begin_all_reduce(tensor)
 
     worker = Worker(
         lambda size, step: float(size), dataset=samples(PUBLIC, 99), private=samples(9, 1)

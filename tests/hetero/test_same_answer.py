@@ -21,14 +21,20 @@ def constant(speed):
     return lambda size, step: 0.5 + speed * size
 
 
+MANY_SUMS = 1e-6
+"""MiB of a bucket: each parameter is one."""
+
+
+@pytest.mark.parametrize("cap", [None, 25.0, MANY_SUMS])
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
-def test_uneven_is_one_process(workers, norm):
+def test_uneven_is_one_process(workers, norm, cap):
     team = {
         f"w{i}": Worker(
             constant(SPEEDS[i]),
             net=model(norm),
             curve=StepCurve(fixed_s=0.5, sample_s=SPEEDS[i]),
+            bucket_cap_mb=cap,
         )
         for i in range(workers)
     }
@@ -77,17 +83,20 @@ def test_the_split_follows_and_the_answer_stays():
     assert sizes[60] == (8, 8)
 
 
+@pytest.mark.parametrize("cap", [25.0, MANY_SUMS])
 @pytest.mark.parametrize("seed", range(12))
-def test_kills_and_joins_at_random(seed):
+def test_kills_and_joins_at_random(seed, cap):
     """Every epoch has every sample once; the result is that of one process."""
     rng = random.Random(seed)
+    sums = 1 if cap > 1 else 4  # in a step
+    options = {"admit_every": 2, "bucket_cap_mb": cap}
     cluster = ThreadCluster()
     names = [f"w{i}" for i in range(rng.randint(2, 4))]
-    team = {name: Worker(constant(rng.uniform(1, 5)), admit_every=2) for name in names}
+    team = {name: Worker(constant(rng.uniform(1, 5)), **options) for name in names}
     for name in names[1:]:
         if rng.random() < 0.7:
-            cluster.kill(name, after=rng.randrange(3, 25), delivers=rng.random() < 0.5)
-    late = Worker(constant(2.0), net=model(), admit_every=2)
+            cluster.kill(name, after=rng.randrange(3, 25 * sums), delivers=rng.random() < 0.5)
+    late = Worker(constant(2.0), net=model(), **options)
     joins_at, threads = rng.randrange(1, 10), []
     results = {}
 

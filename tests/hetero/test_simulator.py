@@ -32,7 +32,7 @@ def test_the_ring_is_paid_for_at_each_step():
     link = Link(bytes_per_s=10.0, latency_s=0.5)
     run = simulate([ONE, TWO], batch=10, num_steps=4, link=link, gradient_bytes=20.0)
     assert run.seconds == 4 * (5.0 + 2 * (0.5 + 1.0))
-    assert link.all_reduce_s(num_bytes=20.0, workers=1) == 0.0
+    assert link.all_reduce_s(num_bytes=20.0, nodes=1) == 0.0
 
 
 def test_a_trace_stretches_one_step_each():

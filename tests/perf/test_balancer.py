@@ -156,6 +156,31 @@ def test_a_split_may_be_judged_by_another_cost():
     assert changes[-1].after == (0, 10)
 
 
+def test_a_first_guess_that_was_wrong_is_corrected_at_once():
+    """A worker with a pause of 30 s in each step is guessed to need as much for each sample."""
+
+    def seconds(split, *, pause):
+        return [float(split[0]), split[1] + pause if split[1] else 0.0]
+
+    seen = {}
+    for correction in (2, 5):
+        balancer = settled(batch=16, options=BalancerOptions(correction=correction))
+        changes = [balancer.observe(seconds(balancer.split, pause=30.0)) for _ in range(20)]
+        assert all(change.reason == "slower" for change in changes if change)
+        seen[correction] = [step for step, change in enumerate(changes, 1) if change]
+        assert balancer.split == (16, 0)
+    assert seen == {2: [5, 7, 9], 5: [5, 10, 15]}
+
+
+def test_corrections_end():
+    """Two unusual steps long after a change are nothing."""
+    balancer = settled()
+    assert play(balancer, EQUAL, [(1.0, 4.0)] * 5)
+    assert not play(balancer, EQUAL, [(1.0, 4.0)] * 9)
+    assert not play(balancer, EQUAL, [(1.0, 8.0)] * 2 + [(1.0, 4.0)] * 3)
+    assert play(balancer, EQUAL, [(1.0, 8.0)] * 5)
+
+
 def test_one_outlier_among_slow_steps_does_not_count():
     balancer = settled()
     loads = [4.0, 4.0, 40.0, 4.0, 4.0]
@@ -378,6 +403,7 @@ def test_equal_times_give_equal_splits(runs, others):
         ({"slower": -2.0}, "slower is above 1, not -2.0"),
         ({"patience": 0}, "1 <= patience <= window, not patience=0, window=50"),
         ({"window": 4}, "1 <= patience <= window, not patience=5, window=4"),
+        ({"correction": 0}, "correction is at least 1, not 0"),
         ({"gain": -0.1}, "0 <= gain < 1, not -0.1"),
         ({"gain": 1.0}, "0 <= gain < 1, not 1.0"),
         ({"gain": math.nan}, "0 <= gain < 1, not nan"),

@@ -4,6 +4,7 @@ from ._clock import Clock as Clock, SystemClock as SystemClock
 from ._errors import (
     AlgorithmError as AlgorithmError,
     CheckpointError as CheckpointError,
+    CloudError as CloudError,
     DivergedError as DivergedError,
     GraphError as GraphError,
     HeteroError as HeteroError,
@@ -50,6 +51,7 @@ __all__ = [
     "CheckpointLost",
     "CheckpointRef",
     "Clock",
+    "CloudError",
     "DivergedError",
     "EpochDone",
     "Event",

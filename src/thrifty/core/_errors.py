@@ -11,6 +11,7 @@
     │   ├── GraphError               a graph, seeds or fanouts
     │   ├── LayerError               a layer's options, or an input that does not fit it
     │   ├── HeteroError              unequal workers, their data or their options
+    │   ├── CloudError               a catalogue, a workload, or no fleet that fits
     │   └── StudyMismatchError       a stored study that is not the one asked for
     ├── StoreError                   the database or the checkpoint folder
     │   ├── StoreVersionError        written by a newer thrifty
@@ -65,6 +66,10 @@ class LayerError(UsageError):
 
 class HeteroError(UsageError):
     """Unequal workers cannot train together as asked."""
+
+
+class CloudError(UsageError):
+    """A catalogue or a workload makes no sense, or no fleet fits it."""
 
 
 class StudyMismatchError(UsageError):

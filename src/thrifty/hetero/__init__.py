@@ -5,24 +5,30 @@ After Stannis (HeydariGorji et al., DAC 2020) and HyperTune (ICCAD 2020). A plai
 
 from thrifty.perf import (
     BalancerOptions as BalancerOptions,
+    Link as Link,
     Power as Power,
     SplitChange as SplitChange,
     StepCurve as StepCurve,
 )
 
 from ._batch_norm import WholeBatchNorm as WholeBatchNorm
+from ._collectives import measure_all_reduce as measure_all_reduce
 from ._elastic import ElasticMembership as ElasticMembership
 from ._fixed import FixedMembership as FixedMembership
 from ._growth import Growth as Growth
 from ._measure import measure_curve as measure_curve
-from ._membership import Membership as Membership, View as View
+from ._membership import (
+    Membership as Membership,
+    View as View,
+    Wait as Wait,
+)
 from ._meter import Meter as Meter, PowerMeter as PowerMeter, ZeusMeter as ZeusMeter
 from ._options import HeteroOptions as HeteroOptions
 from ._order import Place as Place, SampleOrder as SampleOrder, Share as Share
 from ._plot import plot_steps as plot_steps
+from ._profile import profile_step as profile_step
 from ._report import MembersChanged as MembersChanged, StepReport as StepReport
 from ._simulator import (
-    Link as Link,
     Load as Load,
     SimulatedStep as SimulatedStep,
     SimulatedWorker as SimulatedWorker,
@@ -58,10 +64,13 @@ __all__ = [
     "StepCurve",
     "StepReport",
     "View",
+    "Wait",
     "WholeBatchNorm",
     "ZeusMeter",
     "balance",
+    "measure_all_reduce",
     "measure_curve",
     "plot_steps",
+    "profile_step",
     "simulate",
 ]

@@ -7,6 +7,8 @@ import os
 import threading
 import time
 import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from thrifty.core import HeteroError, MissingExtraError, PeerLostError, TooFewWorkersError
 
-from ._membership import View
+from ._membership import View, Wait
 
 
 _log = logging.getLogger("thrifty.hetero")
@@ -113,17 +115,19 @@ class ElasticMembership:
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Sums over the present workers."""
-        if self._group is not None:
-            self._exchange("a sum over all workers", lambda: self._group.allreduce([tensor]))
+        self.begin_all_reduce(tensor)()
+
+    def begin_all_reduce(self, tensor: Tensor) -> Wait:
+        """Begins to sum over the present workers."""
+        return self._begin("a sum over all workers", lambda group: group.allreduce([tensor]))
 
     def broadcast(self, tensor: Tensor, *, source: int) -> None:
         """Sends to the present workers."""
-        if self._group is not None:
-            options = dist.BroadcastOptions()
-            options.rootRank, options.rootTensor = source, 0
-            self._exchange(
-                "a broadcast to all workers", lambda: self._group.broadcast([tensor], options)
-            )
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = source, 0
+        self._begin(
+            "a broadcast to all workers", lambda group: group.broadcast([tensor], options)
+        )()
 
     def close(self) -> None:
         """Gives no more signs of life."""
@@ -196,12 +200,17 @@ class ElasticMembership:
             self._group.abort()
         self._group = self._stores = self._key = None
 
-    def _exchange(self, what: str, begin: Any) -> None:
-        try:
-            begin().wait(self._timeout)
-        except RuntimeError as error:
-            # gloo's first sentence says what happened; the rest is advice for its developers.
-            raise PeerLostError(f"{what} failed: {str(error).partition('. ')[0]}") from error
+    def _begin(self, what: str, start: Callable[[Any], Any]) -> Wait:
+        def wait() -> None:
+            if work is not None:
+                with _losses(what):
+                    work.wait(self._timeout)
+
+        work = None
+        if self._group is not None:
+            with _losses(what):
+                work = start(self._group)
+        return wait
 
     def _live(self) -> None:
         client = _connect(self._address, self._timeout)
@@ -210,6 +219,15 @@ class ElasticMembership:
                 client.heartbeat(self.name)
             except (RuntimeError, TimeoutError):
                 continue  # the lighthouse may come back; who needs it meanwhile is told
+
+
+@contextmanager
+def _losses(what: str) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        # gloo's first sentence says what happened; the rest is advice for its developers.
+        raise PeerLostError(f"{what} failed: {str(error).partition('. ')[0]}") from error
 
 
 def _connect(address: str, timeout: timedelta) -> Any:

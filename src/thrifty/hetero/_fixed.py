@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor
 
 from thrifty.core import PeerLostError, TooFewWorkersError
 
-from ._membership import View
+from ._membership import View, Wait
 
 
 class FixedMembership:
@@ -50,22 +52,38 @@ class FixedMembership:
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Sums over the group."""
+        self.begin_all_reduce(tensor)()
+
+    def begin_all_reduce(self, tensor: Tensor) -> Wait:
+        """Begins to sum over the group."""
+
+        def wait() -> None:
+            if work is not None:
+                with _losses("a sum over all workers"):
+                    work.wait()
+
+        work = None
         if self._together:
-            try:
-                dist.all_reduce(tensor)
-            except RuntimeError as error:
-                raise PeerLostError(f"a sum over all workers failed: {error}") from error
+            with _losses("a sum over all workers"):
+                work = dist.all_reduce(tensor, async_op=True)
+        return wait
 
     def broadcast(self, tensor: Tensor, *, source: int) -> None:
         """Sends to the group."""
         if self._together:
-            try:
+            with _losses("a broadcast to all workers"):
                 dist.broadcast(tensor, source)
-            except RuntimeError as error:
-                raise PeerLostError(f"a broadcast to all workers failed: {error}") from error
 
     def close(self) -> None:
         """Leaves the group if it made it."""
         if self._owns and dist.is_initialized():
             dist.destroy_process_group()
         self._owns = self._together = False
+
+
+@contextmanager
+def _losses(what: str) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLostError(f"{what} failed: {error}") from error

@@ -13,7 +13,7 @@ from thrifty.pack import borrowed_streams, seed_step, step_counters
 from thrifty.perf import StepCurve
 
 from ._batch_norm import SharedSums, Sum, whole_batch_norm
-from ._flat import FlatGradients
+from ._flat import Begin, FlatGradients
 from ._measure import measure_curve
 from ._order import Share
 from ._samples import PublicAndPrivate
@@ -33,6 +33,7 @@ class Learner:
         samples: that this worker can read.
         loss: mean over a batch.
         sum_: over all workers, for batch normalisation; None: each worker for itself.
+        bucket_cap_mb: MiB of gradients that are summed while the backward pass goes on; None: all are summed after it.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Learner:
         *,
         loss: Loss,
         sum_: Sum | None,
+        bucket_cap_mb: float | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -52,6 +54,8 @@ class Learner:
         self._shared = SharedSums(sum_)
         # Whoever joins in sums of others has to be there at every step.
         self.least = int(sum_ is not None and whole_batch_norm(model, self._shared) > 0)
+        # Normalisation sums during the backward pass, too: both would have to come in one order, without samples as well.
+        self._cap_mb = None if self.least else bucket_cap_mb
         self.gradients = FlatGradients(model.parameters(), num_control=0)
         self._counters = list(step_counters(model).values())
         self._buffers = list(model.buffers())
@@ -60,17 +64,20 @@ class Learner:
     def make_room(self, *, num_control: int) -> None:
         """So many numbers travel beside the gradients from now on."""
         self.gradients.close()
-        self.gradients = FlatGradients(self.model.parameters(), num_control=num_control)
+        self.gradients = FlatGradients(
+            self.model.parameters(), num_control=num_control, bucket_cap_mb=self._cap_mb
+        )
 
-    def backward(self, share: Share, *, weight: float, seed: int) -> float:
+    def backward(self, share: Share, *, weight: float, seed: int, begin: Begin) -> float:
         """Leaves this worker's part of the gradient in the buffer; returns its part of the loss.
 
         Args:
             share: its samples.
             weight: its share of the global batch.
             seed: of what the model draws.
+            begin: a sum over all workers.
         """
-        self.gradients.zero()
+        self.gradients.zero(begin)
         self._before = [buffer.clone() for buffer in self._buffers]
         if not len(share):
             self._shared.shadow()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
+
+
+Wait = Callable[[], None]
+"""Returns once a sum that was begun is there; raises ``PeerLostError`` if a worker is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +57,16 @@ class Membership(Protocol):
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Replaces a contiguous tensor by the sum over all workers.
+
+        Raises:
+            PeerLostError: a worker is gone; the tensor's contents are undefined.
+        """
+        ...
+
+    def begin_all_reduce(self, tensor: Tensor) -> Wait:
+        """As ``all_reduce``, but goes on with other work meanwhile; the tensor is left alone until it has been waited for.
+
+        All workers begin their sums in one order, and wait for them in that order.
 
         Raises:
             PeerLostError: a worker is gone; the tensor's contents are undefined.

@@ -24,6 +24,7 @@ class HeteroOptions:
         subsample: leave out private samples beyond a worker's share of the epoch.
         balancing: when the split follows the workers' speed.
         curve: of this worker; measured unless told.
+        bucket_cap_mb: gradients are summed bucket by bucket while the backward pass goes on; MiB of a bucket (the first: 1). None: all at once, after it.
         admit_every: steps between two looks whether new workers have come.
 
     Raises:
@@ -41,6 +42,7 @@ class HeteroOptions:
     subsample: bool = False
     balancing: BalancerOptions = field(default_factory=BalancerOptions)
     curve: StepCurve | None = None
+    bucket_cap_mb: float | None = 25.0
     admit_every: int = 10
 
     def __post_init__(self) -> None:
@@ -54,5 +56,7 @@ class HeteroOptions:
             )
         if self.clip_norm is not None and self.clip_norm <= 0:
             raise HeteroError(f"clip_norm is positive, not {self.clip_norm}")
+        if self.bucket_cap_mb is not None and not self.bucket_cap_mb > 0:
+            raise HeteroError(f"bucket_cap_mb is positive, not {self.bucket_cap_mb}")
         if self.admit_every < 1:
             raise HeteroError(f"admit_every is at least 1, not {self.admit_every}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from thrifty.core import HeteroError, TooFewWorkersError
-from thrifty.perf import Balancer, Power, SplitChange, StepCurve
+from thrifty.perf import Balancer, Link, Power, SplitChange, StepCurve
 
 
 class Policy(Protocol):
@@ -69,28 +69,6 @@ class Load:
     begin_s: float
     end_s: float
     slowness: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """What exchanging gradients costs: a ring, of which the slowest link sets the pace.
-
-    Args:
-        bytes_per_s: of each link.
-        latency_s: of each message.
-
-    >>> Link(bytes_per_s=1e9, latency_s=0.0).all_reduce_s(num_bytes=1e9, workers=2)
-    1.0
-    """
-
-    bytes_per_s: float = math.inf
-    latency_s: float = 0.0
-
-    def all_reduce_s(self, *, num_bytes: float, workers: int) -> float:
-        """Seconds of a sum over ``workers``: 2 (n - 1) messages of a share of the bytes."""
-        if workers < 2:
-            return 0.0
-        return 2 * (workers - 1) * (self.latency_s + num_bytes / workers / self.bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,9 +186,7 @@ def simulate(  # noqa: PLR0913 -- what a cluster is and what it does; all but th
             )
             for worker, size in zip(present, sizes, strict=True)
         ]
-        end = (
-            now + max(busy) + link.all_reduce_s(num_bytes=gradient_bytes, workers=len(present))
-        )
+        end = now + max(busy) + link.all_reduce_s(num_bytes=gradient_bytes, nodes=len(present))
         dead = [worker for worker in present if worker.dies_s <= end]
         if dead:
             noticed = max(end, min(worker.dies_s for worker in dead) + detect_s)

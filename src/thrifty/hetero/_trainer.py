@@ -108,6 +108,7 @@ class HeteroTrainer:
             samples,
             loss=loss,
             sum_=self._members.all_reduce if self._options.batch_norm == "global" else None,
+            bucket_cap_mb=self._options.bucket_cap_mb,
         )
         self._crew = Crew(self._members, self, device=self._learner.device)
         self._global_batch = global_batch
@@ -206,7 +207,10 @@ class HeteroTrainer:
         sizes = tuple(len(share) for share in shares)
         workers = len(sizes)
         loss = self._learner.backward(
-            shares[rank], weight=sizes[rank] / sum(sizes), seed=self._draws(shares[rank])
+            shares[rank],
+            weight=sizes[rank] / sum(sizes),
+            seed=self._draws(shares[rank]),
+            begin=self._members.begin_all_reduce,
         )
         probed = self._probe(sizes)
         busy_s = self._clock.monotonic() - began + self._optimizer_s
@@ -215,7 +219,7 @@ class HeteroTrainer:
         control[workers] = self._joules(busy_s)
         control[workers + 1] = float(self._meter is not None)
         control[workers + 2] = loss
-        self._learner.gradients.reduce(self._members.all_reduce)
+        self._learner.gradients.reduce(self._members.begin_all_reduce)
         told = control.tolist()
         self._update(loss=told[workers + 2])
         self._allocation.advance(self._place, shares)

@@ -1,4 +1,4 @@
-"""What training costs: measured curves of time and memory of packs, the pack size that ends a study first, whether slices of a product pay, and how a batch is split among unequal workers.
+"""What training costs: measured curves of time and memory of packs, the pack size that ends a study first, whether slices of a product pay, how a batch is split among unequal workers, and how long an iteration of many machines takes.
 
 Curves are plain numbers, measured elsewhere and kept by the store; nothing here touches a tensor or a device.
 """
@@ -9,6 +9,12 @@ from ._balancer import (
     SplitChange as SplitChange,
     step_seconds as step_seconds,
 )
+from ._collective import (
+    CollectiveModel as CollectiveModel,
+    CollectiveTiming as CollectiveTiming,
+)
+from ._iteration import iteration_s as iteration_s
+from ._link import Link as Link, ring_s as ring_s
 from ._pack_choice import PackChoice as PackChoice, choose_pack as choose_pack
 from ._pack_curve import PackCurve as PackCurve
 from ._power import Power as Power
@@ -20,11 +26,15 @@ from ._split import (
     split_for_energy as split_for_energy,
 )
 from ._step_curve import StepCurve as StepCurve
+from ._step_profile import StepProfile as StepProfile
 
 
 __all__ = [
     "Balancer",
     "BalancerOptions",
+    "CollectiveModel",
+    "CollectiveTiming",
+    "Link",
     "PackChoice",
     "PackCurve",
     "Power",
@@ -33,8 +43,11 @@ __all__ = [
     "SplitChange",
     "SplitForecast",
     "StepCurve",
+    "StepProfile",
     "choose_pack",
     "forecast_split",
+    "iteration_s",
+    "ring_s",
     "split_batch",
     "split_for_energy",
     "step_seconds",

@@ -39,6 +39,7 @@ class BalancerOptions:
     Args:
         slower: a step is unusual if it takes so many times as long as usual, or that much less.
         patience: unusual steps in a row that make a change of speed.
+        correction: the same, where it is less, just after the split has followed a change of speed: its first guess may be wrong.
         window: steps of which the median is usual.
         gain: share of the step's time that a new split has to save.
 
@@ -51,6 +52,7 @@ class BalancerOptions:
 
     slower: float = 1.2
     patience: int = 5
+    correction: int = 2
     window: int = 50
     gain: float = 0.03
 
@@ -61,6 +63,8 @@ class BalancerOptions:
             raise UsageError(
                 f"1 <= patience <= window, not patience={self.patience}, window={self.window}"
             )
+        if self.correction < 1:
+            raise UsageError(f"correction is at least 1, not {self.correction}")
         if not 0 <= self.gain < 1:
             raise UsageError(f"0 <= gain < 1, not {self.gain}")
 
@@ -128,6 +132,7 @@ class Balancer:
         self._latest: list[deque[float]] = [self._window() for _ in self._measured]
         self._unusual: list[list[float]] = [[] for _ in self._measured]
         self._steps = 0
+        self._correct_until = 0
         self.split = split(self._measured, batch)
 
     @property
@@ -182,7 +187,11 @@ class Balancer:
             return None
         self._latest[worker].append(ratio)
         usual, unusual = self._usual[worker], self._unusual[worker]
-        if len(usual) < self._options.patience:
+        patience = self._options.patience
+        if self._steps < self._correct_until:
+            # A curve foresees steps of another size only roughly.
+            patience = min(patience, self._options.correction)
+        if len(usual) < patience:
             usual.append(ratio)
             return None
         normal = median(usual)
@@ -199,7 +208,7 @@ class Balancer:
             usual.append(ratio)
             return None
         unusual.append(ratio)
-        if len(unusual) < self._options.patience:
+        if len(unusual) < patience:
             return None
         self._slowness[worker] = median(unusual)
         self._usual[worker] = self._window(unusual)
@@ -227,6 +236,8 @@ class Balancer:
             step_s=(step_seconds(self.curves, self.split), step_seconds(self.curves, after)),
         )
         self.split = after
+        if reason in {"slower", "faster"}:
+            self._correct_until = self._steps + 2 * self._options.patience + 1
         return change
 
     def _window(self, ratios: Sequence[float] = ()) -> deque[float]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from thrifty.core import PeerLostError, TooFewWorkersError
-from thrifty.hetero import Membership, View
+from thrifty.hetero import Membership, View, Wait
 
 
 _LIMIT_S = 30.0
@@ -216,6 +216,10 @@ class ThreadMembership:
         """Over the threads of this generation."""
         self._cluster.exchange(self.name, tensor, None)
 
+    def begin_all_reduce(self, tensor: Tensor) -> Wait:
+        """Sums once it is waited for."""
+        return lambda: self.all_reduce(tensor)
+
     def broadcast(self, tensor: Tensor, *, source: int) -> None:
         """To the threads of this generation."""
         self._cluster.exchange(self.name, tensor, source)
@@ -263,6 +267,20 @@ def check_sums(make: MakeMember) -> None:
     assert all(sent == [1.0, 1.0, 1.0] for *_, sent in results.values())
 
 
+def check_sums_begun(make: MakeMember) -> None:
+    """Several sums may be on their way at a time."""
+
+    def job(member: Membership) -> Any:
+        view = member.agree(step=0)
+        mine = [torch.full((size,), float(view.rank + 1)) for size in (3, 1, 100_000)]
+        for wait in [member.begin_all_reduce(each) for each in mine]:
+            wait()
+        return [each.unique().tolist() for each in mine]
+
+    results = _together(dict.fromkeys(("a", "b"), job), make)
+    assert list(results.values()) == [[[3.0]] * 3] * 2
+
+
 def check_same_generation(make: MakeMember) -> None:
     """Who agrees again with the same workers keeps the generation, and learns their steps."""
 
@@ -283,7 +301,7 @@ def check_lost_peer(make: MakeMember) -> None:
         member.all_reduce(torch.ones(1))
         try:
             for _ in range(3):
-                member.all_reduce(torch.ones(1))
+                member.begin_all_reduce(torch.ones(1))()
         except PeerLostError:
             pass
         else:
@@ -362,6 +380,7 @@ def _closing(job: Job, make: Callable[[], Membership]) -> Any:
 
 MEMBERSHIP_CHECKS: Sequence[Callable[[MakeMember], None]] = (
     check_sums,
+    check_sums_begun,
     check_same_generation,
     check_lost_peer,
     check_newcomer,

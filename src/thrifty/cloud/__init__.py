@@ -1,0 +1,65 @@
+"""Which machines to rent: a catalogue of offers, forecasts for fleets of them, and the choice for a deadline or a budget.
+
+After Srifty (Luo et al., MLSys 2022). Nothing here trains or touches a tensor: profiles and measurements come in as values.
+"""
+
+from ._accelerators import ACCELERATORS as ACCELERATORS, Accelerator as Accelerator
+from ._beliefs import Beliefs as Beliefs
+from ._catalogue import Catalogue as Catalogue
+from ._demand import widths_of as widths_of
+from ._estimate import estimate as estimate
+from ._fleet import Fleet as Fleet, Interval as Interval, Rented as Rented
+from ._market import Life as Life, PriceSeries as PriceSeries, SpotMarket as SpotMarket
+from ._offer import Offer as Offer
+from ._plan_spot import SpotHistory as SpotHistory
+from ._planner import FleetPlan as FleetPlan, plan_fleet as plan_fleet
+from ._replay import (
+    ByExpectedCost as ByExpectedCost,
+    Cheapest as Cheapest,
+    Replayed as Replayed,
+    SpotJob as SpotJob,
+    SpotPlace as SpotPlace,
+    SpotPolicy as SpotPolicy,
+    replay as replay,
+)
+from ._skypilot import (
+    launch as launch,
+    time_estimator as time_estimator,
+    to_skypilot as to_skypilot,
+)
+from ._spot import daly_s as daly_s, spot_seconds as spot_seconds, young_s as young_s
+from ._workload import Workload as Workload
+
+
+__all__ = [
+    "ACCELERATORS",
+    "Accelerator",
+    "Beliefs",
+    "ByExpectedCost",
+    "Catalogue",
+    "Cheapest",
+    "Fleet",
+    "FleetPlan",
+    "Interval",
+    "Life",
+    "Offer",
+    "PriceSeries",
+    "Rented",
+    "Replayed",
+    "SpotHistory",
+    "SpotJob",
+    "SpotMarket",
+    "SpotPlace",
+    "SpotPolicy",
+    "Workload",
+    "daly_s",
+    "estimate",
+    "launch",
+    "plan_fleet",
+    "replay",
+    "spot_seconds",
+    "time_estimator",
+    "to_skypilot",
+    "widths_of",
+    "young_s",
+]

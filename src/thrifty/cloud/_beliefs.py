@@ -1,0 +1,122 @@
+"""What is believed of devices and networks that nobody has measured for this model yet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from thrifty.core import CloudError
+from thrifty.perf import Link
+
+from ._accelerators import ACCELERATORS, VCPU
+from ._fleet import Interval
+from ._offer import Offer
+
+
+_BY_SPECIFICATION = 1.5
+"""A device's speed by its data sheet is right within this factor, nine times of ten (Habitat and PROFET report 10 to 40 % for such scaling)."""
+
+_BY_NAME = 1.25
+"""A network's speed is that of its name within this factor."""
+
+_UNNAMED = 5.0
+"""It may be slower than an "up to" by this factor, and differ from a guess by as much."""
+
+_GBPS = 1e9 / 8
+_UNKNOWN_GBPS = 5.0
+_LATENCY_S = 50e-6
+_INNER_LATENCY_S = 10e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beliefs:
+    """Time of computing relative to the profiled device, and of exchanging relative to the network's name; probes replace both.
+
+    Args:
+        profiled: name of the device that was profiled, among the known accelerators; "": processor cores.
+        profiled_vcpus: how many of them.
+        measured_compute: by ``Offer.device``: factor on the profile's times.
+        measured_network: by instance type: factor on the time that ``link`` gives.
+
+    >>> offer = Offer(cloud="aws", region="us-east-1", instance_type="p3.2xlarge", accelerator="V100", price_usd_h=3.06)
+    >>> Beliefs(profiled="V100").compute(offer)
+    Interval(median=1.0, low=1.0, high=1.0)
+    >>> measured = Beliefs(profiled="T4").probed(compute={"V100": Interval(median=0.4, low=0.38, high=0.42)})
+    >>> measured.compute(offer).median
+    0.4
+    """
+
+    profiled: str = ""
+    profiled_vcpus: float = 1.0
+    measured_compute: Mapping[str, Interval] = field(default_factory=dict)
+    measured_network: Mapping[str, Interval] = field(default_factory=dict)
+
+    def compute(self, offer: Offer) -> Interval:
+        """How many times the profile's seconds a device of this machine takes.
+
+        Raises:
+            CloudError: it was not measured, and is not in the table of accelerators or has no known number of processors.
+        """
+        known = self.measured_compute.get(offer.device)
+        if known is not None:
+            return known
+        if offer.accelerator and offer.accelerator == self.profiled:
+            return Interval(median=1.0, low=1.0, high=1.0)
+        if not offer.accelerator and math.isnan(offer.vcpus):
+            raise CloudError(
+                f"{offer} computes on processors, and how many it has is not known: add vCPUs to the catalogue"
+            )
+        here = _speed(self.profiled, self.profiled_vcpus)
+        factor = here / _speed(offer.accelerator, offer.vcpus)
+        return Interval(
+            median=factor, low=factor / _BY_SPECIFICATION, high=factor * _BY_SPECIFICATION
+        )
+
+    def link(self, offer: Offer) -> Link:
+        """Its network by name, without bursts."""
+        gbps = offer.baseline_gbps or offer.peak_gbps or _UNKNOWN_GBPS
+        inner = ACCELERATORS.get(offer.accelerator)
+        return Link(
+            bytes_per_s=gbps * _GBPS,
+            latency_s=_LATENCY_S,
+            inner_bytes_per_s=(inner.inner_gb_s if inner else 10.0) * 1e9,
+            inner_latency_s=_INNER_LATENCY_S,
+        )
+
+    def network(self, offer: Offer) -> Interval:
+        """Factor on the seconds of ``link``: less in a burst, more where only "up to 10 Gigabit" is known."""
+        known = self.measured_network.get(offer.instance_type)
+        if known is not None:
+            return known
+        faster, slower = 1.0, 1.0
+        if not offer.baseline_gbps:
+            slower = _UNNAMED
+            faster = 1.0 if offer.peak_gbps else _UNNAMED
+        elif offer.peak_gbps:
+            faster = max(1.0, offer.peak_gbps / offer.baseline_gbps)
+        return Interval(median=1.0, low=1.0 / faster / _BY_NAME, high=slower * _BY_NAME)
+
+    def probed(
+        self,
+        *,
+        compute: Mapping[str, Interval] | None = None,
+        network: Mapping[str, Interval] | None = None,
+    ) -> Beliefs:
+        """The same after measurements."""
+        return replace(
+            self,
+            measured_compute={**self.measured_compute, **(compute or {})},
+            measured_network={**self.measured_network, **(network or {})},
+        )
+
+
+def _speed(accelerator: str, vcpus: float) -> float:
+    if not accelerator:
+        return vcpus * VCPU.speed
+    known = ACCELERATORS.get(accelerator)
+    if known is None:
+        raise CloudError(
+            f"how fast {accelerator!r} is, is not known: measure it (probe), or use one of {', '.join(sorted(ACCELERATORS))}"
+        )
+    return known.speed

@@ -1,0 +1,197 @@
+"""What can be rented, and for how much."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import date, timedelta
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from thrifty.core import CloudError
+
+from ._csv import SKYPILOT_FILE, read_offers, write_offers
+from ._offer import Offer
+from ._skypilot import refresh_skypilot
+
+
+_MOST_NAMES = 12
+"""Names in a message."""
+
+_ALIKE = 0.75
+"""Of names that one may stand for another; difflib's 0.6 finds P100 in V1000."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catalogue:
+    """Offers, from files in SkyPilot's schema.
+
+    The columns are InstanceType, AcceleratorName, AcceleratorCount, vCPUs, MemoryGiB, Price and Region, and, where known, GpuInfo, SpotPrice and AvailabilityZone. Besides SkyPilot's there are Cloud, BaselineGbps, PeakGbps (network; known types of AWS have it anyway) and PricedOn (a date such as 2024-06-01).
+
+    Left out are rows without any price, TPUs, and machines with a part of a GPU. A row without Price is offered as spot only. GPUs in a row without InstanceType, as Google's are, are added to the machines of their zone that carry them.
+
+    Args:
+        offers: at least one.
+
+    Raises:
+        CloudError: there is none.
+
+    >>> catalogue = Catalogue.shipped()
+    >>> cheap = catalogue.where(cloud="aws", accelerator=["V100", "T4"], region="us-east-1", spot=True)
+    >>> sorted({offer.instance_type for offer in cheap})[:2]
+    ['g4dn.12xlarge', 'g4dn.2xlarge']
+    """
+
+    offers: tuple[Offer, ...]
+
+    def __post_init__(self) -> None:
+        if not self.offers:
+            raise CloudError(
+                "a catalogue has at least one offer; Catalogue.shipped() has some of aws, gcp and azure"
+            )
+
+    @classmethod
+    def load(cls, *paths: Path | str) -> Catalogue:
+        """Offers of CSV files; those of later files take the place of the same ones in earlier files.
+
+        A file named vms.csv needs no column Cloud: its folder has the cloud's name, as with SkyPilot.
+
+        Raises:
+            CloudError: a file cannot be read, lacks a column, has a row that makes no sense, or there is no offer.
+        """
+        return _merged(read_offers(Path(path)) for path in paths)
+
+    @classmethod
+    def shipped(cls) -> Catalogue:
+        """A small table that comes with the package; about list prices, of the dates that its offers carry."""
+        with as_file(files(__package__) / "catalogue.csv") as path:
+            return cls.load(path)
+
+    @classmethod
+    def from_skypilot(
+        cls, folder: Path | str | None = None, *, refresh: bool = False
+    ) -> Catalogue:
+        """What SkyPilot has stored on this machine, by the newest of its schemas; prices carry the files' date.
+
+        Args:
+            folder: its catalogues; None: ``~/.sky/catalogs``.
+            refresh: lets SkyPilot fetch the files of its clouds anew before.
+
+        Raises:
+            CloudError: there is no such file, or one cannot be read.
+            MissingExtraError: ``refresh``, and SkyPilot is not installed.
+        """
+        root = Path("~/.sky/catalogs").expanduser() if folder is None else Path(folder)
+        if refresh:
+            refresh_skypilot(path.parent.name for path in _newest(root))
+        paths = _newest(root)
+        if not paths:
+            raise CloudError(
+                f"SkyPilot has stored no {SKYPILOT_FILE} in {root}: fetch them by `sky show-gpus` or refresh=True, or take Catalogue.shipped()"
+            )
+        return _merged(
+            read_offers(path, priced_on=date.fromtimestamp(path.stat().st_mtime))
+            for path in paths
+        )
+
+    def save(self, path: Path | str) -> None:
+        """Writes a file that ``load`` reads, to be edited; either all of it or nothing.
+
+        Raises:
+            CloudError: the file cannot be written.
+        """
+        write_offers(Path(path), self.offers)
+
+    def where(
+        self,
+        *,
+        cloud: str | Collection[str] | None = None,
+        region: str | Collection[str] | None = None,
+        accelerator: str | Collection[str] | None = None,
+        instance_type: str | Collection[str] | None = None,
+        spot: bool | None = None,
+    ) -> Catalogue:
+        """Offers with one of the wanted names in each of the given respects; upper and lower case are the same.
+
+        Args:
+            cloud: wanted ones.
+            region: wanted ones.
+            accelerator: wanted ones; "": machines without.
+            instance_type: wanted ones.
+            spot: True: can be rented as spot; False: can be rented otherwise.
+
+        Raises:
+            CloudError: nothing is left.
+        """
+        respects = {
+            "cloud": cloud,
+            "region": region,
+            "accelerator": accelerator,
+            "instance_type": instance_type,
+        }
+        left, so_far = self.offers, ""
+        for respect, names in respects.items():
+            if names is None:
+                continue
+            wanted = [names] if isinstance(names, str) else list(names)
+            keep = {name.casefold() for name in wanted}
+            kept = tuple(each for each in left if getattr(each, respect).casefold() in keep)
+            if not kept:
+                there = {getattr(each, respect) for each in left}
+                raise CloudError(
+                    f"no offer{so_far} has {respect}={names!r}{_nearest(wanted, there)}"
+                )
+            left, so_far = kept, f"{so_far or ' with'} {respect}={names!r}"
+        if spot is not None:
+            left = tuple(each for each in left if each.usd_h(spot=spot) is not None)
+            if not left:
+                raise CloudError(
+                    f"no offer{so_far} has a price {'as spot' if spot else 'on demand'}"
+                )
+        return Catalogue(offers=left)
+
+    def stale(self, today: date, days: int = 30) -> tuple[Offer, ...]:
+        """Offers whose prices are older than so many days, or of an unknown day."""
+        oldest = today - timedelta(days=days)
+        return tuple(
+            each for each in self.offers if each.priced_on is None or each.priced_on < oldest
+        )
+
+    def __iter__(self) -> Iterator[Offer]:
+        return iter(self.offers)
+
+    def __len__(self) -> int:
+        return len(self.offers)
+
+
+def _merged(parts: Iterable[Iterable[Offer]]) -> Catalogue:
+    found = {
+        (each.cloud, each.region, each.zone, each.instance_type, each.accelerator): each
+        for part in parts
+        for each in part
+    }
+    return Catalogue(offers=tuple(found.values()))
+
+
+def _newest(root: Path) -> list[Path]:
+    """Each cloud's file in the folder of the highest version that has any."""
+    versions = [path for path in root.glob("v*") if re.fullmatch(r"v\d+", path.name)]
+    for version in sorted(versions, key=lambda path: int(path.name[1:]), reverse=True):
+        if paths := sorted(version.glob(f"*/{SKYPILOT_FILE}")):
+            return paths
+    return []
+
+
+def _nearest(wanted: Iterable[str], there: set[str]) -> str:
+    by_key = {name.casefold(): name for name in sorted(there)}
+    near = [
+        repr(by_key[key])
+        for name in wanted
+        for key in difflib.get_close_matches(name.casefold(), by_key, n=3, cutoff=_ALIKE)
+    ]
+    shown = ", ".join(map(repr, sorted(there)[:_MOST_NAMES]))
+    more = f" and {len(there) - _MOST_NAMES} more" if len(there) > _MOST_NAMES else ""
+    meant = f"; did you mean {' or '.join(near)}?" if near else ""
+    return f"{meant} There is {shown}{more}" if meant else f": there is {shown}{more}"

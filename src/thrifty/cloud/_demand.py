@@ -1,0 +1,110 @@
+"""How many machines a study can use: the width of its stage forest, and how trainings share machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from thrifty.core import CloudError
+from thrifty.plan import ForestStage
+
+
+def widths_of(
+    stages: Iterable[ForestStage], *, steps_per_epoch: int = 1
+) -> tuple[tuple[int, int], ...]:
+    """How many trainings can run side by side, and for how many steps: ``Workload.widths`` of a stage forest.
+
+    A stage starts when the one before it ends. Those that are done are left out, and so are failed ones with all that follow them; those that run count in full.
+
+    Args:
+        stages: what ``stage_forest`` gives, parents first.
+        steps_per_epoch: of each training.
+
+    Raises:
+        CloudError: nothing is left to be trained, or an epoch has no steps.
+
+    >>> from thrifty.plan import SearchPlan, stage_forest
+    >>> from thrifty.space import Constant, Step, Timeline
+    >>> plan = SearchPlan()
+    >>> for trial, lr in enumerate([Constant(0.1), Step(0.1, [3]), Step(0.1, [3, 6])]):
+    ...     plan.request(trial, plan.insert(Timeline({"lr": lr}, epochs=9)), 9)
+    >>> widths_of(stage_forest(plan, ends={}), steps_per_epoch=100)
+    ((1, 300), (2, 300), (3, 300))
+    """
+    if steps_per_epoch < 1:
+        raise CloudError(
+            f"an epoch has at least one step, not steps_per_epoch={steps_per_epoch}"
+        )
+    ends: dict[int, int] = {}
+    change: dict[int, int] = {}
+    failed: set[int | None] = set()
+    for stage in stages:
+        if stage.state == "failed" or stage.parent in failed:
+            failed.add(stage.index)
+            continue
+        if stage.state == "done":
+            continue
+        start = 0 if stage.parent is None else ends.get(stage.parent, 0)
+        ends[stage.index] = end = start + stage.stop - stage.start
+        change[start] = change.get(start, 0) + 1
+        change[end] = change.get(end, 0) - 1
+    if not ends:
+        raise CloudError(
+            "no stage is left to be trained: there is nothing to rent machines for"
+        )
+    phases: list[tuple[int, int]] = []
+    at = width = 0
+    for moment in sorted(moment for moment, more in change.items() if more):
+        if width:
+            phases.append((width, (moment - at) * steps_per_epoch))
+        at, width = moment, width + change[moment]
+    return tuple(phases)
+
+
+def study_s(step_s: np.ndarray, widths: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Seconds of a whole study on 1, 2, ... equal machines.
+
+    In each phase trainings run in waves: so many side by side, the machines divided equally among them. The waves are chosen so that the phase ends first; in a phase of more than twice as many trainings as
+    machines, the first waves are those that train most in a second.
+
+    Args:
+        step_s: of one training on 1, 2, ... machines, [machines, ...].
+        widths: trainings and steps of each phase.
+
+    Returns:
+        Seconds, [machines, ...].
+
+    >>> study_s(np.array([1.0, 0.6]), [(1, 100), (3, 10)]).tolist()
+    [130.0, 76.0]
+    """
+    # Who has more machines than help leaves some idle.
+    best = np.minimum.accumulate(np.asarray(step_s, float), axis=0)
+    return np.stack([_phases_s(best[: num + 1], widths) for num in range(len(best))])
+
+
+def _phases_s(best: np.ndarray, widths: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Seconds of all phases on ``len(best)`` machines."""
+    num = len(best)
+    # Of all waves whose trainings have equally many machines the widest is never worse.
+    waves = {num // each: best[each - 1] for each in range(1, num + 1)}
+    most = 2 * num
+    ends = [np.zeros(best.shape[1:])]
+    for width in range(1, min(most, max(width for width, _ in widths)) + 1):
+        ends.append(np.min([s + ends[max(0, width - w)] for w, s in waves.items()], axis=0))
+    table = np.stack(ends)
+    phases = [steps * _wide_s(table, waves, width) for width, steps in widths]
+    return np.asarray(np.sum(phases, axis=0))
+
+
+def _wide_s(table: np.ndarray, waves: dict[int, np.ndarray], width: int) -> np.ndarray:
+    """Seconds of so many trainings of one step, where ``table`` has those of few."""
+    if width < len(table):
+        return np.asarray(table[width])
+    wide, seconds = np.array(list(waves)), np.stack(list(waves.values()))
+    shape = (-1, *[1] * (seconds.ndim - 1))
+    quickest = np.argmin(seconds / wide.reshape(shape), axis=0)[None]
+    each = wide[quickest]
+    num = -(-(width - len(table) + 1) // each)
+    rest = np.take_along_axis(table, width - num * each, axis=0)
+    return np.asarray((num * np.take_along_axis(seconds, quickest, axis=0) + rest)[0])

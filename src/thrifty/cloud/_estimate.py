@@ -1,0 +1,235 @@
+"""What a training takes on machines that it has not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from thrifty.core import CloudError, UsageError
+from thrifty.perf import StepCurve, split_batch
+
+from ._beliefs import Beliefs
+from ._demand import study_s
+from ._fleet import Fleet, Interval, Rented
+from ._offer import Offer
+from ._plan_devices import Devices, kind_of
+from ._plan_reasons import bound_by, misfit
+from ._plan_spot import SpotHistory, slowdowns, spot_terms
+from ._plan_steps import equal_steps, replayed_s
+from ._workload import Workload
+
+
+Machines = Sequence[tuple[Offer, int, bool]]
+"""Offers, how many of each, and whether as spot."""
+
+
+def estimate(
+    workload: Workload,
+    machines: Machines,
+    *,
+    beliefs: Beliefs,
+    spot_market: SpotHistory | None = None,
+) -> Fleet:
+    """Seconds and dollars of a training on these machines, with intervals.
+
+    The global batch is split equally among equal devices, and among others so that all compute equally long. The step is then replayed with the sums of the gradient's buckets: a ring over all machines and one inside each, at the pace of
+    the slowest link. The ends of the intervals take all beliefs at their low or at their high ends together, which makes them wide rather than narrow. Evictions of spot machines are in the times as their expectation; any of them stops all machines.
+
+    Args:
+        workload: what is trained.
+        machines: offers, how many of each, and whether as spot; all in one region.
+        beliefs: of their devices and networks.
+        spot_market: prices and evictions of spot machines; None: the offers' prices, and one eviction in ten hours of a machine.
+
+    Raises:
+        CloudError: the samples do not fit, or the machines cannot be rented together so.
+
+    >>> from thrifty.perf import StepProfile
+    >>> profile = StepProfile(device="V100", batches=(8, 16), forward_s=(0.1, 0.2), backward_s=(0.2, 0.4), optimizer_s=0.0,
+    ...     peak_bytes=(2e9, 4e9), bucket_bytes=(0.0,), bucket_ready=(1.0,))
+    >>> workload = Workload(profile=profile, steps=10_000, global_batch=32, setup_s=0.0)
+    >>> offer = Offer(cloud="aws", region="us-east-1", instance_type="p3.2xlarge", accelerator="V100", price_usd_h=3.06)
+    >>> fleet = estimate(workload, [(offer, 2, False)], beliefs=Beliefs(profiled="V100"))
+    >>> round(fleet.time_s.median), round(fleet.cost_usd.median, 2), fleet.why
+    (6001, 10.2, 'compute')
+    """
+    _check(machines)
+    kinds = {kind_of(offer): offer for offer, _, _ in machines}
+    places = {kind: place for place, kind in enumerate(kinds)}
+    devices = Devices.of(list(kinds.values()), beliefs=beliefs, profile=workload.profile)
+    nums = np.zeros(len(kinds), int)
+    for offer, num, _ in machines:
+        nums[places[kind_of(offer)]] += num
+    if len(kinds) == 1:
+        batch, steps, work = _equal(workload, devices, offer=machines[0][0], num=int(nums[0]))
+    else:
+        batch, steps, work = _unequal(workload, devices, offers=list(kinds.values()), nums=nums)
+    return fleet_of(
+        workload,
+        machines,
+        batches=[int(batch[places[kind_of(offer)]]) for offer, _, _ in machines],
+        step_s=steps,
+        work_s=work,
+        spot_market=spot_market,
+        why=bound_by(
+            workload.profile,
+            batch=batch,
+            compute=devices.compute[0] * (batch > 0),
+            step_s=float(steps[0]),
+        ),
+    )
+
+
+def fleet_of(
+    workload: Workload,
+    machines: Machines,
+    *,
+    batches: Sequence[int],
+    step_s: np.ndarray,
+    work_s: np.ndarray,
+    spot_market: SpotHistory | None,
+    why: str,
+) -> Fleet:
+    """A fleet whose steps are known: adds the setup, evictions and prices.
+
+    Args:
+        workload: what is trained.
+        machines: as ``estimate`` takes them.
+        batches: samples of a device of each of them.
+        step_s: median, low, high.
+        work_s: of all steps: median, low, high.
+        spot_market: see ``estimate``.
+        why: what bounds the step.
+
+    Raises:
+        CloudError: an offer cannot be rented as spot.
+    """
+    rented: list[Rented] = []
+    evictions = 0.0
+    for (offer, num, spot), batch in zip(machines, batches, strict=True):
+        priced = offer
+        if not spot and offer.price_usd_h is None:
+            raise CloudError(
+                f"{offer} is offered as spot only: rent it so, or give its price_usd_h"
+            )
+        if spot:
+            terms = spot_terms(offer, spot_market)
+            if terms is None:
+                raise CloudError(
+                    f"{offer} is not offered as spot: rent it on demand, or give its spot_usd_h"
+                )
+            priced = replace(offer, spot_usd_h=terms[0])
+            evictions += num * terms[1]
+        rented.append(Rented(offer=priced, num=num, batch=batch, spot=spot))
+    time_s, every_s = work_s, None
+    if any(each.spot for each in rented):
+        slow, every = slowdowns(workload, np.array([evictions]))
+        time_s, every_s = slow[0] * work_s, float(every[0])
+    time_s = workload.setup_s + time_s
+    usd_h = sum(each.usd_h for each in rented)
+    return Fleet(
+        machines=tuple(rented),
+        step_s=_interval(step_s),
+        time_s=_interval(time_s),
+        cost_usd=_interval(time_s / 3600 * usd_h),
+        checkpoint_s=every_s,
+        why=why,
+    )
+
+
+def all_steps_s(workload: Workload, step_s: np.ndarray) -> np.ndarray:
+    """Seconds of all steps of a workload, by the seconds of one on 1, 2, ... machines: [..., sizes]."""
+    if workload.widths is None:
+        return workload.steps * step_s
+    return np.moveaxis(study_s(np.moveaxis(step_s, -1, 0), workload.widths), 0, -1)
+
+
+def machines_each(workload: Workload, step_s: np.ndarray) -> int:
+    """How many machines one training has when a study is at its widest; all of them where there is but one training.
+
+    Args:
+        workload: what is trained.
+        step_s: on 1, 2, ... machines; infinite where the samples do not fit.
+    """
+    if workload.widths is None:
+        return len(step_s)
+    fair = max(1, len(step_s) // max(width for width, _ in workload.widths))
+    possible = np.flatnonzero(np.isfinite(step_s)) + 1
+    enough = possible[possible >= fair]
+    return int(enough[0] if enough.size else possible[-1])
+
+
+def _check(machines: Machines) -> None:
+    if not machines or any(num < 1 for _, num, _ in machines):
+        raise CloudError("a fleet has machines, at least one of each offer")
+    regions = sorted({f"{offer.cloud} {offer.region}" for offer, _, _ in machines})
+    if len(regions) > 1:
+        raise CloudError(
+            f"machines of one fleet are in one region, not in {', '.join(regions)}: sums across regions are not foreseen"
+        )
+
+
+def _equal(
+    workload: Workload, devices: Devices, *, offer: Offer, num: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Samples of a device, and seconds of a step and of all steps, on equal machines."""
+    steps = equal_steps(
+        workload.profile, devices, global_batch=workload.global_batch, most_nodes=num
+    )
+    work = all_steps_s(workload, steps.step_s[:, 0])[:, -1]
+    if not np.isfinite(work).all():
+        if num * offer.accelerator_count > workload.global_batch:
+            raise CloudError(
+                f"a global batch of {workload.global_batch} samples feeds as many devices, not the {num * offer.accelerator_count} of {num} x {offer.instance_type}: rent fewer, or raise the global batch"
+            )
+        needs = 1 if devices.most[0] < 1 else int(steps.batch[0, -1])
+        raise CloudError(
+            f"{misfit(workload.profile, offer, batch=needs)}: rent more of them or others, or lower the global batch"
+        )
+    size = machines_each(workload, steps.step_s[0, 0]) - 1
+    return steps.batch[:, size], steps.step_s[:, 0, size], work
+
+
+def _unequal(
+    workload: Workload, devices: Devices, *, offers: Sequence[Offer], nums: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Samples of a device of each kind, and seconds of a step and of all steps."""
+    profile = workload.profile
+    if workload.widths is not None:
+        raise CloudError(
+            "a study is planned for machines of one type: leave out widths, or take equal machines"
+        )
+    for offer, most in zip(offers, devices.most.tolist(), strict=True):
+        if most < 1:
+            raise CloudError(f"{misfit(profile, offer, batch=1)}: leave it out")
+    batch = _split(workload, devices, nums)
+    sums = devices.sums_s(profile.bucket_bytes, np.array([nums.sum()])).max(axis=1)[:, 0]
+    steps = replayed_s(profile, batch=batch, compute=devices.compute * (batch > 0), sums_s=sums)
+    return batch, steps, workload.steps * steps
+
+
+def _split(workload: Workload, devices: Devices, nums: np.ndarray) -> np.ndarray:
+    """Samples of a device of each kind so that all compute equally long; equal ones get the same, rounded up."""
+    profile = workload.profile
+    seconds = np.add(profile.forward_s, profile.backward_s)
+    line = StepCurve.fit(profile.batches, seconds.tolist())
+    of_kind = [
+        replace(line.scaled(float(factor)), most=int(most))
+        for factor, most in zip(devices.compute[0], devices.most, strict=True)
+    ]
+    kinds = np.repeat(np.arange(len(nums)), nums * devices.per_node)
+    try:
+        sizes = split_batch([of_kind[kind] for kind in kinds], workload.global_batch)
+    except UsageError as error:
+        raise CloudError(
+            f"a global batch of {workload.global_batch} samples does not fit into the memory of {len(kinds)} devices, which hold {int(devices.most[kinds].sum())}: rent more, or lower the global batch"
+        ) from error
+    batch = np.zeros(len(nums), int)
+    np.maximum.at(batch, kinds, sizes)
+    return batch
+
+
+def _interval(ends: np.ndarray) -> Interval:
+    return Interval(median=float(ends[0]), low=float(ends[1]), high=float(ends[2]))

@@ -1,0 +1,85 @@
+"""Google's GPUs, which its price list has apart from the machines that carry them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from ._offer import Offer
+
+
+_BUILT_IN = {
+    **{f"a2-highgpu-{num}g": ("A100", num) for num in (1, 2, 4, 8)},
+    "a2-megagpu-16g": ("A100", 16),
+    **{f"a2-ultragpu-{num}g": ("A100-80GB", num) for num in (1, 2, 4, 8)},
+    **{f"a3-highgpu-{num}g": ("H100", num) for num in (1, 2, 4, 8)},
+    "a3-megagpu-8g": ("H100-MEGA", 8),
+    "a3-ultragpu-8g": ("H200", 8),
+    "a4-highgpu-8g": ("B200", 8),
+    **{f"g2-standard-{vcpus}": ("L4", 1) for vcpus in (4, 8, 12, 16, 32)},
+    "g2-standard-24": ("L4", 2),
+    "g2-standard-48": ("L4", 4),
+    "g2-standard-96": ("L4", 8),
+}
+"""GPUs without which a VM type cannot be rented."""
+
+_FAMILIES = ("a2-", "a3-", "a4-", "a4x-", "g2-", "g4-")
+"""VM types that come with GPUs only."""
+
+_VCPUS_PER_GPU = 8
+_ON_N1 = ("K80", "P4", "P100", "T4", "V100")
+"""GPUs that n1 machines carry; one with 8 processors a GPU is within the limits for each."""
+
+
+def attached(offers: Iterable[Offer]) -> list[Offer]:
+    """Machines with the GPUs of their zone, at the price of both.
+
+    Offers without an instance type are GPUs alone; if there are none, nothing changes. Machines that cannot be rented without GPUs are left out where these have no price.
+    """
+    machines: list[Offer] = []
+    gpus: defaultdict[tuple[str, str, str], list[Offer]] = defaultdict(list)
+    for offer in offers:
+        if offer.instance_type:
+            machines.append(offer)
+        else:
+            gpus[offer.cloud, offer.region, offer.zone].append(offer)
+    if not gpus:
+        return machines
+    return [
+        each
+        for machine in machines
+        for each in _variants(
+            machine, gpus.get((machine.cloud, machine.region, machine.zone), [])
+        )
+    ]
+
+
+def _variants(machine: Offer, gpus: list[Offer]) -> Iterator[Offer]:
+    """The machine as it is, if it can be rented so, and with each of the GPUs that it can have."""
+    if machine.accelerator or not machine.instance_type.startswith(_FAMILIES):
+        yield machine
+    for gpu in gpus:
+        if _fits(machine, gpu):
+            price = _sum(machine.price_usd_h, gpu.price_usd_h)
+            spot = _sum(machine.spot_usd_h, gpu.spot_usd_h)
+            if price is not None or spot is not None:
+                yield replace(
+                    machine,
+                    accelerator=gpu.accelerator,
+                    accelerator_count=gpu.accelerator_count,
+                    accelerator_memory_gib=gpu.accelerator_memory_gib,
+                    price_usd_h=price,
+                    spot_usd_h=spot,
+                )
+
+
+def _fits(machine: Offer, gpu: Offer) -> bool:
+    if machine.instance_type in _BUILT_IN:
+        return _BUILT_IN[machine.instance_type] == (gpu.accelerator, gpu.accelerator_count)
+    vcpus = _VCPUS_PER_GPU * gpu.accelerator_count
+    return gpu.accelerator in _ON_N1 and machine.instance_type == f"n1-standard-{vcpus}"
+
+
+def _sum(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one + other

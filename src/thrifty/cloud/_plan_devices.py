@@ -1,0 +1,94 @@
+"""What is believed of every kind of machine among offers, as columns to compute with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from thrifty.perf import Link, StepProfile, ring_s
+
+from ._beliefs import Beliefs
+from ._fleet import Interval
+from ._offer import Offer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """Kinds of machines; the first axis of each interval is median, low, high.
+
+    Attributes:
+        compute: times the profile's seconds, [3, kinds].
+        network: times the links' seconds, [3, kinds].
+        links: bytes and latency between machines, then inside them, [4, kinds].
+        per_node: devices of a machine, [kinds].
+        most: samples that one device holds, [kinds].
+    """
+
+    compute: np.ndarray
+    network: np.ndarray
+    links: np.ndarray
+    per_node: np.ndarray
+    most: np.ndarray
+
+    @classmethod
+    def of(cls, offers: Sequence[Offer], *, beliefs: Beliefs, profile: StepProfile) -> Devices:
+        """One kind for each offer.
+
+        Raises:
+            CloudError: nothing is known of a device's speed.
+        """
+        holds: dict[float | None, int] = {}
+        for memory in {offer.device_memory_bytes for offer in offers}:
+            holds[memory] = profile.most(math.inf if memory is None else memory)
+        return cls(
+            compute=_ends([beliefs.compute(offer) for offer in offers]),
+            network=_ends([beliefs.network(offer) for offer in offers]),
+            links=np.array([_numbers(beliefs.link(offer)) for offer in offers]).T,
+            per_node=np.array([offer.accelerator_count for offer in offers]),
+            most=np.array([holds[offer.device_memory_bytes] for offer in offers]),
+        )
+
+    def __len__(self) -> int:
+        return self.per_node.size
+
+    def __getitem__(self, rows: slice | np.ndarray) -> Devices:
+        return Devices(
+            compute=self.compute[:, rows],
+            network=self.network[:, rows],
+            links=self.links[:, rows],
+            per_node=self.per_node[rows],
+            most=self.most[rows],
+        )
+
+    def sums_s(self, bucket_bytes: ArrayLike, nodes: np.ndarray) -> np.ndarray:
+        """Seconds of each bucket's sum over so many machines of each kind, [3, kinds, sizes, buckets]."""
+        between, latency, inner, inner_latency = self.links[..., None, None]
+        seconds = ring_s(bucket_bytes, nodes[:, None], between, latency)
+        inside = ring_s(bucket_bytes, self.per_node[:, None, None], inner, inner_latency)
+        out: np.ndarray = self.network[..., None, None] * (seconds + inside)
+        return out
+
+
+def kind_of(offer: Offer) -> Hashable:
+    """What the time of a step depends on; neither the place nor the price."""
+    return (
+        offer.instance_type,
+        offer.accelerator,
+        offer.accelerator_count,
+        None if math.isnan(offer.vcpus) else offer.vcpus,
+        offer.device_memory_bytes,
+        offer.baseline_gbps,
+        offer.peak_gbps,
+    )
+
+
+def _ends(intervals: Sequence[Interval]) -> np.ndarray:
+    return np.array([(each.median, each.low, each.high) for each in intervals]).T
+
+
+def _numbers(link: Link) -> tuple[float, ...]:
+    return link.bytes_per_s, link.latency_s, link.inner_bytes_per_s, link.inner_latency_s

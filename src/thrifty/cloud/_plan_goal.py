@@ -1,0 +1,86 @@
+"""What a fleet is chosen for: a deadline or a budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from thrifty.core import CloudError
+
+from ._fleet import Fleet, Interval
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """A deadline, a budget, or neither.
+
+    Args:
+        deadline_s: from renting to the end.
+        budget_usd: for all of it.
+        confidence: met at the high end of the interval, not at its median.
+
+    Raises:
+        CloudError: both are given, or one is not positive.
+    """
+
+    deadline_s: float | None = None
+    budget_usd: float | None = None
+    confidence: bool = True
+
+    def __post_init__(self) -> None:
+        if self.deadline_s is not None and self.budget_usd is not None:
+            raise CloudError(
+                "give a deadline or a budget, not both: one is met, and the other is made least"
+            )
+        limit = self.limit
+        if limit is not None and not 0 < limit < math.inf:
+            raise CloudError(f"a deadline or a budget is positive and finite, not {limit}")
+
+    @property
+    def limit(self) -> float | None:
+        """Seconds or dollars; None: there is no goal."""
+        return self.deadline_s if self.deadline_s is not None else self.budget_usd
+
+    @property
+    def end(self) -> int:
+        """Place of the end of the interval that has to meet it, in median, low, high."""
+        return 2 if self.confidence else 0
+
+    def best_of(self, time_s: np.ndarray, cost_usd: np.ndarray) -> int | None:
+        """Place of the best fleet; None: no fleet meets the goal, or there is none.
+
+        Args:
+            time_s: median, low, high of each fleet, [3, fleets].
+            cost_usd: the same.
+        """
+        limited, other = (
+            (time_s, cost_usd) if self.deadline_s is not None else (cost_usd, time_s)
+        )
+        if self.limit is None:
+            return None
+        meets = np.flatnonzero(limited[self.end] <= self.limit)
+        if not meets.size:
+            return None
+        return int(meets[np.lexsort((limited[0, meets], other[0, meets]))[0]])
+
+    def bound(self, interval: Interval) -> float:
+        """The end of the interval that has to meet it."""
+        return interval.high if self.confidence else interval.median
+
+    def best_fleet(self, fleets: Iterable[Fleet]) -> Fleet | None:
+        """The best of them, as ``best_of``."""
+        some = list(fleets)
+        if not some:
+            return None
+        place = self.best_of(
+            np.array([_ends(fleet.time_s) for fleet in some]).T,
+            np.array([_ends(fleet.cost_usd) for fleet in some]).T,
+        )
+        return None if place is None else some[place]
+
+
+def _ends(interval: Interval) -> tuple[float, float, float]:
+    return interval.median, interval.low, interval.high

@@ -1,0 +1,164 @@
+"""The cheapest fleet for a deadline, the fastest for a budget, and all that are neither dearer nor slower than another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from thrifty.core import CloudError
+
+from ._beliefs import Beliefs
+from ._fleet import Fleet
+from ._mixed import mixed_fleets
+from ._offer import Offer
+from ._plan_goal import Goal
+from ._plan_notes import known_offers, missed, notes_on, nothing_trains
+from ._plan_spot import SpotHistory
+from ._plan_table import Table, table_of
+from ._workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetPlan:
+    """What to rent.
+
+    Attributes:
+        best: for the deadline or the budget; None: neither was given.
+        front: fleets that are neither dearer nor slower than another by their medians; the fastest first.
+        num_considered: fleets that it was chosen among.
+        notes: what the choice rests on and may not hold.
+    """
+
+    best: Fleet | None
+    front: tuple[Fleet, ...]
+    num_considered: int
+    notes: tuple[str, ...] = ()
+
+
+def plan_fleet(  # noqa: PLR0913 -- what is asked for; all but two are keywords
+    workload: Workload,
+    offers: Sequence[Offer],
+    *,
+    deadline_s: float | None = None,
+    budget_usd: float | None = None,
+    spot: bool = False,
+    beliefs: Beliefs | None = None,
+    max_nodes: int = 64,
+    quotas: Mapping[str, int] | None = None,
+    mixed: bool = False,
+    confidence: bool = True,
+    market: SpotHistory | None = None,
+) -> FleetPlan:
+    """The cheapest fleet that meets a deadline, or the fastest within a budget.
+
+    Of equal machines all numbers of all offers are looked at, so the choice is exact. Machines of several types are looked for with integer programs, of a bounded number. All machines of a fleet are in one region: sums across regions are not foreseen.
+
+    Args:
+        workload: a training or a study.
+        offers: a catalogue; filter it for regions, clouds or types.
+        deadline_s: from renting to the end.
+        budget_usd: for all of it.
+        spot: spot machines may be taken, too.
+        beliefs: of devices and networks; None: data sheets, the profile being of one processor core.
+        max_nodes: machines of a fleet.
+        quotas: most machines by accelerator or instance type.
+        mixed: several types on demand in one fleet may be taken, too.
+        confidence: the high end of the interval has to meet the deadline or the budget, not the median.
+        market: prices and evictions of spot machines; None: the offers' prices, and one eviction in ten hours of a machine.
+
+    Raises:
+        CloudError: no fleet meets what is asked for (it says what binds, and by how much), or what is asked for makes no sense.
+
+    >>> from thrifty.perf import StepProfile
+    >>> profile = StepProfile(device="V100", batches=(8, 16), forward_s=(0.1, 0.2), backward_s=(0.2, 0.4), optimizer_s=0.0,
+    ...     peak_bytes=(2e9, 4e9), bucket_bytes=(1e8,), bucket_ready=(1.0,))
+    >>> workload = Workload(profile=profile, steps=100_000, global_batch=64)
+    >>> offers = [Offer(cloud="aws", region="us-east-1", instance_type=name, accelerator="V100", accelerator_count=count,
+    ...     price_usd_h=price, baseline_gbps=10) for name, count, price in [("p3.2xlarge", 1, 3.06), ("p3.8xlarge", 4, 12.24)]]
+    >>> plan = plan_fleet(workload, offers, deadline_s=24 * 3600, beliefs=Beliefs(profiled="V100"))
+    >>> str(plan.best), round(plan.best.time_s.high / 3600, 1)
+    ('1 x p3.8xlarge', 16.8)
+    """
+    goal = Goal(deadline_s=deadline_s, budget_usd=budget_usd, confidence=confidence)
+    beliefs, quotas = beliefs or Beliefs(), quotas or {}
+    _check(max_nodes, quotas)
+    known, unknown = known_offers(offers, beliefs)
+    table = table_of(
+        workload,
+        known,
+        beliefs=beliefs,
+        max_nodes=max_nodes,
+        quotas=quotas,
+        spot=spot,
+        spot_market=market,
+    )
+    fleets = [table.fleet(lot, num, spot_market=market) for lot, num in _worth_it(table, goal)]
+    mix = partial(
+        mixed_fleets, workload, known, beliefs=beliefs, quotas=quotas, max_nodes=max_nodes
+    )
+    of_several = mix(goal=goal) if mixed else []
+    fleets += of_several
+    if not fleets:
+        raise CloudError(nothing_trains(table))
+    best = goal.best_fleet(fleets)
+    if best is None and goal.limit is not None:
+        # For a deadline only fleets that may meet it were looked for.
+        others = mix(goal=Goal(confidence=confidence)) if mixed else []
+        nearest = _nearest(table, goal, others, market=market)
+        raise CloudError(missed(nearest, goal, max_nodes=max_nodes))
+    return FleetPlan(
+        best=best,
+        front=unbeaten(fleets),
+        num_considered=table.num_fleets + len(of_several),
+        notes=notes_on(workload, best, unknown=unknown, market=market, spot=spot),
+    )
+
+
+def unbeaten(fleets: Iterable[Fleet]) -> tuple[Fleet, ...]:
+    """Fleets that are neither dearer nor slower than another by their medians; the fastest first."""
+    out: list[Fleet] = []
+    for fleet in sorted(fleets, key=lambda each: (each.time_s.median, each.cost_usd.median)):
+        if not out or fleet.cost_usd.median < out[-1].cost_usd.median:
+            out.append(fleet)
+    return tuple(out)
+
+
+def _worth_it(table: Table, goal: Goal) -> list[tuple[int, int]]:
+    """Lots and numbers of the fleets on the front, and of the best for the goal."""
+    possible = np.flatnonzero(np.isfinite(table.time_s[0]))
+    time_s = table.time_s.reshape(3, -1)[:, possible]
+    cost_usd = table.cost_usd.reshape(3, -1)[:, possible]
+    order = np.lexsort((cost_usd[0], time_s[0]))
+    least = np.minimum.accumulate(np.append(np.inf, cost_usd[0, order]))
+    chosen = order[cost_usd[0, order] < least[:-1]].tolist()
+    best = goal.best_of(time_s, cost_usd)
+    if best is not None and best not in chosen:
+        chosen.append(best)
+    sizes = table.time_s.shape[-1]
+    return [(int(at) // sizes, int(at) % sizes + 1) for at in possible[chosen]]
+
+
+def _nearest(
+    table: Table, goal: Goal, others: Sequence[Fleet], *, market: SpotHistory | None
+) -> Fleet:
+    """The fleet that misses the goal by least."""
+    values = (table.cost_usd if goal.deadline_s is None else table.time_s)[goal.end]
+    lot, size = np.unravel_index(np.argmin(values), values.shape)
+    some = list(others)
+    if np.isfinite(values[lot, size]):
+        some.append(table.fleet(int(lot), int(size) + 1, spot_market=market))
+    return min(
+        some,
+        key=lambda each: goal.bound(each.cost_usd if goal.deadline_s is None else each.time_s),
+    )
+
+
+def _check(max_nodes: int, quotas: Mapping[str, int]) -> None:
+    if max_nodes < 1:
+        raise CloudError(f"a fleet has at least one machine, not max_nodes={max_nodes}")
+    for name, most in quotas.items():
+        if most < 0:
+            raise CloudError(f"a quota is 0 or more, not {most} for {name!r}")

@@ -1,0 +1,181 @@
+"""What to rent from here on: after an eviction, or when steps take longer than foretold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from thrifty.core import CloudError
+
+from ._beliefs import Beliefs
+from ._estimate import estimate
+from ._fleet import Fleet, Interval, Rented
+from ._offer import Offer
+from ._plan_goal import Goal
+from ._plan_spot import SpotHistory
+from ._planner import FleetPlan, plan_fleet, unbeaten
+from ._workload import Workload
+
+
+def replan(  # noqa: PLR0913 -- what plan_fleet takes, and what has happened; all but two are keywords
+    fleet: Fleet,
+    workload: Workload,
+    offers: Sequence[Offer],
+    *,
+    done_steps: int,
+    gone: Sequence[Rented] = (),
+    deadline_s: float | None = None,
+    budget_usd: float | None = None,
+    spot: bool = False,
+    beliefs: Beliefs | None = None,
+    max_nodes: int = 64,
+    quotas: Mapping[str, int] | None = None,
+    mixed: bool = False,
+    confidence: bool = True,
+    market: SpotHistory | None = None,
+) -> FleetPlan:
+    """The best fleet for the steps that are left: the present one, which needs no setup, or another.
+
+    Args:
+        fleet: that trains now.
+        workload: as it was planned at first.
+        offers: a catalogue.
+        done_steps: trained, of each training; of a study, of its ``widths``.
+        gone: machines that are not to be had: those that were rented as spot may still be had on demand, others not at all. A fleet with one of them is given up.
+        deadline_s: from now on.
+        budget_usd: from now on.
+        spot: see ``plan_fleet``.
+        beliefs: what is known by now.
+        max_nodes: see ``plan_fleet``.
+        quotas: see ``plan_fleet``.
+        mixed: see ``plan_fleet``.
+        confidence: see ``plan_fleet``.
+        market: see ``plan_fleet``.
+
+    Raises:
+        CloudError: nothing is left to be trained, or no fleet meets what is asked for.
+
+    >>> from thrifty.perf import StepProfile
+    >>> profile = StepProfile(device="V100", batches=(8, 16), forward_s=(0.1, 0.2), backward_s=(0.2, 0.4), optimizer_s=0.0,
+    ...     peak_bytes=(2e9, 4e9), bucket_bytes=(1e8,), bucket_ready=(1.0,))
+    >>> workload = Workload(profile=profile, steps=100_000, global_batch=16)
+    >>> offers = [Offer(cloud="aws", region="us-east-1", instance_type=name, accelerator="V100", accelerator_count=count,
+    ...     price_usd_h=price, baseline_gbps=10) for name, count, price in [("p3.2xlarge", 1, 3.06), ("p3.8xlarge", 4, 12.24)]]
+    >>> given = dict(deadline_s=20 * 3600, beliefs=Beliefs(profiled="V100"))
+    >>> first = plan_fleet(workload, offers, **given).best
+    >>> later = replan(first, workload, offers, done_steps=50_000, gone=first.machines, **given).best
+    >>> print(first, "->", later)
+    1 x p3.2xlarge -> 1 x p3.8xlarge
+    """
+    goal = Goal(deadline_s=deadline_s, budget_usd=budget_usd, confidence=confidence)
+    known = beliefs or Beliefs()
+    left = _left(workload, done_steps)
+    lost = {_place(each.offer): each.spot for each in sorted(gone, key=lambda each: -each.spot)}
+    present = None
+    if not any(_is_gone(each, gone) for each in fleet.machines):
+        present = _going_on(fleet, left, beliefs=known, market=market)
+    try:
+        plan = plan_fleet(
+            left,
+            [kept for offer in offers if (kept := _kept(offer, lost)) is not None],
+            deadline_s=deadline_s,
+            budget_usd=budget_usd,
+            spot=spot,
+            beliefs=known,
+            max_nodes=max_nodes,
+            quotas=quotas,
+            mixed=mixed,
+            confidence=confidence,
+            market=None if market is None else _Without(market=market, lost=lost),
+        )
+    except CloudError:
+        if present is None or goal.best_fleet([present]) is None:
+            raise
+        return FleetPlan(best=present, front=(present,), num_considered=1)
+    if present is None:
+        return plan
+    return replace(
+        plan,
+        best=goal.best_fleet([each for each in (present, plan.best) if each is not None]),
+        front=unbeaten([present, *plan.front]),
+        num_considered=plan.num_considered + 1,
+    )
+
+
+_Place = tuple[str, str, str, str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Without:
+    """A market in which some machines are not to be had."""
+
+    market: SpotHistory
+    lost: Mapping[_Place, bool]
+
+    def evictions_per_h(self, offer: Offer) -> float:
+        return self.market.evictions_per_h(offer)
+
+    def spot_usd_h(self, offer: Offer) -> float:
+        if _place(offer) in self.lost:
+            raise CloudError(f"{offer} is not to be had as spot now")
+        return self.market.spot_usd_h(offer)
+
+
+def _left(workload: Workload, done_steps: int) -> Workload:
+    """What is still to be trained."""
+    if done_steps < 0:
+        raise CloudError(f"done_steps is 0 or more, not {done_steps}")
+    widths = workload.widths
+    whole = workload.steps if widths is None else sum(steps for _, steps in widths)
+    if done_steps >= whole:
+        raise CloudError(
+            f"all {whole} steps are trained: there is nothing to rent machines for"
+        )
+    if widths is None:
+        return replace(workload, steps=workload.steps - done_steps)
+    phases = []
+    for width, steps in widths:
+        passed = min(done_steps, steps)
+        done_steps -= passed
+        if steps > passed:
+            phases.append((width, steps - passed))
+    return replace(workload, widths=tuple(phases))
+
+
+def _going_on(
+    fleet: Fleet, left: Workload, *, beliefs: Beliefs, market: SpotHistory | None
+) -> Fleet:
+    """The forecast for machines that are there already."""
+    machines = [(each.offer, each.num, each.spot) for each in fleet.machines]
+    whole = estimate(left, machines, beliefs=beliefs, spot_market=market)
+    return replace(
+        whole,
+        time_s=_less(whole.time_s, left.setup_s),
+        cost_usd=_less(whole.cost_usd, left.setup_s / 3600 * whole.usd_h),
+    )
+
+
+def _less(interval: Interval, by: float) -> Interval:
+    return Interval(median=interval.median - by, low=interval.low - by, high=interval.high - by)
+
+
+def _is_gone(rented: Rented, gone: Sequence[Rented]) -> bool:
+    return any(
+        _place(each.offer) == _place(rented.offer) and (rented.spot or not each.spot)
+        for each in gone
+    )
+
+
+def _kept(offer: Offer, lost: Mapping[_Place, bool]) -> Offer | None:
+    """What is left of an offer."""
+    only_spot = lost.get(_place(offer))
+    if only_spot is None:
+        return offer
+    if not only_spot or offer.price_usd_h is None:
+        return None
+    return replace(offer, spot_usd_h=None)
+
+
+def _place(offer: Offer) -> _Place:
+    """Prices change, and what was rented has those of then."""
+    return offer.cloud, offer.region, offer.zone, offer.instance_type, offer.accelerator

@@ -1,0 +1,283 @@
+"""One job on spot machines, replayed against history in virtual time."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import itemgetter
+from typing import Protocol
+
+from thrifty.core import CloudError
+
+from ._market import PriceSeries, SpotMarket
+from ._offer import Offer
+from ._spot import spot_seconds
+
+
+_HOUR_S = 3600.0
+
+_LEAST_S = 60.0
+_LEAST_SAVES = 2
+"""Nobody saves every few seconds; near the deadline a job saves more often, but not so often that saving takes more than half as long as work."""
+
+_ROUNDING_S = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpotJob:
+    """What is to be done, and until when.
+
+    Args:
+        start_s: moment at which the job is submitted; seconds since 1970, UTC.
+        work_s: seconds of work on one machine that nobody takes away.
+        save_s: to write a checkpoint.
+        restart_s: from renting a machine until work goes on from the last checkpoint.
+        on_demand_usd_h: price of an hour of a machine that nobody takes away, and that there always is.
+        deadline_s: moment at which it has to be done: an on-demand machine takes over while it still can. ``inf``: none.
+
+    Raises:
+        CloudError: a number makes no sense.
+    """
+
+    start_s: float
+    work_s: float
+    save_s: float
+    restart_s: float
+    on_demand_usd_h: float
+    deadline_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        numbers = (self.save_s, self.restart_s, self.on_demand_usd_h)
+        if not (0 < self.work_s < math.inf and all(0 <= each < math.inf for each in numbers)):
+            raise CloudError(
+                f"a job has some work, and neither seconds nor prices are negative: {self}"
+            )
+        if not self.deadline_s >= self.start_s:
+            raise CloudError(
+                f"the deadline, {self.deadline_s}, is before the start, {self.start_s}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpotPlace:
+    """Where a spot machine can be had, when, and at what price.
+
+    Args:
+        offer: what is rented.
+        prices: of it over time.
+        up: stretches of time in which there is a machine, ascending; it is taken away at the end of each. ``inf``: it is not.
+
+    Raises:
+        CloudError: the stretches overlap or do not ascend.
+    """
+
+    offer: Offer
+    prices: PriceSeries
+    up: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        ends = [moment for stretch in self.up for moment in stretch]
+        if any(begin >= end for begin, end in self.up) or any(
+            after < before for before, after in pairwise(ends)
+        ):
+            raise CloudError(f"{self.offer}: stretches of time ascend and do not overlap")
+
+    def closes(self, moment: float) -> float | None:
+        """When a machine that is had at ``moment`` is taken away; None: there is none then."""
+        index = bisect_right(self.up, moment, key=itemgetter(0)) - 1
+        return self.up[index][1] if index >= 0 and moment < self.up[index][1] else None
+
+    def opens(self, moment: float) -> float:
+        """When there is one again after ``moment``; ``inf``: never."""
+        index = bisect_right(self.up, moment, key=itemgetter(0))
+        return self.up[index][0] if index < len(self.up) else math.inf
+
+
+class SpotPolicy(Protocol):
+    """Decides where a job goes on, whenever it has no machine."""
+
+    def choose(
+        self, job: SpotJob, places: Sequence[SpotPlace], *, now_s: float, left_s: float
+    ) -> tuple[SpotPlace, float] | None:
+        """Place, and seconds of work between checkpoints (a minute or more); None: on demand.
+
+        Args:
+            job: of which ``left_s`` seconds of work are left.
+            places: those that have a machine now; at least one.
+            now_s: the moment.
+            left_s: of ``job.work_s``.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cheapest:
+    """Goes to the place that is cheapest now, and saves after a fixed time.
+
+    Args:
+        interval_s: seconds of work between checkpoints; ``inf``: none.
+    """
+
+    interval_s: float = math.inf
+
+    def choose(
+        self, job: SpotJob, places: Sequence[SpotPlace], *, now_s: float, left_s: float
+    ) -> tuple[SpotPlace, float] | None:
+        """As ``SpotPolicy``."""
+        return min(places, key=lambda place: place.prices.at(now_s)), self.interval_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByExpectedCost:
+    """Goes where the rest of the job is expected to cost least, on demand if that is it, and saves as often as evictions ask for.
+
+    Args:
+        market: what was known of evictions at the start.
+    """
+
+    market: SpotMarket
+
+    def choose(
+        self, job: SpotJob, places: Sequence[SpotPlace], *, now_s: float, left_s: float
+    ) -> tuple[SpotPlace, float] | None:
+        """As ``SpotPolicy``."""
+        best = None
+        least = (job.restart_s + left_s) * job.on_demand_usd_h
+        for place in places:
+            seconds, interval_s = spot_seconds(
+                left_s,
+                evictions_per_h=self.market.evictions_per_h(place.offer),
+                save_s=job.save_s,
+                restart_s=job.restart_s,
+            )
+            cost = (job.restart_s + seconds) * place.prices.at(now_s)
+            if cost < least:
+                best, least = (place, interval_s), cost
+        return best
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """How a job went.
+
+    Attributes:
+        finish_s: moment at which it was done.
+        cost_usd: of all machines, from when they were had.
+        evictions: of them.
+        checkpoints: that were written.
+        waited_s: without a machine.
+        on_demand_s: on a machine on demand.
+    """
+
+    finish_s: float
+    cost_usd: float
+    evictions: int
+    checkpoints: int
+    waited_s: float
+    on_demand_s: float
+
+
+def replay(job: SpotJob, places: Sequence[SpotPlace], policy: SpotPolicy) -> Replayed:
+    """Runs a job in virtual time against history.
+
+    An eviction loses what was done since the last checkpoint. While no place has a machine, the job waits; where none ever has one again, it goes on on demand, to the end. So it does before a deadline is in danger, and until then saves so often that an eviction at any moment leaves time enough: the deadline holds if an on-demand machine that is rented at the start would hold it.
+
+    Args:
+        job: what is to be done.
+        places: where.
+        policy: what is decided at the start and after each eviction; the deadline is looked after besides.
+
+    >>> prices = PriceSeries(times_s=(0.0,), usd_h=(1.0,))
+    >>> offer = Offer(cloud="aws", region="a", instance_type="p2.xlarge", price_usd_h=3.0)
+    >>> place = SpotPlace(offer=offer, prices=prices, up=((0.0, 5400.0), (9000.0, 99999.0)))
+    >>> job = SpotJob(start_s=0.0, work_s=7200.0, save_s=0.0, restart_s=0.0, on_demand_usd_h=3.0)
+    >>> run = replay(job, [place], Cheapest(interval_s=3600.0))
+    >>> run.finish_s, run.cost_usd, run.evictions
+    (12600.0, 2.5, 1)
+    """
+    run = _Run(job)
+    while run.left_s > 0:
+        there = [place for place in places if place.closes(run.now_s) is not None]
+        if there:
+            chosen = policy.choose(job, there, now_s=run.now_s, left_s=run.left_s)
+            if chosen is None or not run.rent(*chosen):
+                run.finish_on_demand()
+        elif not run.wait(min((place.opens(run.now_s) for place in places), default=math.inf)):
+            run.finish_on_demand()
+    return run.replayed()
+
+
+class _Run:
+    """Where a job stands."""
+
+    def __init__(self, job: SpotJob) -> None:
+        self._job = job
+        self.now_s = job.start_s
+        self.left_s = job.work_s
+        self._usd = self._waited_s = self._on_demand_s = 0.0
+        self._evictions = self._checkpoints = 0
+
+    def wait(self, until_s: float) -> bool:
+        """For a machine; False: the deadline does not allow it, or there never is one again."""
+        job = self._job
+        latest = job.deadline_s - job.restart_s - self.left_s
+        until = min(until_s, max(latest, self.now_s))
+        if until == math.inf:
+            return False
+        self._waited_s += until - self.now_s
+        self.now_s = until
+        return until == until_s
+
+    def rent(self, place: SpotPlace, interval_s: float) -> bool:
+        """Works there until the end or an eviction; False: until the deadline asks for a machine on demand."""
+        job, begin = self._job, self.now_s
+        ends = place.closes(begin)
+        assert ends is not None
+        moment = begin + job.restart_s
+        piece = self._piece(moment, interval_s)
+        if piece is None:
+            return False
+        while piece:
+            last = piece >= self.left_s - _ROUNDING_S
+            done = moment + piece + (0.0 if last else job.save_s)
+            if done > ends:
+                moment = ends
+                self._evictions += 1
+                break
+            moment = done
+            self._checkpoints += not last
+            self.left_s = 0.0 if last else self.left_s - piece
+            piece = self._piece(moment, interval_s)
+        self._usd += place.prices.usd(begin, moment)
+        self.now_s = moment
+        return piece is not None
+
+    def _piece(self, moment: float, interval_s: float) -> float | None:
+        """Seconds of work until the next checkpoint, 0 at the end; None: too few for the deadline."""
+        job = self._job
+        piece = min(max(interval_s, _LEAST_S), self.left_s)
+        room = job.deadline_s - moment - job.save_s - job.restart_s - self.left_s
+        if room >= piece:
+            return piece
+        return room if room >= max(_LEAST_S, _LEAST_SAVES * job.save_s) else None
+
+    def finish_on_demand(self) -> None:
+        """Does the rest."""
+        seconds = self._job.restart_s + self.left_s
+        self._on_demand_s += seconds
+        self._usd += seconds * self._job.on_demand_usd_h / _HOUR_S
+        self.now_s += seconds
+        self.left_s = 0.0
+
+    def replayed(self) -> Replayed:
+        """The whole of it."""
+        return Replayed(
+            finish_s=self.now_s,
+            cost_usd=self._usd,
+            evictions=self._evictions,
+            checkpoints=self._checkpoints,
+            waited_s=self._waited_s,
+            on_demand_s=self._on_demand_s,
+        )

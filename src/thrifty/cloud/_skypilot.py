@@ -1,0 +1,264 @@
+"""Handing a fleet over to SkyPilot, which rents it."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from thrifty.core import CloudError, MissingExtraError
+
+from ._beliefs import Beliefs
+from ._csv import SKYPILOT_FILE
+from ._fleet import Fleet, Rented
+from ._offer import Offer
+
+
+_NAME = re.compile(r"[a-zA-Z0-9]+(?:[._-]{1,2}[a-zA-Z0-9]+)*")
+"""What SkyPilot takes as a name."""
+
+_RENDEZVOUS_PORT = 29500
+_CLOUDS = ("aws", "azure", "gcp")
+
+
+def to_skypilot(
+    fleet: Fleet,
+    *,
+    name: str,
+    run: str,
+    setup: str | None = None,
+    workdir: str | None = None,
+    envs: Mapping[str, str] | None = None,
+) -> str:
+    """A SkyPilot task that rents the fleet and starts one process on each of its devices.
+
+    The script finds its share of the plan in the environment: ``THRIFTY_DEVICE_BATCH``, samples of a step on one device, and for a fleet of spot machines ``THRIFTY_CHECKPOINT_S``, seconds between two checkpoints.
+
+    Args:
+        fleet: equal machines.
+        name: of the task.
+        run: the script and its arguments, as ``torchrun`` takes them.
+        setup: commands that run on each machine first.
+        workdir: folder that is copied to each machine.
+        envs: further variables of the environment.
+
+    Returns:
+        YAML, for ``launch``, ``sky launch`` or ``sky jobs launch``.
+
+    Raises:
+        CloudError: the machines are not equal, or the name is none that SkyPilot takes.
+        MissingExtraError: PyYAML is not installed.
+
+    >>> from thrifty.cloud import Fleet, Interval, Offer, Rented
+    >>> offer = Offer(cloud="aws", region="us-east-1", instance_type="p3.2xlarge", accelerator="V100", price_usd_h=3.06)
+    >>> some = Interval(median=1.0, low=1.0, high=1.0)
+    >>> fleet = Fleet(machines=(Rented(offer=offer, num=2, batch=64),), step_s=some, time_s=some, cost_usd=some)
+    >>> print(to_skypilot(fleet, name="digits", run="train.py").split("envs")[0], end="")
+    name: digits
+    num_nodes: 2
+    resources:
+      infra: aws/us-east-1
+      instance_type: p3.2xlarge
+      use_spot: false
+    """
+    if not _NAME.fullmatch(name):
+        raise CloudError(
+            f"SkyPilot takes letters and digits with single dots, dashes or underscores between them as a name, not {name!r}"
+        )
+    rented = _only(fleet)
+    task: dict[str, Any] = {
+        "name": name,
+        "num_nodes": sum(each.num for each in fleet.machines),
+        "resources": _resources(rented),
+        "envs": {**_plan(fleet, rented), **(envs or {})},
+        "run": _run(run, rented.offer.accelerator_count),
+    }
+    if workdir is not None:
+        task["workdir"] = workdir
+    if setup is not None:
+        task["setup"] = setup
+    text: str = _yaml().safe_dump(task, sort_keys=False, width=math.inf)
+    return text
+
+
+def time_estimator(
+    offers: Iterable[Offer], seconds: Callable[[Offer, int, bool], float], *, num: int = 1
+) -> Callable[[Any], int]:
+    """What ``sky.Task.set_time_estimator`` takes, so that SkyPilot compares places by the cost of the training.
+
+    Args:
+        offers: those that are known; a catalogue.
+        seconds: time of the training on so many machines of an offer; the last argument says whether as spot.
+        num: machines, the task's ``num_nodes``.
+
+    Returns:
+        Whole seconds for a ``sky.Resources``. It raises CloudError for machines that are not among the offers.
+
+    >>> from types import SimpleNamespace
+    >>> offer = Offer(cloud="aws", region="us-east-1", instance_type="p3.2xlarge", accelerator="V100", price_usd_h=3.06)
+    >>> estimator = time_estimator([offer], lambda offer, num, spot: 3600 / num, num=2)
+    >>> estimator(SimpleNamespace(cloud="AWS", region=None, instance_type="p3.2xlarge", use_spot=False, accelerators=None))
+    1800
+    """
+    known: defaultdict[tuple[str, str], list[Offer]] = defaultdict(list)
+    for offer in offers:
+        known[offer.cloud.casefold(), offer.instance_type].append(offer)
+
+    def estimate(resources: Any) -> int:
+        spot = bool(resources.use_spot)
+        cloud, kind = str(resources.cloud), resources.instance_type
+        priced = [
+            (price, offer)
+            for offer in _matching(known.get((cloud.casefold(), kind), []), resources)
+            if (price := offer.usd_h(spot=spot)) is not None
+        ]
+        if not priced:
+            raise CloudError(
+                f"the catalogue has no {cloud} {kind} in {resources.region or 'any region'}{' as spot' if spot else ''}: restrict the task's resources to what it has, or load one that has it"
+            )
+        _, offer = min(priced, key=lambda pair: pair[0])
+        return math.ceil(seconds(offer, num, spot))
+
+    return estimate
+
+
+def launch(task: str) -> str:
+    """Lets SkyPilot rent the machines of a task and start it; they are given back when it ends.
+
+    A task on spot machines becomes a managed job, which SkyPilot starts anew after an eviction.
+
+    Args:
+        task: what ``to_skypilot`` gave.
+
+    Returns:
+        SkyPilot's name of the request, for ``sky.stream_and_get``.
+
+    Raises:
+        CloudError: this is no task.
+        MissingExtraError: SkyPilot is not installed.
+    """
+    sky, yaml = _need("sky", "skypilot", "sky"), _yaml()
+    try:
+        config = yaml.safe_load(task)
+    except yaml.YAMLError as error:
+        raise CloudError(f"the task is no YAML: {error}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("resources"), dict):
+        raise CloudError("the task has no resources; write it by to_skypilot")
+    name, spot = config.get("name"), bool(config["resources"].get("use_spot"))
+    asked = sky.Task.from_yaml_config(config)
+    if spot:
+        return str(_need("sky.jobs", "skypilot", "sky").launch(asked, name=name))
+    return str(sky.launch(asked, cluster_name=name, down=True))
+
+
+def refresh_skypilot(clouds: Iterable[str] = ()) -> None:
+    """Lets SkyPilot fetch its price lists anew, whatever their age; files that the user has edited stay.
+
+    Args:
+        clouds: by their folders' names; none: AWS, Azure and GCP.
+
+    Raises:
+        MissingExtraError: SkyPilot is not installed.
+    """
+    common = _need("sky.catalog.common", "skypilot", "sky")
+    for cloud in tuple(clouds) or _CLOUDS:
+        # SkyPilot fetches a list when somebody looks at it.
+        _ = common.read_catalog(f"{cloud}/{SKYPILOT_FILE}", pull_frequency_hours=0).columns
+
+
+def _only(fleet: Fleet) -> Rented:
+    """One of the machines, if all are equal."""
+    kinds = {_kind(each) for each in fleet.machines}
+    if not kinds:
+        raise CloudError("the fleet has no machines")
+    if len(kinds) > 1:
+        raise CloudError(
+            f"SkyPilot rents one VM type, in one region, with one batch and either as spot or not, for a task, and this fleet is {fleet}; about as fast is {_equal(fleet)}, or plan without mixed VM types"
+        )
+    return fleet.machines[0]
+
+
+def _kind(rented: Rented) -> tuple[Any, ...]:
+    offer = rented.offer
+    place = offer.cloud, offer.region
+    return (*place, offer.instance_type, offer.accelerator, rented.spot, rented.batch)
+
+
+def _equal(fleet: Fleet) -> str:
+    """The cheapest way to have the speed of all devices by machines of one of the fleet's types."""
+    try:
+        speeds = [1 / Beliefs().compute(each.offer).median for each in fleet.machines]
+    except CloudError:
+        speeds = [1.0] * len(fleet.machines)
+    speeds = [
+        speed * each.offer.accelerator_count
+        for speed, each in zip(speeds, fleet.machines, strict=True)
+    ]
+    whole = sum(speed * each.num for speed, each in zip(speeds, fleet.machines, strict=True))
+    ways = []
+    for speed, each in zip(speeds, fleet.machines, strict=True):
+        # A sum of shares of itself is not to be rounded up by one more machine.
+        num = math.ceil(whole / speed - 1e-9)
+        cost = each.usd_h / each.num * num
+        ways.append((
+            cost,
+            f"{num} x {each.offer.instance_type}{' (spot)' if each.spot else ''}",
+        ))
+    cost, way = min(ways)
+    return f"{way} at ${cost:.2f} an hour"
+
+
+def _resources(rented: Rented) -> dict[str, Any]:
+    offer = rented.offer
+    resources: dict[str, Any] = {
+        # No zone: SkyPilot looks for room in all of the region.
+        "infra": f"{offer.cloud}/{offer.region}",
+        "instance_type": offer.instance_type,
+        "use_spot": rented.spot,
+    }
+    if offer.cloud == "gcp" and offer.accelerator:
+        # Elsewhere the VM type says it.
+        resources["accelerators"] = {offer.accelerator: offer.accelerator_count}
+    if rented.spot:
+        resources["job_recovery"] = "FAILOVER"
+    return resources
+
+
+def _plan(fleet: Fleet, rented: Rented) -> dict[str, str]:
+    plan = {"THRIFTY_DEVICE_BATCH": str(rented.batch)}
+    if fleet.checkpoint_s is not None:
+        plan["THRIFTY_CHECKPOINT_S"] = f"{fleet.checkpoint_s:.0f}"
+    return plan
+
+
+def _run(script: str, devices: int) -> str:
+    return (
+        'torchrun --nnodes="$SKYPILOT_NUM_NODES" --node-rank="$SKYPILOT_NODE_RANK"'
+        f" --nproc-per-node={devices}"
+        ' --master-addr="$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"'
+        f" --master-port={_RENDEZVOUS_PORT} {script}\n"
+    )
+
+
+def _matching(offers: Iterable[Offer], resources: Any) -> list[Offer]:
+    """Those in the region, with the GPUs that are asked for."""
+    here = [each for each in offers if resources.region in {None, each.region}]
+    wanted = resources.accelerators
+    if wanted is not None:
+        return [each for each in here if wanted == {each.accelerator: each.accelerator_count}]
+    # Google's machines are the same with and without GPUs; elsewhere the VM type says it all.
+    return [each for each in here if not each.accelerator] or here
+
+
+def _yaml() -> Any:
+    return _need("yaml", "pyyaml", "cloud")
+
+
+def _need(module: str, package: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(package, extra=extra) from error

@@ -1,0 +1,33 @@
+"""Step time of data-parallel setups from measured ones: ours, and what others do.
+
+A setup is a placement (devices on each machine) and a batch; one model serves one network on one type of device. scipy and scikit-learn are in the extra ``cloud``.
+"""
+
+from ._boosting import Boosting as Boosting
+from ._ernest import Ernest as Ernest
+from ._hybrid import Hybrid as Hybrid
+from ._intervals import Intervals as Intervals
+from ._margin import smallest_margin as smallest_margin
+from ._model import StepTimeModel as StepTimeModel
+from ._overlapping import Overlapping as Overlapping
+from ._paleo import Paleo as Paleo
+from ._perfect import PerfectScaling as PerfectScaling
+from ._pollux import Pollux as Pollux
+from ._setup import Setup as Setup
+from ._transfer import Transfer as Transfer
+
+
+__all__ = [
+    "Boosting",
+    "Ernest",
+    "Hybrid",
+    "Intervals",
+    "Overlapping",
+    "Paleo",
+    "PerfectScaling",
+    "Pollux",
+    "Setup",
+    "StepTimeModel",
+    "Transfer",
+    "smallest_margin",
+]

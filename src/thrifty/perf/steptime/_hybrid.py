@@ -1,0 +1,115 @@
+"""Physics, and trees for what physics does not explain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from thrifty.core import MissingExtraError
+
+from ._model import checked
+from ._overlapping import Overlapping
+from ._perfect import PerfectScaling
+from ._setup import Columns, Setup
+
+
+_FEW = 12
+"""With fewer measurements trees have nothing to say."""
+
+
+class _Base(Protocol):
+    def fit(self, setups: Sequence[Setup], step_s: Sequence[float]) -> None: ...
+
+    def predict(self, setups: Sequence[Setup]) -> np.ndarray: ...
+
+
+class Hybrid:
+    """The geometric mean of two models of different failings: boosted trees over one device's time, and boosted trees over ``Overlapping``.
+
+    The trees learn the logarithm of what the base leaves, by absolute error (some measurements are outliers). Beyond what was measured trees stay where they were: over one device's time that says too little
+    where exchange grows on, over fitted physics too much where it saturates.
+
+    Args:
+        seed: of the trees.
+
+    >>> model = Hybrid()
+    >>> setups = [Setup(placement=(1,) * n, batch=b) for n in (1, 2, 4, 8) for b in (8, 16, 24, 32)]
+    >>> model.fit(setups, [0.1 * s.batch + 0.2 * (s.num_devices > 1) for s in setups])
+    >>> model.predict([Setup(placement=(1,) * 4, batch=20)]).round(1).tolist()
+    [2.2]
+    """
+
+    def __init__(self, *, seed: int = 0) -> None:
+        self._seed = seed
+        self._members: list[tuple[_Base, Any]] = []
+
+    def fit(self, setups: Sequence[Setup], step_s: Sequence[float]) -> None:
+        """Fits bases and trees.
+
+        Raises:
+            UsageError: nothing was measured, or a time is not positive.
+            MissingExtraError: scipy or scikit-learn is not installed.
+        """
+        times = checked(setups, step_s)
+        bases: list[_Base] = [PerfectScaling(), Overlapping()]
+        self._members = []
+        for at, base in enumerate(bases):
+            base.fit(setups, step_s)
+            trees = None
+            if len(times) >= _FEW:
+                trees = _trees(self._seed + at)
+                known = base.predict(setups)
+                trees.fit(_features(setups, known), np.log(times / known))
+            self._members.append((base, trees))
+        if len(times) < _FEW:
+            self._members = self._members[1:]  # physics alone
+
+    def predict(self, setups: Sequence[Setup]) -> np.ndarray:
+        """By all of them."""
+        logs = []
+        for base, trees in self._members:
+            known = base.predict(setups)
+            more = 0.0 if trees is None else trees.predict(_features(setups, known))
+            logs.append(np.log(known) + more)
+        out: np.ndarray = np.exp(np.mean(logs, axis=0))
+        return out
+
+
+def _features(setups: Sequence[Setup], known_s: np.ndarray) -> np.ndarray:
+    columns = Columns.of(setups)
+    spread = [np.std(setup.placement) for setup in setups]
+    fullest = [sum(num == max(setup.placement) for num in setup.placement) for setup in setups]
+    return np.stack(
+        [
+            np.log(known_s),
+            np.log(columns.batch),
+            np.log2(columns.nodes),
+            np.log2(columns.devices),
+            columns.devices / columns.nodes,
+            columns.most,
+            columns.least,
+            np.asarray(fullest, float),
+            np.asarray(spread, float),
+        ],
+        1,
+    )
+
+
+def _trees(seed: int) -> Any:
+    try:
+        from sklearn.ensemble import HistGradientBoostingRegressor  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingExtraError("scikit-learn", extra="cloud") from error
+    return HistGradientBoostingRegressor(
+        loss="absolute_error",
+        max_iter=300,
+        learning_rate=0.06,
+        max_leaf_nodes=8,
+        min_samples_leaf=5,
+        l2_regularization=1.0,
+        max_features=0.7,
+        early_stopping=False,
+        random_state=seed,
+    )

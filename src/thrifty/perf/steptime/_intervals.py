@@ -1,0 +1,152 @@
+"""How far a forecast may be off, learned from forecasts of what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from thrifty.core import UsageError
+
+from ._local_errors import LocalErrors
+from ._model import StepTimeModel
+from ._setup import Setup
+
+
+_SMALL = 0.7
+"""Share of the largest scale that is called small, to see how a model extrapolates."""
+
+
+class Intervals:
+    """A model with intervals around its forecasts, as wide as it errs on what it has not seen (after cross-conformal prediction, Vovk 2015).
+
+    Placements are held out in turn, never single measurements: neighbouring batch sizes of one placement would say that all is well. What is larger than all that was measured gets the interval of an inner extrapolation: fitted to
+    small scales, compared with large ones, and never a narrower one.
+
+    Args:
+        make: makes a model.
+        folds: groups of placements that are held out in turn.
+        seed: of the groups.
+
+    >>> from thrifty.perf.steptime import PerfectScaling
+    >>> model = Intervals(PerfectScaling, folds=3)
+    >>> setups = [Setup(placement=(1,) * n, batch=8) for n in (1, 2, 3, 4)]
+    >>> model.fit(setups, [1.0, 1.1, 1.1, 1.2])
+    >>> low, high = model.interval(setups[:1])
+    >>> bool(low[0] < 1.0 < high[0])
+    True
+    """
+
+    def __init__(
+        self, make: Callable[[], StepTimeModel], *, folds: int = 5, seed: int = 0
+    ) -> None:
+        if folds < 2:
+            raise UsageError(f"folds is at least 2, not {folds}")
+        self._make = make
+        self._folds = folds
+        self._seed = seed
+        self._largest = 0
+        self._errors = np.zeros(0)
+        self._beyond = np.zeros(0)
+        self._seen = np.zeros(0, int)
+        self._guessed = np.zeros(0)
+        self._factors = np.zeros(0)
+        self._local = LocalErrors([], self._errors)
+        self._model = make()
+
+    def fit(self, setups: Sequence[Setup], step_s: Sequence[float]) -> None:
+        """Fits the model, and others without a part of the placements."""
+        times = np.asarray(step_s, float)
+        self._model.fit(setups, step_s)
+        devices = np.array([setup.num_devices for setup in setups])
+        self._largest = int(devices.max())
+        placements = [tuple(sorted(setup.placement)) for setup in setups]  # (4, 2) is (2, 4)
+        several = sorted({placement for placement in placements if sum(placement) > 1})
+        order = np.random.default_rng(self._seed).permutation(len(several))
+        fold_of = {several[at]: index % self._folds for index, at in enumerate(order)}
+        folds = np.array([fold_of.get(placement, -1) for placement in placements])
+        parts = [
+            self._without(folds == fold, setups, times)
+            for fold in range(min(self._folds, len(several)))
+        ]
+        none = (np.zeros(0, int), np.zeros(0))
+        self._seen, self._guessed = (
+            np.concatenate(each) for each in zip(none, *parts, strict=True)
+        )
+        errors = np.abs(np.log(self._guessed / times[self._seen]))
+        seen = [setups[at] for at in self._seen]
+        self._local = LocalErrors(seen, errors)
+        self._factors = _crossed(seen, errors, folds[self._seen])
+        self._errors = errors / self._factors
+        large, guessed = self._without(devices > _SMALL * self._largest, setups, times)
+        self._beyond = np.abs(np.log(guessed / times[large])) / self._local([
+            setups[at] for at in large
+        ])
+
+    def held_out(self) -> tuple[np.ndarray, np.ndarray]:
+        """Indices of measurements, and their forecasts by models that have not seen their placement."""
+        return self._seen, self._guessed
+
+    def predict(self, setups: Sequence[Setup]) -> np.ndarray:
+        """The model's forecast."""
+        return self._model.predict(setups)
+
+    def interval(
+        self, setups: Sequence[Setup], *, coverage: float = 0.9
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """What each time lies between in ``coverage`` of the cases.
+
+        Raises:
+            UsageError: ``coverage`` is not between 0 and 1, or nothing but one placement was measured.
+        """
+        if not 0 < coverage < 1:
+            raise UsageError(f"coverage is between 0 and 1, not {coverage}")
+        if not self._errors.size:
+            raise UsageError("intervals need measurements of two placements or more")
+        middle = self._model.predict(setups)
+        factor = self._factor(setups, coverage)
+        return middle / factor, middle * factor
+
+    def upper_held_out(self, setups: Sequence[Setup], *, coverage: float = 0.9) -> np.ndarray:
+        """The upper ends that go with ``held_out``, of the setups that were fitted."""
+        out: np.ndarray = self._guessed * np.exp(
+            _quantile(self._errors, coverage) * self._factors
+        )
+        return out
+
+    def _factor(self, setups: Sequence[Setup], coverage: float) -> np.ndarray:
+        near = _quantile(self._errors, coverage)
+        far = max(near, _quantile(self._beyond, coverage)) if self._beyond.size else near
+        larger = np.array([setup.num_devices > self._largest for setup in setups])
+        out: np.ndarray = np.exp(np.where(larger, far, near) * self._local(setups))
+        return out
+
+    def _without(
+        self, held: np.ndarray, setups: Sequence[Setup], times: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Which measurements a model has not seen, and its forecasts of them."""
+        if not held.any() or held.all():
+            return np.zeros(0, int), np.zeros(0)
+        model = self._make()
+        model.fit(
+            [setup for setup, out in zip(setups, held, strict=True) if not out], times[~held]
+        )
+        guessed = model.predict([setup for setup, out in zip(setups, held, strict=True) if out])
+        return np.flatnonzero(held), guessed
+
+
+def _crossed(setups: Sequence[Setup], errors: np.ndarray, folds: np.ndarray) -> np.ndarray:
+    """Each group's local factors as the other groups' errors foretell them: its own would flatter it."""
+    out = np.ones(len(setups))
+    for fold in np.unique(folds):
+        own = folds == fold
+        others = [setup for setup, mine in zip(setups, own, strict=True) if not mine]
+        local = LocalErrors(others, errors[~own])
+        out[own] = local([setup for setup, mine in zip(setups, own, strict=True) if mine])
+    return out
+
+
+def _quantile(errors: np.ndarray, coverage: float) -> float:
+    """With the finite-sample correction of conformal prediction."""
+    share = min(1.0, coverage * (1 + 1 / len(errors)))
+    return float(np.quantile(errors, share, method="higher"))

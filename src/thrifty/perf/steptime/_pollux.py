@@ -1,0 +1,98 @@
+"""Pollux (Qiao et al., OSDI 2021): compute and exchange, partly overlapping, with the regularisers of its code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from thrifty.core import MissingExtraError
+
+from ._model import checked
+from ._setup import Columns, Setup
+
+
+_TINY = 1e-8
+"""The least of a parameter, in typical steps."""
+
+_A, _B, _A_N, _B_N, _A_R, _B_R = range(6)
+
+
+class Pollux:
+    """``(T_acc^g + T_net^g)^(1/g)`` with ``T_acc = a + b batch`` and ``T_net = a_n + b_n max(devices - 2, 0)``, other ones inside a machine.
+
+    Seven parameters by L-BFGS-B on the root mean squared error of logarithms, plus ``1e-3 (g - 1)^2`` and ``1e-2 (b_n / a_n)^2`` for both networks. What no measurement shows is held fixed (AdaptDL's ``fit_perf_params``).
+
+    >>> model = Pollux()
+    >>> setups = [Setup(placement=(1,), batch=size) for size in (8, 16, 32)]
+    >>> model.fit(setups, [1.0, 1.5, 2.5])
+    >>> float(model.predict([Setup(placement=(1,), batch=64)])[0].round(2))
+    4.5
+    """
+
+    _params: np.ndarray
+
+    def fit(self, setups: Sequence[Setup], step_s: Sequence[float]) -> None:
+        """Fits the parameters.
+
+        Raises:
+            UsageError: nothing was measured, or a time is not positive.
+            MissingExtraError: scipy is not installed.
+        """
+        times = checked(setups, step_s)
+        try:
+            from scipy.optimize import minimize  # noqa: PLC0415
+        except ImportError as error:
+            raise MissingExtraError("scipy", extra="cloud") from error
+        columns = Columns.of(setups)
+        # In typical steps and batches: numerical slopes need parameters of one size.
+        step, size = float(np.median(times)), float(np.median(columns.batch))
+        units = np.array([step, step / size, step, step, step, step, 1.0])
+
+        def loss(scaled: np.ndarray) -> float:
+            params = scaled * units
+            errors = np.log(_seconds(params, columns)) - np.log(times)
+            spread = (params[_B_N] / params[_A_N]) ** 2 + (params[_B_R] / params[_A_R]) ** 2
+            return float(
+                np.sqrt(np.mean(errors**2)) + 1e-3 * (params[-1] - 1) ** 2 + 1e-2 * spread
+            )
+
+        start, bounds = _start(columns, times / step, size)
+        self._params = minimize(loss, start, method="L-BFGS-B", bounds=bounds).x * units
+
+    def predict(self, setups: Sequence[Setup]) -> np.ndarray:
+        """By the fitted parameters."""
+        return _seconds(self._params, Columns.of(setups))
+
+
+def _start(
+    columns: Columns, steps: np.ndarray, size: float
+) -> tuple[list[float], list[tuple[float, float | None]]]:
+    """Where the search starts, and bounds, in typical steps and batches of ``size``."""
+    small = float(steps.min())
+    slope = float(np.median(steps / columns.batch)) * size
+    start = [small / 2, slope / 2, small / 2, small / 100, small / 4, small / 100, 1.5]
+    bounds: list[tuple[float, float | None]] = [*[(_TINY, None)] * 6, (1.0, 10.0)]
+    fixed = {}
+    if len(np.unique(columns.batch)) == 1:
+        fixed[_A] = float(np.mean(steps[columns.devices == columns.devices.min()])) / 2
+    if not columns.apart.any():
+        fixed |= {_A_N: _TINY, _B_N: _TINY}
+    if not columns.together.any():
+        fixed |= {_A_R: _TINY, _B_R: _TINY}
+    if columns.devices.max() <= 2:
+        fixed |= {_B_N: _TINY, _B_R: _TINY}
+    for at, value in fixed.items():
+        start[at], bounds[at] = value, (value, value)
+    return start, bounds
+
+
+def _seconds(params: np.ndarray, columns: Columns) -> np.ndarray:
+    a, b, a_n, b_n, a_r, b_r, gamma = params
+    more = np.maximum(columns.devices - 2, 0)
+    net = columns.apart * (a_n + b_n * more) + columns.together * (a_r + b_r * more)
+    compute = a + b * columns.batch
+    # The larger one is taken out of the root, so that no power overflows.
+    top = np.maximum(compute, net)
+    out: np.ndarray = top * ((compute / top) ** gamma + (net / top) ** gamma) ** (1 / gamma)
+    return out

@@ -1,0 +1,102 @@
+"""What is believed of devices and networks before anybody has measured them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies as st
+
+from thrifty.cloud import ACCELERATORS, Beliefs, Interval, Offer
+from thrifty.core import CloudError
+
+
+names = st.sampled_from(sorted(ACCELERATORS))
+
+
+def machine(accelerator="V100", **options):
+    place = {"cloud": "aws", "region": "us-east-1", "instance_type": "some.type"}
+    return Offer(**place, accelerator=accelerator, price_usd_h=1.0, **options)
+
+
+@given(names)
+def test_the_profiled_device_takes_the_profiles_time(name):
+    same = Interval(median=1.0, low=1.0, high=1.0)
+    assert Beliefs(profiled=name).compute(machine(name)) == same
+
+
+@given(names, names)
+def test_there_and_back_is_the_same_time(here, there):
+    out = Beliefs(profiled=here).compute(machine(there)).median
+    back = Beliefs(profiled=there).compute(machine(here)).median
+    assert out * back == pytest.approx(1.0)
+
+
+def test_a_faster_device_takes_less_time_and_nobody_knows_how_much():
+    factor = Beliefs(profiled="T4").compute(machine("V100"))
+    # speeds are the geometric means of arithmetic and memory
+    assert factor.median == pytest.approx(((8.1 * 320) / (15.7 * 900)) ** 0.5)
+    assert factor.low == pytest.approx(factor.median / 1.5)
+    assert factor.high == pytest.approx(factor.median * 1.5)
+
+
+def test_twice_the_processors_take_half_the_time():
+    beliefs = Beliefs(profiled_vcpus=4)
+    assert beliefs.compute(machine("", vcpus=8)).median == pytest.approx(0.5)
+    assert beliefs.compute(machine("T4", vcpus=8)).median < 0.1
+
+
+def test_a_probe_replaces_the_guess():
+    measured = Interval(median=0.5, low=0.4, high=0.6)
+    beliefs = Beliefs(profiled="T4").probed(compute={"V100": measured})
+    assert beliefs.compute(machine("V100")) == measured
+    assert beliefs.compute(machine("A100")) == Beliefs(profiled="T4").compute(machine("A100"))
+    network = beliefs.probed(network={"some.type": measured})
+    assert network.network(machine()) == measured
+    assert network.compute(machine("V100")) == measured
+    later = network.probed(network={"other.type": measured}, compute={"T4": measured})
+    assert later.network(machine()) == later.compute(machine("V100")) == measured
+
+
+def test_processors_are_measured_by_the_type_of_machine():
+    measured = Interval(median=0.5, low=0.4, high=0.6)
+    beliefs = Beliefs().probed(compute={"some.type": measured})
+    assert beliefs.compute(machine("")) == measured
+    assert beliefs.compute(machine("T4")).median != 0.5
+
+
+def test_a_network_is_as_fast_as_it_always_is():
+    link = Beliefs().link(machine(baseline_gbps=10.0, peak_gbps=25.0))
+    assert link.bytes_per_s == pytest.approx(1.25e9)
+    assert link.inner_bytes_per_s == pytest.approx(60e9)
+    assert Beliefs().link(machine(peak_gbps=25.0)).bytes_per_s == pytest.approx(3.125e9)
+    assert Beliefs().link(machine("")).bytes_per_s == pytest.approx(0.625e9)
+
+
+@pytest.mark.parametrize(
+    ("gbps", "low", "high"),
+    [
+        ({"baseline_gbps": 10.0, "peak_gbps": 10.0}, 0.8, 1.25),
+        ({"baseline_gbps": 10.0}, 0.8, 1.25),
+        ({"baseline_gbps": 5.0, "peak_gbps": 10.0}, 0.4, 1.25),
+        # only "up to": perhaps much slower, never faster
+        ({"peak_gbps": 10.0}, 0.8, 6.25),
+        ({}, 0.16, 6.25),
+    ],
+)
+def test_a_network_is_the_less_known_the_less_its_name_says(gbps, low, high):
+    factor = Beliefs().network(machine(**gbps))
+    assert (factor.median, factor.low, factor.high) == pytest.approx((1.0, low, high))
+
+
+@pytest.mark.parametrize(
+    ("beliefs", "accelerator"), [(Beliefs(), "V1000"), (Beliefs(profiled="V1000"), "V100")]
+)
+def test_devices_that_nobody_knows(beliefs, accelerator):
+    with pytest.raises(
+        CloudError, match=r"how fast 'V1000' is, is not known: measure it.*A100"
+    ):
+        beliefs.compute(machine(accelerator))
+
+
+def test_processors_that_nobody_has_counted():
+    with pytest.raises(CloudError, match="how many it has is not known: add vCPUs"):
+        Beliefs().compute(machine(""))

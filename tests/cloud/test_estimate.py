@@ -1,0 +1,351 @@
+"""Forecasts for fleets, against a replay in plain Python."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, strategies as st
+
+from tests.cloud._drawn_fleets import (
+    BELIEFS,
+    GIB,
+    History,
+    a_profile,
+    a_workload,
+    an_offer,
+    drawn,
+    exactly,
+    offers,
+    workloads,
+)
+from thrifty.cloud import Beliefs, Interval
+from thrifty.cloud._estimate import estimate
+from thrifty.cloud._spot import spot_seconds
+from thrifty.core import CloudError
+from thrifty.perf import StepCurve, forecast_split, split_batch
+
+
+ENDS = ("median", "low", "high")
+
+
+def ends(interval):
+    return [getattr(interval, end) for end in ENDS]
+
+
+def step_s(workload, offer, num, end):
+    """One step of ``num`` equal machines by the definition; None: it does not fit."""
+    profile, devices = workload.profile, num * offer.accelerator_count
+    batch = math.ceil(workload.global_batch / devices)
+    memory = offer.device_memory_bytes
+    if devices > workload.global_batch or (memory and profile.peak_at(batch) > memory):
+        return None
+    factor = getattr(BELIEFS.compute(offer), end)
+    slower = getattr(BELIEFS.network(offer), end)
+    forward, backward = (
+        factor * float(at(batch)) for at in (profile.forward_at, profile.backward_at)
+    )
+    free = 0.0
+    for num_bytes, ready in zip(profile.bucket_bytes, profile.bucket_ready, strict=True):
+        took = BELIEFS.link(offer).all_reduce_s(
+            num_bytes=num_bytes, nodes=num, per_node=offer.accelerator_count
+        )
+        free = max(free, forward + ready * backward) + slower * took
+    after = factor * (profile.optimizer_s + profile.overhead_s)
+    return max(max(free, forward + backward) + after, batch * profile.sample_input_s)
+
+
+@given(workloads.filter(lambda some: some.widths is None), offers, st.integers(1, 8))
+@drawn
+def test_equal_machines_take_what_the_replay_says(workload, offer, num):
+    expected = [step_s(workload, offer, num, end) for end in ENDS]
+    spot = offer.price_usd_h is None
+    if expected[0] is None:
+        with pytest.raises(CloudError, match=r"feeds as many devices|needs? .* GiB"):
+            estimate(workload, [(offer, num, spot)], beliefs=BELIEFS)
+        return
+    fleet = estimate(workload, [(offer, num, spot)], beliefs=BELIEFS)
+    assert ends(fleet.step_s) == pytest.approx(expected)
+    if not spot:
+        times = [workload.setup_s + workload.steps * each for each in expected]
+        assert ends(fleet.time_s) == pytest.approx(times)
+        assert ends(fleet.cost_usd) == pytest.approx([
+            each / 3600 * num * offer.price_usd_h for each in times
+        ])
+        assert fleet.checkpoint_s is None
+    assert fleet.machines[0].batch == math.ceil(
+        workload.global_batch / (num * offer.accelerator_count)
+    )
+
+
+def test_a_step_by_hand():
+    # 8 samples on each of 4 devices: 0.5 + 1.0 + 0.125 s, and nothing to sum
+    workload = a_workload(profile=a_profile(bucket_bytes=(0.0, 0.0)), setup_s=25.0)
+    offer = an_offer(accelerator_count=4)
+    fleet = estimate(workload, [(offer, 1, False)], beliefs=BELIEFS)
+    # six messages inside the machine for each of two buckets
+    assert fleet.step_s.median == pytest.approx(1.625 + 6 * 10e-6)
+    assert fleet.time_s.median == pytest.approx(25 + 1625.06)
+    assert (fleet.num_devices, fleet.usd_h, str(fleet)) == (4, 3.0, "1 x v1")
+
+
+@given(workloads, offers, st.integers(1, 8))
+@drawn
+def test_intervals_are_in_order(workload, offer, num):
+    try:
+        fleet = estimate(workload, [(offer, num, True)], beliefs=BELIEFS)
+    except CloudError:
+        return
+    for interval in (fleet.step_s, fleet.time_s, fleet.cost_usd):
+        assert 0 < interval.low <= interval.median <= interval.high < math.inf
+
+
+def test_neither_place_nor_price_changes_the_step():
+    steps = {
+        estimate(a_workload(), [(offer, 3, False)], beliefs=BELIEFS).step_s
+        for offer in (an_offer(), an_offer(region="west", zone="b", price_usd_h=9.0))
+    }
+    assert len(steps) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"bucket_bytes": (1e6, 1e6)}, "compute"),
+        ({"sample_input_s": 5.0}, "input"),
+        ({"bucket_bytes": (1e9, 1e9)}, "network: 64 % of the step waits for sums"),
+    ],
+)
+def test_it_says_what_bounds_the_step(changes, why):
+    # 16 samples: 1 + 2 + 0.125 s; from 2 s on two sums of 1 GB at 10 Gb/s, which take 4.125 times 0.8 s each
+    beliefs = Beliefs(profiled="V100", measured_network={"v1": exactly(4.125)})
+    workload = a_workload(profile=a_profile(**changes))
+    assert estimate(workload, [(an_offer(), 2, False)], beliefs=beliefs).why == why
+
+
+# -- several types ---------------------------------------------------------------------
+
+
+def test_unequal_machines_end_together():
+    beliefs = Beliefs(profiled="V100", measured_compute={"T4": exactly(3.0)})
+    workload = a_workload(profile=a_profile(bucket_bytes=(0.0, 0.0)), global_batch=16)
+    fast, slow = an_offer(), an_offer("t4", accelerator="T4")
+    fleet = estimate(workload, [(fast, 1, False), (slow, 1, False)], beliefs=beliefs)
+    assert [each.batch for each in fleet.machines] == [12, 4]
+    # Both compute 2.25 s; the slower optimiser takes three times 0.125 s; two rounds of two buckets
+    assert fleet.step_s.median == pytest.approx(2.25 + 0.375 + 2 * 50e-6, abs=1e-9)
+    assert fleet.usd_h == 6.0
+
+
+def test_the_slowest_link_sets_the_pace():
+    fast, slow = an_offer(baseline_gbps=100.0), an_offer("v2", baseline_gbps=1.0)
+    workload = a_workload(profile=a_profile(bucket_bytes=(0.0, 1e9)))
+    fleet = estimate(workload, [(fast, 1, False), (slow, 3, False)], beliefs=BELIEFS)
+    equal = estimate(workload, [(slow, 4, False)], beliefs=BELIEFS)
+    assert fleet.step_s == equal.step_s
+
+
+@given(st.lists(st.integers(1, 4), min_size=2, max_size=3), st.integers(10, 64))
+@drawn
+def test_no_split_computes_sooner(nums, global_batch):
+    names = ["V100", "T4", "A10"]
+    machines = [
+        (an_offer(name, accelerator=name, accelerator_count=2), num, False)
+        for name, num in zip(names, nums, strict=False)
+    ]
+    fleet = estimate(a_workload(global_batch=global_batch), machines, beliefs=BELIEFS)
+    factors = [1.0, 3.0, 0.75]
+    curves = [
+        StepCurve(sample_s=0.1875 * factors[place])
+        for place, num in enumerate(nums)
+        for _ in range(2 * num)
+    ]
+    quickest = forecast_split(curves, split_batch(curves, global_batch)).step_s
+    ends = [
+        0.1875 * factor * each.batch
+        for factor, each in zip(factors, fleet.machines, strict=False)
+    ]
+    assert max(ends) == pytest.approx(quickest)
+    assert sum(2 * each.num * each.batch for each in fleet.machines) >= global_batch
+
+
+def test_memory_limits_the_share_of_a_fast_device():
+    # 4 samples in 2 GiB, 8 in 3
+    beliefs = Beliefs(profiled="V100", measured_compute={"T4": exactly(9.0)})
+    small = an_offer(accelerator_memory_gib=3.0)
+    slow = an_offer("t4", accelerator="T4")
+    workload = a_workload(global_batch=16)
+    fleet = estimate(workload, [(small, 1, False), (slow, 1, False)], beliefs=beliefs)
+    assert [each.batch for each in fleet.machines] == [8, 8]
+
+
+def test_a_machine_without_samples_does_not_compute():
+    beliefs = Beliefs(profiled="V100", measured_compute={"T4": exactly(1000.0)})
+    workload = a_workload(profile=a_profile(bucket_bytes=(0.0, 0.0)), global_batch=4)
+    machines = [(an_offer(), 1, False), (an_offer("t4", accelerator="T4"), 1, False)]
+    fleet = estimate(workload, machines, beliefs=beliefs)
+    assert [each.batch for each in fleet.machines] == [4, 0]
+    assert fleet.step_s.median == pytest.approx(0.875 + 2 * 50e-6)
+
+
+def test_the_same_type_on_demand_and_as_spot_is_one_kind():
+    offer = an_offer(spot_usd_h=1.0)
+    fleet = estimate(a_workload(), [(offer, 1, False), (offer, 3, True)], beliefs=BELIEFS)
+    equal = estimate(a_workload(), [(offer, 4, False)], beliefs=BELIEFS)
+    assert fleet.step_s == equal.step_s
+    assert fleet.usd_h == 6.0
+    assert fleet.time_s.median > equal.time_s.median
+    assert str(fleet) == "1 x v1 + 3 x v1 (spot)"
+
+
+# -- spot ------------------------------------------------------------------------------
+
+
+def test_evictions_of_all_machines_count():
+    market = History(v1=(0.75, 0.2))
+    workload = a_workload(steps=10**6, state_bytes=1e9, setup_s=60.0)
+    fleet = estimate(
+        workload, [(an_offer(spot_usd_h=2.0), 4, True)], beliefs=BELIEFS, spot_market=market
+    )
+    work_s = 10**6 * fleet.step_s.median
+    # 1 s, and 1 GB at 200 MB/s, to save; as long to read it again
+    expected, every_s = spot_seconds(work_s, evictions_per_h=0.8, save_s=6.0, restart_s=66.0)
+    assert fleet.time_s.median == pytest.approx(60 + expected, rel=1e-3)
+    assert fleet.checkpoint_s == pytest.approx(every_s, rel=1e-3)
+    assert fleet.usd_h == 3.0
+    assert fleet.cost_usd.median == pytest.approx(fleet.time_s.median / 3600 * 3.0)
+
+
+def test_without_history_the_offers_price_counts_and_a_rate_is_assumed():
+    offer = an_offer(spot_usd_h=0.75)
+    found, assumed = (
+        estimate(a_workload(), [(offer, 2, True)], beliefs=BELIEFS, spot_market=market)
+        for market in (History(v1=(0.75, 0.1)), None)
+    )
+    assert found == assumed
+
+
+def test_machines_that_nobody_takes_away():
+    fleet = estimate(
+        a_workload(),
+        [(an_offer(), 2, True)],
+        beliefs=BELIEFS,
+        spot_market=History(v1=(1.0, 0.0)),
+    )
+    demand = estimate(a_workload(), [(an_offer(), 2, False)], beliefs=BELIEFS)
+    assert (fleet.time_s, fleet.checkpoint_s) == (demand.time_s, math.inf)
+
+
+# -- studies ---------------------------------------------------------------------------
+
+
+def test_a_study_takes_as_long_as_its_phases():
+    workload = a_workload(widths=((1, 100), (4, 50), (6, 10)), setup_s=10.0)
+    single = a_workload()
+    one, two, four = (
+        estimate(single, [(an_offer(), num, False)], beliefs=BELIEFS).step_s.median
+        for num in (1, 2, 4)
+    )
+    fleet = estimate(workload, [(an_offer(), 4, False)], beliefs=BELIEFS)
+    expected = 10 + 100 * four + 50 * one + 10 * (one + two)
+    assert fleet.time_s.median == pytest.approx(expected)
+    # at its widest each training has one machine
+    assert (fleet.machines[0].batch, fleet.step_s.median) == (32, one)
+
+
+def test_a_study_gives_a_training_as_many_machines_as_its_samples_need():
+    # 16 samples in 5 GiB
+    offer = an_offer(accelerator_memory_gib=5.0)
+    fleet = estimate(a_workload(widths=((4, 50),)), [(offer, 4, False)], beliefs=BELIEFS)
+    two = estimate(a_workload(), [(offer, 2, False)], beliefs=BELIEFS)
+    assert fleet.machines[0].batch == 16
+    assert fleet.time_s.median == pytest.approx(180 + 2 * 50 * two.step_s.median)
+
+
+def test_a_narrow_study_has_the_step_of_many_machines():
+    workload = a_workload(widths=((2, 50),))
+    fleet = estimate(workload, [(an_offer(), 5, False)], beliefs=BELIEFS)
+    two = estimate(a_workload(), [(an_offer(), 2, False)], beliefs=BELIEFS)
+    assert (fleet.step_s, fleet.machines[0].batch) == (two.step_s, 16)
+
+
+def test_machines_that_a_study_cannot_feed_stay_idle():
+    workload = a_workload(global_batch=2, widths=((1, 50),))
+    two, many = (
+        estimate(workload, [(an_offer(), num, False)], beliefs=BELIEFS) for num in (2, 5)
+    )
+    assert (many.time_s, many.step_s) == (two.time_s, two.step_s)
+    assert many.usd_h > two.usd_h
+
+
+# -- what cannot be --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("machines", "message"),
+    [
+        ([], "a fleet has machines"),
+        ([(an_offer(), 0, False)], "at least one of each offer"),
+        (
+            [(an_offer(), 1, False), (an_offer(region="west"), 1, False)],
+            "machines of one fleet are in one region, not in aws east, aws west",
+        ),
+        ([(an_offer(), 1, True)], "v1 in east is not offered as spot"),
+        (
+            [(an_offer(price_usd_h=None, spot_usd_h=1.0), 1, False)],
+            "v1 in east is offered as spot only",
+        ),
+        (
+            [(an_offer(), 33, False)],
+            "a global batch of 32 samples feeds as many devices, not the 33",
+        ),
+        (
+            [(an_offer(accelerator_memory_gib=1.0), 1, False)],
+            r"one sample needs 1\.2 GiB, a device of aws v1 in east has 1\.0 GiB",
+        ),
+        (
+            [(an_offer(accelerator_memory_gib=2.5), 2, False)],
+            r"16 samples need 5\.0 GiB, a device of aws v1 in east has 2\.5 GiB: rent more",
+        ),
+        (
+            [(an_offer(), 1, False), (an_offer("v2", accelerator_memory_gib=1.0), 1, False)],
+            r"one sample needs 1\.2 GiB, a device of aws v2 in east has 1\.0 GiB: leave it out",
+        ),
+        (
+            [
+                (an_offer("v1", accelerator_memory_gib=2.5), 2, False),
+                (an_offer("v2", accelerator_memory_gib=3.0), 1, False),
+            ],
+            "a global batch of 32 samples does not fit into the memory of 3 devices, which hold 20",
+        ),
+    ],
+)
+def test_fleets_that_cannot_train(machines, message):
+    with pytest.raises(CloudError, match=message):
+        estimate(a_workload(), machines, beliefs=BELIEFS)
+
+
+def test_a_study_on_several_types():
+    with pytest.raises(CloudError, match="a study is planned for machines of one type"):
+        estimate(
+            a_workload(widths=((2, 10),)),
+            [(an_offer(), 1, False), (an_offer("v2", baseline_gbps=1.0), 1, False)],
+            beliefs=BELIEFS,
+        )
+
+
+def test_memory_that_nobody_knows_limits_nothing():
+    offer = an_offer(accelerator_memory_gib=None)
+    workload = a_workload(profile=a_profile(peak_bytes=(1000.0 * GIB, 2000.0 * GIB)))
+    assert estimate(workload, [(offer, 1, False)], beliefs=BELIEFS).machines[0].batch == 32
+
+
+def test_wide_beliefs_make_wide_forecasts():
+    def width(high):
+        beliefs = Beliefs(
+            profiled="V100", measured_compute={"T4": Interval(median=1.0, low=1.0, high=high)}
+        )
+        offer = an_offer("t4", accelerator="T4")
+        return estimate(a_workload(), [(offer, 1, False)], beliefs=beliefs).time_s.high
+
+    assert width(2.0) - 180 == pytest.approx(2 * (width(1.0) - 180))

@@ -1,0 +1,155 @@
+"""Profiles of a step between and beyond the sizes that were measured."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from tests.perf._draw import drawn
+from thrifty.core import UsageError
+from thrifty.perf import StepProfile
+
+
+PROFILE = StepProfile(
+    device="here",
+    batches=(4, 8, 16),
+    forward_s=(1.0, 1.5, 3.5),
+    backward_s=(2.0, 3.0, 7.0),
+    optimizer_s=0.5,
+    peak_bytes=(100.0, 140.0, 220.0),
+    bucket_bytes=(10.0, 30.0),
+    bucket_ready=(0.25, 1.0),
+    sample_input_s=0.01,
+    overhead_s=0.125,
+)
+
+
+@st.composite
+def profiles(draw):
+    sizes = sorted(draw(st.sets(st.integers(1, 40), min_size=1, max_size=4)))
+    grows = st.lists(st.integers(1, 20), min_size=len(sizes), max_size=len(sizes))
+    forward, backward, peak = (np.cumsum(draw(grows)).astype(float) for _ in range(3))
+    return replace(
+        PROFILE,
+        batches=tuple(sizes),
+        forward_s=tuple(forward),
+        backward_s=tuple(backward),
+        peak_bytes=tuple(peak),
+    )
+
+
+@given(profiles())
+@drawn
+def test_what_was_measured_is_what_it_says(profile):
+    for at, measured in (
+        (profile.forward_at, profile.forward_s),
+        (profile.backward_at, profile.backward_s),
+        (profile.peak_at, profile.peak_bytes),
+    ):
+        assert at(profile.batches) == pytest.approx(measured)
+
+
+def test_between_sizes_and_beyond_them_it_goes_along_straight_lines():
+    assert PROFILE.forward_at([6, 12]).tolist() == [1.25, 2.5]
+    assert PROFILE.forward_at([2, 24]).tolist() == [0.75, 5.5]
+    assert PROFILE.backward_at(10) == 4.0
+    assert PROFILE.peak_at(32) == 380.0
+
+
+def test_nothing_is_below_zero():
+    steep = replace(PROFILE, batches=(4, 5, 6), forward_s=(0.5, 1.5, 2.5))
+    assert steep.forward_at([1, 3, 4]).tolist() == [0.0, 0.0, 0.5]
+
+
+def test_one_size_stands_for_all_others():
+    one = replace(PROFILE, batches=(8,), forward_s=(2.0,), backward_s=(1.0,), peak_bytes=(9.0,))
+    assert one.forward_at([4, 8, 16]).tolist() == [1.0, 2.0, 4.0]
+
+
+@given(profiles(), st.floats(0, 200))
+@drawn
+def test_the_largest_batch_that_fits(profile, memory):
+    most = 0
+    while profile.peak_at(most + 1) <= memory:
+        most += 1
+    assert profile.most(memory) == most
+
+
+def test_memory_that_no_batch_fills():
+    assert PROFILE.most(math.inf) >= 2**29
+    assert replace(PROFILE, peak_bytes=(0.0, 0.0, 0.0)).most(1.0) >= 2**29
+
+
+def test_a_slower_device_takes_longer_for_all_but_reading():
+    slow = PROFILE.slowed(2.0, device="there")
+    assert (slow.device, slow.optimizer_s, slow.overhead_s) == ("there", 1.0, 0.25)
+    assert slow.forward_s == (2.0, 3.0, 7.0)
+    assert slow.backward_s == (4.0, 6.0, 14.0)
+    assert (slow.sample_input_s, slow.peak_bytes) == (0.01, PROFILE.peak_bytes)
+
+
+@given(profiles())
+@drawn
+def test_it_comes_back_from_json(profile):
+    assert StepProfile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {**PROFILE.to_json(), "colour": "red"},
+        {**PROFILE.to_json(), "batches": "few"},
+        {**PROFILE.to_json(), "batches": ["a", "b", "c"]},
+        {**PROFILE.to_json(), "optimizer_s": None},
+        {**PROFILE.to_json(), "forward_s": 3.0},
+        [1, 2],
+    ],
+)
+def test_what_is_no_profile(data):
+    with pytest.raises(UsageError, match="this is no step profile"):
+        StepProfile.from_json(data)
+
+
+def test_a_profile_that_was_altered_says_what_is_wrong():
+    with pytest.raises(UsageError, match=r"^times forward and backward are positive"):
+        StepProfile.from_json({**PROFILE.to_json(), "forward_s": [1.0, 2.0, -3.0]})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batches": ()}, "batches ascend from 1 or more"),
+        ({"batches": (8, 4, 16)}, "batches ascend from 1 or more"),
+        ({"batches": (4, 4, 16)}, "batches ascend from 1 or more"),
+        ({"batches": (0, 4, 16)}, "batches ascend from 1 or more"),
+        ({"batches": (4, math.nan, 16)}, "batches ascend from 1 or more"),
+        ({"batches": (4, 8, math.inf)}, "batches ascend from 1 or more"),
+        ({"forward_s": (1.0, 2.0)}, r"each of 3 batches has .* not \[2, 3, 3\]"),
+        ({"peak_bytes": (1.0,)}, r"each of 3 batches has .* not \[3, 3, 1\]"),
+        ({"forward_s": (1.0, 0.0, 2.0)}, "times forward and backward are positive"),
+        ({"backward_s": (1.0, math.inf, 2.0)}, "times forward and backward are positive"),
+        ({"optimizer_s": -1.0}, "times and bytes are finite and not negative"),
+        ({"sample_input_s": math.nan}, "times and bytes are finite and not negative"),
+        ({"overhead_s": math.inf}, "times and bytes are finite and not negative"),
+        ({"peak_bytes": (1.0, -1.0, 2.0)}, "times and bytes are finite and not negative"),
+        ({"bucket_bytes": (-1.0, 2.0)}, "times and bytes are finite and not negative"),
+        ({"bucket_bytes": (1.0,)}, "each bucket has its bytes and its moment, not 1 and 2"),
+        ({"bucket_bytes": (), "bucket_ready": ()}, "each bucket has its bytes"),
+        ({"bucket_ready": (0.5, 0.25)}, "bucket_ready ascends from 0 to 1"),
+        ({"bucket_ready": (-0.5, 1.0)}, "bucket_ready ascends from 0 to 1"),
+        ({"bucket_ready": (0.5, 1.5)}, "bucket_ready ascends from 0 to 1"),
+        (
+            {"bucket_bytes": (1.0, 1.0, 1.0), "bucket_ready": (0.5, math.nan, 1.0)},
+            "bucket_ready ascends from 0 to 1",
+        ),
+    ],
+)
+def test_numbers_that_do_not_fit_together(changes, message):
+    with pytest.raises(UsageError, match=message):
+        replace(PROFILE, **changes)
