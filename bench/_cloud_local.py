@@ -114,7 +114,7 @@ class Costs:
         return float(step) + max(0.0, wrapped) + float(received) * about["kinds"]
 
 
-def local_prediction(*, quick: bool, rounds: int = 5) -> dict[str, Any]:
+def local_prediction(*, quick: bool, rounds: int = 3) -> dict[str, Any]:
     """Foretells and measures six models at four batch sizes.
 
     Returns:
@@ -170,7 +170,7 @@ def _round(
             "profile",
             model=model,
             batches=list(sizes),
-            budget_s=0.5 * len(sizes),
+            budget_s=1.0 * len(sizes),
         )
         each = [StepProfile.from_json(data) for data in found]
         profiles.setdefault((model, num), []).append(each)
@@ -239,13 +239,20 @@ def _fit(terms: np.ndarray, seconds: np.ndarray) -> list[float]:
 
 
 def _merged(profiles: Sequence[StepProfile]) -> StepProfile:
-    """The rounds' medians."""
+    """The rounds' medians; of sizes that every round had time for."""
+    sizes = min(len(each.batches) for each in profiles)
 
-    def column(name: str) -> tuple[float, ...]:
-        rows = zip(*(getattr(each, name) for each in profiles), strict=True)
+    def column(name: str, num: int) -> tuple[float, ...]:
+        rows = zip(*(getattr(each, name)[:num] for each in profiles), strict=True)
         return tuple(median(row) for row in rows)
 
-    columns = {name: column(name) for name in ("forward_s", "backward_s", "bucket_ready")}
+    columns = {
+        "batches": profiles[0].batches[:sizes],
+        "peak_bytes": profiles[0].peak_bytes[:sizes],
+        "forward_s": column("forward_s", sizes),
+        "backward_s": column("backward_s", sizes),
+        "bucket_ready": column("bucket_ready", len(profiles[0].bucket_ready)),
+    }
     optimizer_s = median(each.optimizer_s for each in profiles)
     return replace(profiles[0], **columns, optimizer_s=optimizer_s)
 

@@ -13,8 +13,9 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from thrifty.core import HeteroError
-from thrifty.hetero import _profile
+from thrifty.hetero._gradient_buckets import gradient_buckets
 from thrifty.hetero._profile import profile_step
+from thrifty.hetero._rehearsal import _Stopwatch
 from thrifty.testing import VirtualClock
 
 from .jobs import FEATURES, data, loss, model, sgd
@@ -145,7 +146,7 @@ def test_pytorch_cuts_the_same_buckets(count, seed):
         kind = torch.float32 if torch.rand((), generator=generator) < 0.7 else torch.float64
         tensors.append(nn.Parameter(torch.empty(size, dtype=kind)))
     theirs, _ = dist._compute_bucket_assignment_by_size(tensors, [MIB, 25 * MIB])
-    ours = _profile._buckets(tensors, {at: (at + 1) / count for at in range(count)})
+    ours = gradient_buckets(tensors, {at: (at + 1) / count for at in range(count)})
     expected = sorted(
         (float(sum(tensors[at].nbytes for at in bucket)), (max(bucket) + 1) / count)
         for bucket in theirs
@@ -161,7 +162,7 @@ def test_pytorch_cuts_the_same_buckets(count, seed):
 def test_a_bucket_is_full_at_its_cap():
     sizes = [MIB // 4, 1, 25 * MIB // 4 - 1, 1]
     parameters = [nn.Parameter(torch.empty(size)) for size in sizes]
-    buckets = _profile._buckets(parameters, dict.fromkeys(range(4), 1.0))
+    buckets = gradient_buckets(parameters, dict.fromkeys(range(4), 1.0))
     assert [num_bytes for num_bytes, _ in buckets] == [MIB, 25 * MIB, 4]
 
 
@@ -436,7 +437,7 @@ def test_events_measure_where_the_host_runs_ahead(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append("wait"))
-    watch = _profile._Stopwatch(torch.device("cuda:1"), VirtualClock())
+    watch = _Stopwatch(torch.device("cuda:1"), VirtualClock())
     begin, end = watch.mark(), watch.mark()
     watch.wait()
     assert watch.seconds(begin, end) == 0.25

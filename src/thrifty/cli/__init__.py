@@ -20,6 +20,7 @@ COMMANDS = (
     "plot",
     "resume",
     "export",
+    "rent",
 )
 
 

@@ -13,6 +13,9 @@ from ._market import Life as Life, PriceSeries as PriceSeries, SpotMarket as Spo
 from ._offer import Offer as Offer
 from ._plan_spot import SpotHistory as SpotHistory
 from ._planner import FleetPlan as FleetPlan, plan_fleet as plan_fleet
+from ._plot import plot_front as plot_front
+from ._probe import Measured as Measured, Probe as Probe, Probes as Probes
+from ._replan import replan as replan
 from ._replay import (
     ByExpectedCost as ByExpectedCost,
     Cheapest as Cheapest,
@@ -42,8 +45,11 @@ __all__ = [
     "FleetPlan",
     "Interval",
     "Life",
+    "Measured",
     "Offer",
     "PriceSeries",
+    "Probe",
+    "Probes",
     "Rented",
     "Replayed",
     "SpotHistory",
@@ -56,6 +62,8 @@ __all__ = [
     "estimate",
     "launch",
     "plan_fleet",
+    "plot_front",
+    "replan",
     "replay",
     "spot_seconds",
     "time_estimator",

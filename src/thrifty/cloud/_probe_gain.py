@@ -29,6 +29,9 @@ END = _NORMAL.inv_cdf(0.95)
 NOISE = 1.03
 """A measurement is right within this factor, nine times of ten, however well its repeats agree."""
 
+_MOST_RIVALS = 60
+"""Offers that are compared; others would have to be still better than they may be."""
+
 What = Literal["compute", "network"]
 """A factor that ``Beliefs`` has."""
 
@@ -51,7 +54,7 @@ class Arena:
 
     @classmethod
     def of(cls, table: Table, goal: Goal) -> Arena:
-        """Leaves out what would not be better than the choice at its worst, if all beliefs came out at their low ends.
+        """Leaves out what would not be better than the choice at its worst, if all beliefs came out at their low ends, and of very many rivals all but sixty that may be best.
 
         Raises:
             CloudError: no fleet meets the goal, even by the medians.
@@ -70,7 +73,8 @@ class Arena:
         worst = objective[2].flat[choice] * max(1.0, limited[2].flat[choice] / limit)
         sizes = table.time_s.shape[-1]
         own, num = divmod(choice, sizes)
-        kept = [lot for lot in range(len(table.lots)) if low[lot] <= worst or lot == own]
+        likely = np.argsort(low, kind="stable")[:_MOST_RIVALS]
+        kept = sorted({own, *likely[low[likely] <= worst].tolist()})
         return cls(
             goal=goal,
             table=replace(

@@ -157,7 +157,7 @@ class Learner:
 
     def _train(self, batch: Any, weight: float, *, together: bool) -> float:
         with self._shared.step(together=together):
-            loss = self._loss(self.model, _to(batch, self.device)) * weight
+            loss = self._loss(self.model, to_device(batch, self.device)) * weight
             loss.backward()
         return float(loss.detach())
 
@@ -173,12 +173,13 @@ def device_of(model: nn.Module) -> torch.device:
     raise HeteroError("the model has no parameters: there is nothing to train")
 
 
-def _to(batch: Any, device: torch.device) -> Any:
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The same batch on a device; what is no tensor stays."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):
-        return {key: _to(value, device) for key, value in batch.items()}
+        return {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple | list):
-        moved = [_to(value, device) for value in batch]
+        moved = [to_device(value, device) for value in batch]
         return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
     return batch

@@ -3,6 +3,7 @@
 A setup is a placement (devices on each machine) and a batch; one model serves one network on one type of device. scipy and scikit-learn are in the extra ``cloud``.
 """
 
+from ._bagged import Bagged as Bagged
 from ._boosting import Boosting as Boosting
 from ._ernest import Ernest as Ernest
 from ._hybrid import Hybrid as Hybrid
@@ -18,6 +19,7 @@ from ._transfer import Transfer as Transfer
 
 
 __all__ = [
+    "Bagged",
     "Boosting",
     "Ernest",
     "Hybrid",

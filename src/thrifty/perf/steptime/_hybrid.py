@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from thrifty.core import MissingExtraError
 
-from ._model import checked
+from ._bagged import Bagged
+from ._model import StepTimeModel, checked
 from ._overlapping import Overlapping
 from ._perfect import PerfectScaling
 from ._setup import Columns, Setup
@@ -19,14 +20,8 @@ _FEW = 12
 """With fewer measurements trees have nothing to say."""
 
 
-class _Base(Protocol):
-    def fit(self, setups: Sequence[Setup], step_s: Sequence[float]) -> None: ...
-
-    def predict(self, setups: Sequence[Setup]) -> np.ndarray: ...
-
-
 class Hybrid:
-    """The geometric mean of two models of different failings: boosted trees over one device's time, and boosted trees over ``Overlapping``.
+    """The geometric mean of two models of different failings: boosted trees over one device's time, and boosted trees over fits of ``Overlapping`` to parts of the placements.
 
     The trees learn the logarithm of what the base leaves, by absolute error (some measurements are outliers). Beyond what was measured trees stay where they were: over one device's time that says too little
     where exchange grows on, over fitted physics too much where it saturates.
@@ -43,7 +38,7 @@ class Hybrid:
 
     def __init__(self, *, seed: int = 0) -> None:
         self._seed = seed
-        self._members: list[tuple[_Base, Any]] = []
+        self._members: list[tuple[StepTimeModel, Any]] = []
 
     def fit(self, setups: Sequence[Setup], step_s: Sequence[float]) -> None:
         """Fits bases and trees.
@@ -53,7 +48,7 @@ class Hybrid:
             MissingExtraError: scipy or scikit-learn is not installed.
         """
         times = checked(setups, step_s)
-        bases: list[_Base] = [PerfectScaling(), Overlapping()]
+        bases: list[StepTimeModel] = [PerfectScaling(), Bagged(Overlapping, seed=self._seed)]
         self._members = []
         for at, base in enumerate(bases):
             base.fit(setups, step_s)
@@ -61,7 +56,7 @@ class Hybrid:
             if len(times) >= _FEW:
                 trees = _trees(self._seed + at)
                 known = base.predict(setups)
-                trees.fit(_features(setups, known), np.log(times / known))
+                trees.fit(_features(setups), np.log(times / known))
             self._members.append((base, trees))
         if len(times) < _FEW:
             self._members = self._members[1:]  # physics alone
@@ -71,19 +66,19 @@ class Hybrid:
         logs = []
         for base, trees in self._members:
             known = base.predict(setups)
-            more = 0.0 if trees is None else trees.predict(_features(setups, known))
+            more = 0.0 if trees is None else trees.predict(_features(setups))
             logs.append(np.log(known) + more)
         out: np.ndarray = np.exp(np.mean(logs, axis=0))
         return out
 
 
-def _features(setups: Sequence[Setup], known_s: np.ndarray) -> np.ndarray:
+def _features(setups: Sequence[Setup]) -> np.ndarray:
+    """Of the setup alone: what physics foretells would lead the trees beyond their measurements."""
     columns = Columns.of(setups)
     spread = [np.std(setup.placement) for setup in setups]
     fullest = [sum(num == max(setup.placement) for num in setup.placement) for setup in setups]
     return np.stack(
         [
-            np.log(known_s),
             np.log(columns.batch),
             np.log2(columns.nodes),
             np.log2(columns.devices),

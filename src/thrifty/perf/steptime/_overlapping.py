@@ -25,6 +25,10 @@ _PENALTY = 1e-2
 """On coefficients: what a few measurements leave open stays small."""
 
 
+_PLAIN = 1e-3
+"""On overlap, as in AdaptDL's ``_fit_perf_params``: where little is exchanged any overlap explains what was measured, and a sharp one says nothing of larger scales."""
+
+
 class Overlapping:
     """``T = ((k F)^g + C^g)^(1/g)``: one device's time ``F``, exchange ``C`` with non-negative terms of the placement, overlap ``g`` from 1 (none) upwards.
 
@@ -129,10 +133,10 @@ class _Loss(NamedTuple):
         size = np.sqrt(1 + (error / _OUTLIER) ** 2)
         slope = error / size / len(error) / _OUTLIER**2
         by_overlap = -np.log(total) / overlap**2 + (a * log_a + c * log_c) / total / overlap
-        value = np.mean(size - 1) + _PENALTY * weights.sum()
+        value = np.mean(size - 1) + _PENALTY * weights.sum() + _PLAIN * (overlap - 1) ** 2
         gradient = [
             self.basis.T @ (slope * c / total / exchange) + _PENALTY,
-            [slope @ by_overlap, (slope @ (a / total)) / factor],
+            [slope @ by_overlap + 2 * _PLAIN * (overlap - 1), (slope @ (a / total)) / factor],
         ]
         return float(value), np.concatenate(gradient)
 

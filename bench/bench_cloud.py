@@ -1,0 +1,132 @@
+"""Which machines to rent: are forecasts right, choices good, and plans quick?
+
+::
+
+    python -m bench.bench_cloud [--quick] [--only prediction|tables|decisions|spot|local|planning]
+
+Measurements of others (Sia and Pollux, PROFET, vTrain, prices and logs of AWS, GCP) are read from ``$THRIFTY_DATA``; ``local`` trains on this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from . import (
+    _cloud_local as local_,
+    _cloud_planning as planning_,
+    _cloud_prediction as sia,
+    _cloud_spot as spot_,
+    _cloud_tables as others,
+)
+from ._harness import Goal, at_least, at_most, finish, parser, table
+
+
+Part = tuple[Any, list[Goal]]
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--only", choices=list(PARTS))
+    args = options.parse_args()
+    figures: dict[str, Any] = {}
+    goals: list[Goal] = []
+    for name, part in PARTS.items():
+        if args.only in {None, name}:
+            print(f"\n## {name}\n", flush=True)
+            figures[name], found = part(quick=args.quick, rounds=args.repeats)
+            goals += found
+    finish("bench_cloud", figures, goals)
+
+
+def prediction(*, quick: bool, rounds: int) -> Part:
+    """Errors on sia_pollux, beside the baselines."""
+    figures = sia.prediction(quick=quick)
+    lines = sia.summary(figures["rows"])
+    print("mean absolute percentage error of a step's time, mean over applications and GPUs\n")
+    table(lines)
+    won = sia.apps_won(figures["rows"])
+    print(f"\nrepetitions of one setup differ by {figures['noise_floor']:.1f} % (median table)")
+    print(f"better than every baseline on unseen applications: {', '.join(won)}")
+    by = {line["held out"]: line for line in lines}
+    goals = [
+        at_most("random rows: error, %", by["random rows (leaky)"][sia.OURS], 4),
+        at_most("placements: error, %", by["placement"][sia.OURS], 6),
+        at_most("<= 8 GPUs -> more: error, %", by["<= 8 GPUs -> more"][sia.OURS], 8),
+        at_least("unseen applications won, of 5", len(won), 4),
+    ]
+    covered = by["placement"]["in the 90 % interval"]
+    goals += [
+        at_least("placements: in the 90 % interval, %", covered, 85),
+        at_most("placements: in the 90 % interval, at most, %", covered, 95),
+    ]
+    return {**figures, "summary": lines, "apps won": won}, goals
+
+
+def tables(*, quick: bool, rounds: int) -> Part:
+    """PROFET and vTrain: no goals are stated."""
+    figures = {"profet": others.profet(quick=quick), "vtrain": others.vtrain(quick=quick)}
+    for name, found in figures.items():
+        print(f"\n{name}: mean absolute percentage error\n")
+        table(found["rows"])
+    return figures, []
+
+
+def decisions(*, quick: bool, rounds: int) -> Part:
+    """Choices by such forecasts, beside the best that hindsight finds."""
+    figures = sia.decisions(quick=quick)
+    settings = {
+        "90 % setting": sia.regret(figures["rows"]),
+        "upper ends of all forecasts": sia.regret(figures["rows with the whole interval"]),
+    }
+    table([{"setting": name, **found} for name, found in settings.items()])
+    found = settings["90 % setting"]
+    return settings, [
+        at_least("choices", found["choices"], 500),
+        at_most("regret, median, %", found["median %"], 2),
+        at_most("regret, mean, %", found["mean %"], 5),
+        at_most("deadlines missed, %", found["deadlines missed %"], 5),
+    ]
+
+
+def spot(*, quick: bool, rounds: int) -> Part:
+    """Jobs replayed on prices and logs of 2019 and 2020."""
+    starts = 20 if quick else 1000
+    figures = spot_.replay_spot(starts, quick=quick)
+    spot_.show(figures)
+    return figures, [at_least("starts of each length", starts, 1000)]
+
+
+def local(*, quick: bool, rounds: int) -> Part:
+    """Training on this machine, foretold from profiles of one process."""
+    figures = local_.local_prediction(quick=quick)
+    error = figures["median_error"]
+    return figures, [
+        at_most("1 and 2 processes: error, median, %", error["all"], 8),
+        at_most("2 processes: error, median, %", error["2"], 8),
+    ]
+
+
+def planning(*, quick: bool, rounds: int) -> Part:
+    """Seconds of a plan."""
+    figures = planning_.planning_times(rounds, quick)
+    table([{"plan": name, "seconds": seconds} for name, seconds in figures.items()])
+    return figures, [
+        at_most("100 offers, s", figures["small_s"], 0.05),
+        at_most("5,000 offers in ten regions, s", figures["spread_s"], 2),
+        at_most("5,000 offers that all differ, s", figures["distinct_s"], 2),
+    ]
+
+
+PARTS: dict[str, Callable[..., Part]] = {
+    "prediction": prediction,
+    "tables": tables,
+    "decisions": decisions,
+    "spot": spot,
+    "local": local,
+    "planning": planning,
+}
+
+
+if __name__ == "__main__":
+    main()

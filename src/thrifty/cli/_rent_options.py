@@ -1,0 +1,228 @@
+"""What ``thrifty rent`` is asked for."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_PART = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The options, as they were given; see their help."""
+
+    name: str | None
+    hp: tuple[tuple[str, Any], ...]
+    profile: Path | None
+    device: str | None
+    cache: Path | None
+    steps: int | None
+    epochs: int | None
+    batch: int | None
+    study: bool
+    catalogue: tuple[Path, ...]
+    cloud: tuple[str, ...]
+    region: tuple[str, ...]
+    accelerator: tuple[str, ...]
+    max_nodes: int
+    quota: tuple[tuple[str, int], ...]
+    spot: bool
+    prices: Path | None
+    evictions: float
+    mixed: bool
+    deadline: float | None
+    budget: float | None
+    median: bool
+    probe: float | None
+    probe_time: float
+    plot: Path | None
+    export: Path | None
+    script: str | None
+    launch: bool
+    as_json: bool
+
+
+class Duration(click.ParamType):
+    """Seconds, from 90m, 6h, 2d or 1h30m."""
+
+    name = "duration"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Adds the parts up."""
+        if isinstance(value, float):
+            return value
+        text = str(value).replace(" ", "")
+        parts = _PART.findall(text)
+        if not parts or "".join(number + unit for number, unit in parts) != text:
+            self.fail(f"{value!r} is no duration; write 90m, 6h, 2d or 1h30m", param, ctx)
+        return float(sum(float(number) * _SECONDS[unit] for number, unit in parts))
+
+
+class Dollars(click.ParamType):
+    """A sum, from 50 or $50."""
+
+    name = "dollars"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Without the sign."""
+        try:
+            usd = float(str(value).removeprefix("$"))
+        except ValueError:
+            usd = math.nan
+        if not 0 <= usd < math.inf:
+            self.fail(f"{value!r} is no sum of dollars; write 50 or 2.5", param, ctx)
+        return usd
+
+
+class Pair(click.ParamType):
+    """A name and a value, from NAME=VALUE; the value in JSON, or text."""
+
+    def __init__(self, *, whole: bool) -> None:
+        self.name = "name=number" if whole else "name=value"
+        self._whole = whole
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, Any]:
+        """Splits at the first sign of equality."""
+        name, sign, text = str(value).partition("=")
+        if not name or not sign:
+            self.fail(f"{value!r} is no pair; write {self.name.upper()}", param, ctx)
+        if self._whole and not text.isdecimal():
+            self.fail(f"{value!r}: {text!r} is no whole number", param, ctx)
+        try:
+            return name, json.loads(text)
+        except ValueError:
+            return name, text
+
+
+def _file(*, exists: bool = False) -> click.Path:
+    return click.Path(exists=exists, dir_okay=False, path_type=Path)
+
+
+_OPTIONS = (
+    click.option("--name", help="Which study or task, if the file defines several."),
+    click.option(
+        "--hp",
+        type=Pair(whole=False),
+        multiple=True,
+        help="A hyper-parameter of the task, NAME=VALUE  [default: the first value of each domain].",
+    ),
+    click.option(
+        "--profile",
+        type=_file(exists=True),
+        help="A stored profile of a step (JSON); nothing is measured then.",
+    ),
+    click.option(
+        "--device",
+        help="Accelerator that the profile is of, by SkyPilot's name  [default: by the profile].",
+    ),
+    click.option(
+        "--cache",
+        type=click.Path(file_okay=False, path_type=Path),
+        envvar="THRIFTY_CACHE",
+        help="Where profiles are kept  [default: the user's cache folder].",
+    ),
+    click.option("--steps", type=click.IntRange(min=1), help="Steps of the training."),
+    click.option(
+        "--epochs",
+        type=click.IntRange(min=1),
+        help="The same in epochs  [default: the study's].",
+    ),
+    click.option(
+        "--batch",
+        type=click.IntRange(min=1),
+        help="Samples of a step, on all machines together  [default: the task's].",
+    ),
+    click.option(
+        "--study", is_flag=True, help="Train the whole study from its beginning, not one trial."
+    ),
+    click.option(
+        "--catalogue",
+        type=_file(exists=True),
+        multiple=True,
+        help="Prices in SkyPilot's schema  [default: SkyPilot's own, or a small table].",
+    ),
+    click.option("--cloud", multiple=True, help="Only this cloud."),
+    click.option("--region", multiple=True, help="Only this region."),
+    click.option("--accelerator", multiple=True, help='Only this GPU; "" for none.'),
+    click.option(
+        "--max-nodes",
+        type=click.IntRange(min=1),
+        default=64,
+        show_default=True,
+        help="Most machines.",
+    ),
+    click.option(
+        "--quota",
+        type=Pair(whole=True),
+        multiple=True,
+        help="Most machines of a VM type or an accelerator, as in p3.2xlarge=4.",
+    ),
+    click.option("--spot", is_flag=True, help="Spot machines may be taken, too."),
+    click.option(
+        "--prices", type=_file(exists=True), help="History of AWS's spot prices (CSV)."
+    ),
+    click.option(
+        "--evictions",
+        type=click.FloatRange(min=0),
+        default=0.1,
+        show_default=True,
+        help="Of a spot machine in an hour; with --prices.",
+    ),
+    click.option(
+        "--mixed", is_flag=True, help="Several VM types in one fleet may be taken, too."
+    ),
+    click.option(
+        "--deadline", type=Duration(), help="The cheapest that ends in time: 90m, 6h, 2d."
+    ),
+    click.option("--budget", type=Dollars(), help="The fastest for so many dollars."),
+    click.option(
+        "--median",
+        is_flag=True,
+        help="The median has to meet the deadline or the budget, not the 90 % end.",
+    ),
+    click.option(
+        "--probe",
+        type=Dollars(),
+        help="Say what is worth measuring first, for so many dollars at most.",
+    ),
+    click.option(
+        "--probe-time",
+        type=Duration(),
+        default="10m",
+        show_default=True,
+        help="The same in time.",
+    ),
+    click.option("--plot", type=_file(), help="Draw time against cost."),
+    click.option("--export", type=_file(), help="Write a task for SkyPilot (YAML)."),
+    click.option(
+        "--script",
+        help="What the machines run, as torchrun takes it  [default: FILE].",
+    ),
+    click.option(
+        "--launch", is_flag=True, help="Let SkyPilot rent the machines, after a question."
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Write plain data."),
+)
+
+
+def rent_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """All that ``Asked`` has."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command

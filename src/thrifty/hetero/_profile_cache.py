@@ -1,0 +1,83 @@
+"""Profiles that were measured before, as files."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from thrifty.core import fingerprint
+from thrifty.perf import StepProfile
+
+from ._learner import device_of
+
+
+_log = logging.getLogger("thrifty.hetero")
+
+
+def device_name(device: torch.device) -> str:
+    """What a device is called by its maker."""
+    if device.type == "cuda":
+        return torch.cuda.getdevice_name(device)
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = models[0] if models else platform.processor() or platform.machine()
+    return f"{name}, {torch.get_num_threads()} thread(s)"
+
+
+def profile_key(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, *, sizes: Sequence[int]
+) -> str:
+    """Of all that a profile depends on, but for the loss."""
+    return fingerprint({
+        "parameters": [
+            [list(each.shape), str(each.dtype), each.requires_grad]
+            for each in model.parameters()
+        ],
+        "model": repr(model),
+        "training": [module.training for module in model.modules()],
+        "optimizer": type(optimizer).__qualname__,
+        "batch": [
+            [list(each.shape), str(each.dtype)]
+            if isinstance(each, Tensor)
+            else type(each).__name__
+            for each in tree_leaves(batch)
+        ],
+        "sizes": list(sizes),
+        "device": device_name(device_of(model)),
+        "torch": torch.__version__,
+    })
+
+
+def read_profile(path: Path) -> StepProfile | None:
+    """What was kept there, if it can be read."""
+    try:
+        return StepProfile.from_json(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        _log.warning("%s holds no profile (%s): measured again", path, error)
+        return None
+
+
+def write_profile(path: Path, profile: StepProfile) -> None:
+    """Keeps it there, whole or not at all; a place that cannot be written is only logged."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(profile.to_json()))
+        temporary.replace(path)
+    except OSError as error:
+        _log.warning("a profile cannot be kept in %s: %s", path.parent, error)
+        with suppress(OSError):
+            temporary.unlink()

@@ -1,0 +1,121 @@
+"""The picture of a plan."""
+
+from __future__ import annotations
+
+import sys
+from itertools import combinations
+
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from tests.cloud._drawn_fleets import an_offer
+from thrifty.cloud import Fleet, Interval, Rented
+from thrifty.cloud._planner import FleetPlan
+from thrifty.cloud._plot import plot_front
+from thrifty.core import CloudError, MissingExtraError
+
+
+def a_fleet(num, hours, usd, spread=1.25):
+    def about(value):
+        return Interval(median=value, low=value / spread, high=value * spread)
+
+    machines = (Rented(offer=an_offer(), num=num, batch=8),)
+    return Fleet(
+        machines=machines,
+        step_s=about(1.0),
+        time_s=about(hours * 3600.0),
+        cost_usd=about(usd),
+    )
+
+
+FRONT = (a_fleet(4, 1.0, 40.0), a_fleet(2, 2.0, 30.0), a_fleet(1, 4.0, 20.0))
+
+
+def a_plan(best=FRONT[1], front=FRONT):
+    return FleetPlan(best=best, front=front, num_considered=9)
+
+
+def points(axes):
+    """By label: the middles, and the ends of the bars."""
+    return {
+        container.get_label(): (
+            container.lines[0].get_xydata().tolist(),
+            [bars.get_segments() for bars in container.lines[2]],
+        )
+        for container in axes.containers
+    }
+
+
+def texts(axes):
+    return {text.get_text(): text.xy for text in axes.texts}
+
+
+def test_every_fleet_is_where_it_belongs():
+    (axes,) = plot_front(a_plan()).axes
+    found = points(axes)
+    assert found["neither dearer nor slower than another"][0] == [[1.0, 40.0], [4.0, 20.0]]
+    middles, (times, costs) = found["chosen: 2 x v1"]
+    assert middles == [[2.0, 30.0]]
+    assert times[0].ravel().tolist() == pytest.approx([1.6, 30.0, 2.5, 30.0])
+    assert costs[0].ravel().tolist() == pytest.approx([2.0, 24.0, 2.0, 37.5])
+    assert texts(axes) == {"4 x v1": (1.0, 40.0), "1 x v1": (4.0, 20.0)}
+    border = axes.lines[0]
+    assert border.get_xydata().tolist() == [[1.0, 40.0], [2.0, 30.0], [4.0, 20.0]]
+
+
+def test_the_goal_is_a_line():
+    lines = {
+        line.get_label(): (line.get_xdata()[0], line.get_ydata()[0])
+        for line in plot_front(a_plan(), deadline_s=10_800.0, budget_usd=35.0).axes[0].lines
+    }
+    assert lines["deadline"][0] == 3.0
+    assert lines["budget"][1] == 35.0
+    labels = {line.get_label() for line in plot_front(a_plan()).axes[0].lines}
+    assert labels.isdisjoint({"deadline", "budget"})
+
+
+def test_nothing_may_be_chosen():
+    (axes,) = plot_front(a_plan(best=None)).axes
+    assert len(points(axes)) == 1
+    assert len(points(axes)["neither dearer nor slower than another"][0]) == 3
+
+
+def test_the_chosen_one_may_be_off_the_front_or_all_of_it():
+    (axes,) = plot_front(a_plan(best=a_fleet(3, 3.0, 35.0))).axes
+    assert set(texts(axes)) == {"4 x v1", "2 x v1", "1 x v1"}
+    (axes,) = plot_front(a_plan(front=FRONT[1:2])).axes
+    assert set(points(axes)) == {"chosen: 2 x v1"}
+
+
+def test_wide_ranges_are_logarithmic():
+    (near,) = plot_front(a_plan()).axes
+    assert (near.get_xscale(), near.get_yscale()) == ("linear", "linear")
+    far = (a_fleet(4, 0.1, 40.0), FRONT[2])
+    (axes,) = plot_front(a_plan(best=None, front=far)).axes
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")
+
+
+def test_no_name_hides_another():
+    front = tuple(a_fleet(40 - at, 1.0 + at, 100.0 - at) for at in range(40))
+    figure = plot_front(a_plan(best=None, front=front))
+    named = figure.axes[0].texts
+    assert named[0].get_text() == "40 x v1"
+    assert 5 <= len(named) < 40
+    boxes = [text.get_window_extent(FigureCanvasAgg(figure).get_renderer()) for text in named]
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+
+
+def test_it_can_be_written(tmp_path):
+    plot_front(a_plan(), deadline_s=10_800.0).savefig(tmp_path / "front.png", dpi=40)
+    assert (tmp_path / "front.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_there_is_something_to_draw():
+    with pytest.raises(CloudError, match="no fleets to draw"):
+        plot_front(a_plan(best=None, front=()))
+
+
+def test_matplotlib_is_an_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingExtraError, match="plots"):
+        plot_front(a_plan())
