@@ -18,8 +18,7 @@ import numpy as np
 
 from thrifty.cloud import ACCELERATORS
 from thrifty.perf._nonnegative import relative_fit
-from thrifty.perf.steptime import Ernest, Pollux, Setup, StepTimeModel
-from thrifty.perf.steptime._other_device import OnBoth, OtherDevice
+from thrifty.perf.steptime import Ernest, OnBoth, OtherDevice, Pollux, Setup, StepTimeModel
 
 from ._data import data_folder
 

@@ -34,12 +34,12 @@ def main() -> None:
     for name, part in PARTS.items():
         if args.only in {None, name}:
             print(f"\n## {name}\n", flush=True)
-            figures[name], found = part(quick=args.quick, rounds=args.repeats)
+            figures[name], found = part(quick=args.quick)
             goals += found
     finish("bench_cloud", figures, goals)
 
 
-def prediction(*, quick: bool, rounds: int) -> Part:
+def prediction(*, quick: bool) -> Part:
     """Errors on sia_pollux, beside the baselines."""
     figures = sia.prediction(quick=quick)
     lines = sia.summary(figures["rows"])
@@ -63,7 +63,7 @@ def prediction(*, quick: bool, rounds: int) -> Part:
     return {**figures, "summary": lines, "apps won": won}, goals
 
 
-def tables(*, quick: bool, rounds: int) -> Part:
+def tables(*, quick: bool) -> Part:
     """PROFET and vTrain: no goals are stated."""
     figures = {"profet": others.profet(quick=quick), "vtrain": others.vtrain(quick=quick)}
     for name, found in figures.items():
@@ -72,7 +72,7 @@ def tables(*, quick: bool, rounds: int) -> Part:
     return figures, []
 
 
-def decisions(*, quick: bool, rounds: int) -> Part:
+def decisions(*, quick: bool) -> Part:
     """Choices by such forecasts, beside the best that hindsight finds."""
     figures = sia.decisions(quick=quick)
     settings = {
@@ -89,7 +89,7 @@ def decisions(*, quick: bool, rounds: int) -> Part:
     ]
 
 
-def spot(*, quick: bool, rounds: int) -> Part:
+def spot(*, quick: bool) -> Part:
     """Jobs replayed on prices and logs of 2019 and 2020."""
     starts = 20 if quick else 1000
     figures = spot_.replay_spot(starts, quick=quick)
@@ -97,7 +97,7 @@ def spot(*, quick: bool, rounds: int) -> Part:
     return figures, [at_least("starts of each length", starts, 1000)]
 
 
-def local(*, quick: bool, rounds: int) -> Part:
+def local(*, quick: bool) -> Part:
     """Training on this machine, foretold from profiles of one process."""
     figures = local_.local_prediction(quick=quick)
     error = figures["median_error"]
@@ -107,9 +107,9 @@ def local(*, quick: bool, rounds: int) -> Part:
     ]
 
 
-def planning(*, quick: bool, rounds: int) -> Part:
+def planning(*, quick: bool) -> Part:
     """Seconds of a plan."""
-    figures = planning_.planning_times(rounds, quick)
+    figures = planning_.planning_times(3, quick)
     table([{"plan": name, "seconds": seconds} for name, seconds in figures.items()])
     return figures, [
         at_most("100 offers, s", figures["small_s"], 0.05),

@@ -91,6 +91,7 @@ def test_what_cannot_change_the_choice_is_not_measured():
     probes = probes_of([SURE, HOPELESS])
     assert probes.next() is None
     assert probes.ended == "no probe is worth its price"
+    assert set(probes_of([SURE, RIVAL, HOPELESS])._arena().rivals) == {SURE, RIVAL}
 
 
 def test_the_present_choice_is_measured_where_it_may_be_worse_than_another():

@@ -172,6 +172,31 @@ def test_a_first_guess_that_was_wrong_is_corrected_at_once():
     assert seen == {2: [5, 7, 9], 5: [5, 10, 15]}
 
 
+@pytest.mark.parametrize(("back", "after"), [(1.1, (50, 50)), (0.9, (50, 50)), (1.4, (58, 42))])
+def test_a_speed_that_is_back_has_its_split_back(back, after):
+    """A few steps of another size say it only nearly."""
+    balancer = settled()
+    play(balancer, EQUAL, [(1.0, 4.0)] * 20)
+    assert balancer.split == (80, 20)
+    (change,) = play(balancer, EQUAL, [(1.0, back)] * 5).values()
+    assert (change.reason, change.after) == ("faster", after)
+
+
+def test_a_load_that_is_back_is_remembered_too():
+    balancer = settled()
+    for load in (4.0, 1.0, 4.4, 0.9, 3.6):
+        play(balancer, EQUAL, [(1.0, load)] * 20)
+        assert balancer.split == ((80, 20) if load > 2 else (50, 50))
+
+
+def test_corrections_do_not_count_as_speeds_from_before():
+    balancer = settled()
+    play(balancer, EQUAL, [(1.0, 4.0)] * 5 + [(1.0, 8.0)] * 20)
+    assert balancer.split == (89, 11)
+    play(balancer, EQUAL, [(1.0, 1.1)] * 5)
+    assert balancer.split == (50, 50)
+
+
 def test_corrections_end():
     """Two unusual steps long after a change are nothing."""
     balancer = settled()

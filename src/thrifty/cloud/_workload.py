@@ -43,4 +43,6 @@ class Workload:
         if self.widths is not None and (
             not self.widths or any(width < 1 or steps < 1 for width, steps in self.widths)
         ):
-            raise CloudError(f"widths are pairs (trainings, steps), both 1 or more, not {self.widths}")
+            raise CloudError(
+                f"widths are pairs (trainings, steps), both 1 or more, not {self.widths}"
+            )

@@ -39,7 +39,7 @@ class BalancerOptions:
     Args:
         slower: a step is unusual if it takes so many times as long as usual, or that much less.
         patience: unusual steps in a row that make a change of speed.
-        correction: the same, where it is less, just after the split has followed a change of speed: its first guess may be wrong.
+        correction: the same, where it is less, just after the split has followed a change of speed: its first guess may be wrong, and its first two steps are often slow for the memory that they allocate.
         window: steps of which the median is usual.
         gain: share of the step's time that a new split has to save.
 
@@ -52,7 +52,7 @@ class BalancerOptions:
 
     slower: float = 1.2
     patience: int = 5
-    correction: int = 2
+    correction: int = 3
     window: int = 50
     gain: float = 0.03
 
@@ -92,7 +92,7 @@ class Balancer:
     """Keeps a split by the workers' measured speed.
 
     A worker's *slowness* is how many times its curve a step takes now. A step is compared with the worker's own trailing median of slowness, so a change of split changes nothing
-    in what is usual. After ``patience`` unusual steps in a row the worker's slowness is set anew; its first steps and, once a window, slow drift set that of all. The split changes only if
+    in what is usual. After ``patience`` unusual steps in a row the worker's slowness is set anew, to that from before its last change if it is near it (the load has gone, or is back); its first steps and, once a window, slow drift set that of all. The split changes only if
     that saves ``gain`` of the step (HyperTune's threshold and consecutive steps, with hysteresis). No clock, no draws: equal times give equal splits on every worker.
 
     Args:
@@ -128,6 +128,7 @@ class Balancer:
         self._split_for = split
         self._cost = cost
         self._slowness = [1.0] * len(self._measured)
+        self._before = [1.0] * len(self._measured)
         self._usual: list[deque[float]] = [self._window() for _ in self._measured]
         self._latest: list[deque[float]] = [self._window() for _ in self._measured]
         self._unusual: list[list[float]] = [[] for _ in self._measured]
@@ -210,11 +211,19 @@ class Balancer:
         unusual.append(ratio)
         if len(unusual) < patience:
             return None
-        self._slowness[worker] = median(unusual)
+        self._slowness[worker] = self._recalled(worker, median(unusual))
         self._usual[worker] = self._window(unusual)
         self._latest[worker] = self._window(unusual)
         unusual.clear()
         return how
+
+    def _recalled(self, worker: int, measured: float) -> float:
+        """The speed from before the last change, if it is back: better known than by a few steps of another size."""
+        before, now = self._before[worker], self._slowness[worker]
+        if self._steps >= self._correct_until:
+            self._before[worker] = now
+        is_back = 1 / self._options.slower < measured / before < self._options.slower
+        return before if is_back else measured
 
     def _follow(self) -> list[int]:
         """Sets everybody's slowness to that of the latest steps, unusual ones too: who is slow every other moment is slow."""

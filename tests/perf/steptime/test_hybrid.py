@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from thrifty.perf.steptime import Hybrid, Overlapping, PerfectScaling
+from thrifty.perf.steptime import Bagged, Hybrid, Overlapping, PerfectScaling
 
 from ._draw import forecast, grid, noisy
 
@@ -45,9 +45,13 @@ def test_trees_learn_what_physics_does_not_explain():
     assert misses[0] < 0.5 * min(misses[1:])
 
 
+def physics():
+    return Bagged(Overlapping)
+
+
 @pytest.mark.parametrize("num", [1, 5, 11])
 def test_a_few_measurements_are_for_physics_alone(num):
     setups = grid()
     few, times = setups[::3][:num] + setups[1:][: max(num - 10, 0)], noisy(setups)[:num]
-    one, other = (forecast(make, few[:num], times, setups) for make in (Hybrid, Overlapping))
+    one, other = (forecast(make, few[:num], times, setups) for make in (Hybrid, physics))
     assert one == pytest.approx(other, rel=1e-12)

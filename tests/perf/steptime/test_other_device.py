@@ -170,6 +170,8 @@ def test_intervals_are_around_forecasts_and_wider_far_from_probes():
     middle = model.predict(new.setups, new.here_s)
     low, high = model.interval(new.setups, new.here_s)
     assert np.sqrt(low * high) == pytest.approx(middle, rel=1e-9)
+    _, deviation = model._posterior(new.setups, new.here_s)
+    assert np.log(high / middle) == pytest.approx(1.6449 * deviation, rel=1e-4)
     assert high[-1] / low[-1] > high[0] / low[0] > 1
     wider = model.interval(new.setups, new.here_s, coverage=0.99)
     assert (wider[0] < low).all()

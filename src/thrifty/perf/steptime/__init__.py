@@ -10,6 +10,7 @@ from ._hybrid import Hybrid as Hybrid
 from ._intervals import Intervals as Intervals
 from ._margin import smallest_margin as smallest_margin
 from ._model import StepTimeModel as StepTimeModel
+from ._other_device import OnBoth as OnBoth, OtherDevice as OtherDevice
 from ._overlapping import Overlapping as Overlapping
 from ._paleo import Paleo as Paleo
 from ._perfect import PerfectScaling as PerfectScaling
@@ -24,6 +25,8 @@ __all__ = [
     "Ernest",
     "Hybrid",
     "Intervals",
+    "OnBoth",
+    "OtherDevice",
     "Overlapping",
     "Paleo",
     "PerfectScaling",

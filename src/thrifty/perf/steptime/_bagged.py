@@ -72,7 +72,7 @@ class Bagged:
                 if sum(placement) == 1 or placement in seen
             ]
             model = self._make()
-            model.fit([setups[at] for at in kept], times[kept])
+            model.fit([setups[at] for at in kept], times[kept].tolist())
             self._models.append(model)
 
     def predict(self, setups: Sequence[Setup]) -> np.ndarray:
@@ -81,4 +81,3 @@ class Bagged:
             np.mean([np.log(model.predict(setups)) for model in self._models], axis=0)
         )
         return out
-
