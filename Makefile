@@ -28,6 +28,7 @@ bench: .venv/ready-bench
 	$(BIN)/python -m bench.bench_search
 	$(BIN)/python -m bench.bench_rex
 	$(BIN)/python -m bench.bench_graph
+	$(BIN)/python -m bench.bench_cloud
 	$(BIN)/python -m bench.bench_gyro
 	$(BIN)/python -m bench.bench_hetero
 
