@@ -19,11 +19,11 @@ from tests.cloud._drawn_fleets import (
     offers,
     workloads,
 )
-from thrifty.cloud import Beliefs, Interval
+from thrifty.cloud import Beliefs, Interval, Offer, Workload
 from thrifty.cloud._estimate import estimate
 from thrifty.cloud._spot import spot_seconds
 from thrifty.core import CloudError
-from thrifty.perf import StepCurve, forecast_split, split_batch
+from thrifty.perf import CollectiveTiming, StepCurve, StepProfile, forecast_split, split_batch
 
 
 ENDS = ("median", "low", "high")
@@ -349,3 +349,62 @@ def test_wide_beliefs_make_wide_forecasts():
         return estimate(a_workload(), [(offer, 1, False)], beliefs=beliefs).time_s.high
 
     assert width(2.0) - 180 == pytest.approx(2 * (width(1.0) - 180))
+
+
+# --- sums that were measured
+
+
+def timings(name, *, nodes=(2, 4), factor=1.0):
+    return tuple(
+        CollectiveTiming(
+            name=name, num_bytes=size, nodes=num, seconds=factor * (1e-3 + size * num / 1e9)
+        )
+        for num in nodes
+        for size in (1e6, 1e7, 1e8)
+    )
+
+
+def measured_fleet(num, *, sums=(), offers=None):
+    profile = StepProfile(
+        device="V100",
+        batches=(8, 16),
+        forward_s=(0.1, 0.2),
+        backward_s=(0.2, 0.4),
+        optimizer_s=0.0,
+        peak_bytes=(2e9, 4e9),
+        bucket_bytes=(1e8,),
+        bucket_ready=(1.0,),
+    )
+    work = Workload(profile=profile, steps=10, global_batch=8 * num, setup_s=0.0)
+    offer = Offer(
+        cloud="aws",
+        region="us-east-1",
+        instance_type="p3.2xlarge",
+        accelerator="V100",
+        price_usd_h=3.06,
+        baseline_gbps=10,
+    )
+    beliefs = Beliefs(profiled="V100", measured_sums=tuple(sums))
+    return estimate(work, [(offer, num, False)], beliefs=beliefs)
+
+
+@pytest.mark.parametrize("num", [2, 4])
+def test_measured_sums_count_instead_of_the_network_s_name(num):
+    fleet = measured_fleet(num, sums=timings("p3.2xlarge"))
+    assert fleet.step_s.median == pytest.approx(0.3 + 1e-3 + 1e8 * num / 1e9, rel=1e-6)
+    assert fleet.step_s.low < fleet.step_s.median < fleet.step_s.high
+
+
+def test_one_machine_sums_nothing():
+    assert measured_fleet(1, sums=timings("p3.2xlarge")).step_s.median == pytest.approx(0.3)
+
+
+def test_sums_of_another_type_say_nothing():
+    assert measured_fleet(4, sums=timings("g5.xlarge")) == measured_fleet(4)
+
+
+def test_sums_that_were_measured_are_no_more_to_be_probed():
+    beliefs = Beliefs(measured_sums=timings("vm"))
+    offer = Offer(cloud="aws", region="r", instance_type="vm", price_usd_h=1.0, peak_gbps=10)
+    assert beliefs.network(offer) == Interval(median=1.0, low=1.0, high=1.0)
+    assert beliefs.collectives([]) is None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from thrifty.core import CloudError
-from thrifty.perf import Link
+from thrifty.perf import CollectiveModel, CollectiveTiming, Link
 
 from ._accelerators import ACCELERATORS, VCPU
 from ._fleet import Interval
@@ -38,6 +38,7 @@ class Beliefs:
         profiled_vcpus: how many of them.
         measured_compute: by ``Offer.device``: factor on the profile's times.
         measured_network: by instance type: factor on the time that ``link`` gives.
+        measured_sums: all-reduces as ``hetero.measure_all_reduce`` times them, named by instance type: of these types neither name nor factor counts.
 
     >>> offer = Offer(cloud="aws", region="us-east-1", instance_type="p3.2xlarge", accelerator="V100", price_usd_h=3.06)
     >>> Beliefs(profiled="V100").compute(offer)
@@ -51,6 +52,7 @@ class Beliefs:
     profiled_vcpus: float = 1.0
     measured_compute: Mapping[str, Interval] = field(default_factory=dict)
     measured_network: Mapping[str, Interval] = field(default_factory=dict)
+    measured_sums: tuple[CollectiveTiming, ...] = ()
 
     def compute(self, offer: Offer) -> Interval:
         """How many times the profile's seconds a device of this machine takes.
@@ -86,6 +88,8 @@ class Beliefs:
 
     def network(self, offer: Offer) -> Interval:
         """Factor on the seconds of ``link``: less in a burst, more where only "up to 10 Gigabit" is known."""
+        if any(timing.name == offer.instance_type for timing in self.measured_sums):
+            return Interval(median=1.0, low=1.0, high=1.0)
         known = self.measured_network.get(offer.instance_type)
         if known is not None:
             return known
@@ -96,6 +100,19 @@ class Beliefs:
         elif offer.peak_gbps:
             faster = max(1.0, offer.peak_gbps / offer.baseline_gbps)
         return Interval(median=1.0, low=1.0 / faster / _BY_NAME, high=slower * _BY_NAME)
+
+    def collectives(self, offers: Iterable[Offer]) -> CollectiveModel | None:
+        """What was measured of these types' sums, and for other numbers of machines their names; None: nothing was."""
+        names = {timing.name for timing in self.measured_sums}
+        prior = {
+            offer.instance_type: self.link(offer)
+            for offer in offers
+            if offer.instance_type in names
+        }
+        if not prior:
+            return None
+        timings = [timing for timing in self.measured_sums if timing.name in prior]
+        return CollectiveModel.fit(timings, prior=prior)
 
     def probed(
         self,

@@ -9,11 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from thrifty.perf import Link, StepProfile, ring_s
+from thrifty.perf import CollectiveModel, Link, StepProfile, ring_s
 
 from ._beliefs import Beliefs
 from ._fleet import Interval
 from ._offer import Offer
+
+
+_QUANTILES = (0.5, 0.05, 0.95)
+"""Median, low and high."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +30,8 @@ class Devices:
         links: bytes and latency between machines, then inside them, [4, kinds].
         per_node: devices of a machine, [kinds].
         most: samples that one device holds, [kinds].
+        measured: instance types whose sums were measured, [kinds]; "" for the others.
+        collectives: these measurements.
     """
 
     compute: np.ndarray
@@ -33,6 +39,8 @@ class Devices:
     links: np.ndarray
     per_node: np.ndarray
     most: np.ndarray
+    measured: tuple[str, ...]
+    collectives: CollectiveModel | None
 
     @classmethod
     def of(cls, offers: Sequence[Offer], *, beliefs: Beliefs, profile: StepProfile) -> Devices:
@@ -44,12 +52,18 @@ class Devices:
         holds: dict[float | None, int] = {}
         for memory in {offer.device_memory_bytes for offer in offers}:
             holds[memory] = profile.most(math.inf if memory is None else memory)
+        collectives = beliefs.collectives(offers)
+        known = () if collectives is None else collectives.names
         return cls(
             compute=_ends([beliefs.compute(offer) for offer in offers]),
             network=_ends([beliefs.network(offer) for offer in offers]),
             links=np.array([_numbers(beliefs.link(offer)) for offer in offers]).T,
             per_node=np.array([offer.accelerator_count for offer in offers]),
             most=np.array([holds[offer.device_memory_bytes] for offer in offers]),
+            measured=tuple(
+                offer.instance_type if offer.instance_type in known else "" for offer in offers
+            ),
+            collectives=collectives,
         )
 
     def __len__(self) -> int:
@@ -62,6 +76,8 @@ class Devices:
             links=self.links[:, rows],
             per_node=self.per_node[rows],
             most=self.most[rows],
+            measured=tuple(np.array(self.measured, object)[rows]),
+            collectives=self.collectives,
         )
 
     def sums_s(self, bucket_bytes: ArrayLike, nodes: np.ndarray) -> np.ndarray:
@@ -70,6 +86,17 @@ class Devices:
         seconds = ring_s(bucket_bytes, nodes[:, None], between, latency)
         inside = ring_s(bucket_bytes, self.per_node[:, None, None], inner, inner_latency)
         out: np.ndarray = self.network[..., None, None] * (seconds + inside)
+        if self.collectives is not None:
+            for kind, name in enumerate(self.measured):
+                if name:
+                    for end, quantile in enumerate(_QUANTILES):
+                        out[end, kind] = self.collectives.seconds(
+                            name,
+                            num_bytes=np.asarray(bucket_bytes, float),
+                            nodes=nodes[:, None],
+                            per_node=int(self.per_node[kind]),
+                            quantile=quantile,
+                        )
         return out
 
 

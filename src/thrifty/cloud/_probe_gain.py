@@ -135,7 +135,11 @@ class Arena:
                 [subject_of(what, table.kinds[kind]) == subject for kind in kinds], cases
             )
             now = np.where(mine, np.tile(ends, len(kinds)), getattr(devices, what))
-            devices = replace(devices, **{what: now})
+            devices = (
+                replace(devices, compute=now)
+                if what == "compute"
+                else replace(devices, network=now)
+            )
         workload, sizes = table.workload, table.time_s.shape[-1]
         steps = equal_steps(
             workload.profile, devices, global_batch=workload.global_batch, most_nodes=sizes
