@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from thrifty.perf.steptime import (
     Boosting,
@@ -62,6 +63,11 @@ class Table:
     def part(self, chosen: np.ndarray) -> tuple[list[Setup], np.ndarray]:
         """The setups and times of a mask."""
         return [self.setups[at] for at in np.flatnonzero(chosen)], self.step_s[chosen]
+
+
+def one_thread() -> None:
+    """Of each of the pool's processes: there is one for each core."""
+    threadpool_limits(1)
 
 
 def tables() -> list[Table]:
@@ -204,7 +210,7 @@ def prediction(*, quick: bool) -> dict[str, Any]:
     few = [(table, split, everything) for split in ("app", "gpu") for table in everything]
     if quick:
         few = [job for job in few if job[1] == "app"]
-    with ProcessPoolExecutor(2) as pool:
+    with ProcessPoolExecutor(2, initializer=one_thread) as pool:
         rows = [*pool.map(of_split, jobs), *pool.map(of_probes, few)]
     noise = [100 * float(np.mean(table.noise)) for table in everything if table.noise]
     return {"rows": rows, "noise_floor": median(noise), "noise_pairs": len(noise)}
@@ -322,7 +328,7 @@ def decisions(*, quick: bool, num: int = 600) -> dict[str, Any]:
         num = 40
     seeds = SEEDS[:1] if quick else SEEDS
     jobs = [(table, seed) for seed in seeds for table in everything]
-    with ProcessPoolExecutor(2) as pool:
+    with ProcessPoolExecutor(2, initializer=one_thread) as pool:
         found = [
             (seed, *each)
             for (_, seed), each in zip(jobs, pool.map(known_and_not, jobs), strict=True)

@@ -20,6 +20,7 @@ from thrifty.cloud import ACCELERATORS
 from thrifty.perf._nonnegative import relative_fit
 from thrifty.perf.steptime import Ernest, OnBoth, OtherDevice, Pollux, Setup, StepTimeModel
 
+from ._cloud_prediction import one_thread
 from ._data import data_folder
 
 
@@ -218,7 +219,7 @@ def profet(*, quick: bool) -> dict[str, Any]:
     jobs = [
         each for pair in PAIRS[: 1 if quick else None] for each in cases(times, pair, networks)
     ]
-    with ProcessPoolExecutor(2) as pool:
+    with ProcessPoolExecutor(2, initializer=one_thread) as pool:
         found = list(pool.map(of_case, jobs))
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in found:
