@@ -293,7 +293,7 @@ def known_and_not(job: tuple[Table, int]) -> tuple[Key, Sequence[dict[str, np.nd
             [known[at] for at in seen],
             known_s[seen],
             guessed,
-            model.upper_held_out(known, coverage=0.9),
+            model.upper_held_out(coverage=0.9),
         ),
     ]
 

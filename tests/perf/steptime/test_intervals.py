@@ -176,7 +176,7 @@ def test_upper_ends_of_held_out_forecasts_are_those_of_intervals(batches):
     model = Intervals(Ernest)
     model.fit(setups, times)
     seen, guessed = model.held_out()
-    upper = model.upper_held_out(setups, coverage=0.8)
+    upper = model.upper_held_out(coverage=0.8)
     factor = np.log(upper / guessed)
     outside = np.abs(np.log(times[seen] / guessed)) > factor * (1 + 1e-12)
     assert 0.13 < outside.mean() <= 0.2
@@ -308,7 +308,7 @@ def test_what_a_group_tells_of_itself_is_not_used():
     model.fit(setups, times)
     seen, guessed = model.held_out()
     told = LocalErrors([setups[at] for at in seen], np.abs(np.log(guessed / times[seen])))
-    upper = model.upper_held_out(setups, coverage=0.9)
+    upper = model.upper_held_out(coverage=0.9)
     factor = np.log(upper / guessed) / told([setups[at] for at in seen])
     assert np.ptp(np.log(factor)) > 0.1
     assert np.mean(np.log(upper / guessed)) > 0

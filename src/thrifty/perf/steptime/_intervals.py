@@ -107,8 +107,8 @@ class Intervals:
         factor = self._factor(setups, coverage)
         return middle / factor, middle * factor
 
-    def upper_held_out(self, setups: Sequence[Setup], *, coverage: float = 0.9) -> np.ndarray:
-        """The upper ends that go with ``held_out``, of the setups that were fitted."""
+    def upper_held_out(self, *, coverage: float = 0.9) -> np.ndarray:
+        """The upper ends that go with ``held_out``."""
         out: np.ndarray = self._guessed * np.exp(
             _quantile(self._errors, coverage) * self._factors
         )
