@@ -8,7 +8,7 @@ from statistics import median
 
 import numpy as np
 
-from thrifty.cloud import ACCELERATORS, Beliefs, Offer, Workload
+from thrifty.cloud import ACCELERATORS, Beliefs, FleetOptions, Offer, Workload
 from thrifty.cloud._planner import plan_fleet
 from thrifty.perf import StepProfile
 
@@ -102,9 +102,11 @@ def _plan(
     return plan_fleet(
         training,
         offers,
-        deadline_s=72 * 3600,
-        beliefs=Beliefs(profiled="V100"),
-        max_nodes=NODES,
-        spot=spot,
-        mixed=mixed,
+        FleetOptions(
+            deadline_s=72 * 3600,
+            beliefs=Beliefs(profiled="V100"),
+            max_nodes=NODES,
+            spot=spot,
+            mixed=mixed,
+        ),
     )

@@ -17,7 +17,7 @@ from tests.cloud._drawn_fleets import (
     drawn,
     exactly,
 )
-from thrifty.cloud import Beliefs
+from thrifty.cloud import Beliefs, FleetOptions
 from thrifty.cloud._estimate import estimate
 from thrifty.cloud._mixed import mix_of
 from thrifty.cloud._planner import plan_fleet
@@ -113,10 +113,9 @@ def test_the_choice_is_close_to_the_best(offers, global_batch, share):
     plan = plan_fleet(
         workload,
         offers,
-        deadline_s=deadline_s * (1 + 1e-9),
-        beliefs=EACH,
-        max_nodes=MOST,
-        mixed=True,
+        FleetOptions(
+            deadline_s=deadline_s * (1 + 1e-9), beliefs=EACH, max_nodes=MOST, mixed=True
+        ),
     )
     assert plan.best.time_s.high <= deadline_s * (1 + 1e-6)
     assert best * (1 - 1e-9) <= plan.best.cost_usd.median <= best * 1.03
@@ -131,13 +130,15 @@ def test_what_one_type_cannot_do_two_can():
         "deadline_s": 2400.0,
     }
     with pytest.raises(CloudError, match="the fastest fleet"):
-        plan_fleet(a_workload(profile=PROFILE), offers, **options)
-    plan = plan_fleet(a_workload(profile=PROFILE), offers, **options, mixed=True)
+        plan_fleet(a_workload(profile=PROFILE), offers, FleetOptions(**options))
+    plan = plan_fleet(a_workload(profile=PROFILE), offers, FleetOptions(**options, mixed=True))
     assert str(plan.best) == "1 x a10 + 2 x v1"
     assert plan.best.time_s.high <= 2400.0
     with pytest.raises(CloudError, match=r"the fastest fleet \(1 x a10 \+ 2 x v1\)"):
         plan_fleet(
-            a_workload(profile=PROFILE), offers, **{**options, "deadline_s": 900.0}, mixed=True
+            a_workload(profile=PROFILE),
+            offers,
+            FleetOptions(**{**options, "deadline_s": 900.0}, mixed=True),
         )
 
 
@@ -166,11 +167,13 @@ def test_machines_are_mixed_within_a_region():
         plan_fleet(
             a_workload(profile=PROFILE),
             offers,
-            beliefs=EACH,
-            max_nodes=4,
-            quotas={"v1": 2, "a10": 1},
-            deadline_s=2400.0,
-            mixed=True,
+            FleetOptions(
+                beliefs=EACH,
+                max_nodes=4,
+                quotas={"v1": 2, "a10": 1},
+                deadline_s=2400.0,
+                mixed=True,
+            ),
         )
 
 
@@ -182,8 +185,8 @@ def test_a_faster_mix_for_a_budget():
     ]
     options = {"beliefs": EACH, "max_nodes": 4, "quotas": {"a10": 1}, "budget_usd": 9.0}
     workload = a_workload(profile=a_profile(optimizer_s=0.0, bucket_bytes=(0.0, 0.0)))
-    equal = plan_fleet(workload, offers, **options)
-    mixed = plan_fleet(workload, offers, **options, mixed=True)
+    equal = plan_fleet(workload, offers, FleetOptions(**options))
+    mixed = plan_fleet(workload, offers, FleetOptions(**options, mixed=True))
     assert mixed.best.time_s.median < equal.best.time_s.median
     assert mixed.best.cost_usd.high <= 9.0
     assert mixed.num_considered > equal.num_considered
@@ -194,9 +197,7 @@ def test_a_study():
         plan_fleet(
             a_workload(widths=((2, 10),)),
             [an_offer()],
-            beliefs=BELIEFS,
-            max_nodes=2,
-            mixed=True,
+            FleetOptions(beliefs=BELIEFS, max_nodes=2, mixed=True),
         )
 
 

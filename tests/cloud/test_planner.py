@@ -18,7 +18,7 @@ from tests.cloud._drawn_fleets import (
     offers,
     workloads,
 )
-from thrifty.cloud import Beliefs
+from thrifty.cloud import Beliefs, FleetOptions
 from thrifty.cloud._estimate import estimate
 from thrifty.cloud._planner import plan_fleet
 from thrifty.core import CloudError
@@ -88,10 +88,12 @@ def test_no_fleet_is_better(workload, catalogue, options, data):
     plan = plan_fleet(
         workload,
         catalogue,
-        **{"deadline_s" if goal == "time_s" else "budget_usd": limit},
-        beliefs=BELIEFS,
-        confidence=confidence,
-        **options,
+        FleetOptions(
+            **{"deadline_s" if goal == "time_s" else "budget_usd": limit},
+            beliefs=BELIEFS,
+            confidence=confidence,
+            **options,
+        ),
     )
     assert (getattr(plan.best, other).median, getattr(plan.best, goal).median) == expected
     assert getattr(getattr(plan.best, goal), end) <= limit
@@ -104,7 +106,7 @@ def test_no_fleet_is_better(workload, catalogue, options, data):
 @drawn
 def test_what_it_shows_is_what_the_forecast_says(workload, catalogue, options):
     try:
-        plan = plan_fleet(workload, catalogue, beliefs=BELIEFS, **options)
+        plan = plan_fleet(workload, catalogue, FleetOptions(beliefs=BELIEFS, **options))
     except CloudError:
         assert not all_fleets(workload, catalogue, **options)
         return
@@ -118,7 +120,9 @@ def test_what_it_shows_is_what_the_forecast_says(workload, catalogue, options):
 
 def test_the_front_goes_from_the_fastest_to_the_cheapest():
     catalogue = [an_offer(), an_offer("t4", accelerator="T4", price_usd_h=0.5)]
-    front = plan_fleet(a_workload(), catalogue, beliefs=BELIEFS, max_nodes=8).front
+    front = plan_fleet(
+        a_workload(), catalogue, FleetOptions(beliefs=BELIEFS, max_nodes=8)
+    ).front
     assert len(front) > 2
     times = [fleet.time_s.median for fleet in front]
     costs = [fleet.cost_usd.median for fleet in front]
@@ -130,9 +134,15 @@ def test_quotas_hold_for_types_and_for_accelerators():
     catalogue = [an_offer("v1"), an_offer("v2", accelerator_count=2)]
     tight = {"beliefs": BELIEFS, "deadline_s": 600.0, "confidence": False}
     with pytest.raises(CloudError, match=r"\(3 x v2\)"):
-        plan_fleet(a_workload(), catalogue, quotas={"v2": 3}, max_nodes=4, **tight)
+        plan_fleet(
+            a_workload(), catalogue, FleetOptions(quotas={"v2": 3}, max_nodes=4, **tight)
+        )
     with pytest.raises(CloudError, match=r"\(2 x v2\)"):
-        plan_fleet(a_workload(), catalogue, quotas={"V100": 2, "v2": 3}, max_nodes=4, **tight)
+        plan_fleet(
+            a_workload(),
+            catalogue,
+            FleetOptions(quotas={"V100": 2, "v2": 3}, max_nodes=4, **tight),
+        )
 
 
 @pytest.mark.parametrize(
@@ -148,7 +158,7 @@ def test_quotas_hold_for_types_and_for_accelerators():
 def test_one_type_with_two_networks_is_two_kinds(slow, fast):
     catalogue = [an_offer(**slow, price_usd_h=1.0), an_offer(**fast, price_usd_h=2.0)]
     workload = a_workload(profile=a_profile(bucket_bytes=(1e9, 1e9)))
-    front = plan_fleet(workload, catalogue, beliefs=BELIEFS, max_nodes=8).front
+    front = plan_fleet(workload, catalogue, FleetOptions(beliefs=BELIEFS, max_nodes=8)).front
     assert front[0].machines[0].offer == catalogue[1]
     assert front[-1].machines[0].offer == catalogue[0]
 
@@ -161,7 +171,7 @@ def refused(catalogue=None, *, workload=None, **options):
         plan_fleet(
             workload or a_workload(profile=a_profile(bucket_bytes=(0.0, 0.0))),
             [an_offer()] if catalogue is None else catalogue,
-            **{"beliefs": BELIEFS, "max_nodes": 2, **options},
+            FleetOptions(**{"beliefs": BELIEFS, "max_nodes": 2, **options}),
         )
     return str(caught.value)
 
@@ -218,7 +228,7 @@ def test_offers_that_are_not_there():
 def test_offers_as_spot_only():
     only = [an_offer(price_usd_h=None, spot_usd_h=1.0)]
     assert refused(only).startswith("no offer has a price on demand: allow spot machines")
-    assert plan_fleet(a_workload(), only, beliefs=BELIEFS, spot=True).front
+    assert plan_fleet(a_workload(), only, FleetOptions(beliefs=BELIEFS, spot=True)).front
 
 
 def test_speeds_that_nobody_knows():
@@ -250,7 +260,7 @@ def notes(catalogue, *, workload=None, **options):
     plan = plan_fleet(
         workload or a_workload(),
         catalogue,
-        **{"beliefs": BELIEFS, "deadline_s": 1e7, "max_nodes": 2, **options},
+        FleetOptions(**{"beliefs": BELIEFS, "deadline_s": 1e7, "max_nodes": 2, **options}),
     )
     return plan.notes
 
@@ -269,7 +279,9 @@ def test_left_out_are_devices_of_unknown_speed():
 
 def test_a_measured_device_is_not_left_out():
     beliefs = Beliefs(profiled="V100", measured_compute={"Abacus": exactly(1.0)})
-    plan = plan_fleet(a_workload(), [an_offer(accelerator="Abacus")], beliefs=beliefs)
+    plan = plan_fleet(
+        a_workload(), [an_offer(accelerator="Abacus")], FleetOptions(beliefs=beliefs)
+    )
     assert plan.front
     assert plan.notes == ()
 
@@ -303,6 +315,8 @@ def test_spot_machines_without_history_are_left_out():
 
     spot = an_offer(spot_usd_h=0.1)
     plan = plan_fleet(
-        a_workload(), [spot], beliefs=BELIEFS, spot=True, market=Market(v1=(0.1, 0.1))
+        a_workload(),
+        [spot],
+        FleetOptions(beliefs=BELIEFS, spot=True, market=Market(v1=(0.1, 0.1))),
     )
     assert not any(rented.spot for fleet in plan.front for rented in fleet.machines)

@@ -20,7 +20,7 @@ from tests.cloud._drawn_fleets import (
     offers,
     workloads,
 )
-from thrifty.cloud import Beliefs, Interval
+from thrifty.cloud import Beliefs, FleetOptions, Interval
 from thrifty.cloud._estimate import estimate
 from thrifty.cloud._planner import plan_fleet
 from thrifty.cloud._probe import Measured, Probes
@@ -46,19 +46,13 @@ UNSURE = Beliefs(
 )
 
 
-def probes_of(catalogue, workload=WORKLOAD, **changes):
-    return Probes(
-        workload,
-        catalogue,
-        **{
-            "cap_usd": 100.0,
-            "cap_s": 10 * HOUR,
-            "beliefs": UNSURE,
-            "max_nodes": 4,
-            **({} if "budget_usd" in changes else {"deadline_s": 1000 * HOUR}),
-            **changes,
-        },
-    )
+def probes_of(catalogue, workload=WORKLOAD, *, cap_usd=100.0, cap_s=10 * HOUR, **changes):
+    probing = {
+        name: changes.pop(name) for name in ("probe_s", "draws", "seed") if name in changes
+    }
+    goal = {} if "budget_usd" in changes else {"deadline_s": 1000 * HOUR}
+    options = FleetOptions(**{"beliefs": UNSURE, "max_nodes": 4, **goal, **changes})
+    return Probes(workload, catalogue, options, cap_usd=cap_usd, cap_s=cap_s, **probing)
 
 
 def measure(probe, truth):
@@ -91,7 +85,11 @@ def test_what_cannot_change_the_choice_is_not_measured():
     probes = probes_of([SURE, HOPELESS])
     assert probes.next() is None
     assert probes.ended == "no probe is worth its price"
-    assert set(probes_of([SURE, RIVAL, HOPELESS])._arena().rivals) == {SURE, RIVAL}
+    arena = probes._arena()
+    judged = {
+        probe.offer: probes._judged(probe, arena).gain for probe in probes._possible(arena)
+    }
+    assert judged[HOPELESS] == 0.0
 
 
 def test_the_present_choice_is_measured_where_it_may_be_worse_than_another():
@@ -101,6 +99,15 @@ def test_the_present_choice_is_measured_where_it_may_be_worse_than_another():
     probe = probes.next()
     assert probe.offer == RIVAL
     assert "mostly 1 x sure" in probe.why
+
+
+def test_what_costs_more_is_a_rival_of_a_choice_that_may_miss_the_deadline():
+    """Its price is above all that the choice may cost; it is taken where the choice is too slow."""
+    known = replace(UNSURE, measured_compute={"A10": Interval(median=0.9, low=0.85, high=1.8)})
+    dear = replace(SURE, instance_type="dear", price_usd_h=40.0)
+    probes = probes_of([RIVAL, dear], beliefs=known)
+    assert str(probes.plan.best) == "1 x rival"
+    assert dear in probes._arena().rivals
 
 
 def test_certain_knowledge_is_worth_nothing():
@@ -290,7 +297,9 @@ def test_one_machine_may_be_had_where_two_are_not():
 
 
 def test_the_median_is_enough_where_no_fleet_is_sure():
-    end = plan_fleet(WORKLOAD, [RIVAL], budget_usd=1e6, beliefs=UNSURE, max_nodes=1).best.time_s
+    end = plan_fleet(
+        WORKLOAD, [RIVAL], FleetOptions(budget_usd=1e6, beliefs=UNSURE, max_nodes=1)
+    ).best.time_s
     given = {"max_nodes": 1, "deadline_s": (end.median + end.high) / 2, "cap_usd": 1.0}
     probes = probes_of([RIVAL], **given)
     assert str(probes.plan.best) == "1 x rival"
@@ -300,7 +309,9 @@ def test_the_median_is_enough_where_no_fleet_is_sure():
 
 
 def test_no_fleet_is_left_after_bad_news():
-    end = plan_fleet(WORKLOAD, [RIVAL], budget_usd=1e6, beliefs=UNSURE, max_nodes=1).best.time_s
+    end = plan_fleet(
+        WORKLOAD, [RIVAL], FleetOptions(budget_usd=1e6, beliefs=UNSURE, max_nodes=1)
+    ).best.time_s
     probes = probes_of(
         [RIVAL, replace(SURE, price_usd_h=40.0)],
         deadline_s=end.high * 1.01,
@@ -372,7 +383,7 @@ def test_outcomes_lie_in_the_interval_nine_times_of_ten(interval):
 
 def slow_gain(probe, workload, catalogue, *, goal, seed, draws, **options):
     """A whole plan for each outcome, and both fleets under it."""
-    before = plan_fleet(workload, catalogue, beliefs=BELIEFS, **goal, **options)
+    before = plan_fleet(workload, catalogue, FleetOptions(beliefs=BELIEFS, **goal, **options))
     rng = np.random.default_rng(derive_seed(seed, "probe", str(probe)))
     subjects = {"compute": probe.offer.device, "network": probe.offer.instance_type}
     cases = zip(
@@ -399,7 +410,9 @@ def slow_gain(probe, workload, catalogue, *, goal, seed, draws, **options):
             for what, value in zip(probe.finds, values, strict=True)
         })
         try:
-            after = plan_fleet(workload, catalogue, beliefs=beliefs, **goal, **options)
+            after = plan_fleet(
+                workload, catalogue, FleetOptions(beliefs=beliefs, **goal, **options)
+            )
         except CloudError:
             gains.append(0.0)
             continue
@@ -423,7 +436,7 @@ def test_gains_are_those_of_whole_plans(
     workload = replace(workload, steps=100_000)
     options = {"spot": spot, "market": market, "max_nodes": 4, "confidence": confidence}
     try:
-        front = plan_fleet(workload, catalogue, beliefs=BELIEFS, **options).front
+        front = plan_fleet(workload, catalogue, FleetOptions(beliefs=BELIEFS, **options)).front
     except CloudError:
         assume(False)
     some = front[len(front) // 2]
@@ -432,13 +445,11 @@ def test_gains_are_those_of_whole_plans(
     probes = Probes(
         workload,
         catalogue,
-        beliefs=BELIEFS,
+        FleetOptions(beliefs=BELIEFS, **goal, **options),
         cap_usd=1e9,
         cap_s=1e9,
         draws=6,
         seed=3,
-        **goal,
-        **options,
     )
     arena = probes._arena()
     for probe in probes._possible(arena):
@@ -500,7 +511,9 @@ def test_probes_lead_to_the_truly_best(seed):
         return estimate(long, machines, beliefs=full).cost_usd.median
 
     probes = probes_of(catalogue, long, beliefs=believed, deadline_s=1e9)
-    best = plan_fleet(long, catalogue, beliefs=full, deadline_s=1e9, max_nodes=4).best
+    best = plan_fleet(
+        long, catalogue, FleetOptions(beliefs=full, deadline_s=1e9, max_nodes=4)
+    ).best
     first = true_usd(probes.plan.best)
     run_all(probes, truth)
     assert true_usd(probes.plan.best) <= first

@@ -17,7 +17,7 @@ from tests.cloud._drawn_fleets import (
     offers,
     workloads,
 )
-from thrifty.cloud import Fleet, Rented
+from thrifty.cloud import Fleet, FleetOptions, Rented
 from thrifty.cloud._estimate import estimate
 from thrifty.cloud._planner import plan_fleet
 from thrifty.cloud._replan import replan
@@ -43,7 +43,7 @@ def left_after(steps):
 
 def test_the_present_fleet_needs_no_setup():
     fleet = a_fleet(CHEAP)
-    plan = replan(fleet, WORKLOAD, [CHEAP, DEAR], done_steps=400, **GIVEN)
+    plan = replan(fleet, WORKLOAD, [CHEAP, DEAR], options=FleetOptions(**GIVEN), done_steps=400)
     anew = estimate(left_after(400), [(CHEAP, 1, False)], beliefs=BELIEFS)
     assert str(plan.best) == "1 x cheap"
     for end in ("median", "low", "high"):
@@ -51,14 +51,20 @@ def test_the_present_fleet_needs_no_setup():
         saved = getattr(anew.cost_usd, end) - getattr(plan.best.cost_usd, end)
         assert saved == pytest.approx(3.0 * 600 / HOUR)
     assert plan.best in plan.front
-    first = plan_fleet(left_after(400), [CHEAP, DEAR], **GIVEN)
+    first = plan_fleet(left_after(400), [CHEAP, DEAR], FleetOptions(**GIVEN))
     assert plan.num_considered == first.num_considered + 1
     assert plan.notes == first.notes
 
 
 def test_it_is_left_where_another_saves_more_than_its_setup():
     little, much = (
-        replan(a_fleet(DEAR), WORKLOAD, [CHEAP, DEAR], done_steps=done, **GIVEN).best
+        replan(
+            a_fleet(DEAR),
+            WORKLOAD,
+            [CHEAP, DEAR],
+            options=FleetOptions(**GIVEN),
+            done_steps=done,
+        ).best
         for done in (950, 0)
     )
     assert (str(little), str(much)) == ("1 x dear", "1 x cheap")
@@ -66,25 +72,45 @@ def test_it_is_left_where_another_saves_more_than_its_setup():
 
 def test_a_machine_that_is_gone_is_not_chosen():
     fleet = a_fleet(CHEAP)
-    plan = replan(fleet, WORKLOAD, [CHEAP, DEAR], done_steps=0, gone=fleet.machines, **GIVEN)
+    plan = replan(
+        fleet,
+        WORKLOAD,
+        [CHEAP, DEAR],
+        options=FleetOptions(**GIVEN),
+        done_steps=0,
+        gone=fleet.machines,
+    )
     assert str(plan.best) == "1 x dear"
     assert all("cheap" not in str(each) for each in plan.front)
     with pytest.raises(CloudError, match="there are no offers"):
-        replan(fleet, WORKLOAD, [CHEAP], done_steps=0, gone=fleet.machines, **GIVEN)
+        replan(
+            fleet,
+            WORKLOAD,
+            [CHEAP],
+            options=FleetOptions(**GIVEN),
+            done_steps=0,
+            gone=fleet.machines,
+        )
 
 
 @pytest.mark.parametrize("market", [None, History(cheap=(0.5, 0.1), dear=(9.0, 0.1))])
 def test_an_evicted_spot_machine_may_be_had_on_demand(market):
     fleet = a_fleet(CHEAP, spot=True)
-    given = {**GIVEN, "spot": True, "market": market, "done_steps": 0}
-    stays = replan(fleet, WORKLOAD, [CHEAP, DEAR], **given)
+    options = FleetOptions(**GIVEN, spot=True, market=market)
+    stays = replan(fleet, WORKLOAD, [CHEAP, DEAR], options=options, done_steps=0)
     assert str(stays.best) == "1 x cheap (spot)"
-    evicted = replan(fleet, WORKLOAD, [CHEAP, DEAR], gone=fleet.machines, **given)
+    evicted = replan(
+        fleet, WORKLOAD, [CHEAP, DEAR], options=options, done_steps=0, gone=fleet.machines
+    )
     assert str(evicted.best) == "1 x cheap"
     # Not to be had at all, whatever else is told.
     both = (Rented(offer=CHEAP, num=1, batch=32), *fleet.machines)
     for gone in (both, both[::-1]):
-        assert str(replan(fleet, WORKLOAD, [CHEAP, DEAR], gone=gone, **given).best) in {
+        assert str(
+            replan(
+                fleet, WORKLOAD, [CHEAP, DEAR], options=options, done_steps=0, gone=gone
+            ).best
+        ) in {
             "1 x dear",
             "1 x dear (spot)",
         }
@@ -94,7 +120,12 @@ def test_other_spot_machines_may_be_had():
     other = replace(DEAR, spot_usd_h=1.0)
     fleet = a_fleet(CHEAP, spot=True)
     plan = replan(
-        fleet, WORKLOAD, [CHEAP, other], done_steps=0, gone=fleet.machines, spot=True, **GIVEN
+        fleet,
+        WORKLOAD,
+        [CHEAP, other],
+        options=FleetOptions(spot=True, **GIVEN),
+        done_steps=0,
+        gone=fleet.machines,
     )
     assert str(plan.best) == "1 x dear (spot)"
 
@@ -103,21 +134,43 @@ def test_an_offer_of_spot_only_is_gone_with_its_spot_machines():
     only = replace(CHEAP, price_usd_h=None)
     fleet = a_fleet(only, spot=True)
     plan = replan(
-        fleet, WORKLOAD, [only, DEAR], done_steps=0, gone=fleet.machines, spot=True, **GIVEN
+        fleet,
+        WORKLOAD,
+        [only, DEAR],
+        options=FleetOptions(spot=True, **GIVEN),
+        done_steps=0,
+        gone=fleet.machines,
     )
     assert str(plan.best) == "1 x dear"
 
 
 def test_spot_machines_that_are_gone_do_not_end_those_on_demand():
     gone = a_fleet(CHEAP, spot=True).machines
-    plan = replan(a_fleet(CHEAP), WORKLOAD, [CHEAP], done_steps=0, gone=gone, **GIVEN)
-    assert plan.best.time_s.median < plan_fleet(WORKLOAD, [CHEAP], **GIVEN).best.time_s.median
+    plan = replan(
+        a_fleet(CHEAP),
+        WORKLOAD,
+        [CHEAP],
+        options=FleetOptions(**GIVEN),
+        done_steps=0,
+        gone=gone,
+    )
+    assert (
+        plan.best.time_s.median
+        < plan_fleet(WORKLOAD, [CHEAP], FleetOptions(**GIVEN)).best.time_s.median
+    )
 
 
 def test_another_zone_is_another_place():
     here, there = replace(CHEAP, zone="a"), replace(CHEAP, zone="b")
     fleet = a_fleet(here)
-    plan = replan(fleet, WORKLOAD, [here, there], done_steps=0, gone=fleet.machines, **GIVEN)
+    plan = replan(
+        fleet,
+        WORKLOAD,
+        [here, there],
+        options=FleetOptions(**GIVEN),
+        done_steps=0,
+        gone=fleet.machines,
+    )
     assert plan.best.machines[0].offer == there
 
 
@@ -125,7 +178,14 @@ def test_a_machine_is_known_by_its_place_not_by_its_price():
     fleet = a_fleet(CHEAP)
     now = replace(CHEAP, price_usd_h=2.0)
     with pytest.raises(CloudError, match="there are no offers"):
-        replan(fleet, WORKLOAD, [now], done_steps=0, gone=fleet.machines, **GIVEN)
+        replan(
+            fleet,
+            WORKLOAD,
+            [now],
+            options=FleetOptions(**GIVEN),
+            done_steps=0,
+            gone=fleet.machines,
+        )
 
 
 def test_the_present_fleet_may_be_the_only_one_in_time():
@@ -133,21 +193,38 @@ def test_the_present_fleet_may_be_the_only_one_in_time():
     needs = estimate(WORKLOAD, [(CHEAP, 4, False)], beliefs=BELIEFS).time_s.high
     given = {**GIVEN, "deadline_s": needs - 300}
     with pytest.raises(CloudError, match="over the deadline"):
-        plan_fleet(WORKLOAD, [CHEAP], **given)
-    plan = replan(fleet, WORKLOAD, [CHEAP], done_steps=0, **given)
+        plan_fleet(WORKLOAD, [CHEAP], FleetOptions(**given))
+    plan = replan(fleet, WORKLOAD, [CHEAP], options=FleetOptions(**given), done_steps=0)
     assert str(plan.best) == "4 x cheap"
     assert plan.front == (plan.best,)
     with pytest.raises(CloudError, match="over the deadline"):
-        replan(fleet, WORKLOAD, [CHEAP], done_steps=0, **{**given, "deadline_s": needs - 700})
+        replan(
+            fleet,
+            WORKLOAD,
+            [CHEAP],
+            options=FleetOptions(**{**given, "deadline_s": needs - 700}),
+            done_steps=0,
+        )
 
 
 def test_drift_is_a_belief():
     slower = BELIEFS.probed(compute={"V100": exactly(3.0)})
     given = {**GIVEN, "deadline_s": 1.2 * HOUR}
     fleet = a_fleet(CHEAP)
-    plan = replan(fleet, WORKLOAD, [CHEAP], done_steps=500, **{**given, "beliefs": slower})
+    plan = replan(
+        fleet,
+        WORKLOAD,
+        [CHEAP],
+        options=FleetOptions(**{**given, "beliefs": slower}),
+        done_steps=500,
+    )
     assert plan.best.num_devices > 1
-    assert str(replan(fleet, WORKLOAD, [CHEAP], done_steps=500, **given).best) == "1 x cheap"
+    assert (
+        str(
+            replan(fleet, WORKLOAD, [CHEAP], options=FleetOptions(**given), done_steps=500).best
+        )
+        == "1 x cheap"
+    )
 
 
 def test_of_a_study_the_first_phases_are_done():
@@ -159,10 +236,17 @@ def test_of_a_study_the_first_phases_are_done():
         (179, ((2, 1),)),
     ]:
         gone = a_fleet(CHEAP).machines
-        plan = replan(a_fleet(CHEAP), study, [DEAR], done_steps=done, gone=gone, **GIVEN)
-        assert plan == plan_fleet(replace(study, widths=left), [DEAR], **GIVEN)
+        plan = replan(
+            a_fleet(CHEAP),
+            study,
+            [DEAR],
+            options=FleetOptions(**GIVEN),
+            done_steps=done,
+            gone=gone,
+        )
+        assert plan == plan_fleet(replace(study, widths=left), [DEAR], FleetOptions(**GIVEN))
     with pytest.raises(CloudError, match="all 180 steps are trained"):
-        replan(a_fleet(CHEAP), study, [CHEAP], done_steps=180, **GIVEN)
+        replan(a_fleet(CHEAP), study, [CHEAP], options=FleetOptions(**GIVEN), done_steps=180)
 
 
 @pytest.mark.parametrize(
@@ -170,11 +254,19 @@ def test_of_a_study_the_first_phases_are_done():
 )
 def test_something_is_left(done, message):
     with pytest.raises(CloudError, match=message):
-        replan(a_fleet(CHEAP), WORKLOAD, [CHEAP], done_steps=done, **GIVEN)
+        replan(
+            a_fleet(CHEAP), WORKLOAD, [CHEAP], options=FleetOptions(**GIVEN), done_steps=done
+        )
 
 
 def test_without_a_goal_there_is_a_front():
-    plan = replan(a_fleet(CHEAP), WORKLOAD, [CHEAP, DEAR], done_steps=0, beliefs=BELIEFS)
+    plan = replan(
+        a_fleet(CHEAP),
+        WORKLOAD,
+        [CHEAP, DEAR],
+        options=FleetOptions(beliefs=BELIEFS),
+        done_steps=0,
+    )
     assert plan.best is None
     assert any(str(each) == "1 x cheap" and each.time_s.median < 6126 for each in plan.front)
 
@@ -185,7 +277,7 @@ def test_going_on_is_never_worse_than_a_plan_for_the_rest(workload, catalogue, p
     """Against planning as if nothing ran."""
     options = {"beliefs": BELIEFS, "max_nodes": 3, "spot": spot, "deadline_s": 1e7}
     try:
-        fleet = plan_fleet(workload, catalogue, **options).best
+        fleet = plan_fleet(workload, catalogue, FleetOptions(**options)).best
     except CloudError:
         assume(False)
     assert isinstance(fleet, Fleet)
@@ -194,7 +286,13 @@ def test_going_on_is_never_worse_than_a_plan_for_the_rest(workload, catalogue, p
         if workload.widths is None
         else sum(steps for _, steps in workload.widths)
     )
-    plan = replan(fleet, workload, catalogue, done_steps=whole * part // 5, **options)
+    plan = replan(
+        fleet,
+        workload,
+        catalogue,
+        options=FleetOptions(**options),
+        done_steps=whole * part // 5,
+    )
     assert plan.best.cost_usd.median <= fleet.cost_usd.median * (1 + 1e-9)
     if part == 0:
         saved = fleet.usd_h * workload.setup_s / HOUR

@@ -8,6 +8,7 @@ from typing import Any
 
 from thrifty.cloud import (
     Beliefs,
+    FleetOptions,
     FleetPlan,
     Measured,
     Offer,
@@ -42,39 +43,34 @@ class Scene:
     beliefs: Beliefs
     market: SpotMarket | None
 
-    def plan(self) -> FleetPlan:
-        """What to rent."""
+    @property
+    def options(self) -> FleetOptions:
+        """For what machines are chosen, and which may be."""
         asked = self.asked
-        return plan_fleet(
-            self.workload,
-            self.offers,
+        return FleetOptions(
             deadline_s=asked.deadline,
             budget_usd=asked.budget,
-            spot=asked.spot,
+            confidence=not asked.median,
             beliefs=self.beliefs,
+            spot=asked.spot,
+            mixed=asked.mixed,
             max_nodes=asked.max_nodes,
             quotas=dict(asked.quota),
-            mixed=asked.mixed,
-            confidence=not asked.median,
             market=self.market,
         )
 
+    def plan(self) -> FleetPlan:
+        """What to rent."""
+        return plan_fleet(self.workload, self.offers, self.options)
+
     def probes(self, cap_usd: float) -> tuple[list[Probe], str]:
         """What is worth measuring, each as if those before came out as believed; and why there are no more."""
-        asked = self.asked
         probes = Probes(
             self.workload,
             self.offers,
+            self.options,
             cap_usd=cap_usd,
-            cap_s=asked.probe_time,
-            deadline_s=asked.deadline,
-            budget_usd=asked.budget,
-            beliefs=self.beliefs,
-            spot=asked.spot,
-            max_nodes=asked.max_nodes,
-            quotas=dict(asked.quota),
-            confidence=not asked.median,
-            market=self.market,
+            cap_s=self.asked.probe_time,
         )
         found = []
         while (probe := probes.next()) is not None:

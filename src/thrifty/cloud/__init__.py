@@ -9,6 +9,7 @@ from ._catalogue import Catalogue as Catalogue
 from ._demand import widths_of as widths_of
 from ._estimate import estimate as estimate
 from ._fleet import Fleet as Fleet, Interval as Interval, Rented as Rented
+from ._fleet_options import FleetOptions as FleetOptions
 from ._market import Life as Life, PriceSeries as PriceSeries, SpotMarket as SpotMarket
 from ._offer import Offer as Offer
 from ._plan_spot import SpotHistory as SpotHistory
@@ -42,6 +43,7 @@ __all__ = [
     "Catalogue",
     "Cheapest",
     "Fleet",
+    "FleetOptions",
     "FleetPlan",
     "Interval",
     "Life",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from thrifty.core import CloudError
 
-from ._beliefs import Beliefs
 from ._fleet import Fleet
+from ._fleet_options import FleetOptions
 from ._mixed import mixed_fleets
 from ._offer import Offer
 from ._plan_goal import Goal
@@ -38,19 +38,8 @@ class FleetPlan:
     notes: tuple[str, ...] = ()
 
 
-def plan_fleet(  # noqa: PLR0913 -- what is asked for; all but two are keywords
-    workload: Workload,
-    offers: Sequence[Offer],
-    *,
-    deadline_s: float | None = None,
-    budget_usd: float | None = None,
-    spot: bool = False,
-    beliefs: Beliefs | None = None,
-    max_nodes: int = 64,
-    quotas: Mapping[str, int] | None = None,
-    mixed: bool = False,
-    confidence: bool = True,
-    market: SpotHistory | None = None,
+def plan_fleet(
+    workload: Workload, offers: Sequence[Offer], options: FleetOptions | None = None
 ) -> FleetPlan:
     """The cheapest fleet that meets a deadline, or the fastest within a budget.
 
@@ -59,61 +48,62 @@ def plan_fleet(  # noqa: PLR0913 -- what is asked for; all but two are keywords
     Args:
         workload: a training or a study.
         offers: a catalogue; filter it for regions, clouds or types.
-        deadline_s: from renting to the end.
-        budget_usd: for all of it.
-        spot: spot machines may be taken, too.
-        beliefs: of devices and networks; None: data sheets, the profile being of one processor core.
-        max_nodes: machines of a fleet.
-        quotas: most machines by accelerator or instance type.
-        mixed: several types on demand in one fleet may be taken, too.
-        confidence: the high end of the interval has to meet the deadline or the budget, not the median.
-        market: prices and evictions of spot machines; None: the offers' prices, and one eviction in ten hours of a machine.
+        options: for what a fleet is chosen, and which may be.
 
     Raises:
         CloudError: no fleet meets what is asked for (it says what binds, and by how much), or what is asked for makes no sense.
 
+    >>> from thrifty.cloud import Beliefs
     >>> from thrifty.perf import StepProfile
     >>> profile = StepProfile(device="V100", batches=(8, 16), forward_s=(0.1, 0.2), backward_s=(0.2, 0.4), optimizer_s=0.0,
     ...     peak_bytes=(2e9, 4e9), bucket_bytes=(1e8,), bucket_ready=(1.0,))
     >>> workload = Workload(profile=profile, steps=100_000, global_batch=64)
     >>> offers = [Offer(cloud="aws", region="us-east-1", instance_type=name, accelerator="V100", accelerator_count=count,
     ...     price_usd_h=price, baseline_gbps=10) for name, count, price in [("p3.2xlarge", 1, 3.06), ("p3.8xlarge", 4, 12.24)]]
-    >>> plan = plan_fleet(workload, offers, deadline_s=24 * 3600, beliefs=Beliefs(profiled="V100"))
+    >>> plan = plan_fleet(workload, offers, FleetOptions(deadline_s=24 * 3600, beliefs=Beliefs(profiled="V100")))
     >>> str(plan.best), round(plan.best.time_s.high / 3600, 1)
     ('1 x p3.8xlarge', 16.8)
     """
-    goal = Goal(deadline_s=deadline_s, budget_usd=budget_usd, confidence=confidence)
-    beliefs, quotas = beliefs or Beliefs(), quotas or {}
-    _check(max_nodes, quotas)
+    options = options or FleetOptions()
+    goal, beliefs = options.goal, options.beliefs
     known, unknown = known_offers(offers, beliefs)
     table = table_of(
         workload,
         known,
         beliefs=beliefs,
-        max_nodes=max_nodes,
-        quotas=quotas,
-        spot=spot,
-        spot_market=market,
+        max_nodes=options.max_nodes,
+        quotas=options.quotas,
+        spot=options.spot,
+        spot_market=options.market,
     )
-    fleets = [table.fleet(lot, num, spot_market=market) for lot, num in _worth_it(table, goal)]
+    fleets = [
+        table.fleet(lot, num, spot_market=options.market) for lot, num in _worth_it(table, goal)
+    ]
     mix = partial(
-        mixed_fleets, workload, known, beliefs=beliefs, quotas=quotas, max_nodes=max_nodes
+        mixed_fleets,
+        workload,
+        known,
+        beliefs=beliefs,
+        quotas=options.quotas,
+        max_nodes=options.max_nodes,
     )
-    of_several = mix(goal=goal) if mixed else []
+    of_several = mix(goal=goal) if options.mixed else []
     fleets += of_several
     if not fleets:
         raise CloudError(nothing_trains(table))
     best = goal.best_fleet(fleets)
     if best is None and goal.limit is not None:
         # For a deadline only fleets that may meet it were looked for.
-        others = mix(goal=Goal(confidence=confidence)) if mixed else []
-        nearest = _nearest(table, goal, others, market=market)
-        raise CloudError(missed(nearest, goal, max_nodes=max_nodes))
+        others = mix(goal=Goal(confidence=options.confidence)) if options.mixed else []
+        nearest = _nearest(table, goal, others, market=options.market)
+        raise CloudError(missed(nearest, goal, max_nodes=options.max_nodes))
     return FleetPlan(
         best=best,
         front=unbeaten(fleets),
         num_considered=table.num_fleets + len(of_several),
-        notes=notes_on(workload, best, unknown=unknown, market=market, spot=spot),
+        notes=notes_on(
+            workload, best, unknown=unknown, market=options.market, spot=options.spot
+        ),
     )
 
 
@@ -154,11 +144,3 @@ def _nearest(
         some,
         key=lambda each: goal.bound(each.cost_usd if goal.deadline_s is None else each.time_s),
     )
-
-
-def _check(max_nodes: int, quotas: Mapping[str, int]) -> None:
-    if max_nodes < 1:
-        raise CloudError(f"a fleet has at least one machine, not max_nodes={max_nodes}")
-    for name, most in quotas.items():
-        if most < 0:
-            raise CloudError(f"a quota is 0 or more, not {most} for {name!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -13,10 +13,9 @@ from thrifty.core import CloudError, derive_seed
 
 from ._beliefs import Beliefs
 from ._fleet import Interval
+from ._fleet_options import FleetOptions
 from ._offer import Offer
-from ._plan_goal import Goal
 from ._plan_notes import known_offers
-from ._plan_spot import SpotHistory
 from ._plan_table import allowance, table_of
 from ._planner import FleetPlan, plan_fleet
 from ._probe_gain import NOISE, Arena, What, measured_interval, outcomes, subject_of
@@ -88,23 +87,15 @@ class Probes:
     Args:
         workload: a training or a study.
         offers: a catalogue.
+        options: with a deadline or a budget; probes are on spot machines, too, where they may be taken and are cheaper. ``mixed`` does not count.
         cap_usd: that probes may cost together, besides the budget.
         cap_s: that they may take, one after the other, besides the deadline.
-        deadline_s: see ``plan_fleet``; one of both is given.
-        budget_usd: see ``plan_fleet``.
-        beliefs: see ``plan_fleet``.
-        spot: see ``plan_fleet``; probes are on spot machines, too, where they are cheaper.
-        max_nodes: see ``plan_fleet``.
-        quotas: see ``plan_fleet``.
-        confidence: see ``plan_fleet``.
-        market: see ``plan_fleet``.
         probe_s: that measuring takes; the workload's setup comes besides.
         draws: outcomes of each probe.
         seed: of the draws.
 
     Attributes:
         plan: by all that is known so far.
-        beliefs: the same.
         spent_usd: on probes.
         spent_s: the same.
         ended: why ``next`` gave None; "" before.
@@ -118,7 +109,7 @@ class Probes:
     >>> workload = Workload(profile=profile, steps=100_000, global_batch=64)
     >>> offers = [Offer(cloud="aws", region="us-east-1", instance_type=name, accelerator=gpu, price_usd_h=price, baseline_gbps=10)
     ...     for name, gpu, price in [("g4dn.xlarge", "T4", 0.53), ("g6.xlarge", "L4", 1.0)]]
-    >>> probes = Probes(workload, offers, cap_usd=2, cap_s=600, deadline_s=100 * 3600, beliefs=Beliefs(profiled="T4"))
+    >>> probes = Probes(workload, offers, FleetOptions(deadline_s=100 * 3600, beliefs=Beliefs(profiled="T4")), cap_usd=2, cap_s=600)
     >>> probe = probes.next()
     >>> print(probes.plan.best, "|", probe)
     1 x g4dn.xlarge | compute on 1 x g6.xlarge
@@ -127,41 +118,37 @@ class Probes:
     1 x g6.xlarge None no probe is worth its price
     """
 
-    def __init__(  # noqa: PLR0913 -- what plan_fleet takes, and the caps
+    def __init__(
         self,
         workload: Workload,
         offers: Sequence[Offer],
+        options: FleetOptions,
         *,
         cap_usd: float,
         cap_s: float,
-        deadline_s: float | None = None,
-        budget_usd: float | None = None,
-        beliefs: Beliefs | None = None,
-        spot: bool = False,
-        max_nodes: int = 64,
-        quotas: Mapping[str, int] | None = None,
-        confidence: bool = True,
-        market: SpotHistory | None = None,
         probe_s: float = 60.0,
         draws: int = 32,
         seed: int = 0,
     ) -> None:
-        goal = Goal(deadline_s=deadline_s, budget_usd=budget_usd, confidence=confidence)
-        if goal.limit is None:
+        if options.goal.limit is None:
             raise CloudError("probes improve a choice: give a deadline or a budget")
         if not (cap_usd >= 0 and cap_s >= 0 and 0 <= probe_s < math.inf) or draws < 1:
             raise CloudError(
                 f"caps and seconds are not negative, and there is a draw at least, not cap_usd={cap_usd}, cap_s={cap_s}, probe_s={probe_s}, draws={draws}"
             )
-        self.beliefs = beliefs or Beliefs()
         self.spent_usd, self.spent_s, self.ended = 0.0, 0.0, ""
-        self._workload, self._offers, self._goal = workload, offers, goal
+        # Probes judge fleets of equal machines, so the plan is one of them.
+        self._options = replace(options, mixed=False)
+        self._workload, self._offers, self._goal = workload, offers, options.goal
         self._cap_usd, self._cap_s = cap_usd, cap_s
-        self._spot, self._market = spot, market
-        self._max_nodes, self._quotas = max_nodes, quotas or {}
         self._probe_s, self._draws, self._seed = probe_s, draws, seed
         self._done: set[tuple[What, str]] = set()
         self.plan = self._planned()
+
+    @property
+    def beliefs(self) -> Beliefs:
+        """All that is known so far."""
+        return self._options.beliefs
 
     def next(self) -> Probe | None:
         """The probe that improves the plan most for a dollar; None: ``ended`` says why.
@@ -192,10 +179,11 @@ class Probes:
                 f"the probe finds {' and '.join(probe.finds)}, and {' and '.join(found) or 'nothing'} is told: give Measured at least one factor for each of its finds, and no other"
             )
         self._spend(probe)
-        self.beliefs = self.beliefs.probed(**{
+        beliefs = self.beliefs.probed(**{
             what: {subject_of(what, probe.offer): measured_interval(factors)}
             for what, factors in found.items()
         })
+        self._options = replace(self._options, beliefs=beliefs)
         self.plan = self._planned()
 
     def missed(self, probe: Probe, *, usd: float = 0.0, seconds: float = 0.0) -> None:
@@ -226,28 +214,15 @@ class Probes:
 
     def _planned(self) -> FleetPlan:
         try:
-            return self._plan_for(confidence=self._goal.confidence)
+            return plan_fleet(self._workload, self._offers, self._options)
         except CloudError as error:
+            by_median = replace(self._options, confidence=False)
             try:
-                plan = self._plan_for(confidence=False)
+                plan = plan_fleet(self._workload, self._offers, by_median)
             except CloudError:
                 raise error from None  # by how much its end misses the goal says more
         return replace(
             plan, notes=(*plan.notes, "it meets the goal by its median, not at its high end")
-        )
-
-    def _plan_for(self, *, confidence: bool) -> FleetPlan:
-        return plan_fleet(
-            self._workload,
-            self._offers,
-            deadline_s=self._goal.deadline_s,
-            budget_usd=self._goal.budget_usd,
-            spot=self._spot,
-            beliefs=self.beliefs,
-            max_nodes=self._max_nodes,
-            quotas=self._quotas,
-            confidence=confidence,
-            market=self._market,
         )
 
     def _arena(self) -> Arena:
@@ -256,10 +231,10 @@ class Probes:
             self._workload,
             known,
             beliefs=self.beliefs,
-            max_nodes=self._max_nodes,
-            quotas=self._quotas,
-            spot=self._spot,
-            spot_market=self._market,
+            max_nodes=self._options.max_nodes,
+            quotas=self._options.quotas,
+            spot=self._options.spot,
+            spot_market=self._options.market,
         )
         return Arena.of(table, self._goal)
 
@@ -270,7 +245,7 @@ class Probes:
             (
                 (usd_h, place, offer, spot)
                 for place, offer in enumerate(self._offers)
-                for spot in (False, True)[: 1 + self._spot]
+                for spot in (False, True)[: 1 + self._options.spot]
                 if (usd_h := self._usd_h(offer, spot=spot)) is not None
             ),
             key=lambda each: each[:2],
@@ -278,7 +253,7 @@ class Probes:
         seconds = self._workload.setup_s + self._probe_s
         probes: dict[tuple[What, str], Probe] = {}
         for usd_h, _, offer, spot in machines:
-            allowed = allowance(offer, self._quotas, self._max_nodes)
+            allowed = allowance(offer, self._options.quotas, self._options.max_nodes)
             mine = tuple(what for what in _FINDS if (what, subject_of(what, offer)) in unsure)
             for what in mine:
                 num = _FINDS.index(what) + 1
@@ -296,9 +271,10 @@ class Probes:
         return list(probes.values())
 
     def _usd_h(self, offer: Offer, *, spot: bool) -> float | None:
-        if spot and self._market is not None:
+        market = self._options.market
+        if spot and market is not None:
             try:
-                return self._market.spot_usd_h(offer)
+                return market.spot_usd_h(offer)
             except CloudError:
                 return None
         return offer.usd_h(spot=spot)

@@ -30,7 +30,7 @@ NOISE = 1.03
 """A measurement is right within this factor, nine times of ten, however well its repeats agree."""
 
 _MOST_RIVALS = 60
-"""Offers that are compared; others would have to be still better than they may be."""
+"""Offers that are compared; sixty would have to turn out dear before another is best."""
 
 What = Literal["compute", "network"]
 """A factor that ``Beliefs`` has."""
@@ -54,7 +54,7 @@ class Arena:
 
     @classmethod
     def of(cls, table: Table, goal: Goal) -> Arena:
-        """Leaves out what would not be better than the choice at its worst, if all beliefs came out at their low ends, and of very many rivals all but sixty that may be best.
+        """Keeps the sixty offers that would be best if all beliefs came out at their low ends, and the choice. What only costs more is one of them, too: it takes the place of a choice found to miss the goal.
 
         Raises:
             CloudError: no fleet meets the goal, even by the medians.
@@ -70,11 +70,10 @@ class Arena:
         limit = limit_of(goal)
         limited, objective = _ends(table.time_s, table.cost_usd, goal)
         low = np.where(limited[1] <= limit, objective[1], np.inf).min(axis=1)
-        worst = objective[2].flat[choice] * max(1.0, limited[2].flat[choice] / limit)
         sizes = table.time_s.shape[-1]
         own, num = divmod(choice, sizes)
         likely = np.argsort(low, kind="stable")[:_MOST_RIVALS]
-        kept = sorted({own, *likely[low[likely] <= worst].tolist()})
+        kept = sorted({own, *likely.tolist()})
         return cls(
             goal=goal,
             table=replace(

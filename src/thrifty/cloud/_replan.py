@@ -10,29 +10,21 @@ from thrifty.core import CloudError
 from ._beliefs import Beliefs
 from ._estimate import estimate
 from ._fleet import Fleet, Interval, Rented
+from ._fleet_options import FleetOptions
 from ._offer import Offer
-from ._plan_goal import Goal
 from ._plan_spot import SpotHistory
 from ._planner import FleetPlan, plan_fleet, unbeaten
 from ._workload import Workload
 
 
-def replan(  # noqa: PLR0913 -- what plan_fleet takes, and what has happened; all but two are keywords
+def replan(
     fleet: Fleet,
     workload: Workload,
     offers: Sequence[Offer],
     *,
+    options: FleetOptions | None = None,
     done_steps: int,
     gone: Sequence[Rented] = (),
-    deadline_s: float | None = None,
-    budget_usd: float | None = None,
-    spot: bool = False,
-    beliefs: Beliefs | None = None,
-    max_nodes: int = 64,
-    quotas: Mapping[str, int] | None = None,
-    mixed: bool = False,
-    confidence: bool = True,
-    market: SpotHistory | None = None,
 ) -> FleetPlan:
     """The best fleet for the steps that are left: the present one, which needs no setup, or another.
 
@@ -40,17 +32,9 @@ def replan(  # noqa: PLR0913 -- what plan_fleet takes, and what has happened; al
         fleet: that trains now.
         workload: as it was planned at first.
         offers: a catalogue.
+        options: deadline or budget from now on, what is known by now, and which fleets may be chosen.
         done_steps: trained, of each training; of a study, of its ``widths``.
         gone: machines that are not to be had: those that were rented as spot may still be had on demand, others not at all. A fleet with one of them is given up.
-        deadline_s: from now on.
-        budget_usd: from now on.
-        spot: see ``plan_fleet``.
-        beliefs: what is known by now.
-        max_nodes: see ``plan_fleet``.
-        quotas: see ``plan_fleet``.
-        mixed: see ``plan_fleet``.
-        confidence: see ``plan_fleet``.
-        market: see ``plan_fleet``.
 
     Raises:
         CloudError: nothing is left to be trained, or no fleet meets what is asked for.
@@ -61,32 +45,26 @@ def replan(  # noqa: PLR0913 -- what plan_fleet takes, and what has happened; al
     >>> workload = Workload(profile=profile, steps=100_000, global_batch=16)
     >>> offers = [Offer(cloud="aws", region="us-east-1", instance_type=name, accelerator="V100", accelerator_count=count,
     ...     price_usd_h=price, baseline_gbps=10) for name, count, price in [("p3.2xlarge", 1, 3.06), ("p3.8xlarge", 4, 12.24)]]
-    >>> given = dict(deadline_s=20 * 3600, beliefs=Beliefs(profiled="V100"))
-    >>> first = plan_fleet(workload, offers, **given).best
-    >>> later = replan(first, workload, offers, done_steps=50_000, gone=first.machines, **given).best
+    >>> options = FleetOptions(deadline_s=20 * 3600, beliefs=Beliefs(profiled="V100"))
+    >>> first = plan_fleet(workload, offers, options).best
+    >>> later = replan(first, workload, offers, options=options, done_steps=50_000, gone=first.machines).best
     >>> print(first, "->", later)
     1 x p3.2xlarge -> 1 x p3.8xlarge
     """
-    goal = Goal(deadline_s=deadline_s, budget_usd=budget_usd, confidence=confidence)
-    known = beliefs or Beliefs()
+    options = options or FleetOptions()
+    goal, market = options.goal, options.market
     left = _left(workload, done_steps)
     lost = {_place(each.offer): each.spot for each in sorted(gone, key=lambda each: -each.spot)}
     present = None
     if not any(_is_gone(each, gone) for each in fleet.machines):
-        present = _going_on(fleet, left, beliefs=known, market=market)
+        present = _going_on(fleet, left, beliefs=options.beliefs, market=market)
     try:
         plan = plan_fleet(
             left,
             [kept for offer in offers if (kept := _kept(offer, lost)) is not None],
-            deadline_s=deadline_s,
-            budget_usd=budget_usd,
-            spot=spot,
-            beliefs=known,
-            max_nodes=max_nodes,
-            quotas=quotas,
-            mixed=mixed,
-            confidence=confidence,
-            market=None if market is None else _Without(market=market, lost=lost),
+            options
+            if market is None
+            else replace(options, market=_Without(market=market, lost=lost)),
         )
     except CloudError:
         if present is None or goal.best_fleet([present]) is None:
