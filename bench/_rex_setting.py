@@ -129,7 +129,7 @@ class Books:
     failed: int = 0
     rates: dict[str, dict[int, float]] = field(default_factory=dict)
 
-    def on_event(self, event: Event, ledger: object) -> None:
+    def on_event(self, event: Event) -> None:
         if isinstance(event, EpochDone):
             self.epochs += 1
             self.seconds += event.seconds

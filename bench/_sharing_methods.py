@@ -86,7 +86,7 @@ class _Trained:
     def __init__(self) -> None:
         self.num_epochs = 0
 
-    def on_event(self, event: Any, ledger: Any) -> None:
+    def on_event(self, event: Any) -> None:
         self.num_epochs += type(event).__name__ == "EpochDone"
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         SpaceError as SpaceError,
         StoreBusyError as StoreBusyError,
         StoreError as StoreError,
+        StoreUnreachableError as StoreUnreachableError,
         StoreVersionError as StoreVersionError,
         StoreWriteError as StoreWriteError,
         StudyMismatchError as StudyMismatchError,
@@ -119,7 +120,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "core": (
         "AlgorithmError CheckpointError DivergedError GraphError HeteroError LayerError MissingExtraError PeerLostError ScheduleError "
-        "SpaceError StoreBusyError StoreError StoreVersionError StoreWriteError StudyMismatchError StudyNotFoundError TaskError "
+        "SpaceError StoreBusyError StoreError StoreUnreachableError StoreVersionError StoreWriteError StudyMismatchError StudyNotFoundError TaskError "
         "ThriftyError TooFewWorkersError TrainingError UsageError WorkerLostError"
     ),
     "pack": (

@@ -136,5 +136,5 @@ class Epochs:
     def __init__(self):
         self.num = 0
 
-    def on_event(self, event, ledger):
+    def on_event(self, event):
         self.num += isinstance(event, EpochDone)

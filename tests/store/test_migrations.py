@@ -33,7 +33,7 @@ class Count:
     def __init__(self) -> None:
         self.epochs = 0
 
-    def on_event(self, event, ledger) -> None:
+    def on_event(self, event) -> None:
         self.epochs += isinstance(event, EpochDone)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import pytest
 from sqlalchemy import create_engine, inspect, text
@@ -10,17 +11,20 @@ from thrifty.core import (
     CheckpointRef,
     StoreBusyError,
     StoreError,
+    StoreUnreachableError,
     StoreVersionError,
     StoreWriteError,
     StudyMismatchError,
     StudyNotFoundError,
     UsageError,
 )
+from thrifty.plan import Stage
 from thrifty.space import Step
 from thrifty.store import (
     CheckpointAdded,
     CheckpointRemoved,
     EpochRecord,
+    Heartbeat,
     NodeRecord,
     PriorRecord,
     StageRecord,
@@ -68,6 +72,10 @@ def epoch(node, number, **metrics):
     return EpochRecord(
         plan=1, node=node, epoch=number, metrics=metrics, seconds=0.5, worker="w"
     )
+
+
+def node(number):
+    return NodeRecord(plan=1, node=number, parent=None, start=0, config={"lr": 1}, epochs=4)
 
 
 def ref(node=0, number=1, digest="d"):
@@ -293,38 +301,98 @@ def test_others_read_while_one_writes(store, study):
         assert len(reader.studies.load(study).trials) == 2
 
 
-def test_a_plan_is_held_by_one(store, study):
-    held = store.plans.acquire(1, study="s")
-    with held, pytest.raises(StoreBusyError, match=r"'s'.*is being run by process"):
-        store.plans.acquire(1, study="s")
-    store.plans.acquire(1, study="s").release()
+@pytest.fixture
+def info(store, study):
+    return store.studies.get("s")
 
 
-def test_a_dead_process_holds_nothing(store, study):
-    store.plans.acquire(1, study="s")
+def test_a_study_is_held_by_one(store, info):
+    with (
+        store.lease(info),
+        pytest.raises(StoreBusyError, match=r"'s'.*is being run by process"),
+    ):
+        store.lease(info)
+    store.lease(info).release()
+
+
+@pytest.mark.parametrize("change", ["pid=999999999", "pid_started='12'"])
+def test_a_dead_process_holds_nothing(store, info, change):
+    store.lease(info)
     with store._engine.begin() as connection:
-        connection.execute(text("UPDATE leases SET pid=999999999"))
-    store.plans.acquire(1, study="s").release()
+        connection.execute(text(f"UPDATE leases SET {change}"))
+    store.lease(info).release()
 
 
-def test_a_reused_process_number_holds_nothing(store, study):
-    store.plans.acquire(1, study="s")
-    with store._engine.begin() as connection:
-        connection.execute(text("UPDATE leases SET pid_started='12'"))
-    store.plans.acquire(1, study="s").release()
-
-
-def test_a_silent_holder_elsewhere_is_taken_over(store, study, clock):
-    lost = store.plans.acquire(1, study="s")
+def test_a_silent_holder_elsewhere_is_taken_over(store, info, clock):
+    lost = store.lease(info)
     with store._engine.begin() as connection:
         connection.execute(text("UPDATE leases SET host='elsewhere'"))
     with pytest.raises(StoreBusyError, match="elsewhere"):
-        store.plans.acquire(1, study="s")
+        store.lease(info)
     lost.heartbeat()
     clock.advance(61.0)
-    store.plans.acquire(1, study="s")
+    store.lease(info)
     with pytest.raises(StoreBusyError, match="taken over"):
         lost.heartbeat()
+
+
+def test_what_the_dead_train_is_free(store, info, clock):
+    other = store.studies.create("other", plan=info.plan, spec={})
+    with store.lease(info, shared=True) as lease:
+        mine = store.drive(lease)
+        dead = store.drive(store.lease(other, shared=True))
+        dead.record([node(0)])
+        mine.changes(num_nodes=0, anyway=True)
+        assert dead.claim([Stage(node=0, start=0, stop=2)])
+        assert not mine.claim([Stage(node=0, start=0, stop=2)])
+        with store._engine.begin() as connection:
+            connection.execute(text("UPDATE leases SET pid=999999999 WHERE name='other'"))
+        clock.advance(4.0)
+        assert mine.changes(num_nodes=1) is None, "nobody has looked yet"
+        clock.advance(2.0)
+        changes = mine.changes(num_nodes=1)
+        assert changes is not None
+        assert changes.claims == ()
+        assert mine.claim([Stage(node=0, start=0, stop=2)])
+        with pytest.raises(StoreBusyError, match="taken over"):
+            dead.record([node(1)])
+
+
+def test_a_lease_beats_by_itself(store, info):
+    beaten = threading.Event()
+
+    class Lease:
+        study = info
+
+        def heartbeat(self) -> None:
+            beaten.set()
+
+    with Heartbeat(Lease(), every_s=0.001):
+        assert beaten.wait(timeout=30)
+
+
+@pytest.mark.parametrize("error", [StoreUnreachableError, StoreBusyError])
+def test_a_heart_that_fails(info, error, caplog):
+    """It goes on where the database may come back, and ends where the study is another's."""
+    beats = []
+    twice = threading.Event()
+
+    class Lease:
+        study = info
+
+        def heartbeat(self) -> None:
+            beats.append(1)
+            if len(beats) == 2:
+                twice.set()
+            raise error("no answer")
+
+    with Heartbeat(Lease(), every_s=0.001) as heart:
+        if error is StoreBusyError:
+            heart._thread.join(timeout=30)
+        else:
+            assert twice.wait(timeout=30)
+    assert (len(beats) == 1) == (error is StoreBusyError)
+    assert ("no answer" in caplog.text) == (error is StoreUnreachableError)
 
 
 def test_what_is_enqueued_keeps_its_place_in_the_log(store, study):

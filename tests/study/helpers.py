@@ -44,7 +44,7 @@ class Count:
     def __init__(self) -> None:
         self.epochs = 0
 
-    def on_event(self, event, ledger) -> None:
+    def on_event(self, event) -> None:
         self.epochs += isinstance(event, EpochDone)
 
 
@@ -54,7 +54,7 @@ class StopAfter:
     def __init__(self, epochs: int) -> None:
         self._left = epochs
 
-    def on_event(self, event, ledger) -> None:
+    def on_event(self, event) -> None:
         if isinstance(event, EpochDone):
             self._left -= 1
             if self._left == 0:  # once: a second signal would stop it at once

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import signal
 
 import numpy as np
@@ -12,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from tests import alone
 from tests.study.helpers import SOLO, SPACE, StopAfter, make_study, records, trained
+from tests.study.processes import At, die, started
 from thrifty.core import SpaceError, StudyMismatchError
 from thrifty.search import (
     ASHA,
@@ -26,9 +25,6 @@ from thrifty.space import Choice, Constant, Float, Linear, Space, Step
 from thrifty.store import Store
 from thrifty.testing import LineTask
 
-
-FORK = multiprocessing.get_context("forkserver")
-FORK.set_forkserver_preload(["tests.study.warm"])
 
 FIRST = {"lr": Linear(0.1), "width": 4, "dropout": 0.2}
 SECOND = {"lr": Constant(0.1), "width": 0}
@@ -186,29 +182,16 @@ def test_the_plan_counts_them(tmp_path, algorithm):
         assert forecast.unique_epochs == without.unique_epochs + 6 + 4
 
 
-class KillAt:
-    """Kills its own process at the n-th event, as abruptly as a power cut."""
-
-    def __init__(self, count: int) -> None:
-        self._left = count
-
-    def on_event(self, event, ledger) -> None:
-        self._left -= 1
-        if self._left <= 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
 def run(folder, observers=()) -> None:
     make(folder).run(progress=False, observers=observers, executor=SOLO)
 
 
 def victim(folder, count) -> None:
-    run(folder, [KillAt(count)])
+    run(folder, [At(count, die)])
 
 
 def killed(folder, count) -> None:
-    child = FORK.Process(target=victim, args=(folder, count), daemon=True)
-    child.start()
+    child = started(victim, folder, count)
     child.join(timeout=60)
     assert child.exitcode == -signal.SIGKILL
 
@@ -231,13 +214,12 @@ GRID = {"algorithm": GridSearch(max_epochs=6, levels=2), "space": Space(lr=Float
 
 
 def go_on(folder) -> None:
-    make(folder, enqueue=[{"lr": 0.05}], **GRID).run(progress=False, observers=[KillAt(3)])
+    make(folder, enqueue=[{"lr": 0.05}], **GRID).run(progress=False, observers=[At(3, die)])
 
 
 def test_a_study_that_takes_more_after_its_end_can_be_killed_too(tmp_path):
     assert trained(make_study(tmp_path, **GRID)) == 12
-    child = FORK.Process(target=go_on, args=(tmp_path,), daemon=True)
-    child.start()
+    child = started(go_on, tmp_path)
     child.join(timeout=60)
     assert child.exitcode == -signal.SIGKILL
     study = make_study(tmp_path, **GRID)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import signal
 from collections import Counter
 
@@ -11,31 +9,17 @@ import numpy as np
 import pytest
 
 from tests.study.helpers import make_study, records
+from tests.study.processes import At, die, started
 from thrifty.core import EpochDone
 from thrifty.run import Local
 from thrifty.search import ASHA, SuccessiveHalving
 from thrifty.store import Store
 
 
-# a clean process that has torch loaded and forks victims in milliseconds
-FORK = multiprocessing.get_context("forkserver")
-FORK.set_forkserver_preload(["tests.study.warm"])
 ALGORITHMS = {
     "halving": SuccessiveHalving(max_epochs=6, num_trials=12, eta=2),
     "asha": ASHA(max_epochs=6, num_trials=12, eta=2),
 }
-
-
-class KillAt:
-    """Kills its own process at the n-th event, as abruptly as a power cut."""
-
-    def __init__(self, count: int) -> None:
-        self._left = count
-
-    def on_event(self, event, ledger) -> None:
-        self._left -= 1
-        if self._left <= 0:
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Count:
@@ -43,7 +27,7 @@ class Count:
         self.events = 0
         self.trained: Counter[tuple[int, int]] = Counter()
 
-    def on_event(self, event, ledger) -> None:
+    def on_event(self, event) -> None:
         self.events += 1
         if isinstance(event, EpochDone):
             self.trained[event.node, event.epoch] += 1
@@ -61,16 +45,14 @@ def run(folder, algorithm, observer=None) -> None:
 
 
 def killed_at_event(folder, algorithm, count) -> None:
-    child = FORK.Process(target=run, args=(folder, algorithm, KillAt(count)), daemon=True)
-    child.start()
+    child = started(run, folder, algorithm, At(count, die))
     child.join(timeout=60)
     assert child.exitcode == -signal.SIGKILL
 
 
 def killed_after(folder, algorithm, seconds) -> None:
     """At whatever it is doing then: training, writing a checkpoint, committing."""
-    child = FORK.Process(target=run, args=(folder, algorithm), daemon=True)
-    child.start()
+    child = started(run, folder, algorithm)
     child.join(timeout=seconds)
     child.kill()
     child.join()

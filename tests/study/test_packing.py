@@ -29,7 +29,7 @@ class Seen:
     def __init__(self):
         self.events = []
 
-    def on_event(self, event, ledger):
+    def on_event(self, event):
         self.events.append(event)
 
     def of(self, kind):
@@ -126,7 +126,7 @@ class StopAfter:
     def __init__(self, epochs):
         self._left = epochs
 
-    def on_event(self, event, ledger):
+    def on_event(self, event):
         if isinstance(event, EpochDone):
             self._left -= 1
             if self._left == 0:

@@ -60,7 +60,7 @@ class Counting:
     def __init__(self) -> None:
         self.trained: Counter[tuple[int, int]] = Counter()
 
-    def on_event(self, event, ledger) -> None:
+    def on_event(self, event) -> None:
         if isinstance(event, EpochDone):
             self.trained[event.node, event.epoch] += 1
 

@@ -51,7 +51,7 @@ class Minute:
     def __init__(self, clock) -> None:
         self._clock = clock
 
-    def on_event(self, event, ledger) -> None:
+    def on_event(self, event) -> None:
         if isinstance(event, EpochDone):
             self._clock.advance(60.0)
 

@@ -196,7 +196,7 @@ class Damage:
         )
         self.num_damaged = 0
 
-    def on_event(self, event, ledger) -> None:
+    def on_event(self, event) -> None:
         if isinstance(event, StageDone) and event.checkpoint and self.num_damaged < 20:
             with open(f"{self._root}/{event.checkpoint.path}", "r+b") as file:  # noqa: PTH123
                 file.write(b"damage")
@@ -266,7 +266,7 @@ def test_ctrl_c_stops_cleanly_and_nothing_is_trained_again(tmp_path):
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path):
     class Impatient:
-        def on_event(self, event, ledger) -> None:
+        def on_event(self, event) -> None:
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
 
@@ -295,12 +295,16 @@ def test_a_different_study_of_the_same_name(tmp_path):
         make_study(tmp_path, task=FaultyTask()).run(progress=False)
 
 
-def test_two_processes_on_one_study(tmp_path):
-    study = make_study(tmp_path)
-    with Store.open(study.storage.url) as store:
-        plan = store.plans.open(study._archive().recipe.plan_identity(), task="T").id
+@pytest.mark.parametrize("shared", [False, True])
+def test_two_processes_on_one_study(tmp_path, shared):
+    storage = Storage(url=f"sqlite:///{tmp_path}/t.db", shared=shared)
+    study = make_study(tmp_path, storage=storage)
+    archive = study._archive()
+    with archive.open() as store:
+        plan = store.plans.open(archive.recipe.plan_identity(), task="T").id
+        info = archive.make(store, plan=plan, file=None, enqueued=(), sources=())
         with (
-            store.plans.acquire(plan, study="s"),
+            store.lease(info, shared=shared),
             pytest.raises(StoreBusyError, match="being run"),
         ):
             study.run(progress=False)

@@ -16,6 +16,7 @@
     ├── StoreError                   the database or the checkpoint folder
     │   ├── StoreVersionError        written by a newer thrifty
     │   ├── StoreBusyError           another process runs this study
+    │   ├── StoreUnreachableError    the database server does not answer
     │   ├── StoreWriteError          read-only place, full disk
     │   ├── StudyNotFoundError       no such study in this database
     │   └── CheckpointError          missing, truncated or altered file
@@ -85,11 +86,15 @@ class StoreVersionError(StoreError):
 
 
 class StoreBusyError(StoreError):
-    """Another live process holds this study's plan."""
+    """Another live process runs this study, or holds its plan."""
 
 
 class StoreWriteError(StoreError):
     """A record could not be written: read-only place, full disk."""
+
+
+class StoreUnreachableError(StoreError):
+    """The server of the database does not answer."""
 
 
 class StudyNotFoundError(StoreError):

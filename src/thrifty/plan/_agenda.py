@@ -27,6 +27,8 @@ class Agenda:
     def __init__(self, nodes: Sequence[Node], *, cuts: Sequence[int] = ()) -> None:
         self._nodes = nodes
         self._cuts = tuple(cuts)
+        self._kept: dict[int, set[int]] = {}
+        """Epochs of single nodes whose states are kept whenever they are passed."""
         self.beginning = Point(None, 0)
         # entries: (-cost of the longest path, node id, epoch); epoch is -1 for a node that
         # goes on by itself, and (-1, 0) as node and epoch stand for the beginning
@@ -36,6 +38,10 @@ class Agenda:
     def longest(self) -> float:
         """Cost of the longest path that can start now; may be too high, never too low."""
         return -self._ready[0][0] if self._ready else 0.0
+
+    def keep(self, node: Node, epoch: int) -> None:
+        """The state of a node at an epoch is kept when it is passed, though nobody waits for it here."""
+        self._kept.setdefault(node.id, set()).add(epoch)
 
     def demand(self, node: Node, epoch: int) -> None:
         """There is new work on a node, up to ``epoch``."""
@@ -218,7 +224,8 @@ class Agenda:
             node, at = child, stop
 
     def _cut(self, node: Node, start: int, *, stop: int, wants: Sequence[int]) -> list[Stage]:
-        ends = {epoch for epoch in (*wants, *self._cuts) if start < epoch <= stop}
+        cuts = (*wants, *self._cuts, *self._kept.get(node.id, ()))
+        ends = {epoch for epoch in cuts if start < epoch <= stop}
         out = []
         for end in sorted(ends):
             out.append(Stage(node=node.id, start=start, stop=end))

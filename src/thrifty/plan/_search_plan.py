@@ -62,6 +62,8 @@ class SearchPlan:
         self._roots: dict[Hashable, Node] = {}
         self._agenda = Agenda(self.nodes, cuts=cuts)
         self._attempts: dict[tuple[int, int], int] = {}
+        self._elsewhere: dict[int, tuple[int, int]] = {}
+        """What others are training."""
 
     @property
     def longest_pending(self) -> float:
@@ -155,6 +157,36 @@ class SearchPlan:
     def checkpoints(self) -> Iterator[CheckpointRef]:
         """All states that are kept."""
         return (ref for node in self.nodes for ref in node.checkpoints.values())
+
+    # -- what others do ---------------------------------------------------------------
+
+    def keep(self, node_id: int) -> None:
+        """Another study may go on from where a node begins: the state there is kept when it is passed."""
+        node = self.nodes[node_id]
+        if node.parent is not None:
+            self._agenda.keep(node.parent, node.start)
+
+    def learn(self, epochs: Sequence[EpochDone], kept: Sequence[CheckpointRef]) -> list[Answer]:
+        """Takes note of what others have trained; returns the requests that it settles."""
+        answers = [answer for event in epochs for answer in self._epoch_done(event)]
+        for ref in kept:
+            self.restore(ref)
+        for node_id in {event.node for event in epochs}:
+            self._agenda.settle(self.nodes[node_id])
+        return answers
+
+    def occupy(self, spans: Mapping[int, tuple[int, int]]) -> None:
+        """All that others are training now: by node the first and the last epoch; nobody here trains it meanwhile."""
+        for node_id in self._elsewhere.keys() - spans.keys():
+            self._set_running(node_id, None)
+        for node_id, span in spans.items():
+            self._set_running(node_id, span)
+        self._elsewhere = dict(spans)
+
+    def _set_running(self, node_id: int, span: tuple[int, int] | None) -> None:
+        node = self.nodes[node_id]
+        node.running = span
+        self._agenda.settle(node)
 
     # -- what is trained --------------------------------------------------------------
 

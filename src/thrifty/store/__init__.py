@@ -1,12 +1,17 @@
 """Records of studies and plans in SQL, checkpoints in files."""
 
 from ._checkpoints import CheckpointFolder as CheckpointFolder
+from ._driver import Driver as Driver
+from ._engine import shown as shown
 from ._front import best_trials as best_trials, nondominated as nondominated
+from ._heartbeat import Heartbeat as Heartbeat
 from ._lease import Lease as Lease
 from ._optuna import export_optuna as export_optuna, optuna_storage as optuna_storage
 from ._records import (
+    Changes as Changes,
     CheckpointAdded as CheckpointAdded,
     CheckpointRemoved as CheckpointRemoved,
+    Claim as Claim,
     EpochRecord as EpochRecord,
     LogRecord as LogRecord,
     NodeRecord as NodeRecord,
@@ -16,6 +21,7 @@ from ._records import (
     Record as Record,
     StageRecord as StageRecord,
     StudyInfo as StudyInfo,
+    StudyMoved as StudyMoved,
     StudyRecords as StudyRecords,
     StudySummary as StudySummary,
     TrialAsked as TrialAsked,
@@ -29,10 +35,14 @@ from ._store import Store as Store
 
 
 __all__ = [
+    "Changes",
     "CheckpointAdded",
     "CheckpointFolder",
     "CheckpointRemoved",
+    "Claim",
+    "Driver",
     "EpochRecord",
+    "Heartbeat",
     "Lease",
     "LogRecord",
     "NodeRecord",
@@ -43,6 +53,7 @@ __all__ = [
     "StageRecord",
     "Store",
     "StudyInfo",
+    "StudyMoved",
     "StudyRecords",
     "StudySummary",
     "TrialAsked",
@@ -55,4 +66,5 @@ __all__ = [
     "export_optuna",
     "nondominated",
     "optuna_storage",
+    "shown",
 ]

@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, insert, inspect, make_url, text
-from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    create_engine,
+    event,
+    insert,
+    inspect,
+    make_url,
+    text,
+)
+from sqlalchemy.exc import (
+    ArgumentError,
+    DatabaseError,
+    DBAPIError,
+    IntegrityError,
+    NoSuchModuleError,
+    OperationalError,
+)
 from sqlalchemy.pool import StaticPool
 
 from thrifty.core import (
+    MissingExtraError,
     StoreError,
+    StoreUnreachableError,
     StoreVersionError,
     StoreWriteError,
     StudyNotFoundError,
@@ -21,6 +40,20 @@ from thrifty.core import (
 )
 
 from ._schema import VERSION, metadata, version_table
+
+
+# a network that is silent must be noticed, and a driver that is cut off must not hold its locks for ever
+_POSTGRESQL = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+    "options": "-c lock_timeout=30s -c idle_in_transaction_session_timeout=60s",
+}
+
+_PASSING = frozenset({"08", "40", "53300", "55P03", "57P01", "57P02", "57P03"})
+"""States of SQL for what may go better in a moment: no connection, a lost race, too many connections, a restart."""
 
 
 def open_engine(url: str, *, create: bool) -> Engine:
@@ -31,6 +64,8 @@ def open_engine(url: str, *, create: bool) -> Engine:
         StudyNotFoundError: there is no such file and ``create`` is False.
         StoreVersionError: a newer thrifty wrote it.
         StoreWriteError: it cannot be written.
+        StoreUnreachableError: its server does not answer.
+        MissingExtraError: PostgreSQL's driver is not installed.
     """
     try:
         address = make_url(url)
@@ -38,19 +73,50 @@ def open_engine(url: str, *, create: bool) -> Engine:
         raise UsageError(
             f"{url!r} is not a database address; write sqlite:///thrifty.db or postgresql+psycopg://host/name"
         ) from None
-    options: dict[str, Any] = {}
-    if address.get_backend_name() == "sqlite":
-        options["connect_args"] = {"timeout": 30.0, "check_same_thread": False}
-        if address.database in (None, "", ":memory:"):
-            options["poolclass"] = StaticPool
-        else:
-            _check_file(Path(str(address.database)), create=create)
-    engine = create_engine(address, **options)
-    if address.get_backend_name() == "sqlite":
-        event.listen(engine, "connect", _sqlite_settings)
-    with user_errors(engine), engine.connect() as connection:
+    backend = address.get_backend_name()
+    if backend not in ("sqlite", "postgresql"):
+        raise UsageError(
+            f"{backend!r} is not a database that thrifty knows; write sqlite:///thrifty.db or postgresql+psycopg://host/name"
+        )
+    engine = _sqlite(address, create=create) if backend == "sqlite" else _postgresql(address)
+    with user_errors(engine), engine.connect() as connection, _alone(connection):
         _bring_up_to_date(connection, url)
     return engine
+
+
+def _sqlite(address: URL, *, create: bool) -> Engine:
+    options: dict[str, Any] = {"connect_args": {"timeout": 30.0, "check_same_thread": False}}
+    if address.database in (None, "", ":memory:"):
+        options["poolclass"] = StaticPool
+    else:
+        _check_file(Path(str(address.database)), create=create)
+    engine = create_engine(address, **options)
+    event.listen(engine, "connect", _sqlite_settings)
+    return engine
+
+
+def _postgresql(address: URL) -> Engine:
+    if address.drivername == "postgresql":
+        address = address.set(drivername="postgresql+psycopg")
+    wanted = address.query.get("options")
+    options = f"{_POSTGRESQL['options']} {wanted or ''}".strip()
+    try:
+        return create_engine(
+            address.difference_update_query(["options"]),
+            connect_args={**_POSTGRESQL, "options": options},
+            pool_pre_ping=True,
+        )
+    except (ModuleNotFoundError, NoSuchModuleError) as error:
+        raise MissingExtraError("psycopg", extra="postgresql") from error
+
+
+def shown(url: str) -> str:
+    """A database address as it may be printed: without its password.
+
+    >>> shown("postgresql+psycopg://me:secret@host/thrifty")
+    'postgresql+psycopg://me:***@host/thrifty'
+    """
+    return make_url(url).render_as_string()
 
 
 @contextmanager
@@ -58,22 +124,63 @@ def user_errors(engine: Engine) -> Iterator[None]:
     """What the database refuses becomes an error that says how to mend it."""
     try:
         yield
+    except IntegrityError:
+        raise
     except DatabaseError as error:
         where = engine.url.render_as_string()
-        said = str(error.orig)
-        if "full" in said:
-            mend = "free some disk space and run the study again: it goes on where it is"
-        elif "readonly" in said or "unable to open" in said or "denied" in said:
-            mend = "choose a writable place with storage=..."
-        elif "locked" in said:
-            mend = "another program has held the database for half a minute; close it and run again"
-        elif "not a database" in said or "malformed" in said:
+        said = str(error.orig).strip()
+        if _is_passing(error):
+            raise StoreUnreachableError(
+                f"{where} does not answer: {said}; see that it runs and can be reached, then run again: a study goes on where it is"
+            ) from error
+        if "not a database" in said or "malformed" in said:
             raise StoreError(
                 f"{where} is damaged or not a thrifty database ({said}); move it away, or restore a copy"
             ) from error
-        else:
+        mend = _mend(said)
+        if mend is None:
             raise
         raise StoreWriteError(f"cannot write to {where}: {said}; {mend}") from error
+
+
+def _mend(said: str) -> str | None:
+    """What helps against what a database said."""
+    if "full" in said or "No space left" in said:
+        return "free some disk space and run the study again: it goes on where it is"
+    if any(word in said for word in ("readonly", "read-only", "unable to open", "denied")):
+        return "choose a writable place with storage=..."
+    if "locked" in said:
+        return "another program has held the database for half a minute; close it and run again"
+    return None
+
+
+def _is_passing(error: DBAPIError) -> bool:
+    if error.connection_invalidated:
+        return True
+    state = getattr(error.orig, "sqlstate", "")  # SQLite's errors have none
+    return isinstance(error, OperationalError) and (
+        state is None or state[:5] in _PASSING or state[:2] in _PASSING
+    )
+
+
+def _alone(connection: Connection) -> AbstractContextManager[object]:
+    """On PostgreSQL: nobody else makes tables at the same time."""
+    if connection.dialect.name == "sqlite":
+        return nullcontext()
+    return _advisory_lock(connection)
+
+
+@contextmanager
+def _advisory_lock(connection: Connection) -> Iterator[None]:
+    key = int.from_bytes(b"thrifty", "big")
+    connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": key})
+    connection.commit()
+    try:
+        yield
+    finally:
+        connection.rollback()
+        connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": key})
+        connection.commit()
 
 
 def _check_file(path: Path, *, create: bool) -> None:
@@ -104,9 +211,14 @@ def _bring_up_to_date(connection: Connection, url: str) -> None:
         return
     if version is not None and version > VERSION:
         raise StoreVersionError(
-            f"{url} was written by a newer thrifty (schema {version}; this one knows {VERSION}); "
+            f"{shown(url)} was written by a newer thrifty (schema {version}; this one knows {VERSION}); "
             "upgrade with: pip install --upgrade thrifty"
         )
+    if version is None and connection.dialect.name == "sqlite":
+        # of several that find no tables one makes them; on PostgreSQL a lock has seen to that
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        if _version(connection) == VERSION:
+            return
     if version is None:
         # nothing to migrate, so no need to wait for Alembic; a test holds the two ways to the same tables
         metadata.create_all(connection)
@@ -121,8 +233,11 @@ def _version(connection: Connection) -> str | None:
         found: str | None = connection.execute(
             text("SELECT version_num FROM thrifty_version")
         ).scalar()
-    except (OperationalError, DatabaseError) as error:
-        connection.rollback()
+    except DatabaseError as error:
+        if _is_passing(error):
+            raise
+        if connection.dialect.name != "sqlite":
+            connection.rollback()  # it takes nothing more after an error
         if inspect(connection).get_table_names():
             raise StoreError(
                 f"{connection.engine.url.render_as_string()} is another program's database; name a new one"

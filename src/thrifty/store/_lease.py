@@ -1,100 +1,172 @@
-"""Who trains a plan: one living process at a time."""
+"""Who runs a study: one living process at a time; and, unless it is shared, a plan."""
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-from sqlalchemy import Engine, delete, insert, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import Connection, Engine, Row, delete, extract, func, insert, select, update
 
-from thrifty.core import Clock, StoreBusyError
+from thrifty.core import Clock, StoreBusyError, StoreUnreachableError
 
-from ._schema import leases
+from . import _schema as schema
+from ._engine import user_errors
+from ._records import StudyInfo
 
+
+logger = logging.getLogger(__name__)
 
 STALE_AFTER_S = 60.0
 """A holder on another machine that has not been heard of for so long is taken to be dead."""
 
 
 class Lease:
-    """A plan held by this process; a context manager that gives it back."""
+    """A study held by this process.
 
-    def __init__(self, engine: Engine, plan: int, *, study: str, clock: Clock) -> None:
+    Args:
+        engine: the database.
+        study: what is held.
+        shared: whether others may run other studies of its plan.
+        clock: of a database that has none itself.
+
+    Raises:
+        StoreBusyError: another living process holds the study, or its plan, and one of both does not share it.
+    """
+
+    def __init__(self, engine: Engine, study: StudyInfo, *, shared: bool, clock: Clock) -> None:
+        self.owner = secrets.token_hex(16)
+        self.study = study
+        self.shared = shared
         self._engine = engine
-        self._plan = plan
         self._clock = clock
-        self._owner = secrets.token_hex(16)
-        self._take(study)
+        self._take()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.release()
+        try:
+            self.release()
+        except StoreUnreachableError as error:
+            # a lease that is not heard of any more ends by itself
+            logger.warning("%s", error)
 
     def heartbeat(self) -> None:
         """Says that the holder is alive.
 
         Raises:
-            StoreBusyError: another process took the plan over, because this one was silent for too long.
+            StoreBusyError: another process took the study over, because this one was silent for too long.
         """
-        mine = (leases.c.plan == self._plan) & (leases.c.owner == self._owner)
-        with self._engine.begin() as connection:
-            now = self._clock.now()
-            changed = connection.execute(update(leases).where(mine).values(heartbeat=now))
-        if changed.rowcount != 1:
-            raise StoreBusyError(
-                "another process has taken over this study while this one was silent for more than "
-                f"{STALE_AFTER_S:.0f} s; stop one of them"
+        with user_errors(self._engine), self._engine.begin() as connection:
+            now = self._now(connection)
+            table = schema.leases
+            changed = connection.execute(
+                update(table).where(table.c.owner == self.owner).values(heartbeat=now)
             )
+        if changed.rowcount != 1:
+            raise taken_over(self.study.name)
+
+    def bury(self) -> None:
+        """Takes what the dead hold of this plan from them, so that others go on with it."""
+        with user_errors(self._engine), self._engine.begin() as connection:
+            dead = [row for row in self._others(connection) if not self._alive(connection, row)]
+            if dead:
+                self._forget(connection, [row.owner for row in dead])
 
     def release(self) -> None:
-        """Gives the plan back."""
-        mine = (leases.c.plan == self._plan) & (leases.c.owner == self._owner)
-        with self._engine.begin() as connection:
-            connection.execute(delete(leases).where(mine))
+        """Gives the study back, and all that is claimed for it."""
+        with user_errors(self._engine), self._engine.begin() as connection:
+            self._forget(connection, [self.owner])
 
-    def _take(self, study: str) -> None:
-        now = self._clock.now()
-        mine = {
-            "owner": self._owner,
-            "study": study,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "pid_started": _process_start(os.getpid()),
-            "since": now,
-            "heartbeat": now,
-        }
-        try:
-            with self._engine.begin() as connection:
-                connection.execute(insert(leases).values(plan=self._plan, **mine))
+    def _take(self) -> None:
+        with user_errors(self._engine), self._engine.begin() as connection:
+            self._lock(connection)
+            others = self._others(connection)
+            for row in others:
+                same_study = row.study == self.study.id
+                if (same_study or not (row.shared and self.shared)) and self._alive(
+                    connection, row
+                ):
+                    raise self._busy(connection, row)
+            gone = [
+                row.owner
+                for row in others
+                if row.study == self.study.id or not self._alive(connection, row)
+            ]
+            self._forget(connection, gone)
+            now = self._now(connection)
+            mine = {
+                "study": self.study.id,
+                "plan": self.study.plan,
+                "owner": self.owner,
+                "name": self.study.name,
+                "shared": self.shared,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "pid_started": _process_start(os.getpid()),
+                "since": now,
+                "heartbeat": now,
+            }
+            connection.execute(insert(schema.leases), mine)
+
+    def _lock(self, connection: Connection) -> None:
+        """Lets no other process look at the leases of this plan before this one is through."""
+        mine = schema.plans.c.id == self.study.plan
+        same = update(schema.plans).where(mine).values(revision=schema.plans.c.revision)
+        connection.execute(same)
+
+    def _others(self, connection: Connection) -> list[Row[tuple[object, ...]]]:
+        table = schema.leases
+        query = select(table).where(
+            table.c.plan == self.study.plan, table.c.owner != self.owner
+        )
+        return list(connection.execute(query))
+
+    def _forget(self, connection: Connection, owners: list[str]) -> None:
+        if not owners:
             return
-        except IntegrityError:
-            pass  # somebody holds it, or held it and died
-        with self._engine.begin() as connection:
-            row = connection.execute(select(leases).where(leases.c.plan == self._plan)).first()
-            held = None if row is None else row._asdict()
-            if held is not None and self._alive(held):
-                raise StoreBusyError(
-                    f"study {held['study']!r} of this task and seed is being run by process {held['pid']} on "
-                    f"{held['host']}, since {now - held['since']:.0f} s; wait for it, or stop it"
-                )
-            # compare and set: only one of several that find the same dead holder gets it
-            same = (leases.c.plan == self._plan) & (leases.c.owner == (held or {}).get("owner"))
-            if connection.execute(update(leases).where(same).values(**mine)).rowcount != 1:
-                raise StoreBusyError(
-                    "another process has just begun to run this study; wait for it"
-                )
+        self._lock(connection)
+        claims, leases = schema.claims, schema.leases
+        freed = connection.execute(delete(claims).where(claims.c.owner.in_(owners)))
+        connection.execute(delete(leases).where(leases.c.owner.in_(owners)))
+        if freed.rowcount:  # those who wait for it look again
+            mine = schema.plans.c.id == self.study.plan
+            higher = schema.plans.c.revision + 1
+            connection.execute(update(schema.plans).where(mine).values(revision=higher))
 
-    def _alive(self, held: dict[str, Any]) -> bool:
+    def _busy(self, connection: Connection, row: Row[tuple[object, ...]]) -> StoreBusyError:
+        held = row._asdict()
+        for_s = self._now(connection) - held["since"]
+        return StoreBusyError(
+            f"study {held['name']!r} of this task and seed is being run by process {held['pid']} on "
+            f"{held['host']}, since {for_s:.0f} s; wait for it, or stop it"
+        )
+
+    def _alive(self, connection: Connection, row: Row[tuple[object, ...]]) -> bool:
+        held = row._asdict()
         if held["host"] == socket.gethostname():
             started = _process_start(held["pid"])
             return started != "" and started == held["pid_started"]
-        return bool(self._clock.now() - held["heartbeat"] < STALE_AFTER_S)
+        return bool(self._now(connection) - held["heartbeat"] < STALE_AFTER_S)
+
+    def _now(self, connection: Connection) -> float:
+        """The time by one clock for all: that of the server, where there is one."""
+        if connection.dialect.name == "sqlite":
+            return self._clock.now()
+        now = select(extract("epoch", func.clock_timestamp()))
+        return float(connection.execute(now).scalar_one())
+
+
+def taken_over(name: str) -> StoreBusyError:
+    """The error of a process whose study is another's now."""
+    return StoreBusyError(
+        f"another process has taken over study {name!r} while this one was silent for more than "
+        f"{STALE_AFTER_S:.0f} s; stop one of them"
+    )
 
 
 def _process_start(pid: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from sqlalchemy import Engine, insert, select
+from sqlalchemy import Connection, Engine, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from thrifty.core import CheckpointRef, Clock
@@ -12,7 +12,6 @@ from thrifty.space import config_from_json
 
 from . import _schema as schema
 from ._engine import user_errors
-from ._lease import Lease
 from ._records import EpochRecord, NodeRecord, PlanInfo, PlanRecords
 
 
@@ -41,7 +40,10 @@ class Plans:
 
     def find(self, identity: str) -> PlanInfo | None:
         """The plan of an identity, if there is one."""
-        query = select(schema.plans).where(schema.plans.c.identity == identity)
+        table = schema.plans
+        query = select(table.c.id, table.c.identity, table.c.task, table.c.created_at).where(
+            table.c.identity == identity
+        )
         with user_errors(self._engine), self._engine.connect() as connection:
             row = connection.execute(query).first()
         return None if row is None else PlanInfo(**row._asdict())
@@ -49,45 +51,90 @@ class Plans:
     def load(self, plan: int) -> PlanRecords:
         """All that is known of a plan."""
         with user_errors(self._engine), self._engine.connect() as connection:
-            nodes = connection.execute(
-                select(schema.nodes)
-                .where(schema.nodes.c.plan == plan)
-                .order_by(schema.nodes.c.node)
-            ).all()
-            epochs = connection.execute(
-                select(schema.epochs)
-                .where(schema.epochs.c.plan == plan)
-                .order_by(schema.epochs.c.node, schema.epochs.c.epoch)
-            ).all()
-            kept = connection.execute(
-                select(schema.checkpoints).where(schema.checkpoints.c.plan == plan)
-            ).all()
-        return PlanRecords(
-            nodes=[
-                NodeRecord(**{**row._asdict(), "config": config_from_json(row.config)})
-                for row in nodes
-            ],
-            epochs=[
-                EpochRecord(**{**row._asdict(), "metrics": json.loads(row.metrics)})
-                for row in epochs
-            ],
-            checkpoints=[
-                CheckpointRef(
-                    node=row.node,
-                    epoch=row.epoch,
-                    path=row.path,
-                    num_bytes=row.num_bytes,
-                    digest=row.digest,
-                )
-                for row in kept
-            ],
-        )
+            return news_of(connection, plan)
 
-    def acquire(self, plan: int, *, study: str) -> Lease:
-        """Holds a plan for this process.
+    def standing(self, plan: int, *, but: int) -> list[tuple[int, int]]:
+        """Where trials of other studies stand, ``(node, epoch)``, that may be asked to go on.
 
-        Raises:
-            StoreBusyError: another living process holds it.
+        Args:
+            plan: of the studies.
+            but: a study that does not count.
         """
-        with user_errors(self._engine):
-            return Lease(self._engine, plan, study=study, clock=self._clock)
+        trials, studies = schema.trials, schema.studies
+        query = (
+            select(trials.c.node, trials.c.reached)
+            .join(studies, studies.c.id == trials.c.study)
+            .where(
+                studies.c.plan == plan,
+                studies.c.id != but,
+                studies.c.state != "done",
+                trials.c.state.in_(("running", "waiting")),
+            )
+        )
+        with user_errors(self._engine), self._engine.connect() as connection:
+            return [(node, epoch) for node, epoch in connection.execute(query)]
+
+
+def news_of(
+    connection: Connection, plan: int, *, since: int = -1, num_known: int = 0
+) -> PlanRecords:
+    """What was written about a plan after a revision, and its nodes but those that are known.
+
+    Rows written while it reads may be there or not: they are above the revision that it gives, and will be read again.
+    """
+    # first the revision, last the nodes: so nothing up to it is missing, and no row is of an unknown node
+    revision = connection.execute(
+        select(schema.plans.c.revision).where(schema.plans.c.id == plan)
+    ).scalar_one()
+    epochs = connection.execute(
+        select(schema.epochs)
+        .where(schema.epochs.c.plan == plan, schema.epochs.c.revision > since)
+        .order_by(schema.epochs.c.node, schema.epochs.c.epoch)
+    ).all()
+    kept = connection.execute(
+        select(schema.checkpoints).where(
+            schema.checkpoints.c.plan == plan, schema.checkpoints.c.revision > since
+        )
+    ).all()
+    nodes = connection.execute(
+        select(schema.nodes)
+        .where(schema.nodes.c.plan == plan, schema.nodes.c.node >= num_known)
+        .order_by(schema.nodes.c.node)
+    ).all()
+    return PlanRecords(
+        revision=revision,
+        nodes=[
+            NodeRecord(
+                plan=plan,
+                node=row.node,
+                parent=row.parent,
+                start=row.start,
+                config=config_from_json(row.config),
+                epochs=row.epochs,
+            )
+            for row in nodes
+        ],
+        epochs=[
+            EpochRecord(
+                plan=plan,
+                node=row.node,
+                epoch=row.epoch,
+                metrics=json.loads(row.metrics),
+                seconds=row.seconds,
+                worker=row.worker,
+                seconds_alone=row.seconds_alone,
+                study=row.study,
+            )
+            for row in epochs
+        ],
+        checkpoints=[
+            CheckpointRef(
+                node=row.node,
+                epoch=row.epoch,
+                path=row.path,
+                num_bytes=row.num_bytes,
+                digest=row.digest,
+            )
+            for row in kept
+        ],
+    )

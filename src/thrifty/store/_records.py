@@ -128,8 +128,17 @@ class TrialFailed:
     traceback: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyMoved:
+    """A study is "running", "stopped" or "done"."""
+
+    study: int
+    state: str
+
+
 Record = (
-    NodeRecord
+    StudyMoved
+    | NodeRecord
     | EpochRecord
     | CheckpointAdded
     | CheckpointRemoved
@@ -154,11 +163,32 @@ class PlanInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRecords:
-    """All that is known of a plan, nodes in the order they were made."""
+    """All that is known of a plan, or all that is new of it; nodes in the order they were made.
+
+    ``revision`` is the plan's when it was read: nothing up to it is missing.
+    """
 
     nodes: list[NodeRecord]
     epochs: list[EpochRecord]
     checkpoints: list[CheckpointRef]
+    revision: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Epochs ``start + 1 .. stop`` of a node that another driver is training."""
+
+    node: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What others have done to a plan since a driver looked last, and all that they are training now."""
+
+    news: PlanRecords
+    claims: tuple[Claim, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Boolean,
     Column,
     Float,
     ForeignKey,
@@ -17,7 +18,7 @@ from sqlalchemy import (
 )
 
 
-VERSION = "0003"
+VERSION = "0004"
 
 metadata = MetaData()
 
@@ -33,15 +34,20 @@ plans = Table(
     Column("identity", String(64), nullable=False, unique=True),
     Column("task", Text, nullable=False),
     Column("created_at", Float, nullable=False),
+    # grows with each batch of records; held to the commit, so rows of a plan become visible in its order
+    Column("revision", BigInteger, nullable=False, server_default="0"),
 )
 
-# who is training a plan now; one row for each plan that ever was
+# which processes run a study now
 leases = Table(
     "leases",
     metadata,
-    Column("plan", ForeignKey("plans.id"), primary_key=True),
+    Column("study", ForeignKey("studies.id", ondelete="CASCADE"), primary_key=True),
+    Column("plan", ForeignKey("plans.id"), nullable=False, index=True),
     Column("owner", String(64), nullable=False),
-    Column("study", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    # whether other studies of the plan may run beside it
+    Column("shared", Boolean, nullable=False),
     Column("host", Text, nullable=False),
     Column("pid", Integer, nullable=False),
     Column("pid_started", Text, nullable=False),
@@ -58,6 +64,19 @@ nodes = Table(
     Column("start", Integer, nullable=False),
     Column("config", JSON, nullable=False),
     Column("epochs", Integer, nullable=False),
+    # of the plan, when an epoch or a state of the node was last written
+    Column("revision", BigInteger, nullable=False, server_default="0"),
+)
+
+# what a driver is training now, a row for each node of a chain of stages
+claims = Table(
+    "claims",
+    metadata,
+    Column("plan", ForeignKey("plans.id"), primary_key=True),
+    Column("node", Integer, primary_key=True, autoincrement=False),
+    Column("start", Integer, nullable=False),
+    Column("stop", Integer, nullable=False),
+    Column("owner", String(64), nullable=False, index=True),
 )
 
 epochs = Table(
@@ -74,6 +93,8 @@ epochs = Table(
     Column("seconds_alone", Float),
     # the study whose run trained it first; no foreign key, because the epoch outlives the study
     Column("study", Integer),
+    Column("revision", BigInteger, nullable=False, server_default="0"),
+    Index("epochs_revision", "plan", "revision"),
 )
 
 checkpoints = Table(
@@ -85,6 +106,8 @@ checkpoints = Table(
     Column("path", Text, nullable=False),
     Column("num_bytes", BigInteger, nullable=False),
     Column("digest", String(64), nullable=False),
+    Column("revision", BigInteger, nullable=False, server_default="0"),
+    Index("checkpoints_revision", "plan", "revision"),
 )
 
 stages = Table(
@@ -111,6 +134,8 @@ studies = Table(
     Column("spec", JSON, nullable=False),
     Column("state", String(16), nullable=False),
     Column("created_at", Float, nullable=False),
+    # the last batch of records that its drivers have written: none is written twice
+    Column("batch", BigInteger, nullable=False, server_default="0"),
 )
 
 trials = Table(

@@ -13,9 +13,11 @@ from thrifty.core import Clock, SystemClock
 
 from ._checkpoints import CheckpointFolder
 from ._curves import Curves
+from ._driver import Driver
 from ._engine import open_engine, user_errors
+from ._lease import Lease
 from ._plans import Plans
-from ._records import Record
+from ._records import Record, StudyInfo
 from ._studies import Studies
 from ._writer import write
 
@@ -56,6 +58,7 @@ class Store:
             StudyNotFoundError: there is no such file and ``create`` is False.
             StoreVersionError: a newer thrifty wrote it.
             StoreWriteError: it cannot be written.
+            StoreUnreachableError: its server does not answer.
         """
         engine = open_engine(url, create=create)
         return cls(
@@ -76,6 +79,27 @@ class Store:
             return
         with user_errors(self._engine), self._engine.begin() as connection:
             write(connection, records, at=self._clock.now())
+
+    def lease(self, study: StudyInfo, *, shared: bool = False) -> Lease:
+        """Holds a study for this process.
+
+        Args:
+            study: that is to be run.
+            shared: whether other processes may run other studies of its plan at the same time.
+
+        Raises:
+            StoreBusyError: another living process holds the study, or its plan, and one of both does not share it.
+        """
+        return Lease(self._engine, study, shared=shared, clock=self._clock)
+
+    def drive(self, lease: Lease, *, revision: int = 0) -> Driver:
+        """What runs a study that is held.
+
+        Args:
+            lease: the study.
+            revision: of its plan, up to which all is known.
+        """
+        return Driver(self._engine, lease, clock=self._clock, revision=revision)
 
     def close(self) -> None:
         """Closes all connections."""

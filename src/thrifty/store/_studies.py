@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, delete, func, insert, select, update
+from sqlalchemy.exc import IntegrityError
 
 from thrifty.core import Clock, StudyMismatchError, StudyNotFoundError
 from thrifty.space import config_from_json, config_to_json
@@ -47,8 +49,6 @@ class Studies:
         Raises:
             StudyMismatchError: there is one of this name.
         """
-        if self.find(name) is not None:
-            raise StudyMismatchError(f"there is a study {name!r} already; choose another name")
         row = {
             "name": name,
             "plan": plan,
@@ -56,7 +56,7 @@ class Studies:
             "state": "running",
             "created_at": self._clock.now(),
         }
-        with user_errors(self._engine), self._engine.begin() as connection:
+        with self._creating(name) as connection:
             made = connection.execute(insert(schema.studies), row).inserted_primary_key
             assert made is not None
             if priors:
@@ -69,9 +69,22 @@ class Studies:
             write(connection, queue, at=self._clock.now())
         return self.get(name)
 
+    @contextmanager
+    def _creating(self, name: str) -> Iterator[Connection]:
+        try:
+            with user_errors(self._engine), self._engine.begin() as connection:
+                yield connection
+        except IntegrityError as error:
+            raise StudyMismatchError(
+                f"there is a study {name!r} already; choose another name"
+            ) from error
+
     def find(self, name: str) -> StudyInfo | None:
         """The study of a name, if there is one."""
-        query = select(schema.studies).where(schema.studies.c.name == name)
+        t = schema.studies
+        query = select(t.c.id, t.c.name, t.c.plan, t.c.spec, t.c.state, t.c.created_at).where(
+            t.c.name == name
+        )
         with user_errors(self._engine), self._engine.connect() as connection:
             row = connection.execute(query).first()
         return None if row is None else StudyInfo(**row._asdict())
@@ -91,13 +104,6 @@ class Studies:
         hint = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(names) or 'none'}"
         raise StudyNotFoundError(f"the database has no study {name!r}; {hint}")
 
-    def finish(self, study: int, *, state: str) -> None:
-        """Notes how a run ended: "done", "stopped", or "running" again."""
-        with user_errors(self._engine), self._engine.begin() as connection:
-            connection.execute(
-                update(schema.studies).where(schema.studies.c.id == study).values(state=state)
-            )
-
     def delete(self, name: str) -> None:
         """Forgets a study. What was trained stays in its plan, for others.
 
@@ -106,7 +112,7 @@ class Studies:
         """
         study = self.get(name).id
         with user_errors(self._engine), self._engine.begin() as connection:
-            for table in (schema.log, schema.trials, schema.priors):
+            for table in (schema.log, schema.trials, schema.priors, schema.leases):
                 connection.execute(delete(table).where(table.c.study == study))
             # the next study may get the number of this one
             trained = update(schema.epochs).where(schema.epochs.c.study == study)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Table, bindparam, delete, insert, update
+from sqlalchemy import Connection, Table, bindparam, delete, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from thrifty.space import config_to_json
@@ -19,6 +19,7 @@ from ._records import (
     NodeRecord,
     Record,
     StageRecord,
+    StudyMoved,
     TrialAsked,
     TrialEnqueued,
     TrialFailed,
@@ -29,21 +30,48 @@ from ._records import (
 
 Row = dict[str, Any]
 TrialMove = TrialAsked | TrialStopped | TrialReported | TrialFailed
+PlanRecord = NodeRecord | EpochRecord | CheckpointAdded | CheckpointRemoved
 
 
-def write(connection: Connection, records: Sequence[Record], *, at: float) -> None:
-    """Writes a batch, in a handful of statements whatever its size."""
-    _nodes(connection, [r for r in records if isinstance(r, NodeRecord)])
-    _epochs(connection, [r for r in records if isinstance(r, EpochRecord)])
+def write(
+    connection: Connection, records: Sequence[Record], *, at: float, shared: bool = False
+) -> dict[int, int]:
+    """Writes a batch, in a handful of statements whatever its size; gives the new revisions of its plans.
+
+    ``shared`` says that other drivers may be at work on the plan: then nodes learn of it, too.
+    """
+    about_plans = [r for r in records if isinstance(r, PlanRecord)]
+    # before anything else: who has the row of the plan writes alone until the commit
+    revisions = {
+        plan: next_revision(connection, plan) for plan in sorted({r.plan for r in about_plans})
+    }
+    _nodes(connection, [r for r in records if isinstance(r, NodeRecord)], revisions)
+    _epochs(connection, [r for r in records if isinstance(r, EpochRecord)], revisions)
     _checkpoints(
         connection,
         [r for r in records if isinstance(r, CheckpointAdded | CheckpointRemoved)],
+        revisions,
     )
+    if shared:
+        _touch(connection, about_plans, revisions)
     _stages(connection, [r for r in records if isinstance(r, StageRecord)])
     _trials(connection, [r for r in records if isinstance(r, TrialMove)])
     logged = [r for r in records if isinstance(r, TrialMove | TrialEnqueued)]
     if logged:
         connection.execute(insert(schema.log), [_log_entry(r, at) for r in logged])
+    for moved in (r for r in records if isinstance(r, StudyMoved)):
+        mine = schema.studies.c.id == moved.study
+        connection.execute(update(schema.studies).where(mine).values(state=moved.state))
+    return revisions
+
+
+def next_revision(connection: Connection, plan: int) -> int:
+    """Counts a plan's revision up; whoever else wants to waits until this transaction ends."""
+    mine = schema.plans.c.id == plan
+    connection.execute(
+        update(schema.plans).where(mine).values(revision=schema.plans.c.revision + 1)
+    )
+    return int(connection.execute(select(schema.plans.c.revision).where(mine)).scalar_one())
 
 
 def keep_first(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
@@ -73,7 +101,30 @@ def _on_conflict(
     connection.execute(statement, list(rows))
 
 
-def _nodes(connection: Connection, records: Sequence[NodeRecord]) -> None:
+def _touch(
+    connection: Connection, records: Sequence[PlanRecord], revisions: Mapping[int, int]
+) -> None:
+    """Notes at their nodes that something was written; what was claimed on older news is refused."""
+    nodes = {(r.plan, _node_of(r)) for r in records if not isinstance(r, NodeRecord)}
+    table = schema.nodes
+    if nodes:
+        statement = (
+            update(table)
+            .where(table.c.plan == bindparam("p"), table.c.node == bindparam("n"))
+            .values(revision=bindparam("r"))
+        )
+        # in the order of their keys: two that lock several rows never wait for each other
+        rows = [{"p": plan, "n": node, "r": revisions[plan]} for plan, node in sorted(nodes)]
+        connection.execute(statement, rows)
+
+
+def _node_of(record: EpochRecord | CheckpointAdded | CheckpointRemoved) -> int:
+    return record.ref.node if isinstance(record, CheckpointAdded) else record.node
+
+
+def _nodes(
+    connection: Connection, records: Sequence[NodeRecord], revisions: Mapping[int, int]
+) -> None:
     rows = [
         {
             "plan": r.plan,
@@ -82,13 +133,16 @@ def _nodes(connection: Connection, records: Sequence[NodeRecord]) -> None:
             "start": r.start,
             "config": config_to_json(r.config),
             "epochs": r.epochs,
+            "revision": revisions[r.plan],
         }
         for r in records
     ]
     keep_first(connection, schema.nodes, rows)
 
 
-def _epochs(connection: Connection, records: Sequence[EpochRecord]) -> None:
+def _epochs(
+    connection: Connection, records: Sequence[EpochRecord], revisions: Mapping[int, int]
+) -> None:
     rows = [
         {
             "plan": r.plan,
@@ -99,6 +153,7 @@ def _epochs(connection: Connection, records: Sequence[EpochRecord]) -> None:
             "worker": r.worker,
             "seconds_alone": r.seconds_alone,
             "study": r.study,
+            "revision": revisions[r.plan],
         }
         for r in records
     ]
@@ -106,7 +161,9 @@ def _epochs(connection: Connection, records: Sequence[EpochRecord]) -> None:
 
 
 def _checkpoints(
-    connection: Connection, records: Sequence[CheckpointAdded | CheckpointRemoved]
+    connection: Connection,
+    records: Sequence[CheckpointAdded | CheckpointRemoved],
+    revisions: Mapping[int, int],
 ) -> None:
     last: dict[tuple[int, int, int], Row | None] = {}
     for r in records:
@@ -120,6 +177,7 @@ def _checkpoints(
             "path": r.ref.path,
             "num_bytes": r.ref.num_bytes,
             "digest": r.ref.digest,
+            "revision": revisions[r.plan],
         }
     keep_last(connection, schema.checkpoints, [row for row in last.values() if row is not None])
     gone = [{"p": p, "n": n, "e": e} for (p, n, e), row in last.items() if row is None]

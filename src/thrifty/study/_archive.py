@@ -9,11 +9,18 @@ from typing import Any
 
 import torch
 
-from thrifty.core import CheckpointError, Clock, StudyNotFoundError, UsageError, fingerprint
+from thrifty.core import (
+    CheckpointError,
+    Clock,
+    StudyMismatchError,
+    StudyNotFoundError,
+    UsageError,
+    fingerprint,
+)
 from thrifty.plan import SearchPlan
 from thrifty.run import model_of, state_from_arrays, train_alone
 from thrifty.space import config_to_json
-from thrifty.store import PriorRecord, Store, StudyInfo, TrialEnqueued
+from thrifty.store import PriorRecord, Store, StudyInfo, TrialEnqueued, shown
 
 from ._identity import Recipe, goals_of
 from ._ledger import Ledger
@@ -55,7 +62,7 @@ class Archive:
         if info is not None:
             plan = store.plans.find(self.recipe.plan_identity())
             same_plan = plan is not None and plan.id == info.plan
-            where = f"{self.storage.url} has a different study {self.name!r}"
+            where = f"{shown(self.storage.url)} has a different study {self.name!r}"
             self.recipe.check_same(info.spec, same_plan=same_plan, where=where)
         return info
 
@@ -68,14 +75,20 @@ class Archive:
         enqueued: Sequence[Mapping[str, Any]],
         sources: Sequence[Source],
     ) -> StudyInfo:
-        """Makes the study, with what is known of earlier ones."""
-        return store.studies.create(
-            self.name,
-            plan=plan,
-            spec={**self.recipe.spec(), "file": file},
-            enqueued=not_in(enqueued, ()),
-            priors=self.priors(store, sources),
-        )
+        """Makes the study, with what is known of earlier ones; it may have been made by another process just now."""
+        try:
+            return store.studies.create(
+                self.name,
+                plan=plan,
+                spec={**self.recipe.spec(), "file": file},
+                enqueued=not_in(enqueued, ()),
+                priors=self.priors(store, sources),
+            )
+        except StudyMismatchError:
+            made = self.find(store)
+            if made is None:
+                raise
+            return made
 
     def enqueue(
         self, store: Store, info: StudyInfo, enqueued: Sequence[Mapping[str, Any]]

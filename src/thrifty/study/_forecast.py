@@ -122,6 +122,7 @@ def _simulate(
             return
         ledger.decide(decisions)
         ledger.outbox.clear()
+        ledger.news.clear()
 
 
 def _pretend(ledger: Ledger, chain: Chain, *, round_: int) -> None:

@@ -15,10 +15,11 @@ from thrifty.core import (
     StageFailed,
     StageStarted,
 )
-from thrifty.plan import Answer, SearchPlan
+from thrifty.plan import Answer, Node, SearchPlan
 from thrifty.search import Decision, History, Proposal, Stop, Trial
 from thrifty.space import Timeline
 from thrifty.store import (
+    Changes,
     CheckpointAdded,
     CheckpointRemoved,
     EpochRecord,
@@ -34,6 +35,7 @@ from thrifty.store import (
 )
 
 from ._goals import Goals
+from ._trial_events import TrialAdvanced, TrialBegan, TrialEnded, TrialEvent
 
 
 logger = logging.getLogger(__name__)
@@ -61,6 +63,8 @@ class Ledger:
         self.goals = goals
         self.max_epochs = max_epochs
         self.outbox: list[Record] = []
+        self.news: list[TrialEvent] = []
+        """What observers have not been told yet."""
         self.node_of: list[int] = []
         """The node that each trial's timeline ends on, by trial number."""
         self.errors: dict[int, tuple[str, str, str]] = {}
@@ -77,8 +81,12 @@ class Ledger:
         self._clock = clock
         self.study_id = study_id
         self.plan_id = plan_id
+        self.revision = 0
+        """Of the plan in the store, up to which all is known."""
         self._num_nodes_recorded = 0
         self._stage_began: dict[tuple[int, int], float] = {}
+        self._passed: dict[int, int] = {}
+        """The farthest epoch that a trial of this study has reached on each node."""
 
     # -- decisions --------------------------------------------------------------------
 
@@ -88,9 +96,13 @@ class Ledger:
             number = self.history.record_decision(decision)
             if isinstance(decision, Stop):
                 self.outbox.append(TrialStopped(study=self.study_id, trial=number))
+                self.news.append(TrialEnded(trial=number, state="stopped"))
                 continue
             if decision.config is not None:
                 self.node_of.append(self._insert(decision.config, epochs=self.max_epochs))
+                self.news.append(
+                    TrialBegan(trial=number, config=decision.config, parent=decision.parent)
+                )
             self.outbox.append(self._asked(decision, number))
             answer = self.plan.request(number, self.node_of[number], decision.target)
             if answer is not None:
@@ -168,10 +180,12 @@ class Ledger:
         if answer.failure is not None:
             self._fail(number, answer.epoch, answer.failure)
             return
-        metrics = self._reached(number, answer.epoch)
-        if metrics is None:
+        before, best_before = self.history[number].reached, self.best_value
+        curve = self._reached(number, answer.epoch)
+        if curve is None:
             return
-        goals = self.goals
+        self._advanced(number, curve[before:], best_before=best_before)
+        goals, metrics = self.goals, curve[-1]
         self.outbox.append(
             TrialReported(
                 study=self.study_id,
@@ -183,8 +197,41 @@ class Ledger:
             )
         )
 
-    def _reached(self, number: int, epoch: int) -> Mapping[str, float] | None:
-        """A trial stands at an epoch: its metrics there, or None if that is its failure."""
+    def _advanced(
+        self, number: int, metrics: Sequence[Mapping[str, float]], *, best_before: float | None
+    ) -> None:
+        """Tells observers of what a trial has reached, by its metrics since the last time."""
+        trial, goals = self.history[number], self.goals
+        before = trial.reached - len(metrics)
+        value = goals.value(metrics[-1])
+        better = best_before is None or goals.sign * value > goals.sign * best_before
+        self.news.append(
+            TrialAdvanced(
+                trial=number,
+                first_epoch=before + 1,
+                metrics=tuple(metrics),
+                value=value,
+                best=better and not trial.violation,
+                shared_epochs=self._pass(number, before=before),
+            )
+        )
+        if trial.reached >= self.max_epochs:
+            self.news.append(TrialEnded(trial=number, state="done"))
+
+    def _pass(self, number: int, *, before: int) -> int:
+        """Notes that a trial has passed the epochs after ``before``; how many of them one had passed already."""
+        shared, epoch = 0, self.history[number].reached
+        node: Node | None = self.plan.owner(self.node_of[number], epoch)
+        while node is not None and epoch > before:
+            first = max(before, node.start)
+            passed = self._passed.get(node.id, node.start)
+            shared += max(0, min(passed, epoch) - first)
+            self._passed[node.id] = max(passed, epoch)
+            epoch, node = node.start, node.parent
+        return shared
+
+    def _reached(self, number: int, epoch: int) -> Sequence[Mapping[str, float]] | None:
+        """A trial stands at an epoch: its metrics up to there, or None if that is its failure."""
         goals = self.goals
         curve = self.plan.curve(self.node_of[number], epoch)
         needed = set(goals.names)
@@ -212,10 +259,11 @@ class Ledger:
                 if best is None
                 else goals.sign * max(goals.sign * best, goals.sign * value)
             )
-        return metrics
+        return curve
 
     def _fail(self, number: int, epoch: int, failure: tuple[str, str, str]) -> None:
         kind, message, traceback = failure
+        self.news.append(TrialEnded(trial=number, state="failed", message=message))
         self.history.record_failure(number)
         self.errors[number] = failure
         self.outbox.append(
@@ -255,26 +303,36 @@ class Ledger:
 
     def load_plan(self, records: PlanRecords) -> None:
         """Rebuilds the plan from what the store has."""
+        self.revision = records.revision
+        self._learn(records)
+
+    def learn(self, changes: Changes) -> None:
+        """Takes note of what other drivers have done, and of what they are training."""
+        self._learn(changes.news)
+        self.plan.occupy({claim.node: (claim.start, claim.stop) for claim in changes.claims})
+
+    def _learn(self, records: PlanRecords) -> None:
+        # decisions of this study that are not written yet have brought no nodes: those are written at once
         for node in records.nodes:
             # another study of this plan may train for longer, or not as long
-            self._insert(node.config, epochs=node.epochs)
-        self.outbox.clear()
+            made = self.plan.insert(Timeline(node.config, epochs=node.epochs))
+            assert made == node.node
+            self.plan.keep(made)
+        self._num_nodes_recorded = len(self.plan.nodes)
         for epoch in records.epochs:
+            if (epoch.node, epoch.epoch) in self.seconds:
+                continue
             self.epochs_trained += epoch.study == self.study_id
             alone = epoch.seconds if epoch.seconds_alone is None else epoch.seconds_alone
             self.seconds[epoch.node, epoch.epoch] = (epoch.seconds, alone)
-            self.plan.record(
-                EpochDone(
-                    node=epoch.node,
-                    epoch=epoch.epoch,
-                    metrics=epoch.metrics,
-                    seconds=epoch.seconds,
-                    worker=epoch.worker,
-                )
-            )
         for ref in records.checkpoints:
-            self.kept_bytes += ref.num_bytes
-            self.plan.restore(ref)
+            if ref.epoch not in self.plan.nodes[ref.node].checkpoints:
+                self.kept_bytes += ref.num_bytes
+        answers = self.plan.learn(
+            [_done(epoch) for epoch in records.epochs], records.checkpoints
+        )
+        for answer in answers:
+            self._answered(answer)
 
     def load_study(self, records: StudyRecords) -> None:
         """Replays a study's decisions and reports in order, then asks again for what was still under way."""
@@ -304,7 +362,15 @@ class Ledger:
                 self.history.record_failure(entry.trial)
                 self.errors[entry.trial] = trial.error
             else:
-                self._reached(entry.trial, entry.epoch)
+                before = self.history[entry.trial].reached
+                if self._reached(entry.trial, entry.epoch) is not None:
+                    self._pass(entry.trial, before=before)
+        # observers of earlier runs were told of all this
+        self.news.clear()
+        self._ask_again()
+
+    def _ask_again(self) -> None:
+        """Asks for what was under way when the last run ended."""
         for number in range(len(self.history)):
             one = self.history[number]
             self.plan.note(self.node_of[number], one.target)
@@ -319,6 +385,16 @@ class Ledger:
             trial = self.history[number]
             if trial.state in ("running", "waiting"):
                 yield self.node_of[number], trial.reached
+
+
+def _done(epoch: EpochRecord) -> EpochDone:
+    return EpochDone(
+        node=epoch.node,
+        epoch=epoch.epoch,
+        metrics=epoch.metrics,
+        seconds=epoch.seconds,
+        worker=epoch.worker,
+    )
 
 
 def _hashable(group: Any) -> Any:

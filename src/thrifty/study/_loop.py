@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,13 +11,14 @@ from typing import Protocol
 from thrifty.core import Clock, Event
 from thrifty.plan import Chain, droppable
 from thrifty.run import Assignment, Executor
-from thrifty.search import Algorithm
+from thrifty.search import Algorithm, Decision, Proposal
 from thrifty.space import Space
-from thrifty.store import CheckpointRemoved, Lease, Store
+from thrifty.store import Changes, CheckpointRemoved, Driver, Lease, Record, Store
 
 from ._forecast import ask_rng
 from ._ledger import Ledger
 from ._packing import Packing
+from ._trial_events import TrialEvent
 
 
 logger = logging.getLogger(__name__)
@@ -29,8 +31,8 @@ HEARTBEAT_S = 10.0
 class Observer(Protocol):
     """Watches a run: progress displays, loggers."""
 
-    def on_event(self, event: Event, ledger: Ledger) -> None:
-        """Something was reported and is in the books already."""
+    def on_event(self, event: Event | TrialEvent) -> None:
+        """A worker has reported something, or the study has decided or learned something; it is in the books already."""
         ...
 
 
@@ -44,12 +46,14 @@ class Parts:
     executor: Executor
     store: Store
     lease: Lease
+    driver: Driver
     clock: Clock
     seed: int
     plan_id: int
     disk_budget_bytes: float
     observers: Sequence[Observer]
     packing: Packing
+    sleep: Callable[[float], None] = time.sleep
 
 
 def run_loop(parts: Parts, *, stop_requested: Callable[[], bool]) -> bool:
@@ -68,29 +72,57 @@ def run_loop(parts: Parts, *, stop_requested: Callable[[], bool]) -> bool:
             chains[num_assigned] = chain
             parts.executor.submit(Assignment(number=num_assigned, chain=chain, seed=parts.seed))
             num_assigned += 1
-        if not chains:
+        if chains:
+            _hear(parts, chains)
+        elif stopping or not _others_train(parts):
             _write(parts)
             return not stopping
-        for report in parts.executor.poll(GROUP_S):
-            if report.event is None:
-                parts.ledger.plan.abandon(chains.pop(report.assignment))
-            else:
-                _take(parts, report.event)
+        else:
+            parts.sleep(GROUP_S)
         upkeep.tick()
         if not stopping and stop_requested():
             stopping = True
             parts.executor.stop()
 
 
+def _others_train(parts: Parts) -> bool:
+    """Whether a trial waits for what another driver trains."""
+    return parts.driver.shared and parts.ledger.history.num_running > 0
+
+
+def _hear(parts: Parts, chains: dict[int, Chain]) -> None:
+    """Takes in what the workers say."""
+    for report in parts.executor.poll(GROUP_S):
+        if report.event is None:
+            chain = chains.pop(report.assignment)
+            parts.ledger.plan.abandon(chain)
+            parts.driver.done(chain.stages)
+        else:
+            _take(parts, report.event)
+
+
 def _take(parts: Parts, event: Event) -> None:
     parts.packing.on_event(event, parts.store)
     parts.ledger.handle(event)
-    for observer in parts.observers:
-        observer.on_event(event, parts.ledger)
+    tell(parts.observers, event)
+    tell_news(parts.observers, parts.ledger)
+
+
+def tell(observers: Sequence[Observer], event: Event | TrialEvent) -> None:
+    """Tells all observers of an event."""
+    for observer in observers:
+        observer.on_event(event)
+
+
+def tell_news(observers: Sequence[Observer], ledger: Ledger) -> None:
+    """Tells all observers what the study has decided and learned since they were told last."""
+    news, ledger.news = ledger.news, []
+    for event in news:
+        tell(observers, event)
 
 
 class _Upkeep:
-    """What has to be done now and then: write down, and say that this process lives."""
+    """What has to be done now and then: write down, look at what others did, and say that this process lives."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -100,8 +132,10 @@ class _Upkeep:
         now = self._parts.clock.monotonic()
         if now - self._written >= GROUP_S:
             _write(self._parts)
+            _learn(self._parts)
             self._written = now
-        if now - self._beat >= HEARTBEAT_S:
+        # for a shared plan a thread does it: others wait for it
+        if now - self._beat >= HEARTBEAT_S and not self._parts.lease.shared:
             self._parts.lease.heartbeat()
             self._beat = now
 
@@ -112,7 +146,12 @@ def _next_chain(parts: Parts, num_free: int) -> Chain | None:
     while True:
         chain = ledger.plan.next_chain()
         if chain is not None:
-            return chain
+            if parts.driver.claim(chain.stages):
+                return chain
+            # another driver has it, or has written about it: the plan has to hear of that first
+            ledger.plan.abandon(chain)
+            _learn(parts, anyway=True)
+            continue
         decisions = parts.algorithm.ask(
             ledger.history,
             parts.space,
@@ -121,24 +160,56 @@ def _next_chain(parts: Parts, num_free: int) -> Chain | None:
         )
         if not decisions:
             return None
+        _decide(parts, decisions)
+        tell_news(parts.observers, ledger)
+
+
+def _decide(parts: Parts, decisions: Sequence[Decision]) -> None:
+    """Applies decisions; those that add to a shared plan while nobody else does."""
+    ledger = parts.ledger
+    if not parts.driver.shared or not any(_is_new(decision) for decision in decisions):
         ledger.decide(decisions)
+        return
+
+    def add(changes: Changes) -> Sequence[Record]:
+        ledger.learn(changes)
+        ledger.decide(decisions)
+        return ledger.outbox
+
+    parts.driver.extend(add, num_nodes=len(ledger.plan.nodes))
+    ledger.outbox.clear()
+
+
+def _is_new(decision: Decision) -> bool:
+    return isinstance(decision, Proposal) and decision.config is not None
+
+
+def _learn(parts: Parts, *, anyway: bool = False) -> None:
+    """Hears of what other drivers have done."""
+    ledger = parts.ledger
+    changes = parts.driver.changes(num_nodes=len(ledger.plan.nodes), anyway=anyway)
+    if changes is not None:
+        ledger.learn(changes)
+        tell_news(parts.observers, ledger)
 
 
 def _write(parts: Parts) -> None:
     """Writes down what has happened since, then frees disk space if the budget asks for it."""
     outbox = parts.ledger.outbox
-    if outbox:
-        parts.store.record(outbox)
-        outbox.clear()
+    parts.driver.record(outbox)
+    outbox.clear()
     if parts.ledger.kept_bytes > parts.disk_budget_bytes:
         _free(parts)
 
 
 def _free(parts: Parts) -> None:
     ledger = parts.ledger
-    refs = droppable(ledger.plan, live=ledger.live(), budget_bytes=parts.disk_budget_bytes)
+    live = [*ledger.live()]
+    if parts.driver.shared:
+        live += parts.store.plans.standing(parts.plan_id, but=ledger.study_id)
+    refs = droppable(ledger.plan, live=live, budget_bytes=parts.disk_budget_bytes)
     # the record goes first: a file nobody knows of is harmless, a record without its file is not
-    parts.store.record([
+    parts.driver.record([
         CheckpointRemoved(plan=parts.plan_id, node=r.node, epoch=r.epoch) for r in refs
     ])
     for ref in refs:

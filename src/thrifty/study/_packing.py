@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable
 
-from thrifty.core import Calibrated, Event, PackShrunk
+from thrifty.core import Calibrated, Event, PackShrunk, StoreUnreachableError
 from thrifty.perf import PackCurve
 from thrifty.plan import Chain, Measured, SearchPlan, pack_size
 from thrifty.store import Store
+
+
+logger = logging.getLogger(__name__)
 
 
 class Packing:
@@ -41,12 +45,7 @@ class Packing:
             )
             if event.key not in self._known:
                 self._known.add(event.key)
-                store.curves.put(
-                    event.key,
-                    device=event.device,
-                    structure=event.structure,
-                    curves=event.curves,
-                )
+                _keep(event, store)
         elif isinstance(event, PackShrunk):
             self._limit = event.size if self._limit is None else min(self._limit, event.size)
 
@@ -62,3 +61,12 @@ class Packing:
                 memory_margin=self._margin,
             )
         return size if self._limit is None else min(size, self._limit)
+
+
+def _keep(event: Calibrated, store: Store) -> None:
+    try:
+        store.curves.put(
+            event.key, device=event.device, structure=event.structure, curves=event.curves
+        )
+    except StoreUnreachableError as error:
+        logger.warning("%s; another run will measure packs again", error)

@@ -14,7 +14,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from thrifty.core import Clock, EpochDone, Event
+from thrifty.core import Clock, EpochDone
 
 from ._ledger import Ledger
 
@@ -25,8 +25,9 @@ REDRAW_S = 0.1
 class Progress:
     """Shows a run on the terminal; where there is none, a line now and then."""
 
-    def __init__(self, name: str, metric: str, clock: Clock) -> None:
-        self._metric = metric
+    def __init__(self, name: str, ledger: Ledger, *, clock: Clock) -> None:
+        self._metric = ledger.goals.metrics[0]
+        self._ledger = ledger
         self._clock = clock
         self._bar = RichProgress(
             SpinnerColumn(),
@@ -52,9 +53,9 @@ class Progress:
     def __exit__(self, *exc: object) -> None:
         self._bar.stop()
 
-    def on_event(self, event: Event, ledger: Ledger) -> None:
+    def on_event(self, event: object) -> None:
         """Redraws, not more often than anyone can see."""
-        now = self._clock.monotonic()
+        now, ledger = self._clock.monotonic(), self._ledger
         if not isinstance(event, EpochDone):
             return
         if self._done_before is None:

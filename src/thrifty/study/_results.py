@@ -138,6 +138,14 @@ def candidates(ledger: Ledger, *, name: str) -> list[Trial]:
     )
 
 
+def best_of(ledger: Ledger) -> Trial | None:
+    """The feasible trial with the best first objective where its training stands; None: there is none."""
+    feasible = [
+        t for t in ledger.history if t.reached and t.state != "failed" and not t.violation
+    ]
+    return max(feasible, key=lambda t: (t.objectives[0], -t.number), default=None)
+
+
 def _none_feasible(ledger: Ledger, reported: Sequence[Trial], *, name: str) -> str:
     nearest = min(reported, key=lambda t: (t.violation, t.number))
     metrics, goals = ledger.curve(nearest.number)[-1], ledger.goals

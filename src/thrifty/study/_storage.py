@@ -9,16 +9,24 @@ from dataclasses import dataclass
 class Storage:
     """A database for the records and a folder for the checkpoints.
 
-    ``url`` is any SQLAlchemy address. ``checkpoints`` is a folder or any fsspec address (default: beside the
+    ``url`` is an address of SQLite or PostgreSQL, as SQLAlchemy writes it. ``checkpoints`` is a folder or any fsspec address (default: beside the
     database). ``disk_budget_bytes`` bounds what checkpoints may take: those nobody will go on
     from are deleted first, cheapest to train again first (default: keep all).
+    ``shared`` lets several processes run studies of one task and seed at the same time: they train each stage once,
+    whoever needs it (default: on PostgreSQL).
     """
 
     url: str = "sqlite:///thrifty.db"
     checkpoints: str | None = None
     disk_budget_bytes: float = float("inf")
+    shared: bool | None = None
 
     @classmethod
     def of(cls, value: Storage | str) -> Storage:
         """A storage as it is, an address as the storage it names."""
         return value if isinstance(value, Storage) else cls(url=value)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether others may train for the same plan meanwhile."""
+        return self.url.startswith("postgresql") if self.shared is None else self.shared

@@ -25,7 +25,7 @@ from thrifty.plan import ForestStage, stage_forest
 from thrifty.run import ExecutorConfig, Local
 from thrifty.search import Algorithm
 from thrifty.space import Space
-from thrifty.store import nondominated
+from thrifty.store import nondominated, shown
 
 from ._archive import Archive, Source
 from ._check import check_arguments, check_study
@@ -107,7 +107,7 @@ class Study(Pictures):
         self._ledger: Ledger | None = None
 
     def __repr__(self) -> str:
-        return f"Study({self.name!r}, {self.algorithm!r}, storage={self.storage.url!r})"
+        return f"Study({self.name!r}, {self.algorithm!r}, storage={shown(self.storage.url)!r})"
 
     @property
     def metric(self) -> str:
@@ -186,7 +186,8 @@ class Study(Pictures):
             UsageError: it cannot work (before any training).
             StudyMismatchError: the database has a different study of this name.
             StudyNotFoundError: there is no study to learn from of the name that was given.
-            StoreBusyError: another process runs a study of this task and seed.
+            StoreBusyError: another process runs this study, or (unless the storage is shared) one of this task and seed.
+            StoreUnreachableError: the server of the database has not answered for minutes.
             StoreWriteError: full disk, read-only place.
         """
         archive = self._archive()
@@ -208,14 +209,14 @@ class Study(Pictures):
             plan = store.plans.open(
                 archive.recipe.plan_identity(), task=type(self.task).__qualname__
             )
-            with store.plans.acquire(plan.id, study=self.name) as lease:
-                info = archive.find(store) or archive.make(
-                    store,
-                    plan=plan.id,
-                    file=self._file(),
-                    enqueued=self._enqueued,
-                    sources=self._sources(),
-                )
+            info = archive.find(store) or archive.make(
+                store,
+                plan=plan.id,
+                file=self._file(),
+                enqueued=self._enqueued,
+                sources=self._sources(),
+            )
+            with store.lease(info, shared=self.storage.is_shared) as lease:
                 self._ledger = archive.load(store, info)
                 train(
                     archive,

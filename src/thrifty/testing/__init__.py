@@ -17,15 +17,24 @@ from ._algorithms import (
 )
 from ._clock import VirtualClock as VirtualClock
 from ._executors import EXECUTOR_CHECKS as EXECUTOR_CHECKS
+from ._flaky_proxy import FlakyProxy as FlakyProxy
+from ._postgresql import (
+    PrivatePostgreSQL as PrivatePostgreSQL,
+    postgresql_programs as postgresql_programs,
+)
+from ._stores import STORE_CHECKS as STORE_CHECKS
 from ._tasks import FaultyTask as FaultyTask, LineTask as LineTask
 
 
 __all__ = [
     "ALGORITHM_CHECKS",
     "EXECUTOR_CHECKS",
+    "STORE_CHECKS",
     "FakeStudy",
     "FaultyTask",
+    "FlakyProxy",
     "LineTask",
+    "PrivatePostgreSQL",
     "VirtualClock",
     "check_algorithm",
     "check_any_sign",
@@ -37,5 +46,6 @@ __all__ = [
     "check_pure",
     "check_same_seed",
     "learning_curve",
+    "postgresql_programs",
     "replay",
 ]

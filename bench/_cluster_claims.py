@@ -1,0 +1,125 @@
+"""Claims of stages on PostgreSQL: many drivers take chains of one plan at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from multiprocessing.synchronize import Barrier
+from typing import Any
+
+import numpy as np
+
+from thrifty.plan import Stage
+from thrifty.store import EpochRecord, NodeRecord, Record, Store
+from thrifty.testing import PrivatePostgreSQL
+
+
+BATCH = 10
+"""Chains whose end a driver writes down together, as it does ten times a second."""
+
+
+def claims_per_s(*, claimers: int, claims: int) -> dict[str, Any]:
+    """Each claimer is a process with a study of its own; all take nodes of one plan, drawn from all that there are.
+
+    A claim that is lost to another is not counted. What was claimed is given back with an epoch's record, as after training.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    num_nodes = 4 * claimers * claims
+    with PrivatePostgreSQL(durable=True, settings={"max_connections": "200"}) as server:
+        _prepare(server.url, num_nodes=num_nodes, claimers=claimers)
+        barrier, results = spawn.Barrier(claimers), spawn.Queue()
+        children = [
+            spawn.Process(
+                target=_claimer,
+                args=(server.url, place),
+                kwargs={
+                    "num_nodes": num_nodes,
+                    "claims": claims,
+                    "barrier": barrier,
+                    "results": results,
+                },
+            )
+            for place in range(claimers)
+        ]
+        for child in children:
+            child.start()
+        found = [results.get(timeout=600) for _ in children]
+        for child in children:
+            child.join()
+        with Store.open(server.url) as store:
+            plan = store.plans.open("claims", task="bench").id
+            written = [(e.node, e.epoch) for e in store.plans.load(plan).epochs]
+    began, ended = min(f["began"] for f in found), max(f["ended"] for f in found)
+    held = [node for f in found for node in f["held"]]
+    waits = np.concatenate([f["claim_s"] for f in found])
+    return {
+        "claimers": claimers,
+        "claims": len(held),
+        "lost to another": sum(f["lost"] for f in found),
+        "claimed twice": len(held) - len(set(held)),
+        "written": len(written),
+        "claims_per_s": len(held) / (ended - began),
+        "claim_ms_median": float(np.median(waits)) * 1e3,
+        "claim_ms_p99": float(np.quantile(waits, 0.99)) * 1e3,
+    }
+
+
+def _prepare(url: str, *, num_nodes: int, claimers: int) -> None:
+    with Store.open(url) as store:
+        plan = store.plans.open("claims", task="bench").id
+        for place in range(claimers):
+            store.studies.create(f"s{place}", plan=plan, spec={"mode": "max", "metric": "m"})
+        nodes: list[Record] = [
+            NodeRecord(plan=plan, node=n, parent=None, start=0, config={"lr": n}, epochs=1)
+            for n in range(num_nodes)
+        ]
+        store.record(nodes)
+
+
+def _claimer(
+    url: str, place: int, *, num_nodes: int, claims: int, barrier: Barrier, results: Any
+) -> None:
+    rng = np.random.default_rng(place)
+    held: list[int] = []
+    claim_s: list[float] = []
+    lost = 0
+    with Store.open(url) as store:
+        info = store.studies.get(f"s{place}")
+        with store.lease(info, shared=True) as lease:
+            driver = store.drive(lease)
+            driver.changes(num_nodes=num_nodes, anyway=True)
+            barrier.wait()
+            began = time.time()
+            while len(held) < claims:
+                node = int(rng.integers(num_nodes))
+                stage = Stage(node=node, start=0, stop=1)
+                asked = time.perf_counter()
+                taken = driver.claim([stage])
+                claim_s.append(time.perf_counter() - asked)
+                if not taken:
+                    lost += 1
+                    continue
+                held.append(node)
+                driver.done([stage])
+                if len(held) % BATCH == 0:
+                    driver.record([_epoch(info.plan, n, info.id) for n in held[-BATCH:]])
+            ended = time.time()
+    results.put({
+        "began": began,
+        "ended": ended,
+        "held": held,
+        "claim_s": np.array(claim_s),
+        "lost": lost,
+    })
+
+
+def _epoch(plan: int, node: int, study: int) -> EpochRecord:
+    return EpochRecord(
+        plan=plan,
+        node=node,
+        epoch=1,
+        metrics={"m": 0.5},
+        seconds=0.1,
+        worker="w",
+        study=study,
+    )

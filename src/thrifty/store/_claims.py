@@ -1,0 +1,99 @@
+"""Claims: which driver trains which nodes of a plan, as rows whose key nobody else can have."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from sqlalchemy import Connection, delete, literal, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from thrifty.plan import Stage
+
+from . import _schema as schema
+from ._records import Claim
+
+
+Spans = Mapping[int, tuple[int, int]]
+"""First and last epoch by node."""
+
+
+def spans_of(stages: Iterable[Stage]) -> dict[int, tuple[int, int]]:
+    """What a chain of stages trains of each node.
+
+    >>> spans_of([Stage(node=0, start=0, stop=3), Stage(node=0, start=3, stop=5), Stage(node=2, start=5, stop=9)])
+    {0: (0, 5), 2: (5, 9)}
+    """
+    spans: dict[int, tuple[int, int]] = {}
+    for stage in stages:
+        spans[stage.node] = (spans.get(stage.node, (stage.start, 0))[0], stage.stop)
+    return spans
+
+
+def claim(connection: Connection, spans: Spans, *, plan: int, owner: str, seen: int) -> bool:
+    """Takes all nodes, or says no: somebody has one, or something was written of one after revision ``seen``.
+
+    After a no the transaction must be given up.
+    """
+    # in the order of their keys: two that want several rows never wait for each other
+    return all(
+        _claim_one(connection, node, spans[node], plan=plan, owner=owner, seen=seen)
+        for node in sorted(spans)
+    )
+
+
+def _claim_one(
+    connection: Connection,
+    node: int,
+    span: tuple[int, int],
+    *,
+    plan: int,
+    owner: str,
+    seen: int,
+) -> bool:
+    nodes, claims = schema.nodes, schema.claims
+    fresh = (
+        select(
+            nodes.c.plan,
+            nodes.c.node,
+            literal(span[0]),
+            literal(span[1]),
+            literal(owner),
+        )
+        .where(nodes.c.plan == plan, nodes.c.node == node, nodes.c.revision <= seen)
+        # who is writing about this node is waited for, and then seen
+        .with_for_update(read=True)
+    )
+    dialect = {"sqlite": sqlite, "postgresql": postgresql}[connection.dialect.name]
+    statement = dialect.insert(claims).from_select(
+        ["plan", "node", "start", "stop", "owner"], fresh
+    )
+    mine = statement.on_conflict_do_update(
+        index_elements=["plan", "node"],
+        set_={"start": statement.excluded.start, "stop": statement.excluded.stop},
+        where=claims.c.owner == owner,
+    )
+    return connection.execute(mine.returning(claims.c.node)).first() is not None
+
+
+def release(connection: Connection, nodes: Collection[int], *, plan: int, owner: str) -> None:
+    """Gives nodes back."""
+    claims = schema.claims
+    connection.execute(
+        delete(claims).where(
+            claims.c.plan == plan, claims.c.owner == owner, claims.c.node.in_(nodes)
+        )
+    )
+
+
+def claims_of_others(connection: Connection, *, plan: int, owner: str) -> tuple[Claim, ...]:
+    """What other drivers are training."""
+    claims = schema.claims
+    query = (
+        select(claims.c.node, claims.c.start, claims.c.stop)
+        .where(claims.c.plan == plan, claims.c.owner != owner)
+        .order_by(claims.c.node)
+    )
+    return tuple(
+        Claim(node=node, start=start, stop=stop)
+        for node, start, stop in connection.execute(query)
+    )

@@ -1,0 +1,136 @@
+"""A PostgreSQL server of one's own: in a folder that goes with it, reached through a socket in it."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from thrifty.core import StoreError
+
+
+class PrivatePostgreSQL:
+    """Starts a server and makes an end of it; a context manager. Other processes may get it by value.
+
+    Args:
+        durable: whether what is committed survives a power cut, as it should anywhere but in tests.
+        settings: further settings of the server, by name.
+
+    Attributes:
+        folder: where its data and its socket are.
+
+    Raises:
+        StoreError: PostgreSQL is not installed, or does not start.
+    """
+
+    def __init__(
+        self, *, durable: bool = False, settings: Mapping[str, str] | None = None
+    ) -> None:
+        programs = postgresql_programs()
+        if programs is None:
+            raise StoreError(
+                "PostgreSQL's server is not installed; install it, with Debian: apt-get install postgresql"
+            )
+        self._programs = programs
+        self.folder = Path(tempfile.mkdtemp(prefix="thrifty-postgresql-"))
+        fast = {} if durable else {"fsync": "off", "full_page_writes": "off"}
+        self._settings = {"listen_addresses": "", **fast, **(settings or {})}
+        # a server refuses to be root
+        self._user = _other_user() if os.geteuid() == 0 else None
+
+    def __enter__(self) -> Self:
+        if self._user is not None:
+            shutil.chown(self.folder, self._user)
+        try:
+            self._run("initdb", "--username=thrifty", "--auth=trust", "--encoding=UTF8")
+            self.start()
+        except BaseException:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            self.stop(mode="immediate")
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def url(self) -> str:
+        """Its address, as ``Storage`` takes it."""
+        return self._url("postgres")
+
+    @property
+    def socket(self) -> Path:
+        """The socket that it listens on."""
+        return self.folder / ".s.PGSQL.5432"
+
+    def start(self) -> None:
+        """Starts it, and waits until it answers."""
+        settings = " ".join(f"-c {name}={value}" for name, value in self._settings.items())
+        options = f"-k {self.folder} {settings}"
+        self._run("pg_ctl", "-w", "-l", str(self.folder / "log"), "-o", options, "start")
+
+    def stop(self, *, mode: Literal["fast", "immediate"] = "fast") -> None:
+        """Stops it, ending all connections; "immediate" is as good as a crash."""
+        self._run("pg_ctl", "-w", "-m", mode, "stop")
+
+    def new_database(self, name: str) -> str:
+        """Makes an empty database; its address."""
+        self._run("createdb", "-h", str(self.folder), "-U", "thrifty", name)
+        return self._url(name)
+
+    def _url(self, database: str) -> str:
+        return f"postgresql+psycopg://thrifty@/{database}?host={self.folder}"
+
+    def _run(self, program: str, *arguments: str) -> None:
+        with tempfile.TemporaryFile() as said:
+            # a file, not a pipe: the server goes on with what it is given
+            done = subprocess.run(
+                [str(self._programs / program), *arguments],
+                check=False,
+                stdout=said,
+                stderr=said,
+                cwd=self.folder,
+                env={**os.environ, "PGDATA": str(self.folder / "data")},
+                **self._as_user(),
+            )
+            said.seek(0)
+            if done.returncode != 0:
+                text = said.read().decode(errors="replace").strip()
+                raise StoreError(f"{program} failed: {text or done.returncode}")
+
+    def _as_user(self) -> dict[str, Any]:
+        if self._user is None:
+            return {}
+        return {
+            "user": self._user,
+            "group": pwd.getpwnam(self._user).pw_gid,
+            "extra_groups": [],
+        }
+
+
+def postgresql_programs() -> Path | None:
+    """The folder of PostgreSQL's server programs, the newest; None: it is not installed."""
+    found = sorted(
+        Path("/usr/lib/postgresql").glob("*/bin/initdb"),
+        key=lambda path: int(path.parts[-3].split(".")[0]),
+    )
+    if found:
+        return found[-1].parent
+    on_path = shutil.which("initdb")
+    return None if on_path is None else Path(on_path).resolve().parent
+
+
+def _other_user() -> str:
+    for name in ("postgres", "nobody"):
+        try:
+            return pwd.getpwnam(name).pw_name
+        except KeyError:
+            continue
+    raise StoreError("PostgreSQL does not run as root, and there is no user postgres or nobody")

@@ -1,0 +1,69 @@
+"""The store's conformance suite on both databases, and what only PostgreSQL does."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import inspect
+
+from tests.servers import needs_postgresql, postgresql, server  # noqa: F401 (fixtures)
+from thrifty.core import MissingExtraError, StoreUnreachableError, UsageError
+from thrifty.store import Store, shown
+from thrifty.testing import STORE_CHECKS
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=needs_postgresql)])
+def url(request, tmp_path):
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/t.db"
+    return request.getfixturevalue("postgresql")
+
+
+@pytest.mark.parametrize("check", STORE_CHECKS, ids=lambda check: check.__name__)
+def test_conformance(check, url):
+    check(url)
+
+
+@needs_postgresql
+def test_an_address_without_a_driver_is_enough(postgresql):  # noqa: F811
+    with Store.open(postgresql.replace("+psycopg", "")) as store:
+        assert store.studies.list() == []
+
+
+@needs_postgresql
+def test_a_schema_of_ones_own(postgresql):  # noqa: F811
+    with Store.open(postgresql) as store, store._engine.begin() as connection:
+        connection.exec_driver_sql("CREATE SCHEMA team")
+    with Store.open(f"{postgresql}&options=-csearch_path%3Dteam") as store:
+        assert "studies" in inspect(store._engine).get_table_names(schema="team")
+
+
+def test_many_may_open_a_new_database_at_once(url):
+    def opened(_: int) -> int:
+        with Store.open(url) as store:
+            return len(store.studies.list())
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(opened, range(8))) == [0] * 8
+
+
+def test_a_server_that_is_not_there(tmp_path):
+    url = f"postgresql+psycopg://me:secret@/none?host={tmp_path}"
+    with pytest.raises(StoreUnreachableError, match="does not answer") as raised:
+        Store.open(url)
+    assert "secret" not in str(raised.value)
+
+
+def test_a_database_that_is_not_known():
+    with pytest.raises(UsageError, match=r"'mysql'.*postgresql\+psycopg"):
+        Store.open("mysql://host/name")
+
+
+def test_a_driver_that_is_not_installed():
+    with pytest.raises(MissingExtraError, match=r"thrifty\[postgresql\]"):
+        Store.open("postgresql+asyncmy://host/name")
+
+
+def test_passwords_are_not_shown():
+    assert "secret" not in shown("postgresql://me:secret@host/name")

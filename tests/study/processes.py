@@ -1,0 +1,39 @@
+"""Studies in processes of their own, started in milliseconds."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+
+# a clean process that has torch loaded and forks others
+FORK = multiprocessing.get_context("forkserver")
+FORK.set_forkserver_preload(["tests.study.warm"])
+
+
+def started(target: Callable[..., Any], *args: Any) -> BaseProcess:
+    child = FORK.Process(target=target, args=args, daemon=True)
+    child.start()
+    return child
+
+
+class At:
+    """Does something at the n-th event, once."""
+
+    def __init__(self, count: int, action: Callable[[], object]) -> None:
+        self._left = count
+        self._action = action
+
+    def on_event(self, event: object) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._action()
+
+
+def die() -> None:
+    """As abruptly as a power cut."""
+    os.kill(os.getpid(), signal.SIGKILL)
