@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test check format bench docs clean
 
 demo: .venv/ready-demo
 	$(BIN)/thrifty demo
@@ -31,9 +31,14 @@ bench: .venv/ready-bench
 	$(BIN)/python -m bench.bench_cloud
 	$(BIN)/python -m bench.bench_gyro
 	$(BIN)/python -m bench.bench_hetero
+	$(BIN)/python -m bench.bench_cluster
+	$(BIN)/python -m bench.bench_dashboard
+
+docs: .venv/ready-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf .venv demo build dist
+	rm -rf .venv demo build dist site
 
 # torch first and by itself, so that nothing else chooses its build
 .venv/ready-torch: constraints.txt
@@ -48,6 +53,10 @@ clean:
 .venv/ready-test: .venv/ready-torch pyproject.toml
 	$(INSTALL) --editable '.[test,check]'
 	touch $@ .venv/ready-demo
+
+.venv/ready-docs: .venv/ready-demo
+	$(INSTALL) --editable '.[docs]'
+	touch $@
 
 .venv/ready-bench: .venv/ready-test
 	$(INSTALL) --editable '.[bench]'

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import time
 from multiprocessing.synchronize import Barrier
+from statistics import median
 from typing import Any
 
 import numpy as np
 
+from bench._harness import Goal, at_least, equal, table
 from thrifty.plan import Stage
 from thrifty.store import EpochRecord, NodeRecord, Record, Store
 from thrifty.testing import PrivatePostgreSQL
@@ -18,8 +21,22 @@ BATCH = 10
 """Chains whose end a driver writes down together, as it does ten times a second."""
 
 
+def claims(args: argparse.Namespace) -> tuple[dict[str, Any], list[Goal]]:
+    """32 claimers, the median of some repeats."""
+    rows = [
+        claims_per_s(claimers=8 if args.quick else 32, claims=20 if args.quick else 100)
+        for _ in range(1 if args.quick else args.repeats)
+    ]
+    table(rows)
+    goals = [
+        at_least("claims a second, 32 claimers", median(r["claims_per_s"] for r in rows), 500),
+        equal("nodes claimed twice", sum(r["claimed twice"] for r in rows), 0),
+    ]
+    return {"rows": rows}, goals
+
+
 def claims_per_s(*, claimers: int, claims: int) -> dict[str, Any]:
-    """Each claimer is a process with a study of its own; all take nodes of one plan, drawn from all that there are.
+    """Each claimer is a process with a study of its own; all take nodes of one plan, drawn from all that it has not had.
 
     A claim that is lost to another is not counted. What was claimed is given back with an epoch's record, as after training.
     """
@@ -79,7 +96,7 @@ def _prepare(url: str, *, num_nodes: int, claimers: int) -> None:
 def _claimer(
     url: str, place: int, *, num_nodes: int, claims: int, barrier: Barrier, results: Any
 ) -> None:
-    rng = np.random.default_rng(place)
+    nodes = iter(np.random.default_rng(place).permutation(num_nodes).tolist())
     held: list[int] = []
     claim_s: list[float] = []
     lost = 0
@@ -91,7 +108,7 @@ def _claimer(
             barrier.wait()
             began = time.time()
             while len(held) < claims:
-                node = int(rng.integers(num_nodes))
+                node = next(nodes)
                 stage = Stage(node=node, start=0, stop=1)
                 asked = time.perf_counter()
                 taken = driver.claim([stage])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import tempfile
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import thrifty as th
 from bench._digits_task import Digits
+from bench._harness import Goal, equal, table
 from thrifty.core import EpochDone
 from thrifty.plan import SearchPlan
 from thrifty.space import Timeline
@@ -39,13 +41,27 @@ def algorithms(*, quick: bool) -> dict[str, th.Algorithm]:
     }
 
 
+def drivers(args: argparse.Namespace) -> tuple[dict[str, Any], list[Goal]]:
+    """Two studies, two processes, one plan."""
+    figures = two_drivers(quick=args.quick)
+    table([figures])
+    goals = [
+        equal(
+            "epochs beyond the least",
+            figures["epochs together"] - figures["epochs at least"],
+            0,
+        ),
+        equal("epochs trained twice", figures["epochs trained twice"], 0),
+        equal("answers are those alone", float(figures["same answers"]), 1),
+    ]
+    return figures, goals
+
+
 def two_drivers(*, quick: bool) -> dict[str, Any]:
     """Runs both at once on one plan, and each by itself; figures, and whether any answer differs."""
     chosen = algorithms(quick=quick)
     with tempfile.TemporaryDirectory() as folder, PrivatePostgreSQL(durable=True) as server:
-        began = time.perf_counter()
-        trained = _together(Path(folder), server.url, chosen, quick=quick)
-        together_s = time.perf_counter() - began
+        trained, together_s = _together(Path(folder), server.url, chosen, quick=quick)
         least = _least(server.url, chosen)
         alone_epochs, same, alone_s = 0, True, 0.0
         for name, algorithm in chosen.items():
@@ -87,7 +103,7 @@ _EXECUTOR = th.Local(workers=1, threads=1, pack="solo")
 
 def _together(
     folder: Path, url: str, chosen: dict[str, th.Algorithm], *, quick: bool
-) -> Counter[tuple[int, int]]:
+) -> tuple[Counter[tuple[int, int]], float]:
     spawn = multiprocessing.get_context("spawn")
     barrier, results = spawn.Barrier(len(chosen)), spawn.Queue()
     children = [
@@ -101,11 +117,12 @@ def _together(
     for child in children:
         child.start()
     total: Counter[tuple[int, int]] = Counter()
-    for _ in children:
-        total.update(results.get(timeout=3600))
+    found = [results.get(timeout=3600) for _ in children]
     for child in children:
         child.join()
-    return total
+    for epochs, _, _ in found:
+        total.update(epochs)
+    return total, max(f[2] for f in found) - min(f[1] for f in found)
 
 
 def _drive(
@@ -114,8 +131,9 @@ def _drive(
     study = _study(name, algorithms(quick=quick)[name], url, folder=folder)
     trained = _Trained()
     barrier.wait()
+    began = time.time()
     study.run(progress=False, observers=[trained], executor=_EXECUTOR)
-    results.put(trained.epochs)
+    results.put((trained.epochs, began, time.time()))
 
 
 def _study(name: str, algorithm: th.Algorithm, url: str, *, folder: Path) -> th.Study:

@@ -21,6 +21,7 @@ PACKAGES = [
     "run",
     "study",
     "testing",
+    "web",
 ]
 
 
@@ -33,6 +34,14 @@ def test_all_is_what_a_package_shows(name):
         if not key.startswith("_") and not isinstance(value, type(thrifty))
     }
     assert set(module.__all__) == public
+
+
+def test_integrations_are_there_when_they_are_asked_for():
+    found = {name: getattr(thrifty.integrations, name) for name in thrifty.integrations.__all__}
+    assert all(value.__module__.startswith("thrifty.integrations") for value in found.values())
+    assert set(found) <= set(dir(thrifty.integrations))
+    with pytest.raises(AttributeError, match="no attribute 'Keras'"):
+        thrifty.integrations.Keras  # noqa: B018
 
 
 def test_every_name_of_the_face_is_there():

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from thrifty import (
         graph as graph,
         hetero as hetero,
+        integrations as integrations,
         nn as nn,
         pack as pack,
         torch as torch,
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
         Task as Task,
         Trainable as Trainable,
     )
-    from thrifty.run import Local as Local
+    from thrifty.run import Faults as Faults, Local as Local, Ray as Ray
     from thrifty.search import (
         ASHA as ASHA,
         BOHB as BOHB,
@@ -108,13 +109,16 @@ if TYPE_CHECKING:
     from thrifty.store import optuna_storage as optuna_storage
     from thrifty.study import (
         Forecast as Forecast,
+        Observer as Observer,
         Savings as Savings,
+        Simulation as Simulation,
         StopWhen as StopWhen,
         Storage as Storage,
         Study as Study,
         TrialResult as TrialResult,
         at_least as at_least,
         at_most as at_most,
+        simulate as simulate,
     )
 
 _HOMES = {
@@ -126,7 +130,7 @@ _HOMES = {
     "pack": (
         "Adagrad Adam AdamW ArrayData DatasetPair HyperParameters Optimizer RMSprop SGD Task Trainable"
     ),
-    "run": "Local",
+    "run": "Faults Local Ray",
     "search": (
         "ASHA Algorithm AsyncSubSampling BOHB BOSS CMAESSampler GPSampler GridSampler GridSearch GriddedSampler "
         "Hyperband KDESampler MedianStopping NSGAIISampler PopulationBasedTraining RandomForestSampler RandomSampler "
@@ -137,7 +141,9 @@ _HOMES = {
         "REX Schedule Space Step Timeline WSD Warmup common_prefix cooldowns schedule_for"
     ),
     "store": "optuna_storage",
-    "study": "Forecast Savings StopWhen Storage Study TrialResult at_least at_most",
+    "study": (
+        "Forecast Observer Savings Simulation StopWhen Storage Study TrialResult at_least at_most simulate"
+    ),
 }
 _HOME_OF = {name: f"thrifty.{home}" for home, names in _HOMES.items() for name in names.split()}
 
@@ -145,7 +151,7 @@ __all__ = sorted(_HOME_OF)
 
 
 def __getattr__(name: str) -> Any:
-    if name in {"graph", "hetero", "nn", "pack", "torch"}:
+    if name in {"graph", "hetero", "integrations", "nn", "pack", "torch"}:
         # packages; pack can be called: thrifty.pack([...])
         return import_module(f"thrifty.{name}")
     if name in _HOME_OF:

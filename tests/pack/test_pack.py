@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -261,6 +262,27 @@ def test_inspection_tells_what_a_task_reads():
     assert report.metrics == {"mse"}
     assert report.structural == {"width", "dropout"}
     assert report.adapts
+
+
+def typed(expression: str) -> type:
+    """A class without a file, as one that is typed at a prompt."""
+    names = {"Task": LineTask, "torch": torch}
+    exec(
+        f"class Typed(Task):\n    def loss(self, model, batch):\n        return {expression}",
+        names,
+    )
+    return names["Typed"]
+
+
+def test_identity_of_what_was_typed_at_a_prompt():
+    same, again = typed("torch.relu(batch[0]) * 2")(), typed("torch.relu(batch[0]) * 2")()
+    assert same.identity() == again.identity()
+    assert same.identity() != typed("torch.tanh(batch[0]) * 2")().identity()
+    assert same.identity() != typed("torch.relu(batch[0]) * 3")().identity()
+    assert same.identity() != typed("torch.relu(batch[0]) * (lambda x: x + 1)(2)")().identity()
+    before = same.identity()
+    cloudpickle.dumps(same)
+    assert same.identity() == before
 
 
 def test_identity_follows_code_attributes_and_version():

@@ -7,7 +7,10 @@ from thrifty.run import Local
 from thrifty.testing import EXECUTOR_CHECKS
 
 
-EXECUTORS = {"inline": Local(workers=1, threads=1), "processes": Local(workers=2, threads=1)}
+EXECUTORS = {
+    "inline": Local(workers=1, threads=1),
+    "processes": Local(workers=2, threads=1),
+}
 
 
 @pytest.mark.parametrize("check", EXECUTOR_CHECKS, ids=lambda check: check.__name__)

@@ -310,6 +310,16 @@ def test_two_processes_on_one_study(tmp_path, shared):
             study.run(progress=False)
 
 
+def test_a_simulation_of_the_study(tmp_path):
+    study = make_study(tmp_path)
+    with pytest.raises(UsageError, match=r"give simulate\(epoch_s=...\)"):
+        study.simulate(workers=2)
+    assert study.simulate(workers=2, epoch_s=1.0).unique_epochs == study.plan().unique_epochs
+    study.run(progress=False)
+    measured = study.simulate(workers=1)
+    assert measured.busy_s == pytest.approx(study.savings.seconds_shared, rel=0.2)
+
+
 # -- results -------------------------------------------------------------------------------
 
 
@@ -358,6 +368,7 @@ def test_tables_and_pictures(tmp_path):
     assert study.plot_forest().axes
     assert study.plot_learning_curves().axes
     assert sum(s.stop - s.start for s in study.forest()) == study.savings.unique_epochs
+    assert study.trials_dataframe(backend="polars")["number"].to_list() == list(frame["number"])
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,9 @@ COMMANDS = (
     "resume",
     "export",
     "rent",
+    "dashboard",
+    "doctor",
+    "completion",
 )
 
 

@@ -11,11 +11,12 @@ from thrifty.core import ThriftyError
 from thrifty.space import config_to_json
 from thrifty.store import Store, TrialRecord, best_trials
 
+from ._completion import complete_study
 from ._options import storage_option
 
 
 @click.command("best")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_study)
 @storage_option
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object, or a list of them.")
 def command(*, name: str, storage: str, as_json: bool) -> None:

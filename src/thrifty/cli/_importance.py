@@ -10,12 +10,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ._completion import complete_study
 from ._load import load_stored_study
 from ._options import storage_option
 
 
 @click.command("importance")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_study)
 @storage_option
 @click.option(
     "--method",

@@ -7,12 +7,15 @@ from typing import Any
 
 import click
 
+from ._completion import complete_storage
+
 
 storage_option = click.option(
     "--storage",
     default="sqlite:///thrifty.db",
     show_default=True,
     envvar="THRIFTY_STORAGE",
+    shell_complete=complete_storage,
     help="Database address.",
 )
 

@@ -11,6 +11,7 @@ import click
 from thrifty.core import UsageError
 from thrifty.study import Study
 
+from ._completion import complete_study
 from ._load import load_stored_study
 from ._options import storage_option
 
@@ -37,7 +38,7 @@ def plot(study: Study, kind: str) -> Figure:
 
 
 @click.command("plot")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_study)
 @click.argument("kind", type=click.Choice(list(KINDS)))
 @storage_option
 @click.option(

@@ -6,13 +6,14 @@ from typing import Any
 
 import click
 
+from ._completion import complete_study
 from ._load import load_stored_study
 from ._options import storage_option, training_options
 from ._train import train
 
 
 @click.command("resume")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_study)
 @storage_option
 @training_options
 def command(*, name: str, storage: str, **training: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from thrifty.store import Store
+from thrifty.store import Store, shown
 
 from ._options import storage_option
 
@@ -17,7 +17,7 @@ def command(*, storage: str, name: str | None) -> None:
     with Store.open(storage, create=False) as store:
         summaries = [store.studies.summary(name)] if name else store.studies.list()
     if not summaries:
-        click.echo(f"{storage} has no studies yet")
+        click.echo(f"{shown(storage)} has no studies yet")
     for s in summaries:
         counts = ", ".join(
             f"{count:,} {state}" for state, count in sorted(s.num_trials.items())

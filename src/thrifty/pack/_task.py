@@ -6,6 +6,7 @@ import hashlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from types import CodeType
 from typing import Any
 
 import torch
@@ -131,6 +132,32 @@ def _source_digest(kind: type) -> str:
             digest.update(inspect.getsource(base).encode())
         except (OSError, TypeError):  # typed at a prompt: the compiled code will do
             for name, member in sorted(vars(base).items()):
-                code = getattr(member, "__code__", None)
-                digest.update(f"{name}={member!r}".encode() if code is None else code.co_code)
+                digest.update(
+                    name.encode() + _compiled(member) if name not in _NOT_CODE else b""
+                )
     return digest.hexdigest()
+
+
+_NOT_CODE = frozenset({
+    "__abstractmethods__", "__dict__", "__doc__", "__module__", "__slotnames__", "__weakref__", "_abc_impl",
+})  # fmt: skip
+"""What Python adds to a class by itself, some of it with an address, some of it when it is first pickled."""
+
+
+def _compiled(member: Any) -> bytes:
+    function = getattr(member, "__func__", getattr(member, "fget", member))
+    code = getattr(function, "__code__", None)
+    return repr(member).encode() if code is None else _code(code)
+
+
+def _code(code: CodeType) -> bytes:
+    """Instructions with what they refer to: alone they are the same for ``relu(x) * 2`` and ``tanh(x) * 3``."""
+    constants = [_constant(each) for each in code.co_consts]
+    return b"\0".join((code.co_code, repr(code.co_names).encode(), *constants))
+
+
+def _constant(value: Any) -> bytes:
+    if isinstance(value, CodeType):
+        return _code(value)
+    # a set's order changes from process to process
+    return repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value).encode()

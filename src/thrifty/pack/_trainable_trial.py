@@ -27,7 +27,14 @@ class TrainableTrial:
 
     @property
     def model(self) -> torch.nn.Module:
-        """There is none that thrifty knows of."""
+        """That of the trainable, where it shows one as ``model``.
+
+        Raises:
+            TaskError: it does not.
+        """
+        model = getattr(self._task, "model", None)
+        if isinstance(model, torch.nn.Module):
+            return model
         raise TaskError(
             f"{type(self._task).__name__} owns its loop; its best state can be put into an instance "
             "of it with load_state"

@@ -3,7 +3,9 @@
 from ._alone import model_of as model_of, train_alone as train_alone
 from ._assignment import Assignment as Assignment, Report as Report
 from ._executor import Executor as Executor, ExecutorConfig as ExecutorConfig
+from ._faults import Faults as Faults
 from ._local import Local as Local
+from ._ray import Ray as Ray
 from ._tensors import state_from_arrays as state_from_arrays, state_to_arrays as state_to_arrays
 from ._worker import Worker as Worker
 
@@ -12,7 +14,9 @@ __all__ = [
     "Assignment",
     "Executor",
     "ExecutorConfig",
+    "Faults",
     "Local",
+    "Ray",
     "Report",
     "Worker",
     "model_of",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
-from thrifty.pack import Task, Trainable
+from thrifty.core import UsageError
+from thrifty.pack import Prefer, Task, Trainable
 
 from ._assignment import Assignment, Report
 
@@ -68,3 +69,20 @@ class ExecutorConfig(ABC):
 
         ``curves`` is what is known of joint training, by the key of ``Calibrated``.
         """
+
+
+def check_options(config: Any) -> None:
+    """Raises UsageError for what no executor can do: no workers, an unknown way to pack, a margin that is no share."""
+    name = type(config).__name__
+    if config.pack not in get_args(Prefer):
+        raise UsageError(
+            f"{name}(pack={config.pack!r}): it is one of {', '.join(map(repr, get_args(Prefer)))}"
+        )
+    if not 0.0 < config.memory_margin <= 1.0:
+        raise UsageError(
+            f"{name}(memory_margin={config.memory_margin}): a share above 0 and at most 1"
+        )
+    for option in ("workers", "threads", "pack_size"):
+        value = getattr(config, option)
+        if value is not None and value < 1:
+            raise UsageError(f"{name}({option}={value}): needs at least one")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
-from thrifty.core import UsageError
 from thrifty.pack import Prefer, Task, Trainable
 
-from ._executor import Executor, ExecutorConfig
+from ._executor import Executor, ExecutorConfig, check_options
 from ._inline import InlineExecutor
 from ._processes import ProcessExecutor
 from ._worker import Worker, WorkerSpec
@@ -47,18 +46,7 @@ class Local(ExecutorConfig):
     memory_margin: float = 0.9
 
     def __post_init__(self) -> None:
-        if self.pack not in get_args(Prefer):
-            raise UsageError(
-                f"Local(pack={self.pack!r}): it is one of {', '.join(map(repr, get_args(Prefer)))}"
-            )
-        if not 0.0 < self.memory_margin <= 1.0:
-            raise UsageError(
-                f"Local(memory_margin={self.memory_margin}): a share above 0 and at most 1"
-            )
-        for name in ("workers", "threads", "pack_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"Local({name}={value}): needs at least one")
+        check_options(self)
 
     def open(
         self,

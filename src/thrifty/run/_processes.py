@@ -16,19 +16,12 @@ from multiprocessing.connection import Connection, wait
 
 import cloudpickle
 
-from thrifty.core import (
-    EpochDone,
-    Event,
-    StageDone,
-    StageFailed,
-    StageStarted,
-    StoreWriteError,
-)
+from thrifty.core import StoreWriteError
 from thrifty.pack import Task, Trainable
-from thrifty.plan import Stage
 
 from ._assignment import Assignment, Report
 from ._executor import Executor
+from ._seat import Seat
 from ._worker import WorkerSpec
 
 
@@ -48,18 +41,19 @@ class ProcessExecutor(Executor):
 
     def num_free(self, *, pack_size: int = 1) -> int:
         """How many more assignments can start."""
-        return sum(worker.num_free(pack_size) for worker in self._workers)
+        return sum(worker.seat.num_free(pack_size) for worker in self._workers)
 
     def submit(self, assignment: Assignment) -> None:
         """Gives an assignment to the worker that has least to do, one that is already running if there is one."""
         worker = min(
-            self._workers, key=lambda w: (w.num_free(1) <= 0, len(w.assignments), not w.alive)
+            self._workers,
+            key=lambda w: (w.seat.num_free(1) <= 0, len(w.seat.assignments), not w.alive),
         )
         worker.give(assignment, task=self._task)
 
     def poll(self, timeout_s: float) -> Sequence[Report]:
         """What the workers have said since."""
-        busy = {w.connection: w for w in self._workers if w.assignments}
+        busy = {w.connection: w for w in self._workers if w.seat.assignments}
         if not busy:
             return []
         reports: list[Report] = []
@@ -86,23 +80,17 @@ class _Process:
         self._spec = spec
         self._process: subprocess.Popen[bytes] | None = None
         self.connection: Connection | None = None
-        self.assignments: dict[int, Assignment] = {}
-        self._last: dict[int, Event] = {}
-        self._suspects = 0
-        """After a death with several trials on board, so many are trained alone, to find out whose fault it was."""
+        self.seat = Seat(spec.name)
 
     @property
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def num_free(self, pack_size: int) -> int:
-        return max(0, (1 if self._suspects else pack_size) - len(self.assignments))
-
     def give(self, assignment: Assignment, *, task: bytes) -> None:
         if not self.alive:
             self._start(task)
         assert self.connection is not None
-        self.assignments[assignment.number] = assignment
+        self.seat.take(assignment)
         # if it died between two assignments, receive() will find out and say so
         with contextlib.suppress(OSError):
             self.connection.send(assignment)
@@ -112,21 +100,21 @@ class _Process:
         assert self.connection is not None
         reports: list[Report] = []
         try:
-            while self.assignments and self.connection.poll(0):
+            while self.seat.assignments and self.connection.poll(0):
                 message = self.connection.recv()
                 if isinstance(message, WriteError):
-                    self.assignments.clear()
+                    self.seat.clear()
                     raise StoreWriteError(message.message)
-                for report in message:
-                    self._note(report)
-                    reports.append(report)
+                self.seat.note(message)
+                reports.extend(message)
         except (EOFError, ConnectionError):
             reports.extend(self._lost())
         return reports
 
     def ask_to_stop(self) -> None:
-        if self.assignments and self.connection is not None and self.alive:
-            self.connection.send("stop")
+        if self.seat.assignments and self.connection is not None:
+            with contextlib.suppress(OSError):  # it is dead: receive() will find out
+                self.connection.send("stop")
 
     def end(self) -> None:
         if self.connection is not None:
@@ -136,14 +124,6 @@ class _Process:
             self._process.kill()
             self._process.wait()
             self._process = None
-
-    def _note(self, report: Report) -> None:
-        if report.event is None:
-            del self.assignments[report.assignment]
-            self._last.pop(report.assignment, None)
-            self._suspects = max(0, self._suspects - 1)
-        elif isinstance(report.event, StageStarted | EpochDone | StageDone):
-            self._last[report.assignment] = report.event
 
     def _start(self, task: bytes) -> None:
         self.end()
@@ -157,42 +137,9 @@ class _Process:
         self.connection.send_bytes(task)
 
     def _lost(self) -> list[Report]:
-        """Says which stages the worker was at when it vanished."""
         assert self._process is not None
         code = self._process.wait()
-        why = f"killed by signal {-code}" if code < 0 else f"exit status {code}"
-        alone = len(self.assignments) == 1
-        reports: list[Report] = []
-        for number, assignment in self.assignments.items():
-            at = _stage_after(assignment, self._last.get(number))
-            event = StageFailed(
-                node=at.node,
-                start=at.start,
-                stop=at.stop,
-                epoch=at.start,
-                kind="lost" if alone else "crowded",
-                message=f"WorkerLostError: worker {self._spec.name} ended unexpectedly ({why})",
-                worker=self._spec.name,
-            )
-            reports += [
-                Report(assignment=number, event=event),
-                Report(assignment=number),
-            ]
-        self._suspects = max(self._suspects - 1, 0) if alone else len(self.assignments)
-        self.assignments.clear()
-        self._last.clear()
         self.end()
-        return reports
-
-
-def _stage_after(assignment: Assignment, last: Event | None) -> Stage:
-    """The stage that an assignment was at after what was last heard of it."""
-    stages = assignment.chain.stages
-    if isinstance(last, StageStarted):
-        return next(s for s in stages if (s.node, s.stop) == (last.node, last.stop))
-    if isinstance(last, StageDone):
-        rest = [s for s in stages if s.start >= last.stop]
-        return rest[0] if rest else stages[-1]
-    if isinstance(last, EpochDone):
-        return next(s for s in stages if s.node == last.node and s.stop >= last.epoch)
-    return stages[0]
+        return self.seat.vanish(
+            f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, repeat
+from itertools import islice, pairwise, repeat
 
 import numpy as np
 
@@ -69,12 +69,12 @@ class ASHA(Algorithm):
         here, there = step
         board = history.leaderboard(here)
         num_top = len(board) // self.eta
-        best = history.waiting(here)[: max(num, 0)]
-        return [
-            Proposal(target=there, trial=entry[1])
-            for entry in best
-            if board.rank(entry) < num_top
-        ]
+        out: list[Decision] = []
+        for entry in islice(history.waiting(here), max(num, 0)):
+            if board.rank(entry) >= num_top:
+                break  # they come best first, so the others are not in the top either
+            out.append(Proposal(target=there, trial=entry[1]))
+        return out
 
     def _last_one(self, history: History, rungs: tuple[int, ...]) -> list[Decision]:
         """Sees to it that the study ends with a fully trained trial, if any can be."""

@@ -12,7 +12,7 @@ from thrifty.core import AlgorithmError
 from thrifty.space import Space
 
 from ._algorithm import Algorithm
-from ._brackets import Bracket, Ladder, ask_brackets, brackets_until
+from ._brackets import Bracket, Ladder, ask_brackets, brackets_of
 from ._check import check_counts, check_halving
 from ._draw import check_sampler
 from ._history import Decision, History
@@ -65,10 +65,8 @@ class BOSS(Algorithm):
 
     def brackets(self) -> tuple[Bracket, ...]:
         """The brackets, widest first; with ``num_trials`` as many as it needs."""
-        return tuple(
-            brackets_until(
-                self.max_epochs, eta=self.eta, num_trials=self.num_trials, ladder=self.ladder
-            )
+        return brackets_of(
+            self.max_epochs, eta=self.eta, num_trials=self.num_trials, ladder=self.ladder
         )
 
     def ask(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import cycle
 from typing import Literal, NamedTuple
 
@@ -24,6 +25,14 @@ class Bracket(NamedTuple):
 
 Ladder = Literal["hyperband", "widest"]
 """Whether brackets go from the widest to the narrowest, or are all as wide as the widest."""
+
+
+@lru_cache(maxsize=8)
+def brackets_of(
+    max_epochs: int, *, eta: int, num_trials: int | None = None, ladder: Ladder = "hyperband"
+) -> tuple[Bracket, ...]:
+    """All that ``brackets_until`` gives; asked for at each decision, and there may be thousands."""
+    return tuple(brackets_until(max_epochs, eta=eta, num_trials=num_trials, ladder=ladder))
 
 
 def brackets_until(
@@ -67,20 +76,25 @@ def ask_brackets(
     """
 
     def verdicts_on(*, complete: bool) -> list[Decision]:
+        # where a trial is running no rung is complete; there may be thousands of brackets
+        groups = sorted(group for group in history.settled if isinstance(group, int))
         return [
             decision
-            for group, (size, rungs) in enumerate(brackets)
-            if not complete or len(history.in_group(group)) == size
-            for decision in verdicts(group, rungs)
+            for group in groups
+            if not complete or len(history.in_group(group)) == brackets[group].num_trials
+            for decision in verdicts(group, brackets[group].epochs)
         ]
 
     if sampler.adapts and (out := verdicts_on(complete=True)):
         return out
-    starts = (
+    starts: Iterator[tuple[int, int]] = (
         (group, rungs[0])
         for group, (size, rungs) in enumerate(brackets)
         for _ in range(len(history.in_group(group)), size)
     )
+    last = len(brackets) - 1
+    if len(history.in_group(last)) == brackets[last].num_trials:
+        starts = iter(())  # they are filled in order, so all are full
     if num is None:
         missing = (size - len(history.in_group(g)) for g, (size, _) in enumerate(brackets))
         num = next((m for m in missing if m), 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
@@ -123,9 +123,10 @@ class History:
     ('waiting', Leaderboard([(0.7, 0)]))
     """
 
-    def __init__(self, *, prior: Sequence[Trial] = ()) -> None:
+    def __init__(self, *, prior: Sequence[Trial] = (), max_epochs: int | None = None) -> None:
         self.prior = tuple(prior)
         """Trials of earlier studies, which samplers may learn from; their numbers mean nothing here."""
+        self._max_epochs = max_epochs
         self._enqueued: list[Config] = []
         self._num_drawn = 0
         self._trials: list[Trial] = []
@@ -133,6 +134,11 @@ class History:
         self._running: set[int] = set()
         self._waiting: dict[tuple[Hashable, int], list[tuple[float, int]]] = {}
         self._groups: dict[Hashable, list[int]] = {}
+        self._under_way: dict[Hashable, int] = {}
+        """By group how many trials are running."""
+        self._undecided: dict[Hashable, int] = {}
+        """By group how many trials wait and have not gone all the way."""
+        self._settled: set[Hashable] = set()
         self._num_decisions = 0
 
     def __len__(self) -> int:
@@ -163,6 +169,11 @@ class History:
     def num_drawn(self) -> int:
         """How many of the trials came from a sampler: neither enqueued nor branched off another trial."""
         return self._num_drawn
+
+    @property
+    def settled(self) -> Set[Hashable]:
+        """The groups in which no trial is running, and some wait that have not gone all the way."""
+        return self._settled
 
     def in_group(self, group: Hashable) -> Sequence[int]:
         """Numbers of the trials proposed for a group, in order."""
@@ -222,6 +233,7 @@ class History:
         )
         self._groups.setdefault(decision.group, []).append(number)
         self._running.add(number)
+        self._count(self._trials[number], 1)
         return number
 
     def record_scores(
@@ -277,4 +289,18 @@ class History:
     def _change(self, number: int, **changes: Any) -> None:
         old = self._trials[number]
         values = {name: getattr(old, name) for name in Trial.__slots__}
-        self._trials[number] = Trial(**{**values, **changes})
+        new = self._trials[number] = Trial(**{**values, **changes})
+        self._count(old, -1)
+        self._count(new, 1)
+
+    def _count(self, trial: Trial, change: int) -> None:
+        """Keeps ``settled`` up to date when a trial is in a state, or no more."""
+        group = trial.group
+        if trial.state == "running":
+            self._under_way[group] = self._under_way.get(group, 0) + change
+        elif trial.state == "waiting" and trial.reached != self._max_epochs:
+            self._undecided[group] = self._undecided.get(group, 0) + change
+        if self._undecided.get(group) and not self._under_way.get(group):
+            self._settled.add(group)
+        else:
+            self._settled.discard(group)

@@ -10,7 +10,7 @@ import numpy as np
 from thrifty.space import Space
 
 from ._algorithm import Algorithm
-from ._brackets import Bracket, ask_brackets, brackets_until
+from ._brackets import Bracket, ask_brackets, brackets_of
 from ._check import check_counts, check_halving
 from ._draw import check_sampler
 from ._history import Decision, History
@@ -44,7 +44,7 @@ class Hyperband(Algorithm):
 
     def brackets(self) -> tuple[Bracket, ...]:
         """The brackets, widest first; with ``num_trials`` as many as it needs."""
-        return tuple(brackets_until(self.max_epochs, eta=self.eta, num_trials=self.num_trials))
+        return brackets_of(self.max_epochs, eta=self.eta, num_trials=self.num_trials)
 
     def ask(
         self,

@@ -3,6 +3,7 @@
 from ._checkpoints import CheckpointFolder as CheckpointFolder
 from ._driver import Driver as Driver
 from ._engine import shown as shown
+from ._frames import FrameBackend as FrameBackend, frame as frame
 from ._front import best_trials as best_trials, nondominated as nondominated
 from ._heartbeat import Heartbeat as Heartbeat
 from ._lease import Lease as Lease
@@ -31,10 +32,22 @@ from ._records import (
     TrialReported as TrialReported,
     TrialStopped as TrialStopped,
 )
+from ._schema import VERSION as VERSION
 from ._store import Store as Store
+from ._views import (
+    COLUMNS as COLUMNS,
+    Order as Order,
+    Paths as Paths,
+    StudyView as StudyView,
+    TrialFilter as TrialFilter,
+    Views as Views,
+    sortable as sortable,
+)
 
 
 __all__ = [
+    "COLUMNS",
+    "VERSION",
     "Changes",
     "CheckpointAdded",
     "CheckpointFolder",
@@ -42,10 +55,13 @@ __all__ = [
     "Claim",
     "Driver",
     "EpochRecord",
+    "FrameBackend",
     "Heartbeat",
     "Lease",
     "LogRecord",
     "NodeRecord",
+    "Order",
+    "Paths",
     "PlanInfo",
     "PlanRecords",
     "PriorRecord",
@@ -56,15 +72,20 @@ __all__ = [
     "StudyMoved",
     "StudyRecords",
     "StudySummary",
+    "StudyView",
     "TrialAsked",
     "TrialEnqueued",
     "TrialFailed",
+    "TrialFilter",
     "TrialRecord",
     "TrialReported",
     "TrialStopped",
+    "Views",
     "best_trials",
     "export_optuna",
+    "frame",
     "nondominated",
     "optuna_storage",
     "shown",
+    "sortable",
 ]

@@ -142,6 +142,8 @@ class Driver:
 
         def attempt() -> bool:
             with user_errors(self._engine), self._engine.connect() as connection:
+                if len(spans) == 1:  # one row needs no transaction: one message there and back
+                    connection.execution_options(isolation_level="AUTOCOMMIT")
                 taken = claim(
                     connection,
                     spans,

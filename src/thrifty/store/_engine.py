@@ -71,7 +71,7 @@ def open_engine(url: str, *, create: bool) -> Engine:
         address = make_url(url)
     except ArgumentError:
         raise UsageError(
-            f"{url!r} is not a database address; write sqlite:///thrifty.db or postgresql+psycopg://host/name"
+            "that is not a database address; write sqlite:///thrifty.db or postgresql+psycopg://host/name"
         ) from None
     backend = address.get_backend_name()
     if backend not in ("sqlite", "postgresql"):
@@ -111,12 +111,15 @@ def _postgresql(address: URL) -> Engine:
 
 
 def shown(url: str) -> str:
-    """A database address as it may be printed: without its password.
+    """A database address as it may be printed: without its password; "?" where it is none.
 
     >>> shown("postgresql+psycopg://me:secret@host/thrifty")
     'postgresql+psycopg://me:***@host/thrifty'
     """
-    return make_url(url).render_as_string()
+    try:
+        return make_url(url).render_as_string()
+    except ArgumentError:
+        return "?"
 
 
 @contextmanager

@@ -4,20 +4,39 @@ from ._forecast import Forecast as Forecast
 from ._goals import Bound as Bound, at_least as at_least, at_most as at_most
 from ._loop import Observer as Observer
 from ._results import Savings as Savings, TrialResult as TrialResult
+from ._simulate import simulate as simulate
+from ._simulation_report import DecisionTimes as DecisionTimes, Simulation as Simulation
 from ._stop import StopWhen as StopWhen
 from ._storage import Storage as Storage
 from ._study import Study as Study
+from ._trial_events import (
+    StudyBegan as StudyBegan,
+    StudyEnded as StudyEnded,
+    TrialAdvanced as TrialAdvanced,
+    TrialBegan as TrialBegan,
+    TrialEnded as TrialEnded,
+    TrialEvent as TrialEvent,
+)
 
 
 __all__ = [
     "Bound",
+    "DecisionTimes",
     "Forecast",
     "Observer",
     "Savings",
+    "Simulation",
     "StopWhen",
     "Storage",
     "Study",
+    "StudyBegan",
+    "StudyEnded",
+    "TrialAdvanced",
+    "TrialBegan",
+    "TrialEnded",
+    "TrialEvent",
     "TrialResult",
     "at_least",
     "at_most",
+    "simulate",
 ]

@@ -59,7 +59,7 @@ class Ledger:
         plan_id: int = 0,
     ) -> None:
         self.plan = plan
-        self.history = History(prior=prior)
+        self.history = History(prior=prior, max_epochs=max_epochs)
         self.goals = goals
         self.max_epochs = max_epochs
         self.outbox: list[Record] = []
@@ -96,7 +96,8 @@ class Ledger:
             number = self.history.record_decision(decision)
             if isinstance(decision, Stop):
                 self.outbox.append(TrialStopped(study=self.study_id, trial=number))
-                self.news.append(TrialEnded(trial=number, state="stopped"))
+                if self.history[number].reached < self.max_epochs:
+                    self.news.append(TrialEnded(trial=number, state="stopped"))
                 continue
             if decision.config is not None:
                 self.node_of.append(self._insert(decision.config, epochs=self.max_epochs))

@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
 from thrifty.core import (
     Clock,
-    MissingExtraError,
     StudyNotFoundError,
     SystemClock,
     ThriftyError,
@@ -22,10 +20,11 @@ from thrifty.core import (
 )
 from thrifty.pack import Task, Trainable
 from thrifty.plan import ForestStage, stage_forest
-from thrifty.run import ExecutorConfig, Local
+from thrifty.run import ExecutorConfig, Faults, Local
+from thrifty.run._simulated import EpochSeconds
 from thrifty.search import Algorithm
 from thrifty.space import Space
-from thrifty.store import nondominated, shown
+from thrifty.store import FrameBackend, frame, nondominated, shown
 
 from ._archive import Archive, Source
 from ._check import check_arguments, check_study
@@ -38,6 +37,8 @@ from ._loop import Observer
 from ._pictures import Pictures
 from ._results import Savings, TrialResult, candidates, rows, savings, trial_result
 from ._session import train
+from ._simulate import simulate
+from ._simulation_report import Simulation
 from ._stop import StopWhen
 from ._storage import Storage
 from ._warm_start import prior_trials
@@ -45,6 +46,7 @@ from ._warm_start import prior_trials
 
 if TYPE_CHECKING:
     import pandas as pd
+    import polars as pl
 
 
 class Study(Pictures):
@@ -138,6 +140,50 @@ class Study(Pictures):
             epoch_seconds=self._epoch_seconds(),
             enqueued=enqueued,
             prior=prior_trials(priors, self.goals),
+        )
+
+    def simulate(
+        self,
+        *,
+        workers: int,
+        epoch_s: EpochSeconds | None = None,
+        faults: Faults | None = None,
+        share: bool = True,
+    ) -> Simulation:
+        """Plays the study through on made-up workers and results: how long and how much it would be; trains nothing.
+
+        Args:
+            workers: how many, each training one trial at a time.
+            epoch_s: seconds of an epoch, or a function of the values of the hyper-parameters in that epoch; None: as
+                measured by earlier runs of this study.
+            faults: failures, stragglers, preemptions.
+            share: False: each trial trains all of its epochs itself. See ``simulate`` for more.
+
+        Raises:
+            UsageError: no epoch was timed yet and ``epoch_s`` is not given; or see ``simulate``.
+
+        >>> import thrifty as th
+        >>> from thrifty.testing import LineTask
+        >>> study = th.Study(LineTask(), th.Space(lr=th.Choice([0.1, th.Step(0.1, [2])])), metric="mse", mode="min",
+        ...                  algorithm=th.GridSearch(max_epochs=4), name="line", storage="sqlite://")
+        >>> study.simulate(workers=2, epoch_s=60.0).end_to_end_s
+        240.0
+        """
+        measured_s = self._epoch_seconds() if epoch_s is None else epoch_s
+        if measured_s is None:
+            raise UsageError(
+                f"no epoch of study {self.name!r} has been timed yet: give simulate(epoch_s=...), or run it for a while"
+            )
+        return simulate(
+            self.algorithm,
+            self.space,
+            metric=self.metric,
+            mode=self.mode,
+            workers=workers,
+            epoch_s=measured_s,
+            faults=faults,
+            share=share,
+            seed=self.seed,
         )
 
     def enqueue_trial(self, config: Mapping[str, Any]) -> None:
@@ -281,17 +327,24 @@ class Study(Pictures):
             ends[end] = ends.get(end, 0) + 1
         return stage_forest(ledger.plan, ends=ends)
 
-    def trials_dataframe(self) -> pd.DataFrame:
+    @overload
+    def trials_dataframe(self, *, backend: Literal["pandas"] = "pandas") -> pd.DataFrame: ...
+
+    @overload
+    def trials_dataframe(self, *, backend: Literal["polars"]) -> pl.DataFrame: ...
+
+    def trials_dataframe(
+        self, *, backend: FrameBackend = "pandas"
+    ) -> pd.DataFrame | pl.DataFrame:
         """One row for each trial: number, state, epochs, value, error, and each hyper-parameter.
 
         Several objectives have a column each (``values_accuracy``); with constraints there is the violation.
 
         Raises:
-            MissingExtraError: pandas is not installed.
+            MissingExtraError: pandas or polars is not installed.
+            UsageError: ``backend`` is neither.
         """
-        pandas = _optional("pandas", extra="dataframe")
-        frame: pd.DataFrame = pandas.DataFrame(rows(self.trials, self.goals))
-        return frame
+        return frame(rows(self.trials, self.goals), backend=backend)  # type: ignore[no-any-return]
 
     # -- inside -----------------------------------------------------------------------
 
@@ -347,10 +400,3 @@ def _studies(given: object) -> tuple[str | Study, ...]:
             f"warm_start is {given!r}; give the name of an earlier study, the study, or a list of these"
         )
     return tuple(studies)
-
-
-def _optional(module: str, *, extra: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError:
-        raise MissingExtraError(module, extra=extra) from None

@@ -4,13 +4,33 @@ from __future__ import annotations
 
 import math
 import tempfile
+import time
+import uuid
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from thrifty.core import CheckpointRef, EpochDone, Event, StageDone, StageFailed
+import torch
+
+from thrifty.core import (
+    CheckpointLost,
+    CheckpointRef,
+    EpochDone,
+    Event,
+    StageDone,
+    StageFailed,
+    StoreWriteError,
+)
 from thrifty.plan import Chain, Stage
-from thrifty.run import Assignment, Executor, ExecutorConfig, state_from_arrays, train_alone
+from thrifty.run import (
+    Assignment,
+    Executor,
+    ExecutorConfig,
+    Report,
+    state_from_arrays,
+    train_alone,
+)
 from thrifty.space import MultiStep, Timeline
 from thrifty.store import CheckpointFolder
 
@@ -22,6 +42,8 @@ Metrics = Mapping[str, float]
 
 POLL_S = 30.0
 """Longer than a worker process takes to start: a silent executor fails the check instead of hanging it."""
+HERE = uuid.uuid4().hex
+"""Another one in each process."""
 
 
 def check_metrics_are_those_of_a_trial_alone(config: ExecutorConfig) -> None:
@@ -36,15 +58,40 @@ def check_metrics_are_those_of_a_trial_alone(config: ExecutorConfig) -> None:
 
 def check_checkpoints_can_be_resumed(config: ExecutorConfig) -> None:
     """A chain that starts from a checkpoint goes on exactly where the checkpoint was made."""
-    timeline = _timeline({"lr": 0.1, "width": 8, "dropout": 0.3})
-    _, alone = train_alone(LineTask(), timeline, seed=3, epochs=5)
-    with _opened(config, LineTask()) as (executor, folder):
-        first = _train(executor, _chain(timeline, [(0, 2)]))
-        kept = next(e.checkpoint for e in first if isinstance(e, StageDone))
-        assert kept is not None
-        assert state_from_arrays(*folder.read(kept)).tensors
-        rest = _train(executor, _chain(timeline, [(2, 5)], resume=kept), number=1)
-    _assert_same([e.metrics for e in rest if isinstance(e, EpochDone)], alone[2:])
+    _check_resuming(config, scheme="")
+
+
+def check_checkpoints_may_have_an_address(config: ExecutorConfig) -> None:
+    """States can be kept at an address of fsspec."""
+    _check_resuming(config, scheme="file://")
+
+
+def check_several_at_once(config: ExecutorConfig) -> None:
+    """Each of several assignments has its own reports, in order; the last one has no event."""
+    timelines = [_timeline({"lr": rate, "width": 4}) for rate in (0.1, 0.05, 0.02, 0.01)]
+    chains = [_chain(each, [(0, 2), (2, 4)], node=i) for i, each in enumerate(timelines)]
+    with _opened(config, LineTask()) as (executor, _):
+        told = _train_all(executor, chains, pack_size=config.pack_size or 2)
+    for number, timeline in enumerate(timelines):
+        _, alone = train_alone(LineTask(), timeline, seed=3, epochs=4)
+        *events, last = told[number]
+        assert last is None
+        assert None not in events
+        done = [e for e in events if isinstance(e, EpochDone)]
+        assert [(e.node, e.epoch) for e in done] == [(number, i + 1) for i in range(4)]
+        _assert_same([e.metrics for e in done], alone)
+
+
+def check_packs_make_room(config: ExecutorConfig) -> None:
+    """Workers that train several trials at a time have places for more, and each assignment takes one."""
+    chain = _chain(_timeline({"lr": 0.1}), [(0, 1)])
+    with _opened(config, LineTask()) as (executor, _):
+        free = executor.num_free(pack_size=3)
+        assert free >= executor.num_free() >= 1
+        executor.submit(_assignment(chain))
+        assert executor.num_free(pack_size=3) == free - 1
+        _rest(executor)
+        assert executor.num_free() >= 1
 
 
 def check_user_errors_become_events(config: ExecutorConfig) -> None:
@@ -69,30 +116,108 @@ def check_divergence_is_an_event(config: ExecutorConfig) -> None:
     assert (failed.kind, failed.epoch) == ("diverged", 1)
 
 
+def check_a_killed_worker_is_lost(config: ExecutorConfig) -> None:
+    """A worker that dies loses the stage it was at; the same stages can be trained again.
+
+    Whoever trains in the very process of the study takes it along, so there it is not tried.
+    """
+    harmless = _timeline({"lr": 0.1})
+    deadly = _timeline({"lr": 0.1, "fault": MultiStep(["", "die"], milestones=[2])})
+    chain = _chain(deadly, [(0, 2), (2, 4)])
+    with tempfile.NamedTemporaryFile(delete=False) as fuse:
+        task = _WhereTask(fuse=fuse.name)
+    with _opened(config, task) as (executor, _):
+        (where,) = _epochs(_train(executor, _chain(harmless, [(0, 1)])))
+        if not where.metrics["elsewhere"]:
+            Path(fuse.name).unlink()
+            return
+        events = _train(executor, chain, number=1)
+        (failed,) = [e for e in events if isinstance(e, StageFailed)]
+        assert (failed.kind, failed.start, failed.stop) == ("lost", 2, 4)
+        assert [e.epoch for e in _epochs(events)] == [1, 2]
+        again = _train(executor, chain, number=2)
+    _, alone = train_alone(LineTask(), deadly, seed=3, epochs=4)
+    found = [{k: v for k, v in e.metrics.items() if k != "elsewhere"} for e in _epochs(again)]
+    _assert_same(found, alone)
+    assert isinstance(again[-1], StageDone)
+
+
+def check_a_lost_checkpoint_is_an_event(config: ExecutorConfig) -> None:
+    """A state that is not there any more is reported, and is no failure of the stage."""
+    gone = CheckpointRef(node=0, epoch=2, path="plan/0-2.safetensors", num_bytes=9, digest="-")
+    with _opened(config, LineTask()) as (executor, _):
+        events = _train(executor, _chain(_timeline({"lr": 0.1}), [(2, 4)], resume=gone))
+    (lost,) = events
+    assert isinstance(lost, CheckpointLost)
+    assert lost.checkpoint == gone
+
+
+def check_an_unwritable_place_is_raised(config: ExecutorConfig) -> None:
+    """A state that cannot be written ends the study: ``poll`` raises."""
+    with _opened(config, LineTask()) as (executor, folder):
+        Path(folder.root).touch()  # no folder any more
+        said = ""
+        try:
+            _train(executor, _chain(_timeline({"lr": 0.1}), [(0, 1)]))
+        except StoreWriteError as error:
+            said = str(error)
+        assert folder.root in said, "the state was not written, and poll() did not say so"
+
+
 def check_stopping_keeps_the_state(config: ExecutorConfig) -> None:
     """A worker that is asked to stop keeps its state at the end of the epoch and is through."""
     timeline = _timeline({"lr": 0.1}, epochs=100_000)
     with _opened(config, LineTask()) as (executor, folder):
         executor.submit(_assignment(_chain(timeline, [(0, 100_000)])))
         events: list[Event] = []
-        while not any(isinstance(e, EpochDone) for e in events):
-            events += [r.event for r in executor.poll(POLL_S) if r.event is not None]
+        while not _epochs(events):
+            events += [r.event for r in _poll(executor) if r.event is not None]
         executor.stop()
         events += _rest(executor)
         (done,) = [e for e in events if isinstance(e, StageDone)]
         assert done.checkpoint is not None
-        assert done.stop == max(e.epoch for e in events if isinstance(e, EpochDone))
+        assert done.stop == max(e.epoch for e in _epochs(events))
         folder.read(done.checkpoint)
 
 
 EXECUTOR_CHECKS: tuple[Check, ...] = (
     check_metrics_are_those_of_a_trial_alone,
     check_checkpoints_can_be_resumed,
+    check_checkpoints_may_have_an_address,
+    check_several_at_once,
+    check_packs_make_room,
     check_user_errors_become_events,
     check_divergence_is_an_event,
+    check_a_killed_worker_is_lost,
+    check_a_lost_checkpoint_is_an_event,
+    check_an_unwritable_place_is_raised,
     check_stopping_keeps_the_state,
 )
 """Run each with ``check(YourExecutor(...))``."""
+
+
+class _WhereTask(FaultyTask):
+    """Says whether it is trained in another process than it was made in."""
+
+    def __init__(self, *, fuse: str) -> None:
+        super().__init__(fuse=fuse)
+        self._made = HERE
+
+    def metrics(self, model: torch.nn.Module, batch: Any) -> Mapping[str, Any]:
+        metrics = super().metrics(model, batch)
+        return {**metrics, "elsewhere": 0 * metrics["mse"] + float(self._made != HERE)}
+
+
+def _check_resuming(config: ExecutorConfig, *, scheme: str) -> None:
+    timeline = _timeline({"lr": 0.1, "width": 8, "dropout": 0.3})
+    _, alone = train_alone(LineTask(), timeline, seed=3, epochs=5)
+    with _opened(config, LineTask(), scheme=scheme) as (executor, folder):
+        first = _train(executor, _chain(timeline, [(0, 2)]))
+        kept = next(e.checkpoint for e in first if isinstance(e, StageDone))
+        assert kept is not None
+        assert state_from_arrays(*folder.read(kept)).tensors
+        rest = _train(executor, _chain(timeline, [(2, 5)], resume=kept), number=1)
+    _assert_same([e.metrics for e in _epochs(rest)], alone[2:])
 
 
 def _assert_same(found: Sequence[Metrics], wanted: Sequence[Metrics]) -> None:
@@ -103,10 +228,14 @@ def _assert_same(found: Sequence[Metrics], wanted: Sequence[Metrics]) -> None:
         assert all(math.isclose(one[k], other[k], rel_tol=1e-4, abs_tol=1e-6) for k in one)
 
 
+def _epochs(events: Sequence[Event]) -> list[EpochDone]:
+    return [e for e in events if isinstance(e, EpochDone)]
+
+
 class _opened:  # noqa: N801 (used like a function)
-    def __init__(self, config: ExecutorConfig, task: LineTask) -> None:
-        self._folder = tempfile.TemporaryDirectory()
-        root = str(Path(self._folder.name) / "checkpoints")
+    def __init__(self, config: ExecutorConfig, task: LineTask, *, scheme: str = "") -> None:
+        self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        root = scheme + str(Path(self._folder.name) / "checkpoints")
         self._executor = config.open(task, checkpoints=root, folder="plan")
         self._checkpoints = CheckpointFolder(root)
 
@@ -123,9 +252,13 @@ def _timeline(config: Mapping[str, Any], *, epochs: int = 5) -> Timeline:
 
 
 def _chain(
-    timeline: Timeline, spans: Sequence[tuple[int, int]], *, resume: CheckpointRef | None = None
+    timeline: Timeline,
+    spans: Sequence[tuple[int, int]],
+    *,
+    resume: CheckpointRef | None = None,
+    node: int = 0,
 ) -> Chain:
-    stages = tuple(Stage(node=0, start=start, stop=stop) for start, stop in spans)
+    stages = tuple(Stage(node=node, start=start, stop=stop) for start, stop in spans)
     return Chain(stages=stages, timeline=timeline, resume=resume)
 
 
@@ -138,12 +271,41 @@ def _train(executor: Executor, chain: Chain, *, number: int = 0) -> list[Event]:
     return _rest(executor)
 
 
+def _train_all(
+    executor: Executor, chains: Sequence[Chain], *, pack_size: int
+) -> dict[int, list[Event | None]]:
+    """What was said of each chain, given out as a study does it: whenever there is a place."""
+    waiting = deque(enumerate(chains))
+    told: dict[int, list[Event | None]] = {}
+    active: set[int] = set()
+    while waiting or active:
+        while waiting and executor.num_free(pack_size=pack_size):
+            number, chain = waiting.popleft()
+            active.add(number)
+            executor.submit(_assignment(chain, number=number))
+        assert active, "nobody is at work, and there is no place for anybody"
+        for report in _poll(executor):
+            told.setdefault(report.assignment, []).append(report.event)
+            if report.event is None:
+                active.remove(report.assignment)
+    return told
+
+
 def _rest(executor: Executor) -> list[Event]:
     """All events up to the last word on the assignment."""
     events: list[Event] = []
     while True:
-        reports = executor.poll(POLL_S)
-        assert reports, "the executor has nothing to say"
+        reports = _poll(executor)
         events += [r.event for r in reports if r.event is not None]
         if any(r.event is None for r in reports):
             return events
+
+
+def _poll(executor: Executor) -> Sequence[Report]:
+    """The next reports; an executor may well have none at first."""
+    until = time.monotonic() + POLL_S
+    while time.monotonic() < until:
+        reports = executor.poll(POLL_S)
+        if reports:
+            return reports
+    raise AssertionError("the executor has nothing to say")

@@ -1,0 +1,88 @@
+"""Readers of a dashboard: many pages that are open at once.
+
+    python -m bench._dashboard_readers ADDRESS NUMBER
+
+They wait for a study, then ask as a page does (the revision every two seconds; when it has changed, the views of the
+overview) until a line comes in, and say what they saw.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from dataclasses import dataclass, field
+from statistics import median
+
+import httpx
+
+from bench._harness import say_result
+
+
+POLL_S = 2.0
+VIEWS = ("", "/history", "/importance")
+
+
+@dataclass(kw_only=True)
+class Tally:
+    waits: list[float] = field(default_factory=list)
+    failed: int = 0
+
+
+@dataclass(kw_only=True)
+class Page:
+    """One reader: what it has, and of which revision."""
+
+    client: httpx.AsyncClient
+    tally: Tally
+    tags: dict[str, str] = field(default_factory=dict)
+    seen: dict[str, str] = field(default_factory=dict)
+
+    async def get(self, path: str) -> str:
+        """Asks, with the ETag as a browser does; the revision of the answer."""
+        began = time.perf_counter()
+        headers = {"If-None-Match": self.tags[path]} if path in self.tags else {}
+        answer = await self.client.get(f"/api/studies/1{path}", headers=headers)
+        self.tally.waits.append(time.perf_counter() - began)
+        self.tally.failed += answer.status_code not in (200, 304)
+        self.tags[path] = answer.headers.get("etag", "")
+        return answer.headers.get("x-revision", "")
+
+    async def live(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            now = await self.get("/revision")
+            for view in VIEWS:
+                if self.seen.get(view) != now:
+                    self.seen[view] = await self.get(view)
+            await asyncio.sleep(POLL_S)
+
+
+async def watch(address: str, *, number: int) -> Tally:
+    tally, stop = Tally(), asyncio.Event()
+    limits = httpx.Limits(max_connections=number, max_keepalive_connections=number)
+    async with httpx.AsyncClient(base_url=address, timeout=60, limits=limits) as client:
+        while (await client.get("/api/studies/1/revision")).status_code != 200:
+            await asyncio.sleep(0.1)
+        pages = []
+        for _ in range(number):
+            pages.append(asyncio.create_task(Page(client=client, tally=tally).live(stop)))
+            await asyncio.sleep(POLL_S / number)  # not all in the same moment
+        await asyncio.to_thread(sys.stdin.readline)
+        stop.set()
+        await asyncio.gather(*pages)
+    return tally
+
+
+def main() -> None:
+    tally = asyncio.run(watch(sys.argv[1], number=int(sys.argv[2])))
+    waits = sorted(tally.waits)
+    say_result({
+        "requests": len(waits),
+        "failed": tally.failed,
+        "median_ms": 1e3 * median(waits),
+        "p99_ms": 1e3 * waits[int(0.99 * (len(waits) - 1))],
+    })
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""From one machine to a team: several drivers on one plan, and simulated clusters.
+
+::
+
+    python -m bench.bench_cluster [--quick] [--repeats 3] [--only drivers|claims|scale|cost|faults]
+
+``drivers``: two studies by two processes on one plan of a private PostgreSQL. ``claims``: 32 processes that claim stages of one plan. ``scale``: the loop with 1,000 workers and 100,000 trials; real decisions and records, a virtual clock. ``cost``: GPU-hours and hours by the
+number of workers, beside one worker for each trial. ``faults``: failures, stragglers, preemptions. All of it is seeded; only what a
+decision takes is measured in real time. Measured epochs are read from ``$THRIFTY_DATA``; see ``_cluster_workloads``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from bench._cluster_claims import claims
+from bench._cluster_cost import cost
+from bench._cluster_drivers import drivers
+from bench._cluster_faults import faults
+from bench._cluster_scale import scale
+from bench._harness import Goal, finish, parser
+
+
+Part = tuple[dict[str, Any], list[Goal]]
+
+PARTS: dict[str, Callable[[argparse.Namespace], Part]] = {
+    "drivers": drivers,
+    "claims": claims,
+    "scale": scale,
+    "cost": cost,
+    "faults": faults,
+}
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--only", choices=list(PARTS))
+    args = options.parse_args()
+    figures: dict[str, Any] = {}
+    goals: list[Goal] = []
+    for name, part in PARTS.items():
+        if args.only in {None, name}:
+            print(f"\n## {name}\n", flush=True)
+            figures[name], found = part(args)
+            goals += found
+    finish("cluster", figures, goals)
+
+
+if __name__ == "__main__":
+    main()

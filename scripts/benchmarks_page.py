@@ -1,0 +1,191 @@
+"""Writes docs/benchmarks.md from bench/results: ``python scripts/benchmarks_page.py``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+
+ROOT = Path(__file__).resolve().parents[1]
+HEAD = """\
+---
+hide: [toc]
+---
+
+<!-- Made by scripts/benchmarks_page.py from bench/results. Do not edit: run `python scripts/benchmarks_page.py`. -->
+
+# Benchmarks
+
+Everything that was measured, with the command that measures it again. Each bench has *goals*, which were set before it ran; those that were missed are said as plainly as those that hold.
+Where a bench ran several times, all runs are counted. Ratios count rather than seconds: machines are noisy.
+"""
+GOAL = re.compile(
+    r"^(?:- )?(?P<verdict>holds|MISSED): (?P<name>.+) = (?P<value>\S+) \(goal (?P<goal>.+)\)$"
+)
+ROW = re.compile(r"^\|.*\|$")
+RULE = re.compile(r"^\|[ :|-]+\|$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """One figure that was to be reached, and the part of the bench that it belongs to."""
+
+    part: str
+    name: str
+    value: str
+    goal: str
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What one file of results says: words first, then tables."""
+
+    name: str
+    setting: str
+    command: str
+    words: str
+    tables: str
+    goals: tuple[Goal, ...]
+
+    @property
+    def missed(self) -> list[Goal]:
+        """The goals that do not hold."""
+        return [goal for goal in self.goals if not goal.holds]
+
+
+def page(
+    results: Path = ROOT / "bench" / "results", readme: Path = ROOT / "bench" / "README.md"
+) -> str:
+    """The page for a folder of results."""
+    what = purposes(readme.read_text(encoding="utf-8"))
+    found = [parsed(file.read_text(encoding="utf-8")) for file in sorted(results.glob("*.md"))]
+    parts = [HEAD, *_overview(found, what), *(_section(result, what) for result in found)]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def purposes(readme: str) -> dict[str, str]:
+    """What each bench is for, by its name: the comments beside the commands."""
+    found = re.findall(r"python -m bench\.(\w+) +# (.+)", readme)
+    return {name: words[:1].upper() + words[1:] for name, words in found}
+
+
+def parsed(text: str) -> Result:
+    """A file of results, taken apart."""
+    title, *lines = _without_json(text).splitlines()
+    name, _, setting = title.removeprefix("# ").partition(", ")
+    command = re.search(r"`(python -m bench\.[^`]+)`", text)
+    begin = next((i for i, line in enumerate(lines) if _is_figure(line)), len(lines))
+    return Result(
+        name=name,
+        setting=setting,
+        command=command[1] if command else f"python -m bench.{name}",
+        words=_spaced(lines[:begin]),
+        tables=_spaced([line for line in lines[begin:] if not GOAL.match(line)]),
+        goals=tuple(_goals(lines)),
+    )
+
+
+def _is_figure(line: str) -> bool:
+    return bool(line.startswith("## ") or ROW.match(line) or GOAL.match(line))
+
+
+def _without_json(text: str) -> str:
+    text = re.sub(r"^```(?:json)?\n\{.*?^```\n?", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"^\{.*\}\n?", "", text, flags=re.MULTILINE)
+
+
+def _goals(lines: list[str]) -> list[Goal]:
+    part, out = "", []
+    for line in lines:
+        if line.startswith("## "):
+            part = line.removeprefix("## ")
+        elif match := GOAL.match(line):
+            out.append(
+                Goal(
+                    part=part,
+                    name=match["name"],
+                    value=match["value"],
+                    goal=match["goal"],
+                    holds=match["verdict"] == "holds",
+                )
+            )
+    return out
+
+
+def _spaced(lines: list[str]) -> str:
+    """Markdown as one means it: a blank line around tables and before lists, headings as bold lines."""
+    out: list[str] = []
+    for i, line in enumerate(lines):
+        before = out[-1] if out else ""
+        row, after_row = bool(ROW.match(line)), bool(ROW.match(before))
+        head = row and i + 1 < len(lines) and bool(RULE.match(lines[i + 1]))
+        bullet = line.startswith("- ") and not before.startswith(("- ", "  "))
+        said = bool(line.strip()) and not line.startswith((" ", "- ")) and not row
+        # lines of a program's output are lines; wrapped prose goes on
+        apart = head or row != after_row or bullet or (said and _is_output(before))
+        if before.strip() and apart:
+            out.append("")
+        out.append(re.sub(r"^#+ (.+)$", r"**\1**", line).rstrip())
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(out)).strip()
+
+
+def _is_output(line: str) -> bool:
+    return len(line) < 100 and re.match(r"^[\w ,.()'/+-]+: ", line) is not None
+
+
+def _overview(found: list[Result], what: dict[str, str]) -> list[str]:
+    rows = [
+        f"| [`{r.name}`](#{r.name}) | {what.get(r.name, '')} | {len(r.goals) - len(r.missed)} | {len(r.missed)} |"
+        for r in found
+    ]
+    return ["| bench | measures | goals held | missed |", "|---|---|---:|---:|", *rows, ""]
+
+
+def _section(result: Result, what: dict[str, str]) -> str:
+    purpose = f"{what[result.name]}.\n" if result.name in what else ""
+    parts = [f"## {result.name}\n", purpose, f"```\n{result.command}\n```\n"]
+    parts.append(f"*{result.setting}*\n")
+    parts += [result.words + "\n", _verdicts(result)]
+    if result.tables:
+        tables = "\n".join(f"    {line}".rstrip() for line in result.tables.splitlines())
+        parts.append(f'??? note "All tables of {result.name}"\n\n{tables}\n')
+    return "\n".join(part for part in parts if part)
+
+
+def _verdicts(result: Result) -> str:
+    if not result.goals:
+        return ""
+    missed = [f"- {_where(g)}{g.name} = **{g.value}**, goal {g.goal}" for g in result.missed]
+    held = len(result.goals) - len(missed)
+    title = f"{held} of {len(result.goals)} goals held"
+    if missed:
+        body = "\n".join(f"    {line}" for line in ["Missed:", "", *missed])
+        first = f'!!! warning "{title}"\n\n{body}\n'
+    else:
+        first = f'!!! success "{title}"\n\n    None was missed.\n'
+    rows = [
+        f"    | {_cell(_where(g) + g.name)} | {g.value} | {_cell(g.goal)} | {'held' if g.holds else '**missed**'} |"
+        for g in result.goals
+    ]
+    table = "\n".join([
+        "    | goal | measured | asked for | |",
+        "    |---|---:|---|---|",
+        *rows,
+    ])
+    return f'{first}\n??? note "All goals of {result.name}"\n\n{table}\n'
+
+
+def _where(goal: Goal) -> str:
+    """Which run a goal is of; a part of a run says nothing, since goals are printed at a run's end."""
+    is_run = re.search(r"\brun\b|`python", goal.part)
+    return f"({goal.part.partition(' (`')[0]}) " if is_run else ""
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "benchmarks.md").write_text(page(), encoding="utf-8")

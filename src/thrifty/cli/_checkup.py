@@ -1,0 +1,301 @@
+"""What ``thrifty doctor`` looks at: independent checks, of which none can stop another."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from sqlalchemy import URL, Engine, create_engine, make_url, text
+from sqlalchemy.exc import DBAPIError
+
+from thrifty import __version__
+from thrifty.store import VERSION, shown
+
+
+State = Literal["ok", "absent", "warning", "broken"]
+
+_FOR_DEVELOPERS = ("test", "check", "bench", "docs")
+_GIB = 2**30
+_LITTLE_BYTES = 1 * _GIB
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What a check found; ``needed`` is what every study needs, or what was asked for."""
+
+    section: str
+    name: str
+    state: State
+    detail: str
+    needed: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+
+Check = Callable[[], tuple[State, str]]
+
+
+def findings(
+    *, storage: str | None, extras: Sequence[str], device: str | None
+) -> Iterator[Finding]:
+    """All checks, in order.
+
+    ``storage``, ``extras`` and ``device`` are what was asked for.
+    """
+    yield _look("versions", "thrifty", lambda: ("ok", _versions()), needed=True)
+    yield _look("versions", "torch", _torch_version, needed=True)
+    yield from _extras(extras)
+    yield _look("devices", "cpu", _cpu)
+    yield from _accelerators()
+    for name in ("solo", "concatenated", "fused"):
+        check = partial(_step, name, device)
+        yield _look("back-ends", name, check, needed=name == "solo" or device is not None)
+    yield _look("kernels", "numba", _kernels, needed="graph" in extras)
+    yield from _drivers(storage, extras)
+    if storage is not None:
+        yield _look("storage", _name_of(storage), partial(_storage, storage), needed=True)
+        yield _look("storage", "disk", partial(_disk, storage))
+
+
+def _look(section: str, name: str, check: Check, *, needed: bool = False) -> Finding:
+    try:
+        state, detail = check()
+    except Exception as error:  # noqa: BLE001 (whatever it is, that is what was found)
+        said = str(error).strip().split("\n")[0]
+        state, detail = "broken", f"{type(error).__name__}: {said}"
+    return Finding(section=section, name=name, state=state, detail=detail, needed=needed)
+
+
+# -- what is installed ---------------------------------------------------------------------
+
+
+def _versions() -> str:
+    return f"{__version__}, Python {platform.python_version()}, {platform.platform(terse=True)}"
+
+
+def _torch_version() -> tuple[State, str]:
+    torch = import_module("torch")
+    return "ok", f"{torch.__version__}, {torch.get_num_threads()} threads"
+
+
+def _extras(asked: Sequence[str]) -> Iterator[Finding]:
+    try:
+        known = extras_of(metadata.requires("thrifty") or [])
+    except Exception as error:  # noqa: BLE001 (an installation may be broken in any way)
+        detail = f"what they are is not known: {type(error).__name__}: {error}"
+        yield Finding(
+            section="extras", name="", state="broken", detail=detail, needed=bool(asked)
+        )
+        return
+    for name in sorted({*known, *asked}):
+        check = partial(_extra, name, known)
+        if name in asked or name not in _FOR_DEVELOPERS:
+            yield _look("extras", name, check, needed=name in asked)
+
+
+def extras_of(requirements: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
+    """Packages and their least versions by extra, from what a distribution says of itself.
+
+    >>> extras_of(["torch>=2.6", "numba>=0.60; extra == 'graph'", 'thrifty[graph]; extra == "test"'])
+    {'graph': [('numba', '0.60')], 'test': [('thrifty', '')]}
+    """
+    out: dict[str, list[tuple[str, str]]] = {}
+    for requirement in requirements:
+        extra = re.search(r"extra\s*==\s*['\"]([\w-]+)['\"]", requirement)
+        package = re.match(r"[\w.-]+", requirement)
+        if extra is None or package is None:
+            continue
+        least = re.search(r">=\s*([\w.]+)", requirement.partition(";")[0])
+        out.setdefault(extra[1], []).append((package[0], least[1] if least else ""))
+    return out
+
+
+def _extra(name: str, known: Mapping[str, Sequence[tuple[str, str]]]) -> tuple[State, str]:
+    if name not in known:
+        return "broken", f"there is no such extra; there are {', '.join(known) or 'none'}"
+    said: list[str] = []
+    worst: State = "ok"
+    for package, least in known[name]:
+        try:
+            version = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            said.append(f"{package} is not installed")
+            worst = "absent"
+            continue
+        old = bool(least) and _numbers(version) < _numbers(least)
+        said.append(f"{package} {version}" + (f" (needs {least})" if old else ""))
+        worst = "warning" if old and worst == "ok" else worst
+    if worst == "ok":
+        return worst, ", ".join(said)
+    return worst, f"{', '.join(said)}; pip install 'thrifty[{name}]'"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
+
+
+def _drivers(storage: str | None, extras: Sequence[str]) -> Iterator[Finding]:
+    asked = bool(storage and storage.startswith("postgresql")) or "postgresql" in extras
+    yield _look("drivers", "psycopg", _psycopg, needed=asked)
+    yield _look("drivers", "ray", _ray, needed="ray" in extras)
+
+
+def _psycopg() -> tuple[State, str]:
+    try:
+        psycopg = import_module("psycopg")
+    except ModuleNotFoundError:
+        return "absent", "needed for PostgreSQL; pip install 'thrifty[postgresql]'"
+    return "ok", f"{psycopg.__version__}, libpq {psycopg.pq.version()}"
+
+
+def _ray() -> tuple[State, str]:
+    try:
+        # without importing it: that alone takes seconds
+        return "ok", metadata.version("ray")
+    except metadata.PackageNotFoundError:
+        return "absent", "needed for clusters; pip install 'thrifty[ray]'"
+
+
+# -- what there is to train on ---------------------------------------------------------------
+
+
+def _cpu() -> tuple[State, str]:
+    cores = os.cpu_count() or 1
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    names = ("SC_PAGE_SIZE", "SC_PHYS_PAGES")
+    memory = ""
+    if set(names) <= set(getattr(os, "sysconf_names", ())):
+        page, pages = (os.sysconf(name) for name in names)
+        memory = f", {page * pages / _GIB:.1f} GiB of memory"
+    return "ok", f"{usable} of {cores} cores usable{memory}"
+
+
+def _accelerators() -> Iterator[Finding]:
+    try:
+        torch = import_module("torch")
+        num = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        mps = torch.backends.mps.is_available()
+    except Exception as error:  # noqa: BLE001 (a driver that does not fit raises anything)
+        yield Finding(section="devices", name="gpu", state="broken", detail=str(error))
+        return
+    for index in range(num):
+        yield _look("devices", f"cuda:{index}", partial(_cuda, torch, index))
+    if mps:
+        yield _look("devices", "mps", lambda: ("ok", platform.machine()))
+    if not num and not mps:
+        yield Finding(
+            section="devices", name="gpu", state="absent", detail="none that torch can use"
+        )
+
+
+def _cuda(torch: Any, index: int) -> tuple[State, str]:
+    free, total = torch.cuda.mem_get_info(index)
+    name = torch.cuda.get_device_name(index)
+    return "ok", f"{name}, {free / _GIB:.1f} of {total / _GIB:.1f} GiB free"
+
+
+# -- what works ------------------------------------------------------------------------------
+
+
+def _step(name: str, device: str | None) -> tuple[State, str]:
+    found: tuple[State, str] = import_module("thrifty.cli._tiny_step").tiny_step(
+        name, device=device
+    )
+    return found
+
+
+def _kernels() -> tuple[State, str]:
+    try:
+        numba = import_module("numba")
+    except ModuleNotFoundError:
+        return "absent", "needed for graphs; pip install 'thrifty[graph]'"
+    kernels = import_module("thrifty.graph.kernels")
+    if not kernels.COMPILED:
+        return (
+            "warning",
+            f"numba {numba.__version__} does not compile (NUMBA_DISABLE_JIT is set)",
+        )
+    # the first number of SplitMix64 from seed 0, as its authors publish it
+    if int(kernels.mix(_GOLDEN)) != 0xE220A8397B1DCDAF:
+        return "broken", f"numba {numba.__version__}: a compiled kernel gives a wrong answer"
+    return "ok", f"numba {numba.__version__}, kernels compile"
+
+
+# -- where records go ------------------------------------------------------------------------
+
+
+def _name_of(storage: str) -> str:
+    try:
+        return shown(storage)
+    except Exception:  # noqa: BLE001 (no address at all: the check itself says so)
+        return storage
+
+
+def _storage(storage: str) -> tuple[State, str]:
+    """Opens it as it is: a doctor must not bring a database up to date."""
+    address = make_url(storage)
+    if address.get_backend_name() == "sqlite":
+        return _sqlite(address)
+    if address.drivername == "postgresql":
+        address = address.set(drivername="postgresql+psycopg")
+    engine = create_engine(address, connect_args={"connect_timeout": 3})
+    return _database(engine, can_write="SELECT NOT pg_is_in_recovery()")
+
+
+def _sqlite(address: URL) -> tuple[State, str]:
+    if address.database in (None, "", ":memory:"):
+        return "warning", "in memory: it is gone when the process ends"
+    file = Path(str(address.database)).resolve()
+    if not file.exists():
+        return "broken", f"there is no file {file}; a study that is run makes it"
+    writable = os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)
+    readable = URL.create("sqlite", database=file.as_uri(), query={"mode": "ro", "uri": "true"})
+    engine = create_engine(readable, connect_args={"timeout": 1.0})
+    return _database(engine, can_write=f"SELECT {int(writable)}")
+
+
+def _database(engine: Engine, *, can_write: str) -> tuple[State, str]:
+    try:
+        with engine.connect() as connection:
+            version = connection.execute(
+                text("SELECT version_num FROM thrifty_version")
+            ).scalar()
+            studies = connection.execute(text("SELECT count(*) FROM studies")).scalar()
+            writable = bool(connection.execute(text(can_write)).scalar())
+    except DBAPIError as error:
+        said = str(error.orig).strip().split("\n")[0]
+        return "broken", f"cannot be read as a database of thrifty: {said}"
+    finally:
+        engine.dispose()
+    said = f"schema {version}, {studies} studies"
+    if version is None or version > VERSION:
+        return "broken", f"{said}; written by a newer thrifty, which knows more than {VERSION}"
+    if not writable:
+        return "broken", f"{said}; it cannot be written"
+    if version < VERSION:
+        return "warning", f"{said}; the next command brings it up to {VERSION}"
+    return "ok", f"{said}, writable"
+
+
+def _disk(storage: str) -> tuple[State, str]:
+    """Where checkpoints go: beside a SQLite file, in the working directory otherwise."""
+    address = make_url(storage)
+    sqlite = address.get_backend_name() == "sqlite"
+    folder = Path(str(address.database)).resolve().parent if sqlite else Path.cwd()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    said = f"{free / _GIB:.1f} GiB free for checkpoints in {folder}"
+    return ("ok" if free > _LITTLE_BYTES else "warning"), said

@@ -1,0 +1,106 @@
+"""``thrifty completion SHELL``, and what it completes besides names of commands and options."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class
+from sqlalchemy import URL, create_engine, make_url, text
+from sqlalchemy.exc import SQLAlchemyError
+
+
+_VARIABLE = "_THRIFTY_COMPLETE"
+_DEFAULT = "sqlite:///thrifty.db"
+_SQLITE = "sqlite:///"
+_POSTGRESQL = "postgresql+psycopg://"
+_MOST = 500
+
+_COLONS = """
+# an address of a database has colons, which are no ends of words
+COMP_WORDBREAKS=${COMP_WORDBREAKS//:}
+"""
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def command(ctx: click.Context, *, shell: str) -> None:
+    """Print a script that lets SHELL complete commands, options, studies and databases.
+
+    \b
+    bash: echo 'eval "$(thrifty completion bash)"' >> ~/.bashrc
+    zsh:  echo 'eval "$(thrifty completion zsh)"' >> ~/.zshrc
+    fish: thrifty completion fish > ~/.config/fish/completions/thrifty.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    source = kind(ctx.find_root().command, {}, "thrifty", _VARIABLE).source()
+    click.echo(source + (_COLONS if shell == "bash" else ""))
+
+
+def complete_study(
+    ctx: click.Context,
+    param: click.Parameter,  # noqa: ARG001 (click's signature)
+    incomplete: str,
+) -> list[CompletionItem]:
+    """The studies of the database that the line names so far, newest first; of none, nothing."""
+    url = ctx.params.get("storage") or os.environ.get("THRIFTY_STORAGE") or _DEFAULT
+    names: list[str] = []
+    with suppress(SQLAlchemyError, ImportError, OSError):
+        names = _study_names(url)
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+def complete_storage(
+    ctx: click.Context,  # noqa: ARG001 (click's signature)
+    param: click.Parameter,  # noqa: ARG001
+    incomplete: str,
+) -> list[CompletionItem]:
+    """Addresses of SQLite files that are there."""
+    if incomplete.startswith(_SQLITE):
+        return _files(incomplete.removeprefix(_SQLITE))
+    found = _files("") if _SQLITE.startswith(incomplete) else []
+    if _POSTGRESQL.startswith(incomplete):
+        found.append(CompletionItem(_POSTGRESQL))
+    return found
+
+
+def _files(begun: str) -> list[CompletionItem]:
+    folder, _, start = begun.rpartition("/")
+    if begun.startswith("/"):
+        folder = folder or "/"
+    found: list[CompletionItem] = []
+    with suppress(OSError):
+        for path in sorted(Path(folder or ".").iterdir()):
+            if not path.name.startswith(start) or (path.name.startswith(".") and not start):
+                continue
+            shown = f"{begun.removesuffix(start)}{path.name}"
+            if path.is_dir():
+                found.append(CompletionItem(f"{_SQLITE}{shown}/"))
+            elif path.suffix in (".db", ".sqlite", ".sqlite3"):
+                found.append(CompletionItem(f"{_SQLITE}{shown}"))
+    return found
+
+
+def _study_names(url: str) -> list[str]:
+    """Reads names and nothing else: a key pressed in passing must neither make nor upgrade a database."""
+    address = make_url(url)
+    options: dict[str, object] = {"connect_timeout": 2}
+    if address.get_backend_name() == "sqlite":
+        if not address.database or not Path(address.database).is_file():
+            return []
+        file = Path(address.database).resolve().as_uri()
+        address = URL.create("sqlite", database=file, query={"mode": "ro", "uri": "true"})
+        options = {"timeout": 1.0}
+    elif address.drivername == "postgresql":
+        address = address.set(drivername="postgresql+psycopg")
+    engine = create_engine(address, connect_args=options)
+    query = text("SELECT name FROM studies ORDER BY id DESC LIMIT :most")
+    try:
+        with engine.connect() as connection:
+            return list(connection.execute(query, {"most": _MOST}).scalars())
+    finally:
+        engine.dispose()

@@ -1,0 +1,46 @@
+"""Other libraries of the field, each imported when something of it is first used.
+
+Loggers (``TensorBoard``, ``MLflow``, ``WandB``) are observers: ``study.run(observers=[TensorBoard("runs")])``.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+
+if TYPE_CHECKING:
+    from ._huggingface import HuggingFaceTrainable as HuggingFaceTrainable
+    from ._lightning import LightningTrainable as LightningTrainable
+    from ._mlflow import MLflow as MLflow
+    from ._sklearn import ThriftySearchCV as ThriftySearchCV
+    from ._tensorboard import TensorBoard as TensorBoard
+    from ._wandb import WandB as WandB
+
+_HOMES = {
+    "HuggingFaceTrainable": "_huggingface",
+    "LightningTrainable": "_lightning",
+    "MLflow": "_mlflow",
+    "TensorBoard": "_tensorboard",
+    "ThriftySearchCV": "_sklearn",
+    "WandB": "_wandb",
+}
+
+__all__ = [
+    "HuggingFaceTrainable",
+    "LightningTrainable",
+    "MLflow",
+    "TensorBoard",
+    "ThriftySearchCV",
+    "WandB",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(import_module(f"thrifty.integrations.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'thrifty.integrations' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,379 @@
+"""Models of Hugging Face's transformers as tasks of a study."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from thrifty.core import DivergedError, MissingExtraError, TaskError, derive_seed
+from thrifty.pack import TRAIN_LOSS, HyperParameters, Trainable, borrowed_streams
+from thrifty.pack._random import seed_everything
+
+from ._code import described
+from ._followed import follow, options_of
+from ._made import Made
+from ._plain import from_plain, to_plain
+
+
+try:
+    import accelerate  # noqa: F401 (a Trainer needs it)
+    import transformers
+    from transformers.trainer_callback import ExportableState
+except ImportError as error:
+    package = str(error.name or "transformers")
+    raise MissingExtraError(package, extra="huggingface") from None
+
+
+_OURS = {
+    "auto_find_batch_size": "a trial has the batch size that it is given",
+    "data_seed": "the study has a seed",
+    "deepspeed": "a trial has one device",
+    "disable_tqdm": "the study shows progress",
+    "eval_strategy": "every epoch is evaluated",
+    "fsdp": "a trial has one device",
+    "load_best_model_at_end": "the study finds the best trial",
+    "max_steps": "the algorithm says how far, in epochs",
+    "output_dir": "the study keeps checkpoints",
+    "push_to_hub": "push the best trial's model when the study is done",
+    "report_to": "give loggers to Study.run(observers=...)",
+    "save_strategy": "the study keeps checkpoints",
+    "seed": "the study has a seed",
+    "use_cpu": "Local(devices=...) says where",
+}
+"""TrainingArguments that are not the user's here, and why."""
+
+_TIMINGS = ("_runtime", "_per_second", "_preparation_time", "_compilation_time")
+"""Metrics of the machine, not of the trial."""
+
+
+class HuggingFaceTrainable(Trainable):
+    """Tunes a model of transformers with its own ``Trainer``, as it is.
+
+    Args:
+        model: makes the model from the hyper-parameters. It is called for each epoch, with the values of that epoch,
+            and the model gets the trial's weights.
+        train_dataset: a dataset, or a function of the hyper-parameters that makes one, which is called once for all
+            trials that agree on what it reads.
+        eval_dataset: the same for evaluation, which ends each epoch.
+        args: options of ``transformers.TrainingArguments``, or a function of the hyper-parameters that says them:
+            ``lambda hp: {"learning_rate": hp.lr}``. It is called for each epoch, so they follow the schedules of the space.
+        compute_metrics: as for a ``Trainer``; a metric ``accuracy`` is the study's ``eval_accuracy``.
+        trainer_class: a ``Trainer`` of your own, with another ``compute_loss`` perhaps.
+        trainer: other options of the ``Trainer``: ``{"data_collator": ...}``.
+        version: change it when something has changed that the code does not show, such as a data file.
+
+    An epoch is a ``Trainer.train`` that goes on from the state that the last one left, and draws its random numbers from a
+    stream named by seed and epoch: what a trial reports does not depend on who trained its first epochs. Besides
+    ``eval_...`` there is ``train_loss``, the mean over the epoch.
+
+    The learning rate is constant, unless the space has a schedule for it or ``lr_scheduler_type`` is given; that one needs
+    ``num_train_epochs``, and is multiplied by the schedule of the space if there are both.
+
+    >>> task = HuggingFaceTrainable(lambda hp: None, train_dataset=[], args={"learning_rate": 1e-4})
+    >>> HuggingFaceTrainable(lambda hp: None, train_dataset=[], args={"seed": 3})
+    Traceback (most recent call last):
+        ...
+    thrifty.core._errors.TaskError: HuggingFaceTrainable(args={'seed': ...}): the study has a seed; leave it out
+
+    Raises:
+        TaskError: an argument that is the study's to say.
+        MissingExtraError: transformers or accelerate is not installed.
+    """
+
+    def __init__(
+        self,
+        model: Callable[[HyperParameters], Any],
+        *,
+        train_dataset: Any,
+        eval_dataset: Any = None,
+        args: Mapping[str, Any] | Callable[[HyperParameters], Mapping[str, Any]] | None = None,
+        compute_metrics: Callable[[Any], Mapping[str, float]] | None = None,
+        trainer_class: type | None = None,
+        trainer: Mapping[str, Any] | None = None,
+        version: str = "",
+    ) -> None:
+        self.version = version
+        self._make_model = model
+        self._datasets = (train_dataset, eval_dataset)
+        self._made = tuple(Made(each) if callable(each) else None for each in self._datasets)
+        self._args = args if callable(args) else _checked(args or {})
+        self._compute_metrics = compute_metrics
+        self._trainer_class = trainer_class or transformers.Trainer
+        self._options = dict(trainer or {})
+        self._kept: dict[str, Any] = {}
+
+    def identity(self) -> Mapping[str, str]:
+        """The code of what makes model and data, and all options; of datasets only the kind and the length."""
+        parts = (
+            self._make_model,
+            tuple(d if callable(d) else _summary(d) for d in self._datasets),
+            self._args,
+            self._compute_metrics,
+            self._trainer_class,
+            self._options,
+        )
+        return {**super().identity(), "attributes": described(parts)}
+
+    def setup(self, hp: HyperParameters, *, seed: int, device: torch.device) -> None:
+        """Forgets the last trial."""
+        self._hp, self._seed, self._device = hp, seed, device
+        self._kept = {}
+
+    def train(self, epoch: int, hp: HyperParameters) -> None:
+        """One ``Trainer.train``, stopped at the end of its first epoch.
+
+        Raises:
+            TaskError: ``num_train_epochs`` are over, or missing for the lr_scheduler that was chosen.
+            DivergedError: the training loss is not finite.
+        """
+        self._hp = hp
+        options = self._arguments(hp, epoch=epoch)
+        seed = derive_seed(self._seed, "transformers", epoch) % 2**32
+        book = _Book(self._kept)
+        model = self._build().train()
+        with _on(self._device), TemporaryDirectory(prefix="thrifty-") as folder:
+            args = transformers.TrainingArguments(
+                **options, output_dir=folder, seed=seed, data_seed=seed
+            )
+            _place(args, self._device)
+            trainer = self._trainer(model, args, book)
+            resume = self._put_down(trainer, Path(folder), epoch=epoch)
+            trainer.train(resume_from_checkpoint=resume)
+            self._kept = book.keep(trainer, Path(folder))
+        loss = book.mean_loss()
+        if not math.isfinite(loss):
+            raise DivergedError(
+                f"the training loss of epoch {epoch + 1} is {loss}; a smaller learning rate, a warm-up or "
+                "max_grad_norm may help"
+            )
+        self._kept["metrics"] = {TRAIN_LOSS: loss, **book.metrics()}
+
+    def evaluate(self) -> Mapping[str, float]:
+        """What was measured at the end of the last epoch.
+
+        Raises:
+            TaskError: there was none.
+        """
+        if not self._kept:
+            raise TaskError("nothing has been trained yet: HuggingFaceTrainable has no metrics")
+        metrics: Mapping[str, float] = self._kept["metrics"]
+        return metrics
+
+    def state(self) -> Any:
+        """Weights, optimiser, scheduler, the Trainer's own state."""
+        return self._kept
+
+    def load_state(self, state: Any) -> None:
+        """Goes back to what ``state`` returned."""
+        self._kept = state
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model, with the trial's weights."""
+        with borrowed_streams():
+            return self._build()
+
+    def _build(self) -> torch.nn.Module:
+        seed_everything(derive_seed(self._seed, "model"))
+        model: torch.nn.Module = self._make_model(self._hp)
+        if self._kept:
+            model.load_state_dict(self._kept["model"])
+        return model
+
+    def _arguments(self, hp: HyperParameters, *, epoch: int) -> dict[str, Any]:
+        given = dict(_checked(self._args(hp)) if callable(self._args) else self._args)
+        total = given.setdefault("num_train_epochs", math.inf)
+        kind = given.setdefault("lr_scheduler_type", "constant")
+        kind = getattr(kind, "value", kind)
+        if total == math.inf and kind != "constant":
+            raise TaskError(
+                f"HuggingFaceTrainable(args={{'lr_scheduler_type': {kind!r}}}) needs to know when training ends; give it "
+                "num_train_epochs, the max_epochs of the algorithm"
+            )
+        if epoch >= total:
+            raise TaskError(
+                f"HuggingFaceTrainable(args={{'num_train_epochs': {total:g}}}) is asked for epoch {epoch + 1}; give it the "
+                "max_epochs of the algorithm"
+            )
+        given["num_train_epochs"] = epoch + 1 if total == math.inf else total
+        return {
+            "dataloader_pin_memory": self._device.type == "cuda",
+            "logging_strategy": "no",
+            **given,
+            "disable_tqdm": True,
+            "eval_strategy": "no" if self._datasets[1] is None else "epoch",
+            "ignore_data_skip": True,
+            "report_to": "none",
+            "restore_callback_states_from_checkpoint": True,
+            "save_strategy": "no",
+            "use_cpu": self._device.type == "cpu",
+        }
+
+    def _trainer(self, model: torch.nn.Module, args: Any, book: _Book) -> Any:
+        train, evaluation = (
+            given if made is None else made.get(self._hp, seed=self._seed)
+            for given, made in zip(self._datasets, self._made, strict=True)
+        )
+        options = copy.deepcopy(self._options)  # callbacks belong to one trial
+        callbacks = [*(options.pop("callbacks", None) or []), book]
+        trainer = _going_on(self._trainer_class)(
+            model=model,
+            args=args,
+            train_dataset=train,
+            eval_dataset=evaluation,
+            compute_metrics=self._compute_metrics,
+            callbacks=callbacks,
+            **options,
+        )
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.losses = []
+        book.trainer = trainer
+        return trainer
+
+    def _put_down(self, trainer: Any, folder: Path, *, epoch: int) -> str | None:
+        """Where the Trainer finds how far training is: its own file, which is plain JSON."""
+        if not self._kept:
+            return None
+        num_batches = len(trainer.get_train_dataloader())
+        num_steps = math.ceil(num_batches / trainer.args.gradient_accumulation_steps)
+        # the batch size may be another one now; and from the step it tells the epoch
+        now = {
+            "global_step": epoch * num_steps,
+            "train_batch_size": trainer.args.train_batch_size,
+        }
+        text = json.dumps({**self._kept["trainer"], **now})
+        (folder / "trainer_state.json").write_text(text, encoding="utf-8")
+        return str(folder)
+
+
+class _Book(transformers.TrainerCallback):
+    """Brings optimiser and scheduler up to date, ends the epoch, notes what was measured."""
+
+    def __init__(self, kept: Mapping[str, Any]) -> None:
+        self._before = kept
+        self.trainer: Any = None
+        self._evaluated: list[Mapping[str, Any]] = []
+        self._num_steps = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The optimiser is made, and has not done anything yet."""
+        optimizer, scheduler = self.trainer.optimizer, self.trainer.lr_scheduler
+        self._options = options_of([optimizer])
+        if not self._before:
+            return
+        optimizer.load_state_dict(from_plain(self._before["optimizer"]))
+        scheduler.load_state_dict(from_plain(self._before["scheduler"]))
+        if self._before["scaler"] is not None:
+            self.trainer.accelerator.scaler.load_state_dict(self._before["scaler"])
+        follow([optimizer], [scheduler], before=self._before["options"], now=self._options)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Of accumulated batches there are several to a step."""
+        self._num_steps += 1
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """One is enough."""
+        control.should_training_stop = True
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Several evaluation sets come one after the other, and other callbacks may add to what was measured."""
+        self._evaluated.append(kwargs["metrics"])
+
+    def mean_loss(self) -> float:
+        """Over the steps of the epoch; a Trainer's own one leaves out what is no number."""
+        return float(torch.stack(self.trainer.losses).sum()) / self._num_steps
+
+    def metrics(self) -> dict[str, float]:
+        """What was measured, without what differs from run to run."""
+        return {
+            name: float(value)
+            for each in self._evaluated
+            for name, value in each.items()
+            if name != "epoch" and not name.endswith(_TIMINGS)
+        }
+
+    def keep(self, trainer: Any, folder: Path) -> dict[str, Any]:
+        """Everything that is needed to go on."""
+        file = folder / "trainer_state.json"
+        state = trainer.state
+        state.log_history = []  # it has times in it, and grows without end
+        state.stateful_callbacks = {
+            type(each).__name__: each.state()
+            for each in trainer.callback_handler.callbacks
+            if isinstance(each, ExportableState)
+        }
+        state.save_to_json(str(file))
+        scaler = getattr(trainer.accelerator, "scaler", None)
+        return {
+            "model": dict(trainer.model.state_dict()),
+            "optimizer": to_plain(trainer.optimizer.state_dict()),
+            "scheduler": to_plain(trainer.lr_scheduler.state_dict()),
+            "scaler": None if scaler is None else to_plain(scaler.state_dict()),
+            "options": self._options,
+            "trainer": json.loads(file.read_text(encoding="utf-8")),
+        }
+
+
+def _going_on(trainer_class: type) -> type:
+    class GoingOn(trainer_class):  # type: ignore[misc]
+        """Its model has the trial's weights already; it notes the losses."""
+
+        losses: list[torch.Tensor]
+
+        def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            loss: torch.Tensor = super().training_step(*args, **kwargs)
+            self.losses.append(loss.detach())
+            return loss
+
+        def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+    return GoingOn
+
+
+def _checked(args: Mapping[str, Any]) -> Mapping[str, Any]:
+    for name in args:
+        if name in _OURS:
+            raise TaskError(
+                f"HuggingFaceTrainable(args={{{name!r}: ...}}): {_OURS[name]}; leave it out"
+            )
+    return args
+
+
+def _summary(dataset: Any) -> str:
+    length = len(dataset) if hasattr(dataset, "__len__") else "no"
+    return f"{type(dataset).__module__}.{type(dataset).__qualname__} of {length} rows"
+
+
+def _place(args: Any, device: torch.device) -> None:
+    """A Trainer would take all GPUs that it sees."""
+    if device.type == "cuda":
+        args.device  # noqa: B018 (what it has found out is then replaced)
+        args._n_gpu = 1
+        args.__dict__["_setup_devices"] = device
+        torch.cuda.set_device(device)
+
+
+@contextmanager
+def _on(device: torch.device) -> Iterator[None]:
+    """accelerate takes its device from the environment."""
+    name = "ACCELERATE_TORCH_DEVICE"
+    before = os.environ.get(name)
+    if device.type == "cuda":
+        os.environ[name] = str(device)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before

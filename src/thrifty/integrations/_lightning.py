@@ -1,0 +1,415 @@
+"""LightningModules as tasks of a study."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, wraps
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+
+from thrifty.core import DivergedError, TaskError, derive_seed
+from thrifty.pack import TRAIN_LOSS, HyperParameters, Trainable, borrowed_streams
+from thrifty.pack._random import seed_everything
+
+from ._code import described
+from ._followed import Options, follow, options_of
+from ._made import Made
+from ._plain import from_plain, to_plain
+
+
+_OURS = {
+    "accelerator": "Local(devices=...) says where",
+    "check_val_every_n_epoch": "every epoch is validated",
+    "default_root_dir": "nothing is written",
+    "devices": "Local(devices=...) says where",
+    "enable_checkpointing": "the study keeps checkpoints",
+    "enable_model_summary": "it would be printed for each epoch of each trial",
+    "enable_progress_bar": "the study shows progress",
+    "fast_dev_run": "give the algorithm fewer epochs",
+    "logger": "give loggers to Study.run(observers=...)",
+    "max_steps": "the algorithm says how far, in epochs",
+    "max_time": "the algorithm says how far, in epochs",
+    "min_epochs": "the algorithm says how far",
+    "min_steps": "the algorithm says how far, in epochs",
+    "num_nodes": "a trial has one device",
+    "num_sanity_val_steps": "every epoch is validated",
+    "strategy": "a trial has one device",
+    "use_distributed_sampler": "a trial has one device",
+}
+"""Options of a Trainer that are not the user's here, and why."""
+
+_PLACE = "the state of the trial"
+"""What stands for a path: states stay in memory."""
+
+_LOGGERS = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
+
+_NOT_KEPT = ("hyper_parameters", "hparams_name", "hparams_type", "datamodule_hyper_parameters")
+"""What a module was made with: it is made anew from the trial's hyper-parameters."""
+
+
+class LightningTrainable(Trainable):
+    """Tunes a LightningModule as it is.
+
+    Args:
+        module: makes the LightningModule from the hyper-parameters. It is called for each epoch, with the values of
+            that epoch, and the module gets the trial's weights: so dropout rates, loss weights and options of the
+            optimiser follow the schedules of the space.
+        data: makes what is trained on: a LightningDataModule, a pair of loaders (training, validation) or one loader;
+            called once for all trials that agree on what it reads. None: the module has loaders itself.
+        monitor: the logged values that are the trial's metrics (default: all).
+        max_epochs: what ``trainer.max_epochs`` says to a module whose own lr_scheduler needs to know.
+        trainer: other options of ``lightning.pytorch.Trainer``: ``{"precision": "bf16-mixed"}``.
+        version: change it when something has changed that the code does not show, such as a data file.
+
+    An epoch is a ``Trainer.fit`` that goes on from the state that the last one left, and draws its random numbers from a
+    stream named by seed and epoch: what a trial reports does not depend on who trained its first epochs. Besides
+    what the module logs there is ``train_loss``, the mean over the epoch. Attributes of the module that are neither
+    parameters nor buffers live for one epoch, unless ``on_save_checkpoint`` keeps them.
+
+    >>> task = LightningTrainable(lambda hp: None, trainer={"gradient_clip_val": 1.0})
+    >>> LightningTrainable(lambda hp: None, trainer={"logger": True})
+    Traceback (most recent call last):
+        ...
+    thrifty.core._errors.TaskError: LightningTrainable(trainer={'logger': ...}): give loggers to Study.run(observers=...); leave it out
+
+    Raises:
+        TaskError: an option of the Trainer that is the study's to say.
+    """
+
+    def __init__(
+        self,
+        module: Callable[[HyperParameters], Any],
+        data: Callable[[HyperParameters], Any] | None = None,
+        *,
+        monitor: Sequence[str] = (),
+        max_epochs: int | None = None,
+        trainer: Mapping[str, Any] | None = None,
+        version: str = "",
+    ) -> None:
+        for name in trainer or {}:
+            if name in _OURS:
+                raise TaskError(
+                    f"LightningTrainable(trainer={{{name!r}: ...}}): {_OURS[name]}; leave it out"
+                )
+        self.version = version
+        self._make_module = module
+        self._make_data = data
+        self._data = None if data is None else Made(data)
+        self._monitor = (monitor,) if isinstance(monitor, str) else tuple(monitor)
+        self._max_epochs = max_epochs
+        self._options = dict(trainer or {})
+        self._kept: dict[str, Any] = {}
+
+    def identity(self) -> Mapping[str, str]:
+        """The code of what makes module and data, and all options."""
+        parts = (
+            self._make_module,
+            self._make_data,
+            self._monitor,
+            self._max_epochs,
+            self._options,
+        )
+        return {**super().identity(), "attributes": described(parts)}
+
+    def setup(self, hp: HyperParameters, *, seed: int, device: torch.device) -> None:
+        """Forgets the last trial."""
+        self._hp, self._seed, self._device = hp, seed, device
+        self._kept = {}
+
+    def train(self, epoch: int, hp: HyperParameters) -> None:
+        """One ``Trainer.fit``, stopped at the end of its first epoch.
+
+        Raises:
+            TaskError: ``module`` makes no LightningModule; ``max_epochs`` are over; two schedules want the learning rate;
+                a metric to monitor is not logged.
+            DivergedError: the training loss is not finite.
+        """
+        if self._max_epochs is not None and epoch >= self._max_epochs:
+            raise TaskError(
+                f"LightningTrainable(max_epochs={self._max_epochs}) is asked for epoch {epoch + 1}; give it the "
+                "max_epochs of the algorithm"
+            )
+        self._hp = hp
+        module = self._build()
+        data = None if self._data is None else self._data.get(hp, seed=self._seed)
+        seed = derive_seed(self._seed, "lightning", epoch)
+        lightning = _lightning_of(module)
+        memory, book = (
+            lightning.Memory(self._kept.get("checkpoint")),
+            lightning.Book(self._kept),
+        )
+        trainer = self._trainer(lightning, memory, book)
+        given = _prepared(data, module, seed=self._seed, epoch_seed=seed)
+        seed_everything(seed)
+        with _quiet(lightning):
+            trainer.fit(module, **given, ckpt_path=_PLACE if self._kept else None)
+            trainer.save_checkpoint(_PLACE)
+        self._kept = {
+            "checkpoint": memory.kept,
+            "options": book.options,
+            "metrics": self._metrics(trainer.callback_metrics, book, epoch=epoch),
+        }
+
+    def evaluate(self) -> Mapping[str, float]:
+        """What was logged in the last epoch.
+
+        Raises:
+            TaskError: there was none.
+        """
+        if not self._kept:
+            raise TaskError("nothing has been trained yet: LightningTrainable has no metrics")
+        metrics: Mapping[str, float] = self._kept["metrics"]
+        return metrics
+
+    def state(self) -> Any:
+        """Weights, optimisers, schedulers, loops, callbacks."""
+        return self._kept
+
+    def load_state(self, state: Any) -> None:
+        """Goes back to what ``state`` returned."""
+        self._kept = state
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The LightningModule, with the trial's weights."""
+        with borrowed_streams():
+            module = self._build()
+            module.configure_model()
+        if self._kept:
+            module.load_state_dict(from_plain(self._kept["checkpoint"]["state_dict"]))
+        return module  # type: ignore[no-any-return]
+
+    def _build(self) -> Any:
+        seed_everything(derive_seed(self._seed, "model"))
+        return self._make_module(self._hp)
+
+    def _trainer(self, lightning: _Lightning, *ours: Any) -> Any:
+        memory, book = ours
+        options = copy.deepcopy(self._options)  # callbacks and plugins belong to one trial
+        plugins = options.pop("plugins", [])
+        plugins = plugins if isinstance(plugins, list) else [plugins]
+        callbacks = options.pop("callbacks", [])
+        callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+        with _quiet(lightning):
+            return lightning.Trainer(
+                **_where(self._device),
+                max_epochs=-1 if self._max_epochs is None else self._max_epochs,
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                num_sanity_val_steps=0,
+                callbacks=[*callbacks, book],
+                plugins=[*plugins, memory, lightning.environment()],
+                **options,
+            )
+
+    def _metrics(self, logged: Mapping[str, Any], book: Any, *, epoch: int) -> dict[str, float]:
+        metrics = {name: float(value) for name, value in logged.items()}
+        loss = book.mean_loss()
+        if loss is not None:
+            metrics.setdefault(TRAIN_LOSS, loss)
+            if not math.isfinite(loss):
+                raise DivergedError(
+                    f"the training loss of epoch {epoch + 1} is {loss}; a smaller learning rate, a warm-up or "
+                    "gradient_clip_val may help"
+                )
+        missing = [name for name in self._monitor if name not in metrics]
+        if missing:
+            raise TaskError(
+                f"the module does not log {', '.join(missing)} (it logs {', '.join(sorted(metrics)) or 'nothing'}); "
+                "call self.log(name, value) in training_step or validation_step"
+            )
+        return {name: metrics[name] for name in self._monitor} if self._monitor else metrics
+
+
+class _Lightning(NamedTuple):
+    """What is needed of the package that a module comes from: ``lightning`` or ``pytorch_lightning``."""
+
+    Trainer: Any
+    Memory: Any
+    Book: Any
+    environment: Any
+    warning: type[Warning]
+
+
+def _lightning_of(module: object) -> _Lightning:
+    for kind in type(module).__mro__:
+        root = kind.__module__.partition(".")[0]
+        if kind.__name__ == "LightningModule" and root in ("lightning", "pytorch_lightning"):
+            return _parts("lightning.pytorch" if root == "lightning" else root)
+    raise TaskError(
+        f"LightningTrainable: module(hp) made a {type(module).__name__}; it has to make a LightningModule"
+    )
+
+
+@cache
+def _parts(package: str) -> _Lightning:
+    pl = import_module(package)
+    plugins = import_module(f"{package}.plugins")
+    return _Lightning(
+        Trainer=pl.Trainer,
+        Memory=_memory_class(plugins.CheckpointIO),
+        Book=_book_class(pl.Callback),
+        environment=import_module(f"{package}.plugins.environments").LightningEnvironment,
+        warning=import_module(f"{package}.utilities.warnings").PossibleUserWarning,
+    )
+
+
+def _memory_class(base: Any) -> type:
+    class Memory(base):  # type: ignore[misc]
+        """Keeps a checkpoint instead of writing it."""
+
+        def __init__(self, kept: dict[str, Any] | None) -> None:
+            self.kept = kept
+
+        def save_checkpoint(
+            self, checkpoint: dict[str, Any], path: Any, *_: Any, **__: Any
+        ) -> None:
+            self.kept = {k: to_plain(v) for k, v in checkpoint.items() if k not in _NOT_KEPT}
+
+        def load_checkpoint(self, path: Any, *_: Any, **__: Any) -> Any:
+            return from_plain(self.kept)
+
+        def remove_checkpoint(self, path: Any) -> None:
+            self.kept = None
+
+    return Memory
+
+
+def _book_class(base: Any) -> type:
+    class Book(base):  # type: ignore[misc]
+        """Brings options up to date, adds up the loss, ends the epoch."""
+
+        def __init__(self, kept: Mapping[str, Any]) -> None:
+            self._before: Options | None = kept.get("options")
+            self.options: Options = []
+            self._losses: list[torch.Tensor] = []
+
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            self.options = options_of(trainer.optimizers)
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+            if self._before is not None:
+                follow(trainer.optimizers, schedulers, before=self._before, now=self.options)
+
+        def on_train_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, *_: Any
+        ) -> None:
+            loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+            if isinstance(loss, torch.Tensor):
+                # of accumulated batches it is given as its share of the sum
+                self._losses.append(loss.detach() * trainer.accumulate_grad_batches)
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            trainer.should_stop = True
+
+        def mean_loss(self) -> float | None:
+            return float(torch.stack(self._losses).mean()) if self._losses else None
+
+    return Book
+
+
+def _where(device: torch.device) -> dict[str, Any]:
+    if device.type == "cuda":
+        return {"accelerator": "gpu", "devices": [device.index or 0]}
+    return {"accelerator": device.type, "devices": 1}
+
+
+@contextmanager
+def _quiet(lightning: _Lightning) -> Iterator[None]:
+    """Without what a Trainer says each time that it begins: here that is each epoch of each trial."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [each.level for each in loggers]
+    for each in loggers:
+        each.setLevel(max(each.level, logging.WARNING))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", lightning.warning)
+            warnings.filterwarnings("ignore", "GPU available but not used")
+            # Lightning's own call of something that torch has renamed since
+            warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
+            yield
+    finally:
+        for each, level in zip(loggers, levels, strict=True):
+            each.setLevel(level)
+
+
+def _prepared(data: Any, module: Any, *, seed: int, epoch_seed: int) -> dict[str, Any]:
+    """The data as arguments of ``Trainer.fit``, with the loaders' own generators at the start of this epoch's stream."""
+    if isinstance(data, tuple):
+        if len(data) != 2:
+            raise TaskError(
+                f"LightningTrainable: data(hp) made a tuple of {len(data)}; it has to be (training, validation)"
+            )
+        train, valid = data
+        _reseed(train, epoch_seed)
+        return {"train_dataloaders": train, "val_dataloaders": valid}
+    owner = module if data is None else data
+    if not hasattr(owner, "train_dataloader"):
+        _reseed(data, epoch_seed)
+        return {"train_dataloaders": data}
+    _reseed_what_it_makes(owner, epoch_seed)
+    if data is None:
+        return {}
+    _set_up_once(data, seed=seed)
+    return {"datamodule": data}
+
+
+def _set_up_once(datamodule: Any, *, seed: int) -> None:
+    """Each epoch is a fit of its own, but data need not be loaded for each one."""
+    if getattr(datamodule, "_thrifty_once", False):
+        return
+    datamodule._thrifty_once = True
+    datamodule.prepare_data = _once(datamodule.prepare_data, seed=seed)
+    datamodule.setup = _once(datamodule.setup, seed=seed)
+    datamodule.teardown = wraps(datamodule.teardown)(lambda *_, **__: None)
+
+
+def _once(hook: Callable[..., Any], *, seed: int) -> Callable[..., Any]:
+    called: set[str] = set()
+
+    @wraps(hook)
+    def call(*args: Any, **kwargs: Any) -> None:
+        if repr((args, kwargs)) not in called:
+            with borrowed_streams():
+                seed_everything(derive_seed(seed, "data"))
+                hook(*args, **kwargs)
+            called.add(repr((args, kwargs)))
+
+    return call
+
+
+def _reseed_what_it_makes(owner: Any, seed: int) -> None:
+    make = getattr(owner.train_dataloader, "thrifty_make", owner.train_dataloader)
+
+    @wraps(make)
+    def train_dataloader() -> Any:
+        loaders = make()
+        _reseed(loaders, seed)
+        return loaders
+
+    train_dataloader.thrifty_make = make  # type: ignore[attr-defined]
+    owner.train_dataloader = train_dataloader
+
+
+def _reseed(loaders: Any, seed: int) -> None:
+    """A generator that a loader brings along goes on from epoch to epoch; whoever resumes would find it elsewhere."""
+    if isinstance(loaders, Mapping):
+        loaders = list(loaders.values())
+    if isinstance(loaders, list | tuple):
+        for number, loader in enumerate(loaders):
+            _reseed(loader, derive_seed(seed, "loader", number))
+        return
+    for holder in (loaders, getattr(loaders, "sampler", None)):
+        generator = getattr(holder, "generator", None)
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(seed)

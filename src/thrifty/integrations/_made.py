@@ -1,0 +1,45 @@
+"""What a function of the hyper-parameters makes, once for all trials of a process that agree on what it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from thrifty.core import derive_seed
+from thrifty.pack import HyperParameters, borrowed_streams
+from thrifty.pack._random import seed_everything
+
+
+class Made:
+    """Calls ``make(hp)`` once for each combination of the hyper-parameters that it reads.
+
+    What it draws is named by the seed of the trial, so that who came first does not matter.
+    It is not sent to other processes with the task: they make their own.
+
+    >>> rows = Made(lambda hp: list(range(hp.rows)))
+    >>> first = rows.get(HyperParameters({"rows": 3, "lr": 0.1}), seed=0)
+    >>> first is rows.get(HyperParameters({"rows": 3, "lr": 0.2}), seed=0)
+    True
+    """
+
+    def __init__(self, make: Callable[[HyperParameters], Any]) -> None:
+        self._make = make
+        self._known: list[tuple[int, dict[str, Any], Any]] = []
+
+    def __getstate__(self) -> Callable[[HyperParameters], Any]:
+        return self._make
+
+    def __setstate__(self, make: Callable[[HyperParameters], Any]) -> None:
+        self._make, self._known = make, []
+
+    def get(self, hp: HyperParameters, *, seed: int) -> Any:
+        """What it makes for these hyper-parameters."""
+        for of_seed, read, value in self._known:
+            if of_seed == seed and hp.subset(set(read)) == read:
+                return value
+        fresh = HyperParameters(hp.subset(set(hp)))
+        with borrowed_streams():
+            seed_everything(derive_seed(seed, "data"))
+            value = self._make(fresh)
+        self._known.append((seed, fresh.subset(fresh.names_read), value))
+        return value

@@ -1,0 +1,314 @@
+"""A scikit-learn estimator that is trained an epoch at a time, on all folds of a cross-validation."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import joblib
+import numpy as np
+import sklearn
+import torch
+from sklearn.base import clone, is_classifier
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.multioutput import MultiOutputClassifier
+from sklearn.pipeline import Pipeline
+from sklearn.utils import _safe_indexing
+from sklearn.utils.metaestimators import _safe_split
+
+from thrifty.core import UsageError
+from thrifty.pack import HyperParameters, Trainable
+
+from ._description import described
+from ._estimator_bytes import EstimatorBytes
+from ._sklearn_space import ParamSpace
+
+
+PARTIAL_FIT = "partial_fit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """What an epoch is: a pass of ``partial_fit``, or ``per_epoch`` more of a parameter by warm start.
+
+    ``total``: the parameter counts from the beginning (trees), not from the last call of ``fit`` (iterations).
+    """
+
+    name: str
+    per_epoch: int
+    total: bool
+
+    @classmethod
+    def of(cls, estimator: Any, *, name: str, per_epoch: int) -> Resource:
+        """What an epoch of an estimator is; ``"auto"`` takes the first of ``partial_fit``, ``n_estimators``, ``max_iter`` that works.
+
+        >>> from sklearn.ensemble import RandomForestClassifier
+        >>> Resource.of(RandomForestClassifier(), name="auto", per_epoch=5)
+        Resource(name='n_estimators', per_epoch=5, total=True)
+
+        Raises:
+            UsageError: it can neither be trained by ``partial_fit`` nor by warm start, or not by the one that is named.
+        """
+        learner, _ = last_step(estimator)
+        params = learner.get_params(deep=False)
+        grows = [
+            n for n in ("n_estimators", "max_iter") if n in params and "warm_start" in params
+        ]
+        if isinstance(per_epoch, bool) or not isinstance(per_epoch, int) or per_epoch < 1:
+            raise UsageError(
+                f"resource_per_epoch is {per_epoch!r}; it must be a whole number, 1 or more"
+            )
+        if name == "auto":
+            name = PARTIAL_FIT if hasattr(learner, PARTIAL_FIT) else next(iter(grows), "auto")
+        known = hasattr(learner, name) if name == PARTIAL_FIT else name in params
+        if not known or (name != PARTIAL_FIT and "warm_start" not in params):
+            raise UsageError(
+                f"{type(learner).__name__} cannot be trained an epoch at a time"
+                f"{'' if name == 'auto' else f' by {name!r}'}; it needs partial_fit, or warm_start with a parameter "
+                "that says how far (n_estimators, max_iter, or the one that resource names)"
+            )
+        boosting = HistGradientBoostingClassifier | HistGradientBoostingRegressor
+        # solvers count the iterations of each call of fit anew
+        total = name != "max_iter" or isinstance(learner, boosting)
+        return cls(name=name, per_epoch=per_epoch, total=total)
+
+    def start(self, learner: Any) -> None:
+        """Gets a fresh learner ready."""
+        if self.name != PARTIAL_FIT:
+            learner.set_params(warm_start=True)
+
+    def train(self, learner: Any, epoch: int, fit: Callable[..., Any]) -> None:
+        """Gets a learner ready for an epoch (0, 1, ...) of ``fit``, and trains it."""
+        if self.name != PARTIAL_FIT:
+            learner.set_params(**{self.name: self.per_epoch * (epoch + 1 if self.total else 1)})
+        with warnings.catch_warnings():
+            # an epoch of a solver ends before it has converged: that is what an epoch is
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            fit()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """What is learnt from: features, targets, and what else ``fit`` takes for each sample."""
+
+    X: Any
+    y: Any
+    params: Mapping[str, Any]
+
+    def take(self, estimator: Any, rows: Any, *, train: Any = None) -> Samples:
+        """Some of them; ``train`` are the rows of the training set if these are not it."""
+        X, y = _safe_split(estimator, self.X, self.y, rows, train)
+        params = {
+            name: _safe_indexing(value, rows) if _is_of_samples(value, self.X) else value
+            for name, value in self.params.items()
+        }
+        return Samples(X=X, y=y, params=params)
+
+
+@dataclass(slots=True, kw_only=True)
+class Fold:
+    """An estimator on its way: as users have it, what in it prepares the data, what learns, and the data, prepared."""
+
+    estimator: Any
+    preparation: Any
+    learner: Any
+    train: Samples
+    test: Samples | None
+
+    def whole(self) -> Any:
+        """The estimator that users have, fitted: with what prepares the data, if anything does."""
+        if self.preparation is None:
+            return self.learner
+        name, _ = self.estimator.steps[-1]
+        self.estimator.steps = [*self.preparation.steps, (name, self.learner)]
+        return self.estimator
+
+
+class EstimatorTask(Trainable):
+    """Trains one configuration of an estimator, on each fold alike; a metric is the mean over the folds.
+
+    Metrics: ``score`` (or the names of several scorers), and that of each fold: ``split0_score``, ...
+    With ``keep`` the folds of the last trial can be had afterwards, as ``folds``.
+    """
+
+    def __init__(
+        self,
+        estimator: Any,
+        samples: Samples,
+        *,
+        space: ParamSpace,
+        splits: Sequence[tuple[Any, Any]],
+        scorer: Callable[..., Any] | None,
+        resource: Resource,
+        keep: bool = False,
+    ) -> None:
+        self.estimator = estimator
+        self._samples = samples
+        self.space = space
+        self._splits = splits
+        self._scorer = scorer
+        self.resource = resource
+        self._codec = EstimatorBytes(_kinds(estimator, space))
+        self._identity: dict[str, str] | None = None
+        self.folds: list[Fold] = []
+        """Of this trial."""
+        self.kept: list[Fold] | None = [] if keep else None
+        """Of the trial that was set up last, on whichever copy of the task."""
+
+    def identity(self) -> Mapping[str, str]:
+        """The estimator, the data, the folds, the scorer, and the version of scikit-learn, whose results may differ."""
+        samples = self._samples
+        if self._identity is None:
+            self._identity = {
+                "class": "thrifty.integrations.ThriftySearchCV",
+                "estimator": described(self.estimator),
+                "data": joblib.hash((samples.X, samples.y, dict(samples.params))),
+                "splits": joblib.hash(list(self._splits)),
+                "scorer": described(self._scorer),
+                "resource": repr(self.resource),
+                "objects": described(dict(self.space.objects)),
+                "scikit-learn": sklearn.__version__,
+            }
+        return self._identity
+
+    def on_everything(self) -> EstimatorTask:
+        """The same for all samples at once, without a score; the fitted estimator is kept."""
+        rows = np.arange(_num_rows(self._samples.X) or 0)
+        return EstimatorTask(
+            self.estimator,
+            self._samples,
+            space=self.space,
+            splits=[(rows, None)],
+            scorer=None,
+            resource=self.resource,
+            keep=True,
+        )
+
+    def setup(self, hp: HyperParameters, *, seed: int, device: torch.device) -> None:
+        """Fits what prepares the data, and makes a fresh learner, for each fold."""
+        values = self.space.values(hp)
+        self.folds = [self._fold(values, train, test) for train, test in self._splits]
+        if self.kept is not None:
+            self.kept[:] = self.folds
+
+    def train(self, epoch: int, hp: HyperParameters) -> None:
+        """One epoch on each fold, with the hyper-parameters of that epoch."""
+        _, prefix = last_step(self.estimator)
+        # objects were set up once: they may be fitted by now
+        values = {
+            name.removeprefix(prefix): value
+            for name, value in hp.items()
+            if name.startswith(prefix) and name not in self.space.objects
+        }
+        for fold in self.folds:
+            fold.learner.set_params(**values)
+            self.resource.train(fold.learner, epoch, lambda fold=fold: self._fit(fold, prefix))
+
+    def evaluate(self) -> Mapping[str, float]:
+        """The scores of each fold and their means."""
+        metrics: dict[str, float] = {}
+        by_name: dict[str, list[float]] = {}
+        for number, fold in enumerate(self.folds):
+            for name, score in self._scores(fold).items():
+                metrics[f"split{number}_{name}"] = score
+                by_name.setdefault(name, []).append(score)
+        return {name: float(np.mean(scores)) for name, scores in by_name.items()} | metrics
+
+    def state(self) -> Any:
+        """The learners; what prepares the data is fitted again by ``setup``, with the same result."""
+        data = self._codec.write([fold.learner for fold in self.folds])
+        return {"learners": torch.frombuffer(bytearray(data), dtype=torch.uint8)}
+
+    def load_state(self, state: Any) -> None:
+        """Goes on with learners that ``state`` returned."""
+        learners = self._codec.read(state["learners"].numpy().tobytes())
+        for fold, learner in zip(self.folds, learners, strict=True):
+            fold.learner = learner
+
+    def _fold(self, values: Mapping[str, Any], train: Any, test: Any) -> Fold:
+        fresh = {name: clone(value, safe=False) for name, value in values.items()}
+        whole = clone(self.estimator).set_params(**fresh)
+        learner, _ = last_step(whole)
+        self.resource.start(learner)
+        samples = self._samples.take(whole, train)
+        held_out = None if test is None else self._samples.take(whole, test, train=train)
+        preparation = whole[:-1] if isinstance(whole, Pipeline) and len(whole) > 1 else None
+        if preparation is not None:
+            X = preparation.fit_transform(samples.X, samples.y)
+            samples = Samples(X=X, y=samples.y, params=samples.params)
+            if held_out is not None:
+                X = preparation.transform(held_out.X)
+                held_out = Samples(X=X, y=held_out.y, params=held_out.params)
+        return Fold(
+            estimator=whole,
+            preparation=preparation,
+            learner=learner,
+            train=samples,
+            test=held_out,
+        )
+
+    def _fit(self, fold: Fold, prefix: str) -> None:
+        samples = fold.train
+        options = {name.removeprefix(prefix): value for name, value in samples.params.items()}
+        targets = () if samples.y is None else (samples.y,)
+        if self.resource.name != PARTIAL_FIT:
+            fold.learner.fit(samples.X, *targets, **options)
+            return
+        fit = fold.learner.partial_fit
+        if is_classifier(fold.learner) and "classes" in inspect.signature(fit).parameters:
+            # a fold, or a batch, need not have all of them
+            options["classes"] = _classes(fold.learner, self._samples.y)
+        fit(samples.X, *targets, **options)
+
+    def _scores(self, fold: Fold) -> dict[str, float]:
+        if fold.test is None or self._scorer is None:
+            return {}
+        targets = () if fold.test.y is None else (fold.test.y,)
+        scores = self._scorer(fold.learner, fold.test.X, *targets)
+        if not isinstance(scores, Mapping):
+            scores = {"score": scores}
+        return {name: float(score) for name, score in scores.items()}
+
+
+def last_step(estimator: Any) -> tuple[Any, str]:
+    """What learns: the estimator, or the last step of a pipeline; and the prefix of its parameters."""
+    if isinstance(estimator, Pipeline):
+        name, learner = estimator.steps[-1]
+        return learner, f"{name}__"
+    return estimator, ""
+
+
+def _classes(learner: Any, y: Any) -> Any:
+    if isinstance(learner, MultiOutputClassifier):
+        return [np.unique(column) for column in np.asarray(y).T]
+    return np.unique(np.asarray(y))
+
+
+def _is_of_samples(value: Any, X: Any) -> bool:
+    return _num_rows(value) is not None and _num_rows(value) == _num_rows(X)
+
+
+def _num_rows(value: Any) -> int | None:
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return shape[0] if len(shape) else None
+    return len(value) if isinstance(value, list | tuple) else None
+
+
+def _kinds(estimator: Any, space: ParamSpace) -> set[type]:
+    """The classes that an estimator, or one that the space may put into it, is made of."""
+    kinds: set[type] = set()
+    found = [estimator, *(o for options in space.objects.values() for o in options)]
+    while found:
+        one = found.pop()
+        if hasattr(one, "get_params") and not isinstance(one, type) and type(one) not in kinds:
+            kinds.add(type(one))
+        if hasattr(one, "get_params") and not isinstance(one, type):
+            found.extend(one.get_params(deep=True).values())
+        elif isinstance(one, list | tuple):
+            found.extend(one)
+    return kinds

@@ -1,0 +1,334 @@
+"""Workers on a Ray cluster. The only file that imports ray, and only when it is used."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+
+from thrifty.core import MissingExtraError, UsageError, WorkerLostError
+from thrifty.pack import Prefer, Task, Trainable
+
+from ._assignment import Assignment
+from ._cluster import ClusterExecutor
+from ._executor import Executor, ExecutorConfig, check_options
+from ._pulse import Pulse
+from ._remote import RemoteWorker, user_paths
+from ._worker import WorkerSpec
+
+
+logger = logging.getLogger(__name__)
+
+UNITS = 10_000
+"""Ray counts resources in ten-thousandths."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ray(ExecutorConfig):
+    """Trains on a Ray cluster, each worker a long-lived actor.
+
+    ``address`` names the cluster (default: the one that ``RAY_ADDRESS`` names or that runs on this machine, or else one
+    is started here for as long as the run lasts). A program that is connected already stays as it is connected.
+
+    ``workers`` defaults to as many as the cluster has room for when the run begins; with more, those that it has no room
+    for are asked for when they are needed, so that it may grow. Each has ``num_cpus``, ``num_gpus`` (a fraction, or
+    several) and ``resources``, and trains on ``cuda:0`` if it has a GPU. ``runtime_env`` is Ray's: what else a worker
+    needs, such as ``{"working_dir": "."}``, the user's code.
+
+    ``threads`` is how many CPU threads each may use (default: ``num_cpus``). ``pack``, ``pack_size`` and
+    ``memory_margin`` are as in ``Local``; of a fraction of a GPU a pack takes at most 0.9.
+
+    What workers print is shown here, unless the environment says ``RAY_LOG_TO_DRIVER=0``.
+
+    States are kept at the study's address of checkpoints. Workers on several machines need one that all of them see:
+    a shared folder, or an address such as ``s3://bucket/folder``.
+
+    >>> Ray(address="auto", workers=4, num_gpus=0.5).memory_margin
+    0.45
+
+    Raises:
+        UsageError: no workers, no threads, no resources, an unknown way to pack, a margin that is no share.
+    """
+
+    address: str | None = None
+    workers: int | None = None
+    num_cpus: float = 1
+    num_gpus: float = 0
+    resources: Mapping[str, float] = field(default_factory=dict, hash=False)
+    runtime_env: Mapping[str, Any] | None = field(default=None, hash=False)
+    threads: int | None = None
+    pack: Prefer = "auto"
+    pack_size: int | None = None
+    memory_margin: float = 0.9
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        self._check_resources()
+        if 0 < self.num_gpus < 1:  # whoever has the rest of it needs memory, too
+            margin = min(self.memory_margin, 0.9 * self.num_gpus)
+            object.__setattr__(self, "memory_margin", margin)
+
+    def _check_resources(self) -> None:
+        for name, amount in _needs(self, all_of_them=True).items():
+            if not (
+                math.isfinite(amount) and amount >= 0 and (amount == 0 or amount * UNITS >= 1)
+            ):
+                raise UsageError(f"Ray: {amount} of {name}: 0, or at least {1 / UNITS}")
+        if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
+            raise UsageError(
+                f"Ray(num_gpus={self.num_gpus}): a fraction of one GPU, or whole ones"
+            )
+        if self.workers is None and not _needs(self):
+            raise UsageError(
+                "Ray(num_cpus=0): a worker that needs nothing fits any number of times; say how many with workers="
+            )
+
+    def open(
+        self,
+        task: Task | Trainable,
+        *,
+        checkpoints: str,
+        folder: str,
+        curves: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    ) -> Executor:
+        """The executor for a task.
+
+        Raises:
+            MissingExtraError: Ray is not installed.
+            UsageError: there is no cluster at the address.
+        """
+        cluster = RayCluster(_import_ray(), self, cloudpickle.dumps(task))
+        nodes = cluster.nodes()
+        room = _room(nodes, _needs(self))
+        _warn_about(checkpoints, nodes)
+        specs = [
+            WorkerSpec(
+                name=f"ray-{i}",
+                device="cuda:0" if self.num_gpus else "cpu",
+                threads=self.threads or max(1, int(self.num_cpus)),
+                checkpoints=_absolute(checkpoints),
+                folder=folder,
+                pack=self.pack,
+                curves=curves or {},
+            )
+            for i in range(self.workers or max(1, room))
+        ]
+        return ClusterExecutor(cluster, specs, expected=room, needs=_in_words(_needs(self)))
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there will be; not known before the cluster is, if the cluster decides it."""
+        ray = sys.modules.get("ray")
+        if self.workers is not None or ray is None or not ray.is_initialized():
+            return self.workers or 1
+        return max(1, _room(ray.nodes(), _needs(self)))
+
+
+class RayCluster:
+    """A connection to Ray, and one task that actors train."""
+
+    def __init__(self, ray: ModuleType, config: Ray, task: bytes) -> None:
+        self._ray = ray
+        self._connection = _Connection.join(ray, config)
+        self._pulse = Pulse(ray.nodes)
+        self._lost = False
+        self._task = ray.put(task)
+        own = dict(config.runtime_env or {})
+        self._paths = [] if "working_dir" in own else user_paths()
+        # what the connection has brought holds for all actors of it
+        inherited = self._connection.brought == config.runtime_env
+        self._actor = ray.remote(RemoteWorker).options(
+            num_cpus=config.num_cpus,
+            num_gpus=config.num_gpus,
+            resources=dict(config.resources),
+            max_restarts=0,  # the study decides what becomes of a worker that vanishes
+            runtime_env=None if inherited else own or None,
+        )
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """The machines that are there."""
+        return [node for node in self._ray.nodes() if node["Alive"]]
+
+    def hire(self) -> Any:
+        """Asks for an actor."""
+        return self._actor.remote()
+
+    def prepare(self, worker: Any, spec: WorkerSpec) -> Any:
+        """Calls ``prepare`` on an actor, with the task."""
+        return worker.prepare.remote(spec, self._paths, self._task)
+
+    def advance(self, worker: Any, assignments: Sequence[Assignment], *, stop: bool) -> Any:
+        """Calls ``advance`` on an actor."""
+        return worker.advance.remote(assignments, stop=stop)
+
+    def wait(self, calls: Sequence[Any], timeout_s: float) -> Sequence[Any]:
+        """The calls that are over, waiting for one if none is."""
+        wanted = list(calls)
+        over: list[Any] = self._ray.wait(wanted, timeout=timeout_s)[0]
+        if over:
+            over = self._ray.wait(wanted, num_returns=len(wanted), timeout=0)[0]
+        return over
+
+    def result(self, call: Any) -> Any:
+        """What a call has returned.
+
+        Raises:
+            WorkerLostError: its actor is gone, for whatever reason.
+        """
+        try:
+            return self._ray.get(call)
+        except self._ray.exceptions.RayError as error:
+            raise WorkerLostError(" ".join(str(error).split())) from error
+
+    def dismiss(self, worker: Any) -> None:
+        """Ends an actor now, or stops asking for it."""
+        if not self._lost:
+            self._ray.kill(worker)
+
+    def check(self) -> None:
+        """Does nothing as long as the cluster is there.
+
+        Raises:
+            WorkerLostError: it does not answer any more.
+        """
+        trouble = self._pulse.check()
+        if trouble:
+            self._lost = True
+            raise WorkerLostError(
+                f"the Ray cluster is gone ({trouble}); start it again, and run the study again: it goes on where it is"
+            )
+
+    def close(self) -> None:
+        """Leaves Ray, if nobody else in this process uses the connection."""
+        self._task = self._actor = None
+        self._connection.leave(self._ray)
+
+
+class _Connection:
+    """Ray is connected once for a whole process: who has connected it disconnects it, after the last user."""
+
+    _lock = threading.Lock()
+    _ours: _Connection | None = None
+
+    def __init__(self, runtime_env: Mapping[str, Any] | None) -> None:
+        self.brought = runtime_env
+        self._num_users = 0
+
+    @classmethod
+    def join(cls, ray: ModuleType, config: Ray) -> _Connection:
+        """The connection that there is, or a new one."""
+        with cls._lock:
+            if cls._ours is None or not ray.is_initialized():
+                if ray.is_initialized():
+                    return cls(None)  # the user's own
+                _connect(ray, config)
+                cls._ours = cls(config.runtime_env)
+            cls._ours._num_users += 1
+            return cls._ours
+
+    def leave(self, ray: ModuleType) -> None:
+        """One user less."""
+        with self._lock:
+            if self is not _Connection._ours:
+                return
+            self._num_users -= 1
+            if self._num_users == 0:
+                _Connection._ours = None
+                ray.shutdown()
+
+
+def _import_ray() -> ModuleType:
+    try:
+        import ray  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingExtraError("ray", extra="ray") from error
+    return ray
+
+
+def _connect(ray: ModuleType, config: Ray) -> None:
+    try:
+        with _keeping_sigterm():
+            ray.init(
+                address=config.address,
+                runtime_env=None if config.runtime_env is None else dict(config.runtime_env),
+                namespace="thrifty",
+                include_dashboard=False,
+                logging_level=logging.WARNING,
+            )
+    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        where = "" if config.address is None else f"address={config.address!r}"
+        raise UsageError(
+            f"Ray({where}): cannot connect to a cluster ({' '.join(str(error).split())}); 'ray start --head' starts one, "
+            "and without address= one is started for the run"
+        ) from error
+
+
+@contextlib.contextmanager
+def _keeping_sigterm() -> Iterator[None]:
+    """Ray sets a handler of its own when it connects; here, SIGTERM asks a run to stop."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _needs(config: Ray, *, all_of_them: bool = False) -> dict[str, float]:
+    """What a worker takes of a machine, by the names that Ray gives it."""
+    needs = {"CPU": config.num_cpus, "GPU": config.num_gpus, **config.resources}
+    return {name: amount for name, amount in needs.items() if amount or all_of_them}
+
+
+def _in_words(needs: Mapping[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in needs.items())
+
+
+def _room(nodes: Sequence[Mapping[str, Any]], needs: Mapping[str, float]) -> int:
+    """How many workers fit on the machines of a cluster."""
+    if not needs:
+        return sys.maxsize
+    return sum(
+        min(_times(node["Resources"].get(name, 0), need, name) for name, need in needs.items())
+        for node in nodes
+        if node["Alive"]
+    )
+
+
+def _times(have: float, need: float, name: str) -> int:
+    """How often ``need`` fits into what a machine has. A worker's share of a GPU lies on one GPU."""
+    if name == "GPU" and need < 1:
+        return int(have) * (UNITS // round(need * UNITS))
+    return round(have * UNITS) // round(need * UNITS)
+
+
+def _is_path(address: str) -> bool:
+    return "://" not in address
+
+
+def _absolute(checkpoints: str) -> str:
+    """A worker has another working directory."""
+    return str(Path(checkpoints).absolute()) if _is_path(checkpoints) else checkpoints
+
+
+def _warn_about(checkpoints: str, nodes: Sequence[Mapping[str, Any]]) -> None:
+    machines = {node["NodeManagerAddress"] for node in nodes}
+    if len(machines) > 1 and (_is_path(checkpoints) or checkpoints.startswith("file:")):
+        logger.warning(
+            "%d machines keep states under %s: if that is not one folder for all of them, set "
+            "Storage(checkpoints=...) to an address that all of them see, such as s3://bucket/folder",
+            len(machines),
+            checkpoints,
+        )

@@ -1,0 +1,80 @@
+"""What a study knows of a worker that it cannot look into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from thrifty.core import EpochDone, Event, StageDone, StageFailed, StageStarted
+from thrifty.plan import Stage
+
+from ._assignment import Assignment, Report
+
+
+class Seat:
+    """What one worker was given, what was last heard of it, and whom to suspect if it dies."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.assignments: dict[int, Assignment] = {}
+        self._last: dict[int, Event] = {}
+        self._suspects = 0
+        """After a death with several trials on board, so many are trained alone, to find out whose fault it was."""
+
+    def num_free(self, pack_size: int) -> int:
+        """How many more assignments it can take."""
+        return max(0, (1 if self._suspects else pack_size) - len(self.assignments))
+
+    def take(self, assignment: Assignment) -> None:
+        """It has one more assignment."""
+        self.assignments[assignment.number] = assignment
+
+    def note(self, reports: Iterable[Report]) -> None:
+        """Remembers what has been heard."""
+        for report in reports:
+            if report.event is None:
+                del self.assignments[report.assignment]
+                self._last.pop(report.assignment, None)
+                self._suspects = max(0, self._suspects - 1)
+            elif isinstance(report.event, StageStarted | EpochDone | StageDone):
+                self._last[report.assignment] = report.event
+
+    def vanish(self, why: str) -> list[Report]:
+        """The worker is gone: says which stages it was at, and has no assignments any more.
+
+        Who was alone is lost; of several it is not known whose fault it was.
+        """
+        alone = len(self.assignments) == 1
+        reports: list[Report] = []
+        for number, assignment in self.assignments.items():
+            at = _stage_after(assignment, self._last.get(number))
+            event = StageFailed(
+                node=at.node,
+                start=at.start,
+                stop=at.stop,
+                epoch=at.start,
+                kind="lost" if alone else "crowded",
+                message=f"WorkerLostError: worker {self.name} ended unexpectedly ({why})",
+                worker=self.name,
+            )
+            reports += [Report(assignment=number, event=event), Report(assignment=number)]
+        self._suspects = max(self._suspects - 1, 0) if alone else len(self.assignments)
+        self.clear()
+        return reports
+
+    def clear(self) -> None:
+        """It has no assignments any more."""
+        self.assignments.clear()
+        self._last.clear()
+
+
+def _stage_after(assignment: Assignment, last: Event | None) -> Stage:
+    """The stage that an assignment was at after what was last heard of it."""
+    stages = assignment.chain.stages
+    if isinstance(last, StageStarted):
+        return next(s for s in stages if (s.node, s.stop) == (last.node, last.stop))
+    if isinstance(last, StageDone):
+        rest = [s for s in stages if s.start >= last.stop]
+        return rest[0] if rest else stages[-1]
+    if isinstance(last, EpochDone):
+        return next(s for s in stages if s.node == last.node and s.stop >= last.epoch)
+    return stages[0]

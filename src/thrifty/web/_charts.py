@@ -1,0 +1,197 @@
+"""Answers that are drawn: thinned out so that a page stays quick whatever the study's size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from thrifty.store import StudyView, Views
+
+from . import _models as models
+from ._columns import columns
+from ._forest import StageForest, stage_forest
+from ._importance import shares
+from ._lanes import busy, lanes
+from ._models import finite
+from ._trials import state_of
+
+
+_POINTS_OF_A_CURVE = 200
+_TRIALS_FOR_IMPORTANCE = 4000
+_FEWEST_TRIALS = 16
+_MOST_STAGES = 50_000
+
+
+def curves(
+    views: Views, view: StudyView, *, metric: str | None, best: int, others: int
+) -> models.Curves:
+    """The learning curves of the best trials and of some others."""
+    top = list(views.best(view.id, mode=view.modes[0], limit=best)) if best else []
+    known = {row.number for row in top}
+    rest = list(views.some(view.id, limit=others)) if others else []
+    rest = [row for row in rest if row.number not in known]
+    rows = [*top, *rest]
+    every = max(1, math.ceil(max((r.reached for r in rows), default=1) / _POINTS_OF_A_CURVE))
+    paths = views.paths(view.plan, [row.node for row in rows], every=every)
+    names = sorted({name for metrics in paths.metrics.values() for name in metrics})
+    chosen = metric if metric in names else view.metrics[0]
+    return models.Curves(
+        metric=chosen,
+        mode=_mode_of(view, chosen),
+        names=names,
+        every=every,
+        curves=[
+            models.Curve(
+                trial=row.number,
+                state=state_of(row, view),
+                best=row.number in known,
+                value=finite(row.value),
+                points=[
+                    (epoch, finite(metrics.get(chosen)))
+                    for epoch, metrics in paths.curve(row.node, row.reached)
+                ],
+            )
+            for row in rows
+        ],
+        total=sum(view.num_trials.values()),
+    )
+
+
+def parallel(views: Views, view: StudyView, *, limit: int) -> models.Parallel:
+    """Trials through their coordinates to the metric, evenly over the ranks of their values."""
+    rows = [row for row in views.spread(view.id, limit=limit) if finite(row.value) is not None]
+    axes = columns([row.config for row in rows])
+    return models.Parallel(
+        metric=view.metrics[0],
+        mode=view.modes[0],
+        axes=[
+            models.Axis(
+                name=axis.name,
+                kind="category" if axis.labels else "number",
+                log=axis.log,
+                labels=list(axis.labels),
+            )
+            for axis in axes
+        ],
+        trials=[row.number for row in rows],
+        rows=[
+            [*(axis.values[index] for axis in axes), finite(row.value)]
+            for index, row in enumerate(rows)
+        ],
+        total=sum(view.num_trials.values()),
+    )
+
+
+def importance(views: Views, view: StudyView) -> models.Importance:
+    """What makes trials differ, at the largest epoch that enough of them have passed."""
+    metric = view.metrics[0]
+    levels = views.levels(view.id)
+    # nobody knows yet how many coordinates there are: those of the space are a first guess
+    needed = max(_FEWEST_TRIALS, 2 + len(view.spec.get("space", {})))
+    epoch = _common_epoch(levels, needed=needed)
+    found = (
+        views.at_epoch(view.id, epoch, plan=view.plan, limit=_TRIALS_FOR_IMPORTANCE)
+        if epoch
+        else []
+    )
+    usable = [(c, m[metric]) for c, m in found if finite(m.get(metric)) is not None]
+    enough = len(usable) >= _FEWEST_TRIALS
+    axes = columns([config for config, _ in usable]) if enough else []
+    values = [value for _, value in usable]
+    note = "" if enough else f"needs {_FEWEST_TRIALS} trials that have reported"
+    return models.Importance(
+        metric=metric,
+        epoch=epoch,
+        trials=len(usable),
+        shares=[
+            models.Share(name=name, share=share)
+            for name, share in shares(axes, values, mode=view.modes[0]).items()
+        ],
+        note=note,
+    )
+
+
+def forest(views: Views, view: StudyView) -> StageForest:
+    """The stages of a study, not yet drawn."""
+    return stage_forest(views.tree(view.plan), views.ends(view.id), mode=view.modes[0])
+
+
+def workers(
+    views: Views,
+    view: StudyView,
+    *,
+    since: float | None,
+    until: float | None,
+    limit: int,
+) -> models.Workers:
+    """Who trained what when."""
+    extent = views.extent(view.plan)
+    total, rows = views.stages(view.plan, since=since, until=until, limit=_MOST_STAGES)
+    longest = {row.id for row in sorted(rows, key=lambda row: -row.seconds)[:limit]}
+    by_worker: dict[str, list[Any]] = {}
+    for row in rows:
+        by_worker.setdefault(row.worker, []).append(row)
+    names = sorted(by_worker, key=_natural)
+    return models.Workers(
+        began=finite(extent.began),
+        ended=finite(extent.ended),
+        workers=[_worker(name, by_worker[name], shown=longest) for name in names],
+        shown=len(longest),
+        counted=len(rows),
+        total=total,
+    )
+
+
+def _worker(name: str, rows: Sequence[Any], *, shown: Collection[int]) -> models.WorkerRow:
+    spans = [(row.started_at, row.started_at + row.seconds) for row in rows]
+    placed = lanes(spans)
+    return models.WorkerRow(
+        name=name,
+        lanes=max(each.lane for each in placed) + 1,
+        total=len(rows),
+        largest=max(each.pack for each in placed),
+        busy=busy(spans),
+        stages=[
+            models.WorkerStage(
+                id=row.id,
+                node=row.node,
+                start=row.start,
+                stop=row.stop,
+                state=row.state,
+                error=row.error,
+                began=row.started_at,
+                seconds=row.seconds,
+                lane=each.lane,
+                pack=each.pack,
+            )
+            for row, each in zip(rows, placed, strict=True)
+            if row.id in shown
+        ],
+    )
+
+
+def _common_epoch(levels: Sequence[tuple[int, int]], *, needed: int) -> int:
+    """The largest epoch that so many trials have passed; else the first that anyone stands at; 0: there is none."""
+    passed = 0
+    for epoch, number in reversed(levels):
+        passed += number
+        if passed >= needed:
+            return epoch
+    return levels[0][0] if levels else 0
+
+
+def _mode_of(view: StudyView, metric: str) -> str:
+    modes: Mapping[str, str] = dict(zip(view.metrics, view.modes, strict=False))
+    return modes.get(metric, "")
+
+
+def _natural(name: str) -> tuple[tuple[int, int | str], ...]:
+    """Worker 10 after worker 9."""
+    parts: list[str] = []
+    for char in name:
+        if parts and parts[-1][-1].isdecimal() == char.isdecimal():
+            parts[-1] += char
+        else:
+            parts.append(char)
+    return tuple((0, int(p)) if p.isdecimal() else (1, p) for p in parts)

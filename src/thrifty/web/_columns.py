@@ -1,0 +1,112 @@
+"""Configurations as columns of numbers and categories, schedules taken apart into their fields."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from thrifty.core import ThriftyError
+from thrifty.space import config_from_json
+
+from ._models import finite
+
+
+Scalar = float | int | str | bool | None
+_MAX_LABELS = 24
+_LOG_FROM = 50.0
+"""Positive numbers whose largest is so many times the smallest are shown on a logarithmic axis."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One coordinate: ``values`` are numbers, or places in ``labels``; None where a trial does not have it."""
+
+    name: str
+    labels: tuple[str, ...]
+    log: bool
+    values: tuple[float | None, ...]
+
+
+def flatten(config: Mapping[str, Any]) -> dict[str, Scalar]:
+    """A configuration, as JSON has it, as named scalars.
+
+    >>> from thrifty.space import Cosine, config_to_json
+    >>> flatten(config_to_json({"lr": Cosine(0.1), "width": 64}))["lr"]
+    'Cosine'
+    """
+    out: dict[str, Scalar] = {}
+    for name, value in config.items():
+        _put(name, value, out)
+    return out
+
+
+def columns(configs: Sequence[Mapping[str, Any]]) -> list[Column]:
+    """The coordinates in which configurations differ, in the order in which they first appear.
+
+    >>> [(c.name, c.labels, c.values) for c in columns([{"a": 1, "b": "x"}, {"a": 1, "b": "y"}])]
+    [('b', ('x', 'y'), (0.0, 1.0))]
+    """
+    flat = [flatten(config) for config in configs]
+    names = list(dict.fromkeys(name for each in flat for name in each))
+    out = []
+    for name in names:
+        values = [each.get(name) for each in flat]
+        if len(set(map(repr, values))) > 1:
+            out.append(_column(name, values))
+    return out
+
+
+def texts(config: Mapping[str, Any]) -> dict[str, str]:
+    """Hyper-parameters as one would write them; what cannot be read is shown as JSON has it.
+
+    >>> texts({"lr": 0.1, "layers": [1, 2]})
+    {'lr': '0.1', 'layers': '(1, 2)'}
+    """
+    try:
+        return {name: _text(value) for name, value in config_from_json(config).items()}
+    except (ThriftyError, TypeError, KeyError, ValueError):
+        return {name: str(value) for name, value in config.items()}
+
+
+def _text(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _put(name: str, value: Any, out: dict[str, Scalar]) -> None:
+    if isinstance(value, Mapping) and "schedule" in value:
+        out[name] = str(value["schedule"])
+        for field, part in dict(value.get("fields", {})).items():
+            _put(f"{name}.{field}", part, out)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _put(f"{name}[{index}]", item, out)
+    elif value is not None:
+        out[name] = value if isinstance(value, bool | int | float) else str(value)
+
+
+def _column(name: str, values: Sequence[Scalar]) -> Column:
+    present = [value for value in values if value is not None]
+    numbers = [finite(value) for value in present]
+    if all(number is not None for number in numbers):
+        given = tuple(finite(value) for value in values)
+        low, high = (
+            min(n for n in given if n is not None),
+            max(n for n in given if n is not None),
+        )
+        log = low > 0 and high / low >= _LOG_FROM
+        return Column(name=name, labels=(), log=log, values=given)
+    # the most frequent are named, the rest is one
+    often = Counter(map(str, present)).most_common()
+    labels = [label for label, _ in often[:_MAX_LABELS]]
+    if len(often) > _MAX_LABELS:
+        labels[-1] = "(others)"
+    place = {label: float(index) for index, label in enumerate(labels)}
+    rest = float(len(labels) - 1)
+    return Column(
+        name=name,
+        labels=tuple(labels),
+        log=False,
+        values=tuple(None if v is None else place.get(str(v), rest) for v in values),
+    )

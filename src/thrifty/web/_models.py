@@ -1,0 +1,306 @@
+"""What the API answers: the schema at ``/openapi.json`` is made from these."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+Number = float | None
+"""A finite number; null for what is missing, infinite or not a number."""
+
+
+class Answer(BaseModel):
+    """Base of all answers."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class Problem(Answer):
+    """Why there is no answer."""
+
+    detail: str
+
+
+class Revision(Answer):
+    """Changes whenever something is written."""
+
+    revision: str
+
+
+class Saving(Answer):
+    """Epochs that trials reached, that were trained for them, and the difference."""
+
+    reached: int
+    trained: int
+    saved: int
+    factor: Number = Field(description="reached / trained")
+
+
+class StudyCard(Answer):
+    """A study at a glance."""
+
+    id: int
+    name: str
+    state: str
+    task: str
+    metrics: list[str]
+    modes: list[str]
+    created_at: float
+    last_activity: Number
+    trials: dict[str, int] = Field(description="by state")
+    num_trials: int
+    epochs: Saving
+    seconds: float
+    best_value: Number
+    best_trial: int | None
+
+
+class StudyList(Answer):
+    """All studies, oldest first."""
+
+    studies: list[StudyCard]
+
+
+class Parameter(Answer):
+    """A hyper-parameter, and where its values come from."""
+
+    name: str
+    domain: str
+
+
+class StudyDetail(Answer):
+    """One study: what it is, and how it stands."""
+
+    study: StudyCard
+    algorithm: str
+    seed: int | None
+    max_epochs: int | None
+    constraints: list[str]
+    space: list[Parameter]
+    best_config: dict[str, str] = Field(description="of the best trial, as one would write it")
+
+
+class History(Answer):
+    """Values of trials by number, and the best so far; thinned out where there are many."""
+
+    metric: str
+    mode: str
+    trials: list[int]
+    values: list[Number]
+    best_trials: list[int] = Field(description="those that improved on all before them")
+    best_values: list[Number]
+    shown: int
+    total: int
+
+
+class Curve(Answer):
+    """A metric after some epochs of one trial."""
+
+    trial: int
+    state: str
+    best: bool = Field(description="shown because it is among the best")
+    value: Number
+    points: list[tuple[int, Number]]
+
+
+class Curves(Answer):
+    """Learning curves: the best trials and some others."""
+
+    metric: str
+    mode: str
+    names: list[str] = Field(description="metrics that there are")
+    every: int = Field(description="only every so manieth epoch is shown")
+    curves: list[Curve]
+    total: int
+
+
+class Axis(Answer):
+    """One coordinate of the configurations."""
+
+    name: str
+    kind: Literal["number", "category"]
+    log: bool
+    labels: list[str] = Field(description="of a category, by number")
+
+
+class Parallel(Answer):
+    """Trials as lines through axes; a row is values by axis, then the metric."""
+
+    metric: str
+    mode: str
+    axes: list[Axis]
+    trials: list[int]
+    rows: list[list[Number]]
+    total: int
+
+
+class Share(Answer):
+    """How much of the metric's variance a coordinate explains alone."""
+
+    name: str
+    share: float
+
+
+class Importance(Answer):
+    """Which hyper-parameters matter, at an epoch that enough trials have passed."""
+
+    metric: str
+    epoch: int
+    trials: int
+    shares: list[Share]
+    note: str
+
+
+class ForestStage(Answer):
+    """Epochs ``start + 1 .. stop`` that were trained once; drawn on rows ``top .. bottom``."""
+
+    id: int
+    parent: int | None
+    node: int
+    start: int
+    stop: int
+    trials: int
+    saved: int
+    some: list[int] = Field(description="a few of the trials")
+    best: Number
+    state: Literal["done", "running", "pending", "failed"]
+    top: float
+    bottom: float
+
+
+class More(Answer):
+    """Stages that are left out beside or after a stage."""
+
+    parent: int | None
+    stages: int
+    trials: int
+    start: int
+    stop: int
+    top: float
+    bottom: float
+
+
+class Forest(Answer):
+    """The stage forest of a study, the stages with the most trials first."""
+
+    metric: str
+    mode: str
+    stages: list[ForestStage]
+    more: list[More]
+    rows: float
+    epochs: int
+    total: int
+    saved: int
+
+
+class WorkerStage(Answer):
+    """A worker was busy with a stage; stages at the same time are a pack, and each has a lane."""
+
+    id: int
+    node: int
+    start: int
+    stop: int
+    state: str
+    error: str
+    began: float
+    seconds: float
+    lane: int
+    pack: int
+
+
+class WorkerRow(Answer):
+    """What one worker did."""
+
+    name: str
+    lanes: int
+    total: int
+    largest: int = Field(description="how many stages its largest pack has")
+    busy: float = Field(description="seconds with at least one stage")
+    stages: list[WorkerStage]
+
+
+class Workers(Answer):
+    """Stages of the study's plan on workers over time; the longest, where there are many."""
+
+    began: Number
+    ended: Number
+    workers: list[WorkerRow]
+    shown: int
+    counted: int = Field(description="the longest, over which packs and busy seconds are made")
+    total: int
+
+
+class TrialRow(Answer):
+    """A trial in the table."""
+
+    number: int
+    state: str
+    value: Number
+    values: dict[str, Number]
+    reached: int
+    target: int
+    violation: Number
+    config: dict[str, str]
+
+
+class Trials(Answer):
+    """A page of the table."""
+
+    names: list[str]
+    metrics: list[str]
+    trials: list[TrialRow]
+    total: int
+
+
+class Line(Answer):
+    """One hyper-parameter over the epochs."""
+
+    name: str
+    text: str = Field(description="as one would write it")
+    kind: Literal["number", "text"]
+    moves: bool
+    epochs: list[float]
+    values: list[float | str | None]
+
+
+class TrialStage(Answer):
+    """A stage of the trial's path, and some that share it."""
+
+    node: int
+    start: int
+    stop: int
+    trials: int
+    others: list[int]
+
+
+class Trial(Answer):
+    """One trial: its schedule, its curves, and whom it shares its training with."""
+
+    number: int
+    state: str
+    value: Number
+    values: dict[str, Number]
+    reached: int
+    target: int
+    violation: Number
+    error: str
+    traceback: str
+    parent: list[int] | None
+    schedule: list[Line]
+    curves: dict[str, list[tuple[int, Number]]]
+    stages: list[TrialStage]
+    shared_epochs: int
+
+
+def finite(value: Any) -> Number:
+    """A number that JSON can hold, or None.
+
+    >>> finite(1), finite(float("inf")), finite(None), finite("?")
+    (1.0, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    number = float(value)
+    return number if number - number == 0.0 else None

@@ -1,0 +1,105 @@
+"""Answers about studies as a whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from thrifty.store import StudyView, Views
+
+from . import _models as models
+from ._columns import texts
+from ._models import finite
+
+
+def study_list(views: Views) -> models.StudyList:
+    """All studies."""
+    return models.StudyList(studies=[card(view) for view in views.studies()])
+
+
+def card(view: StudyView) -> models.StudyCard:
+    """A study at a glance."""
+    return models.StudyCard(
+        id=view.id,
+        name=view.name,
+        state=view.state,
+        task=view.task,
+        metrics=list(view.metrics),
+        modes=list(view.modes),
+        created_at=view.created_at,
+        last_activity=view.last_activity,
+        trials=dict(view.num_trials),
+        num_trials=sum(view.num_trials.values()),
+        epochs=_saving(view),
+        seconds=view.seconds,
+        best_value=finite(view.best_value),
+        best_trial=view.best_trial,
+    )
+
+
+def detail(views: Views, view: StudyView) -> models.StudyDetail:
+    """One study: what it was made from, and its best trial."""
+    spec = view.spec
+    best = None if view.best_trial is None else views.trial(view.id, view.best_trial)
+    space = spec.get("space", {})
+    return models.StudyDetail(
+        study=card(view),
+        algorithm=str(spec.get("algorithm", "")),
+        seed=_whole(spec.get("seed")),
+        max_epochs=max_epochs(view),
+        constraints=_constraints(spec.get("constraints", {})),
+        space=[models.Parameter(name=str(n), domain=str(d)) for n, d in space.items()],
+        best_config={} if best is None else texts(best.config),
+    )
+
+
+def history(views: Views, view: StudyView, *, limit: int) -> models.History:
+    """The values of trials and the best so far: all that improve, and of the others so many."""
+    found = views.values(view.id)
+    sign = -1.0 if view.modes[0] == "min" else 1.0
+    best = -math.inf
+    improved: list[tuple[int, float]] = []
+    for number, value, counts in found:
+        if counts and math.isfinite(value) and sign * value > best:
+            best = sign * value
+            improved.append((number, value))
+    every = math.ceil(len(found) / limit) if found else 1
+    shown = found[::every]
+    return models.History(
+        metric=view.metrics[0],
+        mode=view.modes[0],
+        trials=[number for number, _, _ in shown],
+        values=[finite(value) for _, value, _ in shown],
+        best_trials=[number for number, _ in improved],
+        best_values=[value for _, value in improved],
+        shown=len(shown),
+        total=len(found),
+    )
+
+
+def max_epochs(view: StudyView) -> int | None:
+    """How far a trial of the study may be trained."""
+    return _whole(view.spec.get("max_epochs"))
+
+
+def _saving(view: StudyView) -> models.Saving:
+    reached, trained = view.reached_epochs, view.trained_epochs
+    return models.Saving(
+        reached=reached,
+        trained=trained,
+        # epochs of trials that are under way are trained, but not reached yet
+        saved=max(0, reached - trained),
+        factor=max(1.0, reached / trained) if trained else None,
+    )
+
+
+def _constraints(bounds: Mapping[str, Any]) -> list[str]:
+    signs = {"at_most": "<=", "at_least": ">="}
+    return [
+        f"{name} {signs.get(side, side)} {limit:g}" for name, (side, limit) in bounds.items()
+    ]
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,59 @@
+// Questions to the server. A reader remembers which revision each of its answers was of, and whether it is a new one.
+
+export class Problem extends Error {
+  constructor(status, detail) {
+    super(detail);
+    this.status = status;
+  }
+}
+
+async function ask(path, params, signal) {
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries(params ?? {})) {
+    for (const each of Array.isArray(value) ? value : [value]) {
+      if (each !== null && each !== undefined && each !== "") query.append(name, each);
+    }
+  }
+  const text = query.toString();
+  let response;
+  try {
+    // the browser sends the ETag it has, and hands out what it kept on a 304
+    response = await fetch(`api${path}${text ? `?${text}` : ""}`, { cache: "no-cache", signal });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Problem(0, "the dashboard does not answer; is it still running?");
+  }
+  const body = await response.json().catch(() => ({}));
+  if (!response.ok) {
+    throw new Problem(
+      response.status,
+      typeof body.detail === "string" ? body.detail : `error ${response.status}`,
+    );
+  }
+  return { body, etag: response.headers.get("ETag"), revision: response.headers.get("X-Revision") };
+}
+
+export const revision = async (path) => (await ask(path)).body.revision;
+
+export class Reader {
+  #seen = new Map();
+  #leaving = new AbortController();
+
+  // The answer under a name, and whether it differs from the last one under that name.
+  async get(name, path, params) {
+    const { body, etag, revision: at } = await ask(path, params, this.#leaving.signal);
+    const before = this.#seen.get(name);
+    const key = `${path} ${JSON.stringify(params ?? {})} ${etag}`;
+    this.#seen.set(name, { key, revision: at });
+    return { body, changed: before?.key !== key };
+  }
+
+  // An answer may be a little older than the newest revision: it is asked for again then.
+  isBehind(now) {
+    return [...this.#seen.values()].some((entry) => entry.revision !== now);
+  }
+
+  close() {
+    this.#leaving.abort();
+  }
+}

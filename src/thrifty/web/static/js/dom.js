@@ -1,0 +1,64 @@
+// Elements from plain values. Text always becomes a text node: nothing of the database is ever read as markup.
+
+export function h(tag, props = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(props)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "class") element.className = value;
+    else if (name === "value") element.value = value;
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  add(element, children);
+  return element;
+}
+
+export function add(element, children) {
+  for (const child of children.flat(Infinity)) {
+    if (child === undefined || child === null || child === false) continue;
+    element.append(child instanceof Node ? child : document.createTextNode(String(child)));
+  }
+}
+
+export function fill(element, ...children) {
+  element.replaceChildren();
+  add(element, children);
+}
+
+export function badge(state) {
+  const known = ["running", "done", "failed", "stopped", "waiting", "paused"];
+  return h("span", { class: `badge ${known.includes(state) ? state : ""}` }, state);
+}
+
+export function card(title, note, ...children) {
+  return h(
+    "section",
+    { class: "card" },
+    h("header", {}, h("h2", {}, title), note && h("p", { class: "note" }, note)),
+    children,
+  );
+}
+
+export function tile(label, value, hint, extra = "") {
+  return h(
+    "dl",
+    { class: `tile ${extra}` },
+    h("dt", {}, label),
+    h("dd", {}, value),
+    hint && h("dd", { class: "hint" }, hint),
+  );
+}
+
+export function empty(title, text) {
+  return h("p", { class: "empty" }, h("strong", {}, title), text);
+}
+
+export function sortable(label, { key, state, change, numeric = false }) {
+  const sorted = state.key === key ? (state.down ? "descending" : "ascending") : "none";
+  const down = state.key === key ? !state.down : numeric;
+  return h(
+    "th",
+    { "aria-sort": sorted, scope: "col", class: numeric ? "num" : "" },
+    h("button", { type: "button", onclick: () => change({ key, down }) }, label),
+  );
+}

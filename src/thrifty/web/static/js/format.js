@@ -1,0 +1,56 @@
+// How numbers, times and durations look.
+
+const whole = new Intl.NumberFormat("en-GB");
+
+export const count = (n) => (n === null || n === undefined ? "–" : whole.format(n));
+
+export function number(x) {
+  if (x === null || x === undefined || !Number.isFinite(x)) return "–";
+  if (Number.isInteger(x) && Math.abs(x) < 1e7) return whole.format(x);
+  const size = Math.abs(x);
+  return size >= 1e5 || size < 1e-4 ? x.toExponential(3) : String(Number(x.toPrecision(5)));
+}
+
+export function seconds(s) {
+  if (s === null || s === undefined) return "–";
+  if (s < 1) return `${(s * 1000).toFixed(0)} ms`;
+  if (s < 60) return `${s.toFixed(1)} s`;
+  const minutes = s / 60;
+  if (minutes < 60) return `${Math.floor(minutes)} min ${Math.round(s % 60)} s`;
+  const hours = minutes / 60;
+  if (hours < 48) return `${Math.floor(hours)} h ${Math.round(minutes % 60)} min`;
+  return `${(hours / 24).toFixed(1)} days`;
+}
+
+// A time since the beginning, as on a watch.
+export function watch(s) {
+  const two = (n) => String(Math.floor(n)).padStart(2, "0");
+  if (s < 60) return `${Number(s.toFixed(s < 10 ? 2 : 1))} s`;
+  const hours = Math.floor(s / 3600);
+  return hours ? `${hours}:${two((s % 3600) / 60)}:${two(s % 60)}` : `${Math.floor(s / 60)}:${two(s % 60)}`;
+}
+
+// The epochs of a stage, counted from 1.
+export const span = ({ start, stop }) => (stop - start > 1 ? `${start + 1}–${stop}` : String(stop));
+
+export function ago(at) {
+  if (!at) return "–";
+  const s = Math.max(0, Date.now() / 1000 - at);
+  if (s < 5) return "just now";
+  if (s < 90) return `${Math.round(s)} s ago`;
+  if (s < 5400) return `${Math.round(s / 60)} min ago`;
+  if (s < 129600) return `${Math.round(s / 3600)} h ago`;
+  return new Date(at * 1000).toLocaleDateString("en-GB", { day: "numeric", month: "short", year: "numeric" });
+}
+
+export const factor = (x) => (x === null || x === undefined ? "–" : `${x.toFixed(2)}×`);
+export const percent = (x) => `${(100 * x).toFixed(1)} %`;
+
+export function objective(study) {
+  return study.metrics
+    .map((name, i) => `${name} (${study.modes[i] === "min" ? "lower" : "higher"} is better)`)
+    .join(", ");
+}
+
+// ECharts reads {style|text} in tooltips: a zero-width space keeps it from seeing any
+export const plain = (text) => String(text).replaceAll("{", "{\u200b");

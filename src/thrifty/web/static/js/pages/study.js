@@ -1,0 +1,73 @@
+// One study: its head, its tabs, and the view that is open.
+
+import { load } from "../chart.js";
+import { badge, fill, h } from "../dom.js";
+import { objective } from "../format.js";
+import { curvesView } from "../views/curves.js";
+import { forestView } from "../views/forest.js";
+import { importanceView } from "../views/importance.js";
+import { overviewView } from "../views/overview.js";
+import { parallelView } from "../views/parallel.js";
+import { trialsView } from "../views/trials.js";
+import { workersView } from "../views/workers.js";
+
+const TABS = {
+  overview: ["Overview", overviewView],
+  forest: ["Stage forest", forestView],
+  workers: ["Workers", workersView],
+  curves: ["Learning curves", curvesView],
+  parallel: ["Parallel coordinates", parallelView],
+  importance: ["Importance", importanceView],
+  trials: ["Trials", trialsView],
+};
+
+export function studyPage({ root, reader, params, crumbs, update }) {
+  const [, make] = TABS[params.tab] ?? TABS.overview;
+  const open = params.tab in TABS ? params.tab : "overview";
+  const place = h("div", {});
+  const head = h("div", {});
+  const path = `/studies/${params.study}`;
+  const view = make({ root: place, reader, path, study: params.study, update });
+  crumbs([{ text: "…" }]);
+  load();
+
+  function draw(detail) {
+    const { study } = detail;
+    crumbs([{ text: study.name }]);
+    fill(
+      head,
+      h("div", { class: "head" }, h("h1", {}, study.name), badge(study.state)),
+      h(
+        "p",
+        { class: "sub" },
+        objective(study),
+        detail.algorithm && ` · ${detail.algorithm}`,
+        detail.constraints.length > 0 && ` · with ${detail.constraints.join(", ")}`,
+      ),
+      h(
+        "nav",
+        { class: "tabs", "aria-label": "Views of the study" },
+        Object.entries(TABS).map(([key, [label]]) =>
+          h(
+            "a",
+            { href: `#/studies/${params.study}/${key}`, "aria-current": key === open ? "page" : null },
+            label,
+          ),
+        ),
+      ),
+    );
+    if (!head.isConnected) fill(root, head, place);
+  }
+
+  return {
+    async update() {
+      const asked = view.ask?.() ?? {};
+      // whoever fails first is told; the others must not fail unheard
+      for (const each of Object.values(asked)) each.catch(() => {});
+      const { body, changed } = await reader.get("detail", path);
+      if (changed) draw(body);
+      await view.update(body, changed, asked);
+    },
+    dispose: () => view.dispose?.(),
+  };
+}

@@ -1,0 +1,235 @@
+// One trial: its figures, its schedule drawn, its curves, and whom it shares its training with.
+
+import { Chart, axis, tooltip } from "../chart.js";
+import { badge, card, fill, h, tile } from "../dom.js";
+import { count, number, plain, span } from "../format.js";
+
+const ROW = 120;
+
+export function trialPage({ root, reader, params, crumbs }) {
+  const path = `/studies/${params.study}`;
+  const schedule = new Chart("Hyper-parameters over the epochs");
+  const curves = new Chart("Metrics over the epochs");
+  crumbs([{ text: "…" }, { text: `trial ${params.trial}` }]);
+
+  // one chart below the other, epochs in common
+  function stacked(chart, rows, epochs) {
+    chart.element.style.height = `${rows.length * ROW + 26}px`;
+    return chart.draw((c) => ({
+      animation: false,
+      grid: rows.map((_, i) => ({ left: 76, right: 24, top: 24 + i * ROW, height: ROW - 44 })),
+      xAxis: rows.map((_, i) =>
+        axis(c, {
+          gridIndex: i,
+          type: "value",
+          min: 0,
+          max: epochs,
+          minInterval: 1,
+          axisLabel: { show: i === rows.length - 1, color: c.muted },
+          splitLine: { show: false },
+          name: i === rows.length - 1 ? "epoch" : "",
+          nameLocation: "middle",
+          nameGap: 24,
+        }),
+      ),
+      yAxis: rows.map((row, i) =>
+        axis(c, {
+          gridIndex: i,
+          type: row.labels ? "category" : "value",
+          data: row.labels,
+          scale: true,
+          splitNumber: 2,
+          name: row.name,
+          nameTextStyle: { color: c.ink, fontWeight: 600, align: "left", padding: [0, 0, 0, -56] },
+          nameGap: 9,
+          axisLabel: {
+            color: c.muted,
+            hideOverlap: true,
+            formatter: row.labels ? undefined : number,
+            width: 66,
+            overflow: "truncate",
+          },
+        }),
+      ),
+      tooltip: tooltip(
+        c,
+        (found) =>
+          plain(
+            [found]
+              .flat()
+              .map(
+                (p) =>
+                  `${rows[p.seriesIndex].name} after ${number(p.value[0])}: ${rows[p.seriesIndex].labels ? p.value[1] : number(p.value[1])}`,
+              )
+              .join("\n"),
+          ),
+        { trigger: "axis" },
+      ),
+      axisPointer: { link: [{ xAxisIndex: "all" }], lineStyle: { color: c.muted } },
+      series: rows.map((row, i) => ({
+        type: "line",
+        xAxisIndex: i,
+        yAxisIndex: i,
+        data: row.points,
+        step: row.step ? "end" : false,
+        showSymbol: row.points.length < 40 && !row.step,
+        symbolSize: 5,
+        lineStyle: { color: c.accent, width: 2 },
+        itemStyle: { color: c.accent },
+        areaStyle: row.labels ? undefined : { color: c.accent, opacity: 0.07, origin: "start" },
+      })),
+    }));
+  }
+
+  function lines(trial, epochs) {
+    return trial.schedule
+      .filter((line) => line.moves)
+      .map((line) => ({
+        name: line.name,
+        step: line.kind === "text" || new Set(line.values).size < line.values.length / 3,
+        labels: line.kind === "text" ? [...new Set(line.values)] : null,
+        points: [...line.epochs.map((epoch, i) => [epoch, line.values[i]]), [epochs, line.values.at(-1)]],
+      }));
+  }
+
+  function shared(trial) {
+    if (!trial.stages.length) return h("p", { class: "note" }, "Nothing is planned for it yet.");
+    const strip = h(
+      "div",
+      { class: "path", "aria-hidden": "true" },
+      trial.stages.map((stage) => {
+        const part = h(
+          "div",
+          { class: stage.trials > 1 ? "" : "own", title: `epochs ${span(stage)}` },
+          stage.trials > 1 ? `×${count(stage.trials)}` : "own",
+        );
+        part.style.flex = `${stage.stop - stage.start} 1 0`;
+        return part;
+      }),
+    );
+    const rows = trial.stages.map((stage) =>
+      h(
+        "tr",
+        {},
+        h("td", {}, span(stage)),
+        h("td", { class: "num" }, count(stage.trials)),
+        h(
+          "td",
+          {},
+          stage.others.length
+            ? [
+                stage.others.map((n, i) => [
+                  i > 0 && ", ",
+                  h("a", { href: `#/studies/${params.study}/trials/${n}` }, n),
+                ]),
+                stage.trials - 1 > stage.others.length &&
+                  ` and ${count(stage.trials - 1 - stage.others.length)} more`,
+              ]
+            : h("span", { class: "note" }, "trained for this trial alone"),
+        ),
+        h("td", { class: "num" }, stage.node),
+      ),
+    );
+    return [
+      strip,
+      h(
+        "div",
+        { class: "scroll" },
+        h(
+          "table",
+          {},
+          h(
+            "thead",
+            {},
+            h(
+              "tr",
+              {},
+              h("th", { scope: "col" }, "Epochs"),
+              h("th", { class: "num", scope: "col" }, "Trials"),
+              h("th", { scope: "col" }, "Shared with"),
+              h("th", { class: "num", scope: "col" }, "Node"),
+            ),
+          ),
+          h("tbody", {}, rows),
+        ),
+      ),
+    ];
+  }
+
+  async function draw(trial, { study, max_epochs }) {
+    const epochs = Math.max(max_epochs ?? 0, trial.target, 1);
+    const metric = study.metrics[0];
+    const moving = lines(trial, epochs);
+    const measured = Object.entries(trial.curves)
+      .sort(([a], [b]) => (b === metric) - (a === metric))
+      .map(([name, points]) => ({ name, points }));
+    crumbs([{ text: study.name, href: `#/studies/${params.study}` }, { text: `trial ${trial.number}` }]);
+    const own = trial.reached - Math.min(trial.shared_epochs, trial.reached);
+    fill(
+      root,
+      h("div", { class: "head" }, h("h1", {}, `Trial ${trial.number}`), badge(trial.state)),
+      h(
+        "p",
+        { class: "sub" },
+        "of ",
+        h("a", { href: `#/studies/${params.study}` }, study.name),
+        trial.parent && [
+          ", branched off ",
+          h("a", { href: `#/studies/${params.study}/trials/${trial.parent[0]}` }, `trial ${trial.parent[0]}`),
+          ` after epoch ${trial.parent[1]}`,
+        ],
+      ),
+      trial.error &&
+        h(
+          "section",
+          { class: "problem" },
+          h("strong", {}, trial.error),
+          trial.traceback && h("pre", { class: "trace" }, trial.traceback),
+        ),
+      h(
+        "div",
+        { class: "tiles" },
+        tile(metric, number(trial.value), `after epoch ${trial.reached}`),
+        tile("Epochs", count(trial.reached), `${count(trial.target)} asked for`),
+        tile("Shared epochs", count(trial.shared_epochs), `${count(own)} trained for it alone`, "hero"),
+        trial.violation !== null &&
+          tile(
+            "Violation",
+            number(trial.violation),
+            trial.violation ? "breaks a constraint" : "within the constraints",
+          ),
+      ),
+      card(
+        "Hyper-parameters",
+        "",
+        h(
+          "dl",
+          { class: "pairs" },
+          trial.schedule.map((line) => [h("dt", {}, line.name), h("dd", { class: "mono" }, line.text)]),
+        ),
+      ),
+      moving.length > 0 &&
+        card("Schedule", "what changes over the epochs, as it is trained", schedule.element),
+      measured.length > 0 && card("Curves", "what was measured after each epoch", curves.element),
+      card("Stages", "what it shares, and with whom", shared(trial)),
+    );
+    await Promise.all([
+      moving.length && stacked(schedule, moving, epochs),
+      measured.length && stacked(curves, measured, epochs),
+    ]);
+  }
+
+  return {
+    async update() {
+      const [trial, study] = await Promise.all([
+        reader.get("trial", `${path}/trials/${params.trial}`),
+        reader.get("detail", path),
+      ]);
+      if (trial.changed || (study.changed && !root.querySelector("h1"))) await draw(trial.body, study.body);
+    },
+    dispose: () => {
+      schedule.dispose();
+      curves.dispose();
+    },
+  };
+}

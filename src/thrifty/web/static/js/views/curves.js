@@ -1,0 +1,132 @@
+// Learning curves: the best trials in colour, some others behind them.
+
+import { Chart, axis } from "../chart.js";
+import { empty, fill, h } from "../dom.js";
+import { count, number } from "../format.js";
+import { grading, ramp } from "../theme.js";
+
+export function curvesView({ root, reader, path, study: id, update }) {
+  const chart = new Chart("Learning curves", "tall");
+  const said = h(
+    "p",
+    { class: "said note", "aria-live": "polite" },
+    "Point at a curve to see whose it is; click to open the trial.",
+  );
+  const metric = h("select", { "aria-label": "Metric", onchange: () => update() });
+  const log = h("input", { type: "checkbox", onchange: () => data && draw() });
+  const note = h("p", { class: "note" });
+  let data = null;
+  let drawn = false;
+
+  chart.on("mouseover", ({ seriesIndex }) => {
+    const curve = data?.curves[seriesIndex];
+    const last = curve?.points.at(-1);
+    if (last)
+      said.textContent = `Trial ${curve.trial} (${curve.state}): ${data.metric} ${number(last[1])} after epoch ${last[0]}`;
+  });
+  chart.on("click", ({ seriesIndex }) => {
+    const curve = data?.curves[seriesIndex];
+    if (curve) location.hash = `#/studies/${id}/trials/${curve.trial}`;
+  });
+
+  function draw() {
+    const grade = grading(
+      data.curves.filter((k) => k.best).map((k) => k.value),
+      data.mode,
+    );
+    const positive = data.curves.every((k) => k.points.every(([, v]) => v === null || v > 0));
+    log.disabled = !positive;
+    return chart.draw((c) => ({
+      animation: false,
+      grid: { left: 12, right: 24, top: 28, bottom: 50, containLabel: true },
+      xAxis: axis(c, {
+        type: "value",
+        name: "epoch",
+        nameLocation: "middle",
+        nameGap: 26,
+        minInterval: 1,
+        min: "dataMin",
+        max: "dataMax",
+        splitLine: { show: false },
+      }),
+      yAxis: axis(c, {
+        type: log.checked && positive ? "log" : "value",
+        scale: true,
+        name: data.metric,
+        nameTextStyle: { color: c.muted, align: "left" },
+        axisLabel: { color: c.muted, formatter: number },
+      }),
+      dataZoom: [
+        { type: "inside", xAxisIndex: 0, filterMode: "none" },
+        { type: "inside", yAxisIndex: 0, filterMode: "none", zoomOnMouseWheel: "shift" },
+      ],
+      series: data.curves.map((curve) => ({
+        type: "line",
+        data: curve.points,
+        triggerLineEvent: true,
+        showSymbol: curve.points.length === 1,
+        symbolSize: 5,
+        z: curve.best ? 3 : 2,
+        lineStyle: {
+          width: curve.best ? 1.6 : 1,
+          opacity: curve.best ? 0.95 : 0.4,
+          color: curve.best ? ramp(0.15 + 0.8 * grade.of(curve.value)) : c.other,
+        },
+        itemStyle: { color: curve.best ? ramp(0.15 + 0.8 * grade.of(curve.value)) : c.other },
+        emphasis: { lineStyle: { width: 3.5, opacity: 1 } },
+      })),
+    }));
+  }
+
+  return {
+    async update() {
+      const { body, changed } = await reader.get("curves", `${path}/curves`, { metric: metric.value });
+      if (!changed) return;
+      data = body;
+      if (!body.curves.some((curve) => curve.points.length)) {
+        fill(root, empty("No curves yet", "They appear with the first epochs."));
+        drawn = false;
+        return;
+      }
+      if (!drawn) {
+        drawn = true;
+        fill(
+          root,
+          h(
+            "section",
+            { class: "card" },
+            h("header", {}, h("h2", {}, "Learning curves"), note),
+            h(
+              "div",
+              { class: "tools" },
+              h("label", {}, "Metric", metric),
+              h("label", {}, log, "Logarithmic"),
+              h(
+                "span",
+                { class: "legend" },
+                "best trials: worse",
+                h("span", { class: "ramp", "aria-hidden": "true" }),
+                "better",
+              ),
+            ),
+            chart.element,
+            said,
+          ),
+        );
+      }
+      if (metric.options.length !== body.names.length)
+        fill(
+          metric,
+          body.names.map((name) => h("option", { value: name }, name)),
+        );
+      metric.value = body.metric;
+      const top = body.curves.filter((curve) => curve.best).length;
+      note.textContent =
+        body.curves.length < body.total || body.every > 1
+          ? `The ${count(top)} best of ${count(body.total)} trials and ${count(body.curves.length - top)} others${body.every > 1 ? `, every ${body.every}th epoch` : ""}`
+          : `All ${count(body.total)} trials that have reported`;
+      await draw();
+    },
+    dispose: () => chart.dispose(),
+  };
+}

@@ -1,0 +1,49 @@
+// Which hyper-parameters matter.
+
+import { card, fill, h } from "../dom.js";
+import { count, percent } from "../format.js";
+
+export function bars(data, limit = Infinity) {
+  if (!data.shares.length) return h("p", { class: "note" }, data.note || "Nothing varies yet.");
+  const largest = Math.max(...data.shares.map((s) => s.share), 1e-9);
+  const shown = data.shares.slice(0, limit);
+  return [
+    h(
+      "div",
+      { class: "bars", role: "list" },
+      shown.map(({ name, share }) => {
+        const bar = h("div", { class: "fill" });
+        bar.style.width = `${(100 * share) / largest}%`;
+        return [
+          h("span", { class: "label", role: "listitem" }, name),
+          h("div", { class: "track", "aria-hidden": "true" }, bar),
+          h("span", { class: "figure" }, percent(share)),
+        ];
+      }),
+    ),
+    data.shares.length > shown.length &&
+      h("p", { class: "note" }, `and ${count(data.shares.length - shown.length)} more`),
+  ];
+}
+
+export function importanceView({ root, reader, path }) {
+  return {
+    async update() {
+      const { body, changed } = await reader.get("importance", `${path}/importance`);
+      if (!changed) return;
+      fill(
+        root,
+        card(
+          "What makes trials differ",
+          body.trials ? `${body.metric} of ${count(body.trials)} trials after epoch ${body.epoch}` : "",
+          bars(body),
+          h(
+            "p",
+            { class: "note" },
+            "The share of the metric's variance that each coordinate explains alone: one-way analysis of variance over eight equal groups, less what chance would give (epsilon squared). Values far worse than most count as the worst of the rest. The deeper look, fANOVA: thrifty importance.",
+          ),
+        ),
+      );
+    },
+  };
+}

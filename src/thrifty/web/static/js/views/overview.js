@@ -1,0 +1,174 @@
+// The study in figures, how the best value came about, and what it was made from.
+
+import { Chart, axis, tooltip } from "../chart.js";
+import { card, fill, h, tile } from "../dom.js";
+import { ago, count, factor, number, seconds } from "../format.js";
+import { bars } from "./importance.js";
+
+export function overviewView({ root, reader, path, study: id }) {
+  const chart = new Chart("Values of trials by number, and the best so far");
+  const note = h("p", { class: "note" });
+  const tiles = h("div", { class: "tiles" });
+  const best = h("div", {});
+  const shares = h("div", {});
+  const space = h("div", {});
+  let drawn = false;
+
+  chart.on("click", (event) => {
+    const number = Array.isArray(event.value) ? event.value[0] : null;
+    if (number !== null) location.hash = `#/studies/${id}/trials/${number}`;
+  });
+
+  function figures({ study }) {
+    const going = study.trials.running ?? 0;
+    const failed = study.trials.failed ?? 0;
+    fill(
+      tiles,
+      tile(
+        `Best ${study.metrics[0]}`,
+        number(study.best_value),
+        study.best_trial === null ? "no trial has reported" : h("span", {}, `trial ${study.best_trial}`),
+      ),
+      tile("Trials", count(study.num_trials), [
+        going ? `${count(going)} running` : "none running",
+        failed ? `, ${count(failed)} failed` : "",
+      ]),
+      tile(
+        "Epochs saved",
+        count(study.epochs.saved),
+        `${count(study.epochs.trained)} trained for ${count(study.epochs.reached)} reached`,
+        "hero",
+      ),
+      tile("Less training", factor(study.epochs.factor), "epochs reached per epoch trained"),
+      tile("Training", seconds(study.seconds), "by this study's own runs"),
+      tile("Last activity", ago(study.last_activity ?? study.created_at), `begun ${ago(study.created_at)}`),
+    );
+  }
+
+  function about(detail) {
+    const pairs = Object.entries(detail.best_config);
+    fill(
+      best,
+      pairs.length
+        ? [
+            h(
+              "dl",
+              { class: "pairs" },
+              pairs.map(([name, text]) => [h("dt", {}, name), h("dd", { class: "mono" }, text)]),
+            ),
+            h(
+              "p",
+              {},
+              h(
+                "a",
+                { href: `#/studies/${id}/trials/${detail.study.best_trial}` },
+                `Trial ${detail.study.best_trial}`,
+              ),
+            ),
+          ]
+        : h("p", { class: "note" }, "No trial has reported yet."),
+    );
+    fill(
+      space,
+      h(
+        "dl",
+        { class: "pairs" },
+        detail.space.map((p) => [h("dt", {}, p.name), h("dd", { class: "mono" }, p.domain)]),
+      ),
+    );
+  }
+
+  function history(data) {
+    note.textContent =
+      data.shown < data.total
+        ? `${count(data.shown)} of ${count(data.total)} trials, and all that improved`
+        : "";
+    const line = data.best_trials.map((trial, i) => [trial, data.best_values[i]]);
+    if (line.length && data.trials.length)
+      line.push([Math.max(data.trials.at(-1), line.at(-1)[0]), line.at(-1)[1]]);
+    return chart.draw((c) => ({
+      animation: false,
+      grid: { left: 12, right: 34, top: 28, bottom: 34, containLabel: true },
+      xAxis: axis(c, {
+        type: "value",
+        name: "trial",
+        nameLocation: "middle",
+        nameGap: 26,
+        minInterval: 1,
+        splitLine: { show: false },
+      }),
+      yAxis: axis(c, {
+        type: "value",
+        scale: true,
+        name: data.metric,
+        nameTextStyle: { color: c.muted, align: "left" },
+      }),
+      tooltip: tooltip(c, (p) => `trial ${p.value[0]}\n${number(p.value[1])}`),
+      aria: { enabled: true },
+      series: [
+        {
+          type: "scatter",
+          name: "trials",
+          symbolSize: 5,
+          itemStyle: { color: c.other, opacity: 0.75 },
+          data: data.trials.map((t, i) => [t, data.values[i]]),
+          large: data.trials.length > 2000,
+        },
+        {
+          type: "line",
+          name: "best so far",
+          step: "end",
+          showSymbol: line.length < 60,
+          symbolSize: 6,
+          lineStyle: { color: c.accent, width: 2.2 },
+          itemStyle: { color: c.accent },
+          data: line,
+        },
+      ],
+    }));
+  }
+
+  return {
+    // asked for beside the study itself
+    ask() {
+      return {
+        values: reader.get("history", `${path}/history`),
+        matters: reader.get("importance", `${path}/importance`),
+      };
+    },
+    async update(detail, changed, asked) {
+      if (!drawn) {
+        drawn = true;
+        fill(
+          root,
+          tiles,
+          h(
+            "div",
+            { class: "two" },
+            card("Values and the best so far", "", note, chart.element),
+            h(
+              "div",
+              {},
+              card("Best configuration", "", best),
+              card("What matters", "share of the variance", shares),
+            ),
+          ),
+          card("Search space", "", space),
+        );
+      }
+      if (changed) {
+        figures(detail);
+        about(detail);
+      }
+      const values = await asked.values;
+      if (values.changed) {
+        chart.element.hidden = !values.body.total;
+        if (values.body.total) await history(values.body);
+        else note.textContent = "No trial has reported yet.";
+      }
+      const matters = await asked.matters;
+      if (matters.changed) fill(shares, bars(matters.body, 6));
+    },
+    dispose: () => chart.dispose(),
+  };
+}

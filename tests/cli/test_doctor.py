@@ -1,0 +1,264 @@
+"""``thrifty doctor``: every check says something, and none stops another."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from thrifty.cli import _checkup, _tiny_step
+from thrifty.cli._checkup import extras_of
+from thrifty.cli._doctor import command
+from thrifty.store import Store
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def as_installed(monkeypatch):
+    """The extras of this source, whatever was installed when."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].items()
+    lines = [f'{each}; extra == "{name}"' for name, several in extras for each in several]
+    monkeypatch.setattr(_checkup.metadata, "requires", lambda _: lines)
+    return {name: len(several) for name, several in extras}
+
+
+def doctor(*args, code=0):
+    result = CliRunner().invoke(command, [*args, "--json"])
+    assert result.exit_code == code, result.output
+    found = json.loads(result.output)
+    assert found["ok"] == (code == 0)
+    return {(each["section"], each["name"]): each for each in found["checks"]}
+
+
+def a_database(folder):
+    url = f"sqlite:///{folder}/t.db"
+    with Store.open(url) as store:
+        store.studies.create("mine", plan=store.plans.open("x", task="T").id, spec={})
+    return url
+
+
+def alter(folder, statement):
+    with sqlite3.connect(folder / "t.db") as connection:
+        connection.execute(statement)
+    connection.close()
+
+
+def test_a_table_for_people(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    result = CliRunner().invoke(command, [])
+    assert result.exit_code == 0
+    for word in ("versions", "extras", "devices", "back-ends", "kernels", "drivers", " ok"):
+        assert word in result.output
+    assert "storage" not in result.output
+
+
+def test_what_there_is():
+    found = doctor()
+    assert torch.__version__ in found["versions", "torch"]["detail"]
+    assert "cores usable" in found["devices", "cpu"]["detail"]
+    assert "numba" in found["extras", "graph"]["detail"]
+    assert ("extras", "test") not in found
+    assert found["kernels", "numba"]["state"] in ("ok", "warning")
+    for name, trials in (
+        ("solo", "1 trial "),
+        ("concatenated", "2 trials"),
+        ("fused", "2 trials"),
+    ):
+        backend = found["back-ends", name]
+        assert backend["state"] == "ok"
+        assert trials in backend["detail"]
+
+
+def test_a_database_is_read_and_not_changed(tmp_path):
+    url = a_database(tmp_path)
+    found = doctor("--storage", url)
+    assert found["storage", url]["detail"].endswith("1 studies, writable")
+    assert "GiB free" in found["storage", "disk"]["detail"]
+    alter(tmp_path, "UPDATE thrifty_version SET version_num = '0001'")
+    old = doctor("--storage", url)["storage", url]
+    assert old["state"] == "warning"
+    assert "the next command brings it up" in old["detail"]
+    assert "schema 0001" in doctor("--storage", url)["storage", url]["detail"]
+
+
+def test_a_newer_database(tmp_path):
+    url = a_database(tmp_path)
+    alter(tmp_path, "UPDATE thrifty_version SET version_num = '9999'")
+    assert "newer thrifty" in doctor("--storage", url, code=1)["storage", url]["detail"]
+
+
+def test_a_database_that_cannot_be_written(tmp_path, monkeypatch):
+    url = a_database(tmp_path)
+    monkeypatch.setattr(_checkup.os, "access", lambda *_: False)
+    assert "cannot be written" in doctor("--storage", url, code=1)["storage", url]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("sqlite:///{folder}/none.db", "there is no file"),
+        (
+            "sqlite:///{folder}/other.db",
+            "cannot be read as a database of thrifty: no such table",
+        ),
+        ("sqlite:///{folder}/text.db", "file is not a database"),
+        ("nonsense", "ArgumentError"),
+        ("oracle+none://x", "NoSuchModuleError"),
+        ("postgresql://nobody@localhost:1/x", "cannot be read"),
+    ],
+)
+def test_a_storage_that_is_none(tmp_path, url, message):
+    with sqlite3.connect(tmp_path / "other.db") as connection:
+        connection.execute("CREATE TABLE t (x)")
+    connection.close()
+    (tmp_path / "text.db").write_text("this is a text and not a database" * 100)
+    url = url.format(folder=tmp_path)
+    before = sorted(tmp_path.iterdir())
+    (check,) = (
+        c
+        for (s, n), c in doctor("--storage", url, code=1).items()
+        if s == "storage" and n != "disk"
+    )
+    assert message in check["detail"]
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_storage_in_memory():
+    found = doctor("--storage", "sqlite://")
+    assert found["storage", "sqlite://"]["state"] == "warning"
+
+
+def test_a_password_is_not_shown():
+    url = "postgresql+psycopg://me:secret@localhost:1/x"
+    result = CliRunner().invoke(command, ["--storage", url, "--json"])
+    assert "secret" not in result.output
+
+
+def test_little_disk_is_a_warning(tmp_path, monkeypatch):
+    url = a_database(tmp_path)
+    usage = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr(_checkup.shutil, "disk_usage", lambda _: usage)
+    assert doctor("--storage", url)["storage", "disk"]["state"] == "warning"
+
+
+def test_an_extra_that_was_asked_for_has_to_be_there(monkeypatch):
+    assert doctor("--extra", "graph")["extras", "graph"]["needed"]
+    assert (
+        "there is no such extra" in doctor("--extra", "tea", code=1)["extras", "tea"]["detail"]
+    )
+
+
+def test_extras_that_are_absent_or_old(monkeypatch):
+    monkeypatch.setattr(
+        _checkup.metadata,
+        "requires",
+        lambda _: ["tea-leaves>=1; extra == 'kitchen'", "click>=9999.1; extra == 'shell'"],
+    )
+    found = doctor()
+    assert found["extras", "kitchen"]["state"] == "absent"
+    assert (
+        "tea-leaves is not installed; pip install 'thrifty[kitchen]'"
+        in found["extras", "kitchen"]["detail"]
+    )
+    assert found["extras", "shell"]["state"] == "warning"
+    assert "(needs 9999.1)" in found["extras", "shell"]["detail"]
+    doctor("--extra", "kitchen", code=1)
+    doctor("--extra", "shell")
+
+
+def test_the_extras_of_this_project_are_all_found(as_installed):
+    known = extras_of(metadata.requires("thrifty"))
+    assert {name: len(packages) for name, packages in known.items()} == as_installed
+    assert dict(known["graph"])["numba"]
+
+
+def test_a_check_that_fails_stops_no_other(monkeypatch):
+    def broken(*args, **kwargs):
+        raise RuntimeError("no such\nluck")
+
+    monkeypatch.setattr(_checkup, "_cpu", broken)
+    monkeypatch.setitem(_tiny_step._BACKENDS, "fused", broken)
+    monkeypatch.setattr(_checkup.metadata, "requires", broken)
+    result = CliRunner().invoke(command, ["--json"])
+    found = {each["name"]: each for each in json.loads(result.output)["checks"]}
+    assert result.exit_code == 0
+    assert found[""]["detail"].startswith("what they are is not known: RuntimeError")
+    assert found["cpu"]["detail"] == found["fused"]["detail"] == "RuntimeError: no such"
+    assert found["solo"]["state"] == "ok"
+
+
+def test_what_every_study_needs_has_to_work(monkeypatch):
+    class Wrong(_tiny_step.SoloBackend):
+        def step(self, plans):
+            return {slot: ValueError("wrong") for slot in plans}
+
+    monkeypatch.setitem(_tiny_step._BACKENDS, "solo", Wrong)
+    assert doctor(code=1)["back-ends", "solo"]["detail"] == "ValueError: wrong"
+
+    class Nowhere(_tiny_step.SoloBackend):
+        def step(self, plans):
+            return {slot: {"mse": float("nan")} for slot in plans}
+
+    monkeypatch.setitem(_tiny_step._BACKENDS, "solo", Nowhere)
+    assert "gave nan" in doctor(code=1)["back-ends", "solo"]["detail"]
+
+
+def test_a_device_that_was_asked_for_has_to_be_there():
+    assert "on cpu" in doctor("--device", "cpu")["back-ends", "fused"]["detail"]
+    found = doctor("--device", "cuda:99", code=1)
+    assert {found["back-ends", b]["state"] for b in ("solo", "fused")} == {"broken"}
+
+
+def test_gpus_are_listed(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2**30, 2**31))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A GPU")
+    found = {each.name: each for each in _checkup._accelerators()}
+    assert found["cuda:0"].detail == "A GPU, 1.0 of 2.0 GiB free"
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert "mps" in {each.name for each in _checkup._accelerators()}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1 / 0)
+    (only,) = _checkup._accelerators()
+    assert only.state == "broken"
+
+
+@pytest.mark.parametrize(("package", "check"), [("psycopg", "drivers"), ("numba", "kernels")])
+def test_what_is_not_installed_is_absent(monkeypatch, package, check):
+    monkeypatch.setitem(sys.modules, package, None)
+    assert doctor()[check, package]["state"] == "absent"
+
+
+def test_ray_is_looked_for_without_being_imported(monkeypatch):
+    def unknown(name):
+        raise metadata.PackageNotFoundError(name)
+
+    assert doctor()["drivers", "ray"]["state"] in ("ok", "absent")
+    monkeypatch.setattr(_checkup.metadata, "version", unknown)
+    assert doctor()["drivers", "ray"]["state"] == "absent"
+
+
+def test_a_driver_that_is_needed_for_the_storage(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    found = doctor("--storage", "postgresql://localhost:1/x", code=1)
+    assert found["drivers", "psycopg"]["needed"]
+
+
+def test_a_kernel_that_is_wrong(monkeypatch):
+    import thrifty.graph.kernels as kernels  # noqa: PLC0415
+
+    monkeypatch.setattr(kernels, "COMPILED", True)
+    monkeypatch.setattr(kernels, "mix", lambda word: word)
+    assert "wrong answer" in doctor("--extra", "graph", code=1)["kernels", "numba"]["detail"]
+    monkeypatch.setattr(kernels, "COMPILED", False)
+    assert "does not compile" in doctor()["kernels", "numba"]["detail"]

@@ -1,0 +1,109 @@
+"""The reference has every public name, and none that is gone."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+import runpy
+
+import pytest
+
+import thrifty
+
+from ._pages import DOCS
+
+
+PAGES = DOCS / "reference"
+BELOW = {
+    "perf.steptime": "perf",
+    "testing.graph": "testing",
+    "testing.hetero": "testing",
+    "testing.nn": "testing",
+}
+"""Public modules that stand on the page of the package above them."""
+PACKAGES = sorted(
+    module.name
+    for module in pkgutil.iter_modules(thrifty.__path__)
+    if not module.name.startswith("_") and module.name != "cli"
+)
+
+
+def exported(name: str) -> set[str]:
+    """What a package lists, or what a module without a list defines for others."""
+    module = importlib.import_module(f"thrifty.{name}")
+    if hasattr(module, "__all__"):
+        return set(module.__all__)
+    return {
+        key
+        for key, value in vars(module).items()
+        if not key.startswith("_")
+        and (
+            getattr(value, "__module__", None) == module.__name__
+            or (isinstance(value, tuple) and key.isupper())
+        )
+    }
+
+
+def shown(page: str) -> tuple[list[str], set[str]]:
+    """What a page documents itself, and what it refers to."""
+    text = (PAGES / f"{page}.md").read_text(encoding="utf-8")
+    return re.findall(r"^::: (\S+)$", text, re.MULTILINE), set(
+        re.findall(r"\]\[(thrifty\.\S+?)\]", text)
+    )
+
+
+def test_every_package_has_a_page_and_every_page_a_package():
+    pages = {page.stem for page in PAGES.glob("*.md")} - {"index", "cli"}
+    assert pages == set(PACKAGES)
+
+
+@pytest.mark.parametrize("name", [*PACKAGES, *BELOW])
+def test_nothing_exported_is_missing(name):
+    directives, links = shown(BELOW.get(name, name))
+    public = importlib.import_module(f"thrifty.{name}")
+    for key in sorted(exported(name)):
+        if f"thrifty.{name}.{key}" in directives:
+            continue
+        elsewhere = [link for link in links if link.rsplit(".", 1)[1] == key]
+        assert elsewhere, (
+            f"add `::: thrifty.{name}.{key}` to docs/reference/{BELOW.get(name, name)}.md"
+        )
+        home, _, _ = elsewhere[0].rpartition(".")
+        assert getattr(importlib.import_module(home), key) is getattr(public, key)
+
+
+@pytest.mark.parametrize("page", PACKAGES)
+def test_nothing_is_stale_or_twice(page):
+    directives, _ = shown(page)
+    assert len(directives) == len(set(directives))
+    for path in directives:
+        home, _, key = path.removeprefix("thrifty.").rpartition(".")
+        assert BELOW.get(home, home) == page
+        assert key in exported(home), (
+            f"{path} is not exported; remove it from docs/reference/{page}.md"
+        )
+
+
+def test_the_face_is_a_list_of_links():
+    _, links = shown("index")
+    by_name = {link.rsplit(".", 1)[1]: link.rsplit(".", 1)[0] for link in links}
+    listed = set(thrifty.__all__)
+    assert listed <= set(by_name), (
+        f"add to docs/reference/index.md: {sorted(listed - set(by_name))}"
+    )
+    for key in listed:
+        assert getattr(importlib.import_module(by_name[key]), key) is getattr(thrifty, key)
+    assert set(by_name) - {"pack"} <= listed, "docs/reference/index.md has names that are gone"
+
+
+def test_the_page_of_commands_is_what_the_commands_say():
+    made = runpy.run_path(str(DOCS.parent / "scripts" / "cli_page.py"))["page"]()
+    committed = (PAGES / "cli.md").read_text(encoding="utf-8")
+    assert committed == made, "run: python scripts/cli_page.py"
+
+
+def test_all_commands_are_on_it():
+    text = (PAGES / "cli.md").read_text(encoding="utf-8")
+    for command in importlib.import_module("thrifty.cli").COMMANDS:
+        assert re.search(rf"^## thrifty {command}\b", text, re.MULTILINE)

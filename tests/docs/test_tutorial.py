@@ -1,0 +1,26 @@
+"""The tutorial is typed as it stands there."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from ._pages import DOCS, Reader, blocks
+
+
+@pytest.mark.timeout(240)
+def test_the_tutorial_works_from_the_first_line_to_the_last(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.delitem(sys.modules, "digits", raising=False)
+    page = (DOCS / "tutorial.md").read_text(encoding="utf-8")
+    reader = Reader(tmp_path, page="tutorial.md")
+    try:
+        for block in blocks(page):
+            reader.read(block)
+    finally:
+        sys.modules.pop("digits", None)
+    # blocks that are no longer found would always pass
+    assert reader.num_run >= 14

@@ -1,0 +1,41 @@
+"""What tests of adapters have in common: one trial, epoch by epoch, also from a state that went through a file."""
+
+from __future__ import annotations
+
+import json
+
+from thrifty.pack import EpochPlan, Member, SoloBackend
+from thrifty.run import state_from_arrays, state_to_arrays
+
+
+def train(task, values, *, epochs, start=0, state=None, seed=3):
+    """Metrics after each epoch from ``start`` on, and the state after the last one; ``values(epoch)`` are the hyper-parameters."""
+    backend = SoloBackend(task)
+    backend.stack(0, Member(values=values(start), seed=seed, epoch=start, state=state))
+    metrics = []
+    for epoch in range(start, epochs):
+        outcome = backend.step({0: EpochPlan(epoch=epoch, values=values(epoch))})[0]
+        if isinstance(outcome, Exception):
+            raise outcome
+        metrics.append(dict(outcome))
+    return metrics, backend.unstack(0)
+
+
+def stored(state):
+    """A state as it comes back from a checkpoint."""
+    arrays, meta = state_to_arrays(state)
+    return state_from_arrays(arrays, json.loads(json.dumps(meta)))
+
+
+def assert_a_resumed_trial_is_the_same(make, values, *, epochs=4):
+    """Stopped after each epoch and gone on with by a new task in turn: the same bits as in one go."""
+    alone, last = train(make(), values, epochs=epochs)
+    state, resumed = None, []
+    for epoch in range(epochs):
+        metrics, state = train(make(), values, epochs=epoch + 1, start=epoch, state=state)
+        resumed += metrics
+        state = stored(state)
+    assert resumed == alone
+    assert set(state.tensors) == set(last.tensors)
+    for name, tensor in last.tensors.items():
+        assert (state.tensors[name] == tensor).all(), name

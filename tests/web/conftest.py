@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import shutil
+import threading
+from contextlib import contextmanager
+
+import pytest
+from starlette.testclient import TestClient
+
+from bench._dashboard_rows import fill
+from tests.study.helpers import SOLO, make_study
+from thrifty.search import SuccessiveHalving
+from thrifty.space import Choice, Space, Step
+from thrifty.store import Store, StudyInfo, TrialAsked, TrialFailed
+from thrifty.study import Storage
+from thrifty.web import create_app, serve
+
+
+BIG = 100_000
+SCRIPT = "<script>window.hurt = 1</script><img src=x onerror='window.hurt = 1'>"
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """A database with one study that was trained, and one that wants to do harm."""
+    folder = tmp_path_factory.mktemp("trained")
+    make_study(folder, name="line").run(progress=False, executor=SOLO)
+    with Store.open(f"sqlite:///{folder}/t.db") as store:
+        harm(store)
+    return folder / "t.db"
+
+
+def harm(store: Store) -> StudyInfo:
+    """A study in which every text is markup."""
+    plan = store.plans.open("harm", task=SCRIPT).id
+    spec = {
+        "metric": SCRIPT, "mode": "max", "max_epochs": 4, "space": {SCRIPT: SCRIPT}, "algorithm": SCRIPT,
+    }  # fmt: skip
+    study = store.studies.create(SCRIPT, plan=plan, spec=spec)
+    asked = {"study": study.id, "trial": 0}
+    config = {SCRIPT: SCRIPT, "lr": Step(0.1, [2])}
+    store.record([
+        TrialAsked(**asked, target=4, config=config, group=0, parent=None, node=0),
+        TrialFailed(**asked, epoch=0, kind="error", message=SCRIPT, traceback=SCRIPT),
+    ])
+    return study
+
+
+@pytest.fixture
+def database(trained, tmp_path):
+    """A copy of it that a test may write to."""
+    shutil.copy(trained, tmp_path / "t.db")
+    return tmp_path / "t.db"
+
+
+@pytest.fixture
+def client(database):
+    with opened(database) as made:
+        yield made
+
+
+@contextmanager
+def opened(path, **options):
+    app = create_app(f"sqlite:///{path}", patience_s=0.0, **options)
+    with TestClient(app, base_url="http://localhost") as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def big(tmp_path_factory):
+    """100,000 trials."""
+    path = tmp_path_factory.mktemp("big") / "big.db"
+    fill(path, num_trials=BIG)
+    return path
+
+
+@contextmanager
+def serving(path, **options):
+    """A dashboard that listens on a port of its own; its address."""
+    server = serve(f"sqlite:///{path}", port=0, **options)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        yield server.address
+    finally:
+        server.stop()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def halving(folder, **options):
+    """A study that writes for a while."""
+    space = Space(
+        lr=Choice([Step(rate, [2]) for rate in (0.1, 0.05, 0.02)]), width=Choice([0, 2, 4])
+    )
+    return make_study(
+        folder,
+        space=space,
+        algorithm=SuccessiveHalving(max_epochs=8, num_trials=9, min_epochs=2),
+        storage=Storage(url=f"sqlite:///{folder}/t.db"),
+        **options,
+    )

@@ -1,0 +1,213 @@
+"""The pages in a real Chromium, without a network."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+from tests.study.helpers import SOLO
+from tests.web.conftest import SCRIPT, halving, serving
+from thrifty.store import Store
+
+
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def page(browser):
+    """A page that tells of every error, every blocked resource and every request elsewhere."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(15_000)
+    wrong = []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on(
+        "console", lambda said: said.type in ("error", "warning") and wrong.append(said.text)
+    )
+    page.on("request", lambda asked: "//127.0.0.1:" in asked.url or asked.url.startswith(("data:", "blob:")) or wrong.append(asked.url))  # fmt: skip
+    yield page
+    context.close()
+    assert wrong == []
+
+
+@pytest.fixture(scope="module")
+def address(trained):
+    with serving(trained) as found:
+        yield found
+
+
+def open_study(page, address, tab="overview", study=1):
+    page.goto(f"{address}#/studies/{study}/{tab}")
+    page.wait_for_selector("h1")
+
+
+def drawn(page):
+    """Whether the canvas has more than one colour."""
+    return page.evaluate(
+        """() => [...document.querySelectorAll("canvas")].every((canvas) => {
+            const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+            return new Set(new Uint32Array(data.buffer)).size > 3;
+        }) && document.querySelectorAll("canvas").length > 0"""
+    )
+
+
+def test_the_list_leads_to_a_study(page, address):
+    page.goto(address)
+    page.get_by_role("link", name="line", exact=True).click()
+    page.wait_for_selector("h1:text('line')")
+    assert page.get_by_text("Epochs saved").is_visible()
+    assert page.title().startswith("thrifty")
+
+
+@pytest.mark.parametrize("tab", ["overview", "forest", "workers", "curves", "parallel"])
+def test_charts_are_drawn(page, address, tab):
+    open_study(page, address, tab)
+    page.wait_for_selector("canvas")
+    page.wait_for_timeout(100)
+    assert drawn(page)
+
+
+@pytest.mark.parametrize("tab", ["overview", "importance"])
+def test_importance_is_shown(page, address, tab):
+    open_study(page, address, tab)
+    page.wait_for_selector(".bars .label:text('lr')")
+
+
+def test_a_trial_and_whom_it_shares_with(page, address):
+    open_study(page, address, "trials/4")
+    page.wait_for_selector("h1:text('Trial 4')")
+    page.wait_for_selector("canvas")
+    assert page.get_by_role("heading", name="Schedule").is_visible()
+    page.locator("section:has(h2:text('Stages')) a").first.click()
+    expect(page.locator("h1")).not_to_have_text("Trial 4")
+    expect(page.locator("h1")).to_contain_text("Trial")
+
+
+def test_the_list_is_sorted_and_filtered(page, address):
+    page.goto(address)
+    page.wait_for_selector("td.name")
+    page.get_by_role("button", name="Trials").click()
+    assert page.locator("th[aria-sort='descending']").inner_text() == "Trials"
+    assert page.locator("td.name a").first.inner_text() == "line"
+    page.get_by_role("button", name="Trials").click()
+    assert page.locator("td.name a").last.inner_text() == "line"
+    page.get_by_role("searchbox").fill("line")
+    assert page.locator("td.name").count() == 1
+    assert page.get_by_text("1 of 2 studies").is_visible()
+
+
+def test_trials_are_sorted_by_the_keyboard_and_filtered(page, address):
+    open_study(page, address, "trials")
+    head = page.get_by_role("button", name="mse")
+    head.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector("th[aria-sort='descending']:has-text('mse')")
+    page.keyboard.press("Enter")  # the focus stays where it was
+    page.wait_for_selector("th[aria-sort='ascending']:has-text('mse')")
+    values = [float(v) for v in page.locator("tbody td:nth-child(3)").all_inner_texts()]
+    assert values == sorted(values)
+    page.get_by_label("Find in hyper-parameters").fill("warmup")
+    expect(page.locator("tbody tr")).to_have_count(3)
+    page.get_by_label("State").select_option("failed")
+    page.get_by_text("No trial is like that").wait_for()
+
+
+def test_markup_in_the_database_stays_text(page, address):
+    page.goto(address)
+    page.get_by_role("link", name=SCRIPT).click()
+    page.wait_for_selector("h1")
+    assert page.locator("h1").inner_text() == SCRIPT
+    for tab in ("overview", "forest", "workers", "curves", "parallel", "importance", "trials", "trials/0"):  # fmt: skip
+        open_study(page, address, tab, study=2)
+        page.wait_for_timeout(150)
+        assert page.evaluate("window.hurt") is None
+        assert page.locator("main script, main img").count() == 0
+    assert page.get_by_text(SCRIPT).count() >= 2
+
+
+def test_live_while_a_study_writes(page, tmp_path):
+    study = halving(tmp_path, name="living")
+    with Store.open(study.storage.url):
+        pass
+    with serving(tmp_path / "t.db") as address:
+        page.goto(address)
+        page.get_by_text("No studies yet").wait_for()
+        runner = threading.Thread(target=lambda: study.run(progress=False, executor=SOLO))
+        runner.start()
+        page.get_by_role("link", name="living").click()
+        page.wait_for_selector("h1:text('living')")
+        runner.join(60)
+        page.wait_for_selector(".badge:text('done')")
+        trials = page.locator(".tile:has-text('Trials') dd").first
+        assert trials.inner_text() == "9"
+
+
+def test_a_server_that_is_gone_is_told_and_does_not_empty_the_page(browser, database):
+    with serving(database) as address:
+        page = browser.new_page()
+        open_study(page, address)
+        page.wait_for_selector(".live[data-state='on']")
+    page.wait_for_selector(".live[data-state='off']")
+    assert page.locator("h1").inner_text() == "line"
+    page.close()
+
+
+def test_what_is_not_there(page, address):
+    page.goto(f"{address}#/nowhere")
+    page.get_by_text("There is no such page").wait_for()
+
+
+def test_the_theme_is_kept(page, address):
+    page.goto(address)
+    page.wait_for_selector("td.name")
+    before = page.evaluate("document.documentElement.dataset.theme")
+    page.get_by_role("button", name="Change between light and dark").click()
+    after = page.evaluate("document.documentElement.dataset.theme")
+    page.reload()
+    assert before != after == page.evaluate("document.documentElement.dataset.theme")
+
+
+def test_headings_labels_and_landmarks(page, address):
+    for path in ("", "#/studies/1/overview", "#/studies/1/trials", "#/studies/1/trials/0"):
+        page.goto(f"{address}{path}")
+        page.wait_for_selector("h1")
+        page.wait_for_timeout(200)
+        assert page.locator("h1").count() == 1
+        assert page.locator("main").count() == 1
+        unnamed = page.evaluate(
+            """() => [...document.querySelectorAll("button, a, input, select, [role=img]")].filter((e) =>
+                !(e.textContent.trim() || e.getAttribute("aria-label") || e.closest("label"))).length"""
+        )
+        assert unnamed == 0
+
+
+def test_a_hundred_thousand_trials(page, big):
+    with serving(big) as address:
+        page.goto(f"{address}#/")
+        page.wait_for_selector("td.name")
+        page.goto("about:blank")
+        began = time.perf_counter()
+        open_study(page, address)
+        page.wait_for_selector("canvas")
+        took = time.perf_counter() - began
+        assert page.get_by_text("100,000").first.is_visible()
+        for tab in ("forest", "workers", "curves", "parallel"):
+            open_study(page, address, tab)
+            page.wait_for_selector("canvas", timeout=40_000)
+        page.get_by_text("of 100,000 trials, evenly over the ranks").wait_for()
+        open_study(page, address, "trials")
+        page.get_by_text("50 of 100,000").wait_for()
+    assert took < 8  # two seconds on an idle machine: bench_dashboard
