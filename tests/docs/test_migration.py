@@ -84,7 +84,7 @@ def test_ray_tunes(tmp_path):
     script = tmp_path / "theirs.py"
     script.write_text(
         "import ray\n"
-        "ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)\n"
+        "ray.init(address='local', num_cpus=2, include_dashboard=False, log_to_driver=False)\n"
         + code.replace("num_samples=17", "num_samples=2")
         + "\nassert len(results) == 2 and not results.errors\nassert 0 < best.metrics['accuracy'] <= 1\n"
     )

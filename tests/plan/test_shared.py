@@ -30,17 +30,18 @@ class Party:
 
     def __init__(self, number: int, log: Log, *, cuts=()) -> None:
         self.number = number
-        self.plan = SearchPlan(cuts=cuts)
+        self.plan = SearchPlan(cuts=cuts, keep_branches=True)
         self.log = log
         self.trained: Counter[tuple[int, int]] = Counter()
         self.answers: list[Answer] = []
         self._heard = [0, 0]
+        self._held: Counter[int] = Counter()
         self._running: list[tuple[object, list]] = []
 
     def hear(self) -> None:
         log, (epochs, kept) = self.log, self._heard
         for known in log.nodes[len(self.plan.nodes) :]:
-            self.plan.keep(self.plan.insert(known))
+            self.plan.insert(known)
         self.answers += self.plan.learn(log.epochs[epochs:], log.kept[kept:])
         self._heard = [len(log.epochs), len(log.kept)]
         others = {n: span for n, (who, span) in log.claims.items() if who != self.number}
@@ -62,6 +63,7 @@ class Party:
             who, (start, _) = self.log.claims.get(stage.node, (self.number, (stage.start, 0)))
             assert who == self.number, "somebody trains it"
             self.log.claims[stage.node] = (self.number, (start, stage.stop))
+        self._held.update({stage.node for stage in chain.stages})
         self._running.append((chain, list(chain.stages)))
         return True
 
@@ -95,9 +97,11 @@ class Party:
         self._running = []
 
     def _give_back(self, chain) -> None:
-        for stage in chain.stages:
-            if self.log.claims.get(stage.node, (None,))[0] == self.number:
-                del self.log.claims[stage.node]
+        nodes = {stage.node for stage in chain.stages}
+        self._held.subtract(nodes)
+        for node in nodes:
+            if not self._held[node]:
+                del self.log.claims[node]
 
 
 def run(parties) -> None:

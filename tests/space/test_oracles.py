@@ -58,7 +58,7 @@ def torch_values(make, *, epochs, lr=0.1):
             lambda o: theirs.PolynomialLR(o, total_iters=8, power=3.0),
         ),
     ],
-    ids=repr,
+    ids=lambda value: "theirs" if callable(value) else repr(value),
 )
 def test_equals_torch(ours, make):
     expected = torch_values(make, epochs=10)

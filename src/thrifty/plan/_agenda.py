@@ -24,11 +24,12 @@ class Agenda:
     (or the beginning) where it branches off.
     """
 
-    def __init__(self, nodes: Sequence[Node], *, cuts: Sequence[int] = ()) -> None:
+    def __init__(
+        self, nodes: Sequence[Node], *, cuts: Sequence[int] = (), keep_branches: bool = False
+    ) -> None:
         self._nodes = nodes
         self._cuts = tuple(cuts)
-        self._kept: dict[int, set[int]] = {}
-        """Epochs of single nodes whose states are kept whenever they are passed."""
+        self._keep_branches = keep_branches
         self.beginning = Point(None, 0)
         # entries: (-cost of the longest path, node id, epoch); epoch is -1 for a node that
         # goes on by itself, and (-1, 0) as node and epoch stand for the beginning
@@ -38,10 +39,6 @@ class Agenda:
     def longest(self) -> float:
         """Cost of the longest path that can start now; may be too high, never too low."""
         return -self._ready[0][0] if self._ready else 0.0
-
-    def keep(self, node: Node, epoch: int) -> None:
-        """The state of a node at an epoch is kept when it is passed, though nobody waits for it here."""
-        self._kept.setdefault(node.id, set()).add(epoch)
 
     def demand(self, node: Node, epoch: int) -> None:
         """There is new work on a node, up to ``epoch``."""
@@ -224,7 +221,8 @@ class Agenda:
             node, at = child, stop
 
     def _cut(self, node: Node, start: int, *, stop: int, wants: Sequence[int]) -> list[Stage]:
-        cuts = (*wants, *self._cuts, *self._kept.get(node.id, ()))
+        branches = node.points if self._keep_branches else ()
+        cuts = (*wants, *self._cuts, *branches)
         ends = {epoch for epoch in cuts if start < epoch <= stop}
         out = []
         for end in sorted(ends):

@@ -36,7 +36,8 @@ class SearchPlan:
     """A tree in which equal prefixes of timelines are one node, so that they are trained once.
 
     ``cuts`` are epochs whose states are kept whenever they are passed (where the search space may
-    branch); ``cost`` gives the seconds of one epoch under a configuration.
+    branch); ``cost`` gives the seconds of one epoch under a configuration. ``keep_branches`` keeps the states at all known branch
+    points, too, though nobody here waits for them: another driver of the plan may.
 
     >>> from thrifty.space import Constant, Step
     >>> plan = SearchPlan()
@@ -52,6 +53,7 @@ class SearchPlan:
         *,
         cuts: Sequence[int] = (),
         cost: Callable[[Mapping[str, Any]], float] = _unit_cost,
+        keep_branches: bool = False,
     ) -> None:
         self.nodes: list[Node] = []
         self.num_epochs_needed = 0
@@ -60,7 +62,7 @@ class SearchPlan:
         """Epochs whose metrics are known."""
         self._cost = cost
         self._roots: dict[Hashable, Node] = {}
-        self._agenda = Agenda(self.nodes, cuts=cuts)
+        self._agenda = Agenda(self.nodes, cuts=cuts, keep_branches=keep_branches)
         self._attempts: dict[tuple[int, int], int] = {}
         self._elsewhere: dict[int, tuple[int, int]] = {}
         """What others are training."""
@@ -159,12 +161,6 @@ class SearchPlan:
         return (ref for node in self.nodes for ref in node.checkpoints.values())
 
     # -- what others do ---------------------------------------------------------------
-
-    def keep(self, node_id: int) -> None:
-        """Another study may go on from where a node begins: the state there is kept when it is passed."""
-        node = self.nodes[node_id]
-        if node.parent is not None:
-            self._agenda.keep(node.parent, node.start)
 
     def learn(self, epochs: Sequence[EpochDone], kept: Sequence[CheckpointRef]) -> list[Answer]:
         """Takes note of what others have trained; returns the requests that it settles."""

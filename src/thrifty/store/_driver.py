@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -61,6 +62,8 @@ class Driver:
         self._sleep = sleep
         self._plan = lease.study.plan
         self._seen = revision
+        self._held = Counter[int]()
+        """How many chains that are under way have each node: a second one may go on where the first has left it."""
         self._done: set[int] = set()
         """Nodes that are claimed still, though their chains have ended."""
         self._looked = clock.monotonic()
@@ -158,13 +161,16 @@ class Driver:
 
         taken = self._again(attempt)
         if taken:
+            self._held.update(spans.keys())
             self._done -= spans.keys()
         return taken
 
     def done(self, stages: Iterable[Stage]) -> None:
         """A chain has ended: it is given back with the next batch, which has what it led to."""
         if self.shared:
-            self._done |= spans_of(stages).keys()
+            nodes = spans_of(stages).keys()
+            self._held.subtract(nodes)
+            self._done |= {node for node in nodes if not self._held[node]}
 
     # -- inside -----------------------------------------------------------------------
 

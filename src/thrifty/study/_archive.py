@@ -133,7 +133,10 @@ class Archive:
         """The books, from the records."""
         space, max_epochs = self.recipe.space, self.recipe.algorithm.max_epochs
         ledger = Ledger(
-            SearchPlan(cuts=space.branch_epochs(max_epochs=max_epochs)),
+            SearchPlan(
+                cuts=space.branch_epochs(max_epochs=max_epochs),
+                keep_branches=self.storage.is_shared,
+            ),
             goals=self.recipe.goals,
             max_epochs=max_epochs,
             clock=self.clock,

@@ -318,7 +318,6 @@ class Ledger:
             # another study of this plan may train for longer, or not as long
             made = self.plan.insert(Timeline(node.config, epochs=node.epochs))
             assert made == node.node
-            self.plan.keep(made)
         self._num_nodes_recorded = len(self.plan.nodes)
         for epoch in records.epochs:
             if (epoch.node, epoch.epoch) in self.seconds:

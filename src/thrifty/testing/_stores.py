@@ -163,6 +163,25 @@ def check_a_stage_is_claimed_by_one(url: str) -> None:
             assert theirs.claim(_stages(1))
 
 
+def check_a_node_is_held_until_its_last_chain_ends(url: str) -> None:
+    """A driver may begin a second chain on a node while its first one is under way further on."""
+    with _opened(url) as (store, study):
+        other = _study(store, "other", plan=study.plan)
+        with _driving(store, study) as mine, _driving(store, other) as theirs:
+            mine.record(_nodes(study, 2))
+            assert mine.claim(_stages(0, 1))
+            assert mine.claim(_stages(0))
+            mine.done(_stages(0, 1))
+            mine.record([_epoch(study, 1, 1, loss=0.5)])
+            _hear(theirs, num_nodes=0)
+            assert not theirs.claim(_stages(0)), "its second chain has it still"
+            assert theirs.claim(_stages(1))
+            mine.done(_stages(0))
+            mine.record([_epoch(study, 0, 1, loss=0.5)])
+            _hear(theirs, num_nodes=2)
+            assert theirs.claim(_stages(0))
+
+
 def check_the_dead_hold_nothing(url: str) -> None:
     """What a driver had claimed is free once its lease is given up."""
     with _opened(url) as (store, study):
@@ -252,6 +271,7 @@ STORE_CHECKS: tuple[Check, ...] = (
     check_a_study_is_run_by_one,
     check_who_was_taken_over_writes_no_more,
     check_a_stage_is_claimed_by_one,
+    check_a_node_is_held_until_its_last_chain_ends,
     check_the_dead_hold_nothing,
     check_nodes_are_numbered_by_one,
     check_nothing_is_missed,
