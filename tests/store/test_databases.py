@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,7 +10,7 @@ from sqlalchemy import inspect
 
 from tests.servers import needs_postgresql, postgresql, server  # noqa: F401 (fixtures)
 from thrifty.core import MissingExtraError, StoreUnreachableError, UsageError
-from thrifty.store import Store, shown
+from thrifty.store import Store, _engine, shown
 from thrifty.testing import STORE_CHECKS
 
 
@@ -46,6 +47,29 @@ def test_many_may_open_a_new_database_at_once(url):
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(opened, range(8))) == [0] * 8
+
+
+class Cursor:
+    """Says so many times that the database is locked."""
+
+    def __init__(self, refusals: int, said: str = "database is locked") -> None:
+        self.left, self.said = refusals, said
+
+    def execute(self, statement: str) -> None:
+        self.left -= 1
+        if self.left >= 0:
+            raise sqlite3.OperationalError(self.said)
+
+
+def test_the_first_to_open_a_file_may_keep_others_waiting(monkeypatch):
+    cursor = Cursor(3)
+    _engine._use_wal(cursor)
+    assert cursor.left == -1
+    with pytest.raises(sqlite3.OperationalError, match="read"):
+        _engine._use_wal(Cursor(1, "disk I/O error: cannot read"))
+    monkeypatch.setattr(_engine, "_PATIENCE_S", -1.0)
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        _engine._use_wal(Cursor(1))
 
 
 def test_a_server_that_is_not_there(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
@@ -52,6 +54,9 @@ _POSTGRESQL = {
     "options": "-c lock_timeout=30s -c idle_in_transaction_session_timeout=60s",
 }
 
+_PATIENCE_S = 30.0
+"""How long another process may hold a SQLite database."""
+
 _PASSING = frozenset({"08", "40", "53300", "55P03", "57P01", "57P02", "57P03"})
 """States of SQL for what may go better in a moment: no connection, a lost race, too many connections, a restart."""
 
@@ -85,7 +90,9 @@ def open_engine(url: str, *, create: bool) -> Engine:
 
 
 def _sqlite(address: URL, *, create: bool) -> Engine:
-    options: dict[str, Any] = {"connect_args": {"timeout": 30.0, "check_same_thread": False}}
+    options: dict[str, Any] = {
+        "connect_args": {"timeout": _PATIENCE_S, "check_same_thread": False}
+    }
     if address.database in (None, "", ":memory:"):
         options["poolclass"] = StaticPool
     else:
@@ -202,10 +209,25 @@ def _check_file(path: Path, *, create: bool) -> None:
 def _sqlite_settings(connection: Any, record: object) -> None:  # noqa: ARG001
     cursor = connection.cursor()
     # WAL: readers never wait for the writer; FULL: a committed record survives a power cut
-    cursor.execute("PRAGMA journal_mode=WAL")
+    _use_wal(cursor)
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()
+
+
+def _use_wal(cursor: Any) -> None:
+    """Turns the journal into a write-ahead log, where there can be one."""
+    end = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            # for this one statement SQLite does not wait for another process that does the same
+            if "locked" not in str(error) or time.monotonic() > end:
+                raise
+            time.sleep(0.01)
+        else:
+            return
 
 
 def _bring_up_to_date(connection: Connection, url: str) -> None:
