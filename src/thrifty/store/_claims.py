@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
 
-from sqlalchemy import Connection, delete, literal, select
+from sqlalchemy import (
+    Connection,
+    Executable,
+    Integer,
+    String,
+    Table,
+    bindparam,
+    delete,
+    select,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
 from thrifty.plan import Stage
@@ -50,29 +60,46 @@ def _claim_one(
     owner: str,
     seen: int,
 ) -> bool:
+    values = {
+        "on": plan,
+        "of": node,
+        "first": span[0],
+        "last": span[1],
+        "by": owner,
+        "seen": seen,
+    }
+    return connection.execute(_TAKE[connection.dialect.name], values).first() is not None
+
+
+def _take_by(insert: Callable[[Table], Any]) -> Executable:
+    """The statement that takes a node, built once: it is said for each stage that is trained."""
     nodes, claims = schema.nodes, schema.claims
     fresh = (
         select(
             nodes.c.plan,
             nodes.c.node,
-            literal(span[0]),
-            literal(span[1]),
-            literal(owner),
+            bindparam("first", type_=Integer),
+            bindparam("last", type_=Integer),
+            bindparam("by", type_=String),
         )
-        .where(nodes.c.plan == plan, nodes.c.node == node, nodes.c.revision <= seen)
+        .where(
+            nodes.c.plan == bindparam("on"),
+            nodes.c.node == bindparam("of"),
+            nodes.c.revision <= bindparam("seen"),
+        )
         # who is writing about this node is waited for, and then seen
         .with_for_update(read=True)
     )
-    dialect = {"sqlite": sqlite, "postgresql": postgresql}[connection.dialect.name]
-    statement = dialect.insert(claims).from_select(
-        ["plan", "node", "start", "stop", "owner"], fresh
-    )
-    mine = statement.on_conflict_do_update(
+    statement = insert(claims).from_select(["plan", "node", "start", "stop", "owner"], fresh)
+    mine: Executable = statement.on_conflict_do_update(
         index_elements=["plan", "node"],
         set_={"start": statement.excluded.start, "stop": statement.excluded.stop},
-        where=claims.c.owner == owner,
-    )
-    return connection.execute(mine.returning(claims.c.node)).first() is not None
+        where=claims.c.owner == bindparam("by"),
+    ).returning(claims.c.node)
+    return mine
+
+
+_TAKE = {"sqlite": _take_by(sqlite.insert), "postgresql": _take_by(postgresql.insert)}
 
 
 def release(connection: Connection, nodes: Collection[int], *, plan: int, owner: str) -> None:

@@ -19,7 +19,8 @@ from ._engine import user_errors
 from ._lease import Lease, taken_over
 from ._plans import news_of
 from ._records import Changes, NodeRecord, Record
-from ._writer import next_revision, write
+from ._turns import await_turn, next_revision
+from ._writer import write
 
 
 logger = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ class Driver:
         def attempt() -> None:
             nonlocal pending
             with user_errors(self._engine), self._engine.begin() as connection:
-                next_revision(connection, self._plan)
+                await_turn(connection, self._plan)
                 if pending is None:
                     pending = add(self._read(connection, num_nodes=num_nodes))
                 elif not self._was_written(connection):
@@ -180,12 +181,12 @@ class Driver:
             return self._seen
         self._count_batch(connection)
         revisions = write(connection, records, at=self._clock.now(), shared=self.shared)
-        mine = [revisions[self._plan]] if self._plan in revisions else []
-        if self._done:
-            mine.append(next_revision(connection, self._plan))
+        mine = revisions.get(self._plan)
+        if self._done:  # others learn by a revision that nodes are free
+            mine = mine or next_revision(connection, self._plan)
             release(connection, self._done, plan=self._plan, owner=self._lease.owner)
-        nobody_between = mine and mine[0] == self._seen + 1
-        return mine[-1] if nobody_between else self._seen
+        # what others wrote in between is still to be read
+        return self._seen + 1 if mine == self._seen + 1 else self._seen
 
     def _count_batch(self, connection: Connection) -> None:
         studies, leases = schema.studies, schema.leases

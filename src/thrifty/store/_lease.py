@@ -16,6 +16,7 @@ from thrifty.core import Clock, StoreBusyError, StoreUnreachableError
 from . import _schema as schema
 from ._engine import user_errors
 from ._records import StudyInfo
+from ._turns import await_turn, next_revision
 
 
 logger = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class Lease:
 
     def _take(self) -> None:
         with user_errors(self._engine), self._engine.begin() as connection:
-            self._lock(connection)
+            await_turn(connection, self.study.plan)  # who looks at the leases looks alone
             others = self._others(connection)
             for row in others:
                 same_study = row.study == self.study.id
@@ -113,12 +114,6 @@ class Lease:
             }
             connection.execute(insert(schema.leases), mine)
 
-    def _lock(self, connection: Connection) -> None:
-        """Lets no other process look at the leases of this plan before this one is through."""
-        mine = schema.plans.c.id == self.study.plan
-        same = update(schema.plans).where(mine).values(revision=schema.plans.c.revision)
-        connection.execute(same)
-
     def _others(self, connection: Connection) -> list[Row[tuple[object, ...]]]:
         table = schema.leases
         query = select(table).where(
@@ -129,14 +124,12 @@ class Lease:
     def _forget(self, connection: Connection, owners: list[str]) -> None:
         if not owners:
             return
-        self._lock(connection)
+        await_turn(connection, self.study.plan)
         claims, leases = schema.claims, schema.leases
         freed = connection.execute(delete(claims).where(claims.c.owner.in_(owners)))
         connection.execute(delete(leases).where(leases.c.owner.in_(owners)))
         if freed.rowcount:  # those who wait for it look again
-            mine = schema.plans.c.id == self.study.plan
-            higher = schema.plans.c.revision + 1
-            connection.execute(update(schema.plans).where(mine).values(revision=higher))
+            next_revision(connection, self.study.plan)
 
     def _busy(self, connection: Connection, row: Row[tuple[object, ...]]) -> StoreBusyError:
         held = row._asdict()

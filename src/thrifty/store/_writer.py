@@ -26,6 +26,7 @@ from ._records import (
     TrialReported,
     TrialStopped,
 )
+from ._turns import next_revision
 
 
 Row = dict[str, Any]
@@ -63,15 +64,6 @@ def write(
         mine = schema.studies.c.id == moved.study
         connection.execute(update(schema.studies).where(mine).values(state=moved.state))
     return revisions
-
-
-def next_revision(connection: Connection, plan: int) -> int:
-    """Counts a plan's revision up; whoever else wants to waits until this transaction ends."""
-    mine = schema.plans.c.id == plan
-    connection.execute(
-        update(schema.plans).where(mine).values(revision=schema.plans.c.revision + 1)
-    )
-    return int(connection.execute(select(schema.plans.c.revision).where(mine)).scalar_one())
 
 
 def keep_first(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
