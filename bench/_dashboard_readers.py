@@ -2,8 +2,8 @@
 
     python -m bench._dashboard_readers ADDRESS NUMBER
 
-They wait for a study, then ask as a page does (the revision every two seconds; when it has changed, the views of the
-overview) until a line comes in, and say what they saw.
+They wait for a study, then ask as a page does (the revision, as often as they are told to; when it has changed, the views of
+the overview) until a line comes in, and say what they saw.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Awaitable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -37,15 +39,21 @@ class Page:
     tally: Tally
     tags: dict[str, str] = field(default_factory=dict)
     seen: dict[str, str] = field(default_factory=dict)
+    pause_s: float = POLL_S
 
     async def get(self, path: str) -> str:
         """Asks, with the ETag as a browser does; the revision of the answer."""
         began = time.perf_counter()
         headers = {"If-None-Match": self.tags[path]} if path in self.tags else {}
-        answer = await self.client.get(f"/api/studies/1{path}", headers=headers)
+        try:
+            answer = await self.client.get(f"/api/studies/1{path}", headers=headers)
+        except httpx.TransportError:
+            self.tally.failed += 1
+            return self.seen.get(path, "")
         self.tally.waits.append(time.perf_counter() - began)
         self.tally.failed += answer.status_code not in (200, 304)
         self.tags[path] = answer.headers.get("etag", "")
+        self.pause_s = float(answer.headers.get("x-ask-again", self.pause_s))
         return answer.headers.get("x-revision", "")
 
     async def live(self, stop: asyncio.Event) -> None:
@@ -54,7 +62,12 @@ class Page:
             for view in VIEWS:
                 if self.seen.get(view) != now:
                     self.seen[view] = await self.get(view)
-            await asyncio.sleep(POLL_S)
+            await _first(stop.wait(), self.pause_s)
+
+
+async def _first(end: Awaitable[object], pause_s: float) -> None:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(end, pause_s)
 
 
 async def watch(address: str, *, number: int) -> Tally:

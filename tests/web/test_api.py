@@ -330,6 +330,17 @@ def test_a_report_changes_the_revision_and_what_is_about_it(client, store):
     assert "/studies/1/workers" not in changed
 
 
+@pytest.mark.parametrize("path", ["/revision", "/studies/1/revision"])
+def test_a_page_is_told_when_to_ask_again(client, path):
+    first = client.get(f"/api{path}")
+    again = client.get(f"/api{path}", headers={"If-None-Match": first.headers["etag"]})
+    assert again.status_code == 304
+    # the second comes after the first, and no earlier than a page alone
+    assert (
+        2.0 <= float(first.headers["x-ask-again"]) < float(again.headers["x-ask-again"]) < 2.2
+    )
+
+
 def test_what_happens_in_another_study_is_not_this_ones(client, store):
     before = get(client, "/studies/1/revision")
     report(store, name=SCRIPT)

@@ -20,6 +20,7 @@ from . import (
     _trials as trials,
 )
 from ._cache import Cache, etag
+from ._pace import Pace
 
 
 LARGEST = 2**31 - 1
@@ -38,6 +39,7 @@ class Desk:
 
     views: Views
     cache: Cache
+    pace: Pace
 
     def stamp(self, study: int | None = None) -> str:
         """The present revision.
@@ -86,11 +88,20 @@ class Desk:
             return Response(status_code=304, headers=headers)
         return Response(body, media_type="application/json", headers=headers)
 
+    def revision(self, request: Request, study: int | None = None) -> Response:
+        """The present revision, which open pages ask for in a loop, and when to ask again."""
+        stamp = self.stamp(study)
+        response = self.answer(
+            request, ("revision",), lambda: models.Revision(revision=stamp), study=study
+        )
+        response.headers["X-Ask-Again"] = f"{self.pace.again_s():.3f}"
+        return response
+
 
 def routes(views: Views, cache: Cache) -> APIRouter:
     """All of the API."""
     router = APIRouter(prefix="/api", responses=_RESPONSES)
-    desk = Desk(views, cache)
+    desk = Desk(views, cache, Pace())
     _about_studies(router, desk)
     _about_charts(router, desk)
     _about_trials(router, desk)
@@ -101,9 +112,7 @@ def _about_studies(router: APIRouter, desk: Desk) -> None:
     @router.get("/revision", response_model=models.Revision)
     def revision(request: Request) -> Response:
         """Changes whenever something is written."""
-        return desk.answer(
-            request, ("revision",), lambda: models.Revision(revision=desk.stamp())
-        )
+        return desk.revision(request)
 
     @router.get("/studies", response_model=models.StudyList)
     def study_list(request: Request) -> Response:
@@ -113,10 +122,7 @@ def _about_studies(router: APIRouter, desk: Desk) -> None:
     @router.get("/studies/{study}/revision", response_model=models.Revision, responses=_NONE)
     def study_revision(request: Request, study: StudyId) -> Response:
         """Changes whenever something is written about a study."""
-        stamp = desk.stamp(study)
-        return desk.answer(
-            request, ("revision",), lambda: models.Revision(revision=stamp), study=study
-        )
+        return desk.revision(request, study)
 
     @router.get("/studies/{study}", response_model=models.StudyDetail, responses=_NONE)
     def study_detail(request: Request, study: StudyId) -> Response:

@@ -39,7 +39,7 @@ def application(views: Views, *, token: str | None, only_here: bool, cache: Cach
         title="thrifty dashboard",
         version=version("thrifty"),
         description="Read-only views of studies. Answers carry an ETag; "
-        "X-Revision is that of the moment they were made.",
+        "X-Revision is that of the moment they were made. X-Ask-Again, with a revision, says in how many seconds to ask again.",
         docs_url=None,  # those pages load scripts from elsewhere
         redoc_url=None,
         lifespan=living,

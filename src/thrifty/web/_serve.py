@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 PORT = 8550
 _SHORTEST_TOKEN = 16
+_KEEP_ALIVE_S = 75
+"""How long a silent connection is kept: many times the two seconds between the questions of an open page, which come late when training has the processor."""
 
 
 def create_app(
@@ -99,7 +101,13 @@ def serve(
         token = secrets.token_urlsafe(24)
     app = create_app(url, token=token, only_here=here)
     listening = _listen(host, port)
-    config = uvicorn.Config(app, log_level="warning", server_header=False, date_header=False)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+    )
     number = listening.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
     query = f"?token={token}" if token else ""

@@ -30,10 +30,19 @@ async function ask(path, params, signal) {
       typeof body.detail === "string" ? body.detail : `error ${response.status}`,
     );
   }
-  return { body, etag: response.headers.get("ETag"), revision: response.headers.get("X-Revision") };
+  return {
+    body,
+    etag: response.headers.get("ETag"),
+    revision: response.headers.get("X-Revision"),
+    again: Number(response.headers.get("X-Ask-Again")),
+  };
 }
 
-export const revision = async (path) => (await ask(path)).body.revision;
+// The present revision, and in how many seconds to ask again: the server lets many readers take turns.
+export async function revision(path) {
+  const { body, again } = await ask(path);
+  return { now: body.revision, again };
+}
 
 export class Reader {
   #seen = new Map();

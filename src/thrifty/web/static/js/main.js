@@ -112,9 +112,11 @@ function show() {
 
 async function poll() {
   const shown = current;
+  let pause = POLL_MS;
   if (document.visibilityState === "visible" && shown) {
     try {
-      const now = await revision(shown.watch);
+      const { now, again } = await revision(shown.watch);
+      pause = Math.max(pause, 1000 * again);
       say("on", "live");
       if (shown === current && (shown.failed || shown.reader.isBehind(now))) await update(shown);
       shown.failed = false;
@@ -124,7 +126,7 @@ async function poll() {
       else console.error(error);
     }
   }
-  setTimeout(poll, POLL_MS);
+  setTimeout(poll, pause);
 }
 
 startTheme(document.getElementById("theme"));
