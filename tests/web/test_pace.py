@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import heapq
+from itertools import pairwise
 
 from thrifty.web._pace import Pace
 
@@ -28,7 +29,7 @@ def test_many_pages_ask_no_more_often_together_and_all_have_their_turn():
     assert len(later) <= 98 / 0.1 + 2
     turns = [[at for at, page in later if page == which] for which in range(200)]
     assert all(len(mine) >= 4 for mine in turns)
-    assert max(b - a for mine in turns for a, b in zip(mine, mine[1:], strict=False)) < 21
+    assert max(b - a for mine in turns for a, b in pairwise(mine)) < 21
 
 
 def test_those_who_have_left_keep_nobody_waiting_for_long():
