@@ -150,15 +150,17 @@ _HOME_OF = {name: f"thrifty.{home}" for home, names in _HOMES.items() for name i
 __all__ = sorted(_HOME_OF)
 
 
-def __getattr__(name: str) -> Any:
-    if name in {"graph", "hetero", "integrations", "nn", "pack", "torch"}:
-        # packages; pack can be called: thrifty.pack([...])
-        return import_module(f"thrifty.{name}")
-    if name in _HOME_OF:
-        value = getattr(import_module(_HOME_OF[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'thrifty' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a name that is not there is for the type checker to find
+
+    def __getattr__(name: str) -> Any:
+        if name in {"graph", "hetero", "integrations", "nn", "pack", "torch"}:
+            # packages; pack can be called: thrifty.pack([...])
+            return import_module(f"thrifty.{name}")
+        if name in _HOME_OF:
+            value = getattr(import_module(_HOME_OF[name]), name)
+            globals()[name] = value
+            return value
+        raise AttributeError(f"module 'thrifty' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache, lru_cache
 from typing import Any
@@ -27,7 +27,14 @@ from thrifty.space._pieces import (
 )
 
 
-SampleRate = str | float | tuple[float, ...]
+# What a field takes. In a template each may be a domain that it is drawn from, which no type says: so they are checked when made.
+Number = Any
+"""A number."""
+Numbers = Any
+"""A list of numbers, kept as a tuple."""
+Values = Any
+"""A list of anything, kept as a tuple."""
+SampleRate = str | float | Sequence[float]
 
 _KINDS: dict[str, type[Schedule]] = {}
 
@@ -97,11 +104,11 @@ class Schedule(ABC):
         for each in fields(self):  # type: ignore[arg-type]
             value, kind = getattr(self, each.name), str(each.type)
             given = value is not None or not kind.endswith("None")
-            if kind.startswith("float") and given and not _is_number(value):
+            if kind.split()[0] == "Number" and given and not _is_number(value):
                 raise ScheduleError(f"{self!r}: {each.name} must be a number, not {value!r}")
-            if kind.startswith("tuple") and not isinstance(value, tuple):
+            if kind in {"Numbers", "Values"} and not isinstance(value, tuple):
                 raise ScheduleError(f"{self!r}: {each.name} must be a list, not {value!r}")
-            if kind == "tuple[float, ...]" and not all(map(_is_number, value)):
+            if kind == "Numbers" and not all(map(_is_number, value)):
                 raise ScheduleError(f"{self!r}: {each.name} must be numbers, not {value!r}")
 
     def is_template(self) -> bool:
@@ -161,7 +168,7 @@ class Then(Schedule):
 
     first: Schedule
     second: Schedule
-    at: float = field(kw_only=True)
+    at: Number = field(kw_only=True)
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:
         """The pieces of both parts."""
@@ -171,7 +178,7 @@ class Then(Schedule):
 
     def span(self) -> float:
         """The fewest epochs a run needs."""
-        return self.at + max(self.second.span(), 1.0)
+        return float(self.at + max(self.second.span(), 1.0))
 
     def validate(self) -> None:
         """Raises ScheduleError for fields that make no sense."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from thrifty.core import ScheduleError
 from thrifty.space._pieces import Segment, cosine_arc
 from thrifty.space.schedules._base import (
+    Number,
     SampleRate,
     Schedule,
     check_positive,
@@ -25,10 +26,10 @@ class CosineRestarts(Schedule):
     [1.0, 0.5, 1.0, 0.5]
     """
 
-    value: float
-    period: float = field(kw_only=True)
-    growth: float = field(default=1.0, kw_only=True)
-    floor: float = field(default=0.0, kw_only=True)
+    value: Number
+    period: Number = field(kw_only=True)
+    growth: Number = field(default=1.0, kw_only=True)
+    floor: Number = field(default=0.0, kw_only=True)
     sample: SampleRate = field(default="step", kw_only=True)
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:

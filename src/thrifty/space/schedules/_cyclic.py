@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from thrifty.space._pieces import Segment, ramp
 from thrifty.space.schedules._base import (
+    Number,
     SampleRate,
     Schedule,
     check_positive,
@@ -25,9 +26,9 @@ class Cyclic(Schedule):
     [0.0, 0.5, 1.0, 0.5, 0.0]
     """
 
-    low: float
-    high: float
-    period: float = field(kw_only=True)
+    low: Number
+    high: Number
+    period: Number = field(kw_only=True)
     sample: SampleRate = field(default="step", kw_only=True)
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from thrifty.space._pieces import Segment, decay
 from thrifty.space.schedules._base import (
+    Number,
     SampleRate,
     Schedule,
     check_positive,
@@ -25,8 +26,8 @@ class Exponential(Schedule):
     [1.0, 0.5, 0.25]
     """
 
-    value: float
-    gamma: float = field(kw_only=True)
+    value: Number
+    gamma: Number = field(kw_only=True)
     sample: SampleRate = field(default="step", kw_only=True)
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:

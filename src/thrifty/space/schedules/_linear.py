@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from thrifty.space._pieces import Segment, ramp
 from thrifty.space.schedules._base import (
+    Number,
     SampleRate,
     Schedule,
     check_positive,
@@ -26,9 +27,9 @@ class Linear(Schedule):
     [1.0, 0.75, 0.5, 0.25]
     """
 
-    value: float
-    floor: float = field(default=0.0, kw_only=True)
-    epochs: float | None = field(default=None, kw_only=True)
+    value: Number
+    floor: Number = field(default=0.0, kw_only=True)
+    epochs: Number | None = field(default=None, kw_only=True)
     sample: SampleRate = field(default="step", kw_only=True)
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:

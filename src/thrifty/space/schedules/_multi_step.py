@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 from thrifty.core import ScheduleError
 from thrifty.space._pieces import Segment, hold
-from thrifty.space.schedules._base import Schedule, check_milestones
+from thrifty.space.schedules._base import Numbers, Schedule, Values, check_milestones
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -19,8 +18,8 @@ class MultiStep(Schedule):
     [64, 64, 128, 128]
     """
 
-    levels: tuple[Any, ...]
-    milestones: tuple[float, ...] = field(kw_only=True)
+    levels: Values
+    milestones: Numbers = field(kw_only=True)
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:
         """One hold for each level."""
@@ -34,7 +33,7 @@ class MultiStep(Schedule):
 
     def span(self) -> float:
         """The fewest epochs a run needs."""
-        return math.floor(self.milestones[-1]) + 1.0
+        return float(math.floor(self.milestones[-1]) + 1)
 
     def validate(self) -> None:
         """Raises ScheduleError for fields that make no sense."""

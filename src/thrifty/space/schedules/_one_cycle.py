@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from thrifty.core import ScheduleError
 from thrifty.space._pieces import Segment, cosine_arc, ramp
 from thrifty.space.schedules._base import (
+    Number,
     SampleRate,
     Schedule,
     check_positive,
@@ -26,12 +27,12 @@ class OneCycle(Schedule):
     [0.2, 0.6, 1.0, 0.5]
     """
 
-    peak: float
-    warmup: float = field(default=0.3, kw_only=True)
-    div: float = field(default=25.0, kw_only=True)
-    final_div: float = field(default=1e5, kw_only=True)
+    peak: Number
+    warmup: Number = field(default=0.3, kw_only=True)
+    div: Number = field(default=25.0, kw_only=True)
+    final_div: Number = field(default=1e5, kw_only=True)
     shape: str = field(default="cosine", kw_only=True)
-    epochs: float | None = field(default=None, kw_only=True)
+    epochs: Number | None = field(default=None, kw_only=True)
     sample: SampleRate = field(default="step", kw_only=True)
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:

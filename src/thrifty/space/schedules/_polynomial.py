@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from thrifty.space._pieces import Segment, power_arc
 from thrifty.space.schedules._base import (
+    Number,
     SampleRate,
     Schedule,
     check_positive,
@@ -26,10 +27,10 @@ class Polynomial(Schedule):
     [1.0, 0.5625, 0.25, 0.0625]
     """
 
-    value: float
-    power: float = field(default=2.0, kw_only=True)
-    floor: float = field(default=0.0, kw_only=True)
-    epochs: float | None = field(default=None, kw_only=True)
+    value: Number
+    power: Number = field(default=2.0, kw_only=True)
+    floor: Number = field(default=0.0, kw_only=True)
+    epochs: Number | None = field(default=None, kw_only=True)
     sample: SampleRate = field(default="step", kw_only=True)
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from thrifty.core import ScheduleError
 from thrifty.space._pieces import Segment, rex_arc
 from thrifty.space.schedules._base import (
+    Number,
     SampleRate,
     Schedule,
     check_positive,
@@ -30,10 +31,10 @@ class REX(Schedule):
     [1.0, 0.8889, 0.75, 0.5714, 0.3333]
     """
 
-    value: float
-    d: float = field(default=0.5, kw_only=True)
-    floor: float = field(default=0.0, kw_only=True)
-    epochs: float | None = field(default=None, kw_only=True)
+    value: Number
+    d: Number = field(default=0.5, kw_only=True)
+    floor: Number = field(default=0.0, kw_only=True)
+    epochs: Number | None = field(default=None, kw_only=True)
     sample: SampleRate = field(default="step", kw_only=True)
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:

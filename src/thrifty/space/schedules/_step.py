@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 
 from thrifty.core import ScheduleError
 from thrifty.space._pieces import Segment, hold
-from thrifty.space.schedules._base import Schedule, check_milestones, check_positive
+from thrifty.space.schedules._base import (
+    Number,
+    Numbers,
+    Schedule,
+    check_milestones,
+    check_positive,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -22,10 +28,10 @@ class Step(Schedule):
     [1.0, 1.0, 1.0, 0.5, 0.5, 0.5]
     """
 
-    value: float
-    milestones: tuple[float, ...] = ()
-    gamma: float = field(default=0.1, kw_only=True)
-    every: float | None = field(default=None, kw_only=True)
+    value: Number
+    milestones: Numbers = ()
+    gamma: Number = field(default=0.1, kw_only=True)
+    every: Number | None = field(default=None, kw_only=True)
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:
         """One hold for each level."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from thrifty.space._pieces import Segment, ramp, values_at
 from thrifty.space.schedules._base import (
+    Number,
     SampleRate,
     Schedule,
     check_positive,
@@ -28,9 +29,9 @@ class Warmup(Schedule):
     [0.0, 0.5, 1.0, 1.0]
     """
 
-    epochs: float
+    epochs: Number
     schedule: Schedule
-    start: float = field(default=0.0, kw_only=True)
+    start: Number = field(default=0.0, kw_only=True)
     sample: SampleRate = field(default="step", kw_only=True)
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:
@@ -43,7 +44,7 @@ class Warmup(Schedule):
 
     def span(self) -> float:
         """The fewest epochs a run needs."""
-        return self.epochs + max(self.schedule.span(), 1.0)
+        return float(self.epochs + max(self.schedule.span(), 1.0))
 
     def validate(self) -> None:
         """Raises ScheduleError for fields that make no sense."""

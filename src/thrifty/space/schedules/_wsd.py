@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from thrifty.core import ScheduleError
 from thrifty.space._pieces import Segment, cosine_arc, hold, ramp
 from thrifty.space.schedules._base import (
+    Number,
     SampleRate,
     Schedule,
     check_positive,
@@ -28,12 +29,12 @@ class WSD(Schedule):
     [1.0, 1.0, 1.0, 0.5]
     """
 
-    value: float
-    cooldown: float = field(kw_only=True)
-    warmup: float = field(default=0.0, kw_only=True)
-    floor: float = field(default=0.0, kw_only=True)
+    value: Number
+    cooldown: Number = field(kw_only=True)
+    warmup: Number = field(default=0.0, kw_only=True)
+    floor: Number = field(default=0.0, kw_only=True)
     shape: str = field(default="linear", kw_only=True)
-    epochs: float | None = field(default=None, kw_only=True)
+    epochs: Number | None = field(default=None, kw_only=True)
     sample: SampleRate = field(default="step", kw_only=True)
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:
