@@ -7,10 +7,7 @@ which nothing is exchanged), and what DDP adds to the steps of models that only 
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -23,6 +20,7 @@ import numpy as np
 from thrifty.perf import CollectiveModel, CollectiveTiming, StepProfile, iteration_s
 
 from ._harness import table
+from ._pinned import free_port, member, pinned
 
 
 BATCHES: Mapping[str, Sequence[int]] = {
@@ -260,47 +258,16 @@ def _merged(profiles: Sequence[StepProfile]) -> StepProfile:
 @contextmanager
 def _crew() -> Iterator[Crew]:
     with ExitStack() as stack:
-        alone, pair = _free_port(), _free_port()
+        alone, pair = free_port(), free_port()
         started = [
-            stack.enter_context(_process(core, env))
+            stack.enter_context(pinned("bench._cloud_worker", core=core, env=env))
             for core, env in (
                 (0, {}),
                 (1, {}),
-                (0, _group(0, 1, alone)),
-                (0, _group(0, 2, pair)),
-                (1, _group(1, 2, pair)),
+                (0, member(0, 1, alone)),
+                (0, member(0, 2, pair)),
+                (1, member(1, 2, pair)),
             )
         ]
         workers = [Worker(process) for process in started]
         yield Crew(single=workers[:2], alone=workers[2:3], pair=workers[3:])
-
-
-def _group(rank: int, size: int, port: int) -> dict[str, str]:
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-
-
-@contextmanager
-def _process(core: int, env: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bench._cloud_worker", json.dumps({"core": core})],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **env},
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +13,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 from typing import Any
+
+from ._pinned import free_port, member, pinned
 
 
 FAST, SLOW = 0, 1
@@ -54,12 +54,12 @@ class Run:
 
 def run(system: str, network: str, batch: int, scenario: Scenario) -> Run:
     """Both workers of a system, until the scenario ends."""
-    port = str(_free_port())
+    port = free_port()
     with ExitStack() as stack:
         workers = [
-            stack.enter_context(_worker(
-                {"system": system, "network": network, "batch": batch, "core": core},
-                {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+            stack.enter_context(pinned(
+                "bench._hetero_worker", core=core, env=member(rank, 2, port),
+                system=system, network=network, batch=batch,
             ))
             for rank, core in enumerate((FAST, SLOW))
         ]  # fmt: skip
@@ -70,8 +70,8 @@ def solo(network: str, batches: Sequence[int], scenario: Scenario) -> list[Run]:
     """Each core by itself, at the same time: what both could do if nothing had to be exchanged."""
     with ExitStack() as stack:
         workers = [
-            stack.enter_context(_worker(
-                {"system": "thrifty", "network": network, "batch": batch, "core": core}, {}
+            stack.enter_context(pinned(
+                "bench._hetero_worker", core=core, system="thrifty", network=network, batch=batch
             ))
             for core, batch in zip((FAST, SLOW), batches, strict=True)
         ]  # fmt: skip
@@ -156,21 +156,6 @@ def recovery(result: Run, scenario: Scenario) -> list[int]:
 
 
 @contextmanager
-def _worker(options: dict[str, Any], env: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bench._hetero_worker", json.dumps(options)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **env},
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-@contextmanager
 def _load(seconds: float, num: int) -> Iterator[None]:
     """``num`` competitors for the second core, that end by themselves."""
     code = f"import os, time\nos.sched_setaffinity(0, {{{SLOW}}})\nend = time.monotonic() + {seconds}\nwhile time.monotonic() < end:\n    pass"
@@ -185,9 +170,3 @@ def _load(seconds: float, num: int) -> Iterator[None]:
 
 def _sleep_until(moment: float) -> None:
     time.sleep(max(0.0, moment - time.monotonic()))
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
