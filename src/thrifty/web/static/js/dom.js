@@ -53,6 +53,31 @@ export function empty(title, text) {
   return h("p", { class: "empty" }, h("strong", {}, title), text);
 }
 
+// What a view shows once it has something to show; its elements are made once, and stay.
+export class Panel {
+  #root;
+  #children;
+  #shown = false;
+
+  constructor(root, ...children) {
+    this.#root = root;
+    this.#children = children;
+  }
+
+  // Says whether it was not there before.
+  show() {
+    if (this.#shown) return false;
+    fill(this.#root, this.#children);
+    this.#shown = true;
+    return true;
+  }
+
+  empty(title, text) {
+    fill(this.#root, empty(title, text));
+    this.#shown = false;
+  }
+}
+
 export function sortable(label, { key, state, change, numeric = false }) {
   const sorted = state.key === key ? (state.down ? "descending" : "ascending") : "none";
   const down = state.key === key ? !state.down : numeric;

@@ -1,7 +1,7 @@
 // Learning curves: the best trials in colour, some others behind them.
 
 import { Chart, axis } from "../chart.js";
-import { empty, fill, h } from "../dom.js";
+import { Panel, fill, h } from "../dom.js";
 import { count, number } from "../format.js";
 import { grading, ramp } from "../theme.js";
 
@@ -16,7 +16,6 @@ export function curvesView({ root, reader, path, study: id, update }) {
   const log = h("input", { type: "checkbox", onchange: () => data && draw() });
   const note = h("p", { class: "note" });
   let data = null;
-  let drawn = false;
 
   chart.on("mouseover", ({ seriesIndex }) => {
     const curve = data?.curves[seriesIndex];
@@ -78,42 +77,40 @@ export function curvesView({ root, reader, path, study: id, update }) {
     }));
   }
 
+  const panel = new Panel(
+    root,
+    h(
+      "section",
+      { class: "card" },
+      h("header", {}, h("h2", {}, "Learning curves"), note),
+      h(
+        "div",
+        { class: "tools" },
+        h("label", {}, "Metric", metric),
+        h("label", {}, log, "Logarithmic"),
+        h(
+          "span",
+          { class: "legend" },
+          "best trials: worse",
+          h("span", { class: "ramp", "aria-hidden": "true" }),
+          "better",
+        ),
+      ),
+      chart.element,
+      said,
+    ),
+  );
+
   return {
     async update() {
       const { body, changed } = await reader.get("curves", `${path}/curves`, { metric: metric.value });
       if (!changed) return;
       data = body;
       if (!body.curves.some((curve) => curve.points.length)) {
-        fill(root, empty("No curves yet", "They appear with the first epochs."));
-        drawn = false;
+        panel.empty("No curves yet", "They appear with the first epochs.");
         return;
       }
-      if (!drawn) {
-        drawn = true;
-        fill(
-          root,
-          h(
-            "section",
-            { class: "card" },
-            h("header", {}, h("h2", {}, "Learning curves"), note),
-            h(
-              "div",
-              { class: "tools" },
-              h("label", {}, "Metric", metric),
-              h("label", {}, log, "Logarithmic"),
-              h(
-                "span",
-                { class: "legend" },
-                "best trials: worse",
-                h("span", { class: "ramp", "aria-hidden": "true" }),
-                "better",
-              ),
-            ),
-            chart.element,
-            said,
-          ),
-        );
-      }
+      panel.show();
       if (metric.options.length !== body.names.length)
         fill(
           metric,

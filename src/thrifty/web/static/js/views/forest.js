@@ -1,7 +1,7 @@
 // The stage forest: epochs to the right, a row for each way to the end; what is tall is shared by many.
 
 import { Chart, axis, tooltip } from "../chart.js";
-import { badge, empty, fill, h } from "../dom.js";
+import { Panel, badge, fill, h } from "../dom.js";
 import { count, number, plain, span } from "../format.js";
 import { grading, ramp } from "../theme.js";
 
@@ -16,7 +16,6 @@ export function forestView({ root, reader, path, study: id }) {
   const legend = h("span", { class: "legend" });
   const early = h("input", { type: "checkbox", onchange: () => data && draw() });
   let data = null;
-  let drawn = false;
 
   chart.on("click", ({ dataIndex }) => {
     const stage = data?.stages[dataIndex];
@@ -183,31 +182,29 @@ export function forestView({ root, reader, path, study: id }) {
     );
   }
 
+  const panel = new Panel(
+    root,
+    h(
+      "section",
+      { class: "card" },
+      h("header", {}, h("h2", {}, "Stage forest"), note),
+      h("div", { class: "tools" }, h("label", {}, early, "Stretch early epochs"), legend),
+      chart.element,
+      picked,
+    ),
+  );
+
   return {
     async update() {
       const { body, changed } = await reader.get("forest", `${path}/forest`);
       if (!changed) return;
       data = body;
       if (!body.stages.length) {
-        fill(root, empty("No stages yet", "The forest grows with the first trials."));
-        drawn = false;
+        panel.empty("No stages yet", "The forest grows with the first trials.");
         return;
       }
-      if (!drawn) {
-        drawn = true;
+      if (panel.show())
         early.checked = body.stages.filter((s) => s.stop * 8 <= body.epochs).length * 2 > body.stages.length;
-        fill(
-          root,
-          h(
-            "section",
-            { class: "card" },
-            h("header", {}, h("h2", {}, "Stage forest"), note),
-            h("div", { class: "tools" }, h("label", {}, early, "Stretch early epochs"), legend),
-            chart.element,
-            picked,
-          ),
-        );
-      }
       note.textContent =
         `${count(body.saved)} epochs shared instead of trained again` +
         (body.stages.length < body.total

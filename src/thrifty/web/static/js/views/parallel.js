@@ -1,7 +1,7 @@
 // Parallel coordinates: a line for each trial, coloured by the metric; ranges are marked by dragging along an axis.
 
 import { Chart } from "../chart.js";
-import { empty, fill, h } from "../dom.js";
+import { Panel, h } from "../dom.js";
 import { count, number } from "../format.js";
 import { grading, ramp } from "../theme.js";
 
@@ -14,7 +14,6 @@ export function parallelView({ root, reader, path, study: id }) {
   );
   const note = h("p", { class: "note" });
   let data = null;
-  let drawn = false;
 
   function draw() {
     const last = data.axes.length;
@@ -106,40 +105,38 @@ export function parallelView({ root, reader, path, study: id }) {
     if (/^\d+$/.test(name ?? "")) location.hash = `#/studies/${id}/trials/${name}`;
   });
 
+  const panel = new Panel(
+    root,
+    h(
+      "section",
+      { class: "card" },
+      h("header", {}, h("h2", {}, "Parallel coordinates"), note),
+      h(
+        "div",
+        { class: "tools" },
+        h(
+          "span",
+          { class: "legend" },
+          "worse",
+          h("span", { class: "ramp", "aria-hidden": "true" }),
+          "better",
+        ),
+      ),
+      chart.element,
+      said,
+    ),
+  );
+
   return {
     async update() {
       const { body, changed } = await reader.get("parallel", `${path}/parallel`);
       if (!changed) return;
       data = body;
       if (!body.rows.length || !body.axes.length) {
-        fill(root, empty("Nothing to compare yet", "Lines appear when trials that differ have reported."));
-        drawn = false;
+        panel.empty("Nothing to compare yet", "Lines appear when trials that differ have reported.");
         return;
       }
-      if (!drawn) {
-        drawn = true;
-        fill(
-          root,
-          h(
-            "section",
-            { class: "card" },
-            h("header", {}, h("h2", {}, "Parallel coordinates"), note),
-            h(
-              "div",
-              { class: "tools" },
-              h(
-                "span",
-                { class: "legend" },
-                "worse",
-                h("span", { class: "ramp", "aria-hidden": "true" }),
-                "better",
-              ),
-            ),
-            chart.element,
-            said,
-          ),
-        );
-      }
+      panel.show();
       note.textContent =
         body.rows.length < body.total
           ? `${count(body.rows.length)} of ${count(body.total)} trials, evenly over the ranks of their values`

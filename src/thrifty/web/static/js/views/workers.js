@@ -1,7 +1,7 @@
 // Stages on workers over time; what a worker trains at once is a pack.
 
 import { Chart, axis, tooltip } from "../chart.js";
-import { empty, fill, h } from "../dom.js";
+import { Panel, fill, h } from "../dom.js";
 import { count, percent, plain, seconds, span as epochs, watch } from "../format.js";
 
 const COLOURS = { failed: "#d64550", solo: "#4b8bd6", pack: "#8a5cf0" };
@@ -29,7 +29,6 @@ export function workersView({ root, reader, path, update }) {
     "Whole study",
   );
   let data = null;
-  let drawn = false;
 
   function look() {
     const zoom = chart.zoom[0];
@@ -123,47 +122,45 @@ export function workersView({ root, reader, path, update }) {
     );
   }
 
+  const panel = new Panel(
+    root,
+    h(
+      "section",
+      { class: "card" },
+      h("header", {}, h("h2", {}, "Workers"), note),
+      h(
+        "div",
+        { class: "tools" },
+        h(
+          "span",
+          { class: "legend" },
+          h("span", {}, h("span", { class: "swatch solo", "aria-hidden": "true" }), "one stage"),
+          h(
+            "span",
+            {},
+            h("span", { class: "swatch pack", "aria-hidden": "true" }),
+            "stages trained jointly",
+          ),
+          h("span", {}, h("span", { class: "swatch failed", "aria-hidden": "true" }), "failed or lost"),
+        ),
+        closer,
+        whole,
+      ),
+      chart.element,
+    ),
+    h("section", { class: "card" }, h("header", {}, h("h2", {}, "Busy")), usage),
+  );
+
   return {
     async update() {
       const { body, changed } = await reader.get("workers", `${path}/workers`, span);
       if (!changed) return;
       data = body;
       if (!body.workers.length) {
-        fill(root, empty("No stage has ended yet", "Workers appear here with their first stages."));
-        drawn = false;
+        panel.empty("No stage has ended yet", "Workers appear here with their first stages.");
         return;
       }
-      if (!drawn) {
-        drawn = true;
-        fill(
-          root,
-          h(
-            "section",
-            { class: "card" },
-            h("header", {}, h("h2", {}, "Workers"), note),
-            h(
-              "div",
-              { class: "tools" },
-              h(
-                "span",
-                { class: "legend" },
-                h("span", {}, h("span", { class: "swatch solo", "aria-hidden": "true" }), "one stage"),
-                h(
-                  "span",
-                  {},
-                  h("span", { class: "swatch pack", "aria-hidden": "true" }),
-                  "stages trained jointly",
-                ),
-                h("span", {}, h("span", { class: "swatch failed", "aria-hidden": "true" }), "failed or lost"),
-              ),
-              closer,
-              whole,
-            ),
-            chart.element,
-          ),
-          h("section", { class: "card" }, h("header", {}, h("h2", {}, "Busy")), usage),
-        );
-      }
+      panel.show();
       closer.hidden = body.shown >= body.total;
       whole.hidden = span.since === null;
       note.textContent =
