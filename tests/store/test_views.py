@@ -25,6 +25,7 @@ from thrifty.store import (
     best_trials,
 )
 from thrifty.store._views import TrialFilter, Views, sortable
+from thrifty.store._views._reading import reading
 
 
 EPOCHS = 9
@@ -145,7 +146,7 @@ def counting(trial):
 
 
 def test_studies_at_a_glance(store, views, trials):
-    first, empty = views.studies()
+    first, empty = views.studies.list()
     summary = store.studies.summary("first")
     assert (first.name, first.state, first.task) == ("first", "running", "T")
     assert (first.best_value, first.best_trial) == (summary.best_value, summary.best_trial)
@@ -157,15 +158,19 @@ def test_studies_at_a_glance(store, views, trials):
     assert (first.trained_epochs, first.seconds) == (summary.plan_epochs, summary.seconds)
     assert first.last_activity == summary.last_activity
     assert (empty.trained_epochs, empty.best_value, empty.last_activity) == (0, None, None)
-    assert (views.study(1), views.study(2), views.study(3)) == (first, empty, None)
+    assert (views.studies.get(1), views.studies.get(2), views.studies.get(3)) == (
+        first,
+        empty,
+        None,
+    )
 
 
 def test_the_stamp_changes_with_whatever_is_written(written, store, views):
-    stamps = [(views.stamp(), views.stamp(1), views.stamp(2))]
+    stamps = [(views.studies.stamp(), views.studies.stamp(1), views.studies.stamp(2))]
 
     def write(*records):
         store.record(records)
-        stamps.append((views.stamp(), views.stamp(1), views.stamp(2)))
+        stamps.append((views.studies.stamp(), views.studies.stamp(1), views.studies.stamp(2)))
 
     write(TrialReported(study=1, trial=0, epoch=9, value=0.0))
     write(stage(1, began=20.0, seconds=1.0))
@@ -175,14 +180,14 @@ def test_the_stamp_changes_with_whatever_is_written(written, store, views):
     # reports of another study are nothing to it; what is trained for the plan is
     assert second[0] == second[1]
     assert second[1] != second[2]
-    assert views.stamp(3) is None
-    assert views.stamp() == everything[-1]
+    assert views.studies.stamp(3) is None
+    assert views.studies.stamp() == everything[-1]
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
 @pytest.mark.parametrize("sort", ["number", "state", "value", "reached", "target", "violation"])
 def test_trials_sorted_by_a_column(views, trials, sort, order):
-    rows = views.trials(1, TrialFilter(), sort=sort, order=order, limit=500)
+    rows = views.trials.page(1, TrialFilter(), sort=sort, order=order, limit=500)
     sign = -1 if order == "desc" else 1
     keys = {t.number: getattr(t, sort) for t in trials}
     if sort == "state":
@@ -194,7 +199,7 @@ def test_trials_sorted_by_a_column(views, trials, sort, order):
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
 def test_trials_sorted_by_a_hyper_parameter_numbers_and_texts(views, trials, order):
-    rows = views.trials(1, TrialFilter(), sort="param:width", order=order, limit=500)
+    rows = views.trials.page(1, TrialFilter(), sort="param:width", order=order, limit=500)
     found = [row.config["width"] for row in rows]
     numbers = [w for w in found if w != "wide"]
     assert numbers == sorted(numbers, reverse=order == "desc")
@@ -206,7 +211,8 @@ def test_trials_sorted_by_a_hyper_parameter_numbers_and_texts(views, trials, ord
 
 def test_pages(views):
     parts = [
-        views.trials(1, TrialFilter(), sort="value", offset=o, limit=15) for o in (0, 15, 30)
+        views.trials.page(1, TrialFilter(), sort="value", offset=o, limit=15)
+        for o in (0, 15, 30)
     ]
     assert [len(part) for part in parts] == [15, 15, NUM - 30]
     assert len({row.number for part in parts for row in part}) == NUM
@@ -231,9 +237,9 @@ def test_pages(views):
     ],
 )  # fmt: skip
 def test_filters(views, trials, which, passes):
-    rows = views.trials(1, which, limit=500)
+    rows = views.trials.page(1, which, limit=500)
     assert [row.number for row in rows] == [t.number for t in trials if passes(t)]
-    assert views.count(1, which) == len(rows)
+    assert views.trials.count(1, which) == len(rows)
 
 
 @pytest.mark.parametrize(
@@ -242,26 +248,26 @@ def test_filters(views, trials, which, passes):
 def test_what_trials_cannot_be_sorted_by(views, sort):
     assert not sortable(sort)
     with pytest.raises(UsageError, match="cannot sort trials by"):
-        views.trials(1, TrialFilter(), sort=sort)
+        views.trials.page(1, TrialFilter(), sort=sort)
 
 
 @pytest.mark.parametrize(
     "name", ["a'b", "a.b[0]", "ü", "a\\b", "$", "drop table trials", "%s", ":x"]
 )
 def test_odd_names_are_only_names(views, name):
-    assert len(views.trials(1, TrialFilter(), sort=f"param:{name}", limit=500)) == NUM
+    assert len(views.trials.page(1, TrialFilter(), sort=f"param:{name}", limit=500)) == NUM
 
 
 def test_one_trial(views):
-    row = views.trial(1, 9)
+    row = views.trials.get(1, 9)
     assert (row.state, row.error) == ("failed", ["error", "m", "t"])
-    assert views.trial(1, NUM) is None
-    assert views.trial(2, 0) is None
+    assert views.trials.get(1, NUM) is None
+    assert views.trials.get(2, 0) is None
 
 
 def test_values_and_whether_they_count(views, trials):
     wanted = [(t.number, t.value, counting(t)) for t in trials if t.value is not None]
-    assert views.values(1) == wanted
+    assert views.samples.values(1) == wanted
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
@@ -270,19 +276,19 @@ def test_the_best(views, trials, mode):
     ranked = sorted(
         (t for t in trials if counting(t)), key=lambda t: (sign * t.value, t.number)
     )
-    rows = views.best(1, mode=mode, limit=7)
+    rows = views.samples.best(1, mode=mode, limit=7)
     assert [(r.number, r.node, r.reached) for r in rows] == [
         (t.number, t.node, t.reached) for t in ranked[:7]
     ]
 
 
 def test_some_are_the_same_again_and_mostly_the_same_later(written, store, views):
-    first = [row.number for row in views.some(1, limit=10)]
-    assert first == [row.number for row in views.some(1, limit=10)]
+    first = [row.number for row in views.samples.some(1, limit=10)]
+    assert first == [row.number for row in views.samples.some(1, limit=10)]
     assert first != sorted(first)
     asked = TrialAsked(study=1, trial=NUM, target=1, config={}, group=0, parent=None, node=0)
     store.record([asked, TrialReported(study=1, trial=NUM, epoch=1, value=1.0)])
-    assert len({row.number for row in views.some(1, limit=10)} & set(first)) >= 9
+    assert len({row.number for row in views.samples.some(1, limit=10)} & set(first)) >= 9
 
 
 @pytest.mark.parametrize("limit", [1, 3, 7, NUM, 1000])
@@ -290,7 +296,7 @@ def test_spread_takes_one_of_each_part(views, trials, limit):
     ranked = sorted(
         (t for t in trials if t.value is not None), key=lambda t: (t.value, t.number)
     )
-    rows = views.spread(1, limit=limit)
+    rows = views.samples.spread(1, limit=limit)
     assert len(rows) == min(limit, len(ranked))
     places = [[t.number for t in ranked].index(row.number) for row in rows]
     if limit < len(ranked):
@@ -300,31 +306,31 @@ def test_spread_takes_one_of_each_part(views, trials, limit):
 
 def test_levels(views, trials):
     standing = [t.reached for t in trials if t.reached and t.state != "failed"]
-    assert views.levels(1) == [(e, standing.count(e)) for e in sorted(set(standing))]
+    assert views.samples.levels(1) == [(e, standing.count(e)) for e in sorted(set(standing))]
 
 
 @pytest.mark.parametrize("epoch", [1, 2, 3, 4, 5, EPOCHS])
 def test_at_epoch_is_the_curve_at_that_epoch(store, views, trials, epoch):
     curves = store.studies.curves(1, "loss")
     passed = [t for t in trials if t.reached >= epoch and t.state != "failed"]
-    found = views.at_epoch(1, epoch, plan=1, limit=500)
+    found = views.samples.at_epoch(1, epoch, plan=1, limit=500)
     assert [metrics["loss"] for _, metrics in found] == [
         curves[t.number][epoch - 1] for t in passed
     ]
     assert [config["width"] for config, _ in found] == [t.config["width"] for t in passed]
-    assert len(views.at_epoch(1, epoch, plan=1, limit=2)) == 2
+    assert len(views.samples.at_epoch(1, epoch, plan=1, limit=2)) == 2
 
 
 @pytest.mark.parametrize("every", [1, 3])
 def test_paths_are_curves(store, views, trials, every):
     curves = store.studies.curves(1, "loss")
     reported = [t for t in trials if t.reached]
-    paths = views.paths(1, [t.node for t in reported], every=every)
+    paths = views.plans.paths(1, [t.node for t in reported], every=every)
     for t in reported:
         found = [(epoch, metrics["loss"]) for epoch, metrics in paths.curve(t.node, t.reached)]
         wanted = list(enumerate(curves[t.number], start=1))
         assert found == [(e, v) for e, v in wanted if e % every == 0]
-    assert views.paths(1, []).origins == {}
+    assert views.plans.paths(1, []).origins == {}
     assert paths.curve(999, 3) == []
 
 
@@ -333,7 +339,7 @@ def test_the_tree(store, views):
     last = {}
     for each in plan.epochs:
         last[each.node] = max(last.get(each.node, 0), each.epoch)
-    assert [tuple(row) for row in views.tree(1)] == [
+    assert [tuple(row) for row in views.plans.tree(1)] == [
         (n.node, n.parent, n.start, last.get(n.node)) for n in plan.nodes
     ]
 
@@ -343,7 +349,7 @@ def test_where_trials_end(written, store, views, trials):
         study=1, trial=0, target=EPOCHS, config=None, group=0, parent=None, node=0
     )
     store.record([asked])
-    ends = {(row.node, row.epoch): row for row in views.ends(1)}
+    ends = {(row.node, row.epoch): row for row in views.plans.ends(1)}
     assert sum(row.trials for row in ends.values()) == NUM
     for t in trials[1:]:
         row = ends[t.node, t.reached]
@@ -353,11 +359,11 @@ def test_where_trials_end(written, store, views, trials):
 
 
 def test_stages_in_a_span(views):
-    extent = views.extent(1)
+    extent = views.plans.extent(1)
     assert (extent.number, extent.began, extent.ended, extent.workers) == (2, 10.0, 15.0, 2)
 
     def found(since, until, limit=10):
-        total, rows = views.stages(1, since=since, until=until, limit=limit)
+        total, rows = views.plans.stages(1, since=since, until=until, limit=limit)
         return total, [row.started_at for row in rows]
 
     assert found(None, None) == (2, [10.0, 12.0])
@@ -370,13 +376,16 @@ def test_stages_in_a_span(views):
 def test_infinite_values_do_not_hurt(written, store, views):
     asked = TrialAsked(study=2, trial=0, target=1, config={}, group=0, parent=None, node=0)
     store.record([asked, TrialReported(study=2, trial=0, epoch=1, value=-math.inf)])
-    assert views.study(2).best_value == -math.inf
-    assert views.values(2) == [(0, -math.inf, True)]
+    assert views.studies.get(2).best_value == -math.inf
+    assert views.samples.values(2) == [(0, -math.inf, True)]
 
 
 def test_nothing_can_be_written(views):
     row = insert(schema.plans).values(identity="x", task="x", created_at=0.0)
-    with views._reading() as connection, pytest.raises(SQLAlchemyError, match=r"read-?only"):
+    with (
+        reading(views._engine) as connection,
+        pytest.raises(SQLAlchemyError, match=r"read-?only"),
+    ):
         connection.execute(row)
 
 

@@ -48,7 +48,7 @@ class Desk:
             HTTPException: there is no such study.
         """
         found = self.cache.get(
-            ("stamp", study), stamp=None, make=lambda: self.views.stamp(study)
+            ("stamp", study), stamp=None, make=lambda: self.views.studies.stamp(study)
         ).value
         if found is None:
             raise HTTPException(404, f"there is no study number {study}")
@@ -62,7 +62,7 @@ class Desk:
         """
         stamp = self.stamp(study)
         kept = self.cache.get(
-            ("view", study), stamp=stamp, make=lambda: self.views.study(study)
+            ("view", study), stamp=stamp, make=lambda: self.views.studies.get(study)
         )
         if kept.value is None:
             raise HTTPException(404, f"there is no study number {study}")
@@ -263,7 +263,7 @@ def _about_trials(router: APIRouter, desk: Desk) -> None:
         view = desk.study(study)
 
         def make() -> models.Trial:
-            row = desk.views.trial(study, number)
+            row = desk.views.trials.get(study, number)
             if row is None:
                 raise HTTPException(404, f"study {view.name!r} has no trial {number}")
             return trials.trial(desk.views, view, row, forest=_forest(desk, view))

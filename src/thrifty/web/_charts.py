@@ -27,13 +27,13 @@ def curves(
     views: Views, view: StudyView, *, metric: str | None, best: int, others: int
 ) -> models.Curves:
     """The learning curves of the best trials and of some others."""
-    top = list(views.best(view.id, mode=view.modes[0], limit=best)) if best else []
+    top = list(views.samples.best(view.id, mode=view.modes[0], limit=best)) if best else []
     known = {row.number for row in top}
-    rest = list(views.some(view.id, limit=others)) if others else []
+    rest = list(views.samples.some(view.id, limit=others)) if others else []
     rest = [row for row in rest if row.number not in known]
     rows = [*top, *rest]
     every = max(1, math.ceil(max((r.reached for r in rows), default=1) / _POINTS_OF_A_CURVE))
-    paths = views.paths(view.plan, [row.node for row in rows], every=every)
+    paths = views.plans.paths(view.plan, [row.node for row in rows], every=every)
     names = sorted({name for metrics in paths.metrics.values() for name in metrics})
     chosen = metric if metric in names else view.metrics[0]
     return models.Curves(
@@ -60,7 +60,11 @@ def curves(
 
 def parallel(views: Views, view: StudyView, *, limit: int) -> models.Parallel:
     """Trials through their coordinates to the metric, evenly over the ranks of their values."""
-    rows = [row for row in views.spread(view.id, limit=limit) if finite(row.value) is not None]
+    rows = [
+        row
+        for row in views.samples.spread(view.id, limit=limit)
+        if finite(row.value) is not None
+    ]
     axes = columns([row.config for row in rows])
     return models.Parallel(
         metric=view.metrics[0],
@@ -86,12 +90,12 @@ def parallel(views: Views, view: StudyView, *, limit: int) -> models.Parallel:
 def importance(views: Views, view: StudyView) -> models.Importance:
     """What makes trials differ, at the largest epoch that enough of them have passed."""
     metric = view.metrics[0]
-    levels = views.levels(view.id)
+    levels = views.samples.levels(view.id)
     # nobody knows yet how many coordinates there are: those of the space are a first guess
     needed = max(_FEWEST_TRIALS, 2 + len(view.spec.get("space", {})))
     epoch = _common_epoch(levels, needed=needed)
     found = (
-        views.at_epoch(view.id, epoch, plan=view.plan, limit=_TRIALS_FOR_IMPORTANCE)
+        views.samples.at_epoch(view.id, epoch, plan=view.plan, limit=_TRIALS_FOR_IMPORTANCE)
         if epoch
         else []
     )
@@ -114,7 +118,9 @@ def importance(views: Views, view: StudyView) -> models.Importance:
 
 def forest(views: Views, view: StudyView) -> StageForest:
     """The stages of a study, not yet drawn."""
-    return stage_forest(views.tree(view.plan), views.ends(view.id), mode=view.modes[0])
+    return stage_forest(
+        views.plans.tree(view.plan), views.plans.ends(view.id), mode=view.modes[0]
+    )
 
 
 def workers(
@@ -126,8 +132,8 @@ def workers(
     limit: int,
 ) -> models.Workers:
     """Who trained what when."""
-    extent = views.extent(view.plan)
-    total, rows = views.stages(view.plan, since=since, until=until, limit=_MOST_STAGES)
+    extent = views.plans.extent(view.plan)
+    total, rows = views.plans.stages(view.plan, since=since, until=until, limit=_MOST_STAGES)
     longest = {row.id for row in sorted(rows, key=lambda row: -row.seconds)[:limit]}
     by_worker: dict[str, list[Any]] = {}
     for row in rows:

@@ -15,7 +15,7 @@ from ._models import finite
 
 def study_list(views: Views) -> models.StudyList:
     """All studies."""
-    return models.StudyList(studies=[card(view) for view in views.studies()])
+    return models.StudyList(studies=[card(view) for view in views.studies.list()])
 
 
 def card(view: StudyView) -> models.StudyCard:
@@ -41,7 +41,7 @@ def card(view: StudyView) -> models.StudyCard:
 def detail(views: Views, view: StudyView) -> models.StudyDetail:
     """One study: what it was made from, and its best trial."""
     spec = view.spec
-    best = None if view.best_trial is None else views.trial(view.id, view.best_trial)
+    best = None if view.best_trial is None else views.trials.get(view.id, view.best_trial)
     space = spec.get("space", {})
     return models.StudyDetail(
         study=card(view),
@@ -56,7 +56,7 @@ def detail(views: Views, view: StudyView) -> models.StudyDetail:
 
 def history(views: Views, view: StudyView, *, limit: int) -> models.History:
     """The values of trials and the best so far: all that improve, and of the others so many."""
-    found = views.values(view.id)
+    found = views.samples.values(view.id)
     sign = -1.0 if view.modes[0] == "min" else 1.0
     best = -math.inf
     improved: list[tuple[int, float]] = []

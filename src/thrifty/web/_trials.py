@@ -30,7 +30,7 @@ def table(
     limit: int,
 ) -> models.Trials:
     """A page of the table of trials."""
-    rows = views.trials(view.id, which, sort=sort, order=order, offset=offset, limit=limit)
+    rows = views.trials.page(view.id, which, sort=sort, order=order, offset=offset, limit=limit)
     names = dict.fromkeys(view.spec.get("space", {}))
     for row in rows:
         names.update(dict.fromkeys(row.config))
@@ -38,14 +38,14 @@ def table(
         names=list(names),
         metrics=list(view.metrics),
         trials=[_row(row, view) for row in rows],
-        total=views.count(view.id, which),
+        total=views.trials.count(view.id, which),
     )
 
 
 def trial(views: Views, view: StudyView, row: Any, *, forest: StageForest) -> models.Trial:
     """One trial with its schedule, its curves and its neighbours."""
     epochs = max(max_epochs(view) or 0, row.target, 1)
-    paths = views.paths(view.plan, [row.node])
+    paths = views.plans.paths(view.plan, [row.node])
     places = _places(forest, paths.origins, row)
     kind, message, traceback = row.error or ("", "", "")
     stages = [_stage(forest, place, number=row.number) for place in places]

@@ -1,0 +1,73 @@
+"""A database that others write, opened to be looked at."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from sqlalchemy import Engine
+
+from thrifty.core import UsageError
+from thrifty.store._engine import open_engine
+
+from ._plans import PlanViews
+from ._reading import forbid_writing
+from ._studies import StudyViews
+from ._trial_samples import TrialSamples
+from ._trials import TrialViews
+
+
+class Views:
+    """Read-only looks at a database that others write.
+
+    ``studies`` are the studies at a glance, ``trials`` the table of their trials, ``samples`` as many trials as a chart can
+    show, ``plans`` what was trained.
+
+    >>> from thrifty.store import Store
+    >>> import tempfile
+    >>> url = f"sqlite:///{tempfile.mkdtemp()}/t.db"
+    >>> with Store.open(url) as store:
+    ...     plan = store.plans.open("what is trained", task="Digits").id
+    ...     made = store.studies.create("first", plan=plan, spec={"metric": "loss", "mode": "min"})
+    >>> with Views.open(url) as views:
+    ...     [(study.name, study.metrics) for study in views.studies.list()]
+    [('first', ('loss',))]
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.studies = StudyViews(engine)
+        self.trials = TrialViews(engine)
+        self.samples = TrialSamples(engine)
+        self.plans = PlanViews(engine)
+
+    @classmethod
+    def open(cls, url: str) -> Self:
+        """Opens a database of the present version on connections that cannot write.
+
+        Raises:
+            UsageError: not a database address, or a database in memory.
+            StudyNotFoundError: there is no such file.
+            StoreVersionError: a newer thrifty wrote it.
+            StoreUnreachableError: its server does not answer.
+            MissingExtraError: PostgreSQL's driver is not installed.
+        """
+        engine = open_engine(url, create=False)
+        sqlite = engine.dialect.name == "sqlite"
+        if sqlite and engine.url.database in (None, "", ":memory:"):
+            engine.dispose()
+            raise UsageError(
+                f"{url!r} is a database in memory, which only its own process sees; name a file"
+            )
+        engine.dispose()  # the connection that brought it up to date could write
+        forbid_writing(engine)
+        return cls(engine)
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
