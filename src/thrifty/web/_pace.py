@@ -15,7 +15,7 @@ class Pace:
 
     >>> pace = Pace(least_s=2, spacing_s=0.5, now=lambda: 0.0)
     >>> [pace.again_s() for _ in range(3)]
-    [2, 2.5, 3.0]
+    [2.0, 2.5, 3.0]
     """
 
     def __init__(
