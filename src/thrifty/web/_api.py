@@ -1,14 +1,12 @@
-"""The routes: parameters within limits, answers from the cache, nothing that writes."""
+"""The routes: parameters within limits, answers from the desk, nothing that writes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, HTTPException, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from thrifty.store import COLUMNS, Order, StudyView, TrialFilter, Views, sortable
 
@@ -19,256 +17,177 @@ from . import (
     _studies as studies,
     _trials as trials,
 )
-from ._cache import Cache, etag
-from ._pace import Pace
+from ._desk import LARGEST, AboutStudy, AtDesk, Desk
 
 
-LARGEST = 2**31 - 1
-StudyId = Annotated[int, Path(ge=1, le=LARGEST, description="number of a study")]
 TrialNumber = Annotated[int, Path(ge=0, le=LARGEST, description="number of a trial")]
 State = Literal["running", "done", "paused", "stopped", "failed"]
 Moment = Annotated[
-    float | None, Query(ge=0, le=1e12, allow_inf_nan=False, description="seconds since 1970")
+    float | None, Field(ge=0, le=1e12, allow_inf_nan=False, description="seconds since 1970")
 ]
-Bound = Annotated[float | None, Query(allow_inf_nan=False)]
+Bound = Annotated[float | None, Field(allow_inf_nan=False)]
+Responses = dict[int | str, dict[str, Any]]
+
+_ALWAYS: Responses = {
+    304: {"description": "Not modified since the ETag given in If-None-Match"},
+    401: {"model": models.Problem, "description": "The token is missing or wrong"},
+    503: {"model": models.Problem, "description": "The database cannot be read now"},
+}
+_NONE: Responses = {
+    404: {"model": models.Problem, "description": "There is no such study or trial"}
+}
+
+router = APIRouter(prefix="/api", responses=_ALWAYS)
+"""All of the API; what it answers from is the application's ``state.desk``."""
+
+_study = APIRouter(prefix="/studies/{study}", responses=_NONE)
 
 
-@dataclass(frozen=True, slots=True)
-class Desk:
-    """Where answers come from."""
+class CurvesQuery(BaseModel):
+    """Which learning curves."""
 
-    views: Views
-    cache: Cache
-    pace: Pace
-
-    def stamp(self, study: int | None = None) -> str:
-        """The present revision.
-
-        Raises:
-            HTTPException: there is no such study.
-        """
-        found = self.cache.get(
-            ("stamp", study), stamp=None, make=lambda: self.views.studies.stamp(study)
-        ).value
-        if found is None:
-            raise HTTPException(404, f"there is no study number {study}")
-        return str(found)
-
-    def study(self, study: int) -> StudyView:
-        """The study as it stands.
-
-        Raises:
-            HTTPException: there is no such study.
-        """
-        stamp = self.stamp(study)
-        kept = self.cache.get(
-            ("view", study), stamp=stamp, make=lambda: self.views.studies.get(study)
-        )
-        if kept.value is None:
-            raise HTTPException(404, f"there is no study number {study}")
-        view: StudyView = kept.value
-        return view
-
-    def answer(
-        self,
-        request: Request,
-        key: tuple[Any, ...],
-        make: Callable[[], BaseModel],
-        *,
-        study: int | None = None,
-    ) -> Response:
-        """An answer as it was sent last, where nothing has changed since; 304 if the reader has it."""
-        kept = self.cache.get(
-            ("answer", study, *key), stamp=self.stamp(study), make=lambda: _body(make())
-        )
-        body, tag = kept.value
-        headers = {"ETag": tag, "Cache-Control": "no-cache", "X-Revision": str(kept.stamp)}
-        given = request.headers.get("if-none-match", "")
-        if tag in (part.strip() for part in given.split(",")):
-            return Response(status_code=304, headers=headers)
-        return Response(body, media_type="application/json", headers=headers)
-
-    def revision(self, request: Request, study: int | None = None) -> Response:
-        """The present revision, which open pages ask for in a loop, and when to ask again."""
-        stamp = self.stamp(study)
-        response = self.answer(
-            request, ("revision",), lambda: models.Revision(revision=stamp), study=study
-        )
-        response.headers["X-Ask-Again"] = f"{self.pace.again_s():.3f}"
-        return response
+    metric: Annotated[str | None, Field(max_length=200)] = None
+    best: Annotated[int, Field(ge=0, le=200)] = 50
+    others: Annotated[int, Field(ge=0, le=1000)] = 200
 
 
-def routes(views: Views, cache: Cache) -> APIRouter:
-    """All of the API."""
-    router = APIRouter(prefix="/api", responses=_RESPONSES)
-    desk = Desk(views, cache, Pace())
-    _about_studies(router, desk)
-    _about_charts(router, desk)
-    _about_trials(router, desk)
-    return router
+class WorkersQuery(BaseModel):
+    """Which stages."""
+
+    since: Moment = None
+    until: Moment = None
+    limit: Annotated[int, Field(ge=1, le=10_000)] = 2000
 
 
-def _about_studies(router: APIRouter, desk: Desk) -> None:
-    @router.get("/revision", response_model=models.Revision)
-    def revision(request: Request) -> Response:
-        """Changes whenever something is written."""
-        return desk.revision(request)
+class TrialsQuery(BaseModel):
+    """Which trials, in which order."""
 
-    @router.get("/studies", response_model=models.StudyList)
-    def study_list(request: Request) -> Response:
-        """All studies."""
-        return desk.answer(request, ("studies",), lambda: studies.study_list(desk.views))
-
-    @router.get("/studies/{study}/revision", response_model=models.Revision, responses=_NONE)
-    def study_revision(request: Request, study: StudyId) -> Response:
-        """Changes whenever something is written about a study."""
-        return desk.revision(request, study)
-
-    @router.get("/studies/{study}", response_model=models.StudyDetail, responses=_NONE)
-    def study_detail(request: Request, study: StudyId) -> Response:
-        """One study: what it is, and how it stands."""
-        view = desk.study(study)
-        return desk.answer(
-            request, ("detail",), lambda: studies.detail(desk.views, view), study=study
-        )
-
-    @router.get("/studies/{study}/history", response_model=models.History, responses=_NONE)
-    def history(
-        request: Request, study: StudyId, limit: Annotated[int, Query(ge=1, le=10_000)] = 2000
-    ) -> Response:
-        """Values of trials, and the best so far."""
-        view = desk.study(study)
-        return desk.answer(
-            request,
-            ("history", limit),
-            lambda: studies.history(desk.views, view, limit=limit),
-            study=study,
-        )
+    state: Annotated[list[State] | None, Field(max_length=5)] = None
+    text: Annotated[str, Field(max_length=200)] = ""
+    low: Bound = None
+    high: Bound = None
+    sort: Annotated[str, Field(max_length=200, description="a column or param:NAME")] = "number"
+    order: Order = "asc"
+    offset: Annotated[int, Field(ge=0, le=LARGEST)] = 0
+    limit: Annotated[int, Field(ge=1, le=500)] = 50
 
 
-def _about_charts(router: APIRouter, desk: Desk) -> None:
-    @router.get("/studies/{study}/curves", response_model=models.Curves, responses=_NONE)
-    def curves(  # noqa: PLR0917 (the query's parameters)
-        request: Request,
-        study: StudyId,
-        metric: Annotated[str | None, Query(max_length=200)] = None,
-        best: Annotated[int, Query(ge=0, le=200)] = 50,
-        others: Annotated[int, Query(ge=0, le=1000)] = 200,
-    ) -> Response:
-        """Learning curves of the best trials and some others."""
-        view = desk.study(study)
-        return desk.answer(
-            request,
-            ("curves", metric, best, others),
-            lambda: charts.curves(desk.views, view, metric=metric, best=best, others=others),
-            study=study,
-        )
+@router.get("/revision", response_model=models.Revision)
+def revision(request: Request, desk: AtDesk) -> Response:
+    """Changes whenever something is written."""
+    return desk.revision(request)
 
-    @router.get("/studies/{study}/parallel", response_model=models.Parallel, responses=_NONE)
-    def parallel(
-        request: Request, study: StudyId, limit: Annotated[int, Query(ge=1, le=5000)] = 2000
-    ) -> Response:
-        """Trials through their coordinates to the metric."""
-        view = desk.study(study)
-        return desk.answer(
-            request,
-            ("parallel", limit),
-            lambda: charts.parallel(desk.views, view, limit=limit),
-            study=study,
-        )
 
-    @router.get(
-        "/studies/{study}/importance", response_model=models.Importance, responses=_NONE
+@router.get("/studies", response_model=models.StudyList)
+def study_list(request: Request, desk: AtDesk) -> Response:
+    """All studies."""
+    return desk.answer(request, ("studies",), lambda: studies.study_list(desk.views))
+
+
+@_study.get("/revision", response_model=models.Revision)
+def study_revision(asked: AboutStudy) -> Response:
+    """Changes whenever something is written about a study."""
+    return asked.desk.revision(asked.request, asked.study)
+
+
+@_study.get("", response_model=models.StudyDetail)
+def study_detail(asked: AboutStudy) -> Response:
+    """One study: what it is, and how it stands."""
+    return asked.answer(("detail",), studies.detail)
+
+
+@_study.get("/history", response_model=models.History)
+def history(
+    asked: AboutStudy, limit: Annotated[int, Query(ge=1, le=10_000)] = 2000
+) -> Response:
+    """Values of trials, and the best so far."""
+    return asked.answer(
+        ("history", limit), lambda views, view: studies.history(views, view, limit=limit)
     )
-    def importance(request: Request, study: StudyId) -> Response:
-        """Which hyper-parameters matter."""
-        view = desk.study(study)
-        return desk.answer(
-            request, ("importance",), lambda: charts.importance(desk.views, view), study=study
-        )
-
-    @router.get("/studies/{study}/forest", response_model=models.Forest, responses=_NONE)
-    def forest(
-        request: Request, study: StudyId, limit: Annotated[int, Query(ge=1, le=10_000)] = 1500
-    ) -> Response:
-        """The stage forest."""
-        view = desk.study(study)
-        return desk.answer(
-            request,
-            ("forest", limit),
-            lambda: forests.draw(_forest(desk, view), metric=view.metrics[0], limit=limit),
-            study=study,
-        )
-
-    @router.get("/studies/{study}/workers", response_model=models.Workers, responses=_NONE)
-    def workers(  # noqa: PLR0917
-        request: Request,
-        study: StudyId,
-        since: Moment = None,
-        until: Moment = None,
-        limit: Annotated[int, Query(ge=1, le=10_000)] = 2000,
-    ) -> Response:
-        """Stages on workers over time."""
-        view = desk.study(study)
-        return desk.answer(
-            request,
-            ("workers", since, until, limit),
-            lambda: charts.workers(desk.views, view, since=since, until=until, limit=limit),
-            study=study,
-        )
 
 
-def _about_trials(router: APIRouter, desk: Desk) -> None:
-    @router.get("/studies/{study}/trials", response_model=models.Trials, responses=_NONE)
-    def table(  # noqa: PLR0913, PLR0917 (the query's parameters)
-        request: Request,
-        study: StudyId,
-        state: Annotated[list[State] | None, Query(max_length=5)] = None,
-        text: Annotated[str, Query(max_length=200)] = "",
-        low: Bound = None,
-        high: Bound = None,
-        sort: Annotated[
-            str, Query(max_length=200, description="a column or param:NAME")
-        ] = "number",
-        order: Order = "asc",
-        offset: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
-        limit: Annotated[int, Query(ge=1, le=500)] = 50,
-    ) -> Response:
-        """A page of the table of trials."""
-        view = desk.study(study)
-        known = {*COLUMNS, *(f"param:{name}" for name in view.spec.get("space", {}))}
-        if sort not in known or not sortable(sort):
-            raise _unsortable(sort)
-        which = TrialFilter(
-            states=tuple(sorted(state or ())),
-            max_epochs=studies.max_epochs(view),
-            text=text,
-            low=low,
-            high=high,
-        )
-        return desk.answer(
-            request,
-            ("trials", which, sort, order, offset, limit),
-            lambda: trials.table(
-                desk.views, view, which, sort=sort, order=order, offset=offset, limit=limit
-            ),
-            study=study,
-        )
-
-    @router.get(
-        "/studies/{study}/trials/{number}", response_model=models.Trial, responses=_NONE
+@_study.get("/curves", response_model=models.Curves)
+def curves(asked: AboutStudy, query: Annotated[CurvesQuery, Query()]) -> Response:
+    """Learning curves of the best trials and some others."""
+    metric, best, others = query.metric, query.best, query.others
+    return asked.answer(
+        ("curves", metric, best, others),
+        lambda views, view: charts.curves(views, view, metric=metric, best=best, others=others),
     )
-    def trial(request: Request, study: StudyId, number: TrialNumber) -> Response:
-        """One trial."""
-        view = desk.study(study)
 
-        def make() -> models.Trial:
-            row = desk.views.trials.get(study, number)
-            if row is None:
-                raise HTTPException(404, f"study {view.name!r} has no trial {number}")
-            return trials.trial(desk.views, view, row, forest=_forest(desk, view))
 
-        return desk.answer(request, ("trial", number), make, study=study)
+@_study.get("/parallel", response_model=models.Parallel)
+def parallel(asked: AboutStudy, limit: Annotated[int, Query(ge=1, le=5000)] = 2000) -> Response:
+    """Trials through their coordinates to the metric."""
+    return asked.answer(
+        ("parallel", limit), lambda views, view: charts.parallel(views, view, limit=limit)
+    )
+
+
+@_study.get("/importance", response_model=models.Importance)
+def importance(asked: AboutStudy) -> Response:
+    """Which hyper-parameters matter."""
+    return asked.answer(("importance",), charts.importance)
+
+
+@_study.get("/forest", response_model=models.Forest)
+def forest(asked: AboutStudy, limit: Annotated[int, Query(ge=1, le=10_000)] = 1500) -> Response:
+    """The stage forest."""
+    return asked.answer(
+        ("forest", limit),
+        lambda _, view: forests.draw(
+            _forest(asked.desk, view), metric=view.metrics[0], limit=limit
+        ),
+    )
+
+
+@_study.get("/workers", response_model=models.Workers)
+def workers(asked: AboutStudy, query: Annotated[WorkersQuery, Query()]) -> Response:
+    """Stages on workers over time."""
+    since, until, limit = query.since, query.until, query.limit
+    return asked.answer(
+        ("workers", since, until, limit),
+        lambda views, view: charts.workers(views, view, since=since, until=until, limit=limit),
+    )
+
+
+@_study.get("/trials", response_model=models.Trials)
+def table(asked: AboutStudy, query: Annotated[TrialsQuery, Query()]) -> Response:
+    """A page of the table of trials."""
+    view = asked.desk.study(asked.study)
+    sort, order, offset, limit = query.sort, query.order, query.offset, query.limit
+    known = {*COLUMNS, *(f"param:{name}" for name in view.spec.get("space", {}))}
+    if sort not in known or not sortable(sort):
+        raise _unsortable(sort)
+    which = TrialFilter(
+        states=tuple(sorted(query.state or ())),
+        max_epochs=studies.max_epochs(view),
+        text=query.text,
+        low=query.low,
+        high=query.high,
+    )
+    return asked.answer(
+        ("trials", which, sort, order, offset, limit),
+        lambda views, view: trials.table(
+            views, view, which, sort=sort, order=order, offset=offset, limit=limit
+        ),
+    )
+
+
+@_study.get("/trials/{number}", response_model=models.Trial)
+def trial(asked: AboutStudy, number: TrialNumber) -> Response:
+    """One trial."""
+
+    def make(views: Views, view: StudyView) -> models.Trial:
+        row = views.trials.get(view.id, number)
+        if row is None:
+            raise HTTPException(404, f"study {view.name!r} has no trial {number}")
+        return trials.trial(views, view, row, forest=_forest(asked.desk, view))
+
+    return asked.answer(("trial", number), make)
+
+
+router.include_router(_study)
 
 
 def _forest(desk: Desk, view: StudyView) -> forests.StageForest:
@@ -286,18 +205,3 @@ def _unsortable(sort: str) -> RequestValidationError:
     message = "not a column, and not param: with a hyper-parameter of the study"
     found = {"type": "value_error", "loc": ("query", "sort"), "msg": message, "input": sort}
     return RequestValidationError([found])
-
-
-def _body(answer: BaseModel) -> tuple[bytes, str]:
-    body = answer.model_dump_json().encode()
-    return body, etag(body)
-
-
-_RESPONSES: dict[int | str, dict[str, Any]] = {
-    304: {"description": "Not modified since the ETag given in If-None-Match"},
-    401: {"model": models.Problem, "description": "The token is missing or wrong"},
-    503: {"model": models.Problem, "description": "The database cannot be read now"},
-}
-_NONE: dict[int | str, dict[str, Any]] = {
-    404: {"model": models.Problem, "description": "There is no such study or trial"}
-}

@@ -16,9 +16,11 @@ from starlette.staticfiles import StaticFiles
 from thrifty.core import StoreError
 from thrifty.store import Views
 
-from ._api import routes
+from ._api import router
 from ._cache import Cache
+from ._desk import Desk
 from ._gate import Gate
+from ._pace import Pace
 
 
 STATIC = Path(__file__).with_name("static")
@@ -44,7 +46,8 @@ def application(views: Views, *, token: str | None, only_here: bool, cache: Cach
         redoc_url=None,
         lifespan=living,
     )
-    app.include_router(routes(views, cache))
+    app.state.desk = Desk(views, cache, Pace())
+    app.include_router(router)
 
     @app.get("/", include_in_schema=False)
     def page() -> FileResponse:
