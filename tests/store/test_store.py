@@ -358,6 +358,49 @@ def test_what_the_dead_train_is_free(store, info, clock):
             dead.record([node(1)])
 
 
+def test_what_is_claimed_after_a_take_over_is_free_again(store, info, clock):
+    """Who was silent for long, and is killed before it hears that it was taken over, leaves claims without a lease."""
+    other = store.studies.create("other", plan=info.plan, spec={})
+    with store.lease(info, shared=True) as lease:
+        mine = store.drive(lease)
+        silent = store.drive(store.lease(other, shared=True))
+        silent.record([node(0)])
+        mine.changes(num_nodes=0, anyway=True)
+        with store._engine.begin() as connection:
+            connection.execute(text("UPDATE leases SET pid=999999999 WHERE name='other'"))
+        lease.bury()
+        assert silent.claim([Stage(node=0, start=0, stop=2)])
+        assert not mine.claim([Stage(node=0, start=0, stop=2)])
+        clock.advance(6.0)
+        mine.changes(num_nodes=1)
+        assert mine.claim([Stage(node=0, start=0, stop=2)])
+
+
+def test_nobody_is_dead_because_the_database_was_away(store, info, clock):
+    """When it is back all hearts were silent: who looks first waits until the others had time to beat."""
+    other = store.studies.create("other", plan=info.plan, spec={})
+    with store.lease(info, shared=True) as lease:
+        far = store.lease(other, shared=True)
+        with store._engine.begin() as connection:
+            connection.execute(text("UPDATE leases SET host='elsewhere' WHERE name='other'"))
+        clock.advance(120.0)
+        lease.bury()
+        lease.heartbeat()
+        lease.bury()
+        far.heartbeat()
+        for _ in range(5):
+            clock.advance(10.0)
+            lease.heartbeat()
+            lease.bury()
+        far.heartbeat()
+        for _ in range(7):
+            clock.advance(10.0)
+            lease.heartbeat()
+            lease.bury()
+        with pytest.raises(StoreBusyError, match="taken over"):
+            far.heartbeat()
+
+
 def test_a_lease_beats_by_itself(store, info):
     beaten = threading.Event()
 

@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 STALE_AFTER_S = 60.0
 """A holder on another machine that has not been heard of for so long is taken to be dead."""
 
+SILENT_AFTER_S = 30.0
+"""Who could not say for so long that it lives had a reason that others may have, too."""
+
 
 class Lease:
     """A study held by this process.
@@ -44,6 +47,8 @@ class Lease:
         self.shared = shared
         self._engine = engine
         self._clock = clock
+        self._beat_at = 0.0
+        self._unsure_until = 0.0
         self._take()
 
     def __enter__(self) -> Self:
@@ -70,13 +75,25 @@ class Lease:
             )
         if changed.rowcount != 1:
             raise taken_over(self.study.name)
+        if now - self._beat_at > SILENT_AFTER_S:
+            self._unsure_until = now + STALE_AFTER_S
+        self._beat_at = now
 
     def bury(self) -> None:
-        """Takes what the dead hold of this plan from them, so that others go on with it."""
+        """Takes what the dead hold of this plan from them, so that others go on with it.
+
+        Who could not beat itself, as all hearts are silent while the database is away, takes nobody for dead
+        until the others had time to beat again.
+        """
         with user_errors(self._engine), self._engine.begin() as connection:
-            dead = [row for row in self._others(connection) if not self._alive(connection, row)]
-            if dead:
-                self._forget(connection, [row.owner for row in dead])
+            now = self._now(connection)
+            sure = now - self._beat_at <= SILENT_AFTER_S and now >= self._unsure_until
+            dead = [
+                row.owner
+                for row in self._others(connection)
+                if (sure or _is_here(row)) and not self._alive(connection, row)
+            ]
+            self._forget(connection, dead + self._without_lease(connection))
 
     def release(self) -> None:
         """Gives the study back, and all that is claimed for it."""
@@ -113,6 +130,7 @@ class Lease:
                 "heartbeat": now,
             }
             connection.execute(insert(schema.leases), mine)
+            self._beat_at = now
 
     def _others(self, connection: Connection) -> list[Row[tuple[object, ...]]]:
         table = schema.leases
@@ -120,6 +138,19 @@ class Lease:
             table.c.plan == self.study.plan, table.c.owner != self.owner
         )
         return list(connection.execute(query))
+
+    def _without_lease(self, connection: Connection) -> list[str]:
+        """Owners of claims who have been taken over: one that did not hear of it may have claimed since, and died."""
+        claims, leases = schema.claims, schema.leases
+        query = (
+            select(claims.c.owner)
+            .where(
+                claims.c.plan == self.study.plan,
+                claims.c.owner.not_in(select(leases.c.owner)),
+            )
+            .distinct()
+        )
+        return list(connection.execute(query).scalars())
 
     def _forget(self, connection: Connection, owners: list[str]) -> None:
         if not owners:
@@ -141,7 +172,7 @@ class Lease:
 
     def _alive(self, connection: Connection, row: Row[tuple[object, ...]]) -> bool:
         held = row._asdict()
-        if held["host"] == socket.gethostname():
+        if _is_here(row):
             started = _process_start(held["pid"])
             return started != "" and started == held["pid_started"]
         return bool(self._now(connection) - held["heartbeat"] < STALE_AFTER_S)
@@ -152,6 +183,11 @@ class Lease:
             return self._clock.now()
         now = select(extract("epoch", func.clock_timestamp()))
         return float(connection.execute(now).scalar_one())
+
+
+def _is_here(row: Row[tuple[object, ...]]) -> bool:
+    """Whether a holder is on this machine, where processes are asked for directly."""
+    return bool(row._asdict()["host"] == socket.gethostname())
 
 
 def taken_over(name: str) -> StoreBusyError:
