@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.plan._drive import Driver, ref
 from thrifty.core import CheckpointLost, StageFailed
-from thrifty.plan import MAX_ATTEMPTS, SearchPlan, droppable, stage_forest
+from thrifty.plan import MAX_ATTEMPTS, MAX_EVICTIONS, SearchPlan, droppable, stage_forest
 from thrifty.space import Constant, Cosine, MultiStep, Step, Timeline
 
 
@@ -200,17 +201,30 @@ def test_a_failure_fails_what_lies_beyond_it_and_nothing_else():
     assert again.failure is not None
 
 
-def test_a_lost_worker_is_tried_again_but_not_forever():
+@pytest.mark.parametrize(
+    ("kind", "tries"), [("lost", MAX_ATTEMPTS), ("evicted", MAX_EVICTIONS)]
+)
+def test_a_lost_worker_is_tried_again_but_not_forever(kind, tries):
     plan = SearchPlan()
     node = plan.insert(timeline(Constant(1)))
     plan.request("a", node, 12)
-    for attempt in range(MAX_ATTEMPTS):
+    for attempt in range(tries):
         chain = plan.next_chain()
         assert chain is not None
         plan.abandon(chain)
-        answers = plan.record(failed(node, 0, kind="lost"))
-        assert bool(answers) == (attempt == MAX_ATTEMPTS - 1)
+        answers = plan.record(failed(node, 0, kind=kind))
+        assert bool(answers) == (attempt == tries - 1)
     assert plan.next_chain() is None
+
+
+def test_evictions_are_no_mark_against_a_stage_whose_worker_is_lost_later():
+    plan = SearchPlan()
+    node = plan.insert(timeline(Constant(1)))
+    plan.request("a", node, 12)
+    kinds = ["evicted"] * (2 * MAX_ATTEMPTS) + ["lost"] * (MAX_ATTEMPTS - 1)
+    for kind in kinds:
+        assert not plan.record(failed(node, 0, kind=kind))
+    assert plan.next_chain() is not None
 
 
 def test_curve_runs_along_the_path():

@@ -11,7 +11,13 @@ from hypothesis import given, settings, strategies as st
 from thrifty.core import StageDone, StageFailed, StoreWriteError, UsageError, WorkerLostError
 from thrifty.plan import Chain, Stage
 from thrifty.run import Assignment, Report
-from thrifty.run._cluster import IDLE_S, MAX_STARTS, START_S, ClusterExecutor
+from thrifty.run._cluster import (
+    IDLE_S,
+    MAX_STARTS,
+    START_S,
+    ClusterExecutor,
+    WorkerEvictedError,
+)
 from thrifty.run._remote import Turn
 from thrifty.run._worker import WorkerSpec
 from thrifty.space import Timeline
@@ -96,6 +102,9 @@ class FakeCluster:
 
     def kill(self, worker):
         self.end(worker, WorkerLostError("out of power"))
+
+    def evict(self, worker):
+        self.end(worker, WorkerEvictedError("the machine is gone"))
 
 
 class World:
@@ -398,6 +407,30 @@ def test_workers_that_always_vanish_while_they_start():
         world.poll()
 
 
+def test_machines_that_go_while_workers_start_are_no_failed_starts():
+    """One machine takes all the workers with it that were starting there."""
+    world = World(1)
+    world.submit()
+    for worker in range(3 * MAX_STARTS):
+        world.cluster.evict(worker)
+        assert world.poll() == []
+    world.cluster.up(3 * MAX_STARTS)
+    world.poll()
+    assert world.cluster.on_board[3 * MAX_STARTS] == [0]
+
+
+def test_a_worker_that_vanishes_with_its_machine():
+    world = World(1)
+    assert world.fill(pack_size=2) == 2
+    world.cluster.up(0)
+    world.poll()
+    world.cluster.evict(0)
+    reports = world.poll()
+    assert [r.event.kind for r in reports if r.event] == ["evicted", "evicted"]
+    assert "worker w0 ended unexpectedly (the machine is gone)" in reports[0].event.message
+    assert world.executor.num_free(pack_size=2) == 2
+
+
 def test_starts_that_fail_now_and_then_do_not_add_up():
     world = World(1)
     for worker in range(0, 10, 2):
@@ -504,7 +537,7 @@ def happens(world, what, which):
     st.integers(1, 4),
     st.integers(0, 4),
     st.integers(1, 3),
-    st.lists(st.tuples(st.sampled_from(["up", "work", "kill"]), st.integers(0, 3))),
+    st.lists(st.tuples(st.sampled_from(["up", "work", "kill", "evict"]), st.integers(0, 3))),
 )
 @settings(deadline=None)
 def test_whatever_happens_each_assignment_has_one_last_word(workers, expected, size, steps):

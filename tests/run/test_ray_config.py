@@ -70,6 +70,12 @@ def test_resources_are_amounts(name, amount):
         Ray(workers=1, **options)
 
 
+@pytest.mark.parametrize(("name", "instead"), [("CPU", "num_cpus=2"), ("GPU", "num_gpus=2")])
+def test_some_resources_have_options_of_their_own(name, instead):
+    with pytest.raises(UsageError, match=f"say {instead} instead"):
+        Ray(resources={name: 2})
+
+
 def test_a_fraction_of_a_gpu_or_whole_ones():
     with pytest.raises(UsageError, match="a fraction of one GPU, or whole ones"):
         Ray(num_gpus=1.5)

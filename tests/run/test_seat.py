@@ -119,6 +119,27 @@ def test_after_the_death_of_several_each_is_tried_alone():
     assert [*free, seat.num_free(3)] == [1, 1, 1, 3]
 
 
+@pytest.mark.parametrize("num", [1, 3])
+def test_who_is_evicted_is_no_suspect(num):
+    seat = seat_with(*range(num))
+    assert {r.event.kind for r in seat.vanish("no power", evicted=True) if r.event} == {
+        "evicted"
+    }
+    assert seat.num_free(3) == 3
+
+
+def test_an_eviction_clears_no_suspect():
+    seat = seat_with(1, 2)
+    seat.vanish("killed")
+    seat.take(assignment(1))
+    seat.vanish("no power", evicted=True)
+    for number in (1, 2):
+        assert seat.num_free(3) == 1
+        seat.take(assignment(number))
+        seat.note([Report(assignment=number)])
+    assert seat.num_free(3) == 3
+
+
 def test_the_death_of_an_idle_worker_is_nobody_s_affair():
     seat = Seat("w")
     assert seat.vanish("killed") == []

@@ -199,6 +199,7 @@ def test_a_notice_shorter_than_the_epoch_loses_it():
         (executor.clock.now(), "StageFailed"),
         (executor.clock.now(), "NoneType"),
     ]
+    assert reports[-2][1].event.kind == "evicted"
     assert executor.counts.busy_s == executor.clock.now() > 9.0
 
 

@@ -76,8 +76,9 @@ class StageFailed:
     """A stage did not reach its end.
 
     ``epoch`` is the last good state. ``kind`` is "diverged" or "error" (both final: trying again would give
-    the same), "lost" (the worker died: worth another try), "crowded" (its worker failed while it trained others,
-    too: worth another try, and no mark against this one) or "stopped" (asked to stop).
+    the same), "lost" (the worker died: worth another try), "evicted" (the worker's machine went away, as spot machines
+    do: worth many tries), "crowded" (its worker failed while it trained others, too: worth another try, and no mark
+    against this one) or "stopped" (asked to stop).
     """
 
     node: int

@@ -13,12 +13,17 @@ from ._policies import (
     nearest_packs as nearest_packs,
     random_packs as random_packs,
 )
-from ._search_plan import MAX_ATTEMPTS as MAX_ATTEMPTS, SearchPlan as SearchPlan
+from ._search_plan import (
+    MAX_ATTEMPTS as MAX_ATTEMPTS,
+    MAX_EVICTIONS as MAX_EVICTIONS,
+    SearchPlan as SearchPlan,
+)
 from ._stage import Answer as Answer, Chain as Chain, Stage as Stage
 
 
 __all__ = [
     "MAX_ATTEMPTS",
+    "MAX_EVICTIONS",
     "Answer",
     "Chain",
     "ForestStage",

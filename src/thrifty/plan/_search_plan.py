@@ -6,6 +6,7 @@ Pure knowledge: no files, no tensors; a plan is rebuilt by inserting the same ti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,11 @@ from ._stage import Answer, Chain
 
 MAX_ATTEMPTS = 3
 """How often a stage whose worker was lost is tried before its trials fail."""
+MAX_EVICTIONS = 30
+"""How often a stage may lose its worker's machine: hardly ever its fault, but one that ends machines must not do so for ever."""
+
+_TRIES = {"diverged": 1, "error": 1, "lost": MAX_ATTEMPTS, "evicted": MAX_EVICTIONS}
+"""How often a stage may fail in a way before its trials do; in other ways, any number of times."""
 
 
 def _unit_cost(config: Mapping[str, Any]) -> float:  # noqa: ARG001 (every epoch costs the same)
@@ -63,7 +69,7 @@ class SearchPlan:
         self._cost = cost
         self._roots: dict[Hashable, Node] = {}
         self._agenda = Agenda(self.nodes, cuts=cuts, keep_branches=keep_branches)
-        self._attempts: dict[tuple[int, int], int] = {}
+        self._attempts: dict[tuple[int, int, str], int] = {}
         self._elsewhere: dict[int, tuple[int, int]] = {}
         """What others are training."""
 
@@ -258,13 +264,9 @@ class SearchPlan:
         node = self.nodes[event.node]
         node.running = None
         failure = (event.kind, event.message, event.traceback)
-        if event.kind == "lost":
-            attempts = self._attempts.get((event.node, event.start), 0) + 1
-            self._attempts[event.node, event.start] = attempts
-        final = event.kind in ("diverged", "error") or (
-            event.kind == "lost" and attempts >= MAX_ATTEMPTS
-        )
-        if not final:
+        key = (event.node, event.start, event.kind)
+        self._attempts[key] = self._attempts.get(key, 0) + 1
+        if self._attempts[key] < _TRIES.get(event.kind, math.inf):
             self._agenda.settle(node)
             return []
         node.failed_at, node.failure = event.epoch + 1, failure

@@ -26,7 +26,11 @@ START_S = 60.0
 IDLE_S = 300.0
 """A worker that had nothing to do for so long makes room for others."""
 MAX_STARTS = 3
-"""So many workers in a row may vanish before they are up."""
+"""So many workers in a row may vanish before they are up, but for those whose machines go."""
+
+
+class WorkerEvictedError(WorkerLostError):
+    """A worker is gone because its machine is: no fault of what it trained."""
 
 
 class Cluster(Protocol):
@@ -52,7 +56,8 @@ class Cluster(Protocol):
         """What a call has returned.
 
         Raises:
-            WorkerLostError: its worker is gone.
+            WorkerEvictedError: its worker is gone, and so is the machine.
+            WorkerLostError: its worker is gone for another reason.
         """
         ...
 
@@ -169,7 +174,7 @@ class ClusterExecutor(Executor):
             trouble = self._cluster.result(hand.call)
         except WorkerLostError as error:
             hand.end()
-            self._failed_starts += 1
+            self._failed_starts += not isinstance(error, WorkerEvictedError)
             if self._failed_starts == MAX_STARTS:
                 raise WorkerLostError(
                     f"no worker can be started on the cluster: {MAX_STARTS} in a row vanished before they were up, "
@@ -198,7 +203,7 @@ class ClusterExecutor(Executor):
             hand.end()
             if hand.waiting:
                 hand.start()
-            return hand.seat.vanish(str(error))
+            return hand.seat.vanish(str(error), evicted=isinstance(error, WorkerEvictedError))
         hand.seat.note(turn.reports)
         hand.rest()
         if turn.unwritable:

@@ -20,7 +20,7 @@ from thrifty.core import MissingExtraError, UsageError, WorkerLostError
 from thrifty.pack import Prefer, Task, Trainable
 
 from ._assignment import Assignment
-from ._cluster import ClusterExecutor
+from ._cluster import ClusterExecutor, WorkerEvictedError
 from ._executor import Executor, ExecutorConfig, check_options
 from ._pulse import Pulse
 from ._remote import RemoteWorker, user_paths
@@ -79,6 +79,11 @@ class Ray(ExecutorConfig):
             object.__setattr__(self, "memory_margin", margin)
 
     def _check_resources(self) -> None:
+        for name in ("CPU", "GPU"):
+            if name in self.resources:
+                raise UsageError(
+                    f"Ray(resources={dict(self.resources)!r}): say num_{name.lower()}s={self.resources[name]:g} instead"
+                )
         for name, amount in _needs(self, all_of_them=True).items():
             if not (
                 math.isfinite(amount) and amount >= 0 and (amount == 0 or amount * UNITS >= 1)
@@ -183,12 +188,27 @@ class RayCluster:
         """What a call has returned.
 
         Raises:
-            WorkerLostError: its actor is gone, for whatever reason.
+            WorkerEvictedError: its actor is gone with its machine, or cannot be reached.
+            WorkerLostError: its actor is gone for another reason.
         """
         try:
             return self._ray.get(call)
         except self._ray.exceptions.RayError as error:
-            raise WorkerLostError(" ".join(str(error).split())) from error
+            why = " ".join(str(error).split())
+            if self._is_eviction(error):
+                raise WorkerEvictedError(why) from error
+            raise WorkerLostError(why) from error
+
+    def _is_eviction(self, error: Exception) -> bool:
+        """Whether an actor is gone with its machine."""
+        exceptions = self._ray.exceptions
+        # a machine that lives says at once that a process of it has died; of a silent one this is all that is known at first
+        if isinstance(error, exceptions.ActorUnavailableError | exceptions.NodeDiedError):
+            return True
+        # Ray tells the reason in words alone
+        return isinstance(error, exceptions.ActorDiedError) and (
+            error.preempted or "its node has died" in str(error)
+        )
 
     def dismiss(self, worker: Any) -> None:
         """Ends an actor now, or stops asking for it."""

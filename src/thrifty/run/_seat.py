@@ -38,12 +38,14 @@ class Seat:
             elif isinstance(report.event, StageStarted | EpochDone | StageDone):
                 self._last[report.assignment] = report.event
 
-    def vanish(self, why: str) -> list[Report]:
+    def vanish(self, why: str, *, evicted: bool = False) -> list[Report]:
         """The worker is gone: says which stages it was at, and has no assignments any more.
 
-        Who was alone is lost; of several it is not known whose fault it was.
+        Who was alone is lost; of several it is not known whose fault it was. If it was evicted, its machine gone, it was
+        nobody's.
         """
         alone = len(self.assignments) == 1
+        kind = "evicted" if evicted else "lost" if alone else "crowded"
         reports: list[Report] = []
         for number, assignment in self.assignments.items():
             at = _stage_after(assignment, self._last.get(number))
@@ -52,12 +54,13 @@ class Seat:
                 start=at.start,
                 stop=at.stop,
                 epoch=at.start,
-                kind="lost" if alone else "crowded",
+                kind=kind,
                 message=f"WorkerLostError: worker {self.name} ended unexpectedly ({why})",
                 worker=self.name,
             )
             reports += [Report(assignment=number, event=event), Report(assignment=number)]
-        self._suspects = max(self._suspects - 1, 0) if alone else len(self.assignments)
+        if not evicted:
+            self._suspects = max(self._suspects - 1, 0) if alone else len(self.assignments)
         self.clear()
         return reports
 

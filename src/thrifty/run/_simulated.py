@@ -256,10 +256,12 @@ class SimulatedExecutor(Executor):
         elif what is _What.IS_ANNOUNCED:
             self._announce(worker, number)
         elif what is _What.IS_TAKEN:
-            self._leave(number, reports, back_after_s=self._config.faults.replace_s)
+            self._leave(
+                number, reports, kind="evicted", back_after_s=self._config.faults.replace_s
+            )
         else:
             self.counts.failures += 1
-            self._leave(number, reports, back_after_s=self._config.faults.repair_s)
+            self._leave(number, reports, kind="lost", back_after_s=self._config.faults.repair_s)
 
     def _decided(self) -> None:
         if self._asked_at is not None:
@@ -341,7 +343,9 @@ class SimulatedExecutor(Executor):
         self._unlist(worker)
         self._foresee(self._config.faults.notice_s, _What.IS_TAKEN, number)
 
-    def _leave(self, number: int, reports: list[Report], *, back_after_s: float) -> None:
+    def _leave(
+        self, number: int, reports: list[Report], *, kind: str, back_after_s: float
+    ) -> None:
         worker = self._workers[number]
         course = worker.course
         self._unlist(worker)
@@ -353,7 +357,7 @@ class SimulatedExecutor(Executor):
                 start=stage.start,
                 stop=stage.stop,
                 epoch=stage.start,
-                kind="lost",
+                kind=kind,
                 message=f"WorkerLostError: worker {worker.name} ended unexpectedly (simulated)",
                 worker=worker.name,
             )
