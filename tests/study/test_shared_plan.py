@@ -14,9 +14,10 @@ from tests.study.processes import FORK, At, die, started
 from thrifty.core import EpochDone
 from thrifty.plan import SearchPlan
 from thrifty.search import ASHA, GridSearch, RandomSearch, SuccessiveHalving
-from thrifty.space import Timeline
+from thrifty.space import Choice, MultiStep, Space, Timeline
 from thrifty.store import Store
 from thrifty.study import Storage
+from thrifty.testing import FaultyTask
 
 
 ALGORITHMS = {
@@ -133,6 +134,34 @@ def test_a_driver_dies_beside_another(tmp_path, url, count):
         alone = make_study(tmp_path / "alone", name=name, algorithm=ALGORITHMS[name])
         alone.run(progress=False, executor=SOLO)
         assert answers(study_of(tmp_path, url, name)) == answers(alone)
+
+
+def faulty_of(folder, url, name):
+    return make_study(
+        folder,
+        name=name,
+        task=FaultyTask(),
+        space=Space(lr=Choice([0.1]), fault=MultiStep(["", "raise"], milestones=[3])),
+        storage=Storage(url=url, checkpoints=str(folder / "checkpoints"), shared=True),
+    )
+
+
+def run_faulty(folder, url, name, barrier) -> None:
+    barrier.wait()
+    faulty_of(folder, url, name).run(progress=False, executor=SOLO)
+
+
+def test_what_fails_elsewhere_is_tried_here(tmp_path, url):
+    """Who waits for a stage that another driver gives up trains it itself, and finds the same fault."""
+    barrier = FORK.Barrier(2)
+    children = [started(run_faulty, tmp_path, url, name, barrier) for name in ("a", "b")]
+    for child in children:
+        child.join(timeout=90)
+        assert child.exitcode == 0
+    for name in ("a", "b"):
+        (trial,) = faulty_of(tmp_path, url, name).trials
+        assert trial.state == "failed"
+        assert "the task's own error" in trial.error
 
 
 def test_a_study_beside_one_that_is_done_trains_nothing_again(tmp_path, url):
