@@ -323,6 +323,18 @@ def test_a_dead_process_holds_nothing(store, info, change):
     store.lease(info).release()
 
 
+def test_a_process_of_another_container_is_not_looked_for_here(store, info, clock):
+    """Containers may share the name of their machine, but not the numbers of processes."""
+    store.lease(info)
+    with store._engine.begin() as connection:
+        change = "pid=999999999, pid_started='12@pid:[1]'"
+        connection.execute(text(f"UPDATE leases SET {change}"))
+    with pytest.raises(StoreBusyError):
+        store.lease(info)
+    clock.advance(61.0)
+    store.lease(info).release()
+
+
 def test_a_silent_holder_elsewhere_is_taken_over(store, info, clock):
     lost = store.lease(info)
     with store._engine.begin() as connection:

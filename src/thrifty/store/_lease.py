@@ -187,7 +187,9 @@ class Lease:
 
 def _is_here(row: Row[tuple[object, ...]]) -> bool:
     """Whether a holder is on this machine, where processes are asked for directly."""
-    return bool(row._asdict()["host"] == socket.gethostname())
+    held = row._asdict()
+    numbered_by = held["pid_started"].partition("@")[2]
+    return held["host"] == socket.gethostname() and numbered_by in ("", _pid_namespace())
 
 
 def taken_over(name: str) -> StoreBusyError:
@@ -199,14 +201,22 @@ def taken_over(name: str) -> StoreBusyError:
 
 
 def _process_start(pid: int) -> str:
-    """When a process started, in the kernel's ticks ("" if there is none): tells reused numbers apart."""
+    """When a process started, in the kernel's ticks ("" if there is none), and who numbered it: tells reused numbers apart."""
     try:
         # the command's name, in brackets, may hold spaces; the 20th field after it is the start
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return _without_proc(pid)
     fields = stat.rpartition(")")[2].split()
-    return "" if fields[0] == "Z" else fields[19]
+    return "" if fields[0] == "Z" else f"{fields[19]}@{_pid_namespace()}"
+
+
+def _pid_namespace() -> str:
+    """Within what the numbers of processes hold: a container has its own, even where it has its machine's name."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
 
 
 def _without_proc(pid: int) -> str:
