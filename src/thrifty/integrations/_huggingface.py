@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
-from thrifty.core import DivergedError, MissingExtraError, TaskError, derive_seed
-from thrifty.pack import TRAIN_LOSS, HyperParameters, Trainable, borrowed_streams
+from thrifty.core import MissingExtraError, TaskError, derive_seed
+from thrifty.pack import TRAIN_LOSS, HyperParameters, borrowed_streams
 from thrifty.pack._random import seed_everything
 
 from ._code import described
 from ._followed import follow, options_of
+from ._kept import KeptTrainable, check_loss
 from ._made import Made
 from ._plain import from_plain, to_plain
 
@@ -55,7 +56,7 @@ _TIMINGS = ("_runtime", "_per_second", "_preparation_time", "_compilation_time")
 """Metrics of the machine, not of the trial."""
 
 
-class HuggingFaceTrainable(Trainable):
+class HuggingFaceTrainable(KeptTrainable):
     """Tunes a model of transformers with its own ``Trainer``, as it is.
 
     Args:
@@ -101,7 +102,7 @@ class HuggingFaceTrainable(Trainable):
         trainer: Mapping[str, Any] | None = None,
         version: str = "",
     ) -> None:
-        self.version = version
+        super().__init__(version=version)
         self._make_model = model
         self._datasets = (train_dataset, eval_dataset)
         self._made = tuple(Made(each) if callable(each) else None for each in self._datasets)
@@ -109,7 +110,6 @@ class HuggingFaceTrainable(Trainable):
         self._compute_metrics = compute_metrics
         self._trainer_class = trainer_class or transformers.Trainer
         self._options = dict(trainer or {})
-        self._kept: dict[str, Any] = {}
 
     def identity(self) -> Mapping[str, str]:
         """The code of what makes model and data, and all options; of datasets only the kind and the length."""
@@ -122,11 +122,6 @@ class HuggingFaceTrainable(Trainable):
             self._options,
         )
         return {**super().identity(), "attributes": described(parts)}
-
-    def setup(self, hp: HyperParameters, *, seed: int, device: torch.device) -> None:
-        """Forgets the last trial."""
-        self._hp, self._seed, self._device = hp, seed, device
-        self._kept = {}
 
     def train(self, epoch: int, hp: HyperParameters) -> None:
         """One ``Trainer.train``, stopped at the end of its first epoch.
@@ -150,31 +145,8 @@ class HuggingFaceTrainable(Trainable):
             trainer.train(resume_from_checkpoint=resume)
             self._kept = book.keep(trainer, Path(folder))
         loss = book.mean_loss()
-        if not math.isfinite(loss):
-            raise DivergedError(
-                f"the training loss of epoch {epoch + 1} is {loss}; a smaller learning rate, a warm-up or "
-                "max_grad_norm may help"
-            )
+        check_loss(loss, epoch=epoch, clipping="max_grad_norm")
         self._kept["metrics"] = {TRAIN_LOSS: loss, **book.metrics()}
-
-    def evaluate(self) -> Mapping[str, float]:
-        """What was measured at the end of the last epoch.
-
-        Raises:
-            TaskError: there was none.
-        """
-        if not self._kept:
-            raise TaskError("nothing has been trained yet: HuggingFaceTrainable has no metrics")
-        metrics: Mapping[str, float] = self._kept["metrics"]
-        return metrics
-
-    def state(self) -> Any:
-        """Weights, optimiser, scheduler, the Trainer's own state."""
-        return self._kept
-
-    def load_state(self, state: Any) -> None:
-        """Goes back to what ``state`` returned."""
-        self._kept = state
 
     @property
     def model(self) -> torch.nn.Module:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,12 +13,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from thrifty.core import DivergedError, TaskError, derive_seed
-from thrifty.pack import TRAIN_LOSS, HyperParameters, Trainable, borrowed_streams
+from thrifty.core import TaskError, derive_seed
+from thrifty.pack import TRAIN_LOSS, HyperParameters, borrowed_streams
 from thrifty.pack._random import seed_everything
 
 from ._code import described
 from ._followed import Options, follow, options_of
+from ._kept import KeptTrainable, check_loss
 from ._made import Made
 from ._plain import from_plain, to_plain
 
@@ -54,7 +54,7 @@ _NOT_KEPT = ("hyper_parameters", "hparams_name", "hparams_type", "datamodule_hyp
 """What a module was made with: it is made anew from the trial's hyper-parameters."""
 
 
-class LightningTrainable(Trainable):
+class LightningTrainable(KeptTrainable):
     """Tunes a LightningModule as it is.
 
     Args:
@@ -98,14 +98,13 @@ class LightningTrainable(Trainable):
                 raise TaskError(
                     f"LightningTrainable(trainer={{{name!r}: ...}}): {_OURS[name]}; leave it out"
                 )
-        self.version = version
+        super().__init__(version=version)
         self._make_module = module
         self._make_data = data
         self._data = None if data is None else Made(data)
         self._monitor = (monitor,) if isinstance(monitor, str) else tuple(monitor)
         self._max_epochs = max_epochs
         self._options = dict(trainer or {})
-        self._kept: dict[str, Any] = {}
 
     def identity(self) -> Mapping[str, str]:
         """The code of what makes module and data, and all options."""
@@ -117,11 +116,6 @@ class LightningTrainable(Trainable):
             self._options,
         )
         return {**super().identity(), "attributes": described(parts)}
-
-    def setup(self, hp: HyperParameters, *, seed: int, device: torch.device) -> None:
-        """Forgets the last trial."""
-        self._hp, self._seed, self._device = hp, seed, device
-        self._kept = {}
 
     def train(self, epoch: int, hp: HyperParameters) -> None:
         """One ``Trainer.fit``, stopped at the end of its first epoch.
@@ -156,25 +150,6 @@ class LightningTrainable(Trainable):
             "options": book.options,
             "metrics": self._metrics(trainer.callback_metrics, book, epoch=epoch),
         }
-
-    def evaluate(self) -> Mapping[str, float]:
-        """What was logged in the last epoch.
-
-        Raises:
-            TaskError: there was none.
-        """
-        if not self._kept:
-            raise TaskError("nothing has been trained yet: LightningTrainable has no metrics")
-        metrics: Mapping[str, float] = self._kept["metrics"]
-        return metrics
-
-    def state(self) -> Any:
-        """Weights, optimisers, schedulers, loops, callbacks."""
-        return self._kept
-
-    def load_state(self, state: Any) -> None:
-        """Goes back to what ``state`` returned."""
-        self._kept = state
 
     @property
     def model(self) -> torch.nn.Module:
@@ -216,11 +191,7 @@ class LightningTrainable(Trainable):
         loss = book.mean_loss()
         if loss is not None:
             metrics.setdefault(TRAIN_LOSS, loss)
-            if not math.isfinite(loss):
-                raise DivergedError(
-                    f"the training loss of epoch {epoch + 1} is {loss}; a smaller learning rate, a warm-up or "
-                    "gradient_clip_val may help"
-                )
+            check_loss(loss, epoch=epoch, clipping="gradient_clip_val")
         missing = [name for name in self._monitor if name not in metrics]
         if missing:
             raise TaskError(
