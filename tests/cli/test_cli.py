@@ -44,7 +44,7 @@ def test_plan_run_status_best(folder, monkeypatch, capsys):
     thrifty("run", "line_study.py", "--quiet", monkeypatch=monkeypatch)
     assert "6 epochs trained for 8 trial-epochs" in capsys.readouterr().out
     thrifty("status", "--storage", "sqlite:///t.db", monkeypatch=monkeypatch)
-    assert "2 waiting" in capsys.readouterr().out
+    assert "2 (2 done)" in capsys.readouterr().out
     thrifty("best", "line", "--storage", "sqlite:///t.db", "--json", monkeypatch=monkeypatch)
     assert json.loads(capsys.readouterr().out)["epochs"] == 4
     thrifty("best", "line", "--storage", "sqlite:///t.db", monkeypatch=monkeypatch)
@@ -129,6 +129,15 @@ def test_stop_conditions(folder, monkeypatch, capsys):
         (("resume", "fresh", "--storage", "sqlite:///t.db"), "is not known or gone"),
         (("run", "missing.py"), "does not exist"),
         (("dance",), "No such command"),
+        (
+            ("plan", "bracket.py"),
+            "bracket.py cannot be loaded: SyntaxError: '(' was never closed",
+        ),
+        (
+            ("plan", "raises.py"),
+            "raises.py cannot be loaded: line 2: ValueError: mine; mend it",
+        ),
+        (("plan", "refused.py"), "a whole number"),
     ],
 )
 def test_errors_are_one_message(folder, monkeypatch, capsys, args, message):
@@ -136,6 +145,9 @@ def test_errors_are_one_message(folder, monkeypatch, capsys, args, message):
 
     Path("empty.py").write_text("")
     Path("notes.txt").write_text("")
+    Path("bracket.py").write_text("x = (")
+    Path("raises.py").write_text("import sys\nraise ValueError('mine')")
+    Path("refused.py").write_text("import thrifty as th\nth.StopWhen(epochs=-1)")
     Path("two.py").write_text(
         STUDY + STUDY.replace("study =", "other =").replace('"line"', '"b"')
     )
@@ -145,6 +157,21 @@ def test_errors_are_one_message(folder, monkeypatch, capsys, args, message):
     said = capsys.readouterr()
     assert message in said.err + said.out
     assert "Traceback" not in said.err
+
+
+def test_the_list_of_commands_has_whole_sentences(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["thrifty", "--help"])
+    main()
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Say how much the study in FILE has to train, before any training." in said
+    assert "..." not in said.partition("Commands:")[2]
+
+
+def test_the_exit_code_is_the_command_s(folder, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["thrifty", "doctor", "--extra", "none-such"])
+    with pytest.raises(SystemExit) as leaving:
+        main()
+    assert leaving.value.code == 1
 
 
 def test_status_of_an_empty_database(folder, monkeypatch, capsys):
@@ -169,3 +196,8 @@ def test_the_demo_answers_and_answers_again(folder, monkeypatch, capsys):
     thrifty("demo", "--quiet", monkeypatch=monkeypatch)
     again = capsys.readouterr().out
     assert first.splitlines()[-5:] == again.splitlines()[-5:]
+    options = ("--storage", "sqlite:///demo/demo.db")
+    thrifty("importance", "digits", *options, monkeypatch=monkeypatch)
+    assert "share in what makes trials differ in accuracy" in capsys.readouterr().out
+    thrifty("resume", "digits", "--quiet", *options, monkeypatch=monkeypatch)
+    assert "best of 81 trials" in capsys.readouterr().out

@@ -124,6 +124,7 @@ def test_a_format_outvotes_an_ending(export):
         (("--out", "t.doc"), "its ending must be one of .csv, .json, .parquet"),
         (("--format", "parquet"), "say --out FILE"),
         (("--out", "none/t.csv"), "cannot write none/t.csv: No such file"),
+        (("--optuna", "none/t.db"), "there is no folder none; make it first"),
     ],
 )
 def test_what_is_wrong_is_said(two, monkeypatch, capsys, args, message):

@@ -39,6 +39,13 @@ class _Lazy(click.Group):
         command: click.Command = import_module(f"thrifty.cli._{cmd_name}").command
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The whole first sentence of each, on two lines where it is long."""
+        found = ((name, self.get_command(ctx, name)) for name in COMMANDS)
+        rows = [(name, each.get_short_help_str(limit=200)) for name, each in found if each]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="thrifty")
@@ -49,7 +56,8 @@ def _app() -> None:
 def main() -> None:
     """Runs a command; what the user can mend is one message, not a traceback."""
     try:
-        _app(standalone_mode=False)
+        # click leaves early exits (``--help``, what doctor found) to whoever called it, as a number
+        code = _app(standalone_mode=False)
     except ThriftyError as error:
         click.secho(f"error: {error}", fg="red", err=True)
         raise SystemExit(2) from None
@@ -60,3 +68,5 @@ def main() -> None:
         raise SystemExit(error.exit_code) from None
     except click.Abort:
         raise SystemExit(130) from None
+    if isinstance(code, int) and code:
+        raise SystemExit(code)

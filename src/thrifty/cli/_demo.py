@@ -74,6 +74,10 @@ def demo_study(folder: Path) -> th.Study:
     )
 
 
+study = demo_study(Path("demo"))
+"""Where ``plot``, ``importance`` and ``resume`` find the study that a demo's database names."""
+
+
 @click.command("demo")
 @click.option(
     "--folder",
@@ -85,14 +89,14 @@ def demo_study(folder: Path) -> th.Study:
 @click.option("--quiet", is_flag=True, help="No progress display.")
 def command(*, folder: Path, quiet: bool) -> None:
     """Tune a network on handwritten digits: 81 trials, about a minute. Run again, it only reads the answer."""
-    study = demo_study(folder)
-    click.echo(study.plan())
+    asked = demo_study(folder)
+    click.echo(asked.plan())
     # one thread: for a network this small more of them cost more than they bring, above all on a busy machine
-    study.run(executor=th.Local(threads=1), progress=not quiet)
-    show_results(study)
+    asked.run(executor=th.Local(threads=1), progress=not quiet)
+    show_results(asked)
     try:
-        study.plot_forest().savefig(folder / "forest.png", dpi=120)
-        study.plot_learning_curves().savefig(folder / "curves.png", dpi=120)
+        asked.plot_forest().savefig(folder / "forest.png", dpi=120)
+        asked.plot_learning_curves().savefig(folder / "curves.png", dpi=120)
     except th.MissingExtraError as error:
         click.echo(f"no pictures: {error}")
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from thrifty.store import Store, shown
+from thrifty.store import Store, StudySummary, shown
 
 from ._options import storage_option
 
@@ -19,9 +19,7 @@ def command(*, storage: str, name: str | None) -> None:
     if not summaries:
         click.echo(f"{shown(storage)} has no studies yet")
     for s in summaries:
-        counts = ", ".join(
-            f"{count:,} {state}" for state, count in sorted(s.num_trials.items())
-        )
+        counts = ", ".join(f"{count:,} {state}" for state, count in _states(s).items())
         click.secho(f"{s.name}", bold=True, nl=False)
         click.echo(f"  {s.state}")
         click.echo(f"  trials      {sum(s.num_trials.values()):,} ({counts or 'none'})")
@@ -31,3 +29,10 @@ def command(*, storage: str, name: str | None) -> None:
             f"  epochs      {s.trial_epochs:,} asked for, {s.plan_epochs:,} trained in its plan"
         )
         click.echo(f"  training    {s.seconds:,.1f} s")
+
+
+def _states(summary: StudySummary) -> dict[str, int]:
+    """In the words of ``Study.trials``: a trial that waits is done, or paused."""
+    counts = {**summary.num_trials, "done": summary.num_done}
+    counts["paused"] = counts.pop("waiting", 0) - summary.num_done
+    return {state: count for state, count in sorted(counts.items()) if count}

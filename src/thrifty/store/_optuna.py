@@ -32,12 +32,14 @@ def export_optuna(url: str, name: str, *, file: Path) -> None:
 
     Raises:
         MissingExtraError: Optuna is not installed.
-        UsageError: the file exists.
+        UsageError: the file exists, or its folder does not.
         StudyNotFoundError: there is no such study.
     """
     view = _view()
     if file.exists():
         raise UsageError(f"{file} exists; name a file that does not")
+    if not file.parent.is_dir():
+        raise UsageError(f"there is no folder {file.parent}; make it first")
     view.copy(url, name, target=f"sqlite:///{file}")
 
 

@@ -263,12 +263,13 @@ class StudyRecords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudySummary:
-    """A study at a glance; ``num_trials`` counts by state."""
+    """A study at a glance; ``num_trials`` counts by state, ``num_done`` those that went all the way."""
 
     name: str
     state: str
     metric: str
     num_trials: Mapping[str, int]
+    num_done: int
     best_value: float | None
     best_trial: int | None
     trial_epochs: int

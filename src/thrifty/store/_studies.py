@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -272,6 +273,13 @@ def _summary(connection: Connection, study: Row[Any]) -> StudySummary:
         .where(t.c.study == study.id)
         .group_by(t.c.state)
     ).all()
+    num_done = connection.execute(
+        select(func.count()).where(
+            t.c.study == study.id,
+            t.c.state == "waiting",
+            t.c.reached >= study.spec.get("max_epochs", sys.maxsize),
+        )
+    ).scalar_one()
     # of several objectives the first: it is the one that rungs compare
     mode, metric = (_first(study.spec.get(key, "")) for key in ("mode", "metric"))
     order = t.c.value.asc() if mode == "min" else t.c.value.desc()
@@ -302,6 +310,7 @@ def _summary(connection: Connection, study: Row[Any]) -> StudySummary:
         state=study.state,
         metric=metric,
         num_trials={state: count for state, count, _ in counts},
+        num_done=num_done,
         best_value=None if best is None else best.value,
         best_trial=None if best is None else best.number,
         trial_epochs=sum(targets for _, _, targets in counts),
