@@ -402,6 +402,15 @@ def test_progress_is_shown(tmp_path, capsys):
     assert "unique epochs" in capsys.readouterr().err
 
 
+def test_progress_fits_a_terminal_of_80_columns(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    make_study(tmp_path).run()
+    said = capsys.readouterr().err
+    assert "unique epochs" in said
+    assert "epochs saved" in said
+    assert "…" not in said
+
+
 class Counter(Trainable):
     """A loop of its own: counts, and adds its hyper-parameter."""
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Self
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -13,6 +14,7 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.text import Text
 
 from thrifty.core import Clock, EpochDone
 
@@ -22,6 +24,17 @@ from ._ledger import Ledger
 REDRAW_S = 0.1
 
 
+class _TwoLines(RichProgress):
+    """A bar, and below it what there is to tell: both fit a terminal of 80 columns."""
+
+    detail = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        if self.detail:
+            yield Text(f"  {self.detail}", no_wrap=True, overflow="ellipsis")
+
+
 class Progress:
     """Shows a run on the terminal; where there is none, a line now and then."""
 
@@ -29,19 +42,18 @@ class Progress:
         self._metric = ledger.goals.metrics[0]
         self._ledger = ledger
         self._clock = clock
-        self._bar = RichProgress(
+        self._bar = _TwoLines(
             SpinnerColumn(),
             TextColumn("[bold]{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TextColumn("unique epochs"),
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
-            TextColumn("{task.fields[detail]}"),
             console=Console(stderr=True),
             refresh_per_second=8,
         )
-        self._task = self._bar.add_task(name, total=None, left="", detail="")
+        self._task = self._bar.add_task(name, total=None, left="")
         self._drawn = 0.0
         self._began = clock.monotonic()
         self._done_before: int | None = None
@@ -76,10 +88,10 @@ class Progress:
             else f"  best {self._metric} {ledger.best_value:.4g}"
         )
         saved = ledger.trial_epochs - min(done, ledger.trial_epochs)
+        self._bar.detail = f"{len(history)} trials{best}  {saved:,} epochs saved"
         self._bar.update(
             self._task,
             completed=done,
             total=max(needed, done),
             left=f"about {left_s:.0f} s left" if needed > done else "",
-            detail=f"{len(history)} trials{best}  {saved:,} epochs saved",
         )
