@@ -29,6 +29,19 @@ def test_what_is_the_same_for_all_is_no_column():
     assert [(c.name, c.values) for c in found] == [("b", (2.0, 3.0)), ("c", (1.0, None))]
 
 
+def test_what_follows_from_the_kind_of_a_schedule_is_no_column():
+    configs = [{"lr": lr} for lr in (0.1, Cosine(0.1), Cosine(0.2), Step(0.2, [3]))]
+    found = columns([config_to_json(config) for config in configs])
+    # all cosines have one floor, and all steps one gamma; their first milestone is the only one, too
+    assert [c.name for c in found] == ["lr", "lr.value"]
+
+
+def test_what_only_some_schedules_of_a_kind_have_is_a_column():
+    configs = [{"lr": lr} for lr in (Step(0.1, [3]), Step(0.1, [3, 5]))]
+    (found,) = columns([config_to_json(config) for config in configs])
+    assert (found.name, found.values) == ("lr.milestones[1]", (None, 5.0))
+
+
 def test_wide_ranges_are_logarithmic():
     wide, narrow, signed = columns([
         {"a": 0.001, "b": 1, "c": -1},

@@ -45,6 +45,8 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Scalar]:
 def columns(configs: Sequence[Mapping[str, Any]]) -> list[Column]:
     """The coordinates in which configurations differ, in the order in which they first appear.
 
+    A part of a schedule that is the same in all schedules of a kind says no more than the kind, and is left out.
+
     >>> [(c.name, c.labels, c.values) for c in columns([{"a": 1, "b": "x"}, {"a": 1, "b": "y"}])]
     [('b', ('x', 'y'), (0.0, 1.0))]
     """
@@ -53,9 +55,18 @@ def columns(configs: Sequence[Mapping[str, Any]]) -> list[Column]:
     out = []
     for name in names:
         values = [each.get(name) for each in flat]
-        if len(set(map(repr, values))) > 1:
+        if len(set(map(repr, values))) > 1 and not _follows(name, values, flat):
             out.append(_column(name, values))
     return out
+
+
+def _follows(name: str, values: Sequence[Scalar], flat: Sequence[Mapping[str, Scalar]]) -> bool:
+    """Whether there is one value, and what the schedule is says whether it is there."""
+    if len({repr(value) for value in values if value is not None}) > 1 or "." not in name:
+        return False
+    kinds = [each.get(name.rpartition(".")[0]) for each in flat]
+    both = {(repr(kind), value is None) for kind, value in zip(kinds, values, strict=True)}
+    return len(both) == len(set(map(repr, kinds)))
 
 
 def texts(config: Mapping[str, Any]) -> dict[str, str]:

@@ -17,7 +17,7 @@ export function trialPage({ root, reader, params, crumbs }) {
     chart.element.style.height = `${rows.length * ROW + 26}px`;
     return chart.draw((c) => ({
       animation: false,
-      grid: rows.map((_, i) => ({ left: 76, right: 24, top: 24 + i * ROW, height: ROW - 44 })),
+      grid: rows.map((_, i) => ({ left: 76, right: 24, top: 30 + i * ROW, height: ROW - 50 })),
       xAxis: rows.map((_, i) =>
         axis(c, {
           gridIndex: i,
@@ -41,7 +41,7 @@ export function trialPage({ root, reader, params, crumbs }) {
           splitNumber: 2,
           name: row.name,
           nameTextStyle: { color: c.ink, fontWeight: 600, align: "left", padding: [0, 0, 0, -56] },
-          nameGap: 9,
+          nameGap: 15,
           axisLabel: {
             color: c.muted,
             hideOverlap: true,
