@@ -1,61 +1,148 @@
-"""What users hand in, as text that says whether two of them are the same."""
+"""What users hand in, as text that is equal in every process: part of a task's identity."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import inspect
-import pickle
-from collections.abc import Mapping
+import re
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
-import joblib
+import numpy as np
+import torch
 
 
-def described(value: Any) -> str:
-    """The same text for the same thing in each process, where there is such a text; never the same for different things.
+Describe = Callable[[Any], str]
+Otherwise = Callable[[Any, Describe], str]
+"""Describes what is neither code nor plain, given what describes the rest."""
 
-    Estimators by class and parameters, functions and classes of the user's by their code, data by a digest.
+_LIBRARIES = tuple(
+    str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "purelib", "platlib")
+)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 
-    >>> from sklearn.linear_model import LogisticRegression
-    >>> described(LogisticRegression()) == described(LogisticRegression(C=1.0))
+
+def by_shape(value: Any, describe: Describe) -> str:  # noqa: ARG001
+    """Data by its shape, since it may be large: who changes only its values says so with ``version``."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return f"{type(value).__name__}{tuple(value.shape)}:{value.dtype}"
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+
+
+def described(value: Any, *, otherwise: Otherwise = by_shape) -> str:
+    """A value in words that do not change from run to run.
+
+    A function is its code, what that has captured, and the user's own classes and functions that it names; libraries
+    are names only.
+
+    >>> described(lambda hp: hp.width) == described(lambda hp: hp.width)
     True
-    >>> described([lambda x: x + 1]) == described([lambda x: x + 2])
+    >>> described(lambda hp: hp.width) == described(lambda hp: hp.depth)
     False
     """
-    if value is None or isinstance(value, bool | int | float | str):
-        return repr(value)
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{k!r}: {described(v)}' for k, v in value.items())}}}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(described, value))}]"
-    if inspect.isfunction(value):
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        return (
-            f"{_named(value)}({described([value.__defaults__, value.__kwdefaults__, cells])})"
-        )
-    if hasattr(value, "get_params") and not isinstance(value, type):
-        return f"{_named(type(value))}({described(value.get_params(deep=False))})"
-    try:
-        return f"{_named(type(value))}:{joblib.hash(value)}"
-    except (pickle.PicklingError, AttributeError, TypeError):
-        return f"{value!r} at {id(value)}"
+    return _Description(otherwise).of(value)
 
 
-def _named(what: Any) -> str:
-    """A class or function by its name, and by its code where that is the user's."""
-    name = f"{what.__module__}.{what.__qualname__}"
-    if what.__module__.split(".")[0] in ("builtins", "numpy", "scipy", "sklearn"):
-        return name
-    if isinstance(what, type):
-        members = {
-            key: _code(value.__code__)
-            for key, value in vars(what).items()
-            if inspect.isfunction(value)
-        }
-        return f"{name}:{joblib.hash(members)}"
-    return f"{name}:{_code(what.__code__)}"
+class _Description:
+    def __init__(self, otherwise: Otherwise) -> None:
+        self._otherwise = otherwise
+        self._within: list[Callable[..., Any]] = []
+        """Functions that are being described: what one has captured may lead back to it."""
+
+    def of(self, value: Any) -> str:
+        if isinstance(value, _PLAIN):
+            return repr(value)
+        if isinstance(value, functools.partial):
+            return f"partial({self.of((value.func, value.args, value.keywords))})"
+        if inspect.ismethod(value):
+            return f"method({self.of((value.__self__, value.__func__))})"
+        if inspect.isfunction(value):
+            return self._function(inspect.unwrap(value))
+        if isinstance(value, type):
+            return _class(value)
+        return self._collection(value)
+
+    def _collection(self, value: Any) -> str:
+        if isinstance(value, Mapping):
+            items = sorted((repr(key), self.of(inside)) for key, inside in value.items())
+            return f"{{{', '.join(f'{key}: {inside}' for key, inside in items)}}}"
+        if isinstance(value, list | tuple):
+            return f"({', '.join(map(self.of, value))})"
+        if isinstance(value, set | frozenset):
+            return f"{{{', '.join(sorted(map(self.of, value)))}}}"
+        return self._otherwise(value, self.of)
+
+    def _function(self, function: Callable[..., Any]) -> str:
+        if function in self._within:
+            return f"function number {self._within.index(function)}"
+        plain: Any = function
+        if not plain.__closure__ and not _source(plain):
+            return f"{plain.__module__}.{plain.__qualname__}"
+        self._within.append(function)
+        code: CodeType = plain.__code__
+        parts = [_code(code), self.of(plain.__defaults__), self.of(plain.__kwdefaults__)]
+        parts += [self._captured(cell) for cell in plain.__closure__ or ()]
+        parts += [f"{name}={text}" for name, text in _named(code, plain.__globals__)]
+        self._within.pop()
+        return f"function {_digest(*parts)}"
+
+    def _captured(self, cell: Any) -> str:
+        try:
+            value = cell.cell_contents
+        except ValueError:  # not bound yet
+            return ""
+        return self.of(value)
 
 
 def _code(code: CodeType) -> str:
-    constants = [_code(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
-    return str(joblib.hash((code.co_code, code.co_names, constants)))
+    inside = [_code(c) if isinstance(c, CodeType) else described(c) for c in code.co_consts]
+    return _digest(code.co_code.hex(), *code.co_names, *code.co_varnames, *inside)
+
+
+def _named(code: CodeType, names: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What code mentions of the user's own: classes and functions by their source, plain values by themselves."""
+    for name in code.co_names:
+        value = names.get(name)
+        if isinstance(value, type):
+            yield name, _class(value)
+        elif inspect.isfunction(value):
+            yield name, _source(value) or value.__qualname__
+        elif isinstance(value, bool | int | float | str):
+            yield name, repr(value)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _named(constant, names)
+
+
+def _class(kind: type) -> str:
+    sources = [text for base in kind.__mro__ if (text := _source(base))]
+    return f"{kind.__module__}.{kind.__qualname__} {_digest(*sources)}"
+
+
+def _source(thing: Any) -> str:
+    """The source of something of the user's; nothing for a library's."""
+    try:
+        file = Path(inspect.getfile(thing)).resolve()
+        if str(file).startswith(_LIBRARIES) or "site-packages" in file.parts:
+            return ""
+        return inspect.getsource(thing)
+    except (OSError, TypeError):  # built in, or typed at a prompt
+        members = vars(thing).items() if isinstance(thing, type) else [("", thing)]
+        codes = [getattr(member, "__code__", None) for _, member in sorted(members, key=_name)]
+        return _digest(*(_code(code) for code in codes if code is not None))
+
+
+def _name(item: tuple[str, Any]) -> str:
+    return item[0]
+
+
+def _digest(*parts: str) -> str:
+    digest = hashlib.blake2b(digest_size=12)
+    for part in parts:
+        digest.update(part.encode())
+        digest.update(b"\0")
+    return digest.hexdigest()

@@ -17,7 +17,7 @@ from thrifty.core import TaskError, derive_seed
 from thrifty.pack import TRAIN_LOSS, HyperParameters, borrowed_streams
 from thrifty.pack._random import seed_everything
 
-from ._code import described
+from ._description import described
 from ._followed import Options, follow, options_of
 from ._kept import KeptTrainable, check_loss
 from ._made import Made

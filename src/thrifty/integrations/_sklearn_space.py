@@ -14,6 +14,7 @@ from sklearn.utils import check_random_state
 from thrifty.core import SpaceError
 from thrifty.space import Choice, Condition, Domain, Float, Int, Schedule, Space
 
+from ._content import by_content
 from ._description import described
 
 
@@ -102,7 +103,7 @@ class Distributed(Domain):
             ]
             return f"{frozen.dist.name}({', '.join(arguments)})"
         # an address in memory would make another study of it in each process
-        return described(frozen)
+        return described(frozen, otherwise=by_content)
 
 
 def _template(name: str, value: Any) -> Any:

@@ -23,6 +23,7 @@ from sklearn.utils.metaestimators import _safe_split
 from thrifty.core import UsageError
 from thrifty.pack import HyperParameters, Trainable
 
+from ._content import by_content
 from ._description import described
 from ._estimator_bytes import EstimatorBytes
 from ._sklearn_space import ParamSpace
@@ -165,12 +166,12 @@ class EstimatorTask(Trainable):
         if self._identity is None:
             self._identity = {
                 "class": "thrifty.integrations.ThriftySearchCV",
-                "estimator": described(self.estimator),
+                "estimator": described(self.estimator, otherwise=by_content),
                 "data": joblib.hash((samples.X, samples.y, dict(samples.params))),
                 "splits": joblib.hash(list(self._splits)),
-                "scorer": described(self._scorer),
+                "scorer": described(self._scorer, otherwise=by_content),
                 "resource": repr(self.resource),
-                "objects": described(dict(self.space.objects)),
+                "objects": described(dict(self.space.objects), otherwise=by_content),
                 "scikit-learn": sklearn.__version__,
             }
         return self._identity
