@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -27,6 +26,10 @@ from ._records import (
     TrialRecord,
 )
 from ._writer import write
+
+
+_NEVER = 2**31 - 1
+"""An epoch that no trial reaches: the largest integer of PostgreSQL's columns."""
 
 
 class Studies:
@@ -277,7 +280,7 @@ def _summary(connection: Connection, study: Row[Any]) -> StudySummary:
         select(func.count()).where(
             t.c.study == study.id,
             t.c.state == "waiting",
-            t.c.reached >= study.spec.get("max_epochs", sys.maxsize),
+            t.c.reached >= study.spec.get("max_epochs", _NEVER),
         )
     ).scalar_one()
     # of several objectives the first: it is the one that rungs compare
