@@ -16,6 +16,7 @@ from thrifty.study._fanova import fanova
 from thrifty.study._importance import importance
 from thrifty.study._names import option_names, short_names
 from thrifty.study._optuna_terms import distribution, empty_study
+from thrifty.study._results import TrialResult
 
 
 FLAT = Space(
@@ -124,6 +125,20 @@ def test_few_trials_are_compared_where_all_have_been():
     seen = comparable(trials_of(FLAT, by_rate, num=5, epochs=lambda n: n + 2), FLAT)
     assert (seen.epoch, len(seen)) == (2, 5)
     assert comparable([], FLAT).epoch == 0
+
+
+def test_repetitions_of_the_best_are_not_all_that_is_compared():
+    space = Space(lr=Choice([1, 2, 3, 4]))
+    trials = [
+        TrialResult(
+            number=n, config={"lr": lr}, state="done", epochs=len(c), value=c[-1], curve=c
+        )
+        for n, (lr, c) in enumerate(
+            [(lr, (float(lr),)) for lr in (1, 2, 3, 4)] + [(4, (4.0, 5.0, 6.0))] * 9
+        )
+    ]
+    assert comparable(trials, space).epoch == 1
+    assert importance(trials, space, **LOSS) == {"lr": 1.0}
 
 
 def test_failed_infinite_and_foreign_trials_are_left_out():

@@ -45,7 +45,8 @@ def comparable(trials: Sequence[TrialResult], space: Space, *, at_least: int = 0
     """The trials as they were at the largest epoch that enough of them have reached, or else all.
 
     A bandit stops most trials early, and a few epochs say little beside a finished training: what trials ended with
-    must not be compared. Enough are ``enough(...)`` trials, and not fewer than ``at_least``. Left out are failed
+    must not be compared. Enough are ``enough(...)`` trials, and not fewer than ``at_least``, which are not all the same
+    few configurations: a small space is drawn from with repetitions, and its best one would be all there is. Left out are failed
     trials, values that are not finite, and trials that are not of the space (a population's, whose schedules
     changed on the way).
     """
@@ -56,8 +57,12 @@ def comparable(trials: Sequence[TrialResult], space: Space, *, at_least: int = 0
         picked = picked_by(trial, coordinates)
         if picked is not None and trial.curve and trial.state != "failed":
             usable.append((trial, picked))
-    num_needed = max(enough(num_coordinates=len(varying)), at_least)
-    epoch = common_epoch([trial.curve for trial, _ in usable], num_needed=num_needed)
+    num_needed = enough(num_coordinates=len(varying))
+    curves, longest = [trial.curve for trial, _ in usable], _longest_of_each(usable)
+    epoch = min(
+        common_epoch(curves, num_needed=max(num_needed, at_least)),
+        common_epoch(longest, num_needed=min(num_needed, len(longest))),
+    )
     usable = [(t, p) for t, p in usable if _is_finite_at(t.curve, epoch)]
     return Comparable(
         epoch=epoch,
@@ -67,6 +72,17 @@ def comparable(trials: Sequence[TrialResult], space: Space, *, at_least: int = 0
         feasible=tuple(not trial.violation for trial, _ in usable),
         coordinates=varying,
     )
+
+
+def _longest_of_each(
+    usable: Sequence[tuple[TrialResult, Mapping[str, Any]]],
+) -> list[tuple[float, ...]]:
+    """Of each configuration the longest curve."""
+    longest: dict[str, tuple[float, ...]] = {}
+    for trial, picked in usable:
+        of_its_kind = longest.get(repr(picked), ())
+        longest[repr(picked)] = max(of_its_kind, tuple(trial.curve), key=len)
+    return list(longest.values())
 
 
 def enough(*, num_coordinates: int) -> int:
