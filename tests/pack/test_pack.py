@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from importlib import import_module
 
 import cloudpickle
 import numpy as np
@@ -283,6 +286,28 @@ def test_identity_of_what_was_typed_at_a_prompt():
     before = same.identity()
     cloudpickle.dumps(same)
     assert same.identity() == before
+
+
+SCRIPT = """
+from thrifty.testing import LineTask
+
+class Mine(LineTask):
+    pass
+
+if __name__ == "__main__":
+    print(Mine().identity())
+"""
+
+
+def test_identity_of_a_script_that_runs_is_that_of_its_file(tmp_path, monkeypatch):
+    path = tmp_path / "my_script.py"
+    path.write_text(SCRIPT, encoding="utf-8")
+    run = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert run.stdout.strip() == str(import_module("my_script").Mine().identity())
+    typed_in = SCRIPT.replace("identity()", "identity()['class']")
+    run = subprocess.run([sys.executable, "-"], input=typed_in, capture_output=True, text=True, check=True)  # fmt: skip
+    assert run.stdout.strip() == "__main__.Mine"
 
 
 def test_identity_follows_code_attributes_and_version():

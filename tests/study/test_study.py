@@ -291,8 +291,18 @@ def test_a_different_study_of_the_same_name(tmp_path):
     make_study(tmp_path).run(progress=False)
     with pytest.raises(StudyMismatchError, match=r"algorithm was.*another name"):
         make_study(tmp_path, algorithm=GridSearch(max_epochs=5)).run(progress=False)
-    with pytest.raises(StudyMismatchError, match="code, attributes or seed"):
+    said = r"the task has changed \(class was '.*\.LineTask' and is '.*\.FaultyTask'"
+    with pytest.raises(StudyMismatchError, match=said):
         make_study(tmp_path, task=FaultyTask()).run(progress=False)
+    with pytest.raises(StudyMismatchError, match=r": seed was 0 and is 1\. Give"):
+        make_study(tmp_path, seed=1).run(progress=False)
+
+
+def test_a_study_whose_meaning_another_version_changed(tmp_path, monkeypatch):
+    make_study(tmp_path).run(progress=False)
+    monkeypatch.setattr("thrifty.study._identity.VERSION", -1)
+    with pytest.raises(StudyMismatchError, match="another version of thrifty"):
+        make_study(tmp_path).run(progress=False)
 
 
 @pytest.mark.parametrize("shared", [False, True])

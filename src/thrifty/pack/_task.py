@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -30,7 +32,7 @@ class _Identified:
         """
         kind = type(self)
         return {
-            "class": f"{kind.__module__}.{kind.__qualname__}",
+            "class": f"{_module_of(kind)}.{kind.__qualname__}",
             "source": _source_digest(kind),
             "attributes": repr(sorted((k, repr(v)) for k, v in vars(self).items())),
             "version": self.version,
@@ -121,6 +123,14 @@ def optimizer_of(task: Task, hp: HyperParameters) -> Optimizer:
     """The optimiser of a task, whether it is an attribute or a method of the hyper-parameters."""
     spec = task.optimizer
     return spec if isinstance(spec, Optimizer) else spec(hp)
+
+
+def _module_of(kind: type) -> str:
+    """The module of a class; of a script that runs its name, as if somebody had imported it (``thrifty run`` does)."""
+    if kind.__module__ != "__main__":
+        return kind.__module__
+    script = Path(getattr(sys.modules["__main__"], "__file__", ""))
+    return script.stem if script.is_file() else "__main__"
 
 
 def _source_digest(kind: type) -> str:

@@ -67,13 +67,25 @@ class Recipe:
             for key in dict.fromkeys((*mine, *found))
             if key not in _NOT_COMPARED and found.get(key) != mine.get(key)
         ]
-        if not same_plan:
-            differing.append("the task's code, attributes or seed have changed")
+        changed = _differences(found.get("task", {}), mine["task"])
+        if changed:
+            differing.append(f"the task has changed ({changed})")
+        elif not same_plan and not differing:
+            differing.append("it was made by another version of thrifty")
         if differing:
             raise StudyMismatchError(
                 f"{where}: {'; '.join(differing)}. "
                 "Give this one another name, or restore what has changed"
             )
+
+
+def _differences(was: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """What differs between two identities of tasks; of a digest its name alone says something."""
+    return ", ".join(
+        key if key == "source" else f"{key} was {was.get(key)!r} and is {now.get(key)!r}"
+        for key in dict.fromkeys((*now, *was))
+        if was.get(key) != now.get(key)
+    )
 
 
 def goals_of(spec: Mapping[str, Any]) -> Goals:
