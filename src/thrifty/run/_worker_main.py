@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import signal
 import sys
@@ -30,6 +31,7 @@ def _serve(connection: Connection) -> None:
         connection.recv()
     )  # before the task: its module is found where the study found it
     task = pickle.loads(connection.recv_bytes())
+    gc.freeze()  # torch and the task stay: no need to look through them for garbage, 0.3 s each time
     stopping = False
 
     def take(message: object) -> None:

@@ -17,6 +17,7 @@ from ._loop import Observer, Parts, run_loop, tell, tell_news
 from ._packing import Packing
 from ._progress import Progress
 from ._results import best_of
+from ._spared_heap import spared_heap
 from ._stop import StopOnSignal, StopWhen
 from ._trial_events import StudyBegan, StudyEnded, TrialAdvanced, TrialBegan, TrialEnded
 
@@ -41,6 +42,7 @@ def train(
     driver.record([StudyMoved(study=ledger.study_id, state="running")])
     watching = [*observers]
     with contextlib.ExitStack() as stack:
+        stack.enter_context(spared_heap())
         if lease.shared:
             stack.enter_context(Heartbeat(lease))
         if progress:

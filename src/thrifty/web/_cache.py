@@ -36,8 +36,8 @@ class Cache:
     def __init__(
         self,
         *,
-        patience_s: float = 0.5,
-        share: float = 0.05,
+        patience_s: float = 2.0,
+        share: float = 0.02,
         size: int = 128,
         now: Callable[[], float] = time.monotonic,
     ) -> None:

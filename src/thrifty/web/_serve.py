@@ -23,7 +23,7 @@ _KEEP_ALIVE_S = 75
 
 
 def create_app(
-    url: str, *, token: str | None = None, only_here: bool = True, patience_s: float = 0.5
+    url: str, *, token: str | None = None, only_here: bool = True, patience_s: float = 2.0
 ) -> FastAPI:
     """The dashboard of a database as an ASGI application.
 

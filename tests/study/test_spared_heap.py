@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+from thrifty.study._spared_heap import spared_heap
+
+
+class Ring:
+    def __init__(self):
+        self.me = self
+
+
+@pytest.fixture(autouse=True)
+def nothing_frozen():
+    assert gc.get_freeze_count() == 0
+    gc.disable()  # it must not run by itself in between
+    yield
+    gc.enable()
+    assert gc.get_freeze_count() == 0
+
+
+def test_garbage_of_before_waits_and_that_of_within_does_not():
+    before = weakref.ref(Ring())
+    with spared_heap():
+        within = weakref.ref(Ring())
+        gc.collect()
+        assert (before() is None, within() is None) == (False, True)
+    gc.collect()
+    assert before() is None
+
+
+def test_an_error_thaws_it():
+    with pytest.raises(ZeroDivisionError), spared_heap():
+        _ = 1 / 0
+
+
+def test_a_heap_that_somebody_has_frozen_stays_so():
+    gc.freeze()
+    try:
+        with spared_heap():
+            pass
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
