@@ -32,7 +32,7 @@ def command(*, url: str, host: str, port: int, token: str | None, browse: bool) 
     """Show the studies of database URL in the browser, also while they run."""
     server = serve(url, host=host, port=port, token=token)
     if hasattr(os, "nice"):
-        os.nice(10)  # training goes first
+        os.nice(15)  # training goes first
     click.echo(f"dashboard of {click.style(shown(url), bold=True)}: {server.address}")
     click.echo("Ctrl-C ends it")
     if browse:
