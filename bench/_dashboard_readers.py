@@ -3,7 +3,7 @@
     python -m bench._dashboard_readers ADDRESS NUMBER
 
 They wait for a study, then ask as a page does (the revision, as often as they are told to; when it has changed, the views of
-the overview) until a line comes in, and say what they saw.
+the overview), and say what they saw. A line "off" lets them rest, a line "on" go on; any other ends them.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class Page:
         self.pause_s = float(answer.headers.get("x-ask-again", self.pause_s))
         return answer.headers.get("x-revision", "")
 
-    async def live(self, stop: asyncio.Event) -> None:
+    async def live(self, stop: asyncio.Event, awake: asyncio.Event) -> None:
         while not stop.is_set():
+            await awake.wait()
             now = await self.get("/revision")
             for view in VIEWS:
                 if self.seen.get(view) != now:
@@ -72,17 +73,22 @@ async def _first(end: Awaitable[object], pause_s: float) -> None:
 
 
 async def watch(address: str, *, number: int) -> Tally:
-    tally, stop = Tally(), asyncio.Event()
+    tally, stop, awake = Tally(), asyncio.Event(), asyncio.Event()
+    awake.set()
     limits = httpx.Limits(max_connections=number, max_keepalive_connections=number)
     async with httpx.AsyncClient(base_url=address, timeout=60, limits=limits) as client:
         while (await client.get("/api/studies/1/revision")).status_code != 200:
             await asyncio.sleep(0.1)
         pages = []
         for _ in range(number):
-            pages.append(asyncio.create_task(Page(client=client, tally=tally).live(stop)))
+            pages.append(
+                asyncio.create_task(Page(client=client, tally=tally).live(stop, awake))
+            )
             await asyncio.sleep(POLL_S / number)  # not all in the same moment
-        await asyncio.to_thread(sys.stdin.readline)
+        while (line := await asyncio.to_thread(sys.stdin.readline)) in {"on\n", "off\n"}:
+            awake.set() if line == "on\n" else awake.clear()
         stop.set()
+        awake.set()
         await asyncio.gather(*pages)
     return tally
 

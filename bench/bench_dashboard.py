@@ -3,8 +3,8 @@
     python -m bench.bench_dashboard [--quick] [--repeats 3]
 
 *Load*: a study of digits trains while the dashboard serves it from another process and readers in a third ask as open pages do
-(``_dashboard_readers``). It is run with and without them in turns; medians are compared. The readers' own work, which
-would be other people's machines, has the lowest priority. *First paint*: Chromium opens the overview of 100,000 trials; from
+(``_dashboard_readers``). In turns they ask and rest, so that what else slows this machine down meets both alike; each turn of
+asking is compared with the turn of rest after it. The readers' own work, which would be other people's machines, has the lowest priority. *First paint*: Chromium opens the overview of 100,000 trials; from
 the request to the figures, and to the first drawn chart.
 """
 
@@ -17,11 +17,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 from playwright.sync_api import Browser, sync_playwright
 
 import thrifty as th
@@ -37,6 +40,7 @@ from bench._harness import (
     say_result,
     table,
 )
+from thrifty.core import EpochDone
 from thrifty.store import Store
 
 
@@ -55,10 +59,17 @@ def study(url: str, *, num_trials: int) -> None:
         name="load",
         seed=0,
     )
-    began = time.perf_counter()
+    epochs: list[float] = []
+
+    class Epochs:
+        def on_event(self, event: object) -> None:
+            if isinstance(event, EpochDone):
+                epochs.append(time.time())
+
     # a plan of its own choice would differ from run to run by more than what is measured
-    made.run(executor=th.Local(workers=2, threads=1, pack_size=8), progress=False)
-    say_result({"study_s": time.perf_counter() - began})
+    executor = th.Local(workers=2, threads=1, pack_size=8)
+    made.run(executor=executor, progress=False, observers=[Epochs()])
+    say_result({"epochs": epochs})
 
 
 @contextmanager
@@ -74,41 +85,57 @@ def dashboard(url: str) -> Iterator[str]:
         process.wait(30)
 
 
-def trained(folder: Path, *, num_trials: int, readers: int) -> dict[str, Any]:
-    """One run, alone or watched."""
+def watched(folder: Path, *, num_trials: int, readers: int, window_s: float) -> dict[str, Any]:
+    """A study during which the readers ask and rest in turns: epochs a second of each turn, and what readers saw."""
     url = f"sqlite:///{folder}/t.db"
-    child = ("bench.bench_dashboard", "--study", url, str(num_trials))
-    if not readers:
-        return in_fresh_process(*child)
     with Store.open(url):
         pass  # the dashboard needs a database to open
-    command = ["nice", "-n", "19", sys.executable, "-m", "bench._dashboard_readers"]
+    command = [sys.executable, "-m", "bench._dashboard_readers"]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with dashboard(url) as address:
+    turns: list[float] = []
+    with dashboard(url) as address, ThreadPoolExecutor(1) as pool:
         watching = subprocess.Popen([*command, address, str(readers)], **pipes)
-        result = in_fresh_process(*child)
+        study = pool.submit(
+            in_fresh_process, "bench.bench_dashboard", "--study", url, str(num_trials)
+        )
+        assert watching.stdin is not None
+        while not study.done():
+            watching.stdin.write("off\n" if len(turns) % 2 else "on\n")
+            watching.stdin.flush()
+            turns.append(time.time())
+            wait([study], timeout=window_s)
         out, _ = watching.communicate("stop\n", timeout=120)
     seen = json.loads(out.rpartition(RESULT)[2])
-    return {**result, **seen}
+    epochs = np.array(study.result()["epochs"])
+    return {**seen, "rates": _rates(epochs, turns)}
 
 
-def load(*, repeats: int, num_trials: int, readers: int) -> dict[str, Any]:
-    alone: list[dict[str, Any]] = []
-    watched: list[dict[str, Any]] = []
-    for repeat in range(repeats):
-        turns = [(alone, 0), (watched, readers)]
-        for runs, number in turns if repeat % 2 == 0 else reversed(turns):
-            with tempfile.TemporaryDirectory() as name:
-                runs.append(trained(Path(name), num_trials=num_trials, readers=number))
-    before, after = (median(run["study_s"] for run in runs) for runs in (alone, watched))
+def _rates(epochs: np.ndarray, turns: list[float]) -> list[tuple[float, float]]:
+    """Epochs a second while readers asked, and in the turn after it, while they rested."""
+    settling = 0.2  # of a turn: requests that were under way are still answered
+    rates: list[float] = []
+    for begin, end in pairwise(turns):
+        settled = begin + settling * (end - begin)
+        num = int(((epochs > settled) & (epochs <= end)).sum())
+        is_whole = begin >= epochs.min() and end <= epochs.max()
+        rates.append(num / (end - settled) if is_whole else 0.0)
+    pairs = zip(rates[::2], rates[1::2], strict=False)
+    return [(asked, rested) for asked, rested in pairs if asked and rested]
+
+
+def load(*, num_trials: int, readers: int, window_s: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as name:
+        run = watched(Path(name), num_trials=num_trials, readers=readers, window_s=window_s)
+    rates = run["rates"]
     return {
-        "study_alone_s": before,
-        "study_watched_s": after,
-        "slower_percent": 100 * (after / before - 1),
-        "requests": sum(run["requests"] for run in watched),
-        "failed_requests": sum(run["failed"] for run in watched),
-        "answer_median_ms": median(run["median_ms"] for run in watched),
-        "answer_p99_ms": max(run["p99_ms"] for run in watched),
+        "turns": len(rates),
+        "epochs_per_s_alone": median(rested for _, rested in rates),
+        "epochs_per_s_watched": median(asked for asked, _ in rates),
+        "slower_percent": 100 * (median(rested / asked for asked, rested in rates) - 1),
+        "requests": run["requests"],
+        "failed_requests": run["failed"],
+        "answer_median_ms": run["median_ms"],
+        "answer_p99_ms": run["p99_ms"],
     }
 
 
@@ -154,12 +181,13 @@ def main() -> None:
     if args.study:
         study(args.study[0], num_trials=int(args.study[1]))
         return
-    num_rows, num_trials = (2_000, 4) if args.quick else (100_000, 800)
+    num_rows, num_trials = (2_000, 200) if args.quick else (100_000, 6_000)
     readers = 20 if args.quick else READERS
     with tempfile.TemporaryDirectory() as name:
         fill(Path(name) / "rows.db", num_trials=num_rows)
         painted = paint(Path(name) / "rows.db", repeats=args.repeats)
-    loaded = load(repeats=args.repeats, num_trials=num_trials, readers=readers)
+    window_s = 0.5 if args.quick else 4.0
+    loaded = load(num_trials=num_trials, readers=readers, window_s=window_s)
     figures = {"readers": readers, **loaded, "rows": num_rows, **painted}
     table([{"figure": name, "value": value} for name, value in figures.items()])
     finish(
