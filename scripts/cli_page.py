@@ -44,12 +44,18 @@ def _commands(
             yield f"{context.info_name} {name}", command
 
 
+def _help_option(command: click.Command, context: click.Context) -> click.Option:
+    """Made anew: click keeps the one that it made when the command was first used, maybe by itself."""
+    names = command.get_help_option_names(context)
+    return click.Option(names, is_flag=True, help="Show this message and exit.")
+
+
 def _section(name: str, command: click.Command, context: click.Context) -> str:
     usage = " ".join(piece for piece in command.collect_usage_pieces(context) if piece)
     lines = [f"## {name}", "", "```text", f"{name} {usage}", "```", "", _help(command), ""]
     records = [
         record
-        for parameter in command.get_params(context)
+        for parameter in (*command.params, _help_option(command, context))
         if isinstance(parameter, click.Option)
         and (record := parameter.get_help_record(context))
     ]
