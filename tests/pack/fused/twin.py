@@ -188,7 +188,7 @@ class _Twins:
             draws=lambda: [d.noise for d in draws],
         )
         fresh = self._leaves()
-        noises = [Draw(noise=torch.empty_like(d.noise), path=d.path, p=d.p) for d in draws]
+        noises = [Draw(noise=torch.zeros_like(d.noise), path=d.path, p=d.p) for d in draws]
         generators = [torch.Generator().manual_seed(self.seed + k) for k in range(self.size)]
         for draw in noises:
             fill(draw, generators=generators, rates=[{}] * self.size, num_rows=self.num_rows)

@@ -78,7 +78,8 @@ def fill(
 ) -> None:
     """Draws a mask for each trial, exactly as ``torch.nn.functional.dropout`` draws it alone.
 
-    ``rates`` are the trials' own rates by path; ``num_rows`` how many rows of the batch are real.
+    ``rates`` are the trials' own rates by path; ``num_rows`` how many rows of the batch are real. The others keep what they
+    hold, which must be finite: their results count zero times, and zero times NaN is NaN.
     """
     with torch.no_grad():
         for k, generator in enumerate(generators):
