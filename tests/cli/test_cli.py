@@ -182,6 +182,16 @@ def test_status_of_an_empty_database(folder, monkeypatch, capsys):
     assert "no studies yet" in capsys.readouterr().out
 
 
+def test_status_of_a_study_that_was_killed(folder, monkeypatch, capsys):
+    from thrifty.store import Store  # noqa: PLC0415
+
+    with Store.open("sqlite:///t.db") as store:
+        plan = store.plans.open("plan", task="T").id
+        store.studies.create("s", plan=plan, spec={"metric": "loss", "mode": "min"})
+    thrifty("status", "--storage", "sqlite:///t.db", monkeypatch=monkeypatch)
+    assert "interrupted (its process is gone; run it again to go on)" in capsys.readouterr().out
+
+
 def test_status_does_not_wait_for_torch():
     code = "import sys, thrifty.cli._status; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -29,6 +29,7 @@ from thrifty.store import (
     PriorRecord,
     StageRecord,
     Store,
+    StudyMoved,
     TrialAsked,
     TrialEnqueued,
     TrialFailed,
@@ -348,6 +349,34 @@ def test_a_silent_holder_elsewhere_is_taken_over(store, info, clock):
         lost.heartbeat()
 
 
+@pytest.mark.parametrize(
+    ("change", "silent_s", "state"),
+    [
+        ("pid=pid", 1000.0, "running"),  # here processes are asked for, not hearts
+        ("pid=999999999", 0.0, "interrupted"),
+        ("host='elsewhere'", 59.0, "running"),
+        ("host='elsewhere'", 61.0, "interrupted"),
+    ],
+)
+def test_a_study_whose_process_is_gone_is_interrupted(
+    store, info, clock, change, silent_s, state
+):
+    store.lease(info)
+    with store._engine.begin() as connection:
+        connection.execute(text(f"UPDATE leases SET {change}"))
+    clock.advance(silent_s)
+    assert store.studies.summary("s").state == store.studies.list()[0].state == state
+
+
+@pytest.mark.parametrize("state", ["stopped", "done"])
+def test_what_has_ended_is_not_interrupted(store, info, state):
+    store.studies.create("other", plan=info.plan, spec={})
+    with store.lease(store.studies.get("other")):
+        store.record([StudyMoved(study=info.id, state=state)])
+        assert [s.state for s in store.studies.list()] == [state, "running"]
+    assert [s.state for s in store.studies.list()] == [state, "interrupted"]
+
+
 def test_what_the_dead_train_is_free(store, info, clock):
     other = store.studies.create("other", plan=info.plan, spec={})
     with store.lease(info, shared=True) as lease:
@@ -386,6 +415,23 @@ def test_what_is_claimed_after_a_take_over_is_free_again(store, info, clock):
         clock.advance(6.0)
         mine.changes(num_nodes=1)
         assert mine.claim([Stage(node=0, start=0, stop=2)])
+
+
+def test_who_begins_after_the_database_was_away_takes_nobody_for_dead(store, info, clock):
+    other = store.studies.create("other", plan=info.plan, spec={})
+    far = store.lease(other, shared=True)
+    with store._engine.begin() as connection:
+        connection.execute(text("UPDATE leases SET host='elsewhere'"))
+    clock.advance(120.0)
+    with store.lease(info, shared=True) as lease:
+        lease.bury()
+        far.heartbeat()
+        for _ in range(7):
+            clock.advance(10.0)
+            lease.heartbeat()
+            lease.bury()
+        with pytest.raises(StoreBusyError, match="taken over"):
+            far.heartbeat()
 
 
 def test_nobody_is_dead_because_the_database_was_away(store, info, clock):

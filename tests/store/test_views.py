@@ -148,7 +148,7 @@ def counting(trial):
 def test_studies_at_a_glance(store, views, trials):
     first, empty = views.studies.list()
     summary = store.studies.summary("first")
-    assert (first.name, first.state, first.task) == ("first", "running", "T")
+    assert (first.name, first.state, first.task) == ("first", "interrupted", "T")
     assert (first.best_value, first.best_trial) == (summary.best_value, summary.best_trial)
     best = best_trials(store.studies.get("first"), trials)[0]
     assert (best.value, best.number) == (first.best_value, first.best_trial)
@@ -182,6 +182,19 @@ def test_the_stamp_changes_with_whatever_is_written(written, store, views):
     assert second[1] != second[2]
     assert views.studies.stamp(3) is None
     assert views.studies.stamp() == everything[-1]
+
+
+def test_the_stamp_changes_when_a_study_is_left_alone(written, store, views):
+    def seen():
+        return views.studies.get(1).state, [s.state for s in views.studies.list()]
+
+    nobody = views.studies.stamp(), views.studies.stamp(1)
+    with store.lease(store.studies.get("first")):
+        held = views.studies.stamp(), views.studies.stamp(1)
+        assert seen() == ("running", ["running", "interrupted"])
+    assert seen() == ("interrupted", ["interrupted", "interrupted"])
+    assert (views.studies.stamp(), views.studies.stamp(1)) == nobody
+    assert not set(nobody) & set(held)
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 
 import pytest
 
-from thrifty.study._spared_heap import spared_heap
+from thrifty.study._spared_heap import SPARED_S, spared_heap
 
 
 class Ring:
@@ -30,6 +31,31 @@ def test_garbage_of_before_waits_and_that_of_within_does_not():
         assert (before() is None, within() is None) == (False, True)
     gc.collect()
     assert before() is None
+
+
+def test_a_long_run_finds_the_garbage_of_before(monkeypatch):
+    class Timer(threading.Thread):
+        def __init__(self, seconds, function):
+            super().__init__(target=function)
+            assert seconds == SPARED_S
+
+        def start(self):
+            """Runs when the test says so."""
+
+        def cancel(self):
+            """Too late."""
+
+    timers = []
+    monkeypatch.setattr(
+        threading, "Timer", lambda *given: timers.append(Timer(*given)) or timers[0]
+    )
+    before = weakref.ref(Ring())
+    with spared_heap():
+        gc.collect()
+        assert before() is not None
+        timers[0].run()
+        gc.collect()
+        assert before() is None
 
 
 def test_an_error_thaws_it():

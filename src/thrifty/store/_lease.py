@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
-import socket
-from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from sqlalchemy import Connection, Engine, Row, delete, extract, func, insert, select, update
+from sqlalchemy import Connection, Engine, Row, delete, insert, select, update
 
 from thrifty.core import Clock, StoreBusyError, StoreUnreachableError
 
 from . import _schema as schema
 from ._engine import user_errors
+from ._holder import STALE_AFTER_S, is_here, lives, this_process, time_of
 from ._records import StudyInfo
 from ._turns import await_turn, next_revision
 
 
 logger = logging.getLogger(__name__)
-
-STALE_AFTER_S = 60.0
-"""A holder on another machine that has not been heard of for so long is taken to be dead."""
 
 SILENT_AFTER_S = 30.0
 """Who could not say for so long that it lives had a reason that others may have, too."""
@@ -91,7 +86,7 @@ class Lease:
             dead = [
                 row.owner
                 for row in self._others(connection)
-                if (sure or _is_here(row)) and not self._alive(connection, row)
+                if (sure or is_here(row)) and not lives(row, now=now)
             ]
             self._forget(connection, dead + self._without_lease(connection))
 
@@ -103,36 +98,34 @@ class Lease:
     def _take(self) -> None:
         with user_errors(self._engine), self._engine.begin() as connection:
             await_turn(connection, self.study.plan)  # who looks at the leases looks alone
-            others = self._others(connection)
-            for row in others:
-                same_study = row.study == self.study.id
-                if (same_study or not (row.shared and self.shared)) and self._alive(
-                    connection, row
-                ):
-                    raise self._busy(connection, row)
-            gone = [
-                row.owner
-                for row in others
-                if row.study == self.study.id or not self._alive(connection, row)
-            ]
-            self._forget(connection, gone)
             now = self._now(connection)
+            others = self._others(connection)
+            gone = []
+            for row in others:
+                beside = row.shared and self.shared and row.study != self.study.id
+                if lives(row, now=now):
+                    if not beside:
+                        raise _busy(row, now=now)
+                elif beside and not is_here(row):
+                    # perhaps the database was away; it has time to say that it lives
+                    self._unsure_until = now + STALE_AFTER_S
+                else:
+                    gone.append(row.owner)
+            self._forget(connection, gone)
             mine = {
                 "study": self.study.id,
                 "plan": self.study.plan,
                 "owner": self.owner,
                 "name": self.study.name,
                 "shared": self.shared,
-                "host": socket.gethostname(),
-                "pid": os.getpid(),
-                "pid_started": _process_start(os.getpid()),
+                **this_process(),
                 "since": now,
                 "heartbeat": now,
             }
             connection.execute(insert(schema.leases), mine)
             self._beat_at = now
 
-    def _others(self, connection: Connection) -> list[Row[tuple[object, ...]]]:
+    def _others(self, connection: Connection) -> list[Row[Any]]:
         table = schema.leases
         query = select(table).where(
             table.c.plan == self.study.plan, table.c.owner != self.owner
@@ -162,34 +155,8 @@ class Lease:
         if freed.rowcount:  # those who wait for it look again
             next_revision(connection, self.study.plan)
 
-    def _busy(self, connection: Connection, row: Row[tuple[object, ...]]) -> StoreBusyError:
-        held = row._asdict()
-        for_s = self._now(connection) - held["since"]
-        return StoreBusyError(
-            f"study {held['name']!r} of this task and seed is being run by process {held['pid']} on "
-            f"{held['host']}, since {for_s:.0f} s; wait for it, or stop it"
-        )
-
-    def _alive(self, connection: Connection, row: Row[tuple[object, ...]]) -> bool:
-        held = row._asdict()
-        if _is_here(row):
-            started = _process_start(held["pid"])
-            return started != "" and started == held["pid_started"]
-        return bool(self._now(connection) - held["heartbeat"] < STALE_AFTER_S)
-
     def _now(self, connection: Connection) -> float:
-        """The time by one clock for all: that of the server, where there is one."""
-        if connection.dialect.name == "sqlite":
-            return self._clock.now()
-        now = select(extract("epoch", func.clock_timestamp()))
-        return float(connection.execute(now).scalar_one())
-
-
-def _is_here(row: Row[tuple[object, ...]]) -> bool:
-    """Whether a holder is on this machine, where processes are asked for directly."""
-    held = row._asdict()
-    numbered_by = held["pid_started"].partition("@")[2]
-    return held["host"] == socket.gethostname() and numbered_by in ("", _pid_namespace())
+        return time_of(connection, self._clock)
 
 
 def taken_over(name: str) -> StoreBusyError:
@@ -200,32 +167,8 @@ def taken_over(name: str) -> StoreBusyError:
     )
 
 
-def _process_start(pid: int) -> str:
-    """When a process started, in the kernel's ticks ("" if there is none), and who numbered it: tells reused numbers apart."""
-    try:
-        # the command's name, in brackets, may hold spaces; the 20th field after it is the start
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return _without_proc(pid)
-    fields = stat.rpartition(")")[2].split()
-    return "" if fields[0] == "Z" else f"{fields[19]}@{_pid_namespace()}"
-
-
-def _pid_namespace() -> str:
-    """Within what the numbers of processes hold: a container has its own, even where it has its machine's name."""
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return ""
-
-
-def _without_proc(pid: int) -> str:
-    if Path("/proc/self/stat").exists():
-        return ""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return ""
-    except PermissionError:
-        return "unknown"
-    return "unknown"
+def _busy(held: Row[Any], *, now: float) -> StoreBusyError:
+    return StoreBusyError(
+        f"study {held.name!r} of this task and seed is being run by process {held.pid} on "
+        f"{held.host}, since {now - held.since:.0f} s; wait for it, or stop it"
+    )

@@ -263,7 +263,10 @@ class StudyRecords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudySummary:
-    """A study at a glance; ``num_trials`` counts by state, ``num_done`` those that went all the way."""
+    """A study at a glance; ``num_trials`` counts by state, ``num_done`` those that went all the way.
+
+    ``state`` is "interrupted" where a study was running and its process is gone.
+    """
 
     name: str
     state: str

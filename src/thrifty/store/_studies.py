@@ -16,6 +16,7 @@ from thrifty.space import config_from_json, config_to_json
 
 from . import _schema as schema
 from ._engine import user_errors
+from ._holder import standing
 from ._records import (
     LogRecord,
     PriorRecord,
@@ -185,7 +186,10 @@ class Studies:
         """All studies at a glance, oldest first."""
         query = select(schema.studies).order_by(schema.studies.c.id)
         with user_errors(self._engine), self._engine.connect() as connection:
-            return [_summary(connection, row) for row in connection.execute(query).all()]
+            rows = connection.execute(query).all()
+            written = {row.id: row.state for row in rows}
+            states = standing(connection, written, clock=self._clock)
+            return [_summary(connection, row, state=states[row.id]) for row in rows]
 
     def summary(self, name: str) -> StudySummary:
         """One study at a glance.
@@ -196,7 +200,9 @@ class Studies:
         self.get(name)
         query = select(schema.studies).where(schema.studies.c.name == name)
         with user_errors(self._engine), self._engine.connect() as connection:
-            return _summary(connection, connection.execute(query).one())
+            row = connection.execute(query).one()
+            states = standing(connection, {row.id: row.state}, clock=self._clock)
+            return _summary(connection, row, state=states[row.id])
 
     def curves(self, study: int, metric: str) -> dict[int, tuple[float, ...]]:
         """By trial number: a metric after epochs ``1 .. reached``, along the path of its nodes."""
@@ -269,7 +275,7 @@ def _prior_row(study: int, number: int, prior: PriorRecord) -> dict[str, Any]:
     }
 
 
-def _summary(connection: Connection, study: Row[Any]) -> StudySummary:
+def _summary(connection: Connection, study: Row[Any], *, state: str) -> StudySummary:
     t, e, entries = schema.trials, schema.epochs, schema.log
     counts = connection.execute(
         select(t.c.state, func.count(), func.sum(t.c.target))
@@ -310,9 +316,9 @@ def _summary(connection: Connection, study: Row[Any]) -> StudySummary:
     ).scalar()
     return StudySummary(
         name=study.name,
-        state=study.state,
+        state=state,
         metric=metric,
-        num_trials={state: count for state, count, _ in counts},
+        num_trials={each: count for each, count, _ in counts},
         num_done=num_done,
         best_value=None if best is None else best.value,
         best_trial=None if best is None else best.number,

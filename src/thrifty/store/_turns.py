@@ -13,17 +13,14 @@ _OURS = int.from_bytes(b"plan", "big")
 
 def await_turn(connection: Connection, plan: int) -> None:
     """Waits until nobody else writes about a plan; it is this transaction's turn until it ends."""
-    if connection.dialect.name == "postgresql":
-        # a queue: each commit wakes one. All who wait for a row are woken by it, and all but one lie down again
-        connection.execute(select(func.pg_advisory_xact_lock(_OURS, plan)))
+    _queue(connection, plan)
     same = {"revision": schema.plans.c.revision}
     connection.execute(update(schema.plans).where(schema.plans.c.id == plan).values(same))
 
 
 def next_revision(connection: Connection, plan: int) -> int:
     """Counts a plan's revision up, when it is this transaction's turn."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(select(func.pg_advisory_xact_lock(_OURS, plan)))
+    _queue(connection, plan)
     counted = (
         update(schema.plans)
         .where(schema.plans.c.id == plan)
@@ -31,3 +28,9 @@ def next_revision(connection: Connection, plan: int) -> int:
         .returning(schema.plans.c.revision)
     )
     return int(connection.execute(counted).scalar_one())
+
+
+def _queue(connection: Connection, plan: int) -> None:
+    """Each commit wakes one. All who wait for a row are woken by it, and all but one lie down again."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(_OURS, plan)))

@@ -10,13 +10,16 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Engine, Row, Select, and_, func, or_, select
 
+from thrifty.core import SystemClock
 from thrifty.store import _schema as schema
+from thrifty.store._holder import standing
 
 from ._reading import reading
 from ._trial_filter import counting
 
 
 _t, _e, _s = schema.trials, schema.epochs, schema.studies
+_CLOCK = SystemClock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +27,8 @@ class StudyView:
     """A study at a glance.
 
     ``num_trials`` counts by state; ``asked_epochs`` and ``reached_epochs`` are sums over its trials; ``trained_epochs``
-    and ``seconds`` are what its own runs trained. ``metrics`` and ``modes`` are its objectives.
+    and ``seconds`` are what its own runs trained. ``metrics`` and ``modes`` are its objectives. ``state`` is "interrupted"
+    where a study was running and its process is gone.
     """
 
     id: int
@@ -68,7 +72,9 @@ class StudyViews:
             if study is not None and not rows:
                 return None
             counts = select(last.scalar_subquery(), ended.scalar_subquery())
-            known = [tuple(row) for row in rows], tuple(connection.execute(counts).one())
+            states = standing(connection, {row.id: row.state for row in rows}, clock=_CLOCK)
+            of_studies = [(row.id, row.plan, row.revision, states[row.id]) for row in rows]
+            known = of_studies, tuple(connection.execute(counts).one())
         return blake2b(repr(known).encode(), digest_size=8).hexdigest()
 
     def list(self) -> Sequence[StudyView]:
@@ -82,6 +88,7 @@ class StudyViews:
     def _studies(self, study: int | None) -> Sequence[StudyView]:
         with reading(self._engine) as connection:
             base = connection.execute(_only(_base(), _s.c.id, study)).all()
+            states = standing(connection, {row.id: row.state for row in base}, clock=_CLOCK)
             plan = base[0].plan if study is not None and base else None
             counts = connection.execute(_only(_counts(), _t.c.study, study)).all()
             trained = {
@@ -98,6 +105,7 @@ class StudyViews:
             _view(
                 row,
                 by_study.get(row.id, []),
+                state=states[row.id],
                 trained=trained.get(row.id, (0, 0.0)),
                 extremes=extremes.get(row.id, {}),
             )
@@ -169,6 +177,7 @@ def _view(
     row: Row[Any],
     counts: Sequence[Row[Any]],
     *,
+    state: str,
     trained: tuple[int, float],
     extremes: Mapping[float, int],
 ) -> StudyView:
@@ -181,7 +190,7 @@ def _view(
         name=row.name,
         plan=row.plan,
         task=row.task,
-        state=row.state,
+        state=state,
         spec=row.spec,
         metrics=metrics,
         modes=modes,

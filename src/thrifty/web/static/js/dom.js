@@ -26,7 +26,7 @@ export function fill(element, ...children) {
 }
 
 export function badge(state) {
-  const known = ["running", "done", "failed", "stopped", "waiting", "paused"];
+  const known = ["running", "done", "failed", "stopped", "interrupted", "waiting", "paused"];
   return h("span", { class: `badge ${known.includes(state) ? state : ""}` }, state);
 }
 

@@ -14,12 +14,12 @@ export function number(x) {
 export function seconds(s) {
   if (s === null || s === undefined) return "–";
   if (s < 1) return `${(s * 1000).toFixed(0)} ms`;
-  if (s < 60) return `${s.toFixed(1)} s`;
-  const minutes = s / 60;
-  if (minutes < 60) return `${Math.floor(minutes)} min ${Math.round(s % 60)} s`;
-  const hours = minutes / 60;
-  if (hours < 48) return `${Math.floor(hours)} h ${Math.round(minutes % 60)} min`;
-  return `${(hours / 24).toFixed(1)} days`;
+  if (s < 59.95) return `${s.toFixed(1)} s`;
+  const rounded = Math.round(s);
+  if (rounded < 3600) return `${Math.floor(rounded / 60)} min ${rounded % 60} s`;
+  const minutes = Math.round(s / 60);
+  if (minutes < 48 * 60) return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  return `${(minutes / 1440).toFixed(1)} days`;
 }
 
 // A time since the beginning, as on a watch.
