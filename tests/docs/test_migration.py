@@ -74,6 +74,7 @@ def test_what_the_table_says_of_optuna_is_there():
         assert hasattr(optuna.pruners, name)
 
 
+@pytest.mark.timeout(180)
 def test_ray_tunes(tmp_path):
     """In a process of its own; two trials rather than seventeen, since each starts a process."""
     code = "\n".join(

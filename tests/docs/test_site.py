@@ -90,6 +90,7 @@ def site(tmp_path_factory):
     return folder
 
 
+@pytest.mark.timeout(300)
 def test_it_builds_and_reads_offline(site):
     pages = list(site.rglob("*.html"))
     assert len(pages) > len(pages_of(settings()["nav"]))
@@ -100,18 +101,21 @@ def test_it_builds_and_reads_offline(site):
         assert not outside, f"{page.relative_to(site)} fetches {outside}"
 
 
+@pytest.mark.timeout(300)
 def test_styles_fetch_nothing_from_elsewhere(site):
     for sheet in site.rglob("*.css"):
         text = sheet.read_text(encoding="utf-8")
         assert not re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", text), sheet
 
 
+@pytest.mark.timeout(300)
 def test_examples_of_docstrings_are_sessions(site):
     text = (site / "reference" / "space.html").read_text(encoding="utf-8")
     assert 'class="gp"' in text
     assert "<blockquote>" not in text
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 def test_search_works_from_a_folder_and_nothing_is_fetched(site):
     with sync_playwright() as play:

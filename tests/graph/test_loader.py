@@ -53,7 +53,7 @@ def batch_threads():
 def no_thread_is_left():
     yield
     for thread in batch_threads():
-        thread.join(60)
+        thread.join(20)
     assert not batch_threads()
 
 

@@ -140,7 +140,7 @@ def test_exchanges_that_fail_are_said(member):
     for thread in agreed:
         thread.start()
     for thread in agreed:
-        thread.join(60)
+        thread.join(20)
         assert not thread.is_alive()
     pair["b"].close()
     with pytest.raises(PeerLostError, match="a sum over all workers failed"):

@@ -49,7 +49,7 @@ def test_ctrl_c_reaches_the_driver_alone(tmp_path, undisturbed):
     with driver(tmp_path, "interrupt", 20) as child:
         assert child.stdout.readline() == "now\n"
         os.killpg(child.pid, signal.SIGINT)  # the whole terminal
-        assert child.communicate("\n", timeout=120)[0] == "end\n"
+        assert child.communicate("\n", timeout=60)[0] == "end\n"
         assert child.returncode == 0
     study = make_study(tmp_path, algorithm=ALGORITHM)
     assert records(study)[0] == "stopped"

@@ -40,8 +40,8 @@ from ._tasks import FaultyTask, LineTask
 Check = Callable[[ExecutorConfig], None]
 Metrics = Mapping[str, float]
 
-POLL_S = 100.0
-"""Longer than a worker process takes to start, on a machine that is busy with other things, too: a silent executor fails the check instead of hanging it."""
+POLL_S = 30.0
+"""Longer than a worker process takes to start: a silent executor fails the check instead of hanging it."""
 HERE = uuid.uuid4().hex
 """Another one in each process."""
 
