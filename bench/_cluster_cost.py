@@ -41,13 +41,14 @@ def cost(args: argparse.Namespace) -> tuple[dict[str, Any], list[Goal]]:
 
 def play(workload: Workload, workers: int, epoch_s: Any, **options: Any) -> Simulation:
     """A workload on so many workers."""
-    usual = {"start_s": START_S, "checkpoint_bytes": STATE_BYTES}
     return simulate(
         workload.algorithms,
         workload.space,
         workers=workers,
         epoch_s=epoch_s,
-        **{**usual, **options},
+        start_s=START_S,
+        checkpoint_bytes=STATE_BYTES,
+        **options,
     )
 
 

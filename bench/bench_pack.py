@@ -31,6 +31,7 @@ from bench._pack_ours import SWEPT
 
 
 OURS, PEERS, PRECISION = "bench._pack_ours", "bench._pack_peers", "bench._pack_precision"
+PRODUCTS = "bench._pack_products"
 SECONDS = 1.5
 Run = Callable[..., dict[str, Any]]
 Results = Mapping[str, Mapping[str, Any]]
@@ -186,9 +187,11 @@ def on_cpu(*, quick: bool, rounds: int, models: Sequence[str]) -> None:
     curves = block_sizes(dict.fromkeys(s.workload for s in studies), run=run, quick=quick)
     flags = ["--quick"] if quick else []
     results: Results = {subject: run(PRECISION, subject, *flags) for subject in subjects}
+    asks_mlp = any(s.workload == "mlp" for s in studies)
     rows = {
         "speed": speed_rows(runs),
         "block sizes": curves,
+        "products of mlp alone": _products(run(PRODUCTS, *flags)) if asks_mlp else [],
         "precision": precision.rows(results),
     }
     _tables(rows)
@@ -198,6 +201,10 @@ def on_cpu(*, quick: bool, rounds: int, models: Sequence[str]) -> None:
         print(f"digits: packed - solo = {digits['difference']:.2g} +- {error} in accuracy")
     figures = {"rows": rows, "runs": runs, "precision": results}
     finish("pack", figures, [*speed_goals(runs), *precision.goals(results)])
+
+
+def _products(found: Mapping[str, float]) -> list[dict[str, Any]]:
+    return [{"products of mlp alone": what, "1 thread": value} for what, value in found.items()]
 
 
 def _in_this_process(module: str, *args: str) -> dict[str, Any]:

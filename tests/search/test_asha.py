@@ -70,7 +70,7 @@ def long_history():
 
 def test_asking_is_fast_however_long_the_history(long_history):
     algorithm = ASHA(max_epochs=81, num_trials=200_000)
-    begin = time.thread_time()
+    begin = time.perf_counter()
     for _ in range(20):
         follow(long_history, ask(algorithm, long_history, num=4))
-    assert (time.thread_time() - begin) / 20 < 0.005
+    assert (time.perf_counter() - begin) / 20 < 0.005

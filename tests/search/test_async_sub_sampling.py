@@ -254,9 +254,9 @@ def test_asking_does_not_take_long():
         history.record_decision(Proposal(target=epochs, config={}))
         history.record_scores(number, rng.random(epochs).tolist())
     algorithm = AsyncSubSampling(max_epochs=81, num_trials=4000)
-    begin = time.thread_time()
+    begin = time.perf_counter()
     algorithm.ask(history, SPACE, num=8, rng=rng)
-    assert time.thread_time() - begin < 0.5
+    assert time.perf_counter() - begin < 0.5
 
 
 def test_follows_its_own_advice():

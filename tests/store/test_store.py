@@ -417,6 +417,14 @@ def test_what_is_claimed_after_a_take_over_is_free_again(store, info, clock):
         assert mine.claim([Stage(node=0, start=0, stop=2)])
 
 
+def _watch(lease, clock, *, beats):
+    """Ten seconds before each beat, after which the dead are looked for."""
+    for _ in range(beats):
+        clock.advance(10.0)
+        lease.heartbeat()
+        lease.bury()
+
+
 def test_who_begins_after_the_database_was_away_takes_nobody_for_dead(store, info, clock):
     other = store.studies.create("other", plan=info.plan, spec={})
     far = store.lease(other, shared=True)
@@ -426,10 +434,7 @@ def test_who_begins_after_the_database_was_away_takes_nobody_for_dead(store, inf
     with store.lease(info, shared=True) as lease:
         lease.bury()
         far.heartbeat()
-        for _ in range(7):
-            clock.advance(10.0)
-            lease.heartbeat()
-            lease.bury()
+        _watch(lease, clock, beats=7)
         with pytest.raises(StoreBusyError, match="taken over"):
             far.heartbeat()
 
@@ -446,15 +451,9 @@ def test_nobody_is_dead_because_the_database_was_away(store, info, clock):
         lease.heartbeat()
         lease.bury()
         far.heartbeat()
-        for _ in range(5):
-            clock.advance(10.0)
-            lease.heartbeat()
-            lease.bury()
+        _watch(lease, clock, beats=5)
         far.heartbeat()
-        for _ in range(7):
-            clock.advance(10.0)
-            lease.heartbeat()
-            lease.bury()
+        _watch(lease, clock, beats=7)
         with pytest.raises(StoreBusyError, match="taken over"):
             far.heartbeat()
 

@@ -194,6 +194,19 @@ def test_headings_labels_and_landmarks(page, address):
         assert unnamed == 0
 
 
+def test_durations_are_rounded_before_they_are_cut_into_parts(page, address):
+    page.goto(address)
+    told = page.evaluate(
+        """async () => {
+            const { seconds } = await import(new URL("static/js/format.js", document.baseURI));
+            return [0.25, 59.94, 59.97, 3599.4, 3599.6, 7199.9, 172799, 200000].map(seconds);
+        }"""
+    )
+    assert told == [
+        "250 ms", "59.9 s", "1 min 0 s", "59 min 59 s", "1 h 0 min", "2 h 0 min", "2.0 days", "2.3 days",
+    ]  # fmt: skip
+
+
 def test_a_hundred_thousand_trials(page, big):
     with serving(big) as address:
         page.goto(f"{address}#/")

@@ -9,6 +9,9 @@ from thrifty.store import Store, StudySummary, shown
 from ._options import storage_option
 
 
+_GONE = " (its process is gone; run it again to go on)"
+
+
 @click.command("status")
 @storage_option
 @click.option("--name", help="Only this study.")
@@ -21,8 +24,7 @@ def command(*, storage: str, name: str | None) -> None:
     for s in summaries:
         counts = ", ".join(f"{count:,} {state}" for state, count in _states(s).items())
         click.secho(f"{s.name}", bold=True, nl=False)
-        gone = " (its process is gone; run it again to go on)"
-        click.echo(f"  {s.state}{gone if s.state == 'interrupted' else ''}")
+        click.echo(f"  {s.state}{_GONE if s.state == 'interrupted' else ''}")
         click.echo(f"  trials      {sum(s.num_trials.values()):,} ({counts or 'none'})")
         if s.best_value is not None:
             click.echo(f"  best        {s.best_value:.6g} (trial {s.best_trial})")
