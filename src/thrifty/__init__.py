@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         HeteroError as HeteroError,
         LayerError as LayerError,
         MissingExtraError as MissingExtraError,
+        PackMismatchError as PackMismatchError,
         PeerLostError as PeerLostError,
         ScheduleError as ScheduleError,
         SpaceError as SpaceError,
@@ -123,7 +124,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "core": (
-        "AlgorithmError CheckpointError DivergedError GraphError HeteroError LayerError MissingExtraError PeerLostError ScheduleError "
+        "AlgorithmError CheckpointError DivergedError GraphError HeteroError LayerError MissingExtraError PackMismatchError PeerLostError ScheduleError "
         "SpaceError StoreBusyError StoreError StoreUnreachableError StoreVersionError StoreWriteError StudyMismatchError StudyNotFoundError TaskError "
         "ThriftyError TooFewWorkersError TrainingError UsageError WorkerLostError"
     ),

@@ -23,6 +23,7 @@
     ├── TrainingError                what went wrong in one stage
     │   ├── DivergedError            a loss or metric that is not finite
     │   ├── WorkerLostError          a worker process ended unexpectedly
+    │   ├── PackMismatchError        a packed model is not what it would be alone
     │   ├── PeerLostError            another worker of one job is gone
     │   └── TooFewWorkersError       one job has not enough workers left
     └── MissingExtraError (ImportError)   an optional dependency is absent
@@ -115,6 +116,10 @@ class DivergedError(TrainingError):
 
 class WorkerLostError(TrainingError):
     """A worker process ended without a word."""
+
+
+class PackMismatchError(TrainingError):
+    """A packed model differs from the same model trained alone, and this cannot be taken back."""
 
 
 class PeerLostError(TrainingError):

@@ -14,6 +14,7 @@ from ._backend import (
     EpochPlan as EpochPlan,
     Member as Member,
     Outcome as Outcome,
+    UnverifiedError as UnverifiedError,
     out_of_memory as out_of_memory,
 )
 from ._concatenated import ConcatenatedBackend as ConcatenatedBackend
@@ -85,6 +86,7 @@ __all__ = [
     "TaskReport",
     "Trainable",
     "UnfusableError",
+    "UnverifiedError",
     "borrowed_streams",
     "epoch_order",
     "evaluate",

@@ -11,7 +11,7 @@ import torch
 
 from thrifty.perf import PackCurve
 
-from ._backend import Backend, EpochPlan, Member, Outcome
+from ._backend import Backend, EpochPlan, Member, Outcome, UnverifiedError
 from ._concatenated import ConcatenatedBackend
 from ._fused import FusedBackend
 from ._judge import Calibration, Judge
@@ -20,6 +20,7 @@ from ._state import State
 from ._task import Task, Trainable
 from .fused._member import FusedTrial
 from .fused._registry import UnfusableError
+from .verify import CheckBudget
 
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class AutoBackend(Backend):
             self._where[slot] = self._plain
             return
         trial = self._fused.prepare(member)
+        trial.stays_alone = member.alone
         if not self._goes_fused(slot, trial, member.values):
             self._plain.place(slot, trial)
             self._where[slot] = self._plain
@@ -94,7 +96,18 @@ class AutoBackend(Backend):
         for slot, outcome in list(outcomes.items()):
             if isinstance(outcome, UnfusableError):
                 outcomes[slot] = self._leaves_fused(slot, plans.get(slot), outcome)
+            elif isinstance(outcome, UnverifiedError):
+                self._say(str(outcome))
         return outcomes
+
+    def num_unverified(self, slot: int) -> int:
+        """How many of the last epochs of a member are not verified yet."""
+        return self._where[slot].num_unverified(slot)
+
+    @property
+    def checks(self) -> CheckBudget:
+        """What checks have cost so far."""
+        return CheckBudget() if self._fused is None else self._fused.budget
 
     def unstack(self, slot: int) -> State:
         """A copy of the full state."""
@@ -115,6 +128,8 @@ class AutoBackend(Backend):
     def _goes_fused(self, slot: int, trial: FusedTrial, values: Mapping[str, Any]) -> bool:
         """Gives a trial a place in the fused back-end, if that is where it belongs."""
         assert self._fused is not None
+        if trial.stays_alone:
+            return False
         try:
             wins = self._judge.fuses(self._fused, trial, values)
             if not wins and self._prefer == "auto":
@@ -130,6 +145,8 @@ class AutoBackend(Backend):
     def _may_go_back(self, slot: int) -> None:
         """A trial that is left with too little company is trained plainly again."""
         assert self._fused is not None
+        if self._fused.num_unverified(slot):
+            return  # nobody could say any more whether its last epochs are right
         if not self._judge.stays(self._fused.trial(slot)):
             self._plain.place(slot, self._fused.take(slot))
             self._where[slot] = self._plain

@@ -14,28 +14,55 @@ from ._state import State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A trial that takes a slot: its values at ``epoch``, its seed, its state (None: fresh)."""
+    """A trial that takes a slot.
+
+    Attributes:
+        values: Its hyper-parameters at ``epoch``.
+        seed: Of all that it draws at random.
+        epoch: How many epochs it has been trained for.
+        state: Its state there; None for a fresh trial.
+        alone: Whether it must not be fused with others, because a check of it has failed.
+    """
 
     values: Mapping[str, Any]
     seed: int
     epoch: int = 0
     state: State | None = None
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochPlan:
-    """One epoch of one member: ``values`` at its start, and ``moving`` ones at each of its steps.
+    """One epoch of one member.
 
-    ``epoch`` counts from 0; each sequence in ``moving`` has ``num_steps`` values.
+    Attributes:
+        epoch: Counts from 0.
+        values: The hyper-parameters at its start.
+        moving: Those that move within the epoch; each sequence has a value for each step.
+        verify: Whether the results leave the worker after this epoch, so that they must be verified by then. If it
+            is False, a back-end may leave epochs unverified for a while (see ``Backend.num_unverified``).
     """
 
     epoch: int
     values: Mapping[str, Any]
     moving: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    verify: bool = True
 
 
 Outcome = Mapping[str, float] | Exception
 """What came of an epoch: its metrics, or what went wrong in this trial's own code."""
+
+
+class UnverifiedError(Exception):
+    """What a trial trained since its last check does not count: train it again, alone.
+
+    Attributes:
+        mismatch: Whether a check has failed, so that trials of this structure are not fused again.
+    """
+
+    def __init__(self, reason: str, *, mismatch: bool) -> None:
+        super().__init__(reason)
+        self.mismatch = mismatch
 
 
 class Backend(ABC):
@@ -60,6 +87,13 @@ class Backend(ABC):
         ``plans`` has an epoch for each slot that ended its last one (or is new); slots that are in the middle
         of an epoch go on with it.
         """
+
+    def num_unverified(self, slot: int) -> int:
+        """How many of the last epochs of a member are not verified yet.
+
+        Keep their results until a later epoch is verified. If that fails, its outcome is an UnverifiedError.
+        """
+        return 0
 
     @abstractmethod
     def unstack(self, slot: int) -> State:

@@ -13,7 +13,15 @@ import torch
 
 from thrifty.core import derive_seed
 
-from ._backend import Backend, EpochPlan, Member, Outcome, guarded, out_of_memory
+from ._backend import (
+    Backend,
+    EpochPlan,
+    Member,
+    Outcome,
+    UnverifiedError,
+    guarded,
+    out_of_memory,
+)
 from ._data import epoch_order
 from ._random import seed_everything
 from ._state import State
@@ -29,6 +37,7 @@ from .fused._signature import family, kin, settings, signature
 from .fused._structure import Structure
 from .fused._tape import Arena
 from .fused.optimizers import optimizer_for
+from .verify import CheckBudget
 
 
 Structures = dict[Hashable, Structure | str]
@@ -76,6 +85,7 @@ class FusedBackend(Backend):
         self.structures = {} if structures is None else structures
         self._feeds: dict[Hashable, Feed] = {}
         self._fits: dict[tuple[Hashable, Hashable], bool] = {}
+        self.budget = CheckBudget()
 
     def stack(self, slot: int, member: Member) -> None:
         """Puts a trial into a slot.
@@ -198,14 +208,35 @@ class FusedBackend(Backend):
         self._feeds.clear()
         for slot, plan in plans.items():
             outcome = guarded(partial(self._start, self._trials[slot], plan))
+            if isinstance(outcome, UnfusableError):
+                outcome = _left(self._trials[slot], outcome, mismatch=False)
             if isinstance(outcome, Exception):
                 outcomes[slot] = outcome
         for block in list(self._all_blocks()):
             if not block.trials or any(slot_of[t] in outcomes for t in block.trials):
                 continue
             found = _advanced(block)
-            outcomes.update({slot_of[trial]: outcome for trial, outcome in found.items()})
+            for trial, outcome in found.items():
+                outcomes[slot_of[trial]] = outcome
+                self._note(trial, outcome)
         return outcomes
+
+    def num_unverified(self, slot: int) -> int:
+        """How many of the last epochs of a member no check has followed yet."""
+        return self._trials[slot].num_unverified
+
+    def refuse(self, trial: FusedTrial, reason: str) -> None:
+        """Fuse no more trials of this one's structure."""
+        self.structures[self._structure_key(trial)] = reason
+
+    def _note(self, trial: FusedTrial, outcome: Outcome) -> None:
+        """Take note of what came of an epoch."""
+        if isinstance(outcome, UnverifiedError):
+            if outcome.mismatch:
+                self.refuse(trial, str(outcome))
+            trial.difference = None
+        elif not isinstance(outcome, Exception) and not trial.is_verified_here:
+            trial.num_unverified += 1
 
     def unstack(self, slot: int) -> State:
         """A copy of the full state."""
@@ -288,6 +319,7 @@ class FusedBackend(Backend):
                 options=options,
                 device=self._device,
                 arena=self._arena,
+                budget=self.budget,
             )
             blocks.append(block)
         block.add(trial)
@@ -310,6 +342,7 @@ class FusedBackend(Backend):
         num_steps = trial.num_steps(plan.values)
         block = self._home[trial]
         trial.start_fused(plan, self._feed(trial, plan), tick=block.start(num_steps))
+        block.plan_checks(trial)
         return {}
 
     def _settle(self, trial: FusedTrial, values: Mapping[str, Any]) -> None:
@@ -319,6 +352,10 @@ class FusedBackend(Backend):
             UnfusableError: it can no longer be fused; it stays where it is, so that its state can be taken out.
         """
         if self.key(trial, values) != self._keys[trial]:
+            if trial.num_unverified:
+                raise UnverifiedError(
+                    "its hyper-parameters have changed what it computes", mismatch=False
+                )
             block = self._home[trial]
             trial.take_moments(block.moments(trial))
             block.remove(trial)
@@ -366,15 +403,20 @@ def _advanced(block: Block) -> dict[FusedTrial, Outcome]:
     except FeedError as error:
         return {error.trial: error.reason}
     except UnfusableError as error:
-        # found out when its first step was recorded: nothing has happened to anybody yet
-        return {
-            trial: RuntimeError(str(error)) if trial.step_index else error
-            for trial in block.trials
-        }
+        return {trial: _left(trial, error, mismatch=True) for trial in block.trials}
     except Exception as error:
         if out_of_memory(error):
             raise
-        return dict.fromkeys(block.trials, error)  # they have one code
+        # whose fault it is shows when each is trained alone
+        reason = f"its pack failed with {type(error).__name__}: {error}"
+        return {trial: UnverifiedError(reason, mismatch=True) for trial in block.trials}
+
+
+def _left(trial: FusedTrial, error: UnfusableError, *, mismatch: bool) -> Exception:
+    """What becomes of a trial that cannot take its next step in a block; nothing has happened in that step."""
+    if (trial.step_index and trial.steps_left) or trial.num_unverified:
+        return UnverifiedError(str(error), mismatch=mismatch)
+    return error
 
 
 def _check_momentum(trial: FusedTrial, plan: EpochPlan) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from thrifty.core import UsageError, derive_seed, step_seed
+from thrifty.core import PackMismatchError, UsageError, derive_seed, step_seed
 
+from ._batches import own_copy
 from ._counters import step_counters
 from ._hyperparameters import HyperParameters
 from ._optimizer import Optimizer
-from ._random import borrowed_streams, seed_step
+from ._random import borrowed_streams, seed_everything, seed_step
 from ._task import Task
 from .fused._block import Block
 from .fused._denormals import denormals_flushed
@@ -22,9 +23,10 @@ from .fused._feed import IteratorFeed
 from .fused._member import FusedTrial
 from .fused._options import BlockOptions
 from .fused._registry import UnfusableError
-from .fused._signature import dropout_rates, signature
+from .fused._signature import check_memory, dropout_rates, signature
 from .fused._tape import Arena
 from .fused.optimizers import optimizer_for
+from .verify import CheckBudget, OwnState, own_state
 
 
 logger = logging.getLogger(__name__)
@@ -35,11 +37,16 @@ Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 class Pack:
     """K models in training; made by calling ``thrifty.pack``.
 
+    Each model is compared with itself alone at its first step, and at random steps later, for about 1 % of the training
+    time.
+
     Attributes:
-        models: the models themselves. They can be used at any time: while packed, their parameters are views of the pack's.
-        values: each model's hyper-parameters; change them between steps as you like.
-        fused: whether they are trained as one computation; None before the first step. Where that does not work they
-            are trained one after the other, with the same results, and the log says why.
+        models: The models themselves. They can be used at any time: while packed, their parameters are views of the
+            pack's memory.
+        values: Each model's hyper-parameters; change them between steps as you like.
+        fused: Whether they are trained as one computation; None before the first step. If they cannot be, they are
+            trained in turn, with the same results, and the log says why.
+        checks: How many steps were also taken alone so far, and how many seconds that took.
     """
 
     def __init__(
@@ -58,11 +65,13 @@ class Pack:
         for name, given in (("values", values), ("seeds", seeds)):
             if given is not None and len(given) != len(models):
                 raise UsageError(
-                    f"thrifty.pack: {len(models)} models and {len(given)} {name}; give one for each model"
+                    f"thrifty.pack: {len(models)} models and {len(given)} {name}; "
+                    "give one for each model"
                 )
         self.models = list(models)
         self.values = [dict(v) for v in values] if values is not None else [{} for _ in models]
         self.fused: bool | None = None
+        self.checks = CheckBudget()
         self._seeds = list(seeds) if seeds is not None else list(range(len(models)))
         self._task = _LossTask(loss, optimizer)
         self._device = _device_of(models[0])
@@ -72,14 +81,21 @@ class Pack:
             for model, v, s in zip(self.models, self.values, self._seeds, strict=True)
         ]
         self._num_steps = 0
+        self._first_unverified = [0] * len(self.models)
 
     def step(self, batch: Any = None, *, batches: Sequence[Any] | None = None) -> torch.Tensor:
-        """One update of every model: on ``batch``, or each on its own of ``batches``. Returns the losses, ``[K]``.
+        """Take one step with every model. Return the losses, shape ``[K]``.
 
-        Random layers draw from a stream named by the model's seed and the number of the step.
+        Random layers draw from a stream named by the model's seed and the number of the step. Each model gets its own
+        copy of its batch.
+
+        Args:
+            batch: One batch for all models.
+            batches: One batch for each model.
 
         Raises:
             UsageError: neither or both were given, or not one batch for each model.
+            PackMismatchError: a model differs from itself alone, after steps that cannot be taken back.
         """
         if (batch is None) == (batches is None):
             raise UsageError(
@@ -87,13 +103,14 @@ class Pack:
             )
         if batches is not None and len(batches) != len(self.models):
             raise UsageError(
-                f"Pack.step: {len(self.models)} models and {len(batches)} batches; give one for each model"
+                f"Pack.step: {len(self.models)} models and {len(batches)} batches; "
+                "give one for each model"
             )
         each = [batch] * len(self.models) if batches is None else list(batches)
         with borrowed_streams():
-            if self.fused is None:
-                self._fuse(each[0])
-            losses = self._step_fused(each) if self.fused else self._step_plain(each)
+            losses = self._step_fused(each)
+            if losses is None:
+                losses = self._step_in_turn(each)
         self._num_steps += 1
         return losses
 
@@ -103,50 +120,123 @@ class Pack:
     def __iter__(self) -> Iterator[torch.nn.Module]:
         return iter(self.models)
 
-    def _fuse(self, batch: Any) -> None:
-        first = self._trials[0]
+    # -- fused ---------------------------------------------------------------------------
+
+    def _step_fused(self, batches: Sequence[Any]) -> torch.Tensor | None:
+        """One step of all models at once; None if they are trained in turn."""
+        if self.fused is None:
+            self._fuse(batches[0])
+        if self._block is None:
+            return None
+        first = not any(self._first_unverified)
+        before = [own_state(model) for model in self.models] if first else None
         try:
-            whole = {signature(t.model, attributes={}) for t in self._trials}
-            if len(whole) > 1:
-                raise UnfusableError("the models differ in structure")
-            kinds = [optimizer_for(t.spec, t.spec.resolve(t.values)) for t in self._trials]
-            if len({kind for _, kind in kinds}) > 1:
-                raise UnfusableError("the models' optimisers differ in kind")
-            structure = dry_run(self._task, first.model, batch)
-        except UnfusableError as error:
-            logger.warning("the models are trained one after the other, not fused: %s", error)
-            self.fused = False
+            losses = self._block_step(self._block, batches)
+        except Exception as error:
+            # a program that cannot be recorded has not run: nothing has happened yet
+            if not first and not isinstance(error, UnfusableError):
+                raise
+            self._unfuse(str(error) or type(error).__name__, back_to=before)
+            return None
+        failed = [k for k, trial in enumerate(self._trials) if trial.difference is not None]
+        if not failed:
+            self._note_verified(self._block)
+            return losses
+        reason = str(self._trials[failed[0]].difference)
+        if len(self._block.checks) < len(self._trials):
+            raise PackMismatchError(self._too_late(failed[0], reason))
+        states = {check.trial: check.before for check in self._block.checks}
+        self._unfuse(reason, back_to=[states[trial] for trial in self._trials])
+        return None
+
+    def _fuse(self, batch: Any) -> None:
+        """Put the models into one block, if that is possible."""
+        self.fused = False
+        try:
+            block = self._new_block(batch)
+        except Exception as error:  # noqa: BLE001 (whatever it is, training in turn will show it)
+            self._say(str(error) or type(error).__name__)
             return
-        self._block = Block(
-            structure,
+        for trial in self._trials:
+            block.add(trial)
+        self._block = block
+        self.fused = True
+
+    def _new_block(self, batch: Any) -> Block:
+        """A block for the models.
+
+        Raises:
+            UnfusableError: they cannot be fused; the dry run may raise anything else, too.
+        """
+        if len({signature(t.model, attributes={}) for t in self._trials}) > 1:
+            raise UnfusableError("the models differ in structure")
+        check_memory(self.models)
+        kinds = [optimizer_for(t.spec, t.spec.resolve(t.values)) for t in self._trials]
+        if len({kind for _, kind in kinds}) > 1:
+            raise UnfusableError("the models' optimizers differ in kind")
+        return Block(
+            dry_run(self._task, self.models[0], own_copy(batch)),
             kinds[0][0],
             options=BlockOptions(size=len(self._trials)),
             device=self._device,
             arena=Arena(),
+            budget=self.checks,
+            checks_all=True,
         )
-        for trial in self._trials:
-            self._block.add(trial)
-        self.fused = True
 
-    def _step_fused(self, batches: Sequence[Any]) -> torch.Tensor:
-        assert self._block is not None
+    def _block_step(self, block: Block, batches: Sequence[Any]) -> torch.Tensor:
         feeds: dict[int, IteratorFeed] = {}
         for trial, batch, values in zip(self._trials, batches, self.values, strict=True):
             feed = feeds.setdefault(id(batch), IteratorFeed(iter([batch])))
-            trial.ready(feed, values=values, step=self._num_steps, tick=self._block.start(1))
+            trial.ready(feed, values=values, step=self._num_steps, tick=block.start(1))
+        if self.checks.allows(block.check_s):
+            drawn = derive_seed(0, "check", self._num_steps)
+            self._trials[drawn % len(self._trials)].check_at(0)
         with denormals_flushed():
-            self._block.one_step()
-        return self._block.last_losses()
+            block.one_step(checked=True)
+        return block.last_losses()
 
-    def _step_plain(self, batches: Sequence[Any]) -> torch.Tensor:
+    def _unfuse(self, reason: str, *, back_to: Sequence[OwnState] | None) -> None:
+        """Train in turn from now on, from the present state of each model or another one."""
+        assert self._block is not None
+        for trial, state in zip(self._trials, back_to or (), strict=False):
+            self._block.restore(trial, state)
+        for trial in self._trials:
+            trial.take_moments(self._block.moments(trial))
+            self._block.remove(trial)
+            trial.difference = None
+        self._block = None
+        self.fused = False
+        self._say(reason)
+
+    def _note_verified(self, block: Block) -> None:
+        for check in block.checks:
+            self._first_unverified[self._trials.index(check.trial)] = self._num_steps + 1
+
+    def _too_late(self, index: int, reason: str) -> str:
+        return (
+            f"model {index} of {len(self.models)} is not what it would be alone: {reason}. The first step that "
+            f"was not verified is step {self._first_unverified[index]}; go back to a state before it and train "
+            "the models in turn. (Steps count from 0. Something that the loss or the model reads has changed "
+            "between steps in a way that cannot be watched.)"
+        )
+
+    def _say(self, reason: str) -> None:
+        logger.warning("the models are trained in turn, not fused: %s", reason)
+
+    # -- in turn -------------------------------------------------------------------------
+
+    def _step_in_turn(self, batches: Sequence[Any]) -> torch.Tensor:
         losses = []
         for trial, batch, values in zip(self._trials, batches, self.values, strict=True):
             for group in trial.optimizer.param_groups:
                 group.update(trial.spec.resolve(values))
-            seed_step(_seed(trial.seed, self._num_steps), self._device)
+            seed = _seed(trial.seed, self._num_steps)
+            seed_everything(seed)
+            seed_step(seed, self._device)
             trial.model.train()
             trial.optimizer.zero_grad(set_to_none=True)
-            loss = self._task.loss(trial.model, batch)
+            loss = self._task.loss(trial.model, own_copy(batch))
             loss.backward()
             limit = trial.spec.clip_value(values)
             if limit is not None:
@@ -239,14 +329,18 @@ class _GivenTrial(FusedTrial):
         """Gets ready for one step."""
         self.feed = feed
         self.rates = dropout_rates(self.model)
-        self.step_index, self.steps_left, self.first_tick = 0, 1, tick
+        self.begin_steps(1, tick=tick)
         self._own_seed = _seed(self.seed, step)
         self._draw_key = (self._own_seed, *self.rates.items())
         self._options = [(self.spec.resolve(values), self.spec.clip_value(values))]
 
     def seed_step(self) -> None:
-        """As the plain loop seeds torch's stream."""
+        """Seed the trial's generator as training in turn seeds torch's stream."""
         self.generator.manual_seed(self._own_seed)
+
+    def seed_alone(self) -> None:
+        """Seed torch's global stream as training in turn does before this step."""
+        seed_step(self._own_seed, self.device)
 
 
 def _seed(seed: int, step: int) -> int:

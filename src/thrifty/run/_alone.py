@@ -46,8 +46,13 @@ def train_alone(
     return backend, metrics
 
 
-def epoch_plan(backend: Backend, timeline: Timeline, *, epoch: int, slot: int) -> EpochPlan:
-    """The values of all hyper-parameters in one epoch, at each step for those that move within it."""
+def epoch_plan(
+    backend: Backend, timeline: Timeline, *, epoch: int, slot: int, verify: bool = True
+) -> EpochPlan:
+    """The values of all hyper-parameters in one epoch, at each step for those that move within it.
+
+    ``verify`` is that of ``EpochPlan``.
+    """
     values = timeline.at(epoch)
     num_steps = backend.num_steps(slot, values)
     moving = {
@@ -55,7 +60,7 @@ def epoch_plan(backend: Backend, timeline: Timeline, *, epoch: int, slot: int) -
         for name in timeline.config
         if isinstance(now := timeline.values(name, epoch, num_steps=num_steps), list)
     }
-    return EpochPlan(epoch=epoch, values=values, moving=moving)
+    return EpochPlan(epoch=epoch, values=values, moving=moving, verify=verify)
 
 
 def model_of(backend: SoloBackend) -> torch.nn.Module:

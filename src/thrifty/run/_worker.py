@@ -36,6 +36,7 @@ from thrifty.pack import (
     State,
     Task,
     Trainable,
+    UnverifiedError,
     borrowed_streams,
     out_of_memory,
 )
@@ -135,7 +136,7 @@ class Worker:
             try:
                 member = self._member(course)
             except CheckpointError as error:
-                resume = course.chain.resume
+                resume = course.resume
                 assert resume is not None
                 course.finale = CheckpointLost(
                     checkpoint=resume, reason=str(error), worker=self.name
@@ -155,19 +156,21 @@ class Worker:
                 continue
             self._courses[course.number] = course
             self._report_calibrations(course, out)
-            if course.epoch == course.stage.start:
+            if course.epoch == course.stage.start and not course.is_again:
                 out.append(course.report(self._started(course)))
 
     def _member(self, course: _Course) -> Member:
         if course.parked is not None:
             return course.parked
         chain = course.chain
-        state = None if chain.resume is None else self._load(chain.resume)
+        resume = course.resume
+        state = None if resume is None else self._load(resume)
         return Member(
             values=chain.timeline.at(course.epoch),
             seed=course.assignment.seed,
             epoch=course.epoch,
             state=state,
+            alone=course.is_alone,
         )
 
     def _leave(self, course: _Course) -> None:
@@ -221,12 +224,15 @@ class Worker:
         for course in list(self._courses.values()):
             if course.under_way:
                 continue
-            if self._should_stop():
+            num_unverified = self._backend.num_unverified(course.number)
+            # one that stops trains one epoch more if its last ones are still to be verified
+            stopping = self._should_stop()
+            if stopping and not num_unverified:
                 if course.epoch > course.stage.start:
                     self._save(course)
                 self._leave(course)
                 continue
-            if len(self._courses) > self._proven:
+            if len(self._courses) > self._proven and not num_unverified:
                 course.parked = Member(
                     values=course.chain.timeline.at(course.epoch),
                     seed=course.assignment.seed,
@@ -235,7 +241,11 @@ class Worker:
                 )
             try:
                 plans[course.number] = epoch_plan(
-                    self._backend, course.chain.timeline, epoch=course.epoch, slot=course.number
+                    self._backend,
+                    course.chain.timeline,
+                    epoch=course.epoch,
+                    slot=course.number,
+                    verify=stopping or course.epoch + 1 == course.stage.stop,
                 )
             except Exception as error:  # noqa: BLE001 (user code may raise anything)
                 self._fail(course, error)
@@ -246,19 +256,32 @@ class Worker:
     def _take(self, course: _Course, outcome: Outcome, out: list[Report]) -> None:
         course.under_way = False
         course.parked = None
+        if isinstance(outcome, UnverifiedError):
+            self._train_again(course)
+            return
         if isinstance(outcome, Exception):
             self._fail(course, outcome)
             return
         stage = course.stage
         course.epoch += 1
-        out.append(course.report(self._epoch_done(course, outcome)))
+        done = self._epoch_done(course, outcome)
+        # what is not verified does not leave the worker, so that nothing has ever to be taken back
+        out.extend(course.verified(done, self._backend.num_unverified(course.number)))
         if course.epoch < stage.stop:
             return
+        assert not course.held, "the end of a stage is always verified"
         self._save(course)
         if course.next_stage():
             out.append(course.report(self._started(course)))
         else:
             self._leave(course)
+
+    def _train_again(self, course: _Course) -> None:
+        """Drop what a course has trained since it was verified: its stage is trained again, from its start."""
+        self._courses.pop(course.number)
+        self._backend.release(course.number)
+        course.start_again()
+        self._waiting.appendleft(course)
 
     def _epoch_done(self, course: _Course, metrics: Mapping[str, float]) -> EpochDone:
         seconds, course.seconds = course.seconds, 0.0
@@ -288,7 +311,7 @@ class Worker:
             if len(courses) == 1:
                 course.finale = self._failed(course, error)
                 self._closing.append(course)
-            elif course.under_way and course.parked is None:
+            elif course.parked is None and (course.under_way or course.held):
                 course.finale = self._failed(course, error, kind="crowded")
                 self._closing.append(course)
             else:
@@ -344,7 +367,7 @@ class Worker:
         state = self._backend.unstack(course.number)
         self._recent.add((stage.node, epoch), state)
         kept = Stage(node=stage.node, start=stage.start, stop=epoch)
-        course.writes.append((kept, self._writer.submit(self._write, stage.node, epoch, state)))
+        course.keep(kept, self._writer.submit(self._write, stage.node, epoch, state))
 
     def _write(self, node: int, epoch: int, state: State) -> CheckpointRef:
         arrays, meta = state_to_arrays(state)
@@ -411,17 +434,58 @@ class _Course:
         self.parked: Member | None = None
         """Its state at the end of its last epoch, while it is not sure that there is memory for everybody."""
         self.finale: Event | None = None
+        self.held: list[EpochDone] = []
+        """Epochs that are not verified yet."""
+        self.is_again = False
+        """Whether it has begun its present stage before."""
+        self.is_alone = False
+        """Whether it is not fused with others any more."""
+        self._num_reported = self.epoch
+
+    @property
+    def resume(self) -> CheckpointRef | None:
+        """The state at the start of the present stage; None: a fresh model.
+
+        Raises:
+            StoreWriteError: it could not be written.
+        """
+        if self._index == 0:
+            return self.chain.resume
+        return self._last_written.result()
+
+    def verified(self, done: EpochDone, num_unverified: int) -> list[Report]:
+        """Take in an epoch that has ended; the reports of all that are verified now, each once."""
+        self.held.append(done)
+        num_ready = len(self.held) - num_unverified
+        ready, self.held = self.held[:num_ready], self.held[num_ready:]
+        fresh = [event for event in ready if event.epoch > self._num_reported]
+        self._num_reported = max([self._num_reported, *(event.epoch for event in ready)])
+        return [self.report(event) for event in fresh]
+
+    def start_again(self) -> None:
+        """Go back to the start of the present stage."""
+        self.epoch = self.stage.start
+        self.under_way = False
+        self.is_again = self.is_alone = True
+        self.parked = None
+        self.held.clear()
 
     @property
     def stage(self) -> Stage:
         """The stage that it is at."""
         return self.chain.stages[self._index]
 
+    def keep(self, stage: Stage, writing: Future[CheckpointRef]) -> None:
+        """The state at the end of a stage is being written."""
+        self.writes.append((stage, writing))
+        self._last_written = writing
+
     def next_stage(self) -> bool:
         """Goes on to the next stage; False if there is none."""
         if self._index + 1 == len(self.chain.stages):
             return False
         self._index += 1
+        self.is_again = False
         return True
 
     def report(self, event: Event | None) -> Report:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from thrifty.pack._backend import Outcome, guarded
+from thrifty.core import derive_seed
+from thrifty.pack._backend import Outcome, UnverifiedError, guarded
 from thrifty.pack._state import State, pack_state
 from thrifty.pack._trial import TRAIN_LOSS, check_finite
+from thrifty.pack.verify import CheckBudget, OwnState
 
+from ._checking import StepCheck
 from ._denormals import denormals_flushed
-from ._evaluation import evaluate_packed
+from ._evaluation import Evaluation
 from ._feed import ArrayFeed
 from ._loss_history import LossHistory
 from ._masks import draw_masks
@@ -23,7 +27,7 @@ from ._programs import Bound, Programs
 from ._row_state import RowState
 from ._structure import Structure
 from ._tape import Arena
-from ._whole import evaluate_whole, whole_step
+from ._whole import whole_step
 from .optimizers import RowOptimizer
 
 
@@ -35,6 +39,20 @@ class Block:
     """Rows of flat state; the trials in it stand in the first ones.
 
     A trial takes a row and leaves it again without anything being rebuilt; the last trial moves up into the gap.
+
+    Args:
+        structure: What the trials have in common.
+        optimizer: Updates their rows.
+        options: How they are fused.
+        device: Where they are trained.
+        arena: Memory for buffers, shared with other blocks.
+        budget: What checks may cost.
+        checks_all: Whether all trials take the first step of a new program alone, too, not only one of them.
+
+    Attributes:
+        trials: Those in it, by row.
+        checks: Those of the last step.
+        check_s: What the last check has cost.
     """
 
     def __init__(
@@ -45,6 +63,8 @@ class Block:
         options: BlockOptions,
         device: torch.device,
         arena: Arena,
+        budget: CheckBudget,
+        checks_all: bool = False,
     ) -> None:
         self.structure = structure
         self.capacity = max(options.size, WHOLE_CAPACITY) if structure.whole else options.size
@@ -55,6 +75,14 @@ class Block:
             structure, self._state, options=options, device=device, arena=arena
         )
         self._losses = LossHistory(self.capacity, dtype=structure.layout.dtype, device=device)
+        self._budget = budget
+        self._evaluation = Evaluation(
+            structure, self._state, self._programs, budget=budget, at_once=options.size
+        )
+        self._checks_all = checks_all
+        self._solo_s: list[float] = []
+        self.checks: list[StepCheck] = []
+        self.check_s = 0.0
 
     # -- who is in it ------------------------------------------------------------------
 
@@ -67,12 +95,14 @@ class Block:
 
     def add(self, trial: FusedTrial) -> None:
         """A trial takes the next row; its module's tensors become views of it."""
+        trial.is_step_verified = trial.is_evaluation_verified = False
         self._state.put(trial, len(self.trials))
         self.trials.append(trial)
 
     def remove(self, trial: FusedTrial) -> None:
         """A trial leaves; its module keeps its values."""
         row = self.trials.index(trial)
+        self.checks = []  # they hold trials
         self._state.release(trial)
         last = self.trials.pop()
         if last is not trial:
@@ -91,6 +121,10 @@ class Block:
         """The optimiser's state of a trial by number of the parameter; views, not copies."""
         return self._state.moments(trial, self.trials.index(trial))
 
+    def restore(self, trial: FusedTrial, state: OwnState) -> None:
+        """Put a trial back to another state."""
+        self._state.restore(trial, self.trials.index(trial), state)
+
     def memory_bytes(self) -> int:
         """What it holds: state, batches, and buffers of its tapes that no other block uses."""
         held = [*self._state.tensors(), *self._programs.tensors()]
@@ -103,28 +137,88 @@ class Block:
         self._losses.make_room(num_steps)
         return self._losses.tick
 
+    def plan_checks(self, trial: FusedTrial) -> None:
+        """Choose the steps of an epoch that begins at which a trial is checked."""
+        last = trial.steps_left - 1
+        if trial.plan.verify or self._budget.allows(self.check_s):
+            trial.check_at(last)
+        # beside those that are never skipped: one step of the epoch, drawn by seed
+        if last > 1 and self._budget.allows(2 * self.check_s):
+            drawn = derive_seed(trial.seed, "check", trial.plan.epoch)
+            trial.check_at(drawn % last)
+
     def advance(self) -> list[FusedTrial]:
-        """Trains all trials until at least one has ended its epoch; those that have."""
+        """Train all trials until at least one has ended its epoch, or has failed a check; those that have."""
         with torch.no_grad(), denormals_flushed():
             while num := min(trial.steps_left for trial in self.trials):
-                if self._in_step():
+                num = min(num, *(trial.steps_to_check for trial in self.trials))
+                if num and self._in_step():
                     self._steps_together(num)
                 else:
-                    self.one_step()
-        return [trial for trial in self.trials if not trial.steps_left]
+                    self.one_step(checked=True)
+                if any(trial.difference is not None for trial in self.trials):
+                    break
+        return [t for t in self.trials if not t.steps_left or t.difference is not None]
 
     @torch.no_grad()
-    def one_step(self) -> None:
-        """One step of all trials."""
-        if self.structure.whole:
-            losses = whole_step(
+    def one_step(self, *, checked: bool = False) -> None:
+        """One step of all trials; if ``checked``, those that are due take it alone, too."""
+        began = time.perf_counter()
+        bound = None if self.structure.whole else self._ready()
+        due = self._due(bound) if checked else []
+        checks = [StepCheck(t, self._state, self.trials.index(t)) for t in due]
+        self.checks = checks
+        losses = self._gradients(bound)
+        for check in checks:
+            check.note_gradients()
+        self._updater()()
+        self._losses.note(losses)
+        self._judge(checks, losses, bound)
+        self._budget.trained_s += time.perf_counter() - began - sum(c.seconds for c in checks)
+        for trial in self.trials:
+            trial.advance()
+
+    def _due(self, bound: Bound | None) -> list[FusedTrial]:
+        """The trials that take this step alone, too: at least one for each new program."""
+        due = [trial for trial in self.trials if trial.is_due]
+        if due or bound is None or bound.is_checked:
+            return due
+        return list(self.trials) if self._checks_all else self.trials[:1]
+
+    def _judge(
+        self, checks: Sequence[StepCheck], losses: torch.Tensor, bound: Bound | None
+    ) -> None:
+        """Let each trial that is due take the step alone, and compare."""
+        for check in checks:
+            difference = check.judge(
+                losses[self.trials.index(check.trial)],
+                structure=self.structure,
+                is_current=None if bound is None else partial(self._programs.is_current, bound),
+            )
+            check.trial.note_check(difference)
+            self._budget.spend(check.seconds)
+            self.check_s = check.seconds
+            self._budget.num_ties += check.tie
+            if difference is not None:
+                # the others may have the same defect: they are checked at their next step
+                for trial in self.trials:
+                    trial.is_step_verified &= trial.difference is not None
+            elif check.solo_s is not None:
+                self._solo_s.append(check.solo_s)
+        if bound is not None and checks:
+            bound.is_checked = all(c.trial.difference is None for c in checks)
+
+    def _gradients(self, bound: Bound | None) -> torch.Tensor:
+        """Work out losses and gradients of the step whose inputs are ready. The losses, ``[K]``."""
+        if bound is None:
+            return whole_step(
                 self.structure, self._state, self.trials, at_once=self._options.size
             )
-            self._updater()()
-            self._losses.note(losses)
-            for trial in self.trials:
-                trial.advance()
-            return
+        self._programs.prepare(bound)()
+        return self._losses_of(bound)
+
+    def _ready(self) -> Bound:
+        """The program of the next step, with batches and masks where it reads them."""
         shared = self._shares()
         reading = self.trials[:1] if shared else self.trials
         for trial in reading:
@@ -137,13 +231,10 @@ class Block:
             longest = max(longest, *(t.feed.rows_at_most for t in reading))
         bound = self._bound(shared=shared, padded=padded, num_rows=longest)
         _put_batches(bound, reading, shared=shared, num_rows=num_rows)
+        self._programs.prepare(bound)
         if bound.draws:
             draw_masks(bound.draws, self.trials, num_rows=num_rows if padded else None)
-        bound.tape()
-        self._updater()()
-        self._note_losses(bound)
-        for trial in self.trials:
-            trial.advance()
+        return bound
 
     def last_losses(self) -> torch.Tensor:
         """The losses of the last step, a copy. Shape ``[number of trials]``."""
@@ -173,18 +264,23 @@ class Block:
         steady = all(trial.steady for trial in trials)
         update = self._updater()
         begin = 0
+        began = time.perf_counter()
         for step in range(first, first + num):
             end = begin + feed.sizes[step]
             bound = self._bound(shared=shared, padded=False, num_rows=end - begin)
+            if not bound.is_checked:
+                trials[0].check_at(step)
+                break
             bound.gather(feed.arrays, orders[:, begin:end].reshape(-1))
-            bound.tape.run()
+            self._programs.prepare(bound).run()
             if not steady:
                 update = self._updater()
             update()
-            self._note_losses(bound)
+            self._losses.note(self._losses_of(bound))
             begin = end
             for trial in trials:
                 trial.advance()
+        self._budget.trained_s += time.perf_counter() - began
 
     def _shares(self) -> bool:
         """Whether all trials see the very same batch."""
@@ -208,52 +304,27 @@ class Block:
         """One update of each trial, with its options as they are now."""
         return self._state.updater([trial.options() for trial in self.trials])
 
-    def _note_losses(self, bound: Bound) -> None:
+    def _losses_of(self, bound: Bound) -> torch.Tensor:
+        assert bound.tape is not None
         losses = bound.tape.outputs[0]
         assert losses is not None
-        self._losses.note(losses[: len(self.trials)])
+        return losses[: len(self.trials)]
 
     # -- the end of an epoch -------------------------------------------------------------
 
     def finish(self, trials: Sequence[FusedTrial]) -> list[Outcome]:
-        """Training losses and metrics of trials that have ended their epoch."""
+        """Training losses and metrics of trials that have ended their epoch, or an UnverifiedError."""
         losses = {trial: guarded(partial(self._loss, trial)) for trial in trials}
         alive = [trial for trial in trials if isinstance(losses[trial], Mapping)]
-        metrics = self._evaluate(alive) if alive else {}
+        metrics = self._evaluation.evaluate(alive, self.trials) if alive else {}
         return [_joined(losses[trial], metrics.get(trial)) for trial in trials]
 
     def _loss(self, trial: FusedTrial) -> Mapping[str, float]:
+        if trial.difference is not None:
+            raise UnverifiedError(str(trial.difference), mismatch=True)
         loss = self._losses.mean(self.trials.index(trial), since=trial.first_tick)
         check_finite(loss, epoch=trial.plan.epoch)
         return {TRAIN_LOSS: loss}
-
-    def _evaluate(self, trials: Sequence[FusedTrial]) -> Mapping[FusedTrial, Outcome]:
-        """All at once where that works, most of them want it, and it pays; otherwise one by one."""
-        source = self.trials[0].source
-        if (
-            self.structure.fused_metrics
-            and all(t.source is source for t in self.trials)
-            and 2 * len(trials) > len(self.trials)
-        ):
-            size = len(self.trials)
-            if self.structure.whole:
-                found = evaluate_whole(
-                    self.structure,
-                    self._state,
-                    source,
-                    size=size,
-                    at_once=self._options.size,
-                )
-            else:
-                found = evaluate_packed(
-                    self._programs,
-                    source,
-                    size=size,
-                    batch_size=self.structure.task.eval_batch_size,
-                )
-            if found is not None:
-                return {trial: found[self.trials.index(trial)] for trial in trials}
-        return {trial: guarded(partial(trial.evaluate, trial.plan.epoch)) for trial in trials}
 
 
 def _put_batches(

@@ -21,8 +21,7 @@ from thrifty.pack._data import WholeBatch
 from thrifty.pack._task import Task
 
 from ._alone import evaluate_alone, train_alone
-from ._experiment import Experiment
-from ._randomness import Randomness
+from ._experiment import Experiment, run_packed, stacked
 from ._registry import UnfusableError
 from ._signature import signature
 from ._step import Step, check_same, close
@@ -69,37 +68,11 @@ def _tested_whole(task: Task, model: torch.nn.Module, batch: WholeBatch) -> Stru
         return out
 
     tested = structure(double=True)
-    for packed, one in zip(_trained_whole(tested, models, batch), alone, strict=True):
+    for packed, one in zip(run_packed(tested, models, batch), alone, strict=True):
         check_same(packed, one, tolerance=TOLERANCE)
     out = structure(double=False)
     out.fused_metrics = _evaluates_whole(tested, models, batch)
     return out
-
-
-def _trained_whole(
-    structure: Structure, models: Sequence[torch.nn.Module], batch: WholeBatch
-) -> list[Step]:
-    state = _stacked(structure, models)
-    generators = [
-        torch.Generator(device=state[0].device).manual_seed(k) for k in range(len(models))
-    ]
-    before = torch.get_rng_state()
-    losses, *gradients = structure.run(batch, state=state, randomness=Randomness(generators))
-    if not torch.equal(before, torch.get_rng_state()):
-        raise UnfusableError("it draws random numbers that are not each trial's own")
-    assert losses is not None
-    after = dict(zip(structure.state_names, state, strict=True))
-    return [
-        Step(
-            loss=losses[k],
-            gradients={
-                name: None if g is None else g[k]
-                for name, g in zip(structure.trained, gradients, strict=True)
-            },
-            buffers={name: after[name][k] for name in structure.buffers},
-        )
-        for k in range(len(models))
-    ]
 
 
 def _evaluates_whole(
@@ -108,7 +81,7 @@ def _evaluates_whole(
     """Whether each model's metrics are the same packed and alone."""
     before = torch.get_rng_state()
     try:
-        found = structure.metrics(batch, state=_stacked(structure, models), size=len(models))
+        found = structure.metrics(batch, state=stacked(structure, models), size=len(models))
     except UnfusableError:
         return False
     wanted = [evaluate_alone(structure.task, model, batch) for model in models]
@@ -120,14 +93,6 @@ def _evaluates_whole(
         )
         for k, each in enumerate(wanted)
     )
-
-
-def _stacked(structure: Structure, models: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
-    """A copy of the state of models, one beside the other."""
-    own = [{**dict(m.named_parameters()), **dict(m.named_buffers())} for m in models]
-    return [
-        torch.stack([each[name].detach() for each in own]) for name in structure.state_names
-    ]
 
 
 def fits_inside(structure: Structure, model: torch.nn.Module, batch: Any) -> bool:

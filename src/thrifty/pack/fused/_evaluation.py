@@ -1,25 +1,150 @@
-"""The metrics of all trials of a block at once."""
+"""The metrics of the trials of a block: all at once where that pays, and checked against each trial alone."""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch.utils import _pytree as pytree
 
+from thrifty.pack._backend import Outcome, UnverifiedError, guarded
 from thrifty.pack._data import Source
+from thrifty.pack._random import seed_everything
+from thrifty.pack.verify import CheckBudget, compare_metrics, relative_tolerance
 
+from ._member import FusedTrial
 from ._programs import Programs
+from ._registry import UnfusableError
+from ._row_state import RowState
+from ._second_opinion import metrics_agree_in_double
+from ._structure import Structure
+from ._whole import evaluate_whole
 
+
+logger = logging.getLogger(__name__)
 
 MAX_ELEMENTS = 2**22
 """Elements of packed validation batches beyond which there is nothing to gain over one trial after the other."""
 
 
+class Evaluation:
+    """Evaluates the trials of a block.
+
+    Args:
+        structure: What the block runs.
+        rows: The block's state.
+        programs: Of the structure, bound to the rows.
+        budget: Of checks.
+        at_once: How many trials are evaluated at once on whole batches.
+    """
+
+    def __init__(
+        self,
+        structure: Structure,
+        rows: RowState,
+        programs: Programs,
+        *,
+        budget: CheckBudget,
+        at_once: int,
+    ) -> None:
+        self._structure = structure
+        self._rows = rows
+        self._programs = programs
+        self._budget = budget
+        self._at_once = at_once
+
+    def evaluate(
+        self, trials: Sequence[FusedTrial], block: Sequence[FusedTrial]
+    ) -> Mapping[FusedTrial, Outcome]:
+        """The metrics of some trials of a block, or what went wrong with each.
+
+        All at once where the structure allows that and most trials of the block want it; otherwise one by one.
+        """
+        found = None
+        if self._structure.fused_metrics and 2 * len(trials) > len(block):
+            found = self._together(trials, block)
+        if found is None:
+            return {trial: _alone(trial) for trial in trials}
+        return {
+            trial: self._checked(trial, found[block.index(trial)], block) for trial in trials
+        }
+
+    def _together(
+        self, trials: Sequence[FusedTrial], block: Sequence[FusedTrial]
+    ) -> Sequence[Mapping[str, float]] | None:
+        """The metrics of all rows of a block; None where they cannot be had at once."""
+        one = trials[0]
+        source = one.source
+        if any(t.source is not source for t in block):
+            return None
+        if source.arrays is None and len({t.evaluation_seed for t in trials}) > 1:
+            return None  # data sets may draw random numbers: each trial has its own
+        seed_everything(one.evaluation_seed)
+        size = len(block)
+        try:
+            if self._structure.whole:
+                return evaluate_whole(
+                    self._structure, self._rows, source, size=size, at_once=self._at_once
+                )
+            batch_size = self._structure.task.eval_batch_size
+            return evaluate_packed(self._programs, source, size=size, batch_size=batch_size)
+        except UnfusableError as error:
+            self._give_up(str(error))
+            return None
+
+    def _checked(
+        self, trial: FusedTrial, found: Mapping[str, float], block: Sequence[FusedTrial]
+    ) -> Outcome:
+        """A trial's metrics in the block, compared with those alone if that is due."""
+        if trial.is_evaluation_verified and not self._budget.allows(trial.solo_evaluation_s):
+            return found
+        began = time.perf_counter()
+        alone = _alone(trial)
+        if isinstance(alone, Exception):
+            return alone
+        seconds = time.perf_counter() - began
+        tolerance = relative_tolerance(
+            self._structure.layout.dtype, num_terms=trial.source.num_train
+        )
+        difference = compare_metrics(found, alone, tolerance=tolerance)
+        if difference is not None and metrics_agree_in_double(
+            self._structure, trial, is_current=self._programs.evaluations_are_current
+        ):
+            self._budget.num_ties += 1
+            difference = None
+        self._budget.spend(time.perf_counter() - began)
+        trial.solo_evaluation_s = seconds
+        if difference is None:
+            trial.is_evaluation_verified = True
+            return alone
+        self._give_up(str(difference))
+        if not trial.is_evaluation_verified:
+            return alone  # its first evaluation: no earlier one can be wrong
+        for other in block:
+            other.is_evaluation_verified = False
+        return UnverifiedError(str(difference), mismatch=False)
+
+    def _give_up(self, reason: str) -> None:
+        """Evaluate the trials of this structure one by one from now on."""
+        self._structure.fused_metrics = False
+        logger.warning(
+            "the metrics of %s are computed for one trial after the other: %s",
+            type(self._structure.task).__name__,
+            reason,
+        )
+
+
 def evaluate_packed(
     programs: Programs, source: Source, *, size: int, batch_size: int
 ) -> Sequence[Mapping[str, float]] | None:
-    """The metrics of the first ``size`` rows; None where batches are too large for that to pay."""
+    """The metrics of the first ``size`` rows; None where batches are too large for that to pay.
+
+    Raises:
+        UnfusableError: the metrics cannot be computed for all trials at once.
+    """
     sums: dict[str, torch.Tensor] = {}
     num_seen = 0
     for batch, num in source.valid_batches(batch_size=batch_size):
@@ -31,10 +156,15 @@ def evaluate_packed(
         for leaf, target in zip(leaves, bound.batch, strict=True):
             target.copy_(leaf)
         with torch.no_grad():
-            bound.tape()
-        for name, value in zip(bound.names, bound.tape.outputs, strict=True):
+            tape = programs.prepare(bound)
+            tape()
+        for name, value in zip(bound.names, tape.outputs, strict=True):
             assert value is not None
             sums[name] = sums[name] + value * num if name in sums else value * num
         num_seen += num
     table = {name: total.tolist() for name, total in sums.items()}
     return [{name: values[k] / num_seen for name, values in table.items()} for k in range(size)]
+
+
+def _alone(trial: FusedTrial) -> Outcome:
+    return guarded(partial(trial.evaluate, trial.plan.epoch))

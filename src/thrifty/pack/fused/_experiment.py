@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from thrifty.pack._data import WholeBatch
+
 from ._alone import evaluate_alone, train_alone
 from ._layout import corner
-from ._randomness import fill
+from ._randomness import Randomness, fill
 from ._registry import UnfusableError
 from ._signature import dropout_rates
 from ._step import Step, check_same, close
@@ -68,7 +70,7 @@ class Experiment:
         Raises:
             UnfusableError: they differ.
         """
-        for packed, one in zip(self._packed(recorded), alone, strict=True):
+        for packed, one in zip(self.packed(recorded), alone, strict=True):
             check_same(packed, one, tolerance=self.tolerance)
 
     def record(self, *, training: bool = True, seed: int = 0) -> Recorded:
@@ -88,7 +90,22 @@ class Experiment:
             variant, batch=self._batch(), rows=self._rows(), state=self._state(), seed=seed
         )
 
-    def _packed(self, recorded: Recorded) -> list[Step]:
+    def packed_metrics(self) -> list[dict[str, float]]:
+        """The metrics of each model, packed.
+
+        Raises:
+            UnfusableError: they cannot be computed for all models at once.
+        """
+        recorded = self.record(training=False)
+        found = self._replay(recorded, self._state())
+        values = {n: v for n, v in zip(recorded.names, found, strict=True) if v is not None}
+        return [
+            {name: float(value[k]) for name, value in values.items()}
+            for k in range(len(self.models))
+        ]
+
+    def packed(self, recorded: Recorded) -> list[Step]:
+        """What a recorded step comes to for each model."""
         state = self._state()
         losses, *gradients = self._replay(recorded, state)
         assert losses is not None
@@ -163,6 +180,45 @@ class Experiment:
     def _state_of(self, model: torch.nn.Module) -> list[torch.Tensor]:
         own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         return [own[name].detach() for name in self.structure.state_names]
+
+
+def run_packed(
+    structure: Structure, models: Sequence[torch.nn.Module], batch: WholeBatch
+) -> list[Step]:
+    """What a step on a whole batch comes to for each model, packed.
+
+    Raises:
+        UnfusableError: it draws random numbers that are not each trial's own.
+    """
+    state = stacked(structure, models)
+    generators = [
+        torch.Generator(device=state[0].device).manual_seed(k) for k in range(len(models))
+    ]
+    before = torch.get_rng_state()
+    losses, *gradients = structure.run(batch, state=state, randomness=Randomness(generators))
+    if not torch.equal(before, torch.get_rng_state()):
+        raise UnfusableError("it draws random numbers that are not each trial's own")
+    assert losses is not None
+    after = dict(zip(structure.state_names, state, strict=True))
+    return [
+        Step(
+            loss=losses[k],
+            gradients={
+                name: None if g is None else g[k]
+                for name, g in zip(structure.trained, gradients, strict=True)
+            },
+            buffers={name: after[name][k] for name in structure.buffers},
+        )
+        for k in range(len(models))
+    ]
+
+
+def stacked(structure: Structure, models: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
+    """A copy of the state of models, one beside the other."""
+    own = [{**dict(m.named_parameters()), **dict(m.named_buffers())} for m in models]
+    return [
+        torch.stack([each[name].detach() for each in own]) for name in structure.state_names
+    ]
 
 
 def _padded(tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:

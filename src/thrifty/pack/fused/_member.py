@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from thrifty.core import derive_seed, step_seed
 from thrifty.pack._backend import EpochPlan, Member
 from thrifty.pack._hyperparameters import HyperParameters
+from thrifty.pack._random import seed_step
 from thrifty.pack._state import pack_state, unpack_state
 from thrifty.pack._task import Task
 from thrifty.pack._trial import TaskTrial
 
 from ._feed import Feed, IteratorFeed
 from ._signature import dropout_rates
+
+
+if TYPE_CHECKING:
+    from thrifty.pack.verify import Difference
 
 
 class FeedError(Exception):
@@ -28,7 +34,16 @@ class FeedError(Exception):
 
 
 class FusedTrial(TaskTrial):
-    """A trial whose parameters are a row of a block; its module keeps views of them, so it can always be used by itself."""
+    """A trial whose parameters are a row of a block; its module keeps views of them, so it can be used by itself.
+
+    Attributes:
+        stays_alone: Whether it must not join a block.
+        num_unverified: How many of its last epochs no check has followed yet.
+        is_step_verified: Whether a check has passed since it joined its block, and nothing has changed since.
+        is_evaluation_verified: The same of its metrics.
+        solo_evaluation_s: How long its last evaluation alone took.
+        difference: What the last check has found; None if it passed.
+    """
 
     feed: Feed
     rates: Mapping[str, float]
@@ -39,6 +54,15 @@ class FusedTrial(TaskTrial):
         self.step_index = 0
         self.steps_left = 0
         self.first_tick = 0
+        self.stays_alone = False
+        self.num_unverified = 0
+        self.is_step_verified = False
+        self.is_evaluation_verified = False
+        self.solo_evaluation_s = 0.0
+        self.difference: Difference | None = None
+        self._check_at: set[int] = set()
+        self._verified_step = -1
+        """The last step of this epoch that was checked."""
 
     def begin(self, member: Member) -> None:
         """Makes model and optimiser."""
@@ -63,12 +87,75 @@ class FusedTrial(TaskTrial):
         self.plan, self.plan_values = plan, plan.values
         self.feed = feed
         self.rates = dropout_rates(self.model)
-        self.step_index = 0
-        self.steps_left = self.num_steps(plan.values)
-        self.first_tick = tick
+        self.begin_steps(self.num_steps(plan.values), tick=tick)
         self._epoch_seed = derive_seed(self.seed, "epoch", plan.epoch)
         self._draw_key = (self._epoch_seed, *self.rates.items())
         self._options = self._table(plan)
+
+    def begin_steps(self, num: int, *, tick: int) -> None:
+        """So many steps begin now, none of them to be checked yet."""
+        self.step_index = 0
+        self.steps_left = num
+        self.first_tick = tick
+        self._check_at = set()
+        self._verified_step = -1
+
+    # -- checks --------------------------------------------------------------------------
+
+    def check_at(self, step: int) -> None:
+        """Have a step of this epoch checked, unless it is over."""
+        if self.step_index <= step < self.step_index + self.steps_left:
+            self._check_at.add(step)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next step has to be checked."""
+        return not self.is_step_verified or self.step_index in self._check_at
+
+    @property
+    def steps_to_check(self) -> int:
+        """How many steps there are before one that has to be checked."""
+        if self.is_due:
+            return 0
+        left = [at - self.step_index for at in self._check_at if at >= self.step_index]
+        return min(left, default=self.steps_left)
+
+    @property
+    def is_verified_here(self) -> bool:
+        """Whether the step before this one was checked, so that nothing is left unverified."""
+        return self._verified_step == self.step_index - 1
+
+    def note_check(self, difference: Difference | None) -> None:
+        """Take note of what a check of this step has found."""
+        self.difference = difference
+        self.is_step_verified = difference is None
+        if difference is None:
+            self.num_unverified = 0
+            self._verified_step = self.step_index
+
+    def batch_alone(self, spec: Any) -> Any:
+        """A copy of this step's batch, as the task's loss takes it."""
+        leaves = self.feed.batch(self.step_index)
+        if spec is None:
+            return leaves[0]
+        return pytree.tree_unflatten([leaf.clone() for leaf in leaves], spec)
+
+    def seed_alone(self) -> None:
+        """Seed torch's global stream as the trial alone does before this step."""
+        seed_step(step_seed(self._epoch_seed, self.step_index), self.device)
+
+    def apply_options(self) -> None:
+        """Give the trial's own optimizer the options of this step."""
+        options, _ = self.options()
+        for group in self.optimizer.param_groups:
+            group.update(options)
+
+    @property
+    def evaluation_seed(self) -> int:
+        """Seeds the random streams before the validation set of this epoch is read."""
+        return derive_seed(self.seed, "evaluate", self.plan.epoch)
+
+    # -- steps ---------------------------------------------------------------------------
 
     def fetch(self) -> None:
         """Has the batch of this step read, so that what goes wrong in its data is known to be this trial's affair.

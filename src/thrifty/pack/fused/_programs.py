@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from ._compiled import compiled
 from ._options import BlockOptions
 from ._randomness import Draw
+from ._registry import UnfusableError
 from ._row_state import RowState
-from ._structure import Structure, Variant, in_order
+from ._structure import Recorded, Structure, Variant, in_order
 from ._tape import Arena, Tape, bind, captured
 
 
@@ -19,25 +21,42 @@ Shapes = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 """Shape and dtype of each tensor of a batch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Bound:
-    """A program bound to a block, and where its inputs have to be put. ``gathered`` is the batch with all trials' rows in one."""
+    """A program bound to the rows of a block, and where its inputs have to be put.
 
-    tape: Tape
+    The program is recorded on the first inputs (``Programs.prepare``), so that what user code does with real labels is what
+    is recorded.
+
+    Attributes:
+        variant: Which program.
+        batch: Where the tensors of the batch belong.
+        gathered: The same memory, with the rows of all trials in one dimension.
+        rows: The weights of the rows, where batches differ in size.
+        tape: The program; None until it is prepared.
+        draws: The random numbers that it needs.
+        names: Of what it returns before any gradients.
+        is_checked: Whether one trial's step with it has been compared with the step alone.
+    """
+
+    variant: Variant
     batch: tuple[torch.Tensor, ...]
     gathered: tuple[torch.Tensor, ...]
     rows: torch.Tensor | None
-    draws: tuple[Draw, ...]
-    names: tuple[str, ...]
+    tape: Tape | None = None
+    recorded: Recorded | None = None
+    draws: tuple[Draw, ...] = ()
+    names: tuple[str, ...] = ()
+    is_checked: bool = False
 
     def gather(self, arrays: Sequence[torch.Tensor], index: torch.Tensor) -> None:
-        """Puts the batches of all trials, their rows one after the other in ``index``."""
+        """Put the batches of all trials in, their rows one after the other in ``index``."""
         num = len(index)
         for array, target in zip(arrays, self.gathered, strict=True):
             torch.index_select(array, 0, index, out=target[:num])
 
     def weigh(self, num_rows: Sequence[int]) -> None:
-        """Gives the real rows of each trial's batch their weights, if it has any."""
+        """Give the real rows of each trial's batch their weights, if it has any."""
         if self.rows is not None:
             self.rows.zero_()
             for k, num in enumerate(num_rows):
@@ -66,7 +85,15 @@ class Programs:
     def training(
         self, size: int, *, shared: bool, padded: bool, num_rows: int, row_shapes: Shapes
     ) -> Bound:
-        """A step of the first ``size`` rows; ``num_rows`` are those of a batch, ``row_shapes`` is what one of them consists of."""
+        """The step of the first ``size`` rows; prepare it once its inputs are there.
+
+        Args:
+            size: How many trials.
+            shared: Whether all of them see the same batch.
+            padded: Whether their batches differ in size.
+            num_rows: Rows of a batch.
+            row_shapes: What one of these rows consists of.
+        """
         key = (size, shared, padded, num_rows, row_shapes)
         found = self._bound.get(key)
         if found is None:
@@ -77,16 +104,48 @@ class Programs:
                 padded=padded,
                 batch=tuple(((num_rows, *shape), dtype) for shape, dtype in row_shapes),
             )
-            found = self._bound[key] = self._make(variant)
+            found = self._bound[key] = self._place(variant)
         return found
 
     def evaluation(self, size: int, batch: Shapes) -> Bound:
-        """The metrics of the first ``size`` rows on one batch for all."""
+        """The metrics of the first ``size`` rows on one batch for all; prepare it once the batch is there."""
         found = self._bound.get((size, batch))
         if found is None:
             variant = Variant(size=size, training=False, shared=True, padded=False, batch=batch)
-            found = self._bound[size, batch] = self._make(variant)
+            found = self._bound[size, batch] = self._place(variant)
         return found
+
+    def prepare(self, bound: Bound) -> Tape:
+        """The tape of a program, recorded on what is in its inputs if this is the first time.
+
+        Raises:
+            UnfusableError: the model does something that cannot be done for all trials at once.
+        """
+        if bound.tape is None:
+            try:
+                bound.recorded = self._structure.recorded(bound.variant, **self._inputs(bound))
+            except UnfusableError:
+                raise
+            except Exception as error:
+                # on copies: nothing has happened. If it is the user's own error, it comes up again alone
+                reason = f"recording it failed with {type(error).__name__}: {error}"
+                raise UnfusableError(reason) from error
+            bound.tape = self._bind(bound, bound.recorded)
+        return bound.tape
+
+    def is_current(self, bound: Bound) -> bool:
+        """Whether recording a program again, on its present inputs, comes to the same calls."""
+        assert bound.recorded is not None
+        again = self._structure.record(bound.variant, **self._inputs(bound))
+        return again.program.same_calls(bound.recorded.program)
+
+    def evaluations_are_current(self) -> bool:
+        """Whether recording the metrics again comes to the same calls, for all programs that there are."""
+        return all(
+            self.is_current(bound)
+            for bound in self._bound.values()
+            if bound.recorded is not None and not bound.variant.training
+        )
 
     def tensors(self) -> list[torch.Tensor]:
         """What is held for batches and random numbers."""
@@ -96,21 +155,37 @@ class Programs:
             for tensor in (*bound.batch, *[draw.noise for draw in bound.draws])
         ]
 
-    def _make(self, variant: Variant) -> Bound:
-        """Records the program of a variant if need be, and binds it to the first rows."""
-        batch, rows = self._batch(variant), self._rows(variant)
+    def _place(self, variant: Variant) -> Bound:
+        batch = self._batch(variant)
+        return Bound(
+            variant=variant,
+            batch=batch,
+            gathered=batch if variant.shared else tuple(t.flatten(0, 1) for t in batch),
+            rows=self._rows(variant),
+        )
+
+    def _inputs(self, bound: Bound) -> dict[str, Any]:
+        """What a program is recorded on. Copies: recording runs the model, which may write into anything."""
+        size = bound.variant.size
+        state = [*self._state.trained(size), *self._state.untrained(size)]
+        return {
+            "batch": [t.clone() for t in bound.batch],
+            "rows": bound.rows,
+            "state": [_same_layout(t) for t in state],
+        }
+
+    def _bind(self, bound: Bound, recorded: Recorded) -> Tape:
+        """Bind a recorded program to the first rows."""
+        variant = bound.variant
         trained = self._state.trained(variant.size)
         untrained = self._state.untrained(variant.size)
-        # recording runs the model once: not on the live running statistics
-        recorded = self._structure.recorded(
-            variant, batch=batch, rows=rows, state=[*trained, *[t.clone() for t in untrained]]
-        )
-        draws = tuple(
+        bound.names = recorded.names
+        bound.draws = tuple(
             Draw(noise=torch.zeros_like(d.noise), path=d.path, p=d.p) for d in recorded.draws
         )
         gradients = self._state.gradients(variant.size) if variant.training else []
-        inputs = in_order(batch, rows, [*trained, *untrained])
-        noises = [d.noise for d in draws]
+        inputs = in_order(bound.batch, bound.rows, [*trained, *untrained])
+        noises = [d.noise for d in bound.draws]
         wanted = dict(enumerate(gradients, start=1))
         if self._options.compile and variant.training:
             tape = compiled(recorded.program, inputs, draws=noises, destinations=wanted)
@@ -120,14 +195,7 @@ class Programs:
             )
         if self._options.cuda_graphs and variant.training:
             tape = _captured(tape, untrained)
-        return Bound(
-            tape=tape,
-            batch=batch,
-            gathered=batch if variant.shared else tuple(t.flatten(0, 1) for t in batch),
-            rows=rows,
-            draws=draws,
-            names=recorded.names,
-        )
+        return tape
 
     def _batch(self, variant: Variant) -> tuple[torch.Tensor, ...]:
         lead = () if variant.shared else (variant.size,)
@@ -148,6 +216,14 @@ class Programs:
         if self._structure.channels_last and tensor.dim() == 4:
             return tensor.contiguous(memory_format=torch.channels_last)
         return tensor
+
+
+def _same_layout(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the very strides of a tensor: a program takes its views apart by them."""
+    out = torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )
+    return out.copy_(tensor)
 
 
 def _captured(tape: Tape, untrained: Sequence[torch.Tensor]) -> Tape:

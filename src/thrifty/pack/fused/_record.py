@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ._registry import UnfusableError
@@ -82,10 +83,10 @@ def record(
     ``draws`` tells afterwards which tensors hold random numbers.
 
     Raises:
-        UnfusableError: random numbers were drawn in it.
+        UnfusableError: random numbers were drawn in it, or values of the inputs were read.
     """
     recorder = _Recorder(inputs)
-    with recorder:
+    with recorder, _Reads(recorder):
         outputs = compute()
     program = Program(
         calls=tuple(recorder.calls),
@@ -110,6 +111,8 @@ class _Recorder(TorchDispatchMode):
         self.calls: list[Call] = []
         self.tensors: list[torch.Tensor] = []
         self.foreign: dict[int, torch.Tensor] = {}
+        self._follows: set[int] = set(range(len(inputs)))
+        """The values that depend on the inputs: what is read of them may be different at the next step."""
         self._by_id: dict[int, int] = {}
         self._by_memory: dict[tuple[Any, ...], int] = {}
         for tensor in inputs:
@@ -125,6 +128,9 @@ class _Recorder(TorchDispatchMode):
         refs: list[int] = []
         ref_args = tuple(self._refer(a, refs) for a in args)
         ref_kwargs = {name: self._refer(a, refs) for name, a in kwargs.items()}
+        follows = not self._follows.isdisjoint(refs)
+        if follows and _depends_on_values(func, args, kwargs):
+            raise UnfusableError(f"it reads the value of a tensor ({func.name()})")
         out = func(*args, **kwargs)
         found = out if isinstance(out, list | tuple) else (out,)
         places = tuple(i for i, t in enumerate(found) if isinstance(t, torch.Tensor))
@@ -134,6 +140,8 @@ class _Recorder(TorchDispatchMode):
             self._add(t) if number < 0 else number
             for t, number in zip(outputs, numbers, strict=True)
         )
+        if follows:
+            self._follows.update(numbers)
         self.calls.append(
             Call(
                 function=func,
@@ -165,6 +173,13 @@ class _Recorder(TorchDispatchMode):
             number = self._add(tensor)
         return number
 
+    def follows(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor depends on the inputs."""
+        number = self._by_id.get(id(tensor))
+        if number is None:
+            number = self._by_memory.get(_memory(tensor))
+        return number in self._follows
+
     def known(self, tensor: torch.Tensor) -> int | None:
         """The number of a tensor that was met."""
         return self._by_id.get(id(tensor))
@@ -176,6 +191,50 @@ class _Recorder(TorchDispatchMode):
         if tensor.numel():
             self._by_memory.setdefault(_memory(tensor), number)
         return number
+
+
+class _Reads(TorchFunctionMode):
+    """Refuses to have values of the inputs read: the program would keep them for all steps."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if (
+            name in _READS
+            and args
+            and type(args[0]) in (torch.Tensor, torch.nn.Parameter)
+            and self._recorder.follows(args[0])
+        ):
+            raise UnfusableError(f"it reads the value of a tensor ({name})")
+        return func(*args, **(kwargs or {}))
+
+
+_READS = frozenset({
+    "item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__complex__", "__array__",
+    "__format__", "__contains__", "__dlpack__", "is_nonzero", "allclose", "equal", "untyped_storage",
+    "data_ptr", "storage",
+})  # fmt: skip
+"""Functions that hand values to Python, some of them below torch's dispatcher."""
+
+
+def _depends_on_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a function returns a value to Python, or something whose shape depends on values."""
+    if torch.Tag.data_dependent_output in func.tags:
+        return True
+    if torch.Tag.dynamic_output_shape not in func.tags:
+        return False
+    if func is torch.ops.aten.index.Tensor:
+        masks = (torch.bool, torch.uint8)
+        return any(index is not None and index.dtype in masks for index in args[1])
+    if func is torch.ops.aten.one_hot.default:
+        num_classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
+        return bool(num_classes < 0)
+    return True
 
 
 def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from thrifty.pack.verify import OwnState, own_tensors
+
 from ._member import FusedTrial
 from ._structure import Structure
 from .optimizers import RowOptimizer, Rows, clip_rows
@@ -199,8 +201,36 @@ class RowState:
             for name in self._structure.trained
         }
 
+    def moments_by_name(self, trial: FusedTrial, row: int) -> dict[str, dict[str, Any]]:
+        """A copy of the optimizer's state of a trial, by parameter name."""
+        names = {number: name for name, number in _numbers(trial).items()}
+        return {
+            names[number]: {
+                key: value.clone() if isinstance(value, torch.Tensor) else value
+                for key, value in moments.items()
+            }
+            for number, moments in self.moments(trial, row).items()
+        }
+
+    def restore(self, trial: FusedTrial, row: int, state: OwnState) -> None:
+        """Put a trial back to another state."""
+        with torch.no_grad():
+            for name, tensor in own_tensors(trial.model).items():
+                tensor.copy_(state.tensors[name])
+            self._rows.clear(row)
+            numbers = _numbers(trial)
+            self._fill_moments(trial, row, {numbers[n]: m for n, m in state.moments.items()})
+
+    def gradients_by_name(self, trial: FusedTrial, row: int) -> dict[str, torch.Tensor]:
+        """The gradients of a trial as views, in the shapes of its own parameters."""
+        return dict(self._views(trial, self._rows.gradients[row]))
+
     def _load_moments(self, trial: FusedTrial, row: int) -> None:
-        state = trial.optimizer.state_dict()["state"]
+        self._fill_moments(trial, row, trial.optimizer.state_dict()["state"])
+
+    def _fill_moments(
+        self, trial: FusedTrial, row: int, state: Mapping[int, Mapping[str, Any]]
+    ) -> None:
         if not state:
             return
         numbers = _numbers(trial)

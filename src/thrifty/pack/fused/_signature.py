@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ def signature(model: torch.nn.Module, *, attributes: Mapping[str, Any]) -> Hasha
         UnfusableError: the model has hooks, which may do anything.
     """
     parts: list[Hashable] = [_value(dict(attributes), 0)]
+    places: dict[int, int] = {}  # tensors that stand in several places are told from equal ones
     for path, module in model.named_modules():
         settings = {}
         for name, value in vars(module).items():
@@ -47,7 +48,13 @@ def signature(model: torch.nn.Module, *, attributes: Mapping[str, Any]) -> Hasha
         settings.pop(_rate_of(module), None)
         kind = type(module)
         tensors = tuple(
-            (name, tuple(t.shape), str(t.dtype), t.requires_grad)
+            (
+                name,
+                tuple(t.shape),
+                str(t.dtype),
+                t.requires_grad,
+                places.setdefault(id(t), len(places)),
+            )
             for held in (module._parameters, module._buffers)
             for name, t in held.items()
             if t is not None
@@ -59,6 +66,24 @@ def signature(model: torch.nn.Module, *, attributes: Mapping[str, Any]) -> Hasha
             tensors,
         ))
     return tuple(parts)
+
+
+def check_memory(models: Sequence[torch.nn.Module]) -> None:
+    """Check that each tensor of some models has memory of its own, which can become a row of a pack.
+
+    Raises:
+        UnfusableError: two tensors share memory, within a model or between two.
+    """
+    owners: dict[int, int] = {}
+    for model in models:
+        own = {id(t): t for t in (*model.parameters(), *model.buffers())}
+        for key, tensor in own.items():
+            if not tensor.numel():
+                continue
+            memory = tensor.untyped_storage().data_ptr()
+            if memory in owners:
+                raise UnfusableError("two of its parameters or buffers share memory")
+            owners[memory] = key
 
 
 def settings(attributes: Mapping[str, Any]) -> Hashable:

@@ -87,6 +87,8 @@ class Structure:
         for path, (layer, name) in dropouts(model).items():
             setattr(layer, name, TrialValue(getattr(layer, name), path))
         self._recorded: dict[Variant, Recorded] = {}
+        self.in_double: dict[int, tuple[Structure, Recorded]] = {}
+        """The same in double precision, by the number of rows: what second opinions run."""
         self.whole = False
         """Whether batches are objects that all trials of a group see at once, of another shape at each step."""
         self.sharing = True

@@ -1,0 +1,121 @@
+"""A step of a block, checked: a trial takes it alone, too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from thrifty.pack.verify import (
+    Difference,
+    StepTaken,
+    compare_step,
+    own_state,
+    own_tensors,
+    step_alone,
+)
+
+from ._member import FusedTrial
+from ._row_state import RowState
+from ._second_opinion import agrees_in_double
+from ._structure import Structure
+
+
+class StepCheck:
+    """One trial's check of one step: made before the step, told of its gradients, then judged.
+
+    Attributes:
+        before: The trial's state before the step.
+        seconds: What the check has cost so far.
+        solo_s: How long the step took alone; None before it was judged.
+        tie: Whether single precision differed and double precision agreed.
+    """
+
+    def __init__(self, trial: FusedTrial, rows: RowState, row: int) -> None:
+        began = time.perf_counter()
+        self.trial = trial
+        self.solo_s: float | None = None
+        self.tie = False
+        self._rows = rows
+        self._row = row
+        self.before = own_state(trial.model, rows.moments_by_name(trial, row))
+        self._gradients: dict[str, torch.Tensor | None] = {}
+        self.seconds = time.perf_counter() - began
+
+    def note_gradients(self) -> None:
+        """Copy what the block has found; clipping and optimizers change it in place."""
+        began = time.perf_counter()
+        views = self._rows.gradients_by_name(self.trial, self._row)
+        self._gradients = {name: view.clone() for name, view in views.items()}
+        self.seconds += time.perf_counter() - began
+
+    def judge(
+        self,
+        loss: torch.Tensor,
+        *,
+        structure: Structure,
+        is_current: Callable[[], bool] | None,
+    ) -> Difference | None:
+        """Take the step alone and compare; before the trial moves on to its next step.
+
+        Args:
+            loss: The trial's loss in the block.
+            structure: What the block runs.
+            is_current: Whether recording the step again gives the program that the block runs; None
+                where nothing is recorded.
+        """
+        began = time.perf_counter()
+        try:
+            return self._judge(loss, structure=structure, is_current=is_current)
+        finally:
+            self.seconds += time.perf_counter() - began
+
+    def _judge(
+        self,
+        loss: torch.Tensor,
+        *,
+        structure: Structure,
+        is_current: Callable[[], bool] | None,
+    ) -> Difference | None:
+        trial = self.trial
+        packed = StepTaken(
+            loss=loss.detach().clone(),
+            gradients=self._gradients,
+            tensors={name: t.clone() for name, t in own_tensors(trial.model).items()},
+        )
+        trial.apply_options()
+        batch: Any = None
+
+        def compute_loss() -> torch.Tensor:
+            nonlocal batch
+            batch = trial.batch_alone(structure.batch_spec)
+            trial.seed_alone()
+            return trial.task.loss(trial.model, batch)
+
+        alone = step_alone(
+            trial.model,
+            trial.optimizer,
+            self.before.copied(),
+            compute_loss=compute_loss,
+            gradients=self._gradients,
+            clip_norm=trial.options()[1],
+        )
+        self.solo_s = alone.seconds
+        found = compare_step(
+            packed, alone, before=self.before.tensors, num_terms=_num_numbers(batch)
+        )
+        if found is None or not found.is_rounding_possible:
+            return found
+        self.tie = agrees_in_double(
+            structure, trial, self.before.tensors, is_current=is_current
+        )
+        return None if self.tie else found
+
+
+def _num_numbers(batch: Any) -> int:
+    """How many numbers a batch has."""
+    leaves = pytree.tree_leaves(batch)
+    return sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor)) or 1

@@ -1,0 +1,143 @@
+"""A second opinion in double precision: was it rounding, or is it another computation?
+
+In single precision a tie (a ReLU at zero, two equal maxima) may come out differently in a block and alone. In double
+precision the same inputs hardly ever tie, so what still differs there is structural.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+
+import torch
+from torch.utils import _pytree as pytree
+
+from thrifty.pack.verify import compare_metrics
+
+from ._alone import evaluate_alone, train_alone
+from ._experiment import Experiment, run_packed
+from ._member import FusedTrial
+from ._registry import UnfusableError
+from ._step import check_same
+from ._structure import Structure
+
+
+TOLERANCE = 1e-8
+MAX_ROWS = 16
+"""Rows of the step's batch that a second opinion is asked on."""
+
+
+def agrees_in_double(
+    structure: Structure,
+    trial: FusedTrial,
+    state: Mapping[str, torch.Tensor],
+    *,
+    is_current: Callable[[], bool] | None,
+) -> bool:
+    """Whether a trial's step is the same in a block and alone, in double precision.
+
+    Args:
+        structure: What the block runs; it may have been recorded from another trial.
+        trial: The trial, with its own task and module, before it moves on from the step.
+        state: Its tensors before the step.
+        is_current: Whether recording the step again gives the program that the block runs. If it does not, a
+            second opinion would be about another program. None where nothing is recorded.
+    """
+    try:
+        with torch.enable_grad():
+            if is_current is None:
+                return _agrees_whole(structure, trial, state)
+            return _agrees(structure, trial, state, is_current=is_current)
+    except (UnfusableError, RuntimeError, TypeError, ValueError):
+        return False
+
+
+def metrics_agree_in_double(
+    structure: Structure, trial: FusedTrial, *, is_current: Callable[[], bool]
+) -> bool:
+    """Whether a trial's metrics of each validation batch are the same in a block and alone, in double precision."""
+    if structure.whole:
+        return False
+    try:
+        return is_current() and _metrics_agree(structure, trial)
+    except (UnfusableError, RuntimeError, TypeError, ValueError):
+        return False
+
+
+def _metrics_agree(structure: Structure, trial: FusedTrial) -> bool:
+    model = deepcopy(trial.model).double()
+    double = _in_double(structure)
+    batches = trial.source.valid_batches(batch_size=structure.task.eval_batch_size)
+    for batch, _ in batches:
+        leaves, spec = pytree.tree_flatten(batch)
+        rows = _double(leaves)
+        experiment = Experiment(
+            structure=double, models=[model], batches=[rows], tolerance=TOLERANCE, shared=True
+        )
+        packed = experiment.packed_metrics()[0]
+        own = pytree.tree_unflatten([row.clone() for row in rows], spec)
+        alone = {n: float(v) for n, v in evaluate_alone(trial.task, model, own).items()}
+        if compare_metrics(packed, alone, tolerance=TOLERANCE) is not None:
+            return False
+    return True
+
+
+def _agrees(
+    structure: Structure,
+    trial: FusedTrial,
+    state: Mapping[str, torch.Tensor],
+    *,
+    is_current: Callable[[], bool],
+) -> bool:
+    model = _loaded(trial.model, state)
+    leaves = [leaf[:MAX_ROWS] for leaf in _double(trial.feed.batch(trial.step_index))]
+    known = structure.in_double.get(len(leaves[0]))
+    double = _in_double(structure) if known is None else known[0]
+    experiment = Experiment(
+        structure=double, models=[model], batches=[leaves], tolerance=TOLERANCE
+    )
+    if known is None:
+        # from here on the two programs stand for each other: neither is recorded again
+        if not is_current():
+            return False
+        known = structure.in_double[len(leaves[0])] = (double, experiment.record())
+    packed = experiment.packed(known[1])[0]
+    batch = pytree.tree_unflatten([leaf.clone() for leaf in leaves], double.batch_spec)
+    alone = train_alone(trial.task, deepcopy(model), batch, seed=0)
+    check_same(packed, alone, tolerance=TOLERANCE)
+    return True
+
+
+def _agrees_whole(
+    structure: Structure, trial: FusedTrial, state: Mapping[str, torch.Tensor]
+) -> bool:
+    model = _loaded(trial.model, state)
+    batch = trial.batch_alone(None).double()
+    alone = train_alone(trial.task, deepcopy(model), batch, seed=0)
+    packed = run_packed(_in_double(structure), [model], batch)[0]
+    check_same(packed, alone, tolerance=TOLERANCE)
+    return True
+
+
+def _loaded(model: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+    """A copy of a module with the given tensors, in double precision."""
+    out = deepcopy(model)
+    own = {**dict(out.named_parameters()), **dict(out.named_buffers())}
+    for name, tensor in state.items():
+        own[name].data = tensor.clone()
+    return out.double()
+
+
+def _in_double(structure: Structure) -> Structure:
+    out = Structure(
+        structure.task,
+        deepcopy(structure.model).double(),
+        batch_spec=structure.batch_spec,
+        trained=structure.trained,
+    )
+    out.whole = structure.whole
+    return out
+
+
+def _double(leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [leaf.double() if leaf.dtype.is_floating_point else leaf.clone() for leaf in leaves]

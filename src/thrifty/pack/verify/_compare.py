@@ -1,0 +1,242 @@
+"""How far a step in a block may be from the same step alone.
+
+The allowance follows from the dtype: rounding errors of a sum of ``n`` terms grow like ``sqrt(n)``, and an update that is
+computed in another order differs by a few units in the last place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+
+GRADIENT_FACTOR = 4.0
+"""Multiplies ``eps * sqrt(n)``: the largest relative error of a gradient that counts as rounding."""
+MIN_TERMS = 256
+"""A gradient is taken to be a sum of at least this many terms."""
+SHARE_OF_LARGEST = 0.25
+"""The size that a gradient is given at least, as a share of the largest gradient of all parameters."""
+ULPS_OF_VALUE = 4.0
+"""Units in the last place of a parameter by which two updates may differ."""
+ULPS_OF_UPDATE = 64.0
+"""Units in the last place of the update itself: optimizers round several times."""
+FINEST = 1e-10
+"""The smallest relative tolerance: terms may cancel, and in double precision no other computation is as close as this."""
+SMALLEST = 1e-30
+"""Differences below this are denormal numbers: packs flush them to zero."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """What differs between a trial in a block and the same trial alone, and by how much.
+
+    ``is_rounding_possible`` says whether rounding can explain it in principle, so that a second opinion in
+    double precision is worth its price.
+    """
+
+    what: str
+    found: float
+    allowed: float
+    is_rounding_possible: bool = True
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} differs by {self.found:.1e} from the trial alone "
+            f"(allowed: {self.allowed:.1e})"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsDifference:
+    """A metric that is not the same in a block and alone."""
+
+    name: str
+    found: float
+    alone: float
+
+    def __str__(self) -> str:
+        return (
+            f"the metric {self.name!r} is {self.found:g} in the pack and {self.alone:g} alone"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTaken:
+    """One step of one trial: its loss, gradients before clipping, and all tensors afterwards.
+
+    A gradient is None where the loss does not depend on the parameter.
+    """
+
+    loss: torch.Tensor
+    gradients: Mapping[str, torch.Tensor | None]
+    tensors: Mapping[str, torch.Tensor]
+
+
+def compare_step(
+    packed: StepTaken,
+    alone: StepTaken,
+    *,
+    before: Mapping[str, torch.Tensor],
+    num_terms: int,
+) -> Difference | None:
+    """Compare a step in a block with the same step alone.
+
+    Args:
+        packed: The step in the block.
+        alone: The step alone; its update was made from the gradients in ``packed``.
+        before: The trial's tensors before the step.
+        num_terms: How many values a gradient sums up, roughly: the numbers in the batch.
+
+    Returns:
+        The first difference that is too large to be rounding; None if there is none.
+    """
+    return (
+        _loss_difference(packed.loss, alone.loss, num_terms=num_terms)
+        or _gradient_difference(packed, alone, num_terms=num_terms)
+        or _tensor_difference(packed, alone, before)
+    )
+
+
+def compare_metrics(
+    packed: Mapping[str, float], alone: Mapping[str, float], *, tolerance: float
+) -> MetricsDifference | None:
+    """Compare the metrics of one evaluation; ``tolerance`` is relative to the larger value.
+
+    >>> compare_metrics({"mse": 1.0}, {"mse": 1.1}, tolerance=1e-5)
+    MetricsDifference(name='mse', found=1.0, alone=1.1)
+    """
+    for name in dict.fromkeys((*packed, *alone)):
+        one, other = packed.get(name, math.nan), alone.get(name, math.nan)
+        if name not in packed or name not in alone:
+            return MetricsDifference(name=name, found=one, alone=other)
+        if one == other or (math.isnan(one) and math.isnan(other)):
+            continue
+        if not abs(one - other) <= tolerance * max(abs(one), abs(other)) + SMALLEST:
+            return MetricsDifference(name=name, found=one, alone=other)
+    return None
+
+
+def relative_tolerance(dtype: torch.dtype, *, num_terms: int) -> float:
+    """The relative error of a sum of so many terms that counts as rounding.
+
+    >>> relative_tolerance(torch.float32, num_terms=10_000) < 1e-4
+    True
+    """
+    inexact = dtype.is_floating_point or dtype.is_complex
+    eps = torch.finfo(dtype).eps if inexact else 0.0
+    return max(GRADIENT_FACTOR * eps * math.sqrt(max(num_terms, MIN_TERMS)), FINEST)
+
+
+def _loss_difference(
+    packed: torch.Tensor, alone: torch.Tensor, *, num_terms: int
+) -> Difference | None:
+    one, other = float(packed), float(alone)
+    if one == other or (math.isnan(one) and math.isnan(other)):
+        return None
+    # a loss may be a small difference of large terms, so its own size is not the measure
+    scale = max(abs(one), abs(other), 1e-2)
+    allowed = relative_tolerance(_coarser(packed.dtype, alone.dtype), num_terms=num_terms)
+    found = abs(one - other)
+    if found <= allowed * scale:
+        return None
+    return Difference(what="the loss", found=found, allowed=allowed * scale)
+
+
+def _gradient_difference(
+    packed: StepTaken, alone: StepTaken, *, num_terms: int
+) -> Difference | None:
+    largest = 0.0
+    for name in dict.fromkeys((*alone.gradients, *packed.gradients)):
+        mine, own = packed.gradients.get(name), alone.gradients.get(name)
+        if mine is None and own is None:
+            continue
+        if own is None or mine is None:
+            # a gradient of zero is as good as none
+            rest = mine if own is None else own
+            assert rest is not None
+            size = _largest(rest)
+            if size > SMALLEST:
+                return Difference(
+                    what=f"the gradient of {name!r}",
+                    found=size,
+                    allowed=0.0,
+                    is_rounding_possible=False,
+                )
+            continue
+        if torch.equal(mine, own):
+            continue
+        terms = max(num_terms, own.numel())
+        tolerance = relative_tolerance(own.dtype, num_terms=terms)
+        largest = largest or max(
+            _largest(g) for g in alone.gradients.values() if g is not None and g.numel()
+        )
+        # a gradient that cancels out (a bias before a normalization) is made of the others' rounding errors
+        allowed = tolerance * max(_largest(own), SHARE_OF_LARGEST * largest) + SMALLEST
+        found = _distance(mine, own)
+        if not found <= allowed:
+            return Difference(what=f"the gradient of {name!r}", found=found, allowed=allowed)
+    return None
+
+
+def _tensor_difference(
+    packed: StepTaken, alone: StepTaken, before: Mapping[str, torch.Tensor]
+) -> Difference | None:
+    for name, own in alone.tensors.items():
+        mine = packed.tensors.get(name)
+        if mine is None:
+            return Difference(
+                what=f"{name!r}, which the pack does not have,",
+                found=_largest(own),
+                allowed=0.0,
+                is_rounding_possible=False,
+            )
+        if torch.equal(mine, own):
+            continue
+        found = _distance(mine, own)
+        if not _is_inexact(own):
+            return Difference(
+                what=f"{name!r} after the step",
+                found=found,
+                allowed=0.0,
+                is_rounding_possible=False,
+            )
+        eps = torch.finfo(own.dtype).eps
+        update = _distance(own, before[name])
+        allowed = eps * (ULPS_OF_VALUE * _largest(own) + ULPS_OF_UPDATE * update) + SMALLEST
+        if not found <= allowed:
+            return Difference(what=f"{name!r} after the step", found=found, allowed=allowed)
+    return None
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    """The largest finite size of a tensor's numbers."""
+    if not tensor.numel():
+        return 0.0
+    size = float(tensor.abs().max())
+    if math.isfinite(size):
+        return size
+    finite = tensor[torch.isfinite(tensor)]
+    return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The largest difference of two tensors; infinite where only one is finite."""
+    if one.shape != other.shape:
+        return math.inf
+    if not _is_inexact(other):
+        return float((one.double() - other.double()).abs().max())
+    difference = (one - other).abs()
+    same = (one == other) | (torch.isnan(one) & torch.isnan(other))
+    difference = torch.where(same, torch.zeros_like(difference), difference)
+    return float(torch.nan_to_num(difference, nan=math.inf).max())
+
+
+def _is_inexact(tensor: torch.Tensor) -> bool:
+    return tensor.dtype.is_floating_point or tensor.dtype.is_complex
+
+
+def _coarser(one: torch.dtype, other: torch.dtype) -> torch.dtype:
+    return max((one, other), key=lambda d: torch.finfo(d).eps)

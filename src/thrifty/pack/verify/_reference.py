@@ -1,0 +1,147 @@
+"""One step of a trial alone: its own module, loss and torch optimizer, from a copy of its state."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thrifty.pack._counters import step_counters
+
+from ._compare import StepTaken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnState:
+    """A copy of all that a trial consists of: parameters and buffers by name, and its optimizer's state.
+
+    ``moments`` has the optimizer's state by parameter name; ``options`` are those of each param group at this step.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    moments: Mapping[str, Mapping[str, Any]]
+
+    def copied(self) -> OwnState:
+        """The same once more, to be changed."""
+        return OwnState(
+            tensors={name: t.clone() for name, t in self.tensors.items()},
+            moments={
+                name: {
+                    key: value.clone() if isinstance(value, torch.Tensor) else value
+                    for key, value in moments.items()
+                }
+                for name, moments in self.moments.items()
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepAlone(StepTaken):
+    """A step alone, and how long its forward and backward pass and its update took."""
+
+    seconds: float
+
+
+def own_state(
+    model: torch.nn.Module, moments: Mapping[str, Mapping[str, Any]] | None = None
+) -> OwnState:
+    """Copy what a model consists of now; ``moments`` are its optimizer's state, by parameter name."""
+    return OwnState(tensors=own_tensors(model), moments=moments or {}).copied()
+
+
+def own_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The parameters and buffers of a module by name, each once, without autograd."""
+    own = (*model.named_parameters(), *model.named_buffers())
+    return {name: tensor.detach() for name, tensor in own}
+
+
+def step_alone(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: OwnState,
+    *,
+    compute_loss: Callable[[], torch.Tensor],
+    gradients: Mapping[str, torch.Tensor | None],
+    clip_norm: float | None,
+) -> StepAlone:
+    """Take one step of a module from a copy of its state, and leave the module as it was.
+
+    The update is made from ``gradients`` (those of the block), so that it can be compared by itself: optimizers such
+    as Adam turn the rounding of a small gradient into a whole step.
+
+    Args:
+        model: The trial's own module; its tensors are exchanged for the copies and put back.
+        optimizer: The trial's own optimizer, its options set to those of the step. Its state is not kept.
+        state: The copy to start from. It is changed.
+        compute_loss: Seeds the random streams and computes the loss of the step's batch.
+        gradients: What the block has found, before clipping.
+        clip_norm: Clips the norm of all gradients before the update; None for no clipping.
+    """
+    own: dict[str, torch.Tensor] = {
+        **dict(model.named_parameters()),
+        **dict(model.named_buffers()),
+    }
+    homes = {name: tensor.data for name, tensor in own.items()}
+    training = {module: module.training for module in model.modules()}
+    try:
+        for name, tensor in own.items():
+            tensor.data = state.tensors[name]
+        return _step(
+            model,
+            optimizer,
+            state,
+            compute_loss=compute_loss,
+            gradients=gradients,
+            clip_norm=clip_norm,
+        )
+    finally:
+        optimizer.state.clear()
+        for name, tensor in own.items():
+            tensor.data = homes[name]
+            tensor.grad = None
+        for module, mode in training.items():
+            module.training = mode
+
+
+def _step(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: OwnState,
+    *,
+    compute_loss: Callable[[], torch.Tensor],
+    gradients: Mapping[str, torch.Tensor | None],
+    clip_norm: float | None,
+) -> StepAlone:
+    parameters = dict(model.named_parameters())
+    optimizer.state.clear()
+    for name, moments in state.moments.items():
+        optimizer.state[parameters[name]] = dict(moments)
+    model.train()
+    began = time.perf_counter()
+    with torch.enable_grad():
+        optimizer.zero_grad(set_to_none=True)
+        loss = compute_loss()
+        loss.backward()  # type: ignore[no-untyped-call]
+    forward_s = time.perf_counter() - began
+    own = {name: p.grad for name, p in parameters.items() if p.requires_grad}
+    for name, parameter in parameters.items():
+        found = gradients.get(name)
+        if own.get(name) is not None and found is not None:
+            parameter.grad = found.reshape(parameter.shape).clone()  # clipping changes it
+    began = time.perf_counter()
+    if clip_norm is not None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+    optimizer.step()
+    with torch.no_grad():
+        for counter in step_counters(model).values():
+            counter += 1
+    seconds = forward_s + time.perf_counter() - began
+    return StepAlone(
+        loss=loss.detach(),
+        gradients=own,
+        tensors=own_tensors(model),
+        seconds=seconds,
+    )
