@@ -1,0 +1,100 @@
+"""The names that a function's code mentions."""
+
+from __future__ import annotations
+
+import dis
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Import:
+    """An import statement inside a function: ``from module import names`` or ``import module``."""
+
+    module: str
+    level: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mentions:
+    """What a function and the functions inside it name.
+
+    ``attributes`` holds each name that may be an attribute, constants such as the one in
+    ``getattr(x, "scale")`` included. ``handed_on`` holds the globals that are used other than by
+    an attribute: a module may then be read in places that do not name it.
+    """
+
+    globals: frozenset[str]
+    handed_on: frozenset[str]
+    attributes: frozenset[str]
+    imports: tuple[Import, ...]
+
+
+_READS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
+_READS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+_NAMESPACES = frozenset({"globals", "eval", "exec", "vars", "locals"})
+"""Where code names these, its text constants may name globals."""
+
+
+@functools.lru_cache(maxsize=4096)
+def mentions(code: CodeType) -> Mentions:
+    """What a code object names, together with the code objects inside it."""
+    read: set[str] = set()
+    handed_on: set[str] = set()
+    attributes: set[str] = set()
+    imports: list[Import] = []
+    texts: set[str] = set()
+    for each in _with_nested(code):
+        attributes.update(each.co_names)
+        for constant in each.co_consts:
+            texts.update(_identifiers(constant))
+        _read_instructions(each, read, handed_on=handed_on, imports=imports)
+    if read & _NAMESPACES:
+        read |= texts
+        handed_on |= texts
+    return Mentions(
+        globals=frozenset(read),
+        handed_on=frozenset(handed_on),
+        attributes=frozenset(attributes | texts),
+        imports=tuple(imports),
+    )
+
+
+def _read_instructions(
+    code: CodeType, read: set[str], *, handed_on: set[str], imports: list[Import]
+) -> None:
+    steps = list(dis.get_instructions(code))
+    for index, step in enumerate(steps):
+        if step.opname in _READS_GLOBAL:
+            read.add(step.argval)
+            after = steps[index + 1].opname if index + 1 < len(steps) else ""
+            if after not in _READS_ATTRIBUTE:
+                handed_on.add(step.argval)
+        elif step.opname == "IMPORT_NAME":
+            level, names = steps[index - 2].argval, steps[index - 1].argval
+            imports.append(
+                Import(
+                    module=step.argval,
+                    level=level if isinstance(level, int) else 0,
+                    names=names if isinstance(names, tuple) else (),
+                )
+            )
+
+
+def _with_nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _with_nested(constant)
+
+
+def _identifiers(constant: Any) -> Iterator[str]:
+    if isinstance(constant, str) and constant.isidentifier():
+        yield constant
+    elif isinstance(constant, tuple | frozenset):
+        for each in constant:
+            yield from _identifiers(each)
