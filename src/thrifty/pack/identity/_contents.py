@@ -8,14 +8,16 @@ import types
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterator
-from types import MappingProxyType, MethodType, ModuleType
+from types import FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
+from ._own import is_own
 
-_CACHED = type(functools.lru_cache(len))
+
+CACHED = type(functools.lru_cache(len))
 
 PLAIN = frozenset({
     bool, int, float, complex, str, bytes, bytearray, type(None), type(...), type(NotImplemented),
@@ -48,6 +50,8 @@ def elements(container: Any) -> Iterator[tuple[str, Any]]:
         yield from _items(list(dict.items(container)))
     elif is_a(container, MappingProxyType):
         yield from _items(list(container.items()))
+    elif is_a(container, np.ndarray):
+        yield from ((f"[{i}]", each) for i, each in enumerate(container.reshape(-1).tolist()))
     else:
         kind: Any = next(each for each in _SEQUENCES if is_a(container, each))
         for index, each in enumerate(list(kind.__iter__(container))):
@@ -74,11 +78,23 @@ def inside_of(value: Any) -> list[Any]:
         return [each for each in (value.fget, value.fset, value.fdel) if each is not None]
     if is_a(value, functools.cached_property):
         return [value.func]
-    if is_a(value, _CACHED):
+    if is_a(value, CACHED):
         return [value.__wrapped__]
     if is_a(value, types.BuiltinMethodType) and not is_a(value.__self__, ModuleType):
         return [value.__self__]
-    return []
+    inner = compiled_from(value)
+    return [] if inner is None else [inner]
+
+
+def compiled_from(value: Any) -> FunctionType | None:
+    """The function that a compiler such as Numba has made something callable of, if it did."""
+    if not callable(value) or is_own(type(value)):
+        return None
+    for name in ("py_func", "__wrapped__", "_torchdynamo_inline"):
+        inner = getattr(value, name, None)
+        if is_a(inner, FunctionType):
+            return inner
+    return None
 
 
 def short(key: Any) -> str:

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 
 from ._contents import CONTAINERS, NEUTRAL, PLAIN, elements, inside_of, is_a, short
 from ._members import members_of
 from ._mentions import Import, mentions
+from ._names import Names
 from ._own import import_name, is_own, is_own_module, module_name
 from ._place import MISSING, Place, PlaceKind, slots_of, vars_of
 
@@ -61,8 +63,8 @@ def reach(
     """Find what functions, classes and instances of the user's own code read.
 
     Args:
-        roots: functions, methods, classes, instances, ``functools.partial``, ``nn.Module``; a mapping
-            gives instances a name.
+        roots: functions, methods, classes, instances, ``functools.partial``, ``nn.Module``; a
+            mapping gives instances a name.
         home: the module whose names are given without it; by default that of the first root.
         without: names of members of the roots that are left out.
         closed: says of an instance that its attributes are not to be followed (its class is).
@@ -98,7 +100,7 @@ class _Walk:
         without: Collection[str],
         closed: Callable[[Any], bool] | None,
     ) -> None:
-        self._home = home
+        self._names = Names(home=home)
         self._without = frozenset(without)
         self._closed = closed or _never
         self._queue: deque[tuple[Any, str]] = deque()
@@ -115,7 +117,7 @@ class _Walk:
         self._roots.add(id(root))
         if not is_a(root, type | FunctionType):
             self._roots.add(id(type(root)))
-        self._queue.append((root, name or self._name_of(_code_of(root))))
+        self._queue.append((root, name or self._names.of(_code_of(root))))
 
     def run(self) -> Reach:
         num_mentioned = -1
@@ -146,7 +148,7 @@ class _Walk:
             self._visit_function(value)
         elif is_a(value, ModuleType):
             self._hand_on(value)
-        elif is_a(value, CONTAINERS):
+        elif is_a(value, CONTAINERS) or (is_a(value, np.ndarray) and value.dtype.hasobject):
             self._visit_elements(value, name)
         elif not is_a(value, NEUTRAL):
             self._visit_instance(value, name)
@@ -198,7 +200,7 @@ class _Walk:
     # -- code --------------------------------------------------------------------------
 
     def _visit_function(self, function: FunctionType) -> None:
-        name = self._name_of(function)
+        name = self._names.of(function)
         own = is_own(function)
         if own:
             self._functions[id(function)] = Reached(name=name, value=function)
@@ -290,7 +292,7 @@ class _Walk:
             self._note_package(module.__name__)
 
     def _read_module(self, module: Any, names: Iterable[str]) -> None:
-        """Read the attributes of a module that have one of some names, and those of its submodules."""
+        """Read what a module and its submodules have of some names."""
         names, queue, seen = frozenset(names), [module], set[int]()
         while queue:
             at = queue.pop()
@@ -307,8 +309,8 @@ class _Walk:
                     queue.append(inside[name])
 
     def _read_global(self, names: dict[str, Any], name: str) -> None:
-        module = import_name(str(names.get("__name__", "__main__")))
-        self._note_place("global", names, name, name=self._label(module, name))
+        module = str(names.get("__name__", "__main__"))
+        self._note_place("global", names, name, name=self._names.label(module, name))
 
     # -- classes -----------------------------------------------------------------------
 
@@ -318,7 +320,7 @@ class _Walk:
             if not is_own(base):
                 self._note_package(module_name(base))
                 continue
-            name = self._name_of(base)
+            name = self._names.of(base)
             self._classes.setdefault(id(base), Reached(name=name, value=base))
             self._seen[id(base)] = base
             for key, member in members_of(base):
@@ -331,7 +333,7 @@ class _Walk:
             self._follow(type(kind), "")
 
     def _read_member(self, kind: type, key: str, *, member: Any) -> None:
-        name = f"{self._name_of(kind)}.{key}"
+        name = f"{self._names.of(kind)}.{key}"
         if key in vars(kind):
             self._note_place("class attribute", kind, key, name=name)
         else:
@@ -358,15 +360,6 @@ class _Walk:
         top = module.partition(".")[0]
         if top not in _NO_PACKAGE and top not in sys.stdlib_module_names:
             self._packages.add(top)
-
-    # -- names -------------------------------------------------------------------------
-
-    def _name_of(self, thing: Any) -> str:
-        module = import_name(getattr(thing, "__module__", None) or "__main__")
-        return self._label(module, getattr(thing, "__qualname__", type(thing).__qualname__))
-
-    def _label(self, module: str, name: str) -> str:
-        return name if module in (self._home, "__main__") else f"{module}.{name}"
 
 
 def _never(value: Any) -> bool:  # noqa: ARG001 (the signature of ``closed``)
@@ -403,7 +396,7 @@ _MODULE_TABLES = frozenset({
     "_backward_pre_hooks", "_backward_hooks", "_is_full_backward_hook", "_forward_hooks",
     "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs", "_state_dict_hooks", "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
+    "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_compiled_call_impl",
 })  # fmt: skip
 """What ``nn.Module`` keeps for itself."""
 

@@ -1,20 +1,23 @@
-"""The code of a function as a digest: its syntax where the source is at hand, else its instructions."""
+"""The code of a function as a digest: its syntax if the source is at hand, or its instructions."""
 
 from __future__ import annotations
 import __future__
 
 import ast
 import functools
+import importlib.machinery
 import linecache
 import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, get_args
 
 from ._bytecode import content
 from ._digest import digest
+from ._own import is_own_module
 from ._syntax import Function, function_form
 
 
@@ -31,6 +34,14 @@ def code_digest(function: FunctionType) -> str:
         version = ".".join(map(str, sys.version_info[:2]))
         form = f"compiled by Python {version}: {content(code)!r}"
     return digest(form, *sorted(code.co_freevars))
+
+
+def extension_digest(module: str) -> str:
+    """The digest of the file of an extension module of the user's own; empty for other modules."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None or not is_own_module(module) or not file.endswith(_EXTENSIONS):
+        return ""
+    return digest(Path(file).read_bytes())
 
 
 def _form_in_source(code: CodeType, names: dict[str, Any]) -> str | None:
@@ -128,6 +139,8 @@ def _first_line(node: Function) -> int:
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
     return min([node.lineno, *(each.lineno for each in decorators)])
 
+
+_EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 
 _FUTURE = 0
 """All flags by which ``from __future__ import ...`` changes what a source means."""

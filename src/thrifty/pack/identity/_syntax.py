@@ -19,7 +19,7 @@ def function_form(node: Function) -> str:
 
     >>> def form(text):
     ...     return function_form(ast.parse(text).body[0])
-    >>> form("def f(x):\\n    return x+1") == form("def g(x): # one more\\n    'Adds.'\\n    return (x + 1)")
+    >>> form("def f(x):\\n    return x+1") == form("def g(x): # one more\\n    return (x + 1)")
     True
     >>> form("def f(x):\\n    return x + 1") == form("def f(x):\\n    return x + 2")
     False
@@ -28,7 +28,7 @@ def function_form(node: Function) -> str:
 
 
 def constant_form(value: Any) -> str:
-    """Write a constant with its type; text as code points, since ``repr`` depends on Unicode's version."""
+    """Write a constant with its type; text as code points, because ``repr`` follows Unicode."""
     if isinstance(value, str):
         return f"str:{value.encode('utf-8', 'surrogatepass').hex()}"
     if isinstance(value, tuple | frozenset):
@@ -73,7 +73,7 @@ class _Writer:
         return f"{type(node).__name__}({fields})"
 
     def _fields(self, node: ast.AST) -> Iterator[str]:
-        """The fields of a node by name, without those that are empty or say how it was written."""
+        """The fields of a node by name, without those that are empty or are layout."""
         decorated = bool(getattr(node, "decorator_list", ()))
         for name in sorted(node._fields):
             value = getattr(node, name, None)

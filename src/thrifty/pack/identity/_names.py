@@ -1,0 +1,31 @@
+"""Names of functions and classes, for people: without the module that a task is written in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+from ._own import import_name, module_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """Names as seen from the module ``home``."""
+
+    home: str
+
+    def label(self, module: str, name: str) -> str:
+        """A name in a module: ``"helpers.scale"``, or ``"scale"`` in the home module."""
+        module = import_name(module)
+        return name if module in (self.home, "__main__") else f"{module}.{name}"
+
+    def of(self, thing: Any) -> str:
+        """The name of a function or a class, as it says it itself."""
+        module = getattr(thing, "__module__", None)
+        name = getattr(thing, "__qualname__", type(thing).__qualname__)
+        return self.label(module if isinstance(module, str) else "__main__", name)
+
+    def of_code(self, function: FunctionType) -> str:
+        """The name of a function as it was compiled, past ``functools.wraps``."""
+        return self.label(module_name(function), function.__code__.co_qualname)
