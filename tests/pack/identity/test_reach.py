@@ -299,14 +299,24 @@ def test_members_can_be_left_out():
     assert "Digits.made" in functions(found)
 
 
-def test_the_inside_of_an_object_can_be_closed():
+def test_something_else_can_stand_for_the_attributes_of_an_object():
     inner = Digits(threshold=scaled)
-    found = reach([Base], closed=lambda value: value is inner)
-    assert "scaled" not in functions(found)
     task = Digits(threshold=inner)
-    open_, closed = reach([task]), reach([task], closed=lambda value: value is inner)
-    assert "Digits.threshold.threshold" in places(open_)
-    assert "Digits.threshold.threshold" not in places(closed)
+
+    def instead(value):
+        return [wrapping] if value is inner else MISSING
+
+    found = reach({"task": task}, instead=instead)
+    assert "task.threshold" in places(found)
+    assert "task.threshold.threshold" not in places(found)
+    assert "wrapping" in functions(found)
+
+
+def test_places_that_are_not_followed():
+    task = Digits(threshold=decorated)
+    found = reach([task], follow=lambda place: place.key != "threshold")
+    assert "Digits.threshold" in places(found)
+    assert "decorated" not in functions(found)
 
 
 def test_slots():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dis
 import functools
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -25,13 +26,15 @@ class Mentions:
 
     ``attributes`` holds each name that may be an attribute, constants such as the one in
     ``getattr(x, "scale")`` included. ``handed_on`` holds the globals that are used other than by
-    an attribute: a module may then be read in places that do not name it.
+    an attribute: a module may then be read in places that do not name it. ``assigns`` says whether
+    the code assigns to a global, or to an attribute of something that it was given.
     """
 
     globals: frozenset[str]
     handed_on: frozenset[str]
     attributes: frozenset[str]
     imports: tuple[Import, ...]
+    assigns: bool
 
 
 _READS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
@@ -48,11 +51,14 @@ def mentions(code: CodeType) -> Mentions:
     attributes: set[str] = set()
     imports: list[Import] = []
     texts: set[str] = set()
+    assigns = False
     for each in _with_nested(code):
         attributes.update(each.co_names)
         for constant in each.co_consts:
             texts.update(_identifiers(constant))
-        _read_instructions(each, read, handed_on=handed_on, imports=imports)
+        steps = list(dis.get_instructions(each))
+        _read_instructions(steps, read, handed_on=handed_on, imports=imports)
+        assigns = assigns or _assigns(each, steps)
     if read & _NAMESPACES:
         read |= texts
         handed_on |= texts
@@ -61,13 +67,17 @@ def mentions(code: CodeType) -> Mentions:
         handed_on=frozenset(handed_on),
         attributes=frozenset(attributes | texts),
         imports=tuple(imports),
+        assigns=assigns,
     )
 
 
 def _read_instructions(
-    code: CodeType, read: set[str], *, handed_on: set[str], imports: list[Import]
+    steps: Sequence[dis.Instruction],
+    read: set[str],
+    *,
+    handed_on: set[str],
+    imports: list[Import],
 ) -> None:
-    steps = list(dis.get_instructions(code))
     for index, step in enumerate(steps):
         if step.opname in _READS_GLOBAL:
             read.add(step.argval)
@@ -83,6 +93,19 @@ def _read_instructions(
                     names=names if isinstance(names, tuple) else (),
                 )
             )
+
+
+def _assigns(code: CodeType, steps: Sequence[dis.Instruction]) -> bool:
+    made_here = set(code.co_varnames[code.co_argcount + code.co_kwonlyargcount :])
+    for before, step in itertools.pairwise(steps):
+        if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            return True
+        if step.opname in ("STORE_ATTR", "DELETE_ATTR"):
+            # the object was loaded last; two names, where Python loads two at once
+            name = before.argval[-1] if isinstance(before.argval, tuple) else before.argval
+            if not (before.opname.startswith("LOAD_FAST") and name in made_here):
+                return True
+    return False
 
 
 def _with_nested(code: CodeType) -> Iterator[CodeType]:

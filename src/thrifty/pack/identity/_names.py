@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-from ._own import import_name, module_name
+from ._own import import_name, is_own_module, module_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,11 +21,21 @@ class Names:
         return name if module in (self.home, "__main__") else f"{module}.{name}"
 
     def of(self, thing: Any) -> str:
-        """The name of a function or a class, as it says it itself."""
+        """The name of a function or a class, as it says it itself.
+
+        Of installed packages, modules whose names begin with an underscore are left out.
+        """
         module = getattr(thing, "__module__", None)
         name = getattr(thing, "__qualname__", type(thing).__qualname__)
-        return self.label(module if isinstance(module, str) else "__main__", name)
+        module = module if isinstance(module, str) else "__main__"
+        return self.label(module if is_own_module(module) else _public(module), name)
 
     def of_code(self, function: FunctionType) -> str:
         """The name of a function as it was compiled, past ``functools.wraps``."""
-        return self.label(module_name(function), function.__code__.co_qualname)
+        return self.label(_public(module_name(function)), function.__code__.co_qualname)
+
+
+def _public(module: str) -> str:
+    if module.partition(".")[0] == "thrifty":
+        return "thrifty"  # where things lie in it may change
+    return ".".join(part for part in module.split(".") if not part.startswith("_")) or module

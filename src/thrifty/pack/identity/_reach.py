@@ -58,7 +58,8 @@ def reach(
     *,
     home: str | None = None,
     without: Collection[str] = (),
-    closed: Callable[[Any], bool] | None = None,
+    instead: Callable[[Any], Any] | None = None,
+    follow: Callable[[Place], bool] | None = None,
 ) -> Reach:
     """Find what functions, classes and instances of the user's own code read.
 
@@ -67,7 +68,8 @@ def reach(
             mapping gives instances a name.
         home: the module whose names are given without it; by default that of the first root.
         without: names of members of the roots that are left out.
-        closed: says of an instance that its attributes are not to be followed (its class is).
+        instead: gives what stands for the attributes of an instance, or ``MISSING``.
+        follow: says of a place whether its value is followed.
 
     Nothing of the user's runs, except that a module which a function imports is imported.
 
@@ -84,7 +86,9 @@ def reach(
     named = list(roots.items()) if isinstance(roots, Mapping) else [("", r) for r in roots]
     if home is None and named:
         home = module_name(_code_of(named[0][1]))
-    walk = _Walk(import_name(home or "__main__"), without=without, closed=closed)
+    walk = _Walk(
+        import_name(home or "__main__"), without=without, instead=instead, follow=follow
+    )
     for name, root in named:
         walk.add_root(root, name)
     return walk.run()
@@ -98,11 +102,13 @@ class _Walk:
         home: str,
         *,
         without: Collection[str],
-        closed: Callable[[Any], bool] | None,
+        instead: Callable[[Any], Any] | None,
+        follow: Callable[[Place], bool] | None,
     ) -> None:
         self._names = Names(home=home)
         self._without = frozenset(without)
-        self._closed = closed or _never
+        self._instead = instead or _nothing
+        self._may_follow = follow
         self._queue: deque[tuple[Any, str]] = deque()
         self._roots: set[int] = set()
         self._seen: dict[int, Any] = {}  # the objects are kept, so that no other gets their id
@@ -173,8 +179,12 @@ class _Walk:
                 self._note_place("item", value.keywords, key, name=f"{name} keyword {key!r}")
         if is_a(value, enum.Enum):
             self._follow(value._value_, name)
-        elif not (wrapped or self._closed(value)):
-            self._read_attributes(value, name)
+        elif not wrapped:
+            stand_in = self._instead(value)
+            if stand_in is MISSING:
+                self._read_attributes(value, name)
+            else:
+                self._follow(stand_in, name)
 
     def _read_attributes(self, value: Any, name: str) -> None:
         own = is_own(type(value)) or id(value) in self._roots or is_a(value, torch.nn.Module)
@@ -349,6 +359,8 @@ class _Walk:
         place = Place(name=name, kind=kind, holder=holder, key=key, own=own)
         self._places[id(holder), key] = place
         value = place.get()
+        if self._may_follow is not None and not self._may_follow(place):
+            return
         if kind != "global" or not is_a(value, ModuleType):
             self._follow_from(value, name)
 
@@ -362,8 +374,8 @@ class _Walk:
             self._packages.add(top)
 
 
-def _never(value: Any) -> bool:  # noqa: ARG001 (the signature of ``closed``)
-    return False
+def _nothing(value: Any) -> Any:  # noqa: ARG001 (the signature of ``instead``)
+    return MISSING
 
 
 def _code_of(root: Any) -> Any:
