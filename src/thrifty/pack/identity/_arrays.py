@@ -142,6 +142,10 @@ def _compiled_module(value: Any, token: Token, inside: Inside) -> None:
     inside(value._orig_mod)
 
 
+def _fingerprinted(value: Any, token: Token, inside: Inside) -> None:  # noqa: ARG001
+    token("fingerprint", value._fingerprint)
+
+
 def _optional_writers() -> list[tuple[type, Writer]]:
     """Those for types of modules that are slow to import; if nobody has, there is no such value."""
     out: list[tuple[type, Writer]] = []
@@ -157,6 +161,10 @@ def _optional_writers() -> list[tuple[type, Writer]]:
     compiler = sys.modules.get("torch._dynamo.eval_frame")
     if compiler is not None:
         out.append((compiler.OptimizedModule, _compiled_module))
+    datasets = sys.modules.get("datasets")
+    if datasets is not None and hasattr(datasets, "Dataset"):
+        # Hugging Face's: follows from where the rows come from and what was done to them
+        out.append((datasets.Dataset, _fingerprinted))
     return out
 
 

@@ -25,9 +25,11 @@ class Names:
 
         Of installed packages, modules whose names begin with an underscore are left out.
         """
-        module = getattr(thing, "__module__", None)
         name = getattr(thing, "__qualname__", type(thing).__qualname__)
-        module = module if isinstance(module, str) else "__main__"
+        if isinstance(thing, type):
+            module = module_name(thing)
+        else:
+            module = getattr(thing, "__module__", None) or "__main__"
         return self.label(module if is_own_module(module) else _public(module), name)
 
     def of_code(self, function: FunctionType) -> str:

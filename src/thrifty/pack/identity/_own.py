@@ -15,6 +15,8 @@ _THRIFTY = Path(__file__).resolve().parents[2]
 _STANDARD = tuple({
     str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib")
 })
+_HEAP_TYPE = 1 << 9
+"""The flag of classes that Python code has made."""
 _ALWAYS_INSTALLED = frozenset({"numpy", "torch"})
 """Too large to walk where somebody has built them from source."""
 
@@ -44,6 +46,17 @@ def is_own(thing: Any) -> bool:
     return is_own_module(module_name(thing))
 
 
+def is_installed(thing: Any) -> bool:
+    """Whether a function or a class can be imported from an installed package by its name."""
+    name = getattr(thing, "__module__", None)
+    if not isinstance(name, str) or is_own_module(name):
+        return False
+    found: Any = sys.modules.get(name)
+    for part in getattr(thing, "__qualname__", "").split("."):
+        found = getattr(found, part, None)
+    return found is thing
+
+
 def module_name(thing: Any) -> str:
     """The module that the code of a function, a class or a module lies in.
 
@@ -55,7 +68,11 @@ def module_name(thing: Any) -> str:
         name = thing.__name__
     else:
         name = getattr(thing, "__module__", None)
-    return name if isinstance(name, str) else "builtins"
+        if name == "builtins" and isinstance(thing, type) and thing.__flags__ & _HEAP_TYPE:
+            name = None  # made by `exec` in a namespace without a name
+    if isinstance(name, str):
+        return name
+    return "__main__" if isinstance(thing, type | FunctionType) else "builtins"
 
 
 def import_name(name: str) -> str:

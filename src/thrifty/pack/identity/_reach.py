@@ -22,7 +22,7 @@ from ._contents import CONTAINERS, NEUTRAL, PLAIN, elements, inside_of, is_a, sh
 from ._members import members_of
 from ._mentions import Import, mentions
 from ._names import Names
-from ._own import import_name, is_own, is_own_module, module_name
+from ._own import import_name, is_installed, is_own, is_own_module, module_name
 from ._place import MISSING, Place, PlaceKind, slots_of, vars_of
 
 
@@ -215,8 +215,9 @@ class _Walk:
         if own:
             self._functions[id(function)] = Reached(name=name, value=function)
             self._read_defaults(function, name)
-        else:
-            self._note_package(module_name(function))
+        elif is_installed(function):
+            self._note_package(function.__module__)
+            return
         for variable, cell in zip(
             function.__code__.co_freevars, function.__closure__ or (), strict=True
         ):

@@ -16,7 +16,7 @@ from ._contents import is_a
 from ._digest import digest
 from ._moved import MOVES, Key, Texts
 from ._names import Names
-from ._own import import_name, is_own, module_name
+from ._own import import_name, is_installed, is_own, module_name
 from ._packages import versions
 from ._place import MISSING, Place
 from ._plain import short_text
@@ -150,8 +150,15 @@ class _Identification:
         if getattr(self._task, "version", ""):
             out["version"] = [str(self._task.version)]
         stand_in = stand_in_for(self._task)
-        if stand_in is not MISSING:
-            out[HOOK] = [self._values.digest(stand_in, path=f"{kind.__qualname__}.{HOOK}()")]
+        if stand_in is MISSING:
+            return out
+        where = f"{kind.__qualname__}.{HOOK}()"
+        named = is_a(stand_in, dict) and all(isinstance(key, str) for key in stand_in)
+        for key, value in stand_in.items() if named else [(HOOK, stand_in)]:
+            text = (
+                short_text(value) or f"#{self._values.digest(value, path=f'{where}[{key!r}]')}"
+            )
+            out[f"attribute {key}"] = [text]
         return out
 
     def _code(self, function: FunctionType) -> str:
@@ -213,8 +220,8 @@ class _Identification:
             raise
 
     def _name_of_installed(self, value: Any) -> str | None:
-        if is_a(value, type) or (is_a(value, FunctionType) and not value.__closure__):
-            return None if is_own(value) else f"<{self._names.of(value)}>"
+        if is_a(value, type | FunctionType) and is_installed(value):
+            return f"<{self._names.of(value)}>"
         return None
 
 

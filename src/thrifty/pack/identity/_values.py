@@ -21,12 +21,14 @@ from typing import Any
 
 import torch
 
+from thrifty.core import TaskError
+
 from ._arrays import writer_for
 from ._bytecode import content
 from ._contents import CACHED, compiled_from, is_a, short
 from ._members import members_of
 from ._names import Names
-from ._own import is_own
+from ._own import is_installed, is_own
 from ._place import slots_of, vars_of
 from ._plain import LISTABLE, PLAIN_WRITERS, SUBCLASSED
 from ._source import code_digest, extension_digest
@@ -176,6 +178,9 @@ class _Writer:
     # -- code --------------------------------------------------------------------------
 
     def _function(self, function: FunctionType, path: str) -> None:
+        if is_installed(function):
+            self.token("function", self._names.of(function))
+            return
         own = is_own(function)
         name = self._names.of(function) if own else self._names.of_code(function)
         self.token("function", name)
@@ -193,9 +198,20 @@ class _Writer:
             except ValueError:
                 self.token("empty")
                 continue
-            self.value(inside, f"{name}.<closure>.{variable}")
+            where = f"{name}.<closure>.{variable}"
+            if own:
+                self.value(inside, where)
+            else:
+                self._inside_of_installed(inside, where)
         others = {k: v for k, v in vars_of(function).items() if k != "__wrapped__"}
         self._named(others if own else {}, path)
+
+    def _inside_of_installed(self, value: Any, path: str) -> None:
+        """What a package's wrapper holds; where that has no content, the user can do nothing."""
+        try:
+            self.token(self._apart(value, path))
+        except TaskError:
+            self.token("unknown", self._names.of(type(value)))
 
     def _class(self, kind: type, path: str) -> None:
         name = self._names.of(kind)
