@@ -24,21 +24,24 @@ class Import:
 class Mentions:
     """What a function and the functions inside it name.
 
-    ``attributes`` holds each name that may be an attribute, constants such as the one in
-    ``getattr(x, "scale")`` included. ``handed_on`` holds the globals that are used other than by
-    an attribute: a module may then be read in places that do not name it. ``assigns`` says whether
-    the code assigns to a global, or to an attribute of something that it was given.
+    ``attributes`` holds each name that may be an attribute that is read, constants such as the one
+    in ``getattr(x, "scale")`` included, and ``stored`` those that are assigned. ``handed_on`` holds
+    the globals that are used other than by an attribute: a module may then be read in places that
+    do not name it. ``assigns`` says whether the code assigns to a global, or to an attribute of
+    something that it was given.
     """
 
     globals: frozenset[str]
     handed_on: frozenset[str]
     attributes: frozenset[str]
+    stored: frozenset[str]
     imports: tuple[Import, ...]
     assigns: bool
 
 
 _READS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 _READS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+_NAMED = frozenset(dis.hasname)
 _NAMESPACES = frozenset({"globals", "eval", "exec", "vars", "locals"})
 """Where code names these, its text constants may name globals."""
 
@@ -50,13 +53,16 @@ def mentions(code: CodeType) -> Mentions:
     handed_on: set[str] = set()
     attributes: set[str] = set()
     imports: list[Import] = []
+    stored: set[str] = set()
     texts: set[str] = set()
     assigns = False
     for each in _with_nested(code):
-        attributes.update(each.co_names)
         for constant in each.co_consts:
             texts.update(_identifiers(constant))
         steps = list(dis.get_instructions(each))
+        for step in steps:
+            if step.opcode in _NAMED:
+                (stored if step.opname.startswith("STORE") else attributes).add(step.argval)
         _read_instructions(steps, read, handed_on=handed_on, imports=imports)
         assigns = assigns or _assigns(each, steps)
     if read & _NAMESPACES:
@@ -66,6 +72,7 @@ def mentions(code: CodeType) -> Mentions:
         globals=frozenset(read),
         handed_on=frozenset(handed_on),
         attributes=frozenset(attributes | texts),
+        stored=frozenset(stored),
         imports=tuple(imports),
         assigns=assigns,
     )

@@ -49,9 +49,12 @@ def is_own(thing: Any) -> bool:
 def is_installed(thing: Any) -> bool:
     """Whether a function or a class can be imported from an installed package by its name."""
     name = getattr(thing, "__module__", None)
-    if not isinstance(name, str) or is_own_module(name):
-        return False
-    found: Any = sys.modules.get(name)
+    return isinstance(name, str) and not is_own_module(name) and is_importable(thing)
+
+
+def is_importable(thing: Any) -> bool:
+    """Whether a function or a class is what its module has under its name."""
+    found: Any = sys.modules.get(getattr(thing, "__module__", None) or "")
     for part in getattr(thing, "__qualname__", "").split("."):
         found = getattr(found, part, None)
     return found is thing

@@ -43,7 +43,8 @@ class Reach:
         functions: the user's own functions.
         classes: the user's own classes.
         packages: names of installed packages that are used, as they are imported.
-        mentioned: all names that may be attributes, in the code of all functions found.
+        mentioned: all names that may be attributes, in the code of all functions found; what only
+            ``__init__`` assigns is not among them.
     """
 
     places: tuple[Place, ...]
@@ -257,6 +258,8 @@ class _Walk:
     def _read_globals(self, function: FunctionType) -> None:
         found = mentions(function.__code__)
         self._mentioned |= found.attributes
+        if function.__name__ != "__init__":
+            self._mentioned |= found.stored
         names = function.__globals__
         for each in sorted(found.globals):
             if each in names or not _is_builtin(names, each):  # it may be defined later

@@ -16,7 +16,7 @@ from ._contents import is_a
 from ._digest import digest
 from ._moved import MOVES, Key, Texts
 from ._names import Names
-from ._own import import_name, is_installed, is_own, module_name
+from ._own import import_name, is_importable, is_own, module_name
 from ._packages import versions
 from ._place import MISSING, Place
 from ._plain import short_text
@@ -139,7 +139,7 @@ class _Identification:
 
     def texts(self) -> Texts:
         return {
-            (id(place.holder), place.key): (place, self._text(place))
+            (id(place.holder), place.key): (place, self._text_if_any(place))
             for place in self.reach().places
             if self._component(place)
         }
@@ -198,6 +198,12 @@ class _Identification:
         text = self._text(place)
         return MOVES.first(place, text) == text
 
+    def _text_if_any(self, place: Place) -> str:
+        try:
+            return self._text(place)
+        except TaskError:
+            return _NO_CONTENT
+
     def _text(self, place: Place) -> str:
         """The value of a place: itself where it is short, else its digest."""
         key = (id(place.holder), place.key)
@@ -209,18 +215,19 @@ class _Identification:
         value = place.get()
         if value is MISSING:
             return "missing"
-        short = self._name_of_installed(value) or short_text(value)
+        short = self._name_if_enough(value) or short_text(value)
         if short is not None:
             return short
         try:
             return f"#{self._values.digest(value, path=place.name, known_as=place.name)}"
         except TaskError:
             if MOVES.known(place):  # the task itself has put it there
-                return "no content"
+                return _NO_CONTENT
             raise
 
-    def _name_of_installed(self, value: Any) -> str | None:
-        if is_a(value, type | FunctionType) and is_installed(value):
+    def _name_if_enough(self, value: Any) -> str | None:
+        """The name of a function or a class that counts by itself, or with its package."""
+        if is_a(value, type | FunctionType) and is_importable(value):
             return f"<{self._names.of(value)}>"
         return None
 
@@ -249,3 +256,6 @@ def _together(texts: list[str]) -> str:
 
 def _digest_of(components: Components) -> str:
     return digest(*(part for item in sorted(components.items()) for part in item))
+
+
+_NO_CONTENT = "no content"
