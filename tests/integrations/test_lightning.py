@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -439,7 +438,7 @@ IDENTITY = """
 from tests.integrations._drive import train, stored
 from thrifty.integrations import LightningTrainable
 one = LightningTrainable(lambda hp: train(hp.lr) if hp.kind in {"a", "b", "c"} else 0, stored, monitor="val_loss")
-identity = one.identity()["attributes"]
+identity = str(one.identity())
 """
 
 
@@ -470,6 +469,6 @@ def test_the_identity_follows_options_captures_and_the_modules_class(monkeypatch
         {"max_epochs": 3},
     ):
         assert of(**other) != of()
-    plain, before = inspect.getsource, of()
-    monkeypatch.setattr(inspect, "getsource", lambda of: plain(of) + ("#" if of is Net else ""))
+    before = of()
+    monkeypatch.setattr(Net, "training_step", lambda *_: None)
     assert of() != before

@@ -305,9 +305,8 @@ def test_identity_of_a_script_that_runs_is_that_of_its_file(tmp_path, monkeypatc
     run = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
     monkeypatch.syspath_prepend(tmp_path)
     assert run.stdout.strip() == str(import_module("my_script").Mine().identity())
-    typed_in = SCRIPT.replace("identity()", "identity()['class']")
-    run = subprocess.run([sys.executable, "-"], input=typed_in, capture_output=True, text=True, check=True)  # fmt: skip
-    assert run.stdout.strip() == "__main__.Mine"
+    run = subprocess.run([sys.executable, "-"], input=SCRIPT, capture_output=True, text=True, check=True)  # fmt: skip
+    assert "'task': 'Mine'" in run.stdout
 
 
 def test_identity_follows_code_attributes_and_version():
@@ -319,7 +318,8 @@ def test_identity_follows_code_attributes_and_version():
 
     assert LineTask().identity() == LineTask().identity()
     assert LineTask().identity() != FaultyTask().identity()
-    assert One().identity()["version"] != Two().identity()["version"]
+    assert Two().identity()["version"] == "2"
+    assert "version" not in One().identity()
     task = One()
     task.rate = 3
     assert task.identity() != One().identity()

@@ -15,7 +15,7 @@ import cloudpickle
 import torch
 
 from thrifty.core import HeteroError, TrainingError, WorkerLostError
-from thrifty.pack import HyperParameters, Task, Trainable
+from thrifty.pack import HyperParameters, Task, TaskIdentity, Trainable, task_identity
 
 from ._options import HeteroOptions
 from ._state import from_bytes, to_bytes
@@ -58,8 +58,14 @@ class HeteroTask(Trainable):
         self.cores = cores
         self.options = options or HeteroOptions()
 
-    def identity(self) -> Mapping[str, str]:
-        """That of the task: how many processes train it changes no answer."""
+    def _content(self) -> TaskIdentity:
+        # how many processes train it changes no answer
+        inner = task_identity(self.task).joined()
+        return TaskIdentity(
+            training={**inner.training, "trained by": "HeteroTask"}, evaluation={}
+        )
+
+    def _legacy_identity(self) -> Mapping[str, str]:
         return {**self.task.identity(), "trained by": "HeteroTask"}
 
     def setup(self, hp: HyperParameters, *, seed: int, device: torch.device) -> None:

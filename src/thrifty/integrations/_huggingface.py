@@ -111,8 +111,18 @@ class HuggingFaceTrainable(KeptTrainable):
         self._trainer_class = trainer_class or transformers.Trainer
         self._options = dict(trainer or {})
 
-    def identity(self) -> Mapping[str, str]:
-        """The code of what makes model and data, and all options; of datasets only the kind and the length."""
+    def __thrifty_identity__(self) -> Mapping[str, Any]:
+        """The code of what makes the model, the data, and all options."""
+        return {
+            "model": self._make_model,
+            "datasets": self._datasets,
+            "args": self._args,
+            "compute_metrics": self._compute_metrics,
+            "trainer_class": self._trainer_class,
+            "trainer": self._options,
+        }
+
+    def _legacy_identity(self) -> Mapping[str, str]:
         parts = (
             self._make_model,
             tuple(d if callable(d) else _summary(d) for d in self._datasets),
@@ -121,7 +131,7 @@ class HuggingFaceTrainable(KeptTrainable):
             self._trainer_class,
             self._options,
         )
-        return {**super().identity(), "attributes": described(parts)}
+        return {**super()._legacy_identity(), "attributes": described(parts)}
 
     def train(self, epoch: int, hp: HyperParameters) -> None:
         """One ``Trainer.train``, stopped at the end of its first epoch.

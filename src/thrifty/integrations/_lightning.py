@@ -106,16 +106,19 @@ class LightningTrainable(KeptTrainable):
         self._max_epochs = max_epochs
         self._options = dict(trainer or {})
 
-    def identity(self) -> Mapping[str, str]:
+    def __thrifty_identity__(self) -> Mapping[str, Any]:
         """The code of what makes module and data, and all options."""
-        parts = (
-            self._make_module,
-            self._make_data,
-            self._monitor,
-            self._max_epochs,
-            self._options,
-        )
-        return {**super().identity(), "attributes": described(parts)}
+        return {
+            "module": self._make_module,
+            "data": self._make_data,
+            "monitor": self._monitor,
+            "max_epochs": self._max_epochs,
+            "trainer": self._options,
+        }
+
+    def _legacy_identity(self) -> Mapping[str, str]:
+        parts = tuple(self.__thrifty_identity__().values())
+        return {**super()._legacy_identity(), "attributes": described(parts)}
 
     def train(self, epoch: int, hp: HyperParameters) -> None:
         """One ``Trainer.fit``, stopped at the end of its first epoch.

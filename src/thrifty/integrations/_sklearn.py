@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
 from thrifty.core import MissingExtraError, ThriftyError, UsageError, fingerprint
+from thrifty.pack.identity import asking_legacy
 from thrifty.run import ExecutorConfig, Local, train_alone
 from thrifty.search import Algorithm, Hyperband
 from thrifty.space import Timeline
@@ -379,5 +380,7 @@ class ThriftySearchCV(MetaEstimatorMixin, BaseEstimator):
 def _name(task: EstimatorTask, *, algorithm: Algorithm, seed: int) -> str:
     """The same name for the same search."""
     learner, _ = last_step(task.estimator)
-    what = [dict(task.identity()), task.space.space.to_json(), repr(algorithm), seed]
+    with asking_legacy():  # names of studies have not changed since
+        identity = dict(task.identity())
+    what = [identity, task.space.space.to_json(), repr(algorithm), seed]
     return f"{type(learner).__name__}-{fingerprint(what)[:12]}"

@@ -160,8 +160,19 @@ class EstimatorTask(Trainable):
         self.kept: list[Fold] | None = [] if keep else None
         """Of the trial that was set up last, on whichever copy of the task."""
 
-    def identity(self) -> Mapping[str, str]:
-        """The estimator, the data, the folds, the scorer, and the version of scikit-learn, whose results may differ."""
+    def __thrifty_identity__(self) -> Mapping[str, Any]:
+        """The estimator, the data, the folds, the scorer and the budget."""
+        samples = self._samples
+        return {
+            "estimator": self.estimator,
+            "data": (samples.X, samples.y, dict(samples.params)),
+            "splits": list(self._splits),
+            "scorer": self._scorer,
+            "resource": repr(self.resource),
+            "objects": dict(self.space.objects),
+        }
+
+    def _legacy_identity(self) -> Mapping[str, str]:
         samples = self._samples
         if self._identity is None:
             self._identity = {

@@ -43,7 +43,12 @@ from ._pack import Pack as Pack, pack as pack
 from ._random import borrowed_streams as borrowed_streams, seed_step as seed_step
 from ._solo import SoloBackend as SoloBackend
 from ._state import State as State, pack_state as pack_state, unpack_state as unpack_state
-from ._task import Task as Task, Trainable as Trainable, optimizer_of as optimizer_of
+from ._task import (
+    Task as Task,
+    Trainable as Trainable,
+    optimizer_of as optimizer_of,
+    task_identity as task_identity,
+)
 from ._trial import TRAIN_LOSS as TRAIN_LOSS, evaluate as evaluate
 from .fused import (
     BlockOptions as BlockOptions,
@@ -52,6 +57,7 @@ from .fused import (
     UnfusableError as UnfusableError,
     register_rule as register_rule,
 )
+from .identity import TaskIdentity as TaskIdentity
 
 
 __all__ = [
@@ -83,6 +89,7 @@ __all__ = [
     "SourceData",
     "State",
     "Task",
+    "TaskIdentity",
     "TaskReport",
     "Trainable",
     "UnfusableError",
@@ -99,6 +106,7 @@ __all__ = [
     "register_rule",
     "seed_step",
     "step_counters",
+    "task_identity",
     "unpack_state",
 ]
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import torch
@@ -16,27 +11,40 @@ import torch
 from ._data import Batch
 from ._hyperparameters import HyperParameters
 from ._optimizer import Optimizer
+from .identity import TaskIdentity, identify, is_legacy_asked, legacy_identity
 
 
 class _Identified:
     """What a task is, so that studies of the same task can share what was trained."""
 
     version: str = ""
-    """Change it when something the source of the class does not show has changed (a data file, a helper)."""
+    """Change it when something has changed that cannot be seen, such as a file that the code reads."""
 
     def identity(self) -> Mapping[str, str]:
-        """Names everything that training depends on apart from hyper-parameters and seed.
+        """Name everything that training and evaluation depend on, apart from hyper-parameters.
 
-        By default: the class, the source of it and its bases, its attributes and ``version``.
-        Studies of equal identity and seed share one search plan.
+        By default that is found by content: the code of the class and of the user's own functions
+        and classes that it reaches, the values that these read, ``version``, and the versions of
+        installed packages. Studies of equal identity and seed share one search plan.
+
+        Override it to take over: then only what you return counts. To replace only the attributes
+        of a task or of any object, define ``__thrifty_identity__(self)``, which returns plain data.
+
+        Raises:
+            TaskError: a value has no content, such as an open file; the message names it.
         """
-        kind = type(self)
-        return {
-            "class": f"{_module_of(kind)}.{kind.__qualname__}",
-            "source": _source_digest(kind),
-            "attributes": repr(sorted((k, repr(v)) for k, v in vars(self).items())),
-            "version": self.version,
-        }
+        if is_legacy_asked():
+            return self._legacy_identity()
+        found = self._content()
+        return {**found.training, **found.evaluation}
+
+    def _content(self) -> TaskIdentity:
+        """The identity by content."""
+        return identify(self, contract=vars(Trainable))
+
+    def _legacy_identity(self) -> Mapping[str, str]:
+        """What ``identity`` returned up to database version 4."""
+        return legacy_identity(self)
 
 
 class Task(_Identified, ABC):
@@ -84,6 +92,9 @@ class Task(_Identified, ABC):
     def metrics(self, model: torch.nn.Module, batch: Batch) -> Mapping[str, Any]:
         """Metrics of a validation batch by name: scalars, means over the batch (then averaged by size)."""
 
+    def _content(self) -> TaskIdentity:
+        return identify(self, evaluation=_EVALUATED, contract=vars(Task))
+
     def adapt(self, model: torch.nn.Module, hp: HyperParameters) -> None:
         """Brings a model up to date with hyper-parameters that changed; called before each epoch.
 
@@ -125,49 +136,17 @@ def optimizer_of(task: Task, hp: HyperParameters) -> Optimizer:
     return spec if isinstance(spec, Optimizer) else spec(hp)
 
 
-def _module_of(kind: type) -> str:
-    """The module of a class; of a script that runs its name, as if somebody had imported it (``thrifty run`` does)."""
-    if kind.__module__ != "__main__":
-        return kind.__module__
-    script = Path(getattr(sys.modules["__main__"], "__file__", ""))
-    return script.stem if script.is_file() else "__main__"
+def task_identity(task: Task | Trainable) -> TaskIdentity:
+    """Identify a task by content, or by what its own ``identity`` returns.
+
+    Raises:
+        TaskError: a value has no content, such as an open file; the message names it.
+    """
+    if type(task).identity is _Identified.identity:
+        return task._content()
+    named = {str(name): str(value) for name, value in task.identity().items()}
+    return TaskIdentity(training=named, evaluation={})
 
 
-def _source_digest(kind: type) -> str:
-    digest = hashlib.blake2b(digest_size=12)
-    for base in kind.__mro__:
-        if base.__module__.startswith("thrifty.") or base in (object, ABC):
-            continue
-        try:
-            digest.update(inspect.getsource(base).encode())
-        except (OSError, TypeError):  # typed at a prompt: the compiled code will do
-            for name, member in sorted(vars(base).items()):
-                digest.update(
-                    name.encode() + _compiled(member) if name not in _NOT_CODE else b""
-                )
-    return digest.hexdigest()
-
-
-_NOT_CODE = frozenset({
-    "__abstractmethods__", "__dict__", "__doc__", "__module__", "__slotnames__", "__weakref__", "_abc_impl",
-})  # fmt: skip
-"""What Python adds to a class by itself, some of it with an address, some of it when it is first pickled."""
-
-
-def _compiled(member: Any) -> bytes:
-    function = getattr(member, "__func__", getattr(member, "fget", member))
-    code = getattr(function, "__code__", None)
-    return repr(member).encode() if code is None else _code(code)
-
-
-def _code(code: CodeType) -> bytes:
-    """Instructions with what they refer to: alone they are the same for ``relu(x) * 2`` and ``tanh(x) * 3``."""
-    constants = [_constant(each) for each in code.co_consts]
-    return b"\0".join((code.co_code, repr(code.co_names).encode(), *constants))
-
-
-def _constant(value: Any) -> bytes:
-    if isinstance(value, CodeType):
-        return _code(value)
-    # a set's order changes from process to process
-    return repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value).encode()
+_EVALUATED = frozenset({"metrics", "eval_batch_size"})
+"""The members of a task that only evaluation calls."""

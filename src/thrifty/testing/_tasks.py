@@ -67,9 +67,12 @@ class FaultyTask(LineTask):
         self._fuse = fuse
         self._fault = ""
 
-    def identity(self) -> Mapping[str, str]:
+    def __thrifty_identity__(self) -> Mapping[str, Any]:
         """The fuse is no part of what is trained."""
-        return {**super().identity(), "attributes": ""}
+        return {}
+
+    def _legacy_identity(self) -> Mapping[str, str]:
+        return {**super()._legacy_identity(), "attributes": ""}
 
     def adapt(self, model: torch.nn.Module, hp: HyperParameters) -> None:
         """Faults are hyper-parameters that follow a schedule: they come in their epoch."""

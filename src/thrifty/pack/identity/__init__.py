@@ -1,0 +1,36 @@
+"""What a task is, by content: the code and the values that training and evaluation depend on."""
+
+from ._legacy import (
+    asking_legacy as asking_legacy,
+    is_legacy_asked as is_legacy_asked,
+    legacy_identity as legacy_identity,
+)
+from ._own import is_own as is_own, is_own_module as is_own_module
+from ._place import MISSING as MISSING, Place as Place
+from ._reach import Reach as Reach, Reached as Reached, reach as reach
+from ._task import (
+    Components as Components,
+    TaskIdentity as TaskIdentity,
+    identify as identify,
+    note_moves as note_moves,
+    snapshot as snapshot,
+)
+
+
+__all__ = [
+    "MISSING",
+    "Components",
+    "Place",
+    "Reach",
+    "Reached",
+    "TaskIdentity",
+    "asking_legacy",
+    "identify",
+    "is_legacy_asked",
+    "is_own",
+    "is_own_module",
+    "legacy_identity",
+    "note_moves",
+    "reach",
+    "snapshot",
+]

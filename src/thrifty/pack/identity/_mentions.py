@@ -1,0 +1,130 @@
+"""The names that a function's code mentions."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Import:
+    """An import statement inside a function: ``from module import names`` or ``import module``."""
+
+    module: str
+    level: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mentions:
+    """What a function and the functions inside it name.
+
+    ``attributes`` holds each name that may be an attribute that is read, constants such as the one
+    in ``getattr(x, "scale")`` included, and ``stored`` those that are assigned. ``handed_on`` holds
+    the globals that are used other than by an attribute: a module may then be read in places that
+    do not name it. ``assigns`` says whether the code assigns to a global, or to an attribute of
+    something that it was given.
+    """
+
+    globals: frozenset[str]
+    handed_on: frozenset[str]
+    attributes: frozenset[str]
+    stored: frozenset[str]
+    imports: tuple[Import, ...]
+    assigns: bool
+
+
+_READS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
+_READS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+_NAMED = frozenset(dis.hasname)
+_NAMESPACES = frozenset({"globals", "eval", "exec", "vars", "locals"})
+"""Where code names these, its text constants may name globals."""
+
+
+@functools.lru_cache(maxsize=4096)
+def mentions(code: CodeType) -> Mentions:
+    """What a code object names, together with the code objects inside it."""
+    read: set[str] = set()
+    handed_on: set[str] = set()
+    attributes: set[str] = set()
+    imports: list[Import] = []
+    stored: set[str] = set()
+    texts: set[str] = set()
+    assigns = False
+    for each in _with_nested(code):
+        for constant in each.co_consts:
+            texts.update(_identifiers(constant))
+        steps = list(dis.get_instructions(each))
+        for step in steps:
+            if step.opcode in _NAMED:
+                (stored if step.opname.startswith("STORE") else attributes).add(step.argval)
+        _read_instructions(steps, read, handed_on=handed_on, imports=imports)
+        assigns = assigns or _assigns(each, steps)
+    if read & _NAMESPACES:
+        read |= texts
+        handed_on |= texts
+    return Mentions(
+        globals=frozenset(read),
+        handed_on=frozenset(handed_on),
+        attributes=frozenset(attributes | texts),
+        stored=frozenset(stored),
+        imports=tuple(imports),
+        assigns=assigns,
+    )
+
+
+def _read_instructions(
+    steps: Sequence[dis.Instruction],
+    read: set[str],
+    *,
+    handed_on: set[str],
+    imports: list[Import],
+) -> None:
+    for index, step in enumerate(steps):
+        if step.opname in _READS_GLOBAL:
+            read.add(step.argval)
+            after = steps[index + 1].opname if index + 1 < len(steps) else ""
+            if after not in _READS_ATTRIBUTE:
+                handed_on.add(step.argval)
+        elif step.opname == "IMPORT_NAME":
+            level, names = steps[index - 2].argval, steps[index - 1].argval
+            imports.append(
+                Import(
+                    module=step.argval,
+                    level=level if isinstance(level, int) else 0,
+                    names=names if isinstance(names, tuple) else (),
+                )
+            )
+
+
+def _assigns(code: CodeType, steps: Sequence[dis.Instruction]) -> bool:
+    made_here = set(code.co_varnames[code.co_argcount + code.co_kwonlyargcount :])
+    for before, step in itertools.pairwise(steps):
+        if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            return True
+        if step.opname in ("STORE_ATTR", "DELETE_ATTR"):
+            # the object was loaded last; two names, where Python loads two at once
+            name = before.argval[-1] if isinstance(before.argval, tuple) else before.argval
+            if not (before.opname.startswith("LOAD_FAST") and name in made_here):
+                return True
+    return False
+
+
+def _with_nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _with_nested(constant)
+
+
+def _identifiers(constant: Any) -> Iterator[str]:
+    if isinstance(constant, str) and constant.isidentifier():
+        yield constant
+    elif isinstance(constant, tuple | frozenset):
+        for each in constant:
+            yield from _identifiers(each)

@@ -1,0 +1,73 @@
+"""Values that a task changes itself while it runs: its first value says what the task is.
+
+A task may fill a cache or count its epochs, in a global or an attribute. In this process it is then
+not what it was when it was imported, but it is still the same task.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ._place import Place
+
+
+Key = tuple[int, Any]
+Texts = Mapping[Key, tuple[Place, str]]
+"""Places with what their values are, as text."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    holder: Callable[[], Any]
+    before: str | None
+    """None: there was no such place."""
+    after: str
+
+
+class Moves:
+    """The places that have moved in this process."""
+
+    def __init__(self) -> None:
+        self._moves: dict[Key, _Move] = {}
+
+    def note(self, before: Texts, after: Texts) -> None:
+        """Note which values have changed while the task ran."""
+        for key, (place, text) in after.items():
+            was = before.get(key)
+            if was is not None and was[1] == text:
+                continue
+            known = self._find(place)
+            first = None if was is None else was[1]
+            if known is not None and first == known.after:
+                first = known.before
+            self._moves[key] = _Move(_reference(place.holder), first, text)
+
+    def known(self, place: Place) -> bool:
+        """Whether a place has ever moved."""
+        return self._find(place) is not None
+
+    def first(self, place: Place, text: str) -> str | None:
+        """What a place held before the task ran, if it holds what the run has left there.
+
+        What somebody else has put there since counts as it is. None: there was no such place.
+        """
+        move = self._find(place)
+        return move.before if move is not None and move.after == text else text
+
+    def _find(self, place: Place) -> _Move | None:
+        move = self._moves.get((id(place.holder), place.key))
+        return move if move is not None and move.holder() is place.holder else None
+
+
+def _reference(holder: Any) -> Callable[[], Any]:
+    """A weak reference where there can be one: a task with its data must not be kept alive."""
+    try:
+        return weakref.ref(holder)
+    except TypeError:
+        return lambda: holder
+
+
+MOVES = Moves()

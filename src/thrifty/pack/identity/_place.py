@@ -1,0 +1,148 @@
+"""Places: variables and attributes that code reads, to be read and written by others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import CellType, FunctionType, MemberDescriptorType
+from typing import Any, Final, Literal
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "MISSING"
+
+
+MISSING: Final = _Missing()
+"""The value of a place that holds nothing now: a name that is not defined yet, an empty cell."""
+
+PlaceKind = Literal[
+    "global", "closure", "default", "class attribute", "attribute", "item", "slot"
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A location whose value may change and that code reads.
+
+    Attributes:
+        name: for people, such as ``"helpers.SCALE"`` or ``"loss.<closure>.weight"``.
+        kind: what sort of location it is; an ``"item"`` is a keyword of a ``functools.partial``.
+        holder: the object that holds the value: a module's namespace, a cell, a function, a class,
+            an instance, a dict.
+        key: the name of the value in its holder; an index for a default.
+        own: False for an attribute of an object whose class comes from an installed package
+            (``torch.nn.Module`` excepted).
+    """
+
+    name: str
+    kind: PlaceKind
+    holder: Any
+    key: Any
+    own: bool = True
+
+    def get(self) -> Any:
+        """Return the value that is there now, or ``MISSING``. Runs no code of the user's."""
+        if self.kind == "closure":
+            try:
+                return self.holder.cell_contents
+            except ValueError:
+                return MISSING
+        if self.kind == "default":
+            return self._default()
+        if self.kind == "slot":
+            try:
+                return _descriptor(self.holder, self.key).__get__(self.holder)
+            except AttributeError:
+                return MISSING
+        names: Mapping[Any, Any] = (
+            self.holder if self.kind in ("global", "item") else _namespace(self.holder)
+        )
+        return names.get(self.key, MISSING)
+
+    def set(self, value: Any) -> None:
+        """Put a value there; ``MISSING`` removes what is there."""
+        if self.kind == "closure":
+            _set_cell(self.holder, value)
+        elif self.kind == "default":
+            self._set_default(value)
+        elif self.kind == "slot":
+            descriptor = _descriptor(self.holder, self.key)
+            if value is not MISSING:
+                descriptor.__set__(self.holder, value)
+            elif self.get() is not MISSING:
+                descriptor.__delete__(self.holder)
+        elif self.kind == "class attribute":
+            if value is not MISSING:
+                type.__setattr__(self.holder, self.key, value)
+            elif self.key in vars(self.holder):
+                type.__delattr__(self.holder, self.key)
+        else:
+            names = self.holder if isinstance(self.holder, dict) else _namespace(self.holder)
+            if value is MISSING:
+                names.pop(self.key, None)
+            else:
+                names[self.key] = value
+
+    def _default(self) -> Any:
+        function: FunctionType = self.holder
+        if isinstance(self.key, int):
+            values = function.__defaults__ or ()
+            return values[self.key] if self.key < len(values) else MISSING
+        return (function.__kwdefaults__ or {}).get(self.key, MISSING)
+
+    def _set_default(self, value: Any) -> None:
+        function: FunctionType = self.holder
+        if isinstance(self.key, int):
+            values = list(function.__defaults__ or ())
+            values[self.key] = value
+            function.__defaults__ = tuple(values)
+        else:
+            function.__kwdefaults__ = {**(function.__kwdefaults__ or {}), self.key: value}
+
+
+def _namespace(holder: Any) -> Any:
+    """The dict of an instance or a class, past any ``__getattr__`` or property of the user's."""
+    return (
+        type.__dict__["__dict__"].__get__(holder)
+        if isinstance(holder, type)
+        else vars_of(holder)
+    )
+
+
+def vars_of(instance: Any) -> dict[str, Any]:
+    """The attributes that an instance holds in its dict; empty if it has none."""
+    try:
+        found = object.__getattribute__(instance, "__dict__")
+    except AttributeError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def slots_of(kind: type) -> list[str]:
+    """The names of the slots of a class and its bases."""
+    return [
+        name
+        for base in reversed(kind.__mro__)
+        if "__slots__" in vars(base)
+        for name, member in vars(base).items()
+        if isinstance(member, MemberDescriptorType)
+    ]
+
+
+def _descriptor(instance: Any, name: str) -> MemberDescriptorType:
+    for base in type(instance).__mro__:
+        member = vars(base).get(name)
+        if isinstance(member, MemberDescriptorType):
+            return member
+    raise AttributeError(name)
+
+
+def _set_cell(cell: CellType, value: Any) -> None:
+    if value is not MISSING:
+        cell.cell_contents = value
+        return
+    try:
+        del cell.cell_contents
+    except ValueError:
+        return

@@ -1,0 +1,419 @@
+"""What the user's own code reaches: functions, classes, and the places that they read."""
+
+from __future__ import annotations
+
+import builtins
+import enum
+import functools
+import importlib
+import importlib.util
+import sys
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from types import CellType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from ._contents import CONTAINERS, NEUTRAL, PLAIN, elements, inside_of, is_a, short
+from ._members import members_of
+from ._mentions import Import, mentions
+from ._names import Names
+from ._own import import_name, is_installed, is_own, is_own_module, module_name
+from ._place import MISSING, Place, PlaceKind, slots_of, vars_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """A function or a class of the user's own that was found; ``name`` is for people."""
+
+    name: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """What was found from some roots.
+
+    Attributes:
+        places: the variables and attributes that the user's code reads.
+        functions: the user's own functions.
+        classes: the user's own classes.
+        packages: names of installed packages that are used, as they are imported.
+        mentioned: all names that may be attributes, in the code of all functions found; what only
+            ``__init__`` assigns is not among them.
+    """
+
+    places: tuple[Place, ...]
+    functions: tuple[Reached, ...]
+    classes: tuple[Reached, ...]
+    packages: frozenset[str]
+    mentioned: frozenset[str]
+
+
+def reach(
+    roots: Mapping[str, Any] | Iterable[Any],
+    *,
+    home: str | None = None,
+    without: Collection[str] = (),
+    instead: Callable[[Any], Any] | None = None,
+    follow: Callable[[Place], bool] | None = None,
+) -> Reach:
+    """Find what functions, classes and instances of the user's own code read.
+
+    Args:
+        roots: functions, methods, classes, instances, ``functools.partial``, ``nn.Module``; a
+            mapping gives instances a name.
+        home: the module whose names are given without it; by default that of the first root.
+        without: names of members of the roots that are left out.
+        instead: gives what stands for the attributes of an instance, or ``MISSING``.
+        follow: says of a place whether its value is followed.
+
+    Nothing of the user's runs, except that a module which a function imports is imported.
+
+    Example::
+
+        SCALE = 2.0
+
+        def scaled(x, offset=1):
+            return SCALE * x + offset
+
+        [(place.name, place.get()) for place in reach([scaled]).places]
+        # [("scaled default 'offset'", 1), ("SCALE", 2.0)]
+    """
+    named = list(roots.items()) if isinstance(roots, Mapping) else [("", r) for r in roots]
+    if home is None and named:
+        home = module_name(_code_of(named[0][1]))
+    walk = _Walk(
+        import_name(home or "__main__"), without=without, instead=instead, follow=follow
+    )
+    for name, root in named:
+        walk.add_root(root, name)
+    return walk.run()
+
+
+class _Walk:
+    """A search through everything that is found, breadth first; each object is looked at once."""
+
+    def __init__(
+        self,
+        home: str,
+        *,
+        without: Collection[str],
+        instead: Callable[[Any], Any] | None,
+        follow: Callable[[Place], bool] | None,
+    ) -> None:
+        self._names = Names(home=home)
+        self._without = frozenset(without)
+        self._instead = instead or _nothing
+        self._may_follow = follow
+        self._queue: deque[tuple[Any, str]] = deque()
+        self._roots: set[int] = set()
+        self._seen: dict[int, Any] = {}  # the objects are kept, so that no other gets their id
+        self._places: dict[tuple[int, Any], Place] = {}
+        self._functions: dict[int, Reached] = {}
+        self._classes: dict[int, Reached] = {}
+        self._packages: set[str] = set()
+        self._mentioned: set[str] = set()
+        self._handed_on: dict[str, ModuleType] = {}
+
+    def add_root(self, root: Any, name: str) -> None:
+        self._roots.add(id(root))
+        if not is_a(root, type | FunctionType):
+            self._roots.add(id(type(root)))
+        self._queue.append((root, name or self._names.of(_code_of(root))))
+
+    def run(self) -> Reach:
+        num_mentioned = -1
+        while self._queue or (self._handed_on and num_mentioned != len(self._mentioned)):
+            while self._queue:
+                value, name = self._queue.popleft()
+                self._visit(value, name)
+            num_mentioned = len(self._mentioned)
+            for module in list(self._handed_on.values()):
+                self._read_module(module, self._mentioned)
+        return Reach(
+            places=tuple(self._places.values()),
+            functions=tuple(self._functions.values()),
+            classes=tuple(self._classes.values()),
+            packages=frozenset(self._packages),
+            mentioned=frozenset(self._mentioned),
+        )
+
+    # -- values ------------------------------------------------------------------------
+
+    def _visit(self, value: Any, name: str) -> None:
+        if type(value) in PLAIN or id(value) in self._seen:
+            return
+        self._seen[id(value)] = value
+        if is_a(value, type):
+            self._visit_class(value)
+        elif is_a(value, FunctionType):
+            self._visit_function(value)
+        elif is_a(value, ModuleType):
+            self._hand_on(value)
+        elif is_a(value, CONTAINERS) or (is_a(value, np.ndarray) and value.dtype.hasobject):
+            self._visit_elements(value, name)
+        elif not is_a(value, NEUTRAL):
+            self._visit_instance(value, name)
+
+    def _visit_elements(self, value: Any, name: str) -> None:
+        self._follow(type(value), "")
+        for key, each in elements(value):
+            self._follow(each, f"{name}{key}")
+        self._read_attributes(value, name)
+
+    def _follow(self, value: Any, name: str) -> None:
+        if type(value) not in PLAIN and id(value) not in self._seen:
+            self._queue.append((value, name))
+
+    def _visit_instance(self, value: Any, name: str) -> None:
+        self._follow(type(value), "")
+        wrapped = inside_of(value)
+        for each in wrapped:
+            self._follow(each, name)
+        if is_a(value, functools.partial):
+            for key in value.keywords:
+                self._note_place("item", value.keywords, key, name=f"{name} keyword {key!r}")
+        if is_a(value, enum.Enum):
+            self._follow(value._value_, name)
+        elif not wrapped:
+            stand_in = self._instead(value)
+            if stand_in is MISSING:
+                self._read_attributes(value, name)
+            else:
+                self._follow(stand_in, name)
+
+    def _read_attributes(self, value: Any, name: str) -> None:
+        own = is_own(type(value)) or id(value) in self._roots or is_a(value, torch.nn.Module)
+        skipped = self._without if id(value) in self._roots else ()
+        for key in list(vars_of(value)):
+            if key in skipped:
+                continue
+            where = f"{name}.{key}"
+            if is_a(value, torch.nn.Module) and key in _MODULE_TABLES:
+                self._visit_module_table(vars_of(value)[key], key, name)
+            elif is_a(key, str):
+                self._note_place("attribute", value, key, name=where, own=own)
+        for key in slots_of(type(value)):
+            if key not in skipped:
+                self._note_place("slot", value, key, name=f"{name}.{key}", own=own)
+
+    def _visit_module_table(self, table: Any, key: str, name: str) -> None:
+        """Follow the children and the hooks of an ``nn.Module``; tensors are for others."""
+        for child, each in list((table or {}).items()) if is_a(table, Mapping) else ():
+            inner = f"{name}.{child}" if key == "_modules" else f"{name}.{key}[{short(child)}]"
+            self._follow(each, inner)
+
+    # -- code --------------------------------------------------------------------------
+
+    def _visit_function(self, function: FunctionType) -> None:
+        name = self._names.of(function)
+        own = is_own(function)
+        if own:
+            self._functions[id(function)] = Reached(name=name, value=function)
+            self._read_defaults(function, name)
+        elif is_installed(function):
+            self._note_package(function.__module__)
+            return
+        for variable, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
+            self._read_cell(cell, variable, name=name, own=own)
+        for key in vars_of(function):
+            if key == "__wrapped__":
+                self._follow(vars_of(function)[key], name)
+            elif own:
+                self._note_place("attribute", function, key, name=f"{name}.{key}")
+        if own:
+            self._read_globals(function)
+
+    def _read_defaults(self, function: FunctionType, name: str) -> None:
+        code, values = function.__code__, function.__defaults__ or ()
+        parameters = code.co_varnames[: code.co_argcount][code.co_argcount - len(values) :]
+        for index, parameter in enumerate(parameters):
+            self._note_place("default", function, index, name=f"{name} default {parameter!r}")
+        for parameter in function.__kwdefaults__ or {}:
+            self._note_place(
+                "default", function, parameter, name=f"{name} default {parameter!r}"
+            )
+
+    def _read_cell(self, cell: CellType, variable: str, *, name: str, own: bool) -> None:
+        place = Place(
+            name=f"{name}.<closure>.{variable}",
+            kind="closure",
+            holder=cell,
+            key=variable,
+            own=own,
+        )
+        value = place.get()
+        if own and variable != "__class__":
+            self._places.setdefault((id(cell), 0), place)
+            self._seen.setdefault(id(cell), cell)
+        self._follow_from(value, place.name)
+
+    def _read_globals(self, function: FunctionType) -> None:
+        found = mentions(function.__code__)
+        self._mentioned |= found.attributes
+        if function.__name__ != "__init__":
+            self._mentioned |= found.stored
+        names = function.__globals__
+        for each in sorted(found.globals):
+            if each in names or not _is_builtin(names, each):  # it may be defined later
+                self._read_global(names, each)
+            value: Any = names.get(each)
+            if is_a(value, ModuleType):
+                self._read_module(value, found.attributes)
+                if each in found.handed_on:
+                    self._hand_on(value)
+        for imported in found.imports:
+            self._read_import(imported, function=function)
+        for cell in function.__closure__ or ():
+            with suppress(ValueError):
+                if is_a(cell.cell_contents, ModuleType):
+                    self._read_module(cell.cell_contents, found.attributes)
+
+    def _read_import(self, statement: Import, *, function: FunctionType) -> None:
+        space = function.__globals__
+        package = space.get("__package__") or str(space.get("__name__", "")).rpartition(".")[0]
+        try:
+            full = importlib.util.resolve_name(
+                "." * statement.level + statement.module, package
+            )
+        except ImportError:
+            return
+        attributes = mentions(function.__code__).attributes
+        module = _module(full)
+        if module is None:
+            self._note_package(full)
+        elif not statement.names:
+            self._read_module(_module(full.partition(".")[0]), attributes)
+            self._read_module(module, attributes)
+        elif "*" not in statement.names:
+            self._read_module(module, statement.names)
+            for name in statement.names:
+                inner = vars(module).get(name) or _module(f"{full}.{name}")
+                self._read_module(inner, attributes)
+
+    def _hand_on(self, module: ModuleType) -> None:
+        """A module as a value: whoever gets it may read each name that any code mentions."""
+        if is_own_module(module.__name__):
+            self._handed_on[module.__name__] = module
+        else:
+            self._note_package(module.__name__)
+
+    def _read_module(self, module: Any, names: Iterable[str]) -> None:
+        """Read what a module and its submodules have of some names."""
+        names, queue, seen = frozenset(names), [module], set[int]()
+        while queue:
+            at = queue.pop()
+            if not is_a(at, ModuleType) or id(at) in seen:
+                continue
+            seen.add(id(at))
+            if not is_own_module(at.__name__):
+                self._note_package(at.__name__)
+                continue
+            inside = vars(at)
+            for name in sorted(names & inside.keys()):
+                if not (name.startswith("__") and name.endswith("__")):
+                    self._read_global(inside, name)
+                    queue.append(inside[name])
+
+    def _read_global(self, names: dict[str, Any], name: str) -> None:
+        module = str(names.get("__name__", "__main__"))
+        self._note_place("global", names, name, name=self._names.label(module, name))
+
+    # -- classes -----------------------------------------------------------------------
+
+    def _visit_class(self, kind: type) -> None:
+        root = id(kind) in self._roots
+        for base in kind.__mro__:
+            if not is_own(base):
+                self._note_package(module_name(base))
+                continue
+            name = self._names.of(base)
+            self._classes.setdefault(id(base), Reached(name=name, value=base))
+            self._seen[id(base)] = base
+            for key, member in members_of(base):
+                if not (root and key in self._without):
+                    self._read_member(base, key, member=member)
+            if issubclass(base, enum.Enum):
+                for key, each in vars(base)["_member_map_"].items():
+                    self._follow(each, f"{name}.{key}")
+        if type(kind) is not type:
+            self._follow(type(kind), "")
+
+    def _read_member(self, kind: type, key: str, *, member: Any) -> None:
+        name = f"{self._names.of(kind)}.{key}"
+        if key in vars(kind):
+            self._note_place("class attribute", kind, key, name=name)
+        else:
+            self._follow_from(member, name)
+
+    # -- notes -------------------------------------------------------------------------
+
+    def _note_place(
+        self, kind: PlaceKind, holder: Any, key: Any, *, name: str, own: bool = True
+    ) -> None:
+        if (id(holder), key) in self._places:
+            return
+        place = Place(name=name, kind=kind, holder=holder, key=key, own=own)
+        self._places[id(holder), key] = place
+        value = place.get()
+        if self._may_follow is not None and not self._may_follow(place):
+            return
+        if kind != "global" or not is_a(value, ModuleType):
+            self._follow_from(value, name)
+
+    def _follow_from(self, value: Any, name: str) -> None:
+        if value is not MISSING:
+            self._follow(value, name)
+
+    def _note_package(self, module: str) -> None:
+        top = module.partition(".")[0]
+        if top not in _NO_PACKAGE and top not in sys.stdlib_module_names:
+            self._packages.add(top)
+
+
+def _nothing(value: Any) -> Any:  # noqa: ARG001 (the signature of ``instead``)
+    return MISSING
+
+
+def _code_of(root: Any) -> Any:
+    """What gives a root its name and its module: itself, or its class."""
+    if is_a(root, functools.partial):
+        return _code_of(root.func)
+    if is_a(root, MethodType):
+        return root.__func__
+    return root if is_a(root, type | FunctionType) else type(root)
+
+
+def _is_builtin(names: Mapping[str, Any], name: str) -> bool:
+    found = names.get("__builtins__", builtins)
+    return name in (vars(found) if is_a(found, ModuleType) else found)
+
+
+def _module(name: str) -> ModuleType | None:
+    """A module by its name; the user's own is imported if nobody has done so yet."""
+    found = sys.modules.get(name)
+    if found is not None or not is_own_module(name):
+        return found
+    try:
+        return importlib.import_module(name)
+    except Exception:  # noqa: BLE001 (the user's module may raise anything; training will tell)
+        return None
+
+
+_MODULE_TABLES = frozenset({
+    "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set",
+    "_backward_pre_hooks", "_backward_hooks", "_is_full_backward_hook", "_forward_hooks",
+    "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs", "_state_dict_hooks", "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_compiled_call_impl",
+})  # fmt: skip
+"""What ``nn.Module`` keeps for itself."""
+
+_NO_PACKAGE = frozenset({"thrifty", "builtins", "__main__"})

@@ -1,0 +1,261 @@
+"""What a task is: a digest for each function, class and value that it reaches."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
+from typing import Any
+
+from thrifty.core import TaskError
+
+from ._apart import only_evaluated
+from ._classes import class_digest
+from ._contents import is_a
+from ._digest import digest
+from ._moved import MOVES, Key, Texts
+from ._names import Names
+from ._own import import_name, is_importable, is_own, module_name
+from ._packages import versions
+from ._place import MISSING, Place
+from ._plain import short_text
+from ._reach import Reach, reach
+from ._source import code_digest
+from ._values import HOOK, Values
+
+
+Components = Mapping[str, str]
+"""What there is by name, such as ``"function helpers.scale"``: its digest, or its value if short."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskIdentity:
+    """What a task is, by content.
+
+    Attributes:
+        training: all that training depends on, by name.
+        evaluation: what only the metrics depend on.
+    """
+
+    training: Components
+    evaluation: Components
+
+    @property
+    def training_digest(self) -> str:
+        """Equal for tasks that train the same."""
+        return _digest_of(self.training)
+
+    @property
+    def evaluation_digest(self) -> str:
+        """Equal for tasks that evaluate the same, if they train the same."""
+        return _digest_of(self.evaluation)
+
+    def joined(self) -> TaskIdentity:
+        """The same, for metrics that change what is trained: they are a part of training."""
+        return TaskIdentity(training={**self.training, **self.evaluation}, evaluation={})
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, to be kept with a study."""
+        return {"training": dict(self.training), "evaluation": dict(self.evaluation)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TaskIdentity:
+        """The identity that ``to_json`` has written."""
+        return cls(training=data["training"], evaluation=data["evaluation"])
+
+
+def identify(
+    task: Any, *, evaluation: Collection[str] = (), contract: Collection[str] = ()
+) -> TaskIdentity:
+    """Identify a task by the content of all that it reaches.
+
+    Args:
+        task: an object; its class may be the user's own or installed.
+        evaluation: the members that only evaluation calls, unless training code names them.
+        contract: the members that are called from outside.
+
+    Raises:
+        TaskError: a value has no content, such as an open file; the message names it.
+    """
+    one = _Identification(task)
+    whole = one.reach()
+    apart = only_evaluated(
+        task, whole=whole, evaluation=evaluation, contract=contract, reach_without=one.reach
+    )
+    training = one.components(one.reach(apart) if apart else whole)
+    both = one.components(whole)
+    return TaskIdentity(
+        training=training,
+        evaluation={name: text for name, text in both.items() if training.get(name) != text},
+    )
+
+
+def snapshot(task: Any) -> Texts:
+    """What all places that a task reads hold now, to see later what a run has changed."""
+    return _Identification(task).texts()
+
+
+def note_moves(task: Any, before: Texts) -> None:
+    """Note what a run has changed: in this process, the values from before still count."""
+    MOVES.note(before, snapshot(task))
+
+
+class _Identification:
+    """One task while it is identified: each function and each place is looked at once."""
+
+    def __init__(self, task: Any) -> None:
+        self._task = task
+        self._names = Names(home=import_name(module_name(type(task))))
+        self._values = Values(self._names)
+        self._codes: dict[int, tuple[FunctionType, str]] = {}
+        self._texts: dict[Key, str] = {}
+
+    def reach(self, without: Collection[str] = ()) -> Reach:
+        return reach(
+            {self._names.of(type(self._task)): self._task},
+            home=self._names.home,
+            without=without,
+            instead=stand_in_for,
+            follow=self._is_followed,
+        )
+
+    def components(self, found: Reach) -> Components:
+        parts: dict[str, list[str]] = {}
+        for function in found.functions:
+            parts.setdefault(f"function {function.name}", []).append(self._code(function.value))
+        for kind in found.classes:
+            text = class_digest(kind.value, names=self._names, values=self._values)
+            parts.setdefault(f"class {kind.name}", []).append(text)
+        for place in found.places:
+            name = self._component(place)
+            first = MOVES.first(place, self._text(place)) if name else None
+            if first is not None:
+                parts.setdefault(name, []).append(first)
+        for package, version in versions({*found.packages, "torch"}).items():
+            parts[f"package {package}"] = [version]
+        parts.update(self._of_task())
+        return {name: _together(texts) for name, texts in sorted(parts.items())}
+
+    def texts(self) -> Texts:
+        return {
+            (id(place.holder), place.key): (place, self._text_if_any(place))
+            for place in self.reach().places
+            if self._component(place)
+        }
+
+    def _of_task(self) -> dict[str, list[str]]:
+        kind = type(self._task)
+        out = {"task": [self._names.of(kind)]}
+        if getattr(self._task, "version", ""):
+            out["version"] = [str(self._task.version)]
+        stand_in = stand_in_for(self._task)
+        if stand_in is MISSING:
+            return out
+        where = f"{kind.__qualname__}.{HOOK}()"
+        named = is_a(stand_in, dict) and all(isinstance(key, str) for key in stand_in)
+        for key, value in stand_in.items() if named else [(HOOK, stand_in)]:
+            text = (
+                short_text(value) or f"#{self._values.digest(value, path=f'{where}[{key!r}]')}"
+            )
+            out[f"attribute {key}"] = [text]
+        return out
+
+    def _code(self, function: FunctionType) -> str:
+        if id(function) not in self._codes:
+            self._codes[id(function)] = (function, code_digest(function))
+        return self._codes[id(function)][1]
+
+    # -- places ------------------------------------------------------------------------
+
+    def _component(self, place: Place) -> str:
+        """The name under which the value of a place counts; empty if it counts as part of another."""
+        holder, of_task = place.holder, place.holder is self._task
+        if not place.own or place.kind == "item" or self._counts_by_itself(place):
+            return ""
+        if place.kind in ("attribute", "slot"):
+            if of_task and not _is_cached(self._task, place.key):
+                return _attribute(place.key, place.key)
+            return f"attribute {place.name}" if is_a(holder, FunctionType) else ""
+        if place.kind == "class attribute":
+            of_task = issubclass(type(self._task), holder)
+            return _attribute(place.key if of_task else "", place.name)
+        return place.name if place.kind == "default" else f"{place.kind} {place.name}"
+
+    def _counts_by_itself(self, place: Place) -> bool:
+        """Whether a place only holds a function, a class or a module under its own name."""
+        value = place.get()
+        if is_a(value, ModuleType):
+            return place.kind == "global"
+        return is_a(value, type | FunctionType) and (
+            is_own(value) and self._names.of(value) == place.name
+        )
+
+    def _is_followed(self, place: Place) -> bool:
+        """Whether what a place holds is looked at; not if it is what the task itself put there."""
+        if not MOVES.known(place):
+            return True
+        text = self._text(place)
+        return MOVES.first(place, text) == text
+
+    def _text_if_any(self, place: Place) -> str:
+        try:
+            return self._text(place)
+        except TaskError:
+            return _NO_CONTENT
+
+    def _text(self, place: Place) -> str:
+        """The value of a place: itself where it is short, else its digest."""
+        key = (id(place.holder), place.key)
+        if key not in self._texts:
+            self._texts[key] = self._new_text(place)
+        return self._texts[key]
+
+    def _new_text(self, place: Place) -> str:
+        value = place.get()
+        if value is MISSING:
+            return "missing"
+        short = self._name_if_enough(value) or short_text(value)
+        if short is not None:
+            return short
+        try:
+            return f"#{self._values.digest(value, path=place.name, known_as=place.name)}"
+        except TaskError:
+            if MOVES.known(place):  # the task itself has put it there
+                return _NO_CONTENT
+            raise
+
+    def _name_if_enough(self, value: Any) -> str | None:
+        """The name of a function or a class that counts by itself, or with its package."""
+        if is_a(value, type | FunctionType) and is_importable(value):
+            return f"<{self._names.of(value)}>"
+        return None
+
+
+def stand_in_for(value: Any) -> Any:
+    """What an object says that it is, instead of its attributes; ``MISSING`` if it says nothing."""
+    hook = getattr(type(value), HOOK, None)
+    return hook(value) if callable(hook) else MISSING
+
+
+def _attribute(key: Any, name: str) -> str:
+    if key == "version":
+        return ""
+    return "optimizer" if key == "optimizer" else f"attribute {name}"
+
+
+def _is_cached(task: Any, key: Any) -> bool:
+    kinds = type(task).__mro__
+    return any(is_a(vars(kind).get(key), functools.cached_property) for kind in kinds)
+
+
+def _together(texts: list[str]) -> str:
+    """One text for all that have the same name."""
+    return texts[0] if len(texts) == 1 else f"#{digest(*sorted(texts))}"
+
+
+def _digest_of(components: Components) -> str:
+    return digest(*(part for item in sorted(components.items()) for part in item))
+
+
+_NO_CONTENT = "no content"

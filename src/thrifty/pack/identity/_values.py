@@ -1,0 +1,390 @@
+"""Digests of values by content: the same in every process, whatever the addresses and hash seed."""
+
+from __future__ import annotations
+
+import copyreg
+import enum
+import functools
+import hashlib
+import typing
+from collections import defaultdict, deque
+from types import (
+    CodeType,
+    FunctionType,
+    GenericAlias,
+    MappingProxyType,
+    MethodType,
+    ModuleType,
+    UnionType,
+)
+from typing import Any
+
+import torch
+
+from thrifty.core import TaskError
+
+from ._arrays import writer_for
+from ._bytecode import content
+from ._contents import CACHED, compiled_from, is_a, short
+from ._members import members_of
+from ._names import Names
+from ._own import is_installed, is_own
+from ._place import slots_of, vars_of
+from ._plain import LISTABLE, PLAIN_WRITERS, SUBCLASSED
+from ._source import code_digest, extension_digest
+from ._without_content import BUILT_IN, is_iterator, neutral_name, no_content, why_no_content
+
+
+HOOK = "__thrifty_identity__"
+
+
+class Values:
+    """Digests values; remembers those of arrays, which may be large.
+
+    >>> values = Values(Names(home="task"))
+    >>> values.digest({"a": [1, 2.0]}, path="x") == values.digest({"a": [1, 2]}, path="x")
+    False
+    """
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._arrays: dict[int, tuple[Any, str]] = {}
+
+    def digest(self, value: Any, *, path: str, known_as: str = "") -> str:
+        """The digest of a value.
+
+        Args:
+            value: anything with content.
+            path: where it is, for the error.
+            known_as: the name of a function or a class whose code counts elsewhere.
+
+        Raises:
+            TaskError: something in it has no content.
+        """
+        writer = _Writer(self._names, arrays=self._arrays, known_as=known_as)
+        try:
+            writer.value(value, path)
+        except RecursionError as error:
+            raise no_content(path, value, "is nested too deeply") from error
+        return writer.hexdigest()
+
+
+class _Writer:
+    """Writes one value into a hash. An object that comes up again is written as a reference.
+
+    So cycles end, and one list in two places is not two equal lists. Plain immutable values are
+    always written out, because Python shares them as it likes.
+    """
+
+    def __init__(
+        self, names: Names, *, arrays: dict[int, tuple[Any, str]], known_as: str = ""
+    ) -> None:
+        self._hash = hashlib.blake2b(digest_size=12)
+        self._names = names
+        self._arrays = arrays
+        self._known_as = known_as
+        self._memo: dict[int, tuple[int, Any]] = {}  # the objects are kept, and so their ids
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()
+
+    def token(self, *parts: str | bytes) -> None:
+        for part in parts:
+            data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+            self._hash.update(b"%d:" % len(data))
+            self._hash.update(data)
+
+    def value(self, value: Any, path: str) -> None:
+        kind = type(value)
+        plain = PLAIN_WRITERS.get(kind)
+        if plain is not None:
+            self.token(kind.__name__, plain(value))
+        elif kind is tuple or kind is frozenset:
+            self._elements(value, path)
+        elif id(value) in self._memo:
+            self.token("again", str(self._memo[id(value)][0]))
+        else:
+            self._memo[id(value)] = (len(self._memo), value)
+            self._new(value, path)
+
+    def _new(self, value: Any, path: str) -> None:
+        hook = None if is_a(value, type) else getattr(type(value), HOOK, None)
+        neutral = neutral_name(value)
+        if callable(hook):
+            self.token(HOOK, self._names.of(type(value)))
+            self.value(hook(value), path)
+        elif is_a(value, FunctionType):
+            self._function(value, path)
+        elif is_a(value, type):
+            self._class(value, path)
+        elif neutral is not None:
+            self.token("neutral", neutral or type(value).__name__)
+        elif is_a(value, enum.Enum):
+            self.token("enum", self._names.of(type(value)), str(value._name_))
+            self.value(value._value_, path)
+        elif self._write_array(value, path) or self._write_wrapper(value, path):
+            return
+        elif is_a(value, _CONTAINERS):
+            self._elements(value, path)
+        else:
+            self._object(value, path)
+
+    # -- containers --------------------------------------------------------------------
+
+    def _elements(self, value: Any, path: str) -> None:
+        kind = type(value)
+        self.token(self._names.of(kind), str(len(value)))
+        if is_a(value, dict):
+            self._items(list(dict.items(value)), path)
+            if is_a(value, defaultdict):
+                self.value(value.default_factory, f"{path}.default_factory")
+        elif is_a(value, MappingProxyType):
+            self._items(list(value.items()), path)
+        elif is_a(value, set | frozenset):
+            base: Any = set if is_a(value, set) else frozenset
+            self.token(*sorted(self._apart(each, path) for each in list(base.__iter__(value))))
+        else:
+            self._sequence(value, path)
+        if kind not in _EXACT:
+            self._own_attributes(value, path)
+
+    def _items(self, items: list[tuple[Any, Any]], path: str) -> None:
+        if {type(each) for item in items for each in item} <= LISTABLE:
+            self.token(ascii(items))
+            return
+        for key, each in items:
+            self.value(key, f"a key of {path}")
+            self.value(each, f"{path}[{short(key)}]")
+
+    def _sequence(self, value: Any, path: str) -> None:
+        base: Any = next(each for each in (list, tuple, deque) if is_a(value, each))
+        if base is deque:
+            self.token(str(value.maxlen))
+        elements = list(base.__iter__(value))
+        if set(map(type, elements)) <= LISTABLE:
+            self.token(ascii(elements))
+            return
+        for index, each in enumerate(elements):
+            self.value(each, f"{path}[{index}]")
+
+    def _apart(self, value: Any, path: str) -> str:
+        """The digest of an element of a set: it has no place there, so it is written by itself."""
+        inner = _Writer(self._names, arrays=self._arrays, known_as=self._known_as)
+        if type(value) not in PLAIN_WRITERS:
+            inner._memo = dict(self._memo)
+        inner.value(value, f"an element of {path}")
+        return inner.hexdigest()
+
+    # -- code --------------------------------------------------------------------------
+
+    def _function(self, function: FunctionType, path: str) -> None:
+        if is_installed(function):
+            self.token("function", self._names.of(function))
+            return
+        own = is_own(function)
+        name = self._names.of(function) if own else self._names.of_code(function)
+        self.token("function", name)
+        if own and name == self._known_as:
+            return
+        if own:
+            self.token(code_digest(function))
+            self.value(function.__defaults__, f"a default of {name}")
+            self.value(function.__kwdefaults__, f"a default of {name}")
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for variable, cell in cells:
+            self.token(variable)
+            try:
+                inside = cell.cell_contents
+            except ValueError:
+                self.token("empty")
+                continue
+            where = f"{name}.<closure>.{variable}"
+            if own:
+                self.value(inside, where)
+            else:
+                self._inside_of_installed(inside, where)
+        others = {k: v for k, v in vars_of(function).items() if k != "__wrapped__"}
+        self._named(others if own else {}, path)
+
+    def _inside_of_installed(self, value: Any, path: str) -> None:
+        """What a package's wrapper holds; where that has no content, the user can do nothing."""
+        try:
+            self.token(self._apart(value, path))
+        except TaskError:
+            self.token("unknown", self._names.of(type(value)))
+
+    def _class(self, kind: type, path: str) -> None:
+        name = self._names.of(kind)
+        self.token("class", name)
+        if name == self._known_as or not is_own(kind) or "<locals>" not in name:
+            return
+        # several classes may have this name, so each is written out
+        for base in kind.__bases__:
+            self.value(base, path)
+        self._named(dict(members_of(kind)), name)
+
+    def _write_wrapper(self, value: Any, path: str) -> bool:
+        """Write what only wraps or names something callable."""
+        kind = type(value)
+        if is_a(value, functools.partial | functools.partialmethod):
+            self.token(self._names.of(kind))
+            self.value((value.func, value.args), path)
+            self._named({**value.keywords, **self._attributes(value)}, path)
+        elif is_a(value, CACHED):
+            self.token("lru_cache", repr(sorted(value.cache_parameters().items())))
+            self.value(value.__wrapped__, path)
+        elif is_a(value, BUILT_IN):
+            self._built_in(value, path)
+        elif is_a(value, CodeType):
+            self.token("code", repr(content(value)))
+        elif kind.__module__ == "typing" or is_a(value, (GenericAlias, UnionType)):
+            inside = typing.get_args(value)
+            self.token("type", str(typing.get_origin(value)) if inside else repr(value))
+            self.value(inside, path)
+        elif kind in _WRAPPERS:
+            self.token(kind.__name__)
+            self.value(tuple(getattr(value, each) for each in _WRAPPERS[kind]), path)
+        else:
+            return self._write_compiled(value, path)
+        return True
+
+    def _write_compiled(self, value: Any, path: str) -> bool:
+        """Write what an installed compiler has made of a function, as the function."""
+        inner = compiled_from(value)
+        if inner is None:
+            return False
+        self.token("compiled", self._names.of(type(value)))
+        self.value(inner, path)
+        self.value(vars_of(value).get("targetoptions"), path)
+        return True
+
+    def _built_in(self, value: Any, path: str) -> None:
+        holder = getattr(value, "__self__", None)
+        name = getattr(value, "__qualname__", value.__name__)
+        module = str(getattr(value, "__module__", None) or "")
+        self.token("built in", module, name, extension_digest(module))
+        if holder is not None and not is_a(holder, (ModuleType, type)):
+            self.value(holder, path)
+
+    # -- objects -----------------------------------------------------------------------
+
+    def _write_array(self, value: Any, path: str) -> bool:
+        kind: Any = type(value)
+        write = writer_for(kind)
+        if write is None:
+            return False
+        known = self._arrays.get(id(value))
+        if known is None:
+            inner = _Writer(self._names, arrays=self._arrays)
+            inner._memo = {id(value): (0, value)}
+            write(value, inner.token, lambda inside: inner.value(inside, path))
+            known = self._arrays[id(value)] = (value, inner.hexdigest())
+        self.token(self._names.of(type(value)), known[1])
+        return True
+
+    def _object(self, value: Any, path: str) -> None:
+        kind = type(value)
+        self.token("object", self._names.of(kind))
+        reason = why_no_content(value)
+        if reason:
+            raise no_content(path, value, reason)
+        for base in SUBCLASSED:
+            if is_a(value, base):
+                self.value(base(value), path)
+                self._own_attributes(value, path)
+                return
+        self._parts(_parts(value, path), value, path)
+
+    def _parts(self, parts: Any, value: Any, path: str) -> None:
+        """An object as it would be pickled; nothing is ever unpickled."""
+        if parts is None:
+            self._own_attributes(value, path)
+            return
+        if isinstance(parts, str):
+            self.token(parts)
+            return
+        made, arguments, *rest = parts
+        self.value(made, path)
+        self.value(tuple(arguments), path)
+        state = rest[0] if rest else None
+        if _is_default_state(value, state):
+            self._own_attributes(value, path)
+        elif type(state) is dict and all(type(key) is str for key in state):
+            self._named(state, path)
+        else:
+            self.value(state, path)
+        for each in rest[1:3]:  # items of a list, items of a dict
+            self.value(list(each) if is_iterator(each) else each, path)
+
+    def _own_attributes(self, value: Any, path: str) -> None:
+        found = self._attributes(value)
+        if is_a(value, torch.nn.Module):
+            found.pop("_compiled_call_impl", None)
+            for name, table in found.items():
+                if "_hooks" in name and is_a(table, dict):
+                    # the keys count the hooks that this process has made
+                    found[name] = list(dict.values(table))
+        self._named(found, path)
+
+    def _attributes(self, value: Any) -> dict[str, Any]:
+        """What an instance holds in its dict and its slots; what it caches is left out."""
+        cached = {
+            name
+            for base in type(value).__mro__
+            for name, member in vars(base).items()
+            if is_a(member, functools.cached_property)
+        }
+        found = {str(k): v for k, v in vars_of(value).items() if k not in cached}
+        for base in type(value).__mro__:
+            for name in slots_of(base):
+                try:
+                    found.setdefault(name, vars(base)[name].__get__(value))
+                except (KeyError, AttributeError):  # of a base, or empty
+                    continue
+        return found
+
+    def _named(self, values: dict[str, Any], path: str) -> None:
+        self.token(str(len(values)))
+        for name in sorted(values):
+            self.token(name)
+            self.value(values[name], f"{path}.{name}")
+
+
+def _parts(value: Any, path: str) -> Any:
+    """How an object would be pickled; None if only its attributes can say what it holds."""
+    kind = type(value)
+    reduce = copyreg.dispatch_table.get(kind)
+    try:
+        return reduce(value) if reduce is not None else value.__reduce_ex__(4)
+    except Exception as error:
+        if _says_itself(kind) and vars_of(value):
+            return None
+        raise no_content(path, value, f"does not say what it holds ({error})") from error
+
+
+def _says_itself(kind: type) -> bool:
+    """Whether a class has its own idea of how its objects are pickled."""
+    return any(
+        getattr(kind, name) not in (getattr(object, name), getattr(torch.nn.Module, name))
+        for name in ("__getstate__", "__reduce__", "__reduce_ex__")
+    )
+
+
+def _is_default_state(value: Any, state: Any) -> bool:
+    """Whether a state is just the attributes, which are then written by name."""
+    if _says_itself(type(value)):
+        return False
+    return state is None or isinstance(state, dict | tuple)
+
+
+_CONTAINERS = (dict, MappingProxyType, list, tuple, set, frozenset, deque)
+_EXACT = frozenset({dict, list, tuple, set, frozenset, MappingProxyType})
+
+_WRAPPERS: dict[type, tuple[str, ...]] = {
+    MethodType: ("__func__", "__self__"),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    property: ("fget", "fset", "fdel"),
+    functools.cached_property: ("func",),
+    slice: ("start", "stop", "step"),
+}

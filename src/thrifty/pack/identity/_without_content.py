@@ -1,0 +1,88 @@
+"""Values that have no content: those that do not matter, and those that cannot be identified."""
+
+from __future__ import annotations
+
+import contextvars
+import io
+import logging
+import multiprocessing.process
+import socket
+import subprocess
+import sys
+import threading
+import types
+import weakref
+from concurrent.futures import Executor, Future
+from types import ModuleType
+from typing import Any
+
+from thrifty.core import TaskError
+
+from ._contents import is_a
+from ._own import is_own
+
+
+def neutral_name(value: Any) -> str | None:
+    """The name of something that changes no computation, such as a logger or a lock; else None."""
+    if is_a(value, (logging.Logger, contextvars.ContextVar)):
+        return str(value.name)
+    if is_a(value, ModuleType):
+        return str(value.__name__)
+    if is_a(value, _NEUTRAL):
+        return ""
+    for stream in ("stdin", "stdout", "stderr"):
+        if value is getattr(sys, stream) or value is getattr(sys, f"__{stream}__"):
+            return stream
+    return None
+
+
+def why_no_content(value: Any) -> str:
+    """Why nobody can tell whether two such objects are the same; empty if they can be compared."""
+    for kinds, what in _NO_CONTENT:
+        if is_a(value, kinds):
+            return f"is {what}"
+    if is_iterator(value) and not is_own(type(value)):
+        return "is an iterator"
+    return ""
+
+
+def is_iterator(value: Any) -> bool:
+    """Whether something can only be gone through once."""
+    return hasattr(type(value), "__next__")
+
+
+def no_content(path: str, value: Any, reason: str) -> TaskError:
+    """The error for a value that a task cannot be identified by."""
+    return TaskError(
+        f"{path} {reason} ({type(value).__name__}), so thrifty cannot tell whether two studies "
+        "train the same: keep what it is made from instead (a path, a seed, a list), or define "
+        f"`__thrifty_identity__(self)` on the task or on the class of the object; it returns plain "
+        "data that is used instead, such as a `version` that you change by hand"
+    )
+
+
+_NEUTRAL = (
+    logging.Handler, logging.LoggerAdapter, type(threading.Lock()), type(threading.RLock()),
+    threading.Condition, threading.Event, threading.Semaphore, threading.Barrier, threading.local,
+    weakref.ref, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet,
+    weakref.finalize,
+)  # fmt: skip
+
+_NO_CONTENT: tuple[tuple[Any, str], ...] = (
+    (io.IOBase, "an open file"),
+    (socket.socket, "a socket"),
+    ((types.GeneratorType, types.AsyncGeneratorType), "a generator"),
+    (types.CoroutineType, "a coroutine"),
+    (threading.Thread, "a thread"),
+    ((subprocess.Popen, multiprocessing.process.BaseProcess), "a process"),
+    (Executor, "a pool of workers"),
+    (Future, "a result that is being computed"),
+    ((types.FrameType, types.TracebackType), "a frame of running code"),
+)
+
+BUILT_IN = (
+    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
+    types.MethodWrapperType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+)  # fmt: skip
+"""Functions and descriptors that are compiled: their name says what they are."""
