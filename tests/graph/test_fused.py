@@ -149,21 +149,26 @@ def test_trials_of_other_seeds_see_their_own_batches():
     assert_same(together(fused(Nodes()), some), alone(Nodes(), some), tolerance=1e-10)
 
 
-def test_trials_of_one_block_get_the_very_same_batch():
-    seen = []
+def test_batches_are_made_once_for_all_trials_of_a_block():
+    made = []
 
-    class Watched(Nodes):
-        def loss(self, model, batch):
-            seen.append(batch)
-            return super().loss(model, batch)
+    class Counting(InDtype):
+        def train_batches(self, **options):
+            for batch in super().train_batches(**options):
+                made.append(batch)
+                yield batch
 
-    backend = fused(Watched())
+    class Counted(Nodes):
+        def data(self, hp):
+            return Counting(data(), self.dtype)
+
+    backend = fused(Counted())
     for slot, trial in enumerate(trials(4)):
         backend.stack(slot, trial.member)
-    seen.clear()
+    made.clear()
     backend.step({k: EpochPlan(epoch=0, values=t.config) for k, t in enumerate(trials(4))})
-    assert len({id(batch) for batch in seen}) == 3  # one for each step, not for each trial
-    assert all(type(batch) is Batch for batch in seen)
+    assert len(made) == 3  # one for each step, not for each trial
+    assert all(type(batch) is Batch for batch in made)
 
 
 def test_rates_of_dropout_do_not_part_trials():

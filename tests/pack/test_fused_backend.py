@@ -658,8 +658,8 @@ class Recurrent(nn.Module):
 
 
 UNFUSABLE = {
-    "another computation each time": (lambda: Forward(counted), "changes its own attributes"),
-    "attributes": (lambda: Forward(warming_up), "changes its own attributes"),
+    "another computation each time": (lambda: Forward(counted), "computing its loss changes"),
+    "attributes": (lambda: Forward(warming_up), "computing its loss changes"),
     "branch": (lambda: Forward(branching), "reads the value of a tensor"),
     "hooks": (hooked, "hooks"),
     "lstm": (Recurrent, "recurrent layers.*nn.LSTM"),

@@ -33,7 +33,7 @@ from .fused._feed import ArrayFeed, Feed, IteratorFeed
 from .fused._member import FeedError, FusedTrial
 from .fused._options import BlockOptions
 from .fused._registry import UnfusableError
-from .fused._signature import family, kin, settings, signature
+from .fused._signature import check_memory, dropout_rates, family, kin, settings
 from .fused._structure import Structure
 from .fused._tape import Arena
 from .fused.optimizers import optimizer_for
@@ -80,11 +80,16 @@ class FusedBackend(Backend):
         self._arena = Arena()
         self._trials: dict[int, FusedTrial] = {}
         self._blocks: dict[Hashable, list[Block]] = {}
+        self._retired: list[Block] = []
         self._home: dict[FusedTrial, Block] = {}
         self._keys: dict[FusedTrial, tuple[Hashable, Hashable, Hashable]] = {}
         self.structures = {} if structures is None else structures
+        self.refused: dict[Hashable, str] = {}
+        """Structures whose trials were found to differ from themselves alone, and how."""
         self._feeds: dict[Hashable, Feed] = {}
         self._fits: dict[tuple[Hashable, Hashable], bool] = {}
+        self._built_in: dict[Hashable, tuple[str, ...]] = {}
+        """Dropout rates that models of a structure compute with, so that they are part of the structure."""
         self.budget = CheckBudget()
 
     def stack(self, slot: int, member: Member) -> None:
@@ -101,6 +106,7 @@ class FusedBackend(Backend):
         trial = FusedTrial(self._task, self._device)
         trial.begin(member)
         trial.adapt(member.values)
+        trial.look_again()
         return trial
 
     def place(self, slot: int, trial: FusedTrial, values: Mapping[str, Any]) -> None:
@@ -130,7 +136,7 @@ class FusedBackend(Backend):
         rows = arrays and tuple((tuple(a.shape[1:]), str(a.dtype)) for a in arrays)
         batch_size = trial.batch_size(values)
         group = (
-            signature(trial.model, attributes=vars(trial.task)),
+            trial.signature,
             self._kind(trial, values),
             rows,
         )
@@ -151,8 +157,14 @@ class FusedBackend(Backend):
     ) -> Structure:
         """The tested structure of a prepared trial. Raises as ``key`` does."""
         key = self._structure_key(trial)
+        if key in self.refused:
+            raise UnfusableError(self.refused[key])
         if key not in self.structures:
-            self.structures[key] = _found_out(trial, values)
+            known = _found_out(trial, values)
+            if isinstance(known, Structure) and known.built_in:
+                self._built_in[key] = tuple(sorted(known.built_in))
+                key = self._structure_key(trial)
+            self.structures[key] = known
         known = self.structures[key]
         if isinstance(known, str):
             raise UnfusableError(known)
@@ -227,7 +239,14 @@ class FusedBackend(Backend):
 
     def refuse(self, trial: FusedTrial, reason: str) -> None:
         """Fuse no more trials of this one's structure."""
-        self.structures[self._structure_key(trial)] = reason
+        self.refused[self._structure_key(trial)] = reason
+
+    def _retire_programs(self) -> None:
+        """Record anew from now on: programs may have other values built in than they would have today."""
+        self.structures.clear()
+        self._fits.clear()
+        self._retired += [block for blocks in self._blocks.values() for block in blocks]
+        self._blocks.clear()
 
     def _note(self, trial: FusedTrial, outcome: Outcome) -> None:
         """Take note of what came of an epoch."""
@@ -274,7 +293,8 @@ class FusedBackend(Backend):
     # -- who is where --------------------------------------------------------------------
 
     def _all_blocks(self) -> Iterable[Block]:
-        return (block for blocks in self._blocks.values() for block in blocks)
+        self._retired = [block for block in self._retired if block.trials]
+        return [*self._retired, *(b for blocks in self._blocks.values() for b in blocks)]
 
     def _joins(
         self, trial: FusedTrial, values: Mapping[str, Any], *, size: int, other: Hashable
@@ -303,7 +323,12 @@ class FusedBackend(Backend):
         return optimizer_for(trial.spec, trial.spec.resolve(values))[1]
 
     def _place(self, trial: FusedTrial, values: Mapping[str, Any]) -> None:
-        """Puts a trial into a block of its structure with a free row."""
+        """Put a trial into a block of its structure with a free row.
+
+        Raises:
+            UnfusableError: it cannot be fused, or shares tensors with another trial.
+        """
+        self._check_tensors(trial)
         key = self.key(trial, values)
         host = self.host(trial, values)
         blocks = self._blocks.setdefault(key if host is None else host, [])
@@ -325,16 +350,40 @@ class FusedBackend(Backend):
         block.add(trial)
         self._home[trial], self._keys[trial] = block, key
 
+    def _check_tensors(self, trial: FusedTrial) -> None:
+        """Check that a trial's tensors are its own, so that they can become a row.
+
+        Raises:
+            UnfusableError: it shares memory, within its model or with another trial.
+        """
+        if trial.tensor_ids:
+            return
+        check_memory([trial.model])
+        own = {id(t) for t in (*trial.model.parameters(), *trial.model.buffers())}
+        if any(not own.isdisjoint(other.tensor_ids) for other in self._home):
+            raise UnfusableError("it shares parameters or buffers with another trial")
+        trial.tensor_ids = own
+
     def _structure_key(self, trial: FusedTrial) -> Hashable:
-        return (signature(trial.model, attributes=vars(trial.task)), id(trial.source))
+        key = (trial.signature, id(trial.source))
+        paths = self._built_in.get(key, ())
+        if not paths:
+            return key
+        rates = dropout_rates(trial.model)
+        return (*key, *[(path, rates[path]) for path in paths])
 
     # -- epochs --------------------------------------------------------------------------
 
     def _start(self, trial: FusedTrial, plan: EpochPlan) -> dict[str, float]:
         trial.adapt(plan.values)
         _check_momentum(trial, plan)
+        changed = trial.look_again()
+        if changed is not None and not changed.is_own:
+            self._retire_programs()
+            raise UnfusableError(f"{changed.name}, which it reads, has changed")
         if (
-            type(self._task).adapt is not Task.adapt
+            changed
+            or self._built_in
             or isinstance(self._task.batch_size, str)
             or self._kind(trial, plan.values) != self._keys[trial][1]
         ):

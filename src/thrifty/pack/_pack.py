@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,15 +25,18 @@ from .fused._feed import IteratorFeed
 from .fused._member import FusedTrial
 from .fused._options import BlockOptions
 from .fused._registry import UnfusableError
-from .fused._signature import check_memory, dropout_rates, signature
+from .fused._signature import check_memory, dropout_rates, rate_places, signature
 from .fused._tape import Arena
 from .fused.optimizers import optimizer_for
-from .verify import CheckBudget, OwnState, own_state
+from .verify import CheckBudget, OwnState, Watch, own_state
 
 
 logger = logging.getLogger(__name__)
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
+
+MAX_RECORDINGS = 3
+"""Models are trained in turn when values that they read have changed so often."""
 
 
 class Pack:
@@ -81,6 +86,9 @@ class Pack:
             for model, v, s in zip(self.models, self.values, self._seeds, strict=True)
         ]
         self._num_steps = 0
+        self._num_recordings = 0
+        self._watch: Watch
+        self._parts = 1
         self._first_unverified = [0] * len(self.models)
 
     def step(self, batch: Any = None, *, batches: Sequence[Any] | None = None) -> torch.Tensor:
@@ -124,6 +132,7 @@ class Pack:
 
     def _step_fused(self, batches: Sequence[Any]) -> torch.Tensor | None:
         """One step of all models at once; None if they are trained in turn."""
+        self._look_for_changes()
         if self.fused is None:
             self._fuse(batches[0])
         if self._block is None:
@@ -149,6 +158,24 @@ class Pack:
         self._unfuse(reason, back_to=[states[trial] for trial in self._trials])
         return None
 
+    def _look_for_changes(self) -> None:
+        """Record anew if a value that the models or the loss read has changed since the last step."""
+        if self._block is None:
+            return
+        began = time.perf_counter()
+        changed = self._watch.changed(self._num_steps % self._parts, self._parts)
+        seconds = time.perf_counter() - began
+        self.checks.spent_s += seconds
+        # the next looks together may take 1 % of the training time: otherwise each sees a part
+        allowed = self.checks.share * self.checks.trained_s / max(self._num_steps, 1)
+        self._parts = max(1, math.ceil(self._parts * seconds / max(allowed, 1e-9)))
+        if changed is None:
+            return
+        self._unfuse(f"{changed.name}, which they read, has changed", back_to=None)
+        self._num_recordings += 1
+        if self._num_recordings < MAX_RECORDINGS:
+            self.fused = None
+
     def _fuse(self, batch: Any) -> None:
         """Put the models into one block, if that is possible."""
         self.fused = False
@@ -160,7 +187,14 @@ class Pack:
         for trial in self._trials:
             block.add(trial)
         self._block = block
+        self._watch = self._new_watch()
+        self._parts = 1
         self.fused = True
+
+    def _new_watch(self) -> Watch:
+        models = {f"model {k}": model for k, model in enumerate(self.models)}
+        rates = [place for model in self.models for place in rate_places(model)]
+        return Watch({"loss": self._task._loss, **models}, ignored=rates)
 
     def _new_block(self, batch: Any) -> Block:
         """A block for the models.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -107,6 +108,13 @@ class StepCheck:
         found = compare_step(
             packed, alone, before=self.before.tensors, num_terms=_num_numbers(batch)
         )
+        if changed := trial.look_again():
+            return Difference(
+                what=f"{changed.name}, which computing the loss changes,",
+                found=math.inf,
+                allowed=0.0,
+                is_rounding_possible=False,
+            )
         if found is None or not found.is_rounding_possible:
             return found
         self.tie = agrees_in_double(

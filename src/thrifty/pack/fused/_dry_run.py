@@ -19,11 +19,12 @@ from torch.utils import _pytree as pytree
 
 from thrifty.pack._data import WholeBatch
 from thrifty.pack._task import Task
+from thrifty.pack.verify import Keeper, Watch
 
 from ._alone import evaluate_alone, train_alone
 from ._experiment import Experiment, run_packed, stacked
 from ._registry import UnfusableError
-from ._signature import signature
+from ._signature import rate_places
 from ._step import Step, check_same, close
 from ._structure import Recorded, Structure
 
@@ -38,9 +39,19 @@ SINGLE_TOLERANCE = 2e-3
 def dry_run(task: Task, model: torch.nn.Module, batch: Any) -> Structure:
     """The structure of a model, tested; ``batch`` is one of its training batches. Draws from torch's stream.
 
+    What the user's code changes meanwhile (a counter in a closure, a global) is put back.
+
     Raises:
         UnfusableError: it cannot be fused; the message says why.
     """
+    keeper = Keeper({"task": task, "model": model})
+    try:
+        return _dry_run(task, model, batch)
+    finally:
+        keeper.put_back()
+
+
+def _dry_run(task: Task, model: torch.nn.Module, batch: Any) -> Structure:
     leaves, spec = pytree.tree_flatten(batch)
     if isinstance(batch, WholeBatch) and not isinstance(batch, torch.Tensor):
         return _tested_whole(task, model, batch)
@@ -152,6 +163,7 @@ def _tested(
     experiment.check(recorded, alone)
     together = replace(experiment, batches=[batches[0]] * 2, shared=True)
     out = structure(double=False)
+    out.built_in |= experiment.structure.built_in
     out.draws_nothing = not recorded.draws
     out.fused_metrics = together.evaluates_alike()
     out.sharing = together.trains_alike()
@@ -164,7 +176,9 @@ def _all_alone(
 ) -> list[Step]:
     """What each model comes to alone, if that is all that a step does."""
     copies = [deepcopy(model) for model in models]
-    before = signature(copies[0], attributes=vars(task))
+    watch = Watch({"task": task, "model": copies[0]}, ignored=rate_places(copies[0]))
+    if watch.unwatchable:
+        raise UnfusableError(f"{watch.unwatchable} is an iterator, whose place nobody can see")
     try:
         steps = [
             train_alone(task, model, batch, seed=k)
@@ -176,8 +190,8 @@ def _all_alone(
         raise
     if all(gradient is None for gradient in steps[0].gradients.values()):
         raise UnfusableError("nothing in it is trained")
-    if before != signature(copies[0], attributes=vars(task)):
-        raise UnfusableError("its forward pass changes its own attributes")
+    if changed := watch.changed():
+        raise UnfusableError(f"computing its loss changes {changed.name}")
     return steps
 
 

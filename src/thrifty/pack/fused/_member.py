@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -15,13 +15,10 @@ from thrifty.pack._random import seed_step
 from thrifty.pack._state import pack_state, unpack_state
 from thrifty.pack._task import Task
 from thrifty.pack._trial import TaskTrial
+from thrifty.pack.verify import Change, Difference, Watch
 
 from ._feed import Feed, IteratorFeed
-from ._signature import dropout_rates
-
-
-if TYPE_CHECKING:
-    from thrifty.pack.verify import Difference
+from ._signature import dropout_rates, rate_places, signature
 
 
 class FeedError(Exception):
@@ -63,6 +60,10 @@ class FusedTrial(TaskTrial):
         self._check_at: set[int] = set()
         self._verified_step = -1
         """The last step of this epoch that was checked."""
+        self.tensor_ids: set[int] = set()
+        """Identities of its parameters and buffers, while it is in a block."""
+        self._watch: Watch | None = None
+        self._signature: Hashable | None = None
 
     def begin(self, member: Member) -> None:
         """Makes model and optimiser."""
@@ -73,8 +74,35 @@ class FusedTrial(TaskTrial):
         ]
 
     def adapt(self, values: Mapping[str, Any]) -> None:
-        """Brings the module up to date with hyper-parameters that changed."""
+        """Bring the module up to date with hyper-parameters that changed."""
         self.task.adapt(self.model, HyperParameters(values))
+
+    @property
+    def watch(self) -> Watch:
+        """The values that the trial's code reads, since they were looked at last."""
+        if self._watch is None:
+            roots = {"task": self.task, "model": self.model}
+            self._watch = Watch(roots, ignored=rate_places(self.model))
+        return self._watch
+
+    @property
+    def signature(self) -> Hashable:
+        """What trials that do the same have in common; see ``signature``.
+
+        Raises:
+            UnfusableError: the model has hooks.
+        """
+        if self._signature is None:
+            self._signature = signature(self.model, attributes=vars(self.task))
+        return self._signature
+
+    def look_again(self) -> Change | None:
+        """A watched value that has changed, if there is one; from here on it counts as it is now."""
+        changed = self.watch.changed()
+        if changed:
+            self._watch = self._signature = None
+            self.tensor_ids = set()
+        return changed
 
     def take_moments(self, moments: Mapping[int, Any]) -> None:
         """Notes the optimiser's state down in torch's own optimiser."""

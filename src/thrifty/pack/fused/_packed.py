@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ._randomness import Randomness
+from ._randomness import Randomness, TrialValue
 from ._registry import RULES, UnfusableError
 
 
@@ -198,6 +198,8 @@ def apply(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     """
     rule = RULES.get(func)
     group = group_of(args, kwargs)
+    if rule is None:
+        _note_numbers(args, kwargs)
     name = getattr(func, "__name__", str(func))
     if name in READS:
         raise _reads(name)
@@ -210,6 +212,13 @@ def apply(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
         raise UnfusableError(f"{name}: {reason}") from error
+
+
+def _note_numbers(args: Any, kwargs: Any) -> None:
+    """Note the trials' own numbers that a function computes with: it gets one trial's for all."""
+    for leaf in pytree.tree_leaves((args, kwargs)):
+        if isinstance(leaf, TrialValue):
+            leaf.built_in.add(leaf.path)
 
 
 def group_of(args: Any, kwargs: Any) -> Group:

@@ -6,25 +6,63 @@ way, and each draw is made once for each trial, in the same order and of the sam
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 
 class TrialValue(float):
-    """A number that may differ from trial to trial, such as a dropout rate; ``path`` names where it stands."""
+    """A number that may differ from trial to trial, such as a dropout rate.
+
+    A rule that meets it takes each trial's own number. Code that computes with it gets this trial's number, which a
+    recording would keep for all: that is noted.
+
+    Attributes:
+        path: Where it stands.
+        built_in: The paths of the numbers that were computed with.
+    """
 
     path: str
+    built_in: set[str]
 
-    def __new__(cls, value: float, path: str) -> TrialValue:
+    def __new__(cls, value: float, path: str, built_in: set[str] | None = None) -> TrialValue:
         out = super().__new__(cls, value)
         out.path = path
+        out.built_in = set() if built_in is None else built_in
         return out
 
-    def __getnewargs__(self) -> tuple[float, str]:  # type: ignore[override]  # for copies
-        return (float(self), self.path)
+    def __getnewargs__(self) -> tuple[float, str, set[str]]:  # type: ignore[override]  # for copies
+        return (plain(self), self.path, self.built_in)
+
+    def __hash__(self) -> int:
+        return float.__hash__(self)
+
+
+def plain(value: float) -> float:
+    """The number itself, to look at without computing with it."""
+    return float.__add__(value, 0.0) if isinstance(value, TrialValue) else value
+
+
+def _noting(name: str) -> Callable[..., Any]:
+    method = getattr(float, name)
+
+    def call(self: TrialValue, *args: Any) -> Any:
+        self.built_in.add(self.path)
+        return method(self, *args)
+
+    call.__name__ = name
+    return call
+
+
+for _name in (
+    "abs", "add", "bool", "ceil", "divmod", "eq", "float", "floor", "floordiv", "ge", "gt", "int", "le", "lt", "mod",
+    "mul", "ne", "neg", "pos", "pow", "radd", "rdivmod", "rfloordiv", "rmod", "rmul", "round", "rpow", "rsub",
+    "rtruediv", "sub", "truediv", "trunc", "format",
+):  # fmt: skip
+    setattr(TrialValue, f"__{_name}__", _noting(f"__{_name}__"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +90,8 @@ class Randomness:
     def rates_of(self, p: float) -> list[float]:
         """Each trial's own value of a rate."""
         path = getattr(p, "path", None)
-        return [
-            float(p) if path is None else rates.get(path, float(p)) for rates in self._rates
-        ]
+        p = plain(p)
+        return [p if path is None else rates.get(path, p) for rates in self._rates]
 
     def dropout(
         self, shape: Sequence[int], p: float, *, dtype: torch.dtype, device: torch.device
@@ -63,7 +100,7 @@ class Randomness:
         size = len(self.generators)
         with _disable_current_modes():  # no part of what is recorded
             noise = torch.empty((size, *shape), dtype=dtype, device=device)
-            draw = Draw(noise=noise, path=getattr(p, "path", None), p=float(p))
+            draw = Draw(noise=noise, path=getattr(p, "path", None), p=plain(p))
             fill(draw, generators=self.generators, rates=self._rates)
         self.draws.append(draw)
         return noise

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+
+from thrifty.core import TaskError
+from thrifty.pack.identity import content_digest
 
 from ._registry import UnfusableError
 
@@ -22,6 +25,8 @@ _OWN = frozenset({
     "_is_full_backward_hook",
 })
 _MAX_DEPTH = 4
+_MAX_HASHED_BYTES = 2**20
+"""Larger arrays are told apart by being other objects."""
 
 
 def signature(model: torch.nn.Module, *, attributes: Mapping[str, Any]) -> Hashable:
@@ -132,6 +137,16 @@ def dropouts(model: torch.nn.Module) -> dict[str, tuple[torch.nn.Module, str]]:
     return {path: (module, name) for path, module, name in found if name is not None}
 
 
+def rate_places(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
+    """The layers with a dropout rate and the attribute that it is: what trials may differ in."""
+    return list(dropouts(model).values())
+
+
+def follows_rate_itself(module: torch.nn.Module) -> bool:
+    """Whether a layer's rate reaches torch's own dropout only; layers that name theirs do more, and know why."""
+    return isinstance(module, _DROPOUTS)
+
+
 def _rate_of(module: torch.nn.Module) -> str | None:
     """The attribute that may differ from trial to trial.
 
@@ -148,42 +163,16 @@ def _value(value: Any, depth: int) -> Hashable:
         value, bool | int | float | str | bytes | complex | torch.dtype | torch.device
     ):
         return (type(value).__name__, value)
-    if isinstance(value, torch.Tensor):
-        content = value.detach().cpu()
+    if depth <= _MAX_DEPTH and type(value) in (list, tuple):
+        return (type(value).__name__, tuple(_value(v, depth + 1) for v in value))
+    if depth <= _MAX_DEPTH and type(value) is dict:
         return (
-            "tensor",
-            tuple(value.shape),
-            content.contiguous().view(-1).tolist().__repr__()
-            if value.numel() <= 64
-            else id(value),
+            "dict",
+            tuple((_value(k, depth), _value(v, depth + 1)) for k, v in value.items()),
         )
-    if depth > _MAX_DEPTH:
+    if isinstance(value, torch.Tensor | np.ndarray) and value.nbytes > _MAX_HASHED_BYTES:
+        return ("array", id(value))
+    try:
+        return ("content", content_digest(value))
+    except TaskError:
         return ("object", id(value))
-    if isinstance(value, list | tuple | set | frozenset | Mapping):
-        return _container(value, depth)
-    if isinstance(value, torch.nn.Module):
-        return ("module", f"{type(value).__module__}.{type(value).__qualname__}")
-    if (
-        isinstance(value, type)
-        or callable(getattr(value, "__code__", None))
-        or hasattr(value, "__qualname__")
-    ):
-        module, name = getattr(value, "__module__", ""), value.__qualname__
-        found: Any = sys.modules.get(module)
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        # one that cannot be found by its name is not known by it, either
-        return ("named", module, name, None if found is value else id(value))
-    inside = getattr(value, "__dict__", None)
-    if inside is not None:
-        return ("object", type(value).__qualname__, _value(inside, depth + 1))
-    return ("object", id(value))
-
-
-def _container(value: Any, depth: int) -> Hashable:
-    if isinstance(value, Mapping):
-        return ("dict", tuple((str(k), _value(v, depth + 1)) for k, v in value.items()))
-    inside = [_value(v, depth + 1) for v in value]
-    if isinstance(value, list | tuple):
-        return (type(value).__name__, tuple(inside))
-    return ("set", frozenset(inside))

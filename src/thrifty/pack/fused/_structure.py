@@ -16,10 +16,10 @@ from thrifty.pack._task import Task
 from . import rules as rules
 from ._layout import Layout
 from ._packed import Group, Packed
-from ._randomness import Draw, Randomness, TrialValue
+from ._randomness import Draw, Randomness, TrialValue, plain
 from ._record import Program, record
 from ._registry import UnfusableError
-from ._signature import dropouts
+from ._signature import dropouts, follows_rate_itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +84,11 @@ class Structure:
         self.buffers = tuple(name for name, _ in model.named_buffers())
         self.counters = frozenset(step_counters(model))
         self._places = _places(model)
+        self.built_in: set[str] = set()
+        """Paths of dropout rates that the model computes with: programs hold for these rates alone."""
         for path, (layer, name) in dropouts(model).items():
-            setattr(layer, name, TrialValue(getattr(layer, name), path))
+            own = self.built_in if follows_rate_itself(layer) else None
+            setattr(layer, name, TrialValue(plain(getattr(layer, name)), path, own))
         self._recorded: dict[Variant, Recorded] = {}
         self.in_double: dict[int, tuple[Structure, Recorded]] = {}
         """The same in double precision, by the number of rows: what second opinions run."""
@@ -129,6 +132,7 @@ class Structure:
             trained=self.trained,
             channels_last=True,
         )
+        out.built_in |= self.built_in
         out.sharing, out.padding = self.sharing, self.padding
         out.draws_nothing, out.fused_metrics = self.draws_nothing, self.fused_metrics
         return out

@@ -15,6 +15,8 @@ from ._task import (
     note_moves as note_moves,
     snapshot as snapshot,
 )
+from ._values import content_digest as content_digest
+from ._without_content import is_iterator as is_iterator
 
 
 __all__ = [
@@ -25,7 +27,9 @@ __all__ = [
     "Reached",
     "TaskIdentity",
     "asking_legacy",
+    "content_digest",
     "identify",
+    "is_iterator",
     "is_legacy_asked",
     "is_own",
     "is_own_module",

@@ -19,15 +19,19 @@ from ._reference import (
     own_tensors as own_tensors,
     step_alone as step_alone,
 )
+from ._watch import Change as Change, Keeper as Keeper, Watch as Watch
 
 
 __all__ = [
+    "Change",
     "CheckBudget",
     "Difference",
+    "Keeper",
     "MetricsDifference",
     "OwnState",
     "StepAlone",
     "StepTaken",
+    "Watch",
     "compare_metrics",
     "compare_step",
     "own_state",

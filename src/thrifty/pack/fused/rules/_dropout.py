@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
 from thrifty.pack.fused._packed import Group, Packed
+from thrifty.pack.fused._randomness import plain
 from thrifty.pack.fused._registry import RULES, UnfusableError, register_rule
 
 
@@ -67,11 +68,11 @@ def noise_like(group: Group, x: torch.Tensor, p: float) -> torch.Tensor:
 
 def drops(p: float) -> bool:
     """Whether any trial may drop something: a rate with a path is each one's own."""
-    return p != 0.0 or hasattr(p, "path")
+    return hasattr(p, "path") or p != 0.0
 
 
 def _active(p: float, *, training: bool) -> bool:
-    if not 0.0 <= p <= 1.0:
+    if not 0.0 <= plain(p) <= 1.0:
         raise UnfusableError(f"a dropout probability of {p}")
     return training and drops(p)
 
