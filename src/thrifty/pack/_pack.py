@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 
+WATCH_SHARE = 0.1
+"""The part of a step that looking for changed values may take."""
 MAX_RECORDINGS = 3
 """Models are trained in turn when values that they read have changed so often."""
 
@@ -166,8 +168,8 @@ class Pack:
         changed = self._watch.changed(self._num_steps % self._parts, self._parts)
         seconds = time.perf_counter() - began
         self.checks.spent_s += seconds
-        # the next looks together may take 1 % of the training time: otherwise each sees a part
-        allowed = self.checks.share * self.checks.trained_s / max(self._num_steps, 1)
+        # looks may take a tenth of a step; where they would take longer, each sees a part
+        allowed = WATCH_SHARE * self.checks.trained_s / max(self._num_steps, 1)
         self._parts = max(1, math.ceil(self._parts * seconds / max(allowed, 1e-9)))
         if changed is None:
             return
@@ -185,6 +187,7 @@ class Pack:
             self._say(str(error) or type(error).__name__)
             return
         for trial in self._trials:
+            trial.look_again()
             block.add(trial)
         self._block = block
         self._watch = self._new_watch()
@@ -194,7 +197,8 @@ class Pack:
     def _new_watch(self) -> Watch:
         models = {f"model {k}": model for k, model in enumerate(self.models)}
         rates = [place for model in self.models for place in rate_places(model)]
-        return Watch({"loss": self._task._loss, **models}, ignored=rates)
+        roots = {"loss": self._task._loss, **models}
+        return Watch(roots, ignored=rates, memory=True)
 
     def _new_block(self, batch: Any) -> Block:
         """A block for the models.
@@ -223,7 +227,9 @@ class Pack:
         for trial, batch, values in zip(self._trials, batches, self.values, strict=True):
             feed = feeds.setdefault(id(batch), IteratorFeed(iter([batch])))
             trial.ready(feed, values=values, step=self._num_steps, tick=block.start(1))
-        if self.checks.allows(block.check_s):
+        # one model, drawn by seed: early on at steps 1, 2, 4, ..., later as often as is affordable
+        early = self._num_steps & (self._num_steps - 1) == 0
+        if early or self.checks.allows(block.check_s):
             drawn = derive_seed(0, "check", self._num_steps)
             self._trials[drawn % len(self._trials)].check_at(0)
         with denormals_flushed():
@@ -237,6 +243,7 @@ class Pack:
             self._block.restore(trial, state)
         for trial in self._trials:
             trial.take_moments(self._block.moments(trial))
+        for trial in reversed(self._trials):  # the last row first, so that none moves
             self._block.remove(trial)
             trial.difference = None
         self._block = None

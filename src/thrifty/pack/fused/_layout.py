@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ._registry import UnfusableError
+
 
 ALIGNMENT = 16
 """Elements: each tensor begins at a 64-byte boundary (for 4-byte numbers), so that vector loads never straddle one."""
@@ -36,8 +38,19 @@ class Layout:
 
     @classmethod
     def of(cls, parameters: Sequence[tuple[str, torch.Tensor]]) -> Layout:
-        """The layout for some parameters, all of one dtype."""
+        """The layout for some parameters.
+
+        Raises:
+            UnfusableError: they have different types, or one of half precision.
+        """
         segments, start = [], 0
+        types = {parameter.dtype for _, parameter in parameters}
+        if len(types) > 1:
+            raise UnfusableError(
+                f"its parameters have several types ({', '.join(sorted(map(str, types)))})"
+            )
+        if types & {torch.bfloat16, torch.float16}:
+            raise UnfusableError("its parameters have half precision")
         for name, parameter in parameters:
             segments.append(Segment(name=name, shape=parameter.shape, start=start))
             start += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT

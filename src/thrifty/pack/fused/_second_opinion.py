@@ -6,13 +6,14 @@ precision the same inputs hardly ever tie, so what still differs there is struct
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 
 import torch
 from torch.utils import _pytree as pytree
 
-from thrifty.pack.verify import compare_metrics
+from thrifty.pack.verify import compare_metrics, own_tensors
 
 from ._alone import evaluate_alone, train_alone
 from ._experiment import Experiment, run_packed
@@ -65,20 +66,25 @@ def metrics_agree_in_double(
 
 
 def _metrics_agree(structure: Structure, trial: FusedTrial) -> bool:
-    model = deepcopy(trial.model).double()
     double = _in_double(structure)
     batches = trial.source.valid_batches(batch_size=structure.task.eval_batch_size)
-    for batch, _ in batches:
-        leaves, spec = pytree.tree_flatten(batch)
-        rows = _double(leaves)
-        experiment = Experiment(
-            structure=double, models=[model], batches=[rows], tolerance=TOLERANCE, shared=True
-        )
-        packed = experiment.packed_metrics()[0]
-        own = pytree.tree_unflatten([row.clone() for row in rows], spec)
-        alone = {n: float(v) for n, v in evaluate_alone(trial.task, model, own).items()}
-        if compare_metrics(packed, alone, tolerance=TOLERANCE) is not None:
-            return False
+    state = own_tensors(trial.model)
+    with _in_double_for_a_while(trial.model, state) as model:
+        for batch, _ in batches:
+            leaves, spec = pytree.tree_flatten(batch)
+            rows = _double(leaves)
+            experiment = Experiment(
+                structure=double,
+                models=[model],
+                batches=[rows],
+                tolerance=TOLERANCE,
+                shared=True,
+            )
+            packed = experiment.packed_metrics()[0]
+            own = pytree.tree_unflatten([row.clone() for row in rows], spec)
+            alone = {n: float(v) for n, v in evaluate_alone(trial.task, model, own).items()}
+            if compare_metrics(packed, alone, tolerance=TOLERANCE) is not None:
+                return False
     return True
 
 
@@ -89,43 +95,58 @@ def _agrees(
     *,
     is_current: Callable[[], bool],
 ) -> bool:
-    model = _loaded(trial.model, state)
     leaves = [leaf[:MAX_ROWS] for leaf in _double(trial.feed.batch(trial.step_index))]
     known = structure.in_double.get(len(leaves[0]))
     double = _in_double(structure) if known is None else known[0]
-    experiment = Experiment(
-        structure=double, models=[model], batches=[leaves], tolerance=TOLERANCE
-    )
-    if known is None:
-        # from here on the two programs stand for each other: neither is recorded again
-        if not is_current():
-            return False
-        known = structure.in_double[len(leaves[0])] = (double, experiment.record())
-    packed = experiment.packed(known[1])[0]
-    batch = pytree.tree_unflatten([leaf.clone() for leaf in leaves], double.batch_spec)
-    alone = train_alone(trial.task, deepcopy(model), batch, seed=0)
-    check_same(packed, alone, tolerance=TOLERANCE)
+    with _in_double_for_a_while(trial.model, state) as model:
+        experiment = Experiment(
+            structure=double, models=[model], batches=[leaves], tolerance=TOLERANCE
+        )
+        if known is None:
+            # from here on the two programs stand for each other: neither is recorded again
+            if not is_current():
+                return False
+            known = structure.in_double[len(leaves[0])] = (double, experiment.record())
+        packed = experiment.packed(known[1])[0]
+        batch = pytree.tree_unflatten([leaf.clone() for leaf in leaves], double.batch_spec)
+        alone = train_alone(trial.task, model, batch, seed=0)
+        check_same(packed, alone, tolerance=TOLERANCE)
     return True
 
 
 def _agrees_whole(
     structure: Structure, trial: FusedTrial, state: Mapping[str, torch.Tensor]
 ) -> bool:
-    model = _loaded(trial.model, state)
     batch = trial.batch_alone(None).double()
-    alone = train_alone(trial.task, deepcopy(model), batch, seed=0)
-    packed = run_packed(_in_double(structure), [model], batch)[0]
-    check_same(packed, alone, tolerance=TOLERANCE)
+    with _in_double_for_a_while(trial.model, state) as model:
+        packed = run_packed(_in_double(structure), [model], batch)[0]
+        alone = train_alone(trial.task, model, batch, seed=0)
+        check_same(packed, alone, tolerance=TOLERANCE)
     return True
 
 
-def _loaded(model: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> torch.nn.Module:
-    """A copy of a module with the given tensors, in double precision."""
-    out = deepcopy(model)
-    own = {**dict(out.named_parameters()), **dict(out.named_buffers())}
-    for name, tensor in state.items():
-        own[name].data = tensor.clone()
-    return out.double()
+@contextmanager
+def _in_double_for_a_while(
+    model: torch.nn.Module, state: Mapping[str, torch.Tensor]
+) -> Iterator[torch.nn.Module]:
+    """A module itself with the given tensors in double precision: a copy may do something else (hooks, identities)."""
+    own: dict[str, torch.Tensor] = {
+        **dict(model.named_parameters()),
+        **dict(model.named_buffers()),
+    }
+    homes = {name: tensor.data for name, tensor in own.items()}
+    modes = {module: module.training for module in model.modules()}
+    try:
+        for name, tensor in own.items():
+            tensor.grad = None
+            tensor.data = _double([state[name]])[0]
+        yield model
+    finally:
+        for name, tensor in own.items():
+            tensor.grad = None
+            tensor.data = homes[name]
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def _in_double(structure: Structure) -> Structure:

@@ -6,7 +6,7 @@ from ._legacy import (
     legacy_identity as legacy_identity,
 )
 from ._own import is_own as is_own, is_own_module as is_own_module
-from ._place import MISSING as MISSING, Place as Place
+from ._place import MISSING as MISSING, Place as Place, vars_of as vars_of
 from ._reach import Reach as Reach, Reached as Reached, reach as reach
 from ._task import (
     Components as Components,
@@ -37,4 +37,5 @@ __all__ = [
     "note_moves",
     "reach",
     "snapshot",
+    "vars_of",
 ]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from thrifty.pack.identity import MISSING, Place, is_iterator, reach
+from thrifty.pack.identity import MISSING, Place, is_iterator, reach, vars_of
 
 
 MAX_ELEMENTS = 256
@@ -23,6 +23,8 @@ MAX_DEPTH = 4
 
 _MAKERS = ("data", "model", "optimizer")
 """Methods of a task that run before training, and may keep caches."""
+
+_HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
 
 _IMMUTABLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
@@ -44,41 +46,51 @@ class Change:
 class Watch:
     """The values that some code reads, and whether one of them has changed since.
 
+    Looking costs about a microsecond for each module.
+
     Args:
         roots: The code and the objects to watch, by name: a loss, a task, a module.
         ignored: Attributes that are followed in another way, as pairs of their object and their name.
+        memory: Whether parameters and buffers must stay where they lie in memory.
     """
 
     def __init__(
-        self, roots: Mapping[str, Any], *, ignored: Iterable[tuple[object, str]] = ()
+        self,
+        roots: Mapping[str, Any],
+        *,
+        ignored: Iterable[tuple[object, str]] = (),
+        memory: bool = False,
     ) -> None:
         skipped = {(id(holder), name) for holder, name in ignored}
-        models = [root for root in roots.values() if isinstance(root, torch.nn.Module)]
-        self._own = {id(root) for root in roots.values()}
-        self._own |= {id(module) for model in models for module in model.modules()}
-        self._fast: list[tuple[dict[str, Any], str, Any, Place]] = []
-        self._slow: list[tuple[Place, Any]] = []
         self.unwatchable = ""
         """The name of something that is read and has no value to compare, such as an iterator; "" if there is none."""
+        self._spaces: dict[int, _Namespace] = {}
+        self._cells: list[tuple[Any, Place]] = []
+        self._contents: list[tuple[Place, Any]] = []
         for place in _places(roots):
-            if (id(place.holder), place.key) in skipped or _is_mode(place):
-                continue
-            value = place.get()
-            namespace = _namespace(place)
-            if namespace is not None and type(value) in _IMMUTABLE:
-                self._fast.append((namespace, place.key, value, place))
-            else:
-                self._slow.append((place, token(value)))
-                if is_iterator(value):
-                    self.unwatchable = self.unwatchable or place.name
-        self._tensors = [
-            (f"{name}.{path}", module._parameters, key, parameter, parameter.requires_grad)
+            if (id(place.holder), place.key) not in skipped and not _is_mode(place):
+                self._add(place)
+        self._modules = [
+            _Module(f"{name}.{path}" if path else name, module, memory=memory)
             for name, model in roots.items()
             if isinstance(model, torch.nn.Module)
             for path, module in model.named_modules()
-            for key, parameter in module._parameters.items()
-            if parameter is not None
         ]
+        self._own = {id(root) for root in roots.values()}
+        self._own |= {id(each.module) for each in self._modules}
+
+    def _add(self, place: Place) -> None:
+        value = place.get()
+        if is_iterator(value):
+            self.unwatchable = self.unwatchable or place.name
+        namespace = _namespace(place)
+        if namespace is not None:
+            space = self._spaces.setdefault(id(namespace), _Namespace(namespace))
+            space.add(place, value)
+        elif place.kind == "closure":
+            self._cells.append((value, place))
+        if _has_contents(value) or (namespace is None and place.kind != "closure"):
+            self._contents.append((place, token(value)))
 
     def changed(self, part: int = 0, parts: int = 1) -> Change | None:
         """A value that is not what it was; None if there is none.
@@ -87,20 +99,83 @@ class Watch:
             part: Looks at one of several parts of the values, in rotation.
             parts: How many parts there are.
         """
-        for namespace, key, value, place in self._fast[part::parts]:
-            now = namespace.get(key, MISSING)
+        for space in list(self._spaces.values())[part::parts]:
+            place = space.changed()
+            if place is not None:
+                return self._change(place)
+        for value, place in self._cells[part::parts]:
+            now = place.get()
             if now is not value and not _same(now, value):
                 return self._change(place)
-        for name, parameters, key, parameter, trained in self._tensors[part::parts]:
-            if parameters.get(key) is not parameter or parameter.requires_grad is not trained:
-                return Change(name=f"{name}.{key}", is_own=True)
-        for place, before in self._slow[part::parts]:
+        for module in self._modules[part::parts]:
+            if module.changed():
+                return Change(name=module.name, is_own=True)
+        for place, before in self._contents[part::parts]:
             if token(place.get()) != before:
                 return self._change(place)
         return None
 
     def _change(self, place: Place) -> Change:
         return Change(name=place.name, is_own=id(place.holder) in self._own)
+
+
+class _Namespace:
+    """Names in one dict: a module's, a class's, an instance's."""
+
+    def __init__(self, names: Mapping[str, Any]) -> None:
+        self._names = names
+        self._places: list[Place] = []
+        self._values: list[Any] = []
+        self._keys: list[str] = []
+
+    def add(self, place: Place, value: Any) -> None:
+        self._places.append(place)
+        self._keys.append(place.key)
+        self._values.append(value)
+
+    def changed(self) -> Place | None:
+        get = self._names.get
+        for key, value, place in zip(self._keys, self._values, self._places, strict=True):
+            now = get(key, MISSING)
+            if now is not value and not _same(now, value):
+                return place
+        return None
+
+
+class _Module:
+    """What a pack relies on of a module: its tensors and where they lie, its children, that it has no hooks."""
+
+    def __init__(self, name: str, module: torch.nn.Module, *, memory: bool) -> None:
+        self._memory = memory
+        self.name = name
+        self.module = module
+        self._children = list(module._modules.values())
+        self._tensors = [*module._parameters.values(), *module._buffers.values()]
+        self._facts = self._read()
+        self._hooks = [
+            held
+            for key, held in vars(module).items()
+            if key.endswith(_HOOKS) and "state_dict" not in key
+        ]
+        self._num_hooks = sum(map(len, self._hooks))
+
+    def changed(self) -> bool:
+        module = self.module
+        children, tensors = self._children, self._tensors
+        now = [*module._parameters.values(), *module._buffers.values()]
+        return (
+            len(now) != len(tensors)
+            or any(one is not other for one, other in zip(now, tensors, strict=True))
+            or len(module._modules) != len(children)
+            or any(a is not b for a, b in zip(module._modules.values(), children, strict=True))
+            or self._read() != self._facts
+            or sum(map(len, self._hooks)) != self._num_hooks
+        )
+
+    def _read(self) -> list[Any]:
+        tensors = [t for t in self._tensors if t is not None]
+        trained = [t.requires_grad for t in tensors]
+        return [*trained, *(t.data_ptr() for t in tensors)] if self._memory else trained
 
 
 class Keeper:
@@ -201,14 +276,24 @@ _TOKENS: dict[type, Callable[[Any, int], Any]] = {
 }
 
 
-def _namespace(place: Place) -> dict[str, Any] | None:
+def _namespace(place: Place) -> Mapping[str, Any] | None:
     """The dict that holds a value, where there is one."""
-    if place.kind == "global" or place.kind == "item":
+    if place.kind in ("global", "item"):
         return place.holder if type(place.holder) is dict else None
+    if place.kind == "class attribute":
+        found: Mapping[str, Any] = type.__dict__["__dict__"].__get__(place.holder)
+        return found
     if place.kind == "attribute":
-        found = getattr(place.holder, "__dict__", None)
-        return found if type(found) is dict else None
+        held = vars_of(place.holder)
+        return held or None
     return None
+
+
+def _has_contents(value: Any) -> bool:
+    """Whether something in a value may change while the value stays the same object."""
+    return type(value) in _TOKENS or isinstance(
+        value, torch.Tensor | torch.Generator | np.random.Generator
+    )
 
 
 def _is_mode(place: Place) -> bool:
