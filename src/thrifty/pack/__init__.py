@@ -37,6 +37,7 @@ from ._optimizer import (
     AdamW as AdamW,
     Optimizer as Optimizer,
     RMSprop as RMSprop,
+    times as times,
 )
 from ._pack import Pack as Pack, pack as pack
 from ._random import borrowed_streams as borrowed_streams, seed_step as seed_step
@@ -97,6 +98,7 @@ __all__ = [
     "register_rule",
     "seed_step",
     "step_counters",
+    "times",
     "unpack_state",
 ]
 

@@ -14,12 +14,29 @@ from ._state import State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A trial that takes a slot: its values at ``epoch``, its seed, its state (None: fresh)."""
+    """A trial that takes a slot.
+
+    Attributes:
+        values: Its hyper-parameters at ``epoch``.
+        seed: Names its random streams.
+        epoch: Where it begins.
+        state: What it begins with; None for a fresh model.
+        first: Its hyper-parameters at epoch 0, with which model, data and optimizer are made, so that a trial that
+            is continued is the same as one that was never interrupted. None: they are ``values``.
+        moving: The hyper-parameters that are known to move while it trains.
+    """
 
     values: Mapping[str, Any]
     seed: int
     epoch: int = 0
     state: State | None = None
+    first: Mapping[str, Any] | None = None
+    moving: frozenset[str] = frozenset()
+
+    @property
+    def first_values(self) -> Mapping[str, Any]:
+        """The hyper-parameters with which model, data and optimizer are made."""
+        return self.values if self.first is None else self.first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,10 +25,11 @@ from .fused._feed import ArrayFeed, Feed, IteratorFeed
 from .fused._member import FeedError, FusedTrial
 from .fused._options import BlockOptions
 from .fused._registry import UnfusableError
+from .fused._row_state import steps_taken
 from .fused._signature import family, kin, settings, signature
 from .fused._structure import Structure
 from .fused._tape import Arena
-from .fused.optimizers import optimizer_for
+from .fused.optimizers import GroupedOptimizer, grouped_optimizer
 
 
 Structures = dict[Hashable, Structure | str]
@@ -106,7 +107,7 @@ class FusedBackend(Backend):
         Raises:
             UnfusableError: nobody may.
         """
-        _, kind = optimizer_for(trial.spec, trial.spec.resolve(values))
+        kind = self._kind(trial, values)
         padding = self.structure(trial, values).padding
         return (self._structure_key(trial), kind, None if padding else trial.batch_size(values))
 
@@ -146,11 +147,12 @@ class FusedBackend(Backend):
         known = self.structures[key]
         if isinstance(known, str):
             raise UnfusableError(known)
-        if not channels_last:
+        groups = trial.followed.partition
+        if len(groups) == 1 and not channels_last:
             return known
-        key = ("channels last", key)
+        key = ("channels last" if channels_last else "", groups, key)
         if key not in self.structures:
-            self.structures[key] = known.with_channels_last()
+            self.structures[key] = known.arranged(groups, channels_last=channels_last)
         found = self.structures[key]
         assert isinstance(found, Structure)
         return found
@@ -269,12 +271,13 @@ class FusedBackend(Backend):
         return self._fits[pair]
 
     def _kind(self, trial: FusedTrial, values: Mapping[str, Any]) -> Hashable:
-        return optimizer_for(trial.spec, trial.spec.resolve(values))[1]
+        return grouped_optimizer(trial.followed, values)[1]
 
     def _place(self, trial: FusedTrial, values: Mapping[str, Any]) -> None:
         """Puts a trial into a block of its structure with a free row."""
         key = self.key(trial, values)
         host = self.host(trial, values)
+        optimizer = self._ready_optimizer(trial, values)
         blocks = self._blocks.setdefault(key if host is None else host, [])
         batch_size = trial.batch_size(values)
         block = next((b for b in blocks if b.takes(batch_size)), None)
@@ -284,7 +287,7 @@ class FusedBackend(Backend):
                 self.structure(trial, values, channels_last=options.channels_last)
                 if host is None
                 else blocks[0].structure,
-                optimizer_for(trial.spec, trial.spec.resolve(values))[0],
+                optimizer,
                 options=options,
                 device=self._device,
                 arena=self._arena,
@@ -293,6 +296,14 @@ class FusedBackend(Backend):
         block.add(trial)
         self._home[trial], self._keys[trial] = block, key
 
+    def _ready_optimizer(
+        self, trial: FusedTrial, values: Mapping[str, Any]
+    ) -> GroupedOptimizer:
+        """The optimizer over rows for a trial whose state rows can hold. Raises as ``key`` does."""
+        optimizer, _ = grouped_optimizer(trial.followed, values)
+        steps_taken(trial, optimizer, self.structure(trial, values))
+        return optimizer
+
     def _structure_key(self, trial: FusedTrial) -> Hashable:
         return (signature(trial.model, attributes=vars(trial.task)), id(trial.source))
 
@@ -300,7 +311,6 @@ class FusedBackend(Backend):
 
     def _start(self, trial: FusedTrial, plan: EpochPlan) -> dict[str, float]:
         trial.adapt(plan.values)
-        _check_momentum(trial, plan)
         if (
             type(self._task).adapt is not Task.adapt
             or isinstance(self._task.batch_size, str)
@@ -321,6 +331,7 @@ class FusedBackend(Backend):
         if self.key(trial, values) != self._keys[trial]:
             block = self._home[trial]
             trial.take_moments(block.moments(trial))
+            self._ready_optimizer(trial, values)
             block.remove(trial)
             self._place(trial, values)
 
@@ -375,14 +386,6 @@ def _advanced(block: Block) -> dict[FusedTrial, Outcome]:
         if out_of_memory(error):
             raise
         return dict.fromkeys(block.trials, error)  # they have one code
-
-
-def _check_momentum(trial: FusedTrial, plan: EpochPlan) -> None:
-    """Momentum that is zero at some steps of an epoch only is more than rows can do."""
-    name = trial.spec.options.get("momentum")
-    values = plan.moving.get(name, ()) if isinstance(name, str) else ()
-    if any(values) and not all(values):
-        raise UnfusableError("its momentum is zero in a part of an epoch")
 
 
 def _few_rows(trial: FusedTrial, values: Mapping[str, Any]) -> Iterator[Any]:

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
-from thrifty.core import TaskError
+from thrifty.core import TaskError, check_hyperparameter_names
+
+
+T = TypeVar("T")
 
 
 class HyperParameters(Mapping[str, Any]):
     """Read-only values by name: ``hp.width`` or ``hp["width"]``; ``hp.get("x", 0)`` for optional ones.
 
     It remembers which names were read, so that what depends on them can be told from what does not.
+    Iterating over it, ``**hp``, ``items()`` and ``values()`` read all names.
 
     >>> hp = HyperParameters({"width": 64, "lr": 0.1})
     >>> hp.width, sorted(hp.names_read)
     (64, ['width'])
+
+    Raises:
+        SpaceError: A hyper-parameter is named like a method, such as ``values``.
     """
 
-    __slots__ = ("_values", "names_read")
+    __slots__ = ("__weakref__", "_values", "names_read")
 
     def __init__(self, values: Mapping[str, Any]) -> None:
+        check_hyperparameter_names(values)
         self._values = dict(values)
         self.names_read: set[str] = set()
 
@@ -41,6 +50,7 @@ class HyperParameters(Mapping[str, Any]):
             ) from None
 
     def __iter__(self) -> Iterator[str]:
+        self.names_read.update(self._values)
         return iter(self._values)
 
     def __len__(self) -> int:
@@ -49,6 +59,39 @@ class HyperParameters(Mapping[str, Any]):
     def __repr__(self) -> str:
         return f"HyperParameters({self._values!r})"
 
-    def subset(self, names: set[str]) -> dict[str, Any]:
-        """The values of some names, those that are there, without noting a read."""
-        return {name: self._values.get(name) for name in sorted(names)}
+    def __copy__(self) -> HyperParameters:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HyperParameters:
+        # a model may hold it and be copied: what the copy reads is noted here, too
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # what another process reads cannot be seen from here
+        self.names_read.update(self._values)
+        return HyperParameters, (self._values,)
+
+
+def unread(hp: HyperParameters) -> HyperParameters:
+    """The same hyper-parameters, of which nothing was read yet."""
+    return HyperParameters(hp._values)
+
+
+def values_of(hp: HyperParameters, names: Iterable[str]) -> dict[str, Any]:
+    """The values of some names, None for those that are not there; does not count as reading."""
+    return {name: hp._values.get(name) for name in sorted(names)}
+
+
+def read_by(
+    make: Callable[[HyperParameters], T], hp: HyperParameters
+) -> tuple[T, dict[str, Any]]:
+    """What a function makes of hyper-parameters, and those that it depends on.
+
+    All of them if the function's result still holds the hyper-parameters: it may read any of them later.
+    """
+    fresh = unread(hp)
+    made = make(fresh)
+    names = set(fresh.names_read)
+    held = weakref.ref(fresh)
+    del fresh
+    return made, values_of(hp, names if held() is None else hp._values)

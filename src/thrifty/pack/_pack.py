@@ -11,6 +11,7 @@ import torch
 from thrifty.core import UsageError, derive_seed, step_seed
 
 from ._counters import step_counters
+from ._followed_optimizer import FollowedOptimizer
 from ._hyperparameters import HyperParameters
 from ._optimizer import Optimizer
 from ._random import borrowed_streams, seed_step
@@ -24,7 +25,7 @@ from .fused._options import BlockOptions
 from .fused._registry import UnfusableError
 from .fused._signature import dropout_rates, signature
 from .fused._tape import Arena
-from .fused.optimizers import optimizer_for
+from .fused.optimizers import grouped_optimizer
 
 
 logger = logging.getLogger(__name__)
@@ -109,17 +110,21 @@ class Pack:
             whole = {signature(t.model, attributes={}) for t in self._trials}
             if len(whole) > 1:
                 raise UnfusableError("the models differ in structure")
-            kinds = [optimizer_for(t.spec, t.spec.resolve(t.values)) for t in self._trials]
-            if len({kind for _, kind in kinds}) > 1:
-                raise UnfusableError("the models' optimisers differ in kind")
+            found = [grouped_optimizer(t.followed, t.values) for t in self._trials]
+            if len({kind for _, kind in found}) > 1:
+                raise UnfusableError(
+                    "the models' optimisers differ in kind or in parameter groups"
+                )
             structure = dry_run(self._task, first.model, batch)
+            if len(first.followed.partition) > 1:
+                structure = structure.arranged(first.followed.partition)
         except UnfusableError as error:
             logger.warning("the models are trained one after the other, not fused: %s", error)
             self.fused = False
             return
         self._block = Block(
             structure,
-            kinds[0][0],
+            found[0][0],
             options=BlockOptions(size=len(self._trials)),
             device=self._device,
             arena=Arena(),
@@ -141,14 +146,13 @@ class Pack:
     def _step_plain(self, batches: Sequence[Any]) -> torch.Tensor:
         losses = []
         for trial, batch, values in zip(self._trials, batches, self.values, strict=True):
-            for group in trial.optimizer.param_groups:
-                group.update(trial.spec.resolve(values))
+            trial.followed.follow(values)
             seed_step(_seed(trial.seed, self._num_steps), self._device)
             trial.model.train()
             trial.optimizer.zero_grad(set_to_none=True)
             loss = self._task.loss(trial.model, batch)
             loss.backward()
-            limit = trial.spec.clip_value(values)
+            limit = trial.followed.clip_norm
             if limit is not None:
                 torch.nn.utils.clip_grad_norm_(trial.model.parameters(), limit)
             trial.optimizer.step()
@@ -229,9 +233,8 @@ class _GivenTrial(FusedTrial):
         self.model = model
         self.seed = seed
         self.values = values
-        self.spec = task.optimizer
-        self.optimizer = self.spec.build(model.parameters(), values)
-        self._options = [(self.spec.resolve(values), self.spec.clip_value(values))]
+        self.followed = FollowedOptimizer(task.optimizer, model, values)
+        self._options = [self.followed.options(values)]
 
     def ready(
         self, feed: IteratorFeed, *, values: Mapping[str, Any], step: int, tick: int
@@ -242,7 +245,7 @@ class _GivenTrial(FusedTrial):
         self.step_index, self.steps_left, self.first_tick = 0, 1, tick
         self._own_seed = _seed(self.seed, step)
         self._draw_key = (self._own_seed, *self.rates.items())
-        self._options = [(self.spec.resolve(values), self.spec.clip_value(values))]
+        self._options = [self.followed.options(values)]
 
     def seed_step(self) -> None:
         """As the plain loop seeds torch's stream."""

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ._data import Source, open_source
-from ._hyperparameters import HyperParameters
+from ._hyperparameters import HyperParameters, read_by, values_of
 from ._task import Task
 
 
@@ -22,13 +22,12 @@ class Sources:
     def get(self, task: Task, hp: HyperParameters) -> Source:
         """The data for these hyper-parameters, loaded if need be."""
         for read, source in self._known:
-            if hp.subset(set(read)) == read:
+            if values_of(hp, read) == read:
                 hp.names_read |= set(read)
                 return source
-        fresh = HyperParameters(hp.subset(set(hp)))
-        source = open_source(task.data(fresh), device=self._device)
-        self._known.append((fresh.subset(fresh.names_read), source))
-        hp.names_read |= fresh.names_read
+        source, read = read_by(lambda own: open_source(task.data(own), device=self._device), hp)
+        self._known.append((read, source))
+        hp.names_read |= set(read)
         return source
 
 

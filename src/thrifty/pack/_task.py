@@ -120,9 +120,14 @@ class Trainable(_Identified, ABC):
 
 
 def optimizer_of(task: Task, hp: HyperParameters) -> Optimizer:
-    """The optimiser of a task, whether it is an attribute or a method of the hyper-parameters."""
+    """The optimizer specification of a task, whether it is an attribute or a method of the hyper-parameters."""
     spec = task.optimizer
     return spec if isinstance(spec, Optimizer) else spec(hp)
+
+
+def adapts(task: Task) -> bool:
+    """Whether a task overrides ``adapt``."""
+    return type(task).adapt is not Task.adapt
 
 
 def _module_of(kind: type) -> str:

@@ -43,7 +43,7 @@ from thrifty.perf import PackCurve
 from thrifty.plan import Stage
 from thrifty.store import CheckpointFolder
 
-from ._alone import epoch_plan
+from ._alone import epoch_plan, member_at
 from ._assignment import Assignment, Report
 from ._tensors import state_from_arrays, state_to_arrays
 
@@ -163,12 +163,7 @@ class Worker:
             return course.parked
         chain = course.chain
         state = None if chain.resume is None else self._load(chain.resume)
-        return Member(
-            values=chain.timeline.at(course.epoch),
-            seed=course.assignment.seed,
-            epoch=course.epoch,
-            state=state,
-        )
+        return course.member(state)
 
     def _leave(self, course: _Course) -> None:
         """Its place is free for somebody else; what it has still to write is written."""
@@ -227,12 +222,7 @@ class Worker:
                 self._leave(course)
                 continue
             if len(self._courses) > self._proven:
-                course.parked = Member(
-                    values=course.chain.timeline.at(course.epoch),
-                    seed=course.assignment.seed,
-                    epoch=course.epoch,
-                    state=self._backend.unstack(course.number),
-                )
+                course.parked = course.member(self._backend.unstack(course.number))
             try:
                 plans[course.number] = epoch_plan(
                     self._backend, course.chain.timeline, epoch=course.epoch, slot=course.number
@@ -416,6 +406,16 @@ class _Course:
     def stage(self) -> Stage:
         """The stage that it is at."""
         return self.chain.stages[self._index]
+
+    def member(self, state: State | None) -> Member:
+        """Its trial as it stands, with this state."""
+        return member_at(
+            self.chain.timeline,
+            seed=self.assignment.seed,
+            epoch=self.epoch,
+            stop=self.stage.stop,
+            state=state,
+        )
 
     def next_stage(self) -> bool:
         """Goes on to the next stage; False if there is none."""

@@ -24,7 +24,7 @@ from ._row_state import RowState
 from ._structure import Structure
 from ._tape import Arena
 from ._whole import evaluate_whole, whole_step
-from .optimizers import RowOptimizer
+from .optimizers import GroupedOptimizer
 
 
 WHOLE_CAPACITY = 64
@@ -40,7 +40,7 @@ class Block:
     def __init__(
         self,
         structure: Structure,
-        optimizer: RowOptimizer,
+        optimizer: GroupedOptimizer,
         *,
         options: BlockOptions,
         device: torch.device,
@@ -84,11 +84,11 @@ class Block:
         """A copy of a trial's full state, in the form that the trial alone would give."""
         return pack_state({
             "model": dict(trial.model.state_dict()),
-            "optimizer": self.moments(trial),
+            "optimizer": trial.optimizer_state(self.moments(trial)),
         })
 
-    def moments(self, trial: FusedTrial) -> dict[int, dict[str, Any]]:
-        """The optimiser's state of a trial by number of the parameter; views, not copies."""
+    def moments(self, trial: FusedTrial) -> dict[str, dict[str, Any]]:
+        """The optimizer's state of the trained parameters of a trial, by name; views, not copies."""
         return self._state.moments(trial, self.trials.index(trial))
 
     def memory_bytes(self) -> int:

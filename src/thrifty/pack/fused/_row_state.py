@@ -7,21 +7,25 @@ from typing import Any
 
 import torch
 
+from thrifty.pack._followed_optimizer import Options
+
 from ._member import FusedTrial
+from ._registry import UnfusableError
 from ._structure import Structure
-from .optimizers import RowOptimizer, Rows, clip_rows
+from .optimizers import GroupedOptimizer, Rows, clip_rows
 
 
 class RowState:
-    """Trained parameters, gradients and moments as rows of flat state, ``[C, P]``; all other tensors as ``[C, *shape]``.
+    """Trained parameters, gradients and moments as rows of flat state, ``[C, P]``; other tensors as ``[C, *shape]``.
 
-    C is how many trials there is room for; the tensors of a trial's module are views of its row.
+    C is how many trials there is room for; the tensors of a trial's module are views of its row. The parameters of
+    one param group lie side by side, so each group is a range of columns with an optimizer of its own.
     """
 
     def __init__(
         self,
         structure: Structure,
-        optimizer: RowOptimizer,
+        optimizer: GroupedOptimizer,
         *,
         capacity: int,
         device: torch.device,
@@ -34,12 +38,9 @@ class RowState:
         def zeros() -> torch.Tensor:
             return torch.zeros(capacity, layout.width, dtype=layout.dtype, device=device)
 
-        self._rows = Rows(
-            parameters=zeros(),
-            gradients=zeros(),
-            moments={name: zeros() for name in optimizer.moments},
-            steps=[0] * capacity,
-        )
+        self._parameters, self._gradients = zeros(), zeros()
+        self._moments = {name: zeros() for name in optimizer.moments}
+        self._groups = [self._group(layout.range_of(names)) for names in optimizer.names]
         self._mask: torch.Tensor | None = None
         self._others: list[torch.Tensor] = []  # frozen parameters and buffers, [C, *shape]
         self._counters = [
@@ -48,15 +49,27 @@ class RowState:
             if name in structure.counters
         ]
 
+    def _group(self, columns: tuple[int, int] | None) -> Rows | None:
+        """The rows of one param group; None if nothing of it is trained."""
+        if columns is None:
+            return None
+        start, stop = columns
+        return Rows(
+            parameters=self._parameters[:, start:stop],
+            gradients=self._gradients[:, start:stop],
+            moments={name: moment[:, start:stop] for name, moment in self._moments.items()},
+            steps=[0] * self._capacity,
+        )
+
     # -- as a program takes it -----------------------------------------------------------
 
     def trained(self, num: int) -> list[torch.Tensor]:
         """The trained parameters of the first rows, each ``[num, *shape]``."""
-        return list(self._structure.layout.views(self._rows.parameters[:num]))
+        return list(self._structure.layout.views(self._parameters[:num]))
 
     def gradients(self, num: int) -> list[torch.Tensor]:
         """Where their gradients belong."""
-        return list(self._structure.layout.views(self._rows.gradients[:num]))
+        return list(self._structure.layout.views(self._gradients[:num]))
 
     def untrained(self, num: int) -> list[torch.Tensor]:
         """The frozen parameters and buffers of the first rows, each ``[num, *shape]``."""
@@ -65,7 +78,7 @@ class RowState:
     def of_rows(self, rows: Sequence[int]) -> list[torch.Tensor]:
         """All tensors of some rows, each ``[number of rows, *shape]``: views of them if they lie side by side, else copies."""
         where = _where(rows)
-        flat = self._rows.parameters[where]
+        flat = self._parameters[where]
         return [*self._structure.layout.views(flat), *[other[where] for other in self._others]]
 
     def take_gradients(
@@ -74,7 +87,7 @@ class RowState:
         """Writes gradients, each ``[number of rows, *shape]``, where the optimiser reads them; none is zero."""
         where = _where(rows)
         for segment, gradient in zip(self._structure.layout.segments, gradients, strict=True):
-            self._rows.gradients[where, segment.start : segment.stop] = (
+            self._gradients[where, segment.start : segment.stop] = (
                 0.0 if gradient is None else gradient.reshape(len(rows), -1)
             )
 
@@ -87,20 +100,17 @@ class RowState:
 
     def tensors(self) -> list[torch.Tensor]:
         """All that is held."""
-        rows = self._rows
-        return [rows.parameters, rows.gradients, *rows.moments.values(), *self._others]
+        return [self._parameters, self._gradients, *self._moments.values(), *self._others]
 
-    def updater(
-        self, options: Sequence[tuple[Mapping[str, Any], float | None]]
-    ) -> Callable[[], None]:
-        """One update of the first rows, each by its options and its clipping norm."""
+    def updater(self, options: Sequence[Options]) -> Callable[[], None]:
+        """One update of the first rows, each by the options of its param groups and its clipping norm."""
         limits = [limit for _, limit in options]
         clips = any(limit is not None for limit in limits)
-        step = self._optimizer.stepper(self._rows, [each for each, _ in options])
+        step = self._optimizer.stepper(self._groups, [each for each, _ in options])
         counters = [self._others[place][: len(options)] for place in self._counters]
         if self._mask is None and not clips and not counters:
             return step
-        gradients = self._rows.gradients[: len(options)]
+        gradients = self._gradients[: len(options)]
         mask = None if self._mask is None else self._mask[: len(options)]
 
         def update() -> None:
@@ -126,20 +136,22 @@ class RowState:
                 for name in untrained
             ]
         with torch.no_grad():
-            self._rows.parameters[row].zero_()
+            self._parameters[row].zero_()
             self._note_width(trial, row)
-            for name, view in self._views(trial, self._rows.parameters[row]):
+            for name, view in self._views(trial, self._parameters[row]):
                 view.copy_(own[name])
             for name, other in zip(untrained, self._others, strict=True):
                 other[row].copy_(own[name])
-            self._rows.clear(row)
+            for rows in self._trained_groups():
+                rows.clear(row)
             self._load_moments(trial, row)
         self._attach(trial, row)
 
     def move(self, trial: FusedTrial, source: int, target: int) -> None:
         """The trial of one row takes another one."""
         with torch.no_grad():
-            self._rows.move(source, target)
+            for rows in self._trained_groups():
+                rows.move(source, target)
             for tensor in (*([] if self._mask is None else [self._mask]), *self._others):
                 tensor[target].copy_(tensor[source])
         self._attach(trial, target)
@@ -151,7 +163,7 @@ class RowState:
 
     def _attach(self, trial: FusedTrial, row: int) -> None:
         own = {**dict(trial.model.named_buffers()), **dict(trial.model.named_parameters())}
-        for name, view in self._views(trial, self._rows.parameters[row]):
+        for name, view in self._views(trial, self._parameters[row]):
             own[name].data = view
             own[name].grad = None
         for name, other in zip(self._structure.untrained, self._others, strict=True):
@@ -170,55 +182,88 @@ class RowState:
         shapes = {name: p.shape for name, p in trial.model.named_parameters()}
         narrow = any(shapes[s.name] != s.shape for s in self._structure.layout.segments)
         if narrow and self._mask is None:
-            self._mask = torch.ones_like(self._rows.gradients)
+            self._mask = torch.ones_like(self._gradients)
         if self._mask is not None:
             self._mask[row].fill_(0.0 if narrow else 1.0)
             if narrow:
                 for _, view in self._views(trial, self._mask[row]):
                     view.fill_(1.0)
 
-    # -- moments, as torch's optimiser keeps them ----------------------------------------
+    # -- moments, as torch's optimizer keeps them ----------------------------------------
 
-    def moments(self, trial: FusedTrial, row: int) -> dict[int, dict[str, Any]]:
-        """The optimiser's state of a trial by number of the parameter; views, not copies."""
-        steps = self._rows.steps[row]
-        if not steps:
-            return {}
-        numbers = _numbers(trial)
-        kept = self._optimizer.kept(trial.options_now())
+    def moments(self, trial: FusedTrial, row: int) -> dict[str, dict[str, Any]]:
+        """The optimizer's state of the trained parameters of a trial, by name; views, not copies."""
         views = {
             moment: dict(self._views(trial, tensor[row]))
-            for moment, tensor in self._rows.moments.items()
-            if moment in kept
+            for moment, tensor in self._moments.items()
         }
-        return {
-            numbers[name]: {
-                **({"step": torch.tensor(float(steps))} if self._optimizer.counts else {}),
-                **{moment: views[moment][name] for moment in views},
-            }
-            for name in self._structure.trained
-        }
+        out: dict[str, dict[str, Any]] = {}
+        for optimizer, names, rows, options in zip(
+            self._optimizer.optimizers,
+            self._optimizer.names,
+            self._groups,
+            trial.options_now(),
+            strict=True,
+        ):
+            if rows is None or not rows.steps[row]:
+                continue
+            steps = float(rows.steps[row])
+            for name in self._structure.layout.within(names):
+                counted = {"step": torch.tensor(steps)} if optimizer.counts else {}
+                kept = {moment: views[moment][name] for moment in optimizer.kept(options)}
+                out[name] = {**counted, **kept}
+        return out
 
     def _load_moments(self, trial: FusedTrial, row: int) -> None:
-        state = trial.optimizer.state_dict()["state"]
-        if not state:
-            return
-        numbers = _numbers(trial)
-        for moment, tensor in self._rows.moments.items():
+        state = trial.followed.moments()
+        trained = set(self._structure.trained)
+        idle = {name: own for name, own in state.items() if name not in trained}
+        trial.enter(idle_moments=idle)
+        for moment, tensor in self._moments.items():
             for name, view in self._views(trial, tensor[row]):
-                held = state.get(numbers[name], {}).get(moment)
+                held = state.get(name, {}).get(moment)
                 if held is not None:
                     view.copy_(held)
-        first = next(iter(state.values()))
-        self._rows.steps[row] = int(first["step"]) if "step" in first else 1
+        steps = steps_taken(trial, self._optimizer, self._structure)
+        for number, rows in zip(steps, self._groups, strict=True):
+            if rows is not None:
+                rows.steps[row] = number
+
+    def _trained_groups(self) -> Iterator[Rows]:
+        return (rows for rows in self._groups if rows is not None)
+
+
+def steps_taken(
+    trial: FusedTrial, optimizer: GroupedOptimizer, structure: Structure
+) -> list[int]:
+    """How many updates the parameters of each param group have had; 0 or 1 where torch does not count them.
+
+    Raises:
+        UnfusableError: Some parameters of a group have had more than others.
+    """
+    state = trial.followed.moments()
+    out = []
+    for own, names, options in zip(
+        optimizer.optimizers, optimizer.names, trial.options_now(), strict=True
+    ):
+        found = {_steps_of(state.get(name, {})) for name in structure.layout.within(names)}
+        # without dampening a buffer of zeros is as good as none
+        is_even = len(found) <= 1 or not (own.counts or options.get("dampening", 0.0))
+        if not is_even:
+            raise UnfusableError(
+                "some of its parameters have been updated more often than others, for they were frozen for a while"
+            )
+        out.append(max(found, default=0))
+    return out
+
+
+def _steps_of(state: Mapping[str, Any]) -> int:
+    if "step" in state:
+        return int(state["step"])
+    return int(any(value is not None for value in state.values()))
 
 
 def _where(rows: Sequence[int]) -> slice | list[int]:
     first = rows[0]
     together = list(rows) == list(range(first, first + len(rows)))
     return slice(first, first + len(rows)) if together else list(rows)
-
-
-def _numbers(trial: FusedTrial) -> dict[str, int]:
-    """Parameters are numbered in the order that the optimiser was given them."""
-    return {name: i for i, (name, _) in enumerate(trial.model.named_parameters())}
