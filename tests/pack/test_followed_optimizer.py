@@ -57,7 +57,10 @@ def test_what_does_not_move_is_not_touched():
 
 def two_groups(parameters, *, lr, weight_decay=0.0):
     """The head is trained ten times as fast, and not decayed."""
-    groups = [{"params": parameters[:2]}, {"params": parameters[2:], "lr": 10 * lr, "weight_decay": 0}]
+    groups = [
+        {"params": parameters[:2]},
+        {"params": parameters[2:], "lr": 10 * lr, "weight_decay": 0},
+    ]
     return torch.optim.SGD(groups, lr=lr, weight_decay=weight_decay)
 
 
@@ -125,7 +128,7 @@ def test_what_has_no_ratio_is_refused_if_it_moves(factory, options, first, then)
     one.follow({"x": first})
     one.check({"another"})
     for try_it in (lambda: one.check({"x"}), lambda: one.follow({"x": then})):
-        with pytest.raises(TaskError, match="no ratio that could be kept.*groups="):
+        with pytest.raises(TaskError, match=r"no ratio that could be kept.*groups="):
             try_it()
 
 
@@ -222,7 +225,9 @@ def test_a_method_whose_result_changes_kind(method):
     "method",
     [
         lambda hp: Optimizer(partial(torch.optim.SGD, nesterov=False), lr=hp.x),
-        lambda hp: Optimizer(lambda parameters, lr: torch.optim.SGD(parameters, lr=lr), lr=hp.x),
+        lambda hp: Optimizer(
+            lambda parameters, lr: torch.optim.SGD(parameters, lr=lr), lr=hp.x
+        ),
         lambda hp: SGD(lr=hp.x, groups={lambda p: p.ndim > 1: {"momentum": 0.9}}),
     ],
     ids=["partial", "function", "groups"],
@@ -378,9 +383,13 @@ def test_state_of_a_parameter_that_is_not_trained_now():
 
     optimizer, model = trained(Adam(lr="lr"), {"lr": 0.1})
     with pytest.raises(TaskError, match=r"'0\.weight', which the optimizer does not train now"):
-        again(Optimizer(few, lr="lr"), {"lr": 0.1}, model, {"groups": [], **optimizer.state()} | {
-            "groups": followed(Optimizer(few, lr="lr"), {"lr": 0.1}).state()["groups"]
-        })
+        again(
+            Optimizer(few, lr="lr"),
+            {"lr": 0.1},
+            model,
+            {"groups": [], **optimizer.state()}
+            | {"groups": followed(Optimizer(few, lr="lr"), {"lr": 0.1}).state()["groups"]},
+        )
 
 
 def test_a_state_of_other_groups():

@@ -12,7 +12,7 @@ from torch import nn
 
 import thrifty as th
 from thrifty.core import TaskError
-from thrifty.pack import AdamW, Optimizer, SGD, times
+from thrifty.pack import SGD, AdamW, Optimizer, times
 
 
 class Net(nn.Module):
@@ -120,12 +120,14 @@ def test_a_function_may_match_nothing():
 
 def test_a_pattern_that_matches_nothing():
     spec = SGD(lr="lr", groups={"backbnoe.*": {"lr": 0.0}})
-    with pytest.raises(TaskError, match=r"'backbnoe\.\*'.*backbone\.0\.weight, backbone\.0\.bias"):
+    with pytest.raises(
+        TaskError, match=r"'backbnoe\.\*'.*backbone\.0\.weight, backbone\.0\.bias"
+    ):
         built(spec)
 
 
 def test_groups_need_names():
-    with pytest.raises(TaskError, match="model.named_parameters"):
+    with pytest.raises(TaskError, match=r"model\.named_parameters"):
         SPEC.build(Net().parameters(), VALUES)
 
 
@@ -202,7 +204,7 @@ def test_a_class_that_takes_anything_tells_when_it_is_built():
 
 
 def test_a_specification_cannot_be_changed():
-    with pytest.raises(AttributeError, match="cannot be changed.*clip_norm=1.0"):
+    with pytest.raises(AttributeError, match=r"cannot be changed.*clip_norm=1\.0"):
         SPEC.clip_norm = 1.0
     with pytest.raises(AttributeError, match="cannot be changed"):
         del SPEC.options
@@ -215,7 +217,9 @@ def test_a_specification_shows_all_that_it_is():
         "groups={'*.bias': {'lr': 0}, is_vector: {'lr': 1}})"
     )
     # part of a task's identity: an address would make it another one in each process
-    assert "0x" not in repr(Optimizer(partial(is_vector, p=3), groups={lambda p: True: {"lr": 1}}))
+    assert "0x" not in repr(
+        Optimizer(partial(is_vector, p=3), groups={lambda p: True: {"lr": 1}})
+    )
 
 
 def test_a_specification_is_plain_data():
@@ -227,6 +231,8 @@ def test_a_specification_is_plain_data():
     }
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))]
+)
 def test_a_specification_can_be_copied(copied):
     assert vars(copied(SPEC)) == vars(SPEC)

@@ -11,7 +11,7 @@ from torch import nn
 
 import thrifty as th
 from tests.pack._drive import Trial, alone, assert_same, together
-from tests.pack._toys import Toy, normal
+from tests.pack._toys import TOYS, Toy, normal
 from thrifty.core import TaskError, derive_seed, step_seed
 from thrifty.pack import (
     SGD,
@@ -93,19 +93,25 @@ def plain_loop(task, values, *, seed, epochs, clip_norm):
     """AdamW with groups by hand; values by epoch and step from the schedules themselves."""
 
     def at(name, epoch, step, num):
-        return values[name].values(epoch, epoch + 1, epochs=20, steps_per_epoch=num).tolist()[step]
+        return (
+            values[name].values(epoch, epoch + 1, epochs=20, steps_per_epoch=num).tolist()[step]
+        )
 
     data = task.data({})
     torch.manual_seed(derive_seed(seed, "model"))
     model = task.model({})
     parameters = dict(model.named_parameters())
-    optimizer = torch.optim.AdamW(plain_groups(parameters, at("lr", 0, 0, 1), at("wd", 0, 0, 1)))
+    optimizer = torch.optim.AdamW(
+        plain_groups(parameters, at("lr", 0, 0, 1), at("wd", 0, 0, 1))
+    )
     for epoch in range(epochs):
         batches = epoch_order(20, seed=seed, epoch=epoch).split(8)
         model.train()
         for step, rows in enumerate(batches):
             now = [at(name, epoch, step, len(batches)) for name in ("lr", "wd")]
-            for group, new in zip(optimizer.param_groups, plain_groups(parameters, *now), strict=True):
+            for group, new in zip(
+                optimizer.param_groups, plain_groups(parameters, *now), strict=True
+            ):
                 group.update(lr=new["lr"], weight_decay=new["weight_decay"])
             torch.manual_seed(step_seed(derive_seed(seed, "epoch", epoch), step))
             optimizer.zero_grad()
@@ -141,7 +147,9 @@ def test_concatenated_equals_solo(kind):
 @pytest.mark.parametrize("clip_norm", [None, 0.05])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_fused_equals_solo(kind, clip_norm):
-    check_fused(in_double(OPTIMIZERS[kind](groups=GROUPS, clip_norm=clip_norm)), trials(4), at_once=3)
+    check_fused(
+        in_double(OPTIMIZERS[kind](groups=GROUPS, clip_norm=clip_norm)), trials(4), at_once=3
+    )
 
 
 def test_groups_make_a_difference_in_a_block():
@@ -216,6 +224,14 @@ def test_what_torch_takes_for_all_parameters_only_is_not_fused():
         backend.stack(0, trials(1)[0].member)
 
 
+@pytest.mark.parametrize("toy", TOYS, ids=lambda toy: toy.__name__)
+def test_groups_in_models_of_all_kinds(toy):
+    """By shape: matrices and vectors alternate in each of them."""
+    groups = {lambda p: p.ndim < 2: {"weight_decay": 0, "lr": times("lr", 2)}}
+    spec = SGD(lr="lr", momentum="m", weight_decay="wd", groups=groups)
+    check_fused(in_double(spec, toy), trials())
+
+
 @pytest.mark.parametrize("way", [(FusedBackend, SoloBackend), (SoloBackend, FusedBackend)])
 @pytest.mark.parametrize("kind", ["momentum", "adamw", "adagrad"])
 def test_a_state_moves_between_back_ends(kind, way):
@@ -228,6 +244,29 @@ def test_a_state_moves_between_back_ends(kind, way):
     (whole,) = alone(task, [Trial(config=config(), epochs=4)])
     whole.metrics = whole.metrics[2:]
     assert_same(without_train_loss([rest]), without_train_loss([whole]), tolerance=DOUBLE)
+
+
+class Thawing(Toy):
+    """Its first layer is trained in some epochs only."""
+
+    def adapt(self, model, hp):
+        model[0].requires_grad_(bool(hp.thawed))
+
+
+@pytest.mark.parametrize(
+    "thawed",
+    [MultiStep([0, 1], milestones=[1]), MultiStep([1, 0, 1], milestones=[1, 2])],
+    ids=["later", "in between"],
+)
+@pytest.mark.parametrize("kind", ["sgd", "momentum", "adamw", "rmsprop"])
+def test_parameters_that_are_frozen_for_a_while(kind, thawed):
+    """Updates count for each parameter: where they differ within a group, rows cannot hold them."""
+    task = variant(Thawing, dtype=torch.float64, optimizer=OPTIMIZERS[kind](groups=GROUPS))
+    given = [Trial(config=config(k, thawed=thawed), seed=k, epochs=4) for k in range(2)]
+    found = together(th.pack.AutoBackend(task, prefer="fused"), given)
+    assert_same(
+        without_train_loss(found), without_train_loss(alone(task, given)), tolerance=DOUBLE
+    )
 
 
 # -- methods and factories -------------------------------------------------------------------
@@ -283,7 +322,9 @@ def test_groups_of_a_factory_keep_their_ratio_in_training(backend):
     groups = {"2.*": {"lr": times("lr", 10)}}
     ours = variant(optimizer=SGD(lr="lr", momentum=0.9, groups=groups))
     given = trials(2)
-    for one, other in zip(together(backend(own), given, at_once=1), alone(ours, given), strict=True):
+    for one, other in zip(
+        together(backend(own), given, at_once=1), alone(ours, given), strict=True
+    ):
         assert one.metrics == [pytest.approx(each, rel=1e-5) for each in other.metrics]
 
 
@@ -326,6 +367,18 @@ def test_packed_models_follow_their_groups(kind):
     fused, in_turn = packed(spec, in_turn=False), packed(spec, in_turn=True)
     assert fused.fused
     for one, other in zip(fused, in_turn, strict=True):
+        for name, tensor in other.state_dict().items():
+            torch.testing.assert_close(one.state_dict()[name], tensor, rtol=1e-10, atol=1e-10)
+
+
+def test_packed_models_whose_factory_makes_groups_are_trained_in_turn():
+    ours = SGD(lr="lr", momentum=0.9, groups={"2.*": {"lr": times("lr", 10)}})
+    own, wanted = (
+        packed(Optimizer(head_faster, lr="lr"), in_turn=False),
+        packed(ours, in_turn=True),
+    )
+    assert not own.fused
+    for one, other in zip(own, wanted, strict=True):
         for name, tensor in other.state_dict().items():
             torch.testing.assert_close(one.state_dict()[name], tensor, rtol=1e-10, atol=1e-10)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -135,15 +136,17 @@ NOT_FOLLOWED = [
 ]
 
 
+class Moving(Trial):
+    @property
+    def member(self):
+        return replace(super().member, moving=self.timeline.moving())
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("task", "message"), NOT_FOLLOWED)
 def test_what_moves_and_is_read_once_is_refused_before_training(task, message, backend):
     """As a worker does it: with the names that move in the trial's timeline."""
-    timeline = Timeline({"lr": 0.1, "x": MOVES}, epochs=3)
-    member = Member(
-        values=timeline.at(0), seed=0, first=timeline.at(0), moving=timeline.moving()
-    )
-    trial = _Moving(config=timeline.config, given=member)
+    trial = Moving(config={"lr": 0.1, "x": MOVES})
     error = None
     try:
         (result,) = together(backend(task()), [trial])
@@ -155,16 +158,6 @@ def test_what_moves_and_is_read_once_is_refused_before_training(task, message, b
     assert isinstance(error, TaskError)
     with pytest.raises(TaskError, match=f"'x' has a schedule, but {message}"):
         raise error
-
-
-class _Moving(Trial):
-    def __init__(self, *, given, **options):
-        super().__init__(**options)
-        object.__setattr__(self, "given", given)
-
-    @property
-    def member(self):
-        return self.given
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -189,7 +182,11 @@ class FollowsByMethod(ReadByModel):
 FOLLOWED = [
     Follows(),
     FollowsByMethod(),
-    type("ByOptimizer", (ReadByModel,), {"optimizer": SGD(lr=0.1, momentum=0.0, weight_decay="x")})(),
+    type(
+        "ByOptimizer",
+        (ReadByModel,),
+        {"optimizer": SGD(lr=0.1, momentum=0.0, weight_decay="x")},
+    )(),
     type("ByBatchSize", (ReadByModel,), {"batch_size": "x"})(),
 ]
 
@@ -203,7 +200,9 @@ def test_what_is_followed_may_be_read_once_too(task, backend):
 
 
 def test_what_is_read_and_does_not_move():
-    (result,) = together(SoloBackend(ReadByModel()), [Trial(config={"lr": Linear(0.1), "x": 2})])
+    (result,) = together(
+        SoloBackend(ReadByModel()), [Trial(config={"lr": Linear(0.1), "x": 2})]
+    )
     assert result.error is None
 
 
@@ -213,7 +212,7 @@ def test_what_is_read_and_does_not_move():
 class Remembering(Toy):
     """Data and model of an epoch; ``adapt`` reads what moves, but does not follow it."""
 
-    seen: list  # noqa: RUF012
+    seen: list
 
     def data(self, hp):
         self.seen.append(("data", hp.x))
