@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 from tests.pack._drive import Trial, together
 from tests.pack._toys import Toy
@@ -20,13 +20,16 @@ from thrifty.pack import (
     ArrayData,
     AutoBackend,
     ConcatenatedBackend,
+    DatasetPair,
     HyperParameters,
     Member,
     Optimizer,
     SoloBackend,
     Trainable,
+    epoch_order,
     inspect_task,
 )
+from thrifty.pack._sources import Sources
 from thrifty.run import train_alone
 from thrifty.space import Linear, MultiStep, Timeline
 
@@ -273,6 +276,63 @@ def test_data_that_are_read_later_are_not_shared():
     apart = [together(ConcatenatedBackend(ReadsWithItsRows()), [one])[0] for one in given]
     assert [result.metrics for result in both] == [result.metrics for result in apart]
     assert both[0].metrics != both[1].metrics
+
+
+class ReadsTooLate(Noisy):
+    """The row that is looked at says nothing of what the others read."""
+
+    def __getitem__(self, index):
+        looked_at = int(epoch_order(8, seed=0, epoch=0)[0])
+        x = torch.ones(6) if index == looked_at else super().__getitem__(index)[0]
+        return x, torch.ones(1)
+
+
+def test_data_that_are_read_too_late_to_be_told_apart():
+    class Task(Toy):
+        def data(self, hp):
+            return ReadsTooLate(hp), TensorDataset(torch.ones(3, 6), torch.ones(3, 1))
+
+    def results(task, *xs):
+        given = [Trial(config={"lr": 0.1, "x": x}, epochs=1) for x in xs]
+        return together(ConcatenatedBackend(task), given)
+
+    for result in results(Task(), 1, 2):
+        with pytest.raises(TaskError, match=r"hp\.x is read after data\(hp\) has returned"):
+            raise result.error
+    assert [result.error for result in results(Task(), 1, 1)] == [None, None]
+
+
+def test_data_that_are_read_in_other_processes_are_not_shared():
+    class Task(Toy):
+        def data(self, hp):
+            return DatasetPair(train=Noisy(hp), valid=Noisy(hp), num_workers=1)
+
+    sources = Sources(torch.device("cpu"))
+    one, two, same = (
+        sources.get(Task(), HyperParameters({"lr": lr, "x": x}))
+        for lr, x in ((0.1, 1), (0.1, 2), (0.1, 1))
+    )
+    assert one is same is not two
+
+
+def test_data_that_only_keep_what_they_were_given_are_shared():
+    class Keeps(TensorDataset):
+        pass
+
+    class Task(Toy):
+        num_loaded = 0
+
+        def data(self, hp):
+            Task.num_loaded += 1
+            both = (
+                Keeps(torch.ones(8, 6), torch.ones(8, 1)),
+                Keeps(torch.ones(3, 6), torch.ones(3, 1)),
+            )
+            both[0].hp = hp
+            return both
+
+    together(ConcatenatedBackend(Task()), [Trial(config={"lr": lr}) for lr in (0.1, 0.2)])
+    assert Task.num_loaded == 1
 
 
 # -- a Trainable -----------------------------------------------------------------------------

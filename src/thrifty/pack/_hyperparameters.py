@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from thrifty.core import TaskError, check_hyperparameter_names
-
-
-T = TypeVar("T")
 
 
 class HyperParameters(Mapping[str, Any]):
@@ -26,15 +22,18 @@ class HyperParameters(Mapping[str, Any]):
         SpaceError: A hyper-parameter is named like a method, such as ``values``.
     """
 
-    __slots__ = ("__weakref__", "_values", "names_read")
+    __slots__ = ("__weakref__", "_sharers", "_values", "names_read")
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         check_hyperparameter_names(values)
         self._values = dict(values)
+        self._sharers: list[Mapping[str, Any]] = []
         self.names_read: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
         self.names_read.add(name)
+        if self._sharers:
+            self._check_shared(name)
         return self._values[name]
 
     def __getattr__(self, name: str) -> Any:
@@ -59,6 +58,14 @@ class HyperParameters(Mapping[str, Any]):
     def __repr__(self) -> str:
         return f"HyperParameters({self._values!r})"
 
+    def _check_shared(self, name: str) -> None:
+        value = self._values.get(name)
+        if any(other.get(name) != value for other in self._sharers):
+            raise TaskError(
+                f"hp.{name} is read after data(hp) has returned, and trials that differ in it share the data; "
+                f"read it in data(hp) and keep the value, such as self.{name} = hp.{name}"
+            )
+
     def __copy__(self) -> HyperParameters:
         return self
 
@@ -82,16 +89,9 @@ def values_of(hp: HyperParameters, names: Iterable[str]) -> dict[str, Any]:
     return {name: hp._values.get(name) for name in sorted(names)}
 
 
-def read_by(
-    make: Callable[[HyperParameters], T], hp: HyperParameters
-) -> tuple[T, dict[str, Any]]:
-    """What a function makes of hyper-parameters, and those that it depends on.
+def share(hp: HyperParameters, other: HyperParameters) -> None:
+    """Note that what was made with one is used with the other too; they agree on all that was read so far.
 
-    All of them if the function's result still holds the hyper-parameters: it may read any of them later.
+    If a name in which they differ is read later, that read raises a TaskError.
     """
-    fresh = unread(hp)
-    made = make(fresh)
-    names = set(fresh.names_read)
-    held = weakref.ref(fresh)
-    del fresh
-    return made, values_of(hp, names if held() is None else hp._values)
+    hp._sharers.append(other._values)
