@@ -219,3 +219,4 @@ def test_batches_that_cannot_be_read_end_no_epoch_early():
     task.train_rows = Breaking(noise=None)
     found = together(ConcatenatedBackend(task), [Trial(config={"lr": 0.1}) for _ in range(2)])
     assert [str(result.error) for result in found] == ["this row is broken"] * 2
+    assert not any(result.metrics for result in found)
