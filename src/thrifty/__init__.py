@@ -129,8 +129,8 @@ _HOMES = {
         "ThriftyError TooFewWorkersError TrainingError UsageError WorkerLostError"
     ),
     "pack": (
-        "Adagrad Adam AdamW ArrayData DatasetPair HyperParameters Optimizer RMSprop SGD Task Trainable "
-        "times"
+        "Adagrad Adam AdamW ArrayData DatasetPair HyperParameters Optimizer RMSprop SGD "
+        "Task Trainable times"
     ),
     "run": "Faults Local Ray",
     "search": (

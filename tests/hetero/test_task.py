@@ -78,7 +78,7 @@ def test_groups_and_clipping_are_those_of_the_trial_alone(tmp_path):
 
 
 def test_a_schedule_is_followed_from_epoch_to_epoch_also_after_an_interruption():
-    """The rate at the end is the one that the job was started with, and not that of the checkpoint."""
+    """The last rate is that with which the job was started, and not that of the checkpoint."""
     rates = th.MultiStep([0.1, 0.01, 0.1], milestones=[1, 2])
     timeline = th.Timeline({"lr": rates}, epochs=3)
     _, whole = train_alone(Grouped(), timeline, seed=0, epochs=3)

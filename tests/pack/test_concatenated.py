@@ -213,7 +213,7 @@ BROKEN = int(epoch_order(20, seed=0, epoch=0)[-1])
 
 
 def test_batches_that_cannot_be_read_end_no_epoch_early():
-    """All trials that share them are told; for none of them the epoch just ends a few batches earlier."""
+    """All trials that share them fail; for none does the epoch just end a few batches earlier."""
 
     task = FromRows()
     task.train_rows = Breaking(noise=None)

@@ -73,12 +73,21 @@ def test_groups_of_a_factory_keep_their_ratios():
 
 
 def test_ratios_are_found_out_where_a_warm_up_begins_at_zero():
-    one = followed(Optimizer(two_groups, lr="lr"), {"lr": 0.0})
+    calls = []
+
+    def make(parameters, *, lr):
+        calls.append(lr)
+        torch.rand(1)
+        return two_groups(parameters, lr=lr)
+
+    one = followed(Optimizer(make, lr="lr"), {"lr": 0.0})
     before = torch.get_rng_state()
-    one.check({"lr"})
-    one.follow({"lr": 0.5})
-    assert rates(one) == [0.5, 5.0]
+    for lr in (0.5, 0.25):
+        one.check({"lr"})
+        one.follow({"lr": lr})
+        assert rates(one) == [lr, 10 * lr]
     assert torch.equal(before, torch.get_rng_state())
+    assert len(calls) == 1 + 2  # once for each group, and not again at each step
 
 
 def test_ratios_within_a_tuple():

@@ -8,7 +8,7 @@ from ._errors import SpaceError
 
 
 RESERVED_NAMES = frozenset({"get", "items", "keys", "names_read", "values"})
-"""Attributes that hyper-parameters have themselves, so that ``hp.values`` would never be a value."""
+"""Attributes of all hyper-parameters, so that ``hp.values`` would never be a value."""
 
 
 def check_hyperparameter_names(names: Iterable[str]) -> None:
@@ -23,6 +23,6 @@ def check_hyperparameter_names(names: Iterable[str]) -> None:
         return
     name = next(name for name in names if name in RESERVED_NAMES)
     raise SpaceError(
-        f"a hyper-parameter cannot be called {name!r}: hp.{name} is a method of all hyper-parameters; "
-        f"choose another name, such as {name}_"
+        f"a hyper-parameter cannot be called {name!r}: hp.{name} is a method of all "
+        f"hyper-parameters; choose another name, such as {name}_"
     )

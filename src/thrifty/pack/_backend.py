@@ -21,8 +21,8 @@ class Member:
         seed: Names its random streams.
         epoch: Where it begins.
         state: What it begins with; None for a fresh model.
-        first: Its hyper-parameters at epoch 0, with which model, data and optimizer are made, so that a trial that
-            is continued is the same as one that was never interrupted. None: they are ``values``.
+        first: Its hyper-parameters at epoch 0, with which model, data and optimizer are made, so
+            that a continued trial is the same as one that was never interrupted. None: ``values``.
         moving: The hyper-parameters that are known to move while it trains.
     """
 

@@ -129,7 +129,7 @@ class _SharedBatches:
 
 
 class _Batches(Iterator[Batch]):
-    """Batches for several trials; an error is raised for each of them, where a generator would just be at its end."""
+    """Batches for several trials: an error is raised for each, where a generator would just end."""
 
     def __init__(self, batches: Iterator[Batch]) -> None:
         self._batches = batches

@@ -1,4 +1,4 @@
-"""The torch optimizer of one model, and what keeps it up to date with hyper-parameters that move."""
+"""The torch optimizer of one model, kept up to date with hyper-parameters that move."""
 
 from __future__ import annotations
 
@@ -23,26 +23,27 @@ Options = tuple[tuple[Mapping[str, Any], ...], float | None]
 NOT_SAVED = frozenset({
     "params", "param_names", "foreach", "fused", "capturable", "differentiable",
 })  # fmt: skip
-"""Entries of param groups that say which parameters there are, or how a step is computed on this device."""
+"""Entries of param groups that name parameters, or say how a step is computed on this device."""
 PROBE = 2.0**-10
-"""Stands for an option that was built as 0, to find out its ratio; a power of two, so that the ratio is exact."""
+"""Replaces an option that is 0 to find out its ratio; as a power of two it keeps it exact."""
 
 
 class FollowedOptimizer:
-    """A torch optimizer that follows a specification, or a method of the hyper-parameters that returns one.
+    """A torch optimizer that follows a specification, or a method that returns one.
 
-    Options of param groups are set only when the value that the specification gives them changes. A factory may
-    have built a group with another value than it was given (ten times the learning rate): that ratio is kept.
+    Options of param groups are set only when the value that the specification gives them changes.
+    A factory may have built a group with another value than it was given, such as ten times the
+    learning rate: that ratio is kept.
 
     Args:
-        source: The specification, or a method that is called again whenever what it reads has changed.
+        source: The specification, or a method of the hyper-parameters that returns one. It is
+            called again whenever something that it reads has changed.
         model: Whose parameters are trained.
         values: The hyper-parameters to build with.
 
     Attributes:
         torch: The torch optimizer.
-        groups: The param groups of the specification; a factory of the user's own may have made others.
-        names: The hyper-parameters that it follows.
+        groups: The param groups of the specification; a factory may have made others.
         read_when_built: Those that a method's result has read only while it was built.
         clip_norm: The clipping norm of this moment; None for no clipping.
 
@@ -77,6 +78,7 @@ class FollowedOptimizer:
             for given, group in zip(self._given, self.torch.param_groups, strict=True)
         ]
         self._values = values
+        self._relations: dict[tuple[int, str], Callable[[Any], Any]] = {}
 
     @property
     def spec(self) -> Optimizer:
@@ -85,6 +87,7 @@ class FollowedOptimizer:
 
     @property
     def names(self) -> frozenset[str]:
+        """The hyper-parameters that it follows."""
         return frozenset(self._names)
 
     @property
@@ -95,7 +98,7 @@ class FollowedOptimizer:
     # -- values --------------------------------------------------------------------------
 
     def options(self, values: Mapping[str, Any]) -> Options:
-        """The options of each param group of the specification, and the clipping norm, under some values.
+        """The options of each param group, and the clipping norm, under some values.
 
         Raises:
             TaskError: The optimizer method returns another kind of optimizer than at first.
@@ -111,7 +114,7 @@ class FollowedOptimizer:
         )
 
     def follow(self, values: Mapping[str, Any]) -> None:
-        """Bring the torch optimizer up to date with hyper-parameters that may have moved. Raises as ``apply``."""
+        """Bring the torch optimizer up to date. Raises as ``options`` and ``apply``."""
         self.apply(self.options(values))
 
     def apply(self, options: Options) -> None:
@@ -131,14 +134,18 @@ class FollowedOptimizer:
                     given[option] = value
 
     def forget(self) -> None:
-        """Have ``follow`` set all that is followed: the torch optimizer was changed by somebody else."""
+        """Have ``follow`` set all that is followed, after other code has changed the optimizer."""
         for given, number in zip(self._given, self._numbers, strict=True):
             for option, value in self.groups[number].options.items():
                 if self._read or any(names_in([value])):
                     given.pop(option, None)
 
     def check(self, moving: Iterable[str]) -> None:
-        """Raise a TaskError if an option that follows one of some names cannot be followed in every group."""
+        """Check that every group can follow some hyper-parameters.
+
+        Raises:
+            TaskError: A factory has built one without a ratio to the value that it was given.
+        """
         names = set(moving)
         for place, number in enumerate(self._numbers):
             for option, value in self.groups[number].options.items():
@@ -173,8 +180,8 @@ class FollowedOptimizer:
             change = "other parameters belong to its groups"
         if change is not None:
             raise TaskError(
-                f"the task's optimizer(hp) returns another kind of optimizer while it trains: {change}; let "
-                "hyper-parameters that move change values of options only"
+                f"the task's optimizer(hp) returns another kind of optimizer while it trains: "
+                f"{change}; let hyper-parameters that move change values of options only"
             )
         return tuple(
             ParameterGroup(
@@ -189,7 +196,8 @@ class FollowedOptimizer:
         """Notes which group of the specification each param group follows."""
         if not hasattr(self.torch, "param_groups"):
             raise TaskError(
-                f"{self._spec!r} made a {type(self.torch).__name__}; its factory must make a torch optimizer"
+                f"{self._spec!r} made a {type(self.torch).__name__}; its factory must make a "
+                f"torch optimizer"
             )
         name_of = {id(p): name for name, p in self._parameters.items()}
         self._held: list[tuple[str, ...]] = []
@@ -197,8 +205,8 @@ class FollowedOptimizer:
             names = tuple(name_of.get(id(p), "") for p in group["params"])
             if "" in names:
                 raise TaskError(
-                    f"{self._spec!r} trains a parameter that the model does not have, so its value would "
-                    "not be in checkpoints; make it a parameter of the model"
+                    f"{self._spec!r} trains a parameter that the model does not have, so its "
+                    f"value would not be in checkpoints; make it a parameter of the model"
                 )
             self._held.append(names)
         if not self._spec.groups:
@@ -208,15 +216,19 @@ class FollowedOptimizer:
         found = [place_of.get(frozenset(names)) for names in self._held]
         if None in found or len(found) != len(self.groups):
             raise TaskError(
-                f"{self._spec!r}: its factory makes param groups of its own, which cannot be combined with "
-                "groups=; use one of the two"
+                f"{self._spec!r}: its factory makes param groups of its own, which cannot be "
+                f"combined with groups=; use one of the two"
             )
         self._numbers = [number for number in found if number is not None]
 
     def _related(self, place: int, option: str) -> Callable[[Any], Any]:
         """From the value that the specification gives an option to that of a param group."""
-        if option not in self._built[place]:
-            raise self._unrelated(place, option)
+        key = (place, option)
+        if key not in self._relations:
+            self._relations[key] = self._relation(place, option)
+        return self._relations[key]
+
+    def _relation(self, place: int, option: str) -> Callable[[Any], Any]:
         given, built = self._built[place][option]
         if self._spec.is_class and _same(given, built):
             return _itself
@@ -239,7 +251,7 @@ class FollowedOptimizer:
         return self._probed(place, option, part)
 
     def _probed(self, place: int, option: str, part: int | None) -> float | None:
-        """The ratio where 0 became 0: found out by building another optimizer, for stand-ins of the parameters."""
+        """The ratio where 0 became 0: that of another optimizer, built for stand-ins."""
         options = resolved(self._spec.options, self._values)
         value = PROBE
         if part is not None:
@@ -259,17 +271,18 @@ class FollowedOptimizer:
             raise self._unrelated(place, option) from error
 
     def _unrelated(self, place: int, option: str) -> TaskError:
-        given, built = self._built[place].get(option, (None, None))
+        given, built = self._built[place][option]
         return TaskError(
-            f"{self._spec!r}: {option} follows a hyper-parameter that moves, but the factory has built param "
-            f"group {place} with {option}={built!r} from {option}={given!r}, which is no ratio that could be "
-            f"kept. Use groups=... of a torch class instead of a factory, or give {option} a fixed value"
+            f"{self._spec!r}: {option} follows a hyper-parameter that moves, but the factory "
+            f"has built param group {place} with {option}={built!r} from {option}={given!r}, "
+            f"which is no ratio that could be kept. Use groups=... of a torch class instead of a "
+            f"factory, or give {option} a fixed value"
         )
 
     # -- state ---------------------------------------------------------------------------
 
     def moments(self) -> dict[str, dict[str, Any]]:
-        """The torch optimizer's state of each parameter that has any, by its name; views, not copies."""
+        """The torch optimizer's state by parameter name; views, not copies."""
         by_number = self.torch.state_dict()["state"]
         names = [name for held in self._held for name in held]
         found = {
@@ -283,7 +296,7 @@ class FollowedOptimizer:
         """Everything that is needed to go on, by parameter name; views, not copies.
 
         Args:
-            moments: The state of each parameter, where it is kept elsewhere (default: the torch optimizer's).
+            moments: The state of each parameter (default: that of the torch optimizer).
         """
         own = self.torch.state_dict()
         found = self.moments() if moments is None else moments
@@ -302,10 +315,10 @@ class FollowedOptimizer:
         return {**out, "shared": shared} if shared else out
 
     def load(self, state: Mapping[Any, Any]) -> None:
-        """Go back to what ``state`` returned, or an earlier version: the state of each parameter by its number.
+        """Go back to what ``state`` returned, now or in version 0.1 (state by parameter number).
 
-        Which parameters need a gradient now makes no difference: a parameter without state begins with none, and
-        the state of one that is frozen is kept.
+        It does not matter which parameters are frozen now. One without state begins with none, and
+        the state of a frozen one is kept.
 
         Raises:
             TaskError: It is of other parameters, or of other param groups.
@@ -336,8 +349,9 @@ class FollowedOptimizer:
         for name in moments:
             if name not in numbers:
                 raise TaskError(
-                    f"the checkpoint has optimizer state of parameter {name!r}, which the optimizer does not "
-                    f"train now (it trains: {', '.join(numbers)}); build model and optimizer as they were"
+                    f"the checkpoint has optimizer state of parameter {name!r}, which the "
+                    f"optimizer does not train now (it trains: {', '.join(numbers)}); build "
+                    f"model and optimizer as they were"
                 )
         groups = self.torch.state_dict()["param_groups"]
         by_number = {numbers[name]: dict(own) for name, own in moments.items()}
@@ -349,7 +363,7 @@ class FollowedOptimizer:
             self._keep_dtypes(self._parameters[name], own)
 
     def _keep_dtypes(self, parameter: torch.nn.Parameter, saved: Mapping[str, Any]) -> None:
-        """Torch loads state in the dtype of its parameter; an optimizer may keep it in another one."""
+        """Undo torch's cast of state to the dtype of its parameter."""
         held = self.torch.state[parameter]
         for key, value in saved.items():
             now = held.get(key)
@@ -365,8 +379,8 @@ class FollowedOptimizer:
         if saved.keys() != {frozenset(names) for names in self._held}:
             raise TaskError(
                 "the checkpoint's optimizer has other param groups: it had "
-                f"{[sorted(names) for names in saved]} and has {[list(n) for n in self._held]} now; build "
-                "the optimizer as it was"
+                f"{[sorted(names) for names in saved]} and has {[list(n) for n in self._held]} "
+                f"now; build the optimizer as it was"
             )
         for place, names in enumerate(self._held):
             group = saved[frozenset(names)]

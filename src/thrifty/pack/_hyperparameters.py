@@ -62,8 +62,9 @@ class HyperParameters(Mapping[str, Any]):
         value = self._values.get(name)
         if any(other.get(name) != value for other in self._sharers):
             raise TaskError(
-                f"hp.{name} is read after data(hp) has returned, and trials that differ in it share the data; "
-                f"read it in data(hp) and keep the value, such as self.{name} = hp.{name}"
+                f"hp.{name} is read after data(hp) has returned, and trials that differ in it "
+                f"share the data; read it in data(hp) and keep the value, such as self.{name} = "
+                f"hp.{name}"
             )
 
     def __copy__(self) -> HyperParameters:
@@ -90,7 +91,7 @@ def values_of(hp: HyperParameters, names: Iterable[str]) -> dict[str, Any]:
 
 
 def share(hp: HyperParameters, other: HyperParameters) -> None:
-    """Note that what was made with one is used with the other too; they agree on all that was read so far.
+    """Note that what was made with one is used with the other; they agree on what was read so far.
 
     If a name in which they differ is read later, that read raises a TaskError.
     """

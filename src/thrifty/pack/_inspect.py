@@ -26,7 +26,7 @@ class TaskReport:
     Attributes:
         metrics: The metrics that the task reports.
         structural: The hyper-parameters that it reads once, to make data, model or optimizer.
-        followed: Those that it follows while they move: in the optimizer, the batch size or ``adapt``.
+        followed: Those that the optimizer, the batch size or ``adapt`` follow while they move.
     """
 
     metrics: frozenset[str]
@@ -54,7 +54,8 @@ def inspect_task(
         moving: Hyper-parameters that will move during training.
 
     Raises:
-        TaskError: One of ``moving`` is read once, and nothing follows it; or the optimizer does not fit the model.
+        TaskError: One of ``moving`` is read once, and nothing follows it; or the optimizer does not
+            fit the model.
     """
     where = torch.device(device)
     readings = Readings(type(task).__name__, values, moving=moving)

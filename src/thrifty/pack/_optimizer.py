@@ -1,4 +1,4 @@
-"""Optimizers by name: torch optimizers whose options may be hyper-parameters that change over time."""
+"""Optimizers by name: options may be hyper-parameters that change over time."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Times:
             given = getattr(self, name)
             if not isinstance(given, str | Times) and not is_number(given):
                 raise TaskError(
-                    f"times({self.value!r}, {self.factor!r}): {name} must be a number or the name of a "
-                    f"hyper-parameter, got {given!r}"
+                    f"times({self.value!r}, {self.factor!r}): {name} must be a number or the "
+                    f"name of a hyper-parameter, got {given!r}"
                 )
 
     def __repr__(self) -> str:
@@ -45,7 +45,7 @@ Groups = Mapping[str | Predicate, Mapping[str, Value]]
 def times(value: float | str | Times, factor: float | str | Times) -> Times:
     """A hyper-parameter times a factor, as a value of an optimizer's option.
 
-    It follows the schedules of all hyper-parameters in it. The factor may be a hyper-parameter, too.
+    It follows the schedules of all hyper-parameters in it. The factor may be a hyper-parameter.
 
     >>> times("lr", 0.1)
     times('lr', 0.1)
@@ -64,7 +64,7 @@ def times(value: float | str | Times, factor: float | str | Times) -> Times:
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterGroup:
-    """The parameters of one torch param group by name, and its options, names not replaced by values yet."""
+    """One torch param group: parameters by name, and options that may name hyper-parameters."""
 
     names: tuple[str, ...]
     options: Mapping[str, Any]
@@ -73,30 +73,30 @@ class ParameterGroup:
 class Optimizer:
     """A torch optimizer class and its options; a string option names a hyper-parameter.
 
-    A named hyper-parameter follows its schedule, step by step. Other options go to the torch class as
-    they are. A specification cannot be changed once it is made.
+    A named hyper-parameter follows its schedule, step by step. Other options go to the torch class
+    as they are. A specification cannot be changed once it is made.
 
     Args:
-        factory: A torch optimizer class, or a function of parameters and options that makes an optimizer.
-            If the optimizer has several param groups whose options differ, their ratios are kept
-            while hyper-parameters move.
+        factory: A torch optimizer class, or a function of parameters and options that makes an
+            optimizer. If the optimizer has several param groups whose options differ, their ratios
+            are kept while hyper-parameters move.
         clip_norm: Clips the norm of the gradient of all parameters together before each step.
         groups: Options for some of the parameters. A key is a pattern over parameter names, such as
-            ``"*.bias"``, or a function of the parameter, such as ``lambda p: p.ndim < 2``. A parameter
-            gets the options of every group that matches; for each option the last group wins.
-            A pattern has to match something, a function need not.
+            ``"*.bias"``, or a function of the parameter, such as ``lambda p: p.ndim < 2``.
+            A parameter gets the options of every group that matches; for each option the last group
+            wins. A pattern has to match something, a function need not.
         options: Of the factory, for all parameters.
 
     Raises:
-        TaskError: An option that the torch class does not have, or a key that is neither a string nor
-            a function of one argument.
+        TaskError: An option that the torch class does not have, or a key that is neither a string
+            nor a function of one argument.
 
     Example:
-        >>> optimizer = Optimizer(torch.optim.Adadelta, lr="lr", rho=0.9, groups={"*.bias": {"rho": "rho"}})
+        >>> optimizer = Optimizer(torch.optim.Adadelta, lr="lr", groups={"*.bias": {"rho": "rho"}})
         >>> sorted(optimizer.names())
         ['lr', 'rho']
         >>> optimizer
-        Optimizer(Adadelta, lr='lr', rho=0.9, groups={'*.bias': {'rho': 'rho'}})
+        Optimizer(Adadelta, lr='lr', groups={'*.bias': {'rho': 'rho'}})
     """
 
     factory: Factory
@@ -145,7 +145,7 @@ class Optimizer:
 
     @property
     def is_class(self) -> bool:
-        """Whether the factory is a torch optimizer class, perhaps with some arguments bound by ``partial``."""
+        """Whether the factory is a torch optimizer class, or a ``partial`` of one."""
         kind = self.factory.func if isinstance(self.factory, partial) else self.factory
         return isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
 
@@ -170,7 +170,7 @@ class Optimizer:
         return {name: tuple(numbers) for name, numbers in found.items()}
 
     def merged(self, numbers: Iterable[int]) -> dict[str, Any]:
-        """The options of a parameter that belongs to some groups, names not replaced by values yet."""
+        """The options of a parameter of some groups; they may still name hyper-parameters."""
         out = dict(self.options)
         for number in numbers:
             out.update(self.groups[number][1])
@@ -183,8 +183,8 @@ class Optimizer:
 
         Args:
             parameters: By name, in the model's order.
-            join: Whether parameters that belong to different groups, but have equal options, are one
-                param group.
+            join: Whether parameters that belong to different groups, but have equal options, are
+                one param group.
 
         Raises:
             TaskError: A pattern matches no parameter.
@@ -215,8 +215,8 @@ class Optimizer:
             values: Hyper-parameters by name.
 
         Raises:
-            TaskError: A named hyper-parameter is not in the space, a pattern matches no parameter, or
-                there are ``groups`` and no names.
+            TaskError: A named hyper-parameter is not in the space, a pattern matches no parameter,
+                or there are ``groups`` and no names.
         """
         given: list[Any] = list(parameters)
         is_named = bool(given) and isinstance(given[0], tuple)
@@ -264,7 +264,7 @@ class Optimizer:
         return made
 
     def resolve(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The options for all parameters with every name replaced by its value; without those of groups."""
+        """The options for all parameters, not those of groups, with names replaced by values."""
         return resolved(self.options, values)
 
     def clip_value(self, values: Mapping[str, Any]) -> float | None:
@@ -303,8 +303,8 @@ class Optimizer:
         for name in options:
             if name not in known:
                 raise TaskError(
-                    f"{_name_of(self.factory)} has no option {name!r} (it has: {', '.join(known)}); "
-                    "correct the name or leave it out"
+                    f"{_name_of(self.factory)} has no option {name!r} (it has: "
+                    f"{', '.join(known)}); correct the name or leave it out"
                 )
 
 
@@ -403,8 +403,9 @@ def _lookup(value: Any, values: Mapping[str, Any], *, where: str) -> Any:
     if value not in values:
         known = ", ".join(values) or "none"
         raise TaskError(
-            f"the task's optimizer follows hyper-parameter {value!r} ({where}={value!r}), which the "
-            f"search space does not have (it has: {known}); add it to the space or give {where} a number"
+            f"the task's optimizer follows hyper-parameter {value!r} ({where}={value!r}), "
+            f"which the search space does not have (it has: {known}); add it to the space or "
+            f"give {where} a number"
         )
     return values[value]
 
@@ -415,8 +416,8 @@ def _product(product: Times, values: Mapping[str, Any], *, where: str) -> Any:
         number = _lookup(part, values, where=where)
         if not is_number(number) and not isinstance(number, torch.Tensor):
             raise TaskError(
-                f"the task's optimizer has {where}={product!r}, but {part!r} is {number!r}; only numbers "
-                "can be multiplied"
+                f"the task's optimizer has {where}={product!r}, but {part!r} is {number!r}; "
+                f"only numbers can be multiplied"
             )
         out = out * number
     return out
@@ -431,8 +432,8 @@ def _check_key(key: object) -> None:
         return
     except TypeError:
         raise TaskError(
-            f"groups={{{_shown(key)}: ...}}: a key must be a pattern over parameter names, such as '*.bias', "
-            "or a function of one parameter, such as lambda p: p.ndim < 2"
+            f"groups={{{_shown(key)}: ...}}: a key must be a pattern over parameter names, "
+            f"such as '*.bias', or a function of one parameter, such as lambda p: p.ndim < 2"
         ) from None
 
 
@@ -443,8 +444,8 @@ def _matches(key: str | Predicate, name: str, parameter: torch.nn.Parameter) -> 
 def _no_match(pattern: str, names: list[str]) -> str:
     some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
     return (
-        f"groups={{{pattern!r}: ...}}: no parameter of the model has such a name (it has: {some or 'none'}); "
-        "correct the pattern"
+        f"groups={{{pattern!r}: ...}}: no parameter of the model has such a name (it has: "
+        f"{some or 'none'}); correct the pattern"
     )
 
 

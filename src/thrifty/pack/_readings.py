@@ -13,8 +13,8 @@ from ._hyperparameters import HyperParameters
 
 _MENDS = {
     "data": "data are loaded once for the whole run, so give {name!r} a fixed value",
-    "model": "override Task.adapt(model, hp) and read hp.{name} there to follow it, or give {name!r} "
-    "a fixed value",
+    "model": "override Task.adapt(model, hp) and read hp.{name} there to follow it, or give "
+    "{name!r} a fixed value",
     "optimizer": "pass it to the optimizer as an option, such as thrifty.SGD(lr={name!r}), or give "
     "{name!r} a fixed value",
     "setup": "read it in train(epoch, hp), too, or give {name!r} a fixed value",
@@ -47,7 +47,7 @@ class Readings:
         self._once: dict[str, frozenset[str]] = {}
 
     def once(self, method: str) -> HyperParameters:
-        """The hyper-parameters for a method that is called once; what it reads of them, also later, is noted."""
+        """The hyper-parameters for a method that is called once; what it ever reads is noted."""
         return self._given.setdefault(method, HyperParameters(self.first))
 
     def note_once(self, method: str, names: Iterable[str]) -> None:
@@ -75,11 +75,12 @@ class Readings:
             name = min(names)
             method = read_once[name]
             raise TaskError(
-                f"{name!r} has a schedule, but {self._task}.{method} reads it only once, before training: "
+                f"{name!r} has a schedule, but {self._task}.{method} reads it only once, "
+                f"before training: "
                 + _MENDS.get(method, "give {name!r} a fixed value").format(name=name)
             )
 
     def check_epoch(self, plan: EpochPlan) -> None:
-        """The same for what moves within an epoch, or has moved since the first one. Raises as ``check``."""
+        """The same for what moves in an epoch or has moved by then. Raises as ``check``."""
         moved = {n for n, value in plan.values.items() if value != self.first.get(n, value)}
         self.check(moved | set(plan.moving))

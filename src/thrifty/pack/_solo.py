@@ -49,7 +49,7 @@ class SoloBackend(Backend):
         """Nothing to do: the next trial takes its place."""
 
     def adapt(self, values: Mapping[str, Any]) -> None:
-        """Bring the model up to date with hyper-parameters, without training; nothing to do for a Trainable."""
+        """Bring the model of a task up to date with hyper-parameters, without training."""
         if isinstance(self._one, TaskTrial):
             self._one.adapt(values)
 

@@ -51,7 +51,7 @@ class Sources:
 
 
 def _touch(source: Source, given: HyperParameters) -> None:
-    """Find out what rows read of the hyper-parameters that their data have kept, before other trials share them."""
+    """Read a row to find out which hyper-parameters it reads before other trials share the data."""
     if getattr(source, "has_workers", False):
         given.names_read.update(given)  # other processes read, where nobody can see it
         return

@@ -70,7 +70,10 @@ def _take_apart(value: Any, tensors: dict[str, torch.Tensor], *, path: str) -> A
 
 
 def _free_key(path: str, taken: Container[str]) -> str:
-    """The path, or one like it: ``{"a.b": x}`` and ``{"a": {"b": x}}`` have one path, and so have ``1`` and ``"1"``."""
+    """The path, or one like it if it is taken.
+
+    ``{"a.b": x}`` and ``{"a": {"b": x}}`` have the same path, and so have ``1`` and ``"1"``.
+    """
     key, number = path, 1
     while key in taken:
         number += 1

@@ -44,13 +44,15 @@ class Task(_Identified, ABC):
 
     Subclass it and write plain PyTorch. ``hp`` holds the trial's hyper-parameters: ``hp.width``.
 
-    A hyper-parameter that moves during training has to be followed: by the optimizer, by ``batch_size``, or by
-    ``adapt``, which reads it. One that only ``data`` or ``model`` read is an error before training. They are
-    called with the values of the first epoch, also where a trial is continued.
+    A hyper-parameter that moves during training has to be followed: by the optimizer, by
+    ``batch_size``, or by ``adapt``, which reads it. One that only ``data`` or ``model`` read is an
+    error before training. They are called with the values of the first epoch, also where a trial is
+    continued.
 
     Attributes:
-        optimizer: ``SGD``, ``AdamW`` and so on, whose string options name hyper-parameters that are followed; or
-            a method of ``hp`` that returns one, called again whenever something that it reads has moved.
+        optimizer: ``SGD``, ``AdamW`` and so on, whose string options name hyper-parameters that are
+            followed; or a method of ``hp`` that returns one, called again whenever something that
+            it reads has moved.
         batch_size: Samples of a training batch: a number, or the name of a hyper-parameter.
         eval_batch_size: Samples of a validation batch.
 
@@ -128,7 +130,7 @@ class Trainable(_Identified, ABC):
 
 
 def optimizer_of(task: Task, hp: HyperParameters) -> Optimizer:
-    """The optimizer specification of a task, whether it is an attribute or a method of the hyper-parameters."""
+    """The optimizer specification of a task, whether it is an attribute or a method."""
     spec = task.optimizer
     return spec if isinstance(spec, Optimizer) else spec(hp)
 

@@ -64,8 +64,8 @@ class TrainableTrial:
         """A whole epoch.
 
         Raises:
-            TaskError: A hyper-parameter that moves is read in ``setup``, but not in ``train``. Only a call of
-                ``train`` can tell; its epoch is not reported.
+            TaskError: A hyper-parameter that moves is read in ``setup``, but not in ``train``. Only
+                a call of ``train`` can tell; its epoch is not reported.
         """
         seed_everything(derive_seed(self._seed, "epoch", plan.epoch))
         hp = HyperParameters(plan.values)

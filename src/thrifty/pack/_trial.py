@@ -181,7 +181,7 @@ class TaskTrial:
 
         Raises:
             DivergedError: The training loss is not finite.
-            TaskError: A hyper-parameter that moves was read of what ``model`` or ``data`` were given.
+            TaskError: A model or data have read a hyper-parameter that moves, and nothing follows.
         """
         self.readings.check_epoch(self.plan)
         loss = float(torch.stack(self._losses).mean())

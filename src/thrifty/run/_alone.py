@@ -58,7 +58,7 @@ def train_alone(
 def member_at(
     timeline: Timeline, *, seed: int, epoch: int, stop: int, state: State | None = None
 ) -> Member:
-    """A trial that goes on at ``epoch`` of a timeline and is trained until epoch ``stop`` at least."""
+    """A trial that begins at ``epoch`` of a timeline and is trained until ``stop`` at least."""
     return Member(
         values=timeline.at(epoch),
         seed=seed,

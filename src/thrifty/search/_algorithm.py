@@ -24,7 +24,7 @@ class Algorithm(ABC):
 
     @property
     def varied(self) -> tuple[str, ...]:
-        """The hyper-parameters that it changes while a trial trains, beside what their schedules do."""
+        """The hyper-parameters that it changes while a trial trains."""
         return ()
 
     @abstractmethod

@@ -38,8 +38,8 @@ class Space:
     ['lr', 'optimizer']
 
     Raises:
-        SpaceError: No hyper-parameter, one that is named like a method (``values``), a list that holds a
-            schedule, a condition on an unknown hyper-parameter, or conditions in a circle.
+        SpaceError: No hyper-parameter, one that is named like a method (``values``), a list that
+            holds a schedule, a condition on an unknown hyper-parameter, or conditions in a circle.
     """
 
     def __init__(self, **params: Any) -> None:

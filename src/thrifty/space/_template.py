@@ -79,8 +79,10 @@ def check_no_schedule_within(name: str, value: Any) -> None:
         for item in value:
             if holds_schedule(item):
                 raise SpaceError(
-                    f"{name}={value!r}: a list cannot hold a schedule; make the schedule a hyper-parameter of "
-                    'its own and name it where the list is used, such as betas=("beta1", 0.999) in an optimizer'
+                    f"{name}={value!r}: a list cannot hold a schedule; make the schedule a "
+                    f"hyper-parameter of "
+                    'its own and name it where the list is used, such as betas=("beta1", '
+                    "0.999) in an optimizer"
                 )
             check_no_schedule_within(name, item)
 

@@ -56,7 +56,7 @@ class Timeline:
         return hash((self.epochs, self.runs))
 
     def moving(self, *, stop: int | None = None) -> frozenset[str]:
-        """The hyper-parameters whose value changes before epoch ``stop`` (default: the end of the run).
+        """The hyper-parameters that change before epoch ``stop`` (default: the end of the run).
 
         >>> from thrifty.space import Step
         >>> timeline = Timeline({"lr": Step(0.1, [30]), "width": 64}, epochs=90)

@@ -56,7 +56,8 @@ def check_study(
     goals.check({*report.metrics, TRAIN_LOSS})
     for name in sorted(moving & config.keys() - report.structural - report.followed):
         logger.warning(
-            "%r has a schedule, but %s does not read it; name it in the optimizer, or read it in adapt",
+            "%r has a schedule, but %s does not read it; name it in the optimizer or read it "
+            "in adapt",
             name,
             type(task).__name__,
         )
@@ -82,7 +83,7 @@ def _check_names(task: Task, space: Space) -> None:
 
 
 def _moving(space: Space, algorithm: Algorithm) -> frozenset[str]:
-    """The hyper-parameters that may change during training: by a schedule, or because the algorithm varies them."""
+    """The hyper-parameters that may change during training, by schedule or by the algorithm."""
     max_epochs = algorithm.max_epochs
     scheduled = {n for n in space.names if space.changes_over_time(n, max_epochs=max_epochs)}
     return frozenset(scheduled | set(algorithm.varied))

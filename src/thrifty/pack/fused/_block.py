@@ -88,7 +88,7 @@ class Block:
         })
 
     def moments(self, trial: FusedTrial) -> dict[str, dict[str, Any]]:
-        """The optimizer's state of the trained parameters of a trial, by name; views, not copies."""
+        """The optimizer's state of a trial's trained parameters by name; views, not copies."""
         return self._state.moments(trial, self.trials.index(trial))
 
     def memory_bytes(self) -> int:

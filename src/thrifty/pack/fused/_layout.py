@@ -50,7 +50,7 @@ class Layout:
         return [segment.name for segment in self.segments if segment.name in wanted]
 
     def range_of(self, names: Iterable[str]) -> tuple[int, int] | None:
-        """Where some parameters that lie side by side begin and end in a row; None if none of them is in it."""
+        """Where parameters that lie side by side begin and end in a row; None if none is in it."""
         wanted = set(names)
         places = [n for n, segment in enumerate(self.segments) if segment.name in wanted]
         if not places:

@@ -29,7 +29,9 @@ class FeedError(Exception):
 
 
 class FusedTrial(TaskTrial):
-    """A trial whose parameters are a row of a block; its module keeps views of them, so it can be used by itself.
+    """A trial whose parameters are a row of a block.
+
+    Its module keeps views of them, so it can be used by itself.
 
     Attributes:
         idle_moments: The optimizer's state of parameters that its block does not train, by name.
@@ -53,12 +55,12 @@ class FusedTrial(TaskTrial):
         self._options: Sequence[Options] = [self.followed.options(member.values)]
 
     def enter(self, *, idle_moments: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take a row of a block; torch's own optimizer has the trial's options and state at this moment."""
+        """Take a row of a block; until here torch's own optimizer has been used."""
         self.idle_moments = idle_moments
         self.step_index = 0
 
     def take_moments(self, moments: Mapping[str, Mapping[str, Any]]) -> None:
-        """Give torch's own optimizer the options of the last step, and a copy of the state after it.
+        """Give torch's own optimizer the options of the last step and a copy of the state.
 
         Args:
             moments: Of the parameters that were trained in a block, by name.
@@ -68,7 +70,7 @@ class FusedTrial(TaskTrial):
         self.followed.load_moments(unpack_state(pack_state(held)))
 
     def optimizer_state(self, moments: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """The state of the optimizer as torch's own would give it. Arguments as for ``take_moments``."""
+        """The state of the optimizer as torch's own gives it. Arguments as for ``take_moments``."""
         self._apply_last_options()
         return self.followed.state({**self.idle_moments, **moments})
 
@@ -143,7 +145,7 @@ class FusedTrial(TaskTrial):
         ]
 
     def _apply_last_options(self) -> None:
-        """Torch's own optimizer is not used in a block, so it learns only now what was set meanwhile."""
+        """Give torch's own optimizer the options of the last step: a block does not use it."""
         if self.step_index:
             self.followed.apply(self._options[min(self.step_index, len(self._options)) - 1])
 

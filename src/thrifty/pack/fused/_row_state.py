@@ -16,10 +16,11 @@ from .optimizers import GroupedOptimizer, Rows, clip_rows
 
 
 class RowState:
-    """Trained parameters, gradients and moments as rows of flat state, ``[C, P]``; other tensors as ``[C, *shape]``.
+    """Trained parameters, gradients and moments as rows of flat state, ``[C, P]``.
 
-    C is how many trials there is room for; the tensors of a trial's module are views of its row. The parameters of
-    one param group lie side by side, so each group is a range of columns with an optimizer of its own.
+    Other tensors are ``[C, *shape]``. C is how many trials there is room for; the tensors of a
+    trial's module are views of its row. The parameters of one param group lie side by side, so each
+    group is a range of columns with an optimizer of its own.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class RowState:
         return [self._parameters, self._gradients, *self._moments.values(), *self._others]
 
     def updater(self, options: Sequence[Options]) -> Callable[[], None]:
-        """One update of the first rows, each by the options of its param groups and its clipping norm."""
+        """One update of the first rows, each by its own options and clipping norm."""
         limits = [limit for _, limit in options]
         clips = any(limit is not None for limit in limits)
         step = self._optimizer.stepper(self._groups, [each for each, _ in options])
@@ -192,7 +193,7 @@ class RowState:
     # -- moments, as torch's optimizer keeps them ----------------------------------------
 
     def moments(self, trial: FusedTrial, row: int) -> dict[str, dict[str, Any]]:
-        """The optimizer's state of the trained parameters of a trial, by name; views, not copies."""
+        """The optimizer's state of a trial's trained parameters by name; views, not copies."""
         views = {
             moment: dict(self._views(trial, tensor[row]))
             for moment, tensor in self._moments.items()
@@ -236,7 +237,7 @@ class RowState:
 def steps_taken(
     trial: FusedTrial, optimizer: GroupedOptimizer, structure: Structure
 ) -> list[int]:
-    """How many updates the parameters of each param group have had; 0 or 1 where torch does not count them.
+    """How many updates each param group has had; 0 or 1 where torch does not count them.
 
     Raises:
         UnfusableError: Some parameters of a group have had more than others.
@@ -251,7 +252,7 @@ def steps_taken(
         is_even = len(found) <= 1 or not (own.counts or options.get("dampening", 0.0))
         if not is_even:
             raise UnfusableError(
-                "some of its parameters have been updated more often than others, for they were frozen for a while"
+                "some of its parameters were frozen for a while, and have been updated less often"
             )
         out.append(max(found, default=0))
     return out

@@ -67,7 +67,7 @@ def settings(attributes: Mapping[str, Any]) -> Hashable:
 
 
 def family(model: torch.nn.Module) -> Hashable:
-    """Equal for models that differ at most in widths: classes, names and ranks of tensors, which ones are trained."""
+    """Equal for models that differ at most in widths; the same parameters are trained."""
     return tuple(
         (
             path,

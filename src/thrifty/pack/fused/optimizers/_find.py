@@ -58,7 +58,7 @@ def optimizer_for(spec: Optimizer, options: Mapping[str, Any]) -> tuple[RowOptim
 def grouped_optimizer(
     followed: FollowedOptimizer, values: Mapping[str, Any]
 ) -> tuple[GroupedOptimizer, Hashable]:
-    """The optimizers over rows for all param groups of a trial, and what trials must have in common to share them.
+    """The optimizers over rows for all param groups; what trials that share them have in common.
 
     Trials share them only if the same parameters belong to each group.
 

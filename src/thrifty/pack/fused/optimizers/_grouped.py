@@ -32,7 +32,7 @@ class GroupedOptimizer:
         """One update, to be called for each of several steps with the same options.
 
         Args:
-            rows: The part of the rows that belongs to each group; None where nothing of it is trained.
+            rows: The part of the rows that belongs to each group; None where none of it is trained.
             options: The options of each group, for each trial.
         """
         steps = [
