@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         RMSprop as RMSprop,
         Task as Task,
         Trainable as Trainable,
+        times as times,
     )
     from thrifty.run import Faults as Faults, Local as Local, Ray as Ray
     from thrifty.search import (
@@ -129,7 +130,8 @@ _HOMES = {
         "ThriftyError TooFewWorkersError TrainingError UsageError WorkerLostError"
     ),
     "pack": (
-        "Adagrad Adam AdamW ArrayData DatasetPair HyperParameters Optimizer RMSprop SGD Task Trainable"
+        "Adagrad Adam AdamW ArrayData DatasetPair HyperParameters Optimizer RMSprop SGD "
+        "Task Trainable times"
     ),
     "run": "Faults Local Ray",
     "search": (

@@ -8,6 +8,7 @@ import torch
 import thrifty as th
 from thrifty.core import HeteroError
 from thrifty.hetero import HeteroTask
+from thrifty.run import train_alone
 
 
 class Line(th.Task):
@@ -61,6 +62,44 @@ def test_a_study_of_jobs_finds_what_a_study_of_trials_finds(tmp_path):
     spread = found(run(HeteroTask(Line(), workers=2), tmp_path, "spread"))
     assert [lr for lr, _ in spread] == [lr for lr, _ in alone]
     assert [value for _, value in spread] == pytest.approx([v for _, v in alone], rel=1e-5)
+
+
+class Grouped(Line):
+    optimizer = th.SGD(
+        lr="lr", momentum=0.9, clip_norm=0.02, groups={"*.bias": {"lr": th.times("lr", 2)}}
+    )
+
+
+def test_groups_and_clipping_are_those_of_the_trial_alone(tmp_path):
+    alone = found(run(Grouped(), tmp_path, "alone"))
+    spread = found(run(HeteroTask(Grouped(), workers=2), tmp_path, "spread"))
+    assert [value for _, value in spread] == pytest.approx([v for _, v in alone], rel=1e-5)
+    assert alone != found(run(Line(), tmp_path, "plain"))
+
+
+def test_a_schedule_is_followed_from_epoch_to_epoch_also_after_an_interruption():
+    """The last rate is that with which the job was started, and not that of the checkpoint."""
+    rates = th.MultiStep([0.1, 0.01, 0.1], milestones=[1, 2])
+    timeline = th.Timeline({"lr": rates}, epochs=3)
+    _, whole = train_alone(Grouped(), timeline, seed=0, epochs=3)
+    task = HeteroTask(Grouped(), workers=2)
+    half, _ = train_alone(task, timeline, seed=0, epochs=2)
+    _, rest = train_alone(task, timeline, seed=0, epochs=3, state=(2, half.unstack(0)))
+    assert rest[0]["mse"] == pytest.approx(whole[2]["mse"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"model": lambda self, hp: torch.nn.Linear(3, int(hp.x))}, "model reads it only once"),
+        ({"batch_size": "x"}, "batch_size reads it only once"),
+    ],
+)
+def test_what_moves_and_is_read_once_is_refused(attributes, message):
+    task = type("Task", (Line,), attributes)()
+    timeline = th.Timeline({"lr": 0.1, "x": th.MultiStep([3, 6], milestones=[1])}, epochs=2)
+    with pytest.raises(th.TrainingError, match=message):
+        train_alone(HeteroTask(task, workers=1), timeline, seed=0, epochs=2)
 
 
 def test_an_error_in_a_worker_is_told(tmp_path):

@@ -16,22 +16,32 @@ from thrifty.space import Timeline
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What to train: ``config`` may have schedules; ``state`` is one to start from at ``start``."""
+    """What to train: ``config`` may have schedules; ``state`` is one to start from at ``start``.
+
+    ``run_epochs`` is how long the whole run is that the schedules are made for.
+    """
 
     config: Mapping[str, Any]
     seed: int = 0
     epochs: int = 3
     start: int = 0
     state: State | None = None
+    run_epochs: int = 20
 
     @property
     def timeline(self) -> Timeline:
-        return Timeline(self.config, epochs=20)
+        return Timeline(self.config, epochs=self.run_epochs)
 
     @property
     def member(self) -> Member:
-        values = self.timeline.at(self.start)
-        return Member(values=values, seed=self.seed, epoch=self.start, state=self.state)
+        timeline = self.timeline
+        return Member(
+            values=timeline.at(self.start),
+            seed=self.seed,
+            epoch=self.start,
+            state=self.state,
+            first=timeline.at(0),
+        )
 
 
 @dataclass(kw_only=True)

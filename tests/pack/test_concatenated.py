@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from tests.pack._drive import Trial, alone, assert_same, together
 from tests.pack._toys import TOYS, Dropping, Toy, normal
 from thrifty.core import DivergedError, TaskError
-from thrifty.pack import SGD, AdamW, ConcatenatedBackend
+from thrifty.pack import SGD, AdamW, ConcatenatedBackend, epoch_order
 from thrifty.space import Cosine, MultiStep
 from thrifty.testing import FaultyTask
 
@@ -197,3 +197,26 @@ def test_running_out_of_memory_is_raised(error):
     backend = ConcatenatedBackend(Task())
     with pytest.raises(error, match="no memory"):
         together(backend, [Trial(config={"lr": 0.1})])
+
+
+class Breaking(Rows):
+    """A row that cannot be read."""
+
+    def __getitem__(self, index):
+        if index == BROKEN:
+            raise ValueError("this row is broken")
+        return super().__getitem__(index)
+
+
+BROKEN = int(epoch_order(20, seed=0, epoch=0)[-1])
+"""The last row of the first epoch."""
+
+
+def test_batches_that_cannot_be_read_end_no_epoch_early():
+    """All trials that share them fail; for none does the epoch just end a few batches earlier."""
+
+    task = FromRows()
+    task.train_rows = Breaking(noise=None)
+    found = together(ConcatenatedBackend(task), [Trial(config={"lr": 0.1}) for _ in range(2)])
+    assert [str(result.error) for result in found] == ["this row is broken"] * 2
+    assert not any(result.metrics for result in found)

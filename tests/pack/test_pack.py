@@ -4,6 +4,7 @@ import math
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import cloudpickle
 import numpy as np
@@ -12,7 +13,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 from tests import alone
-from thrifty.core import DivergedError, TaskError
+from tests.pack._drive import Trial, together
+from thrifty.core import CheckpointRef, DivergedError, TaskError
 from thrifty.pack import (
     SGD,
     Adagrad,
@@ -21,6 +23,7 @@ from thrifty.pack import (
     ArrayData,
     DatasetPair,
     EpochPlan,
+    FusedBackend,
     HyperParameters,
     Member,
     RMSprop,
@@ -33,6 +36,7 @@ from thrifty.pack import (
 )
 from thrifty.run import state_from_arrays, state_to_arrays, train_alone
 from thrifty.space import Linear, Timeline
+from thrifty.store import CheckpointFolder
 from thrifty.testing import FaultyTask, LineTask
 
 
@@ -90,6 +94,32 @@ def test_a_state_may_be_started_from_twice():
 def test_a_state_that_would_need_pickle_is_refused(value):
     with pytest.raises(TaskError, match="state"):
         pack_state(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a.w": 1, "a": {"w": 2}},
+        {"a": {"w": 1}, "a.w": 2},
+        {1: 1, "1": 2},
+        {"a": [1], "a.0": 2},
+        {"a#2": 1, "a": {"": 2}, "a.": 3},
+        {"x.y": {"z": 1}, "x": {"y.z": 2, "y": {"z": 3}}, "x.y.z": 4},
+        {"value": 1, "": {"": 2}},
+    ],
+)
+def test_keys_that_look_alike_are_kept_apart(value):
+    def as_tensors(part):
+        if isinstance(part, dict):
+            return {key: as_tensors(inside) for key, inside in part.items()}
+        return (
+            [as_tensors(each) for each in part]
+            if isinstance(part, list)
+            else torch.tensor(part)
+        )
+
+    back = unpack_state(state_from_arrays(*state_to_arrays(pack_state(as_tensors(value)))))
+    assert back == as_tensors(value)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64, torch.bool])
@@ -195,6 +225,32 @@ def test_every_optimizer_resumes_where_it_was(make):
     assert rest == whole[2:]
 
 
+OLD = CheckpointRef(
+    node=0,
+    epoch=2,
+    path="checkpoints_by_number/0-2.safetensors",
+    num_bytes=2396,
+    digest="40a9db18a0fc487e1140be5fcfdd3986",
+)
+"""Two epochs of the task below, written before optimizer state was kept by parameter name."""
+
+
+@pytest.mark.parametrize("backend", [SoloBackend, FusedBackend])
+def test_a_checkpoint_of_an_earlier_version_is_gone_on_with(backend):
+    class Task(LineTask):
+        optimizer = AdamW(lr="lr", weight_decay=0.01)
+
+    timeline = Timeline({"lr": Linear(0.1), "width": 4, "dropout": 0.2}, epochs=4)
+    folder = CheckpointFolder(str(Path(__file__).parent / "assets"))
+    state = state_from_arrays(*folder.read(OLD))
+    _, whole = train_alone(Task(), timeline, seed=1, epochs=4)
+    (rest,) = together(
+        backend(Task()),
+        [Trial(config=timeline.config, seed=1, epochs=4, start=2, state=state, run_epochs=4)],
+    )
+    assert rest.metrics == [pytest.approx(each, rel=1e-4) for each in whole[2:]]
+
+
 def test_solo_training_is_a_plain_loop():
     config = {"lr": Linear(0.1), "width": 4, "dropout": 0.3}
     _, ours = train_alone(LineTask(), Timeline(config, epochs=5), seed=2, epochs=5)
@@ -264,7 +320,7 @@ def test_inspection_tells_what_a_task_reads():
     report = inspect_task(LineTask(), {"lr": 0.1, "width": 4, "dropout": 0.1}, seed=0)
     assert report.metrics == {"mse"}
     assert report.structural == {"width", "dropout"}
-    assert report.adapts
+    assert report.followed == {"lr", "dropout"}
 
 
 def typed(expression: str) -> type:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from tests.strategies import domains, plain_values, schedules, seeds
+from tests.strategies import domains, floats, ints, plain_values, schedules, seeds
 from thrifty.core import SpaceError
 from thrifty.space import (
     Choice,
@@ -48,8 +48,8 @@ def shapes(draw, depth=2):
     inside = st.lists(shapes(depth - 1), min_size=1, max_size=3, unique_by=repr).map(tuple)
     if kind == "choice":
         return Choice(draw(inside))
-    if kind == "tuple":
-        return draw(inside)
+    if kind == "tuple":  # a schedule within would be refused
+        return draw(st.lists(st.one_of(floats, ints, plain_values), max_size=3).map(tuple))
     levels = draw(inside)
     if kind == "constant" or len(levels) < 2:
         return Constant(levels[0])

@@ -73,7 +73,7 @@ class Subject:
         sizes = {min(-(-batch // part), source.num_train) for part in _PARTS}
         return profile_step(
             model,
-            optimizer_of(self.task, hp).build(model.parameters(), self.values),
+            optimizer_of(self.task, hp).build(model.named_parameters(), self.values),
             batches_of(source),
             loss=self.task.loss,
             batches=sorted(sizes),

@@ -39,6 +39,7 @@ from ._events import (
     StageFailed as StageFailed,
     StageStarted as StageStarted,
 )
+from ._names import check_hyperparameter_names as check_hyperparameter_names
 from ._seeds import (
     derive_seed as derive_seed,
     fingerprint as fingerprint,
@@ -83,6 +84,7 @@ __all__ = [
     "TrainingError",
     "UsageError",
     "WorkerLostError",
+    "check_hyperparameter_names",
     "derive_seed",
     "fingerprint",
     "step_seed",

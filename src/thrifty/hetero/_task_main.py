@@ -24,12 +24,14 @@ from thrifty.pack import (
     TRAIN_LOSS,
     ArrayData,
     DatasetPair,
+    EpochPlan,
     HyperParameters,
     Task,
     evaluate,
     open_source,
-    optimizer_of,
 )
+from thrifty.pack._followed_optimizer import FollowedOptimizer
+from thrifty.pack._readings import Readings
 
 
 _TIMEOUT = timedelta(seconds=300)
@@ -39,23 +41,26 @@ class TrialWorker:
     """One process of a trial: the task's model, data and optimiser, seeded as everywhere in thrifty."""
 
     def __init__(self, task: Task, begin: Mapping[str, Any]) -> None:
-        hp = HyperParameters(begin["values"])
+        values: Mapping[str, Any] = begin["values"]
+        self._readings = Readings(type(task).__name__, values)
         self._task = task
         self._seed: int = begin["seed"]
         self._device = torch.device(begin["device"])
         torch.manual_seed(derive_seed(self._seed, "data"))
-        data = task.data(hp)
+        data = task.data(self._readings.once("data"))
         self._source = open_source(data, device=self._device)
         torch.manual_seed(derive_seed(self._seed, "model"))
-        self._model = task.model(hp).to(self._device)
-        self._spec = optimizer_of(task, hp)
-        self._optimizer = self._spec.build(self._model.parameters(), begin["values"])
+        self._model = task.model(self._readings.once("model")).to(self._device)
+        self._followed = FollowedOptimizer(task.optimizer, self._model, values)
+        self._readings.note_once("optimizer", self._followed.read_when_built)
         options: HeteroOptions = begin["options"]
         size = task.batch_size
-        self._batch_size = int(begin["values"][size] if isinstance(size, str) else size)
+        if isinstance(size, str):
+            self._readings.note_once("batch_size", {size})
+        self._batch_size = int(values[size] if isinstance(size, str) else size)
         self._trainer = HeteroTrainer(
             self._model,
-            self._optimizer,
+            self._followed.torch,
             _dataset(data),
             loss=task.loss,
             global_batch=self._batch_size,
@@ -64,10 +69,18 @@ class TrialWorker:
         )
 
     def epoch(self, epoch: int, values: Mapping[str, Any]) -> dict[str, float]:
-        """Trains one and evaluates."""
-        self._task.adapt(self._model, HyperParameters(values))
-        for group in self._optimizer.param_groups:
-            group.update(self._spec.resolve(values))
+        """Train one epoch and evaluate.
+
+        Raises:
+            TaskError: A hyper-parameter that moves is read once, and nothing follows it.
+        """
+        hp = HyperParameters(values)
+        self._task.adapt(self._model, hp)
+        self._followed.follow(values)
+        self._readings.followed |= {*hp.names_read, *self._followed.names}
+        self._readings.check_epoch(EpochPlan(epoch=epoch, values=values))
+        if self._followed.clip_norm is not None:
+            self._trainer.clip_norm = self._followed.clip_norm
         self._model.train()
         losses = [report.loss for report in self._trainer.run(epochs=epoch + 1)]
         if not losses:
@@ -84,6 +97,7 @@ class TrialWorker:
         self._trainer.load_state(
             from_bytes(torch.frombuffer(bytearray(data), dtype=torch.uint8))
         )
+        self._followed.forget()
 
     def _evaluate(self, epoch: int) -> dict[str, float]:
         if dist.get_rank():

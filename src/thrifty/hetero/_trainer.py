@@ -64,6 +64,7 @@ class HeteroTrainer:
 
     Attributes:
         steps: trained.
+        clip_norm: that of the options; another one holds from the next step on.
 
     Raises:
         HeteroError: ``global_batch`` is below 1, or there is nothing to train.
@@ -98,6 +99,7 @@ class HeteroTrainer:
             raise HeteroError(f"global_batch is at least 1, not {global_batch}")
         self.steps = 0
         self._options = options or HeteroOptions()
+        self.clip_norm = self._options.clip_norm
         samples = PublicAndPrivate(dataset, private, collate)
         if not samples.num_public + samples.num_private:
             raise HeteroError("there are no samples to train on")
@@ -253,7 +255,7 @@ class HeteroTrainer:
             else growth.factor(
                 batch=self._allocation.batch, base=self._global_batch, step=self.steps
             ),
-            clip_norm=self._options.clip_norm,
+            clip_norm=self.clip_norm,
         )
         # The optimiser's time is the worker's own, too: it counts for the step that follows.
         self._optimizer_s = self._clock.monotonic() - began

@@ -7,6 +7,7 @@ from typing import Any
 
 from thrifty.core import derive_seed
 from thrifty.pack import HyperParameters, borrowed_streams
+from thrifty.pack._hyperparameters import unread, values_of
 from thrifty.pack._random import seed_everything
 
 
@@ -24,7 +25,7 @@ class Made:
 
     def __init__(self, make: Callable[[HyperParameters], Any]) -> None:
         self._make = make
-        self._known: list[tuple[int, dict[str, Any], Any]] = []
+        self._known: list[tuple[int, HyperParameters, Any]] = []
 
     def __getstate__(self) -> Callable[[HyperParameters], Any]:
         return self._make
@@ -34,12 +35,16 @@ class Made:
 
     def get(self, hp: HyperParameters, *, seed: int) -> Any:
         """What it makes for these hyper-parameters."""
-        for of_seed, read, value in self._known:
-            if of_seed == seed and hp.subset(set(read)) == read:
+        for of_seed, given, value in self._known:
+            # a data module may keep what it was given and read more of it later
+            read = given.names_read
+            if of_seed == seed and values_of(hp, read) == values_of(given, read):
+                hp.names_read |= read
                 return value
-        fresh = HyperParameters(hp.subset(set(hp)))
+        fresh = unread(hp)
         with borrowed_streams():
             seed_everything(derive_seed(seed, "data"))
             value = self._make(fresh)
-        self._known.append((seed, fresh.subset(fresh.names_read), value))
+        self._known.append((seed, fresh, value))
+        hp.names_read |= fresh.names_read
         return value

@@ -38,6 +38,7 @@ from ._optimizer import (
     AdamW as AdamW,
     Optimizer as Optimizer,
     RMSprop as RMSprop,
+    times as times,
 )
 from ._pack import Pack as Pack, pack as pack
 from ._random import borrowed_streams as borrowed_streams, seed_step as seed_step
@@ -107,6 +108,7 @@ __all__ = [
     "seed_step",
     "step_counters",
     "task_identity",
+    "times",
     "unpack_state",
 ]
 

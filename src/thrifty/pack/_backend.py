@@ -18,9 +18,12 @@ class Member:
 
     Attributes:
         values: Its hyper-parameters at ``epoch``.
-        seed: Of all that it draws at random.
-        epoch: How many epochs it has been trained for.
-        state: Its state there; None for a fresh trial.
+        seed: Names its random streams.
+        epoch: Where it begins.
+        state: What it begins with; None for a fresh model.
+        first: Its hyper-parameters at epoch 0, with which model, data and optimizer are made, so
+             that a continued trial is the same as one that was never interrupted. None: ``values``.
+        moving: The hyper-parameters that are known to move while it trains.
         alone: Whether it must not be fused with others, because a check of it has failed.
     """
 
@@ -28,7 +31,14 @@ class Member:
     seed: int
     epoch: int = 0
     state: State | None = None
+    first: Mapping[str, Any] | None = None
+    moving: frozenset[str] = frozenset()
     alone: bool = False
+
+    @property
+    def first_values(self) -> Mapping[str, Any]:
+        """The hyper-parameters with which model, data and optimizer are made."""
+        return self.values if self.first is None else self.first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,6 +122,26 @@ class _SharedBatches:
 
     def of(self, trial: TaskTrial, plan: EpochPlan) -> Iterator[Batch]:
         key = (id(trial.source), trial.seed, plan.epoch, trial.batch_size(plan.values))
-        mine, kept = tee(self._known.pop(key) if key in self._known else trial.batches(plan))
+        known = self._known.pop(key, None)
+        mine, kept = tee(_Batches(trial.batches(plan)) if known is None else known)
         self._known[key] = kept
         return mine
+
+
+class _Batches(Iterator[Batch]):
+    """Batches for several trials: an error is raised for each, where a generator would just end."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches = batches
+        self._error: Exception | None = None
+
+    def __next__(self) -> Batch:
+        if self._error is not None:
+            raise self._error
+        try:
+            return next(self._batches)
+        except StopIteration:
+            raise
+        except Exception as error:
+            self._error = error
+            raise

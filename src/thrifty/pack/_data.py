@@ -134,6 +134,7 @@ class _DatasetSource:
     def __init__(self, data: DatasetPair, device: torch.device) -> None:
         self._data = data
         self._device = device
+        self.has_workers = bool(data.loader.get("num_workers"))
         self.num_train = len(data.train)  # type: ignore[arg-type]
         if not self.num_train or not len(data.valid):  # type: ignore[arg-type]
             raise TaskError(

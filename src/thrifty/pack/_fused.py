@@ -33,10 +33,11 @@ from .fused._feed import ArrayFeed, Feed, IteratorFeed
 from .fused._member import FeedError, FusedTrial
 from .fused._options import BlockOptions
 from .fused._registry import UnfusableError
+from .fused._row_state import steps_taken
 from .fused._signature import check_memory, dropout_rates, family, kin, settings
 from .fused._structure import Structure
 from .fused._tape import Arena
-from .fused.optimizers import optimizer_for
+from .fused.optimizers import GroupedOptimizer, grouped_optimizer
 from .verify import CheckBudget
 
 
@@ -122,7 +123,7 @@ class FusedBackend(Backend):
         Raises:
             UnfusableError: nobody may.
         """
-        _, kind = optimizer_for(trial.spec, trial.spec.resolve(values))
+        kind = self._kind(trial, values)
         padding = self.structure(trial, values).padding
         return (self._structure_key(trial), kind, None if padding else trial.batch_size(values))
 
@@ -168,11 +169,12 @@ class FusedBackend(Backend):
         known = self.structures[key]
         if isinstance(known, str):
             raise UnfusableError(known)
-        if not channels_last:
+        groups = trial.followed.partition
+        if len(groups) == 1 and not channels_last:
             return known
-        key = ("channels last", key)
+        key = ("channels last" if channels_last else "", groups, key)
         if key not in self.structures:
-            self.structures[key] = known.with_channels_last()
+            self.structures[key] = known.arranged(groups, channels_last=channels_last)
         found = self.structures[key]
         assert isinstance(found, Structure)
         return found
@@ -320,7 +322,7 @@ class FusedBackend(Backend):
         return self._fits[pair]
 
     def _kind(self, trial: FusedTrial, values: Mapping[str, Any]) -> Hashable:
-        return optimizer_for(trial.spec, trial.spec.resolve(values))[1]
+        return grouped_optimizer(trial.followed, values)[1]
 
     def _place(self, trial: FusedTrial, values: Mapping[str, Any]) -> None:
         """Put a trial into a block of its structure with a free row.
@@ -331,6 +333,7 @@ class FusedBackend(Backend):
         self._check_tensors(trial)
         key = self.key(trial, values)
         host = self.host(trial, values)
+        optimizer = self._ready_optimizer(trial, values)
         blocks = self._blocks.setdefault(key if host is None else host, [])
         batch_size = trial.batch_size(values)
         block = next((b for b in blocks if b.takes(batch_size)), None)
@@ -340,7 +343,7 @@ class FusedBackend(Backend):
                 self.structure(trial, values, channels_last=options.channels_last)
                 if host is None
                 else blocks[0].structure,
-                optimizer_for(trial.spec, trial.spec.resolve(values))[0],
+                optimizer,
                 options=options,
                 device=self._device,
                 arena=self._arena,
@@ -364,6 +367,14 @@ class FusedBackend(Backend):
             raise UnfusableError("it shares parameters or buffers with another trial")
         trial.tensor_ids = own
 
+    def _ready_optimizer(
+        self, trial: FusedTrial, values: Mapping[str, Any]
+    ) -> GroupedOptimizer:
+        """The optimizer over rows for a trial whose state rows can hold. Raises as ``key`` does."""
+        optimizer, _ = grouped_optimizer(trial.followed, values)
+        steps_taken(trial, optimizer, self.structure(trial, values))
+        return optimizer
+
     def _structure_key(self, trial: FusedTrial) -> Hashable:
         key = (trial.signature, id(trial.source))
         paths = self._built_in.get(key, ())
@@ -376,7 +387,6 @@ class FusedBackend(Backend):
 
     def _start(self, trial: FusedTrial, plan: EpochPlan) -> dict[str, float]:
         trial.adapt(plan.values)
-        _check_momentum(trial, plan)
         changed = trial.look_again()
         if changed is not None and not changed.is_own:
             self._retire_programs()
@@ -407,6 +417,7 @@ class FusedBackend(Backend):
                 )
             block = self._home[trial]
             trial.take_moments(block.moments(trial))
+            self._ready_optimizer(trial, values)
             block.remove(trial)
             self._place(trial, values)
 
@@ -466,14 +477,6 @@ def _left(trial: FusedTrial, error: UnfusableError, *, mismatch: bool) -> Except
     if (trial.step_index and trial.steps_left) or trial.num_unverified:
         return UnverifiedError(str(error), mismatch=mismatch)
     return error
-
-
-def _check_momentum(trial: FusedTrial, plan: EpochPlan) -> None:
-    """Momentum that is zero at some steps of an epoch only is more than rows can do."""
-    name = trial.spec.options.get("momentum")
-    values = plan.moving.get(name, ()) if isinstance(name, str) else ()
-    if any(values) and not all(values):
-        raise UnfusableError("its momentum is zero in a part of an epoch")
 
 
 def _few_rows(trial: FusedTrial, values: Mapping[str, Any]) -> Iterator[Any]:

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from thrifty.core import TaskError
+from thrifty.core import TaskError, check_hyperparameter_names
 
 
 class HyperParameters(Mapping[str, Any]):
     """Read-only values by name: ``hp.width`` or ``hp["width"]``; ``hp.get("x", 0)`` for optional ones.
 
     It remembers which names were read, so that what depends on them can be told from what does not.
+    Iterating over it, ``**hp``, ``items()`` and ``values()`` read all names.
 
     >>> hp = HyperParameters({"width": 64, "lr": 0.1})
     >>> hp.width, sorted(hp.names_read)
     (64, ['width'])
+
+    Raises:
+        SpaceError: A hyper-parameter is named like a method, such as ``values``.
     """
 
-    __slots__ = ("_values", "names_read")
+    __slots__ = ("__weakref__", "_sharers", "_values", "names_read")
 
     def __init__(self, values: Mapping[str, Any]) -> None:
+        check_hyperparameter_names(values)
         self._values = dict(values)
+        self._sharers: list[Mapping[str, Any]] = []
         self.names_read: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
         self.names_read.add(name)
+        if self._sharers:
+            self._check_shared(name)
         return self._values[name]
 
     def __getattr__(self, name: str) -> Any:
@@ -41,6 +49,7 @@ class HyperParameters(Mapping[str, Any]):
             ) from None
 
     def __iter__(self) -> Iterator[str]:
+        self.names_read.update(self._values)
         return iter(self._values)
 
     def __len__(self) -> int:
@@ -49,6 +58,41 @@ class HyperParameters(Mapping[str, Any]):
     def __repr__(self) -> str:
         return f"HyperParameters({self._values!r})"
 
-    def subset(self, names: set[str]) -> dict[str, Any]:
-        """The values of some names, those that are there, without noting a read."""
-        return {name: self._values.get(name) for name in sorted(names)}
+    def _check_shared(self, name: str) -> None:
+        value = self._values.get(name)
+        if any(other.get(name) != value for other in self._sharers):
+            raise TaskError(
+                f"hp.{name} is read after data(hp) has returned, and trials that differ in it "
+                f"share the data; read it in data(hp) and keep the value, such as self.{name} = "
+                f"hp.{name}"
+            )
+
+    def __copy__(self) -> HyperParameters:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HyperParameters:
+        # a model may hold it and be copied: what the copy reads is noted here, too
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # what another process reads cannot be seen from here
+        self.names_read.update(self._values)
+        return HyperParameters, (self._values,)
+
+
+def unread(hp: HyperParameters) -> HyperParameters:
+    """The same hyper-parameters, of which nothing was read yet."""
+    return HyperParameters(hp._values)
+
+
+def values_of(hp: HyperParameters, names: Iterable[str]) -> dict[str, Any]:
+    """The values of some names, None for those that are not there; does not count as reading."""
+    return {name: hp._values.get(name) for name in sorted(names)}
+
+
+def share(hp: HyperParameters, other: HyperParameters) -> None:
+    """Note that what was made with one is used with the other; they agree on what was read so far.
+
+    If a name in which they differ is read later, that read raises a TaskError.
+    """
+    hp._sharers.append(other._values)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,38 +11,74 @@ import torch
 
 from thrifty.core import derive_seed
 
+from ._followed_optimizer import FollowedOptimizer
 from ._hyperparameters import HyperParameters
 from ._random import borrowed_streams, seed_everything
+from ._readings import Readings
 from ._sources import sources_of
 from ._task import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReport:
-    """``metrics`` that it reports, hyper-parameters that shape its model or data (``structural``), whether it
-    brings a model up to date with values that change (``adapts``)."""
+    """What a dry run has found out.
+
+    Attributes:
+        metrics: The metrics that the task reports.
+        structural: The hyper-parameters that it reads once, to make data, model or optimizer.
+        followed: Those that the optimizer, the batch size or ``adapt`` follow while they move.
+    """
 
     metrics: frozenset[str]
     structural: frozenset[str]
-    adapts: bool
+    followed: frozenset[str]
 
 
 def inspect_task(
-    task: Task, values: Mapping[str, Any], *, seed: int, device: str = "cpu"
+    task: Task,
+    values: Mapping[str, Any],
+    *,
+    seed: int,
+    device: str = "cpu",
+    moving: Iterable[str] = (),
 ) -> TaskReport:
-    """Builds the model once and evaluates it on the first validation batch. Errors of the task's code come through."""
+    """Make data, model and optimizer once, call ``adapt``, and evaluate the first validation batch.
+
+    Errors of the task's code come through.
+
+    Args:
+        task: The task; a copy of it is run.
+        values: Hyper-parameters by name.
+        seed: Of the random streams.
+        device: Where the model is made.
+        moving: Hyper-parameters that will move during training.
+
+    Raises:
+        TaskError: One of ``moving`` is read once, and nothing follows it; or the optimizer does not
+            fit the model.
+    """
     where = torch.device(device)
-    hp = HyperParameters(values)
+    readings = Readings(type(task).__name__, values, moving=moving)
+    own = copy(task)
     with borrowed_streams():
         seed_everything(derive_seed(seed, "data"))
-        source = sources_of(task, where).get(task, hp)
+        source = sources_of(task, where).get(task, readings.once("data"))
         seed_everything(derive_seed(seed, "model"))
-        model = task.model(hp).to(where).eval()
+        model = own.model(readings.once("model")).to(where).eval()
+        followed = FollowedOptimizer(own.optimizer, model, values)
+        readings.note_once("optimizer", followed.read_when_built)
+        adapted = HyperParameters(values)
+        own.adapt(model, adapted)
         batch, _ = next(iter(source.valid_batches(batch_size=task.eval_batch_size)))
         with torch.no_grad():
-            metrics = task.metrics(model, batch)
+            metrics = own.metrics(model, batch)
+        readings.followed |= {*followed.names, *adapted.names_read}
+        if isinstance(task.batch_size, str):
+            readings.followed.add(task.batch_size)
+        readings.check()
+        followed.check(readings.moving)
     return TaskReport(
         metrics=frozenset(metrics),
-        structural=frozenset(hp.names_read),
-        adapts=type(task).adapt is not Task.adapt,
+        structural=frozenset(readings.read_once),
+        followed=frozenset(readings.followed),
     )

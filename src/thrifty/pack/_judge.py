@@ -189,7 +189,7 @@ class Judge:
         if curves is None:
             curves = calibrate(
                 self._task,
-                Member(values=values, seed=trial.seed),
+                Member(values=values, seed=trial.seed, first=trial.readings.first),
                 device=self._device,
                 structures=fused.structures,
                 channels_last=structure.has_images,

@@ -1,61 +1,271 @@
-"""Optimisers by name: a torch optimiser whose options may be hyper-parameters that change over time."""
+"""Optimizers by name: options may be hyper-parameters that change over time."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from dataclasses import FrozenInstanceError, dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from numbers import Real
+from typing import Any, NoReturn, TypeAlias, TypeGuard
 
 import torch
 
 from thrifty.core import TaskError
 
 
-Value = float | str | tuple["float | str", ...]
+@dataclass(frozen=True)
+class Times:
+    """A product that is followed over time; made by ``times``."""
+
+    value: float | str | Times
+    factor: float | str | Times
+
+    def __post_init__(self) -> None:
+        for name in ("value", "factor"):
+            given = getattr(self, name)
+            if not isinstance(given, str | Times) and not is_number(given):
+                raise TaskError(
+                    f"times({self.value!r}, {self.factor!r}): {name} must be a number or the "
+                    f"name of a hyper-parameter, got {given!r}"
+                )
+
+    def __repr__(self) -> str:
+        return f"times({self.value!r}, {self.factor!r})"
+
+
+Value: TypeAlias = "float | str | Times | tuple[Value, ...]"
+Limit = float | str | Times | None
 Factory = Callable[..., torch.optim.Optimizer]
+Predicate = Callable[[torch.nn.Parameter], bool]
+Groups = Mapping[str | Predicate, Mapping[str, Value]]
+
+
+def times(value: float | str | Times, factor: float | str | Times) -> Times:
+    """A hyper-parameter times a factor, as a value of an optimizer's option.
+
+    It follows the schedules of all hyper-parameters in it. The factor may be a hyper-parameter.
+
+    >>> times("lr", 0.1)
+    times('lr', 0.1)
+    >>> SGD(lr=times("lr", "scale")).resolve({"lr": 0.5, "scale": 2.0})["lr"]
+    1.0
+
+    Args:
+        value: A number, or the name of a hyper-parameter.
+        factor: The same.
+
+    Raises:
+        TaskError: One of them is something else.
+    """
+    return Times(value, factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterGroup:
+    """One torch param group: parameters by name, and options that may name hyper-parameters."""
+
+    names: tuple[str, ...]
+    options: Mapping[str, Any]
 
 
 class Optimizer:
-    """A torch optimiser class and its options; a string option names a hyper-parameter.
+    """A torch optimizer class and its options; a string option names a hyper-parameter.
 
-    What is named follows its schedule, step by step. Options go to the torch class as they are;
-    ``clip_norm`` clips the gradient's norm before each step.
+    A named hyper-parameter follows its schedule, step by step. Other options go to the torch class
+    as they are. A specification cannot be changed once it is made.
 
-    >>> optimizer = Optimizer(torch.optim.Adadelta, lr="lr", rho=0.9)
-    >>> sorted(optimizer.names())
-    ['lr']
+    Args:
+        factory: A torch optimizer class, or a function of parameters and options that makes an
+            optimizer. If the optimizer has several param groups whose options differ, their ratios
+            are kept while hyper-parameters move.
+        clip_norm: Clips the norm of the gradient of all parameters together before each step.
+        groups: Options for some of the parameters. A key is a pattern over parameter names, such as
+            ``"*.bias"``, or a function of the parameter, such as ``lambda p: p.ndim < 2``.
+            A parameter gets the options of every group that matches; for each option the last group
+            wins. A pattern has to match something, a function need not.
+        options: Of the factory, for all parameters.
+
+    Raises:
+        TaskError: An option that the torch class does not have, or a key that is neither a string
+            nor a function of one argument.
+
+    Example:
+        >>> optimizer = Optimizer(torch.optim.Adadelta, lr="lr", groups={"*.bias": {"rho": "rho"}})
+        >>> sorted(optimizer.names())
+        ['lr', 'rho']
+        >>> optimizer
+        Optimizer(Adadelta, lr='lr', groups={'*.bias': {'rho': 'rho'}})
     """
 
+    factory: Factory
+    clip_norm: Limit
+    options: Mapping[str, Any]
+    groups: tuple[tuple[str | Predicate, Mapping[str, Any]], ...]
+
     def __init__(
-        self, factory: Factory, *, clip_norm: float | str | None = None, **options: Any
+        self,
+        factory: Factory,
+        *,
+        clip_norm: Limit = None,
+        groups: Groups | None = None,
+        **options: Any,
     ) -> None:
-        self.factory = factory
-        self.clip_norm = clip_norm
-        self.options = options
+        pairs = tuple((key, dict(own)) for key, own in (groups or {}).items())
+        vars(self).update(factory=factory, clip_norm=clip_norm, options=options, groups=pairs)
+        for key, _ in pairs:
+            _check_key(key)
+        self._check_options()
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise FrozenInstanceError(
+            f"an optimizer specification cannot be changed; make another one with {name}={value!r}"
+        )
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise FrozenInstanceError(
+            "an optimizer specification cannot be changed; make another one"
+        )
 
     def __repr__(self) -> str:
-        inside = "".join(f", {name}={value!r}" for name, value in self.options.items())
-        return f"Optimizer({getattr(self.factory, '__name__', self.factory)}{inside})"
+        parts = [_name_of(self.factory)]
+        parts += [f"{name}={value!r}" for name, value in self.options.items()]
+        if self.clip_norm is not None:
+            parts.append(f"clip_norm={self.clip_norm!r}")
+        if self.groups:
+            inside = ", ".join(f"{_shown(key)}: {own!r}" for key, own in self.groups)
+            parts.append(f"groups={{{inside}}}")
+        return f"Optimizer({', '.join(parts)})"
 
     def names(self) -> set[str]:
         """The hyper-parameters that it follows."""
-        return set(_strings(self.options.values())) | set(_strings([self.clip_norm]))
+        own = (value for _, options in self.groups for value in options.values())
+        return set(names_in([*self.options.values(), *own, self.clip_norm]))
 
-    def build(
-        self, parameters: Iterable[torch.nn.Parameter], values: Mapping[str, Any]
-    ) -> torch.optim.Optimizer:
-        """The torch optimiser, with the values of this moment.
+    @property
+    def is_class(self) -> bool:
+        """Whether the factory is a torch optimizer class, or a ``partial`` of one."""
+        kind = self.factory.func if isinstance(self.factory, partial) else self.factory
+        return isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
+
+    # -- parameter groups ----------------------------------------------------------------
+
+    def match(
+        self, parameters: Iterable[tuple[str, torch.nn.Parameter]]
+    ) -> dict[str, tuple[int, ...]]:
+        """The numbers of the groups that each parameter belongs to, by its name.
 
         Raises:
-            TaskError: a named hyper-parameter is not in the space.
+            TaskError: A pattern matches no parameter.
         """
-        return self.factory(list(parameters), **self.resolve(values))
+        named = list(parameters)
+        found: dict[str, list[int]] = {name: [] for name, _ in named}
+        for number, (key, _) in enumerate(self.groups):
+            matching = [name for name, p in named if _matches(key, name, p)]
+            if not matching and isinstance(key, str):
+                raise TaskError(_no_match(key, list(found)))
+            for name in matching:
+                found[name].append(number)
+        return {name: tuple(numbers) for name, numbers in found.items()}
+
+    def merged(self, numbers: Iterable[int]) -> dict[str, Any]:
+        """The options of a parameter of some groups; they may still name hyper-parameters."""
+        out = dict(self.options)
+        for number in numbers:
+            out.update(self.groups[number][1])
+        return out
+
+    def partition(
+        self, parameters: Iterable[tuple[str, torch.nn.Parameter]], *, join: bool = True
+    ) -> tuple[ParameterGroup, ...]:
+        """The param groups for the parameters of a model, in the order in which they are first met.
+
+        Args:
+            parameters: By name, in the model's order.
+            join: Whether parameters that belong to different groups, but have equal options, are
+                one param group.
+
+        Raises:
+            TaskError: A pattern matches no parameter.
+        """
+        found: list[tuple[tuple[int, ...], dict[str, Any], list[str]]] = []
+        for name, numbers in self.match(parameters).items():
+            options = self.merged(numbers)
+            for known, same, names in found:
+                if known == numbers or (join and same == options):
+                    names.append(name)
+                    break
+            else:
+                found.append((numbers, options, [name]))
+        return tuple(ParameterGroup(names=tuple(n), options=o) for _, o, n in found)
+
+    # -- values --------------------------------------------------------------------------
+
+    def build(
+        self,
+        parameters: Iterable[torch.nn.Parameter] | Iterable[tuple[str, torch.nn.Parameter]],
+        values: Mapping[str, Any],
+    ) -> torch.optim.Optimizer:
+        """The torch optimizer, with the values of this moment.
+
+        Args:
+            parameters: Of a model, such as ``model.named_parameters()``. Names may be left out if
+                there are no ``groups``.
+            values: Hyper-parameters by name.
+
+        Raises:
+            TaskError: A named hyper-parameter is not in the space, a pattern matches no parameter,
+                or there are ``groups`` and no names.
+        """
+        given: list[Any] = list(parameters)
+        is_named = bool(given) and isinstance(given[0], tuple)
+        if not self.groups:
+            return self.make([p for _, p in given] if is_named else given, values)
+        if not is_named:
+            raise TaskError(
+                "the optimizer has groups=, which need the names of parameters; give it "
+                "model.named_parameters()"
+            )
+        return self.make_groups(dict(given), self.partition(given), values)
+
+    def make(
+        self, parameters: list[torch.nn.Parameter], values: Mapping[str, Any]
+    ) -> torch.optim.Optimizer:
+        """The torch optimizer for parameters without groups."""
+        return self.factory(parameters, **self.resolve(values))
+
+    def make_groups(
+        self,
+        parameters: Mapping[str, torch.nn.Parameter],
+        groups: Iterable[ParameterGroup],
+        values: Mapping[str, Any],
+    ) -> torch.optim.Optimizer:
+        """The torch optimizer for groups of parameters.
+
+        Raises:
+            TaskError: An option of a group that the torch optimizer does not know.
+        """
+        base = self.resolve(values)
+        given = []
+        for group in groups:
+            own = {
+                k: v for k, v in group.options.items() if self.options.get(k, group) is not v
+            }
+            given.append({
+                "params": [parameters[name] for name in group.names],
+                **resolved(own, values),
+            })
+        made = self.factory(given, **base)
+        known = getattr(made, "defaults", None)
+        if isinstance(known, Mapping):
+            for _, options in self.groups:
+                self._refuse_unknown(options, list(known))
+        return made
 
     def resolve(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The options with every name replaced by its value."""
-        return {
-            option: _lookup(value, values, where=option)
-            for option, value in self.options.items()
-        }
+        """The options for all parameters, not those of groups, with names replaced by values."""
+        return resolved(self.options, values)
 
     def clip_value(self, values: Mapping[str, Any]) -> float | None:
         """The clipping norm of this moment, if there is one."""
@@ -65,59 +275,188 @@ class Optimizer:
             else _lookup(self.clip_norm, values, where="clip_norm")
         )
 
+    # -- checks --------------------------------------------------------------------------
+
+    def _check_options(self) -> None:
+        for _, options in self.groups:
+            for name in ("params", "clip_norm"):
+                if name in options:
+                    why = (
+                        "it is for all parameters together; give it outside of groups"
+                        if name == "clip_norm"
+                        else "the key of the group says which parameters it has"
+                    )
+                    raise TaskError(f"groups={{...: {{{name!r}: ...}}}}: {why}")
+        if not self.is_class:
+            return
+        try:
+            parameters = inspect.signature(self.factory).parameters.values()
+        except (TypeError, ValueError):  # a class without a signature tells when it is built
+            return
+        if any(p.kind is p.VAR_KEYWORD for p in parameters):
+            return
+        known = [p.name for p in parameters if p.name != "params"]
+        for options in (self.options, *(own for _, own in self.groups)):
+            self._refuse_unknown(options, known)
+
+    def _refuse_unknown(self, options: Mapping[str, Any], known: list[str]) -> None:
+        for name in options:
+            if name not in known:
+                raise TaskError(
+                    f"{_name_of(self.factory)} has no option {name!r} (it has: "
+                    f"{', '.join(known)}); correct the name or leave it out"
+                )
+
 
 def SGD(  # noqa: N802 (named like the torch class that it stands for)
-    *, lr: Value, momentum: Value = 0.0, clip_norm: float | str | None = None, **options: Any
+    *,
+    lr: Value,
+    momentum: Value = 0.0,
+    clip_norm: Limit = None,
+    groups: Groups | None = None,
+    **options: Any,
 ) -> Optimizer:
-    """Stochastic gradient descent (``torch.optim.SGD``); any option may name a hyper-parameter."""
-    return Optimizer(torch.optim.SGD, lr=lr, momentum=momentum, clip_norm=clip_norm, **options)
+    """Stochastic gradient descent (``torch.optim.SGD``); any option may name a hyper-parameter.
+
+    ``clip_norm`` and ``groups`` as for ``Optimizer``.
+    """
+    return Optimizer(
+        torch.optim.SGD, lr=lr, momentum=momentum, clip_norm=clip_norm, groups=groups, **options
+    )
 
 
 def Adam(  # noqa: N802
-    *, lr: Value, clip_norm: float | str | None = None, **options: Any
+    *, lr: Value, clip_norm: Limit = None, groups: Groups | None = None, **options: Any
 ) -> Optimizer:
-    """Adam (``torch.optim.Adam``); any option may name a hyper-parameter."""
-    return Optimizer(torch.optim.Adam, lr=lr, clip_norm=clip_norm, **options)
+    """Adam (``torch.optim.Adam``); any option may name a hyper-parameter.
+
+    ``clip_norm`` and ``groups`` as for ``Optimizer``.
+    """
+    return Optimizer(torch.optim.Adam, lr=lr, clip_norm=clip_norm, groups=groups, **options)
 
 
 def AdamW(  # noqa: N802
-    *, lr: Value, clip_norm: float | str | None = None, **options: Any
+    *, lr: Value, clip_norm: Limit = None, groups: Groups | None = None, **options: Any
 ) -> Optimizer:
-    """AdamW (``torch.optim.AdamW``); any option may name a hyper-parameter."""
-    return Optimizer(torch.optim.AdamW, lr=lr, clip_norm=clip_norm, **options)
+    """AdamW (``torch.optim.AdamW``); any option may name a hyper-parameter.
+
+    ``clip_norm`` and ``groups`` as for ``Optimizer``.
+
+    >>> AdamW(lr="lr", weight_decay="wd", groups={"*.bias": {"weight_decay": 0}})
+    Optimizer(AdamW, lr='lr', weight_decay='wd', groups={'*.bias': {'weight_decay': 0}})
+    """
+    return Optimizer(torch.optim.AdamW, lr=lr, clip_norm=clip_norm, groups=groups, **options)
 
 
 def RMSprop(  # noqa: N802
-    *, lr: Value, clip_norm: float | str | None = None, **options: Any
+    *, lr: Value, clip_norm: Limit = None, groups: Groups | None = None, **options: Any
 ) -> Optimizer:
-    """RMSprop (``torch.optim.RMSprop``); any option may name a hyper-parameter."""
-    return Optimizer(torch.optim.RMSprop, lr=lr, clip_norm=clip_norm, **options)
+    """RMSprop (``torch.optim.RMSprop``); any option may name a hyper-parameter.
+
+    ``clip_norm`` and ``groups`` as for ``Optimizer``.
+    """
+    return Optimizer(torch.optim.RMSprop, lr=lr, clip_norm=clip_norm, groups=groups, **options)
 
 
 def Adagrad(  # noqa: N802
-    *, lr: Value, clip_norm: float | str | None = None, **options: Any
+    *, lr: Value, clip_norm: Limit = None, groups: Groups | None = None, **options: Any
 ) -> Optimizer:
-    """Adagrad (``torch.optim.Adagrad``); any option may name a hyper-parameter."""
-    return Optimizer(torch.optim.Adagrad, lr=lr, clip_norm=clip_norm, **options)
+    """Adagrad (``torch.optim.Adagrad``); any option may name a hyper-parameter.
+
+    ``clip_norm`` and ``groups`` as for ``Optimizer``.
+    """
+    return Optimizer(torch.optim.Adagrad, lr=lr, clip_norm=clip_norm, groups=groups, **options)
 
 
-def _strings(values: Iterable[Any]) -> Iterator[str]:
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is a number that can be multiplied; a bool is not."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def names_in(values: Iterable[Any]) -> Iterator[str]:
+    """The names of hyper-parameters in some values of options."""
     for value in values:
         if isinstance(value, str):
             yield value
         elif isinstance(value, tuple):
-            yield from _strings(value)
+            yield from names_in(value)
+        elif isinstance(value, Times):
+            yield from names_in((value.value, value.factor))
+
+
+def resolved(options: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with every name replaced by its value.
+
+    Raises:
+        TaskError: A name is not in ``values``, or ``times`` has something that is no number.
+    """
+    return {option: _lookup(value, values, where=option) for option, value in options.items()}
 
 
 def _lookup(value: Any, values: Mapping[str, Any], *, where: str) -> Any:
     if isinstance(value, tuple):
         return tuple(_lookup(item, values, where=where) for item in value)
+    if isinstance(value, Times):
+        return _product(value, values, where=where)
     if not isinstance(value, str):
         return value
     if value not in values:
         known = ", ".join(values) or "none"
         raise TaskError(
-            f"the task's optimizer follows hyper-parameter {value!r} ({where}={value!r}), which the search "
-            f"space does not have (it has: {known}); add it to the space or give {where} a number"
+            f"the task's optimizer follows hyper-parameter {value!r} ({where}={value!r}), "
+            f"which the search space does not have (it has: {known}); add it to the space or "
+            f"give {where} a number"
         )
     return values[value]
+
+
+def _product(product: Times, values: Mapping[str, Any], *, where: str) -> Any:
+    out = 1
+    for part in (product.value, product.factor):
+        number = _lookup(part, values, where=where)
+        if not is_number(number) and not isinstance(number, torch.Tensor):
+            raise TaskError(
+                f"the task's optimizer has {where}={product!r}, but {part!r} is {number!r}; "
+                f"only numbers can be multiplied"
+            )
+        out = out * number
+    return out
+
+
+def _check_key(key: object) -> None:
+    if isinstance(key, str):
+        return
+    try:
+        inspect.signature(key).bind(None)  # type: ignore[arg-type]
+    except ValueError:  # a built-in without a signature
+        return
+    except TypeError:
+        raise TaskError(
+            f"groups={{{_shown(key)}: ...}}: a key must be a pattern over parameter names, "
+            f"such as '*.bias', or a function of one parameter, such as lambda p: p.ndim < 2"
+        ) from None
+
+
+def _matches(key: str | Predicate, name: str, parameter: torch.nn.Parameter) -> bool:
+    return fnmatchcase(name, key) if isinstance(key, str) else bool(key(parameter))
+
+
+def _no_match(pattern: str, names: list[str]) -> str:
+    some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    return (
+        f"groups={{{pattern!r}: ...}}: no parameter of the model has such a name (it has: "
+        f"{some or 'none'}); correct the pattern"
+    )
+
+
+def _name_of(factory: Any) -> str:
+    """What to call a factory; never with an address, which differs from process to process."""
+    if isinstance(factory, partial):
+        given = [repr(each) for each in factory.args]
+        given += [f"{name}={value!r}" for name, value in factory.keywords.items()]
+        return f"partial({', '.join([_name_of(factory.func), *given])})"
+    return str(getattr(factory, "__name__", type(factory).__name__))
+
+
+def _shown(key: object) -> str:
+    return repr(key) if isinstance(key, str) else _name_of(key)

@@ -14,6 +14,7 @@ from thrifty.core import PackMismatchError, UsageError, derive_seed, step_seed
 
 from ._batches import own_copy
 from ._counters import step_counters
+from ._followed_optimizer import FollowedOptimizer
 from ._hyperparameters import HyperParameters
 from ._optimizer import Optimizer
 from ._random import borrowed_streams, seed_everything, seed_step
@@ -27,7 +28,7 @@ from .fused._options import BlockOptions
 from .fused._registry import UnfusableError
 from .fused._signature import check_memory, dropout_rates, rate_places, signature
 from .fused._tape import Arena
-from .fused.optimizers import optimizer_for
+from .fused.optimizers import grouped_optimizer
 from .verify import CheckBudget, OwnState, Watch, own_state
 
 
@@ -209,12 +210,14 @@ class Pack:
         if len({signature(t.model, attributes={}) for t in self._trials}) > 1:
             raise UnfusableError("the models differ in structure")
         check_memory(self.models)
-        kinds = [optimizer_for(t.spec, t.spec.resolve(t.values)) for t in self._trials]
-        if len({kind for _, kind in kinds}) > 1:
-            raise UnfusableError("the models' optimizers differ in kind")
+        found = [grouped_optimizer(t.followed, t.values) for t in self._trials]
+        if len({kind for _, kind in found}) > 1:
+            raise UnfusableError("the models' optimizers differ in kind or in parameter groups")
+        structure = dry_run(self._task, self.models[0], own_copy(batch))
+        partition = self._trials[0].followed.partition
         return Block(
-            dry_run(self._task, self.models[0], own_copy(batch)),
-            kinds[0][0],
+            structure.arranged(partition) if len(partition) > 1 else structure,
+            found[0][0],
             options=BlockOptions(size=len(self._trials)),
             device=self._device,
             arena=Arena(),
@@ -270,8 +273,7 @@ class Pack:
     def _step_in_turn(self, batches: Sequence[Any]) -> torch.Tensor:
         losses = []
         for trial, batch, values in zip(self._trials, batches, self.values, strict=True):
-            for group in trial.optimizer.param_groups:
-                group.update(trial.spec.resolve(values))
+            trial.followed.follow(values)
             seed = _seed(trial.seed, self._num_steps)
             seed_everything(seed)
             seed_step(seed, self._device)
@@ -279,7 +281,7 @@ class Pack:
             trial.optimizer.zero_grad(set_to_none=True)
             loss = self._task.loss(trial.model, own_copy(batch))
             loss.backward()
-            limit = trial.spec.clip_value(values)
+            limit = trial.followed.clip_norm
             if limit is not None:
                 torch.nn.utils.clip_grad_norm_(trial.model.parameters(), limit)
             trial.optimizer.step()
@@ -360,9 +362,8 @@ class _GivenTrial(FusedTrial):
         self.model = model
         self.seed = seed
         self.values = values
-        self.spec = task.optimizer
-        self.optimizer = self.spec.build(model.parameters(), values)
-        self._options = [(self.spec.resolve(values), self.spec.clip_value(values))]
+        self.followed = FollowedOptimizer(task.optimizer, model, values)
+        self._options = [self.followed.options(values)]
 
     def ready(
         self, feed: IteratorFeed, *, values: Mapping[str, Any], step: int, tick: int
@@ -373,7 +374,7 @@ class _GivenTrial(FusedTrial):
         self.begin_steps(1, tick=tick)
         self._own_seed = _seed(self.seed, step)
         self._draw_key = (self._own_seed, *self.rates.items())
-        self._options = [(self.spec.resolve(values), self.spec.clip_value(values))]
+        self._options = [self.followed.options(values)]
 
     def seed_step(self) -> None:
         """Seed the trial's generator as training in turn seeds torch's stream."""

@@ -48,6 +48,11 @@ class SoloBackend(Backend):
     def release(self, slot: int) -> None:
         """Nothing to do: the next trial takes its place."""
 
+    def adapt(self, values: Mapping[str, Any]) -> None:
+        """Bring the model of a task up to date with hyper-parameters, without training."""
+        if isinstance(self._one, TaskTrial):
+            self._one.adapt(values)
+
     @property
     def model(self) -> torch.nn.Module:
         """The model in the slot.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 
 from ._data import Source, open_source
-from ._hyperparameters import HyperParameters
+from ._hyperparameters import HyperParameters, share, unread, values_of
 from ._task import Task
 
 
@@ -17,19 +16,47 @@ class Sources:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._known: list[tuple[dict[str, Any], Source]] = []
+        self._known: list[tuple[HyperParameters, Source]] = []
 
     def get(self, task: Task, hp: HyperParameters) -> Source:
         """The data for these hyper-parameters, loaded if need be."""
-        for read, source in self._known:
-            if hp.subset(set(read)) == read:
-                hp.names_read |= set(read)
+        for given, source in self._known:
+            # data may keep what they were given, and read more of it later
+            names = given.names_read
+            if values_of(hp, names) == values_of(given, names):
+                hp.names_read |= names
+                share(given, hp)
                 return source
-        fresh = HyperParameters(hp.subset(set(hp)))
-        source = open_source(task.data(fresh), device=self._device)
-        self._known.append((fresh.subset(fresh.names_read), source))
-        hp.names_read |= fresh.names_read
+        given, source = self._load(task, hp)
+        self._known.append((given, source))
+        hp.names_read |= given.names_read
         return source
+
+    def _load(self, task: Task, hp: HyperParameters) -> tuple[HyperParameters, Source]:
+        """Data, and what they were given, with a note of what they read."""
+
+        def load() -> tuple[ref[HyperParameters], set[str], Source]:
+            given = unread(hp)
+            source = open_source(task.data(given), device=self._device)
+            return ref(given), given.names_read, source
+
+        held, names, source = load()
+        given = held()
+        if given is not None:
+            _touch(source, given)
+            return given, source
+        given = unread(hp)
+        given.names_read = names
+        return given, source
+
+
+def _touch(source: Source, given: HyperParameters) -> None:
+    """Read a row to find out which hyper-parameters it reads before other trials share the data."""
+    if getattr(source, "has_workers", False):
+        given.names_read.update(given)  # other processes read, where nobody can see it
+        return
+    next(iter(source.train_batches(seed=0, epoch=0, batch_size=1)))
+    next(iter(source.valid_batches(batch_size=1)))
 
 
 # as long as the task lives: the check before a study and the worker in this process load once

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,7 @@ def unpack_state(state: State) -> Any:
 
 def _take_apart(value: Any, tensors: dict[str, torch.Tensor], *, path: str) -> Any:
     if isinstance(value, torch.Tensor):
-        key = path or "value"
+        key = _free_key(path or "value", tensors)
         tensors[key] = value.detach().clone()
         return {"tensor": key}
     if isinstance(value, Mapping):
@@ -67,6 +67,18 @@ def _take_apart(value: Any, tensors: dict[str, torch.Tensor], *, path: str) -> A
         f"the state at {path or 'the top'!r} is a {type(value).__name__}; keep tensors, numbers, strings, "
         "lists and dicts in it (they are stored without pickle)"
     )
+
+
+def _free_key(path: str, taken: Container[str]) -> str:
+    """The path, or one like it if it is taken.
+
+    ``{"a.b": x}`` and ``{"a": {"b": x}}`` have the same path, and so have ``1`` and ``"1"``.
+    """
+    key, number = path, 1
+    while key in taken:
+        number += 1
+        key = f"{path}#{number}"
+    return key
 
 
 def _put_together(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:

@@ -51,8 +51,18 @@ class Task(_Identified, ABC):
     """What one trial trains; alone or packed, on any executor.
 
     Subclass it and write plain PyTorch. ``hp`` holds the trial's hyper-parameters: ``hp.width``.
-    Attributes: ``optimizer`` (``SGD``, ``AdamW``, ...: a string option names a hyper-parameter, followed over
-    time; or a method of ``hp`` that returns one), ``batch_size`` and ``eval_batch_size`` (a number or a name).
+
+    A hyper-parameter that moves during training has to be followed: by the optimizer, by
+    ``batch_size``, or by ``adapt``, which reads it. One that only ``data`` or ``model`` read is an
+    error before training. They are called with the values of the first epoch, also where a trial is
+    continued.
+
+    Attributes:
+        optimizer: ``SGD``, ``AdamW`` and so on, whose string options name hyper-parameters that are
+            followed; or a method of ``hp`` that returns one, called again whenever something that
+            it reads has moved.
+        batch_size: Samples of a training batch: a number, or the name of a hyper-parameter.
+        eval_batch_size: Samples of a validation batch.
 
     >>> from thrifty.pack import ArrayData
     >>> class Line(Task):
@@ -131,9 +141,14 @@ class Trainable(_Identified, ABC):
 
 
 def optimizer_of(task: Task, hp: HyperParameters) -> Optimizer:
-    """The optimiser of a task, whether it is an attribute or a method of the hyper-parameters."""
+    """The optimizer specification of a task, whether it is an attribute or a method."""
     spec = task.optimizer
     return spec if isinstance(spec, Optimizer) else spec(hp)
+
+
+def adapts(task: Task) -> bool:
+    """Whether a task overrides ``adapt``."""
+    return type(task).adapt is not Task.adapt
 
 
 def task_identity(task: Task | Trainable) -> TaskIdentity:

@@ -13,6 +13,7 @@ from thrifty.core import TaskError, derive_seed
 from ._backend import EpochPlan, Member
 from ._hyperparameters import HyperParameters
 from ._random import seed_everything
+from ._readings import Readings
 from ._state import State, pack_state, unpack_state
 from ._task import Trainable
 
@@ -41,10 +42,13 @@ class TrainableTrial:
         )
 
     def begin(self, member: Member) -> None:
-        """Sets it up, from the member's state if it has one."""
+        """Set it up, and load the member's state if it has one."""
         seed_everything(derive_seed(member.seed, "model"))
         self._seed = member.seed
-        self._task.setup(HyperParameters(member.values), seed=member.seed, device=self._device)
+        self._readings = Readings(
+            type(self._task).__name__, member.first_values, moving=member.moving
+        )
+        self._task.setup(self._readings.once("setup"), seed=member.seed, device=self._device)
         if member.state is not None:
             self._task.load_state(unpack_state(member.state))
 
@@ -57,7 +61,15 @@ class TrainableTrial:
         return pack_state(self._task.state())
 
     def epoch(self, plan: EpochPlan) -> Mapping[str, float]:
-        """A whole epoch."""
+        """A whole epoch.
+
+        Raises:
+            TaskError: A hyper-parameter that moves is read in ``setup``, but not in ``train``. Only
+                a call of ``train`` can tell; its epoch is not reported.
+        """
         seed_everything(derive_seed(self._seed, "epoch", plan.epoch))
-        self._task.train(plan.epoch, HyperParameters(plan.values))
+        hp = HyperParameters(plan.values)
+        self._task.train(plan.epoch, hp)
+        self._readings.followed |= hp.names_read
+        self._readings.check_epoch(plan)
         return {name: float(value) for name, value in self._task.evaluate().items()}

@@ -17,12 +17,14 @@ from thrifty.core import DivergedError, TaskError, derive_seed, step_seed
 from ._backend import EpochPlan, Member
 from ._counters import step_counters
 from ._data import Batch, Source
+from ._followed_optimizer import FollowedOptimizer
 from ._hyperparameters import HyperParameters
 from ._optimizer import Optimizer
 from ._random import seed_everything, seed_step
+from ._readings import Readings
 from ._sources import sources_of
 from ._state import State, pack_state, unpack_state
-from ._task import Task, optimizer_of
+from ._task import Task, adapts
 
 
 TRAIN_LOSS = "train_loss"
@@ -46,23 +48,51 @@ class TaskTrial:
         """Whether its code draws from Python's or NumPy's stream, which are not seeded at each step."""
 
     def begin(self, member: Member) -> None:
-        """Makes model and optimiser, from the member's state if it has one."""
-        hp = HyperParameters(member.values)
+        """Make model and optimizer, and put the member's state into them if it has one.
+
+        Raises:
+            TaskError: A hyper-parameter that moves is read once, and nothing follows it.
+        """
+        first = member.first_values
         self.seed = member.seed
+        self.readings = Readings(type(self._owner).__name__, first, moving=member.moving)
         seed_everything(derive_seed(member.seed, "data"))
-        self.source: Source = sources_of(self._owner, self.device).get(self._owner, hp)
+        self.source: Source = sources_of(self._owner, self.device).get(
+            self._owner, self.readings.once("data")
+        )
         seed_everything(derive_seed(member.seed, "model"))
-        self.model = self.task.model(hp).to(self.device)
-        self.spec: Optimizer = optimizer_of(self.task, hp)
-        self.optimizer = self.spec.build(self.model.parameters(), member.values)
+        self.model = self.task.model(self.readings.once("model")).to(self.device)
+        self.followed = FollowedOptimizer(self.task.optimizer, self.model, first)
+        self.readings.note_once("optimizer", self.followed.read_when_built)
+        self._note_followed()
+        if not adapts(self.task):
+            self.readings.check()
+        self.followed.check(member.moving)
         if member.state is not None:
             state = unpack_state(member.state)
             self.model.load_state_dict(state["model"])
-            groups = self.optimizer.state_dict()["param_groups"]
-            self.optimizer.load_state_dict({
-                "state": state["optimizer"],
-                "param_groups": groups,
-            })
+            self.followed.load(state["optimizer"])
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The torch optimizer."""
+        return self.followed.torch
+
+    @property
+    def spec(self) -> Optimizer:
+        """The specification of the optimizer."""
+        return self.followed.spec
+
+    def adapt(self, values: Mapping[str, Any]) -> None:
+        """Bring the model up to date with hyper-parameters that may have moved."""
+        hp = HyperParameters(values)
+        self.task.adapt(self.model, hp)
+        self.readings.followed |= hp.names_read
+
+    def _note_followed(self) -> None:
+        self.readings.followed |= self.followed.names
+        if isinstance(self.task.batch_size, str):
+            self.readings.followed.add(self.task.batch_size)
 
     def batch_size(self, values: Mapping[str, Any]) -> int:
         """Rows of a batch.
@@ -80,7 +110,7 @@ class TaskTrial:
         """A copy of everything that is needed to go on."""
         return pack_state({
             "model": dict(self.model.state_dict()),
-            "optimizer": self.optimizer.state_dict()["state"],
+            "optimizer": self.followed.state(),
         })
 
     def batches(self, plan: EpochPlan) -> Iterator[Batch]:
@@ -96,14 +126,22 @@ class TaskTrial:
         return partial(step_seed, derive_seed(self.seed, "fetch", plan.epoch))
 
     def start(self, plan: EpochPlan, *, batches: Iterator[Batch] | None = None) -> None:
-        """Gets ready for an epoch; ``batches`` are those of ``plan``, where somebody has them already."""
+        """Get ready for an epoch.
+
+        Args:
+            plan: The epoch.
+            batches: The batches of ``plan``, if they are prepared already.
+
+        Raises:
+            TaskError: A hyper-parameter that moves is read once, and nothing follows it.
+        """
         self.plan = plan
-        self.task.adapt(self.model, HyperParameters(plan.values))
-        options = self.spec.resolve(plan.values)
-        for group in self.optimizer.param_groups:
-            group.update(options)
-        self._clip = self.spec.clip_value(plan.values)
-        self._followed = {n: plan.moving[n] for n in self.spec.names() & set(plan.moving)}
+        self.adapt(plan.values)
+        self.followed.follow(plan.values)
+        self.followed.check(plan.moving)
+        self._note_followed()
+        self.readings.check_epoch(plan)
+        self._is_moving = not self.followed.names.isdisjoint(plan.moving)
         self._batches = self.batches(plan) if batches is None else batches
         self._fetch_seeds = self.fetch_seeds(plan)
         self._counters = list(step_counters(self.model).values())
@@ -121,19 +159,15 @@ class TaskTrial:
         batch = next(self._batches, None)
         if batch is None:
             return False
-        if self._followed:
-            now = {**self.plan.values, **{n: v[step] for n, v in self._followed.items()}}
-            options = self.spec.resolve(now)
-            for group in self.optimizer.param_groups:
-                group.update(options)
-            self._clip = self.spec.clip_value(now)
+        if self._is_moving:
+            self.followed.follow(values_at_step(self.plan, step))
         seed_step(step_seed(self._epoch_seed, step), self.device)
         before = _loose_streams() if not step else None
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.task.loss(self.model, batch)
         loss.backward()
-        if self._clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._clip)
+        if self.followed.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.followed.clip_norm)
         self.optimizer.step()
         for counter in self._counters:
             counter += 1
@@ -146,8 +180,10 @@ class TaskTrial:
         """The metrics of the epoch.
 
         Raises:
-            DivergedError: the training loss is not finite.
+            DivergedError: The training loss is not finite.
+            TaskError: A model or data have read a hyper-parameter that moves, and nothing follows.
         """
+        self.readings.check_epoch(self.plan)
         loss = float(torch.stack(self._losses).mean())
         check_finite(loss, epoch=self.plan.epoch)
         return {TRAIN_LOSS: loss, **self.evaluate(self.plan.epoch)}
@@ -167,6 +203,11 @@ class TaskTrial:
             source=self.source,
             seed=derive_seed(self.seed, "evaluate", epoch),
         )
+
+
+def values_at_step(plan: EpochPlan, step: int) -> dict[str, Any]:
+    """All hyper-parameters at one step of an epoch."""
+    return {**plan.values, **{name: values[step] for name, values in plan.moving.items()}}
 
 
 def evaluate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -33,17 +34,46 @@ def train_alone(
     ``state`` is ``(epoch, state)`` to start from instead of the beginning.
     """
     backend = SoloBackend(task, device=device)
-    first, known = (0, None) if state is None else state
+    start, known = (0, None) if state is None else state
+    last = timeline.at(max(start - 1, 0))
     metrics: list[Mapping[str, float]] = []
     with borrowed_streams():
-        values = timeline.at(min(first, timeline.epochs - 1))
-        backend.stack(0, Member(values=values, seed=seed, epoch=first, state=known))
-        for epoch in range(first, epochs):
+        member = member_at(
+            timeline, seed=seed, epoch=min(start, timeline.epochs - 1), stop=epochs, state=known
+        )
+        if start >= epochs and isinstance(task, Trainable):
+            # nothing is trained: it is made as it was in its last epoch
+            member = replace(member, first=last)
+        backend.stack(0, member)
+        if start >= epochs:
+            backend.adapt(last)
+        for epoch in range(start, epochs):
             outcome = backend.step({0: epoch_plan(backend, timeline, epoch=epoch, slot=0)})[0]
             if isinstance(outcome, Exception):
                 raise outcome
             metrics.append(outcome)
     return backend, metrics
+
+
+def member_at(
+    timeline: Timeline,
+    *,
+    seed: int,
+    epoch: int,
+    stop: int,
+    state: State | None = None,
+    alone: bool = False,
+) -> Member:
+    """A trial that begins at ``epoch`` of a timeline and is trained until ``stop`` at least."""
+    return Member(
+        values=timeline.at(epoch),
+        seed=seed,
+        epoch=epoch,
+        state=state,
+        first=timeline.at(0),
+        moving=timeline.moving(stop=stop),
+        alone=alone,
+    )
 
 
 def epoch_plan(

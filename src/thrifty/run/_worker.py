@@ -44,7 +44,7 @@ from thrifty.perf import PackCurve
 from thrifty.plan import Stage
 from thrifty.store import CheckpointFolder
 
-from ._alone import epoch_plan
+from ._alone import epoch_plan, member_at
 from ._assignment import Assignment, Report
 from ._tensors import state_from_arrays, state_to_arrays
 
@@ -162,16 +162,8 @@ class Worker:
     def _member(self, course: _Course) -> Member:
         if course.parked is not None:
             return course.parked
-        chain = course.chain
         resume = course.resume
-        state = None if resume is None else self._load(resume)
-        return Member(
-            values=chain.timeline.at(course.epoch),
-            seed=course.assignment.seed,
-            epoch=course.epoch,
-            state=state,
-            alone=course.is_alone,
-        )
+        return course.member(None if resume is None else self._load(resume))
 
     def _leave(self, course: _Course) -> None:
         """Its place is free for somebody else; what it has still to write is written."""
@@ -233,12 +225,7 @@ class Worker:
                 self._leave(course)
                 continue
             if len(self._courses) > self._proven and not num_unverified:
-                course.parked = Member(
-                    values=course.chain.timeline.at(course.epoch),
-                    seed=course.assignment.seed,
-                    epoch=course.epoch,
-                    state=self._backend.unstack(course.number),
-                )
+                course.parked = course.member(self._backend.unstack(course.number))
             try:
                 plans[course.number] = epoch_plan(
                     self._backend,
@@ -479,6 +466,17 @@ class _Course:
         """The state at the end of a stage is being written."""
         self.writes.append((stage, writing))
         self._last_written = writing
+
+    def member(self, state: State | None) -> Member:
+        """Its trial as it stands, with this state."""
+        return member_at(
+            self.chain.timeline,
+            seed=self.assignment.seed,
+            epoch=self.epoch,
+            stop=self.stage.stop,
+            state=state,
+            alone=self.is_alone,
+        )
 
     def next_stage(self) -> bool:
         """Goes on to the next stage; False if there is none."""

@@ -22,6 +22,11 @@ class Algorithm(ABC):
     max_epochs: int
     """The most epochs that any trial is trained."""
 
+    @property
+    def varied(self) -> tuple[str, ...]:
+        """The hyper-parameters that it changes while a trial trains."""
+        return ()
+
     @abstractmethod
     def ask(
         self, history: History, space: Space, *, num: int, rng: np.random.Generator

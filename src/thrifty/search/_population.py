@@ -59,6 +59,11 @@ class PopulationBasedTraining(Algorithm):
         _check_options(self)
         check_sampler(self, self.sampler)
 
+    @property
+    def varied(self) -> tuple[str, ...]:
+        """The hyper-parameters that it changes while a trial trains."""
+        return self.explore
+
     def generations(self) -> tuple[int, ...]:
         """The epochs at which the population is compared, and ``max_epochs``."""
         return (*range(self.interval, self.max_epochs, self.interval), self.max_epochs)

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from thrifty.core import ScheduleError
+
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -155,10 +157,26 @@ class Decay(NamedTuple):
 
 
 def hold(value: Any) -> Hold:
-    """A value that stays."""
+    """A value that stays.
+
+    Raises:
+        ScheduleError: It is a schedule, or a tuple that holds one: nothing would follow it.
+    """
     if type(value) is float or type(value) is int:
         return _hold_number(value)  # the same few numbers come again and again
+    if _holds_schedule(value):
+        raise ScheduleError(
+            f"{value!r} stands where a value has to that stays; give the schedule a "
+            f"hyper-parameter of its own"
+        )
     return Hold(value, _kind(value))
+
+
+def _holds_schedule(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(map(_holds_schedule, value))
+    # by name, because this file stands below the schedules
+    return hasattr(value, "segments")
 
 
 @lru_cache(maxsize=4096, typed=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from thrifty.core import ScheduleError, SpaceError
+from thrifty.core import ScheduleError, SpaceError, check_hyperparameter_names
 
 from . import _template
 from ._domain import Domain, freeze
@@ -38,13 +38,17 @@ class Space:
     ['lr', 'optimizer']
 
     Raises:
-        SpaceError: no hyper-parameter, a condition on an unknown one, conditions in a circle.
+        SpaceError: No hyper-parameter, one that is named like a method (``values``), a list that
+            holds a schedule, a condition on an unknown hyper-parameter, or conditions in a circle.
     """
 
     def __init__(self, **params: Any) -> None:
         if not params:
             raise SpaceError("Space(): the space is empty; name at least one hyper-parameter")
+        check_hyperparameter_names(params)
         self._params = {name: freeze(value) for name, value in params.items()}
+        for name, value in self._params.items():
+            _template.check_no_schedule_within(name, value)
         self._order = self._sorted_by_conditions()
 
     @property

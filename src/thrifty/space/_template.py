@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import Any
 
+from thrifty.core import SpaceError
+
 from ._domain import Choice, Domain
 from .schedules import Schedule
 
@@ -62,6 +64,27 @@ def holds_schedule(value: Any) -> bool:
     if isinstance(value, Choice):
         return any(holds_schedule(option) for option in value.options)
     return isinstance(value, Schedule)
+
+
+def check_no_schedule_within(name: str, value: Any) -> None:
+    """Refuse a list that holds a schedule, or a domain that has one: nothing would follow it.
+
+    Raises:
+        SpaceError: It does.
+    """
+    if isinstance(value, Choice):
+        for option in value.options:
+            check_no_schedule_within(name, option)
+    elif isinstance(value, tuple):
+        for item in value:
+            if holds_schedule(item):
+                raise SpaceError(
+                    f"{name}={value!r}: a list cannot hold a schedule; make the schedule a "
+                    f"hyper-parameter of "
+                    'its own and name it where the list is used, such as betas=("beta1", '
+                    "0.999) in an optimizer"
+                )
+            check_no_schedule_within(name, item)
 
 
 def _fields(schedule: Schedule) -> list[tuple[str, Any]]:

@@ -34,7 +34,7 @@ class Timeline:
     30
 
     Raises:
-        ScheduleError: a schedule is longer than the run.
+        ScheduleError: A schedule is longer than the run, or stands where a value has to.
     """
 
     __slots__ = ("config", "epochs", "runs")
@@ -54,6 +54,21 @@ class Timeline:
 
     def __hash__(self) -> int:
         return hash((self.epochs, self.runs))
+
+    def moving(self, *, stop: int | None = None) -> frozenset[str]:
+        """The hyper-parameters that change before epoch ``stop`` (default: the end of the run).
+
+        >>> from thrifty.space import Step
+        >>> timeline = Timeline({"lr": Step(0.1, [30]), "width": 64}, epochs=90)
+        >>> sorted(timeline.moving()), sorted(timeline.moving(stop=30))
+        (['lr'], [])
+        """
+        end = self.epochs if stop is None else stop
+        return frozenset(
+            name
+            for name, value in self.config.items()
+            if isinstance(value, Schedule) and _moves(_lane(value, self.epochs), end)
+        )
 
     def at(self, epoch: int) -> dict[str, Any]:
         """The value of every hyper-parameter at the start of an epoch."""
@@ -157,6 +172,10 @@ def _lane(schedule: Schedule, epochs: int) -> Lane:
         ))  # never the one before: equal neighbours are one segment
         epoch = stop
     return tuple(out)
+
+
+def _moves(lane: Lane, stop: int) -> bool:
+    return not isinstance(lane[0][2], Hold) or any(start < stop for start, _, _ in lane[1:])
 
 
 def _symbol(inside: list[Segment], epoch: int) -> tuple[int, Any]:

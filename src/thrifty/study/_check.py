@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from thrifty.core import AlgorithmError, TaskError, UsageError
-from thrifty.pack import TRAIN_LOSS, Optimizer, Task, TaskReport, Trainable, inspect_task
+from thrifty.pack import TRAIN_LOSS, Optimizer, Task, Trainable, inspect_task
 from thrifty.search import Algorithm
 from thrifty.space import Space, Timeline
 
@@ -45,21 +45,29 @@ def check_study(
     _check_names(task, space)
     config = space.sample(np.random.default_rng(seed))
     timeline = Timeline(config, epochs=algorithm.max_epochs)
+    moving = _moving(space, algorithm)
     try:
-        report = inspect_task(task, timeline.at(0), seed=seed)
+        report = inspect_task(task, timeline.at(0), seed=seed, moving=moving)
     except UsageError:
         raise
     except Exception as error:  # noqa: BLE001 (it may be this one configuration: its trial will fail and say so)
         logger.warning("the dry run of %s failed: %s: %s", config, type(error).__name__, error)
         return
-    _check_report(report, space, goals=goals, max_epochs=algorithm.max_epochs)
+    goals.check({*report.metrics, TRAIN_LOSS})
+    for name in sorted(moving & config.keys() - report.structural - report.followed):
+        logger.warning(
+            "%r has a schedule, but %s does not read it; name it in the optimizer or read it "
+            "in adapt",
+            name,
+            type(task).__name__,
+        )
 
 
 def _check_names(task: Task, space: Space) -> None:
     followed: Iterable[str] = ()
     if isinstance(getattr(task, "optimizer", None), Optimizer):
         followed = task.optimizer.names()
-    elif not callable(getattr(task, "optimizer", None)):
+    elif not callable(getattr(task, "optimizer", None)) or isinstance(task.optimizer, type):
         raise TaskError(
             f"{type(task).__name__} has no optimizer; set one, such as "
             'optimizer = thrifty.SGD(lr="lr", momentum=0.9)'
@@ -74,16 +82,11 @@ def _check_names(task: Task, space: Space) -> None:
             )
 
 
-def _check_report(report: TaskReport, space: Space, *, goals: Goals, max_epochs: int) -> None:
-    goals.check({*report.metrics, TRAIN_LOSS})
-    if report.adapts:
-        return
-    for name in sorted(report.structural & set(space.names)):
-        if space.changes_over_time(name, max_epochs=max_epochs):
-            raise TaskError(
-                f"{name!r} has a schedule, but the task reads it only once, to build its model or data; override "
-                f"Task.adapt(model, hp) to follow it, or give {name!r} fixed values"
-            )
+def _moving(space: Space, algorithm: Algorithm) -> frozenset[str]:
+    """The hyper-parameters that may change during training, by schedule or by the algorithm."""
+    max_epochs = algorithm.max_epochs
+    scheduled = {n for n in space.names if space.changes_over_time(n, max_epochs=max_epochs)}
+    return frozenset(scheduled | set(algorithm.varied))
 
 
 def _name(kind: object) -> str:

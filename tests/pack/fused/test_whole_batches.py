@@ -11,7 +11,15 @@ from torch import nn
 
 from tests.pack._drive import Trial, alone, assert_same, together
 from thrifty.core import derive_seed
-from thrifty.pack import SGD, BlockOptions, FusedBackend, Member, Task, UnfusableError
+from thrifty.pack import (
+    SGD,
+    BlockOptions,
+    FusedBackend,
+    Member,
+    Task,
+    UnfusableError,
+    times,
+)
 
 
 CONFIG = {"lr": 0.05}
@@ -71,6 +79,14 @@ class Labels(Task):
         return {"loss": self.loss(model, batch)}
 
 
+class Grouped(Labels):
+    """Matrices and vectors alternate, and have options of their own."""
+
+    optimizer = SGD(
+        lr="lr", momentum=0.9, groups={"*.bias": {"lr": times("lr", 2), "momentum": 0.5}}
+    )
+
+
 class Normed(Labels):
     """Running statistics change at each step."""
 
@@ -87,7 +103,9 @@ def refused(task, message):
         fused(task).stack(0, Member(values=CONFIG, seed=0))
 
 
-@pytest.mark.parametrize("task", [Labels(), Normed()], ids=["dropout", "buffers"])
+@pytest.mark.parametrize(
+    "task", [Labels(), Normed(), Grouped()], ids=["dropout", "buffers", "groups"]
+)
 @pytest.mark.parametrize("seeds", [(1, 1, 1), (1, 2, 1, 2, 1)], ids=["together", "mixed"])
 def test_fused_trials_get_what_they_get_alone(task, seeds):
     some = [

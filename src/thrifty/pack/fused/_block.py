@@ -28,7 +28,7 @@ from ._row_state import RowState
 from ._structure import Structure
 from ._tape import Arena
 from ._whole import whole_step
-from .optimizers import RowOptimizer
+from .optimizers import GroupedOptimizer
 
 
 WHOLE_CAPACITY = 64
@@ -58,7 +58,7 @@ class Block:
     def __init__(
         self,
         structure: Structure,
-        optimizer: RowOptimizer,
+        optimizer: GroupedOptimizer,
         *,
         options: BlockOptions,
         device: torch.device,
@@ -114,11 +114,11 @@ class Block:
         """A copy of a trial's full state, in the form that the trial alone would give."""
         return pack_state({
             "model": dict(trial.model.state_dict()),
-            "optimizer": self.moments(trial),
+            "optimizer": trial.optimizer_state(self.moments(trial)),
         })
 
-    def moments(self, trial: FusedTrial) -> dict[int, dict[str, Any]]:
-        """The optimiser's state of a trial by number of the parameter; views, not copies."""
+    def moments(self, trial: FusedTrial) -> dict[str, dict[str, Any]]:
+        """The optimizer's state of a trial's trained parameters by name; views, not copies."""
         return self._state.moments(trial, self.trials.index(trial))
 
     def restore(self, trial: FusedTrial, state: OwnState) -> None:

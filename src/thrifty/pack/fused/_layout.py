@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -56,6 +56,24 @@ class Layout:
             start += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
         dtype = parameters[0][1].dtype if parameters else torch.float32
         return cls(segments=tuple(segments), width=start, dtype=dtype)
+
+    def within(self, names: Iterable[str]) -> list[str]:
+        """Those of some parameters that are in a row, in its order."""
+        wanted = set(names)
+        return [segment.name for segment in self.segments if segment.name in wanted]
+
+    def range_of(self, names: Iterable[str]) -> tuple[int, int] | None:
+        """Where parameters that lie side by side begin and end in a row; None if none is in it."""
+        wanted = set(names)
+        places = [n for n, segment in enumerate(self.segments) if segment.name in wanted]
+        if not places:
+            return None
+        first, last = places[0], places[-1]
+        assert len(places) == last - first + 1, "parameters of one group lie side by side"
+        is_last = last + 1 == len(self.segments)
+        return self.segments[first].start, self.width if is_last else self.segments[
+            last + 1
+        ].start
 
     def views(self, rows: torch.Tensor) -> Iterator[torch.Tensor]:
         """Each parameter as a view of ``rows``, ``[K, P]``: shape ``[K, *shape]``."""

@@ -10,14 +10,15 @@ from torch.utils import _pytree as pytree
 
 from thrifty.core import derive_seed, step_seed
 from thrifty.pack._backend import EpochPlan, Member
-from thrifty.pack._hyperparameters import HyperParameters
+from thrifty.pack._followed_optimizer import Options
 from thrifty.pack._random import seed_step
 from thrifty.pack._state import pack_state, unpack_state
 from thrifty.pack._task import Task
-from thrifty.pack._trial import TaskTrial
+from thrifty.pack._trial import TaskTrial, values_at_step
 from thrifty.pack.verify import Change, Difference, Watch
 
 from ._feed import Feed, IteratorFeed
+from ._registry import UnfusableError
 from ._signature import dropout_rates, rate_places, signature
 
 
@@ -31,12 +32,16 @@ class FeedError(Exception):
 
 
 class FusedTrial(TaskTrial):
-    """A trial whose parameters are a row of a block; its module keeps views of them, so it can be used by itself.
+    """A trial whose parameters are a row of a block.
+
+    Its module keeps views of them, so it can be used by itself.
 
     Attributes:
+        idle_moments: The optimizer's state of parameters that its block does not train, by name.
         stays_alone: Whether it must not join a block.
         num_unverified: How many of its last epochs no check has followed yet.
-        is_step_verified: Whether a check has passed since it joined its block, and nothing has changed since.
+        is_step_verified: Whether a check has passed since it joined its block, and nothing has
+            changed since.
         is_evaluation_verified: The same of its metrics.
         solo_evaluation_s: How long its last evaluation alone took.
         difference: What the last check has found; None if it passed.
@@ -44,6 +49,7 @@ class FusedTrial(TaskTrial):
 
     feed: Feed
     rates: Mapping[str, float]
+    idle_moments: Mapping[str, Mapping[str, Any]]
 
     def __init__(self, task: Task, device: torch.device) -> None:
         super().__init__(task, device)
@@ -66,16 +72,10 @@ class FusedTrial(TaskTrial):
         self._signature: Hashable | None = None
 
     def begin(self, member: Member) -> None:
-        """Makes model and optimiser."""
+        """Make model and optimizer."""
         super().begin(member)
         self.plan_values = member.values
-        self._options: Sequence[tuple[Mapping[str, Any], float | None]] = [
-            (self.spec.resolve(member.values), self.spec.clip_value(member.values))
-        ]
-
-    def adapt(self, values: Mapping[str, Any]) -> None:
-        """Bring the module up to date with hyper-parameters that changed."""
-        self.task.adapt(self.model, HyperParameters(values))
+        self._options: Sequence[Options] = [self.followed.options(member.values)]
 
     @property
     def watch(self) -> Watch:
@@ -104,21 +104,44 @@ class FusedTrial(TaskTrial):
             self.tensor_ids = set()
         return changed
 
-    def take_moments(self, moments: Mapping[int, Any]) -> None:
-        """Notes the optimiser's state down in torch's own optimiser."""
-        groups = self.optimizer.state_dict()["param_groups"]
-        copied = unpack_state(pack_state(moments))
-        self.optimizer.load_state_dict({"state": copied, "param_groups": groups})
+    def enter(self, *, idle_moments: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take a row of a block; until here torch's own optimizer has been used."""
+        self.idle_moments = idle_moments
+        self.step_index = 0
+
+    def take_moments(self, moments: Mapping[str, Mapping[str, Any]]) -> None:
+        """Give torch's own optimizer the options of the last step and a copy of the state.
+
+        Args:
+            moments: Of the parameters that were trained in a block, by name.
+        """
+        self._apply_last_options()
+        held = {**self.idle_moments, **moments}
+        self.followed.load_moments(unpack_state(pack_state(held)))
+
+    def optimizer_state(self, moments: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """The state of the optimizer as torch's own gives it. Arguments as for ``take_moments``."""
+        self._apply_last_options()
+        return self.followed.state({**self.idle_moments, **moments})
 
     def start_fused(self, plan: EpochPlan, feed: Feed, *, tick: int) -> None:
-        """Gets ready for an epoch; the module has been adapted."""
+        """Get ready for an epoch; the module has been adapted.
+
+        Raises:
+            TaskError: A hyper-parameter that moves is read once, and nothing follows it.
+            UnfusableError: Its momentum is zero at some steps only.
+        """
+        table = self.option_table(plan)
+        _check_momentum(table)
         self.plan, self.plan_values = plan, plan.values
         self.feed = feed
         self.rates = dropout_rates(self.model)
         self.begin_steps(self.num_steps(plan.values), tick=tick)
         self._epoch_seed = derive_seed(self.seed, "epoch", plan.epoch)
         self._draw_key = (self._epoch_seed, *self.rates.items())
-        self._options = self._table(plan)
+        self._options = table
+        self._note_followed()
+        self.readings.check_epoch(plan)
 
     def begin_steps(self, num: int, *, tick: int) -> None:
         """So many steps begin now, none of them to be checked yet."""
@@ -174,9 +197,7 @@ class FusedTrial(TaskTrial):
 
     def apply_options(self) -> None:
         """Give the trial's own optimizer the options of this step."""
-        options, _ = self.options()
-        for group in self.optimizer.param_groups:
-            group.update(options)
+        self.followed.apply(self.options())
 
     @property
     def evaluation_seed(self) -> int:
@@ -206,12 +227,12 @@ class FusedTrial(TaskTrial):
         """Puts the generator where the trial's own stream is at this step."""
         self.generator.manual_seed(step_seed(self._epoch_seed, self.step_index))
 
-    def options(self) -> tuple[Mapping[str, Any], float | None]:
-        """The optimiser's options and the clipping norm at this step."""
+    def options(self) -> Options:
+        """The options of each param group and the clipping norm at this step."""
         return self._options[self.step_index if len(self._options) > 1 else 0]
 
-    def options_now(self) -> Mapping[str, Any]:
-        """The options at the start of the present epoch."""
+    def options_now(self) -> tuple[Mapping[str, Any], ...]:
+        """The options of each param group at the start of the present epoch."""
         return self._options[0][0]
 
     @property
@@ -224,12 +245,24 @@ class FusedTrial(TaskTrial):
         self.step_index += 1
         self.steps_left -= 1
 
-    def _table(self, plan: EpochPlan) -> Sequence[tuple[Mapping[str, Any], float | None]]:
-        followed = {n: plan.moving[n] for n in self.spec.names() & set(plan.moving)}
-        if not followed:
-            return [(self.spec.resolve(plan.values), self.spec.clip_value(plan.values))]
-        table = []
-        for step in range(self.steps_left):
-            now = {**plan.values, **{n: v[step] for n, v in followed.items()}}
-            table.append((self.spec.resolve(now), self.spec.clip_value(now)))
-        return table
+    def option_table(self, plan: EpochPlan) -> Sequence[Options]:
+        """The options at each step of an epoch; one entry if they stay as they are."""
+        start = self.followed.options(plan.values)
+        if self.followed.names.isdisjoint(plan.moving):
+            return [start]
+        return [
+            self.followed.options(values_at_step(plan, step))
+            for step in range(self.num_steps(plan.values))
+        ]
+
+    def _apply_last_options(self) -> None:
+        """Give torch's own optimizer the options of the last step: a block does not use it."""
+        if self.step_index:
+            self.followed.apply(self._options[min(self.step_index, len(self._options)) - 1])
+
+
+def _check_momentum(table: Sequence[Options]) -> None:
+    """Momentum that is zero in a part of an epoch only is more than rows can do."""
+    has_momentum = {tuple(bool(own.get("momentum")) for own in groups) for groups, _ in table}
+    if len(has_momentum) > 1:
+        raise UnfusableError("its momentum is zero in a part of an epoch")

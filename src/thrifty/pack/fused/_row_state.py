@@ -7,23 +7,27 @@ from typing import Any
 
 import torch
 
+from thrifty.pack._followed_optimizer import Options
 from thrifty.pack.verify import OwnState, own_tensors
 
 from ._member import FusedTrial
+from ._registry import UnfusableError
 from ._structure import Structure
-from .optimizers import RowOptimizer, Rows, clip_rows
+from .optimizers import GroupedOptimizer, Rows, clip_rows
 
 
 class RowState:
-    """Trained parameters, gradients and moments as rows of flat state, ``[C, P]``; all other tensors as ``[C, *shape]``.
+    """Trained parameters, gradients and moments as rows of flat state, ``[C, P]``.
 
-    C is how many trials there is room for; the tensors of a trial's module are views of its row.
+    Other tensors are ``[C, *shape]``. C is how many trials there is room for; the tensors of a
+    trial's module are views of its row. The parameters of one param group lie side by side, so each
+    group is a range of columns with an optimizer of its own.
     """
 
     def __init__(
         self,
         structure: Structure,
-        optimizer: RowOptimizer,
+        optimizer: GroupedOptimizer,
         *,
         capacity: int,
         device: torch.device,
@@ -36,12 +40,9 @@ class RowState:
         def zeros() -> torch.Tensor:
             return torch.zeros(capacity, layout.width, dtype=layout.dtype, device=device)
 
-        self._rows = Rows(
-            parameters=zeros(),
-            gradients=zeros(),
-            moments={name: zeros() for name in optimizer.moments},
-            steps=[0] * capacity,
-        )
+        self._parameters, self._gradients = zeros(), zeros()
+        self._moments = {name: zeros() for name in optimizer.moments}
+        self._groups = [self._group(layout.range_of(names)) for names in optimizer.names]
         self._mask: torch.Tensor | None = None
         self._others: list[torch.Tensor] = []  # frozen parameters and buffers, [C, *shape]
         self._counters = [
@@ -50,15 +51,27 @@ class RowState:
             if name in structure.counters
         ]
 
+    def _group(self, columns: tuple[int, int] | None) -> Rows | None:
+        """The rows of one param group; None if nothing of it is trained."""
+        if columns is None:
+            return None
+        start, stop = columns
+        return Rows(
+            parameters=self._parameters[:, start:stop],
+            gradients=self._gradients[:, start:stop],
+            moments={name: moment[:, start:stop] for name, moment in self._moments.items()},
+            steps=[0] * self._capacity,
+        )
+
     # -- as a program takes it -----------------------------------------------------------
 
     def trained(self, num: int) -> list[torch.Tensor]:
         """The trained parameters of the first rows, each ``[num, *shape]``."""
-        return list(self._structure.layout.views(self._rows.parameters[:num]))
+        return list(self._structure.layout.views(self._parameters[:num]))
 
     def gradients(self, num: int) -> list[torch.Tensor]:
         """Where their gradients belong."""
-        return list(self._structure.layout.views(self._rows.gradients[:num]))
+        return list(self._structure.layout.views(self._gradients[:num]))
 
     def untrained(self, num: int) -> list[torch.Tensor]:
         """The frozen parameters and buffers of the first rows, each ``[num, *shape]``."""
@@ -67,7 +80,7 @@ class RowState:
     def of_rows(self, rows: Sequence[int]) -> list[torch.Tensor]:
         """All tensors of some rows, each ``[number of rows, *shape]``: views of them if they lie side by side, else copies."""
         where = _where(rows)
-        flat = self._rows.parameters[where]
+        flat = self._parameters[where]
         return [*self._structure.layout.views(flat), *[other[where] for other in self._others]]
 
     def take_gradients(
@@ -76,7 +89,7 @@ class RowState:
         """Writes gradients, each ``[number of rows, *shape]``, where the optimiser reads them; none is zero."""
         where = _where(rows)
         for segment, gradient in zip(self._structure.layout.segments, gradients, strict=True):
-            self._rows.gradients[where, segment.start : segment.stop] = (
+            self._gradients[where, segment.start : segment.stop] = (
                 0.0 if gradient is None else gradient.reshape(len(rows), -1)
             )
 
@@ -89,20 +102,17 @@ class RowState:
 
     def tensors(self) -> list[torch.Tensor]:
         """All that is held."""
-        rows = self._rows
-        return [rows.parameters, rows.gradients, *rows.moments.values(), *self._others]
+        return [self._parameters, self._gradients, *self._moments.values(), *self._others]
 
-    def updater(
-        self, options: Sequence[tuple[Mapping[str, Any], float | None]]
-    ) -> Callable[[], None]:
-        """One update of the first rows, each by its options and its clipping norm."""
+    def updater(self, options: Sequence[Options]) -> Callable[[], None]:
+        """One update of the first rows, each by its own options and clipping norm."""
         limits = [limit for _, limit in options]
         clips = any(limit is not None for limit in limits)
-        step = self._optimizer.stepper(self._rows, [each for each, _ in options])
+        step = self._optimizer.stepper(self._groups, [each for each, _ in options])
         counters = [self._others[place][: len(options)] for place in self._counters]
         if self._mask is None and not clips and not counters:
             return step
-        gradients = self._rows.gradients[: len(options)]
+        gradients = self._gradients[: len(options)]
         mask = None if self._mask is None else self._mask[: len(options)]
 
         def update() -> None:
@@ -128,20 +138,22 @@ class RowState:
                 for name in untrained
             ]
         with torch.no_grad():
-            self._rows.parameters[row].zero_()
+            self._parameters[row].zero_()
             self._note_width(trial, row)
-            for name, view in self._views(trial, self._rows.parameters[row]):
+            for name, view in self._views(trial, self._parameters[row]):
                 view.copy_(own[name])
             for name, other in zip(untrained, self._others, strict=True):
                 other[row].copy_(own[name])
-            self._rows.clear(row)
+            for rows in self._trained_groups():
+                rows.clear(row)
             self._load_moments(trial, row)
         self._attach(trial, row)
 
     def move(self, trial: FusedTrial, source: int, target: int) -> None:
         """The trial of one row takes another one."""
         with torch.no_grad():
-            self._rows.move(source, target)
+            for rows in self._trained_groups():
+                rows.move(source, target)
             for tensor in (*([] if self._mask is None else [self._mask]), *self._others):
                 tensor[target].copy_(tensor[source])
         self._attach(trial, target)
@@ -153,7 +165,7 @@ class RowState:
 
     def _attach(self, trial: FusedTrial, row: int) -> None:
         own = {**dict(trial.model.named_buffers()), **dict(trial.model.named_parameters())}
-        for name, view in self._views(trial, self._rows.parameters[row]):
+        for name, view in self._views(trial, self._parameters[row]):
             own[name].data = view
             own[name].grad = None
         for name, other in zip(self._structure.untrained, self._others, strict=True):
@@ -172,44 +184,46 @@ class RowState:
         shapes = {name: p.shape for name, p in trial.model.named_parameters()}
         narrow = any(shapes[s.name] != s.shape for s in self._structure.layout.segments)
         if narrow and self._mask is None:
-            self._mask = torch.ones_like(self._rows.gradients)
+            self._mask = torch.ones_like(self._gradients)
         if self._mask is not None:
             self._mask[row].fill_(0.0 if narrow else 1.0)
             if narrow:
                 for _, view in self._views(trial, self._mask[row]):
                     view.fill_(1.0)
 
-    # -- moments, as torch's optimiser keeps them ----------------------------------------
+    # -- moments, as torch's optimizer keeps them ----------------------------------------
 
-    def moments(self, trial: FusedTrial, row: int) -> dict[int, dict[str, Any]]:
-        """The optimiser's state of a trial by number of the parameter; views, not copies."""
-        steps = self._rows.steps[row]
-        if not steps:
-            return {}
-        numbers = _numbers(trial)
-        kept = self._optimizer.kept(trial.options_now())
+    def moments(self, trial: FusedTrial, row: int) -> dict[str, dict[str, Any]]:
+        """The optimizer's state of a trial's trained parameters by name; views, not copies."""
         views = {
             moment: dict(self._views(trial, tensor[row]))
-            for moment, tensor in self._rows.moments.items()
-            if moment in kept
+            for moment, tensor in self._moments.items()
         }
-        return {
-            numbers[name]: {
-                **({"step": torch.tensor(float(steps))} if self._optimizer.counts else {}),
-                **{moment: views[moment][name] for moment in views},
-            }
-            for name in self._structure.trained
-        }
+        out: dict[str, dict[str, Any]] = {}
+        for optimizer, names, rows, options in zip(
+            self._optimizer.optimizers,
+            self._optimizer.names,
+            self._groups,
+            trial.options_now(),
+            strict=True,
+        ):
+            if rows is None or not rows.steps[row]:
+                continue
+            steps = float(rows.steps[row])
+            for name in self._structure.layout.within(names):
+                counted = {"step": torch.tensor(steps)} if optimizer.counts else {}
+                kept = {moment: views[moment][name] for moment in optimizer.kept(options)}
+                out[name] = {**counted, **kept}
+        return out
 
     def moments_by_name(self, trial: FusedTrial, row: int) -> dict[str, dict[str, Any]]:
         """A copy of the optimizer's state of a trial, by parameter name."""
-        names = {number: name for name, number in _numbers(trial).items()}
         return {
-            names[number]: {
+            name: {
                 key: value.clone() if isinstance(value, torch.Tensor) else value
                 for key, value in moments.items()
             }
-            for number, moments in self.moments(trial, row).items()
+            for name, moments in self.moments(trial, row).items()
         }
 
     def restore(self, trial: FusedTrial, row: int, state: OwnState) -> None:
@@ -217,38 +231,79 @@ class RowState:
         with torch.no_grad():
             for name, tensor in own_tensors(trial.model).items():
                 tensor.copy_(state.tensors[name])
-            self._rows.clear(row)
-            numbers = _numbers(trial)
-            self._fill_moments(trial, row, {numbers[n]: m for n, m in state.moments.items()})
+            for rows in self._trained_groups():
+                rows.clear(row)
+            self._fill_moments(trial, row, state.moments)
 
     def gradients_by_name(self, trial: FusedTrial, row: int) -> dict[str, torch.Tensor]:
         """The gradients of a trial as views, in the shapes of its own parameters."""
-        return dict(self._views(trial, self._rows.gradients[row]))
+        return dict(self._views(trial, self._gradients[row]))
 
     def _load_moments(self, trial: FusedTrial, row: int) -> None:
-        self._fill_moments(trial, row, trial.optimizer.state_dict()["state"])
+        state = trial.followed.moments()
+        trained = set(self._structure.trained)
+        idle = {name: own for name, own in state.items() if name not in trained}
+        trial.enter(idle_moments=idle)
+        self._fill_moments(trial, row, state)
 
     def _fill_moments(
-        self, trial: FusedTrial, row: int, state: Mapping[int, Mapping[str, Any]]
+        self, trial: FusedTrial, row: int, state: Mapping[str, Mapping[str, Any]]
     ) -> None:
-        if not state:
-            return
-        numbers = _numbers(trial)
-        for moment, tensor in self._rows.moments.items():
+        for moment, tensor in self._moments.items():
             for name, view in self._views(trial, tensor[row]):
-                held = state.get(numbers[name], {}).get(moment)
+                held = state.get(name, {}).get(moment)
                 if held is not None:
                     view.copy_(held)
-        first = next(iter(state.values()))
-        self._rows.steps[row] = int(first["step"]) if "step" in first else 1
+        steps = steps_taken(trial, self._optimizer, self._structure, state=state)
+        for number, rows in zip(steps, self._groups, strict=True):
+            if rows is not None:
+                rows.steps[row] = number
+
+    def _trained_groups(self) -> Iterator[Rows]:
+        return (rows for rows in self._groups if rows is not None)
+
+
+def steps_taken(
+    trial: FusedTrial,
+    optimizer: GroupedOptimizer,
+    structure: Structure,
+    *,
+    state: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[int]:
+    """How many updates each param group has had; 0 or 1 where torch does not count them.
+
+    Args:
+        trial: Whose options tell what torch counts.
+        optimizer: Over rows.
+        structure: Of the trial's block.
+        state: The optimizer's state by parameter name (default: that of the trial's own optimizer).
+
+    Raises:
+        UnfusableError: Some parameters of a group have had more than others.
+    """
+    state = trial.followed.moments() if state is None else state
+    out = []
+    for own, names, options in zip(
+        optimizer.optimizers, optimizer.names, trial.options_now(), strict=True
+    ):
+        found = {_steps_of(state.get(name, {})) for name in structure.layout.within(names)}
+        # without dampening a buffer of zeros is as good as none
+        is_even = len(found) <= 1 or not (own.counts or options.get("dampening", 0.0))
+        if not is_even:
+            raise UnfusableError(
+                "some of its parameters were frozen for a while, and have been updated less often"
+            )
+        out.append(max(found, default=0))
+    return out
+
+
+def _steps_of(state: Mapping[str, Any]) -> int:
+    if "step" in state:
+        return int(state["step"])
+    return int(any(value is not None for value in state.values()))
 
 
 def _where(rows: Sequence[int]) -> slice | list[int]:
     first = rows[0]
     together = list(rows) == list(range(first, first + len(rows)))
     return slice(first, first + len(rows)) if together else list(rows)
-
-
-def _numbers(trial: FusedTrial) -> dict[str, int]:
-    """Parameters are numbered in the order that the optimiser was given them."""
-    return {name: i for i, (name, _) in enumerate(trial.model.named_parameters())}

@@ -97,13 +97,13 @@ def settings(attributes: Mapping[str, Any]) -> Hashable:
 
 
 def family(model: torch.nn.Module) -> Hashable:
-    """Equal for models that differ at most in widths: classes, and names and ranks of their tensors."""
+    """Equal for models that differ at most in widths; the same parameters are trained."""
     return tuple(
         (
             path,
             type(module),
             tuple(
-                (name, p.dim(), p.dtype)
+                (name, p.dim(), p.dtype, p.requires_grad)
                 for name, p in module._parameters.items()
                 if p is not None
             ),

@@ -123,17 +123,25 @@ class Structure:
         """Whether it has convolutions of images, which may be faster with channels last."""
         return any(len(segment.shape) == 4 for segment in self.layout.segments)
 
-    def with_channels_last(self) -> Structure:
-        """The same structure with another order of images in memory."""
+    def arranged(
+        self, groups: Sequence[Sequence[str]], *, channels_last: bool = False
+    ) -> Structure:
+        """The same structure, its trained parameters in the order of their param groups.
+
+        Args:
+            groups: The names of the parameters of each.
+            channels_last: Whether images lie in memory with their channels last.
+        """
+        trained = set(self.trained)
         out = Structure(
             self.task,
             self.model,
             batch_spec=self.batch_spec,
-            trained=self.trained,
-            channels_last=True,
+            trained=[name for names in groups for name in names if name in trained],
+            channels_last=channels_last,
         )
         out.built_in |= self.built_in
-        out.sharing, out.padding = self.sharing, self.padding
+        out.whole, out.sharing, out.padding = self.whole, self.sharing, self.padding
         out.draws_nothing, out.fused_metrics = self.draws_nothing, self.fused_metrics
         return out
 

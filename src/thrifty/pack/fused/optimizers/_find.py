@@ -1,4 +1,4 @@
-"""From a torch optimiser to the one over rows."""
+"""From a torch optimizer to the one over rows."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 
+from thrifty.pack._followed_optimizer import FollowedOptimizer
 from thrifty.pack._optimizer import Optimizer
 from thrifty.pack.fused._registry import UnfusableError
 
 from ._adagrad import Adagrad
 from ._adam import Adam, AdamW
 from ._base import RowOptimizer
+from ._grouped import GroupedOptimizer
 from ._rmsprop import RMSprop
 from ._sgd import SGD
 
@@ -34,10 +36,10 @@ INDIFFERENT = frozenset({"foreach", "fused", "capturable", "differentiable"})
 
 
 def optimizer_for(spec: Optimizer, options: Mapping[str, Any]) -> tuple[RowOptimizer, Hashable]:
-    """The optimiser over rows, and what trials must have in common to share it.
+    """The optimizer over rows for one param group, and what trials must have in common to share it.
 
     Raises:
-        UnfusableError: there is none for this optimiser or these options.
+        UnfusableError: There is none for this optimizer or these options.
     """
     kind = KINDS.get(spec.factory)
     name = getattr(spec.factory, "__name__", str(spec.factory))
@@ -51,3 +53,31 @@ def optimizer_for(spec: Optimizer, options: Mapping[str, Any]) -> tuple[RowOptim
             raise UnfusableError(f"{name}({option}={value!r}) is not offered over rows")
     # a momentum of zero keeps no buffer at all, which is not the same as a buffer with momentum zero
     return kind(), (name, bool(options.get("momentum", 0.0)))
+
+
+def grouped_optimizer(
+    followed: FollowedOptimizer, values: Mapping[str, Any]
+) -> tuple[GroupedOptimizer, Hashable]:
+    """The optimizers over rows for all param groups; what trials that share them have in common.
+
+    Trials share them only if the same parameters belong to each group.
+
+    Raises:
+        UnfusableError: There is none for this optimizer or these options.
+    """
+    try:
+        options, _ = followed.options(values)
+    except (
+        Exception
+    ) as error:  # a method of the user's own; in plain training the error is the trial's
+        raise UnfusableError(
+            f"its optimizer failed with {type(error).__name__}: {error}"
+        ) from error
+    found = [optimizer_for(followed.spec, own) for own in options]
+    if len({own.get("initial_accumulator_value", 0.0) for own in options}) > 1:
+        raise UnfusableError("torch takes initial_accumulator_value for all parameters only")
+    grouped = GroupedOptimizer(
+        names=followed.partition, optimizers=tuple(optimizer for optimizer, _ in found)
+    )
+    kinds = tuple(kind for _, kind in found)
+    return grouped, kinds[0] if len(kinds) == 1 else (kinds, followed.partition)

@@ -1,0 +1,29 @@
+"""What is made once for several trials depends on all that they read of their hyper-parameters."""
+
+from __future__ import annotations
+
+from thrifty.integrations._made import Made
+from thrifty.pack import HyperParameters
+
+
+class Module:
+    """Keeps what it was given, as data modules do."""
+
+    def __init__(self, hp):
+        self.hp = hp
+
+
+def test_what_is_read_later_counts_too():
+    made = Made(Module)
+    first = made.get(HyperParameters({"rows": 3, "lr": 0.1}), seed=0)
+    assert first.hp.rows == 3
+    assert made.get(HyperParameters({"rows": 3, "lr": 0.2}), seed=0) is first
+    assert made.get(HyperParameters({"rows": 4, "lr": 0.1}), seed=0) is not first
+
+
+def test_what_it_depends_on_counts_as_read():
+    made = Made(lambda hp: hp.rows)
+    for _ in range(2):
+        hp = HyperParameters({"rows": 3, "lr": 0.1})
+        made.get(hp, seed=0)
+        assert hp.names_read == {"rows"}

@@ -1,0 +1,173 @@
+"""A study refuses a schedule that nothing follows, and trains what follows one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import thrifty as th
+from tests.study.helpers import Count, make_study
+from thrifty.core import SpaceError, TaskError
+from thrifty.pack import SGD, AdamW, times
+from thrifty.run import Local, train_alone
+from thrifty.search import GridSearch, PopulationBasedTraining
+from thrifty.space import (
+    Choice,
+    Constant,
+    Cosine,
+    Float,
+    Int,
+    Linear,
+    MultiStep,
+    Space,
+    Timeline,
+)
+from thrifty.testing import LineTask
+
+
+GROWS = MultiStep([2, 4], milestones=[1])
+
+
+def refuses(tmp_path, error, message, **changes):
+    count = Count()
+    with pytest.raises(error, match=message):
+        make_study(tmp_path, **changes).run(progress=False, observers=[count])
+    assert count.epochs == 0
+
+
+# -- before any training ---------------------------------------------------------------------
+
+
+def test_overriding_adapt_does_not_switch_the_check_off(tmp_path):
+    """``LineTask.adapt`` follows ``dropout``, not ``width``."""
+    refuses(
+        tmp_path,
+        TaskError,
+        r"'width' has a schedule, but LineTask\.model reads it only once",
+        task=LineTask(),
+        space=Space(lr=0.1, width=GROWS),
+    )
+
+
+def test_a_population_that_varies_what_is_read_once(tmp_path):
+    refuses(
+        tmp_path,
+        TaskError,
+        r"'width' has a schedule, but LineTask\.model reads it only once",
+        space=Space(lr=Float(0.01, 0.1), width=Int(2, 4)),
+        algorithm=PopulationBasedTraining(
+            max_epochs=4, population=2, interval=2, explore=("lr", "width")
+        ),
+    )
+
+
+def test_a_pattern_that_no_parameter_has(tmp_path):
+    class Task(LineTask):
+        optimizer = SGD(lr="lr", groups={"head.*": {"lr": 0.0}})
+
+    refuses(tmp_path, TaskError, r"'head\.\*'.*weight, bias", task=Task(), space=Space(lr=0.1))
+
+
+def test_a_hyper_parameter_of_a_group_that_is_not_in_the_space(tmp_path):
+    class Task(LineTask):
+        optimizer = SGD(lr=0.1, groups={"*": {"lr": times("head", 0.1)}})
+
+    refuses(
+        tmp_path, TaskError, "follows hyper-parameter 'head'", task=Task(), space=Space(lr=0.1)
+    )
+
+
+def test_an_optimizer_class_instead_of_a_specification(tmp_path):
+    class Task(LineTask):
+        optimizer = torch.optim.SGD
+
+    refuses(tmp_path, TaskError, "has no optimizer; set one", task=Task())
+
+
+def test_a_relation_that_cannot_be_kept(tmp_path):
+    class Task(LineTask):
+        optimizer = th.Optimizer(
+            lambda parameters, rate: torch.optim.SGD(parameters, lr=rate), rate="lr"
+        )
+
+    refuses(
+        tmp_path,
+        TaskError,
+        "no ratio that could be kept",
+        task=Task(),
+        space=Space(lr=Cosine(0.1)),
+    )
+
+
+def test_a_schedule_that_nobody_reads_is_told(tmp_path, caplog):
+    space = Space(lr=0.1, decay=Linear(0.1))
+    make_study(tmp_path, space=space).run(progress=False)
+    assert "'decay' has a schedule, but LineTask does not read it" in caplog.text
+
+
+def test_a_list_that_holds_a_schedule():
+    with pytest.raises(SpaceError, match=r"betas=.*a list cannot hold a schedule"):
+        Space(betas=Choice([(0.9, 0.99), (Cosine(0.9), 0.999)]))
+
+
+def test_a_hyper_parameter_that_is_named_like_a_method():
+    with pytest.raises(SpaceError, match="cannot be called 'items'"):
+        Space(lr=0.1, items=Int(1, 3))
+
+
+# -- while it trains -------------------------------------------------------------------------
+
+
+class Conditional(LineTask):
+    """Only one kind of model has a width; the dry run may see the other kind."""
+
+    def model(self, hp):
+        return torch.nn.Linear(1, hp.width if hp.kind == "wide" else 1)
+
+    def loss(self, model, batch):
+        x, y = batch
+        return (model(x).mean(1, keepdim=True) - y).square().mean()
+
+
+def test_what_the_dry_run_could_not_foresee_fails_where_it_begins_to_move(
+    tmp_path, monkeypatch
+):
+    """Its first epoch is that of a trial whose width stays, which has done nothing wrong."""
+    space = Space(lr=0.1, kind=Choice(["wide", "plain"]), width=GROWS)
+    monkeypatch.setattr(
+        Space, "sample", lambda self, rng: {"lr": 0.1, "kind": "plain", "width": 2}
+    )
+    count = Count()
+    study = make_study(tmp_path, task=Conditional(), space=space)
+    study.run(progress=False, observers=[count], executor=Local(pack="solo"))
+    failed, plain = sorted(study.trials, key=lambda trial: trial.config["kind"], reverse=True)
+    assert failed.state == "failed"
+    assert "'width' has a schedule, but Conditional.model reads it" in failed.error
+    assert plain.state == "done"
+    assert count.epochs == 6 + 1
+
+
+class Grouped(LineTask):
+    optimizer = AdamW(
+        lr="lr", weight_decay="wd", groups={"*.bias": {"weight_decay": 0, "lr": times("lr", 2)}}
+    )
+
+
+@pytest.mark.parametrize("pack", ["solo", "concatenated", "fused", "auto"])
+def test_groups_in_a_study(tmp_path, pack):
+    space = Space(
+        lr=Choice([Constant(0.1), Cosine(0.1)]), wd=Choice([0.0, Linear(0.1)]), width=3
+    )
+    study = make_study(
+        tmp_path,
+        task=Grouped(),
+        space=space,
+        algorithm=GridSearch(max_epochs=6),
+    )
+    study.run(progress=False, executor=Local(pack=pack))
+    assert len(study.trials) == 4
+    for trial in study.trials:
+        _, alone = train_alone(
+            Grouped(), Timeline(trial.config, epochs=6), seed=study.seed, epochs=6
+        )
+        assert trial.value == pytest.approx(alone[-1]["mse"], rel=1e-4)
