@@ -7,7 +7,8 @@ every result is bit for bit that of the trial alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import tee
@@ -16,7 +17,8 @@ from typing import Any
 import torch
 
 from ._backend import Backend, EpochPlan, Member, Outcome, guarded
-from ._data import Batch
+from ._batches import own_copy
+from ._data import Batch, WholeBatch
 from ._state import State
 from ._task import Task
 from ._trial import TaskTrial
@@ -77,7 +79,9 @@ class ConcatenatedBackend(Backend):
 
     def _start(self, plans: Mapping[int, EpochPlan]) -> dict[int, Outcome]:
         outcomes: dict[int, Outcome] = {}
-        shared = _SharedBatches()
+        shared = _SharedBatches(
+            _batches_key(self.trials[slot], plan) for slot, plan in plans.items()
+        )
         for slot, plan in plans.items():
             outcome = guarded(partial(self._begin, slot, plan, shared))
             if isinstance(outcome, Exception) or outcome:
@@ -114,18 +118,36 @@ class ConcatenatedBackend(Backend):
         return nullcontext() if stream is None else torch.cuda.stream(stream)  # type: ignore[no-any-return]
 
 
-class _SharedBatches:
-    """Members that see the same batches in the same order have them prepared once."""
+def _batches_key(trial: TaskTrial, plan: EpochPlan) -> tuple[Any, ...]:
+    """Equal for members that see the same batches in the same order."""
+    return (id(trial.source), trial.seed, plan.epoch, trial.batch_size(plan.values))
 
-    def __init__(self) -> None:
+
+class _SharedBatches:
+    """Members that see the same batches in the same order have them prepared once; each gets copies of its own.
+
+    Args:
+        keys: Of all members whose epochs begin now.
+    """
+
+    def __init__(self, keys: Iterable[tuple[Any, ...]]) -> None:
+        self._num_members = Counter(keys)
         self._known: dict[tuple[Any, ...], Iterator[Batch]] = {}
 
     def of(self, trial: TaskTrial, plan: EpochPlan) -> Iterator[Batch]:
-        key = (id(trial.source), trial.seed, plan.epoch, trial.batch_size(plan.values))
+        key = _batches_key(trial, plan)
+        if self._num_members[key] == 1:
+            return trial.batches(plan)
         known = self._known.pop(key, None)
         mine, kept = tee(_Batches(trial.batches(plan)) if known is None else known)
         self._known[key] = kept
-        return mine
+        return map(_own, mine)
+
+
+def _own(batch: Batch) -> Batch:
+    # whole batches see to it themselves
+    is_whole = isinstance(batch, WholeBatch) and not isinstance(batch, torch.Tensor)
+    return batch if is_whole else own_copy(batch)
 
 
 class _Batches(Iterator[Batch]):

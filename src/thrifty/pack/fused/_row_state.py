@@ -166,10 +166,10 @@ class RowState:
     def _attach(self, trial: FusedTrial, row: int) -> None:
         own = {**dict(trial.model.named_buffers()), **dict(trial.model.named_parameters())}
         for name, view in self._views(trial, self._parameters[row]):
-            own[name].data = view
+            own[name].data = with_own_storage(view)
             own[name].grad = None
         for name, other in zip(self._structure.untrained, self._others, strict=True):
-            own[name].data = other[row]
+            own[name].data = with_own_storage(other[row])
 
     def _views(
         self, trial: FusedTrial, row: torch.Tensor
@@ -301,6 +301,20 @@ def _steps_of(state: Mapping[str, Any]) -> int:
     if "step" in state:
         return int(state["step"])
     return int(any(value is not None for value in state.values()))
+
+
+def with_own_storage(view: torch.Tensor) -> torch.Tensor:
+    """The same memory as a tensor whose storage is no larger than itself, where that is possible.
+
+    ``torch.save`` writes whole storages: without this a packed model's ``state_dict`` would be saved with the
+    parameters of all models of its pack.
+    """
+    if view.device.type != "cpu" or not view.numel():
+        return view
+    try:
+        return torch.from_numpy(view.numpy())
+    except TypeError:  # NumPy has no such type
+        return view
 
 
 def _where(rows: Sequence[int]) -> slice | list[int]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -386,8 +386,18 @@ class _Analysis:
     last_use: Mapping[int, int]
 
 
-@lru_cache(maxsize=512)
+_ANALYSES: WeakKeyDictionary[Program, _Analysis] = WeakKeyDictionary()
+"""Made once for each program, and kept no longer than it."""
+
+
 def _analysed(program: Program) -> _Analysis:
+    found = _ANALYSES.get(program)
+    if found is None:
+        found = _ANALYSES[program] = _analyse(program)
+    return found
+
+
+def _analyse(program: Program) -> _Analysis:
     calls = _alive(program)
     root = _roots(calls)
     last: dict[int, int] = {}
