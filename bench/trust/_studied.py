@@ -1,0 +1,230 @@
+"""Each case as a task in a study, packed and with shared stages, and each of its trials in a plain PyTorch loop."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+import thrifty as th
+from thrifty.core import derive_seed, step_seed
+
+from ._case import CORPUS, NUM_MODELS, Named
+from ._packed import Verdict, _attempt, everything, relative
+
+
+EPOCHS = 4
+NUM_BATCHES = 4
+TOLERANCE = 1e-3
+
+
+class Rows(Dataset[Any]):
+    """The rows of some batches, one by one: for batches that are not tuples of tensors."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self._rows = [
+            {key: value[i] for key, value in batch.items()}
+            for batch in batches
+            for i in range(len(next(iter(batch.values()))))
+        ]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._rows[index]
+
+
+class CaseTask(th.Task):
+    """A case of the corpus as a task; trials differ in the number of their model and in their schedule."""
+
+    batch_size = 16
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.case = CORPUS[name].make()
+        self.optimizer = self.case.optimizer
+
+    def data(self, hp: th.HyperParameters) -> Any:
+        train = [self.case.batch(step) for step in range(NUM_BATCHES)]
+        valid = [self.case.batch(step) for step in range(100, 102)]
+        if isinstance(train[0], dict):
+            return Rows(train), Rows(valid)
+        return th.ArrayData(
+            train=tuple(map(torch.cat, zip(*train, strict=True))),
+            valid=tuple(map(torch.cat, zip(*valid, strict=True))),
+        )
+
+    def model(self, hp: th.HyperParameters) -> nn.Module:
+        return self.case.model(hp.k)
+
+    def adapt(self, model: nn.Module, hp: th.HyperParameters) -> None:
+        if self.case.between is not None:
+            self.case.between(int(hp.t), [model])
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return self.case.loss(model, batch)
+
+    def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
+        if self.case.metrics is not None:
+            return self.case.metrics(model, batch)
+        return {"value": self.case.loss(model, batch)}
+
+
+def space(named: Named) -> th.Space:
+    """Models that differ, and schedules that part after two epochs."""
+    case = named.make()
+    values = [case.values(k) for k in range(NUM_MODELS)]
+    lr = values[0]["lr"]
+    params: dict[str, Any] = {
+        "k": th.Choice(range(NUM_MODELS)),
+        "lr": th.Choice([th.Constant(lr), th.Step(lr, [2], gamma=0.5)]),
+    }
+    for name in values[0].keys() - {"lr"}:
+        params[name] = values[1][name]
+    if case.between is not None:
+        params["t"] = th.MultiStep(list(range(EPOCHS)), milestones=list(range(1, EPOCHS)))
+    return th.Space(**params)
+
+
+def run_studied(named: Named, *, pack: str) -> Verdict:
+    """One case as a study, each of its trials compared with the plain loop."""
+    found, error = _attempt(lambda: _study(named, pack=pack))
+    if error is not None:
+        text = f"{type(error).__name__}: {error}"
+        refused = isinstance(error, th.ThriftyError)
+        return Verdict(
+            name=named.name, how="refused" if refused else "CRASH", deviation=0.0, why=text
+        )
+    study, how = found
+    deviation, failed = 0.0, []
+    for trial in study.trials:
+        wanted, plain_error = _attempt(lambda trial=trial: _plain(named, trial.config))
+        if trial.state == "failed":
+            if plain_error is None and not wanted.is_diverged:
+                failed.append(trial.error.partition("\n")[0])
+            continue
+        if plain_error is not None:
+            continue
+        curve = relative(torch.tensor(trial.curve), torch.tensor(wanted.curve))
+        model, load_error = _attempt(trial.load_model)
+        if load_error is not None:
+            failed.append(f"{type(load_error).__name__}: {load_error}")
+            continue
+        tensors = dict(model.state_dict())
+        theirs = dict(wanted.model.state_dict())
+        if tensors.keys() != theirs.keys():
+            deviation = math.inf
+            continue
+        states = [
+            relative(tensors[n], theirs[n])
+            for n in theirs
+            if isinstance(theirs[n], torch.Tensor)
+        ]
+        deviation = max(deviation, curve, *states)
+    if failed:
+        is_clear = all("TaskError" in reason or "UsageError" in reason for reason in failed)
+        how = "refused" if is_clear else "CRASH"
+        return Verdict(name=named.name, how=how, deviation=0.0, why=failed[0])
+    return Verdict(name=named.name, how=how, deviation=deviation)
+
+
+def _study(named: Named, *, pack: str) -> tuple[th.Study, str]:
+    folder = Path(tempfile.mkdtemp())
+    study = th.Study(
+        CaseTask(named.name),
+        space(named),
+        algorithm=th.GridSearch(max_epochs=EPOCHS),
+        metric="value",
+        mode="min",
+        storage=f"sqlite:///{folder / 'trust.db'}",
+        name=named.name,
+        seed=0,
+    )
+    study.run(
+        progress=False, executor=th.Local(workers=1, threads=1, pack=pack, pack_size=4)
+    )
+    return study, "trained"
+
+
+class _Trained:
+    def __init__(self, model: nn.Module, curve: list[float]) -> None:
+        self.model = model
+        self.curve = curve
+
+    @property
+    def is_diverged(self) -> bool:
+        return not all(map(math.isfinite, self.curve))
+
+
+def _plain(named: Named, config: Mapping[str, Any]) -> _Trained:
+    """The loop that one would write for one trial, with thrifty's names of the random streams."""
+    task = CaseTask(named.name)
+
+    def at(epoch: int, step: int, num_steps: int) -> dict[str, Any]:
+        out = {}
+        for name, value in config.items():
+            if hasattr(value, "values") and hasattr(value, "segments"):
+                out[name] = value.values(
+                    epoch, epoch + 1, epochs=EPOCHS, steps_per_epoch=num_steps
+                ).tolist()[step]
+            else:
+                out[name] = value
+        return out
+
+    start = th.HyperParameters(at(0, 0, 1))
+    everything(derive_seed(0, "data"))
+    data = task.data(start)
+    everything(derive_seed(0, "model"))
+    model = task.model(start)
+    optimizer = task.optimizer.build(model.parameters(), at(0, 0, 1))
+    curve = []
+    for epoch in range(EPOCHS):
+        task.adapt(model, th.HyperParameters(at(epoch, 0, 1)))
+        epoch_seed = derive_seed(0, "epoch", epoch)
+        everything(epoch_seed)
+        model.train()
+        batches = _batches(data, epoch)
+        for step, batch in enumerate(batches):
+            for group in optimizer.param_groups:
+                group["lr"] = at(epoch, step, len(batches))["lr"]
+            torch.manual_seed(step_seed(epoch_seed, step))
+            optimizer.zero_grad()
+            loss = task.loss(model, batch)
+            loss.backward()
+            limit = task.optimizer.clip_value(at(epoch, step, len(batches)))
+            if limit is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), limit)
+            optimizer.step()
+        model.eval()
+        everything(derive_seed(0, "evaluate", epoch))
+        with torch.no_grad():
+            batch = _valid(data)
+            curve.append(float(task.metrics(model, batch)["value"]))
+    return _Trained(model.eval(), curve)
+
+
+def _batches(data: Any, epoch: int) -> list[Any]:
+    generator = torch.Generator().manual_seed(derive_seed(0, "data", epoch))
+    if isinstance(data, tuple):
+        train = data[0]
+        order = torch.randperm(len(train), generator=generator)
+        return [
+            torch.utils.data.default_collate([train[int(i)] for i in part])
+            for part in order.split(CaseTask.batch_size)
+        ]
+    order = torch.randperm(len(data.train[0]), generator=generator)
+    return [tuple(t[part] for t in data.train) for part in order.split(CaseTask.batch_size)]
+
+
+def _valid(data: Any) -> Any:
+    if isinstance(data, tuple):
+        rows = [data[1][i] for i in range(len(data[1]))]
+        return torch.utils.data.default_collate(rows)
+    return tuple(t.clone() for t in data.valid)
