@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +19,12 @@ class _Identified:
 
     version: str = ""
     """Change it when something has changed that cannot be seen, such as a file that the code reads."""
+
+    not_state: Collection[str] = ()
+    """Names of attributes, of the task and of modules, that are meant not to be part of a checkpoint.
+
+    thrifty compares a restored trial with the live one. What differs and is named here is accepted.
+    """
 
     def identity(self) -> Mapping[str, str]:
         """Name everything that training and evaluation depend on, apart from hyper-parameters.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import copy
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from thrifty.core import TaskError, derive_seed
 
 from ._backend import EpochPlan, Member
 from ._hyperparameters import HyperParameters
+from ._own_task import own_task
 from ._random import seed_everything
 from ._readings import Readings
 from ._state import State, pack_state, unpack_state
@@ -23,7 +23,7 @@ class TrainableTrial:
 
     def __init__(self, task: Trainable, device: torch.device) -> None:
         # one instance is one trial; a pack has several
-        self._task = copy(task)
+        self.task = own_task(task)
         self._device = device
 
     @property
@@ -33,11 +33,11 @@ class TrainableTrial:
         Raises:
             TaskError: it does not.
         """
-        model = getattr(self._task, "model", None)
+        model = getattr(self.task, "model", None)
         if isinstance(model, torch.nn.Module):
             return model
         raise TaskError(
-            f"{type(self._task).__name__} owns its loop; its best state can be put into an instance "
+            f"{type(self.task).__name__} owns its loop; its best state can be put into an instance "
             "of it with load_state"
         )
 
@@ -46,11 +46,11 @@ class TrainableTrial:
         seed_everything(derive_seed(member.seed, "model"))
         self._seed = member.seed
         self._readings = Readings(
-            type(self._task).__name__, member.first_values, moving=member.moving
+            type(self.task).__name__, member.first_values, moving=member.moving
         )
-        self._task.setup(self._readings.once("setup"), seed=member.seed, device=self._device)
+        self.task.setup(self._readings.once("setup"), seed=member.seed, device=self._device)
         if member.state is not None:
-            self._task.load_state(unpack_state(member.state))
+            self.task.load_state(unpack_state(member.state))
 
     def num_steps(self, values: Mapping[str, Any]) -> int:
         """One: what happens within an epoch is its own affair."""
@@ -58,7 +58,7 @@ class TrainableTrial:
 
     def state(self) -> State:
         """A copy of everything that is needed to go on."""
-        return pack_state(self._task.state())
+        return pack_state(self.task.state())
 
     def epoch(self, plan: EpochPlan) -> Mapping[str, float]:
         """A whole epoch.
@@ -69,7 +69,7 @@ class TrainableTrial:
         """
         seed_everything(derive_seed(self._seed, "epoch", plan.epoch))
         hp = HyperParameters(plan.values)
-        self._task.train(plan.epoch, hp)
+        self.task.train(plan.epoch, hp)
         self._readings.followed |= hp.names_read
         self._readings.check_epoch(plan)
-        return {name: float(value) for name, value in self._task.evaluate().items()}
+        return {name: float(value) for name, value in self.task.evaluate().items()}

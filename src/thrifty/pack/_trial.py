@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping
-from copy import copy
 from functools import partial
 from typing import Any
 
@@ -20,6 +19,7 @@ from ._data import Batch, Source
 from ._followed_optimizer import FollowedOptimizer
 from ._hyperparameters import HyperParameters
 from ._optimizer import Optimizer
+from ._own_task import own_task
 from ._random import seed_everything, seed_step
 from ._readings import Readings
 from ._sources import sources_of
@@ -42,7 +42,7 @@ class TaskTrial:
     def __init__(self, task: Task, device: torch.device) -> None:
         self._owner = task
         # what the task notes down about one trial (in ``adapt``, say) must not reach another one
-        self.task = copy(task)
+        self.task = own_task(task)
         self.device = device
         self.loose_streams = False
         """Whether its code draws from Python's or NumPy's stream, which are not seeded at each step."""
@@ -69,9 +69,13 @@ class TaskTrial:
             self.readings.check()
         self.followed.check(member.moving)
         if member.state is not None:
-            state = unpack_state(member.state)
-            self.model.load_state_dict(state["model"])
-            self.followed.load(state["optimizer"])
+            self.load(member.state)
+
+    def load(self, state: State) -> None:
+        """Put a state into model and optimizer."""
+        held = unpack_state(state)
+        self.model.load_state_dict(held["model"])
+        self.followed.load(held["optimizer"])
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -148,11 +152,12 @@ class TaskTrial:
         self._epoch_seed = derive_seed(self.seed, "epoch", plan.epoch)
         seed_everything(self._epoch_seed)
         self.model.train()
-        self._losses: list[torch.Tensor] = []
+        self.losses: list[torch.Tensor] = []
+        """Of the steps of this epoch."""
 
     def step(self) -> bool:
         """One update; False if the epoch has no batch left."""
-        step = len(self._losses)
+        step = len(self.losses)
         if self._fetch_seeds is not None:
             # what a data set draws must not depend on who drew before
             seed_everything(self._fetch_seeds(step))
@@ -171,7 +176,7 @@ class TaskTrial:
         self.optimizer.step()
         for counter in self._counters:
             counter += 1
-        self._losses.append(loss.detach())
+        self.losses.append(loss.detach())
         if before is not None and before != _loose_streams():
             self.loose_streams = True
         return True
@@ -184,7 +189,7 @@ class TaskTrial:
             TaskError: A model or data have read a hyper-parameter that moves, and nothing follows.
         """
         self.readings.check_epoch(self.plan)
-        loss = float(torch.stack(self._losses).mean())
+        loss = float(torch.stack(self.losses).mean())
         check_finite(loss, epoch=self.plan.epoch)
         return {TRAIN_LOSS: loss, **self.evaluate(self.plan.epoch)}
 

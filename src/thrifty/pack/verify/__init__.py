@@ -12,6 +12,15 @@ from ._compare import (
     compare_step as compare_step,
     relative_tolerance as relative_tolerance,
 )
+from ._keeper import Keeper as Keeper, places_of as places_of
+from ._probe import (
+    FIRST_BATCH as FIRST_BATCH,
+    Probe as Probe,
+    how_far_apart as how_far_apart,
+    outside_of_state as outside_of_state,
+    probes_differ as probes_differ,
+    stand_in as stand_in,
+)
 from ._reference import (
     OwnState as OwnState,
     StepAlone as StepAlone,
@@ -19,23 +28,32 @@ from ._reference import (
     own_tensors as own_tensors,
     step_alone as step_alone,
 )
-from ._watch import Change as Change, Keeper as Keeper, Watch as Watch
+from ._same import same as same
+from ._watch import Change as Change, Watch as Watch
 
 
 __all__ = [
+    "FIRST_BATCH",
     "Change",
     "CheckBudget",
     "Difference",
     "Keeper",
     "MetricsDifference",
     "OwnState",
+    "Probe",
     "StepAlone",
     "StepTaken",
     "Watch",
     "compare_metrics",
     "compare_step",
+    "how_far_apart",
+    "outside_of_state",
     "own_state",
     "own_tensors",
+    "places_of",
+    "probes_differ",
     "relative_tolerance",
+    "same",
+    "stand_in",
     "step_alone",
 ]

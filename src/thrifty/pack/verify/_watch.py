@@ -7,22 +7,20 @@ step and not only by the next check. The model to read is the guards of ``torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from thrifty.pack.identity import MISSING, Place, is_iterator, reach, vars_of
+from thrifty.pack.identity import MISSING, Place, is_iterator, vars_of
+
+from ._keeper import places_of
 
 
 MAX_ELEMENTS = 256
 """A container with more elements is compared by its length, and by some of its elements."""
 MAX_DEPTH = 4
-
-_MAKERS = ("data", "model", "optimizer")
-"""Methods of a task that run before training, and may keep caches."""
 
 _HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
 
@@ -67,7 +65,7 @@ class Watch:
         self._spaces: dict[int, _Namespace] = {}
         self._cells: list[tuple[Any, Place]] = []
         self._contents: list[tuple[Place, Any]] = []
-        for place in _places(roots):
+        for place in places_of(roots):
             if (id(place.holder), place.key) not in skipped and not _is_mode(place):
                 self._add(place)
         self._modules = [
@@ -105,7 +103,7 @@ class Watch:
                 return self._change(place)
         for value, place in self._cells[part::parts]:
             now = place.get()
-            if now is not value and not _same(now, value):
+            if now is not value and not _equal(now, value):
                 return self._change(place)
         for module in self._modules[part::parts]:
             if module.changed():
@@ -137,7 +135,7 @@ class _Namespace:
         get = self._names.get
         for key, value, place in zip(self._keys, self._values, self._places, strict=True):
             now = get(key, MISSING)
-            if now is not value and not _same(now, value):
+            if now is not value and not _equal(now, value):
                 return place
         return None
 
@@ -176,49 +174,6 @@ class _Module:
         tensors = [t for t in self._tensors if t is not None]
         trained = [t.requires_grad for t in tensors]
         return [*trained, *(t.data_ptr() for t in tensors)] if self._memory else trained
-
-
-class Keeper:
-    """Keeps what some code may change while it is tried out, and puts it back.
-
-    Numbers, strings, containers and the attributes of objects of the user's own; tensors and modules are for others.
-    """
-
-    def __init__(self, roots: Mapping[str, Any]) -> None:
-        self._places = [
-            (place, place.get())
-            for place in _places(roots)
-            if place.kind in ("global", "closure", "class attribute", "attribute", "item")
-        ]
-        self._contents = [
-            (value, copy(value))
-            for _, value in self._places
-            if type(value) in (list, dict, set, bytearray)
-        ]
-
-    def put_back(self) -> None:
-        """Put everything back that is not what it was."""
-        for container, before in self._contents:
-            if type(container) is list or type(container) is bytearray:
-                container[:] = before
-            elif container != before:
-                container.clear()
-                container.update(before)
-        for place, value in self._places:
-            if place.get() is not value:
-                place.set(value)
-
-
-def _places(roots: Mapping[str, Any]) -> list[Place]:
-    """What training steps and evaluations read; not what makes data, models and optimizers."""
-    models = {n: root for n, root in roots.items() if isinstance(root, torch.nn.Module)}
-    others = {n: root for n, root in roots.items() if n not in models}
-    found = {
-        (id(place.holder), place.key): place
-        for places in (reach(others, without=_MAKERS).places, reach(models).places)
-        for place in places
-    }
-    return list(found.values())
 
 
 def token(value: Any, depth: int = 0) -> Any:
@@ -301,5 +256,10 @@ def _is_mode(place: Place) -> bool:
     return place.key == "training" and isinstance(place.holder, torch.nn.Module)
 
 
-def _same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and (one == other or (one != one and other != other))
+def _equal(now: Any, value: Any) -> bool:
+    """Whether a value in the place of another one is as good: numbers, strings, containers of these."""
+    return type(now) is type(value) and (token(now) == token(value) or _are_nan(now, value))
+
+
+def _are_nan(one: Any, other: Any) -> bool:
+    return isinstance(one, float) and one != one and other != other

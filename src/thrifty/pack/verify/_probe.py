@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +11,11 @@ import torch
 
 from thrifty.pack.identity import vars_of
 
-from ._reference import own_tensors
+from ._same import same
 from ._watch import token
+
+
+FIRST_BATCH = "the first batch of the epoch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +25,7 @@ class Probe:
     Attributes:
         loss: Of the step.
         batch: A stand-in for what the step was made on.
-        tensors: Parameters and buffers afterwards, by name.
+        tensors: The model's state afterwards, by name.
         moments: The optimizer's state afterwards, by parameter name.
         metrics: Of the first validation batch after the step.
     """
@@ -35,18 +39,18 @@ class Probe:
 
 def probes_differ(live: Probe, restored: Probe) -> str:
     """Say what differs between two probes; "" if they are equal to the last bit."""
-    if not _same(live.batch, restored.batch):
-        return "the first batch of the epoch"
-    if not _same(live.loss, restored.loss):
+    if not same(live.batch, restored.batch):
+        return FIRST_BATCH
+    if not same(live.loss, restored.loss):
         return "the loss of the next step"
     for name in dict.fromkeys((*live.tensors, *restored.tensors)):
-        if not _same(live.tensors.get(name), restored.tensors.get(name)):
+        if not same(live.tensors.get(name), restored.tensors.get(name)):
             return f"{name!r} after the next step"
     for name in dict.fromkeys((*live.moments, *restored.moments)):
-        if not _same(live.moments.get(name), restored.moments.get(name)):
+        if not same(live.moments.get(name), restored.moments.get(name)):
             return f"the optimizer's state of {name!r} after the next step"
     for name in dict.fromkeys((*live.metrics, *restored.metrics)):
-        if not _same(live.metrics.get(name), restored.metrics.get(name)):
+        if not same(live.metrics.get(name), restored.metrics.get(name)):
             return f"the metric {name!r}"
     return ""
 
@@ -76,15 +80,41 @@ def outside_of_state(
             found += [
                 f"{name}.{key} (a buffer that is not persistent)"
                 for key in sorted(mine._non_persistent_buffers_set - set(meant))
-                if not _same(mine._buffers.get(key), theirs._buffers.get(key))
+                if not same(mine._buffers.get(key), theirs._buffers.get(key))
             ]
     return found
 
 
-def as_before(tensors: Mapping[str, torch.Tensor], model: torch.nn.Module) -> bool:
-    """Whether a module has the given tensors, bit for bit."""
-    own = own_tensors(model)
-    return own.keys() == tensors.keys() and all(_same(own[n], tensors[n]) for n in own)
+def how_far_apart(one: Probe, other: Probe) -> float:
+    """The largest relative difference of two probes; infinite where they cannot be compared.
+
+    >>> a = Probe(loss=torch.tensor(2.0), batch=None, tensors={}, moments={}, metrics={"loss": 2.0})
+    >>> b = Probe(loss=torch.tensor(2.0), batch=None, tensors={}, moments={}, metrics={"loss": 1.0})
+    >>> how_far_apart(a, a), how_far_apart(a, b)
+    (0.0, 0.5)
+    """
+    if not same(one.batch, other.batch):
+        return math.inf
+    return max(
+        _apart(one.loss, other.loss),
+        _apart(one.tensors, other.tensors),
+        _apart(one.moments, other.moments),
+        _apart(one.metrics, other.metrics),
+    )
+
+
+def _apart(one: Any, other: Any) -> float:
+    if same(one, other):
+        return 0.0
+    if isinstance(one, Mapping) and isinstance(other, Mapping) and one.keys() == other.keys():
+        return max(_apart(one[key], other[key]) for key in one)
+    try:
+        first, second = torch.as_tensor(one).double(), torch.as_tensor(other).double()
+        scale = torch.maximum(first.abs().max(), second.abs().max())
+        found = float((first - second).abs().max() / scale)
+    except (RuntimeError, TypeError, ValueError):  # no numbers, or shapes that differ
+        return math.inf
+    return found if math.isfinite(found) else math.inf
 
 
 def stand_in(batch: Any) -> Any:
@@ -130,7 +160,9 @@ def _content(value: Any, depth: int = 0) -> Any:
         return bytes(value.get_state().numpy())
     found = token(value)
     # other objects differ in identity alone: their own attributes are looked at where they are known
-    return found if type(value).__module__ == "numpy" or "random" in type(value).__name__ else None
+    return (
+        found if type(value).__module__ == "numpy" or "random" in type(value).__name__ else None
+    )
 
 
 def _of_sequence(value: Any, depth: int) -> Any:
@@ -153,19 +185,3 @@ _NOT_STATE = frozenset({
     "_backward_hooks", "_forward_hooks", "_is_full_backward_hook",
 })  # fmt: skip
 """What every module keeps, and what is state anyway."""
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two values are equal, tensors to the last bit; not a number equals itself."""
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        if one.shape != other.shape or one.dtype != other.dtype:
-            return False
-        if one.dtype.is_floating_point or one.dtype.is_complex:
-            nan = torch.isnan(one) & torch.isnan(other)
-            return bool(((one == other) | nan).all())
-        return bool(torch.equal(one, other))
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return type(one) is type(other) and bool(one == other or one != one)  # noqa: PLR0124

@@ -1,0 +1,318 @@
+"""Whether a checkpoint holds the whole state of a trial.
+
+A trial that was restored from its checkpoint and the live one take the same step on the same batch, and evaluate. What
+differs lives outside of the state: a counter, a buffer that is not persistent, a global variable.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from thrifty.core import TaskError
+
+from ._backend import EpochPlan, Member, out_of_memory
+from ._state_probe import Trial, probe
+from ._task import Task, Trainable
+from ._trainable_trial import TrainableTrial
+from ._trial import TaskTrial
+from .verify import (
+    FIRST_BATCH,
+    CheckBudget,
+    Keeper,
+    Probe,
+    how_far_apart,
+    outside_of_state,
+    own_tensors,
+    places_of,
+    probes_differ,
+    same,
+)
+
+
+logger = logging.getLogger(__name__)
+
+SHORT_S = 1.0
+"""An epoch of a ``Trainable`` is trained again for the comparison if it takes no longer."""
+NOISE = 1e-3
+"""Two equal steps may differ by so much, relatively, where the device adds in any order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """Two trials that are to be compared.
+
+    Attributes:
+        live: One that has ended an epoch.
+        member: What its checkpoint was read back as.
+        plan: The epoch whose first step both take.
+        trains: Whether a ``Trainable`` trains the whole epoch.
+    """
+
+    live: Trial
+    member: Member
+    plan: EpochPlan
+    trains: bool
+
+    def probe(self, trial: Trial) -> Probe:
+        return probe(trial, self.plan, trains=self.trains)
+
+
+class StateCheck:
+    """Compares live trials with restored ones: at first always, later when it is cheap or something is new.
+
+    Args:
+        task: What the trials train. Its variables count as they are now.
+        device: Where they are trained.
+        budget: Pays for checks.
+    """
+
+    def __init__(
+        self, task: Task | Trainable, *, device: torch.device, budget: CheckBudget
+    ) -> None:
+        self._task = task
+        self._device = device
+        self._budget = budget
+        self._keepers = [Keeper(places_of({"task": task}))]
+        self._kinds: set[frozenset[type]] = set()
+        self._passed: set[tuple[frozenset[type], frozenset[str]]] = set()
+        self._warned: set[str] = set()
+        self._seconds = 0.0
+
+    def note(self, trial: Trial) -> None:
+        """Keep the variables that the model of a new trial reads as they are before it is trained."""
+        kind = _kind(trial)
+        if kind in self._kinds or not isinstance(trial, TaskTrial):
+            return
+        self._kinds.add(kind)
+        known = set().union(*(keeper.keys for keeper in self._keepers))
+        own = {id(module) for module in trial.model.modules()}
+        places = [
+            place
+            for place in places_of({"model": trial.model})
+            if (id(place.holder), place.key) not in known and id(place.holder) not in own
+        ]
+        self._keepers.append(Keeper(places))
+
+    def is_due(self, trial: Trial) -> bool:
+        """Whether a trial that has ended a stage, or begins one, has to be compared."""
+        situation = (_kind(trial), self._changed())
+        return situation not in self._passed or (
+            bool(situation[1]) and self._budget.allows(self._seconds)
+        )
+
+    def is_changed(self) -> bool:
+        """Whether a variable that trials share is not what it was at first."""
+        return bool(self._changed())
+
+    def check(self, live: Trial, member: Member, plan: EpochPlan, *, seconds: float) -> None:
+        """Compare a live trial with one that is restored from its checkpoint. The live one is used up.
+
+        Args:
+            live: It has ended an epoch.
+            member: What its checkpoint was read back as.
+            plan: The epoch whose first step both take.
+            seconds: How long an epoch takes.
+
+        Raises:
+            TaskError: They go on differently, or the checkpoint cannot be loaded.
+        """
+        situation = (_kind(live), self._changed())
+        began = time.perf_counter()
+        now = [keeper.now() for keeper in self._keepers]
+        try:
+            self._compare(_Case(live=live, member=member, plan=plan, trains=seconds <= SHORT_S))
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            self._warn(f"{self._name}: there was no memory to check that its state is complete")
+        finally:
+            for keeper in now:
+                keeper.put_back()
+        self._passed.add(situation)
+        self._seconds = time.perf_counter() - began
+        self._budget.spend(self._seconds)
+
+    # -- one comparison ------------------------------------------------------------------
+
+    def _compare(self, case: _Case) -> None:
+        now = [keeper.now() for keeper in self._keepers]
+        changed = sorted(self._changed())
+        restored = self._restored(case)
+        theirs = case.probe(restored)
+        _put_back(now)
+        mine = case.probe(case.live)
+        difference = probes_differ(mine, theirs)
+        outside = [*_outside(case.live, restored, meant=self._task.not_state), *changed]
+        if not difference:
+            self._note_attributes(outside)
+            return
+        again = case.probe(self._restored(case))
+        noise = how_far_apart(theirs, again)
+        if noise > NOISE:
+            raise TaskError(self._not_repeatable(probes_differ(theirs, again)))
+        if noise and how_far_apart(mine, theirs) <= max(NOISE, 10 * noise):
+            self._warn(
+                f"{self._name}: equal steps differ in their last bits on {self._device}, "
+                "so its state cannot be checked exactly"
+            )
+        elif not self._is_meant(case, mine):
+            raise TaskError(self._incomplete(difference, outside))
+
+    def _restored(self, case: _Case) -> Trial:
+        """A trial from the checkpoint, as another process would make it.
+
+        Raises:
+            TaskError: The checkpoint does not fit the model, or models are not the same each time.
+        """
+        _put_back(self._keepers)
+        live, member = case.live, case.member
+        if isinstance(live, TrainableTrial):
+            assert isinstance(self._task, Trainable)
+            whole = TrainableTrial(self._task, self._device)
+            self._load(whole, member)
+            return whole
+        assert isinstance(self._task, Task)
+        first = TaskTrial(self._task, self._device)
+        first.begin(replace(member, state=None))
+        fresh = {name: t.detach().clone() for name, t in own_tensors(first.model).items()}
+        self._check_shared(live, first)
+        restored = TaskTrial(self._task, self._device)
+        restored.begin(replace(member, state=None))
+        names = [n for n, t in own_tensors(restored.model).items() if not same(t, fresh.get(n))]
+        if names:
+            raise TaskError(
+                f"{self._name}.model gives another {names[0]!r} each time, for the same seed and the "
+                "same hyper-parameters; draw initial values from torch's, NumPy's or Python's global "
+                "stream, which thrifty seeds, and copy what several models start from"
+            )
+        self._load(restored, member)
+        return restored
+
+    def _load(self, trial: Trial, member: Member) -> None:
+        try:
+            if isinstance(trial, TaskTrial):
+                assert member.state is not None
+                trial.load(member.state)
+            else:
+                trial.begin(member)
+        except TaskError:
+            raise
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            raise TaskError(
+                f"a checkpoint of {self._name} cannot be loaded into a new "
+                f"{'model' if isinstance(trial, TaskTrial) else 'trial'} "
+                f"({type(error).__name__}: {error}); what it trains must be able to go on from its state"
+            ) from error
+
+    def _check_shared(self, live: TaskTrial, other: TaskTrial) -> None:
+        """Refuse parameters that belong to several models; frozen ones may."""
+        own = {id(tensor) for tensor in own_tensors(live.model).values()}
+        shared = [
+            name
+            for name, tensor in own_tensors(other.model).items()
+            if id(tensor) in own and tensor.requires_grad
+        ]
+        if shared:
+            raise TaskError(
+                f"{self._name}.model gives the same parameter {shared[0]!r} to every trial, so one trial "
+                "trains those of another; make it anew, or copy it (copy.deepcopy), in each call"
+            )
+
+    def _is_meant(self, case: _Case, mine: Probe) -> bool:
+        """Whether the trials agree once they agree on what is meant not to be state."""
+        meant = self._task.not_state
+        if not meant:
+            return False
+        restored = self._restored(case)
+        for one, other in _pairs(case.live, restored):
+            for name in meant:
+                if name in vars(one):
+                    vars(other)[name] = deepcopy(vars(one)[name])
+        return not probes_differ(mine, case.probe(restored))
+
+    # -- what is said --------------------------------------------------------------------
+
+    @property
+    def _name(self) -> str:
+        return type(self._task).__name__
+
+    def _incomplete(self, difference: str, outside: Sequence[str]) -> str:
+        places = ", ".join(map(repr, outside[:5])) or "something that is not an attribute"
+        mend = (
+            "keep it in state() and load_state()"
+            if isinstance(self._task, Trainable)
+            else "keep it in a buffer of the model (register_buffer), or make it follow from the "
+            "hyper-parameters and the epoch in adapt"
+        )
+        return (
+            f"{self._name} keeps state outside of its checkpoint: restored from it, a trial goes on "
+            f"differently ({difference} differs). Not in the checkpoint: {places}; {mend}"
+        )
+
+    def _not_repeatable(self, difference: str) -> str:
+        if difference == FIRST_BATCH:
+            return (
+                f"the data of {self._name} are not the same each time that an epoch is read: {difference} "
+                "differs. Draw from torch's, NumPy's or Python's global stream, which thrifty seeds "
+                "for each batch, and keep nothing in the dataset that changes while it is read"
+            )
+        return (
+            f"{self._name} gives another result each time, from the same state and the same seed "
+            f"({difference} differs); draw from torch's, NumPy's or Python's global stream, which thrifty "
+            "seeds before each step, or from a generator that is seeded in each call"
+        )
+
+    def _note_attributes(self, outside: Sequence[str]) -> None:
+        if outside:
+            names = ", ".join(map(repr, outside[:5]))
+            self._warn(
+                f"{self._name}: not in the checkpoint: {names}. A restored trial takes the same next "
+                "step; if that is meant, name the attributes in not_state"
+            )
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            logger.warning("%s", text)
+
+    def _changed(self) -> frozenset[str]:
+        return frozenset(name for keeper in self._keepers for name in keeper.changed())
+
+
+# -- trials --------------------------------------------------------------------------------
+
+
+def _kind(trial: Trial) -> frozenset[type]:
+    if isinstance(trial, TaskTrial):
+        return frozenset(map(type, trial.model.modules()))
+    return frozenset()
+
+
+def _pairs(live: Trial, restored: Trial) -> list[tuple[Any, Any]]:
+    """Objects that stand in the same place."""
+    out: list[tuple[Any, Any]] = [(live.task, restored.task)]
+    if isinstance(live, TaskTrial) and isinstance(restored, TaskTrial):
+        others = dict(restored.model.named_modules())
+        out += [(m, others[name]) for name, m in live.model.named_modules() if name in others]
+    return out
+
+
+def _outside(live: Trial, restored: Trial, *, meant: Collection[str]) -> list[str]:
+    mine, theirs = {"self": live.task}, {"self": restored.task}
+    if isinstance(live, TaskTrial) and isinstance(restored, TaskTrial):
+        mine["model"], theirs["model"] = live.model, restored.model  # type: ignore[assignment]
+    return outside_of_state(mine, theirs, meant=meant)
+
+
+def _put_back(keepers: Sequence[Keeper]) -> None:
+    for keeper in keepers:
+        keeper.put_back()
