@@ -26,6 +26,7 @@ from ._data import (
     epoch_order as epoch_order,
     open_source as open_source,
 )
+from ._evaluate import evaluate_state as evaluate_state
 from ._fused import FusedBackend as FusedBackend
 from ._hyperparameters import HyperParameters as HyperParameters
 from ._inspect import TaskReport as TaskReport, inspect_task as inspect_task
@@ -95,6 +96,7 @@ __all__ = [
     "borrowed_streams",
     "epoch_order",
     "evaluate",
+    "evaluate_state",
     "inspect_task",
     "open_source",
     "optimizer_of",

@@ -45,6 +45,7 @@ from thrifty.store import CheckpointFolder
 
 from ._alone import epoch_plan
 from ._assignment import Assignment, Report
+from ._kept import evaluated, nothing_to_write
 from ._tensors import state_from_arrays, state_to_arrays
 
 
@@ -161,6 +162,8 @@ class Worker:
     def _member(self, course: _Course) -> Member:
         if course.parked is not None:
             return course.parked
+        if course.passed is not None:
+            return self._member_at(course, course.passed)
         chain = course.chain
         state = None if chain.resume is None else self._load(chain.resume)
         return Member(
@@ -195,6 +198,8 @@ class Worker:
     # -- training ----------------------------------------------------------------------------
 
     def _step(self, out: list[Report]) -> None:
+        if self._pass_kept(out):
+            return
         plans = self._plans()
         if not self._courses:
             return
@@ -222,9 +227,11 @@ class Worker:
             if course.under_way:
                 continue
             if self._should_stop():
-                if course.epoch > course.stage.start:
+                if course.epoch > course.stage.start and course.passed is None:
                     self._save(course)
                 self._leave(course)
+                continue
+            if course.passed is not None and not self._catch_up(course):
                 continue
             if len(self._courses) > self._proven:
                 course.parked = Member(
@@ -255,10 +262,69 @@ class Worker:
         if course.epoch < stage.stop:
             return
         self._save(course)
+        self._end_stage(course, out)
+
+    def _end_stage(self, course: _Course, out: list[Report]) -> None:
         if course.next_stage():
             out.append(course.report(self._started(course)))
         else:
             self._leave(course)
+
+    # -- epochs whose states are kept --------------------------------------------------------
+
+    def _pass_kept(self, out: list[Report]) -> bool:
+        """Evaluate the next epoch of each course instead of training it, where its state is kept."""
+        passed = False
+        for course in list(self._courses.values()):
+            ref = course.stage.kept_at(course.epoch + 1)
+            if ref is None or course.under_way or ref in course.lost or self._should_stop():
+                continue
+            try:
+                state = self._load(ref)
+            except CheckpointError as error:
+                course.lost.add(ref)  # it is trained again
+                event = CheckpointLost(checkpoint=ref, reason=str(error), worker=self.name)
+                out.append(course.report(event))
+                continue
+            passed = True
+            try:
+                with self._own_process_state():
+                    done = self._evaluated(course, ref, state)
+            except Exception as error:  # noqa: BLE001 (user code may raise anything)
+                self._fail(course, error)
+                continue
+            course.epoch, course.passed = course.epoch + 1, state
+            out.append(course.report(done))
+            if course.epoch == course.stage.stop:
+                course.writes.append((course.stage, nothing_to_write()))
+                self._end_stage(course, out)
+        return passed
+
+    def _evaluated(self, course: _Course, ref: CheckpointRef, state: State) -> EpochDone:
+        assert isinstance(self._task, Task)
+        member = self._member_at(course, state)
+        return evaluated(self._task, ref, member, device=self._spec.device, worker=self.name)
+
+    def _catch_up(self, course: _Course) -> bool:
+        """Put the state that a course has passed into the back-end; False if that fails."""
+        assert course.passed is not None
+        member, course.passed = self._member_at(course, course.passed), None
+        self._backend.release(course.number)
+        try:
+            with self._own_process_state():
+                self._backend.stack(course.number, member)
+        except Exception as error:  # noqa: BLE001 (user code may raise anything)
+            self._fail(course, error)
+            return False
+        return True
+
+    def _member_at(self, course: _Course, state: State) -> Member:
+        return Member(
+            values=course.chain.timeline.at(course.epoch),
+            seed=course.assignment.seed,
+            epoch=course.epoch,
+            state=state,
+        )
 
     def _epoch_done(self, course: _Course, metrics: Mapping[str, float]) -> EpochDone:
         seconds, course.seconds = course.seconds, 0.0
@@ -407,7 +473,10 @@ class _Course:
         self.epoch = self.stage.start
         self.under_way = False
         self.seconds = 0.0
-        self.writes: list[tuple[Stage, Future[CheckpointRef]]] = []
+        self.writes: list[tuple[Stage, Future[CheckpointRef | None]]] = []
+        self.passed: State | None = None
+        """The state at the end of its last epoch, if that was not trained: it is in no slot yet."""
+        self.lost: set[CheckpointRef] = set()
         self.parked: Member | None = None
         """Its state at the end of its last epoch, while it is not sure that there is memory for everybody."""
         self.finale: Event | None = None

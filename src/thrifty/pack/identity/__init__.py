@@ -13,7 +13,7 @@ from ._task import (
     TaskIdentity as TaskIdentity,
     identify as identify,
     note_moves as note_moves,
-    snapshot as snapshot,
+    places_of as places_of,
 )
 
 
@@ -31,6 +31,6 @@ __all__ = [
     "is_own_module",
     "legacy_identity",
     "note_moves",
+    "places_of",
     "reach",
-    "snapshot",
 ]
