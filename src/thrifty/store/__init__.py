@@ -33,12 +33,6 @@ from ._records import (
     TrialStopped as TrialStopped,
 )
 from ._schema import VERSION as VERSION
-from ._spec import (
-    changes as changes,
-    is_legacy as is_legacy,
-    likeness as likeness,
-    listed as listed,
-)
 from ._store import Store as Store
 from ._views import (
     COLUMNS as COLUMNS,
@@ -88,12 +82,8 @@ __all__ = [
     "TrialStopped",
     "Views",
     "best_trials",
-    "changes",
     "export_optuna",
     "frame",
-    "is_legacy",
-    "likeness",
-    "listed",
     "nondominated",
     "optuna_storage",
     "shown",

@@ -48,10 +48,13 @@ def listed(texts: list[str], *, most: int = 6) -> str:
 
 
 def likeness(one: Mapping[str, Any], two: Mapping[str, Any]) -> float:
-    """How much of their tasks two specs have in common, from 0 to 1."""
-    parts: list[dict[str, str]] = [
-        {**spec["task"].get("training", {}), **spec["task"].get("evaluation", {})}
-        for spec in (one, two)
-    ]
-    same = sum(parts[1].get(name) == text for name, text in parts[0].items())
-    return same / max(len({*parts[0], *parts[1]}), 1)
+    """How much of their tasks two specs have in common, from 0 to 1; a name alone counts half."""
+    first, second = _components(one), _components(two)
+    named = first.keys() & second.keys()
+    same = sum(first[name] == second[name] for name in named)
+    return (same + len(named)) / max(2 * len(first.keys() | second.keys()), 1)
+
+
+def _components(spec: Mapping[str, Any]) -> dict[str, str]:
+    task = spec.get("task", {})
+    return dict(task) if is_legacy(spec) else {**task["training"], **task["evaluation"]}

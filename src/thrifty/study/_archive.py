@@ -29,9 +29,9 @@ from thrifty.store import (
     Store,
     StudyInfo,
     TrialEnqueued,
-    is_legacy,
     shown,
 )
+from thrifty.store._spec import is_legacy
 
 from ._identity import Recipe, goals_of
 from ._ledger import Ledger, done

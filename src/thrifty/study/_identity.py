@@ -12,7 +12,7 @@ from thrifty.pack import Task, TaskIdentity, Trainable, task_identity
 from thrifty.pack.identity import asking_legacy, note_moves
 from thrifty.search import Algorithm
 from thrifty.space import Space
-from thrifty.store import changes, is_legacy, listed
+from thrifty.store._spec import changes, is_legacy, listed
 
 from ._goals import Bound, Goals
 
