@@ -105,7 +105,8 @@ def train(
 
 def say_where_from(archive: Archive, ledger: Ledger, *, store: Store, progress: bool) -> None:
     """Say where the results of a run come from: on the terminal, or in the log."""
-    text = Provenance.of(ledger).text(store.studies.made(), own=ledger.study_id)
+    found = Provenance.of(ledger)
+    text = found.text(store.studies.made() if found.known else {}, own=ledger.study_id)
     if not text:
         return
     if progress:

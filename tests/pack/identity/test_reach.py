@@ -537,6 +537,11 @@ def test_whose_code_it_is():
     assert not is_own_module("sys")
 
 
+def test_what_is_no_module_among_the_modules(monkeypatch):
+    monkeypatch.setitem(sys.modules, "odd_one", 3)
+    assert is_own_module("odd_one.inner")
+
+
 def test_a_script_and_its_module_give_the_same_names(tmp_path):
     (tmp_path / "task.py").write_text(
         "from thrifty.pack.identity import reach\n"
