@@ -1,4 +1,4 @@
-"""The task of the database in ``legacy.sql``, which an older version has written. Do not edit it."""
+"""The task of ``legacy.sql``, a database of an older version. Do not edit the class."""
 
 from __future__ import annotations
 

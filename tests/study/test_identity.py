@@ -66,7 +66,7 @@ class Seen:
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """Makes a study of the task with some text replaced, in a database of one's own or a common one."""
+    """Makes a study of the task with some text replaced, in a database of its own or not."""
 
     def make(*edits, name="a", folder="common", space=SPACE, epochs=6, **options) -> Study:
         texts = {"task": TASK, "helpers": HELPERS}
@@ -168,7 +168,8 @@ def test_metrics_that_change_the_task_are_a_part_of_training(project):
     impure = (METRIC[0], '{"mse": self.note((model(x) - y).square().mean())}')
     helper = (
         "    def loss",
-        "    log = []\n    def note(self, x):\n        self.log.append(1)\n        return x\n    def loss",
+        "    log = []\n    def note(self, x):\n        self.log.append(1)\n        return x\n"
+        "    def loss",
     )
     run(project(impure, helper))
     other = (METRIC[0], '{"mse": self.note((model(x) - y).abs().mean())}')

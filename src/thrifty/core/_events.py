@@ -15,8 +15,8 @@ class CheckpointRef:
     """Where the state of ``node`` after ``epoch`` epochs lies.
 
     ``digest`` is the hexadecimal BLAKE2b of the file; a reader that finds another one
-    treats the checkpoint as lost. ``train_loss`` is given for a state that comes from another plan of
-    the same training: that of its last epoch, whose metrics are computed again from the state.
+    treats the checkpoint as lost. ``train_loss`` is given for a state that comes from another plan
+    of the same training: that of its last epoch, whose metrics are computed again from the state.
     """
 
     node: int

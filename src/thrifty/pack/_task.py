@@ -18,7 +18,7 @@ class _Identified:
     """What a task is, so that studies of the same task can share what was trained."""
 
     version: str = ""
-    """Change it when something has changed that cannot be seen, such as a file that the code reads."""
+    """Change it when something has changed that cannot be seen, such as a file that is read."""
 
     def identity(self) -> Mapping[str, str]:
         """Name everything that training and evaluation depend on, apart from hyper-parameters.

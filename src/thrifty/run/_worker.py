@@ -273,7 +273,7 @@ class Worker:
     # -- epochs whose states are kept --------------------------------------------------------
 
     def _pass_kept(self, out: list[Report]) -> bool:
-        """Evaluate the next epoch of each course instead of training it, where its state is kept."""
+        """Evaluate the next epochs whose states are kept, instead of training them."""
         passed = False
         for course in list(self._courses.values()):
             ref = course.stage.kept_at(course.epoch + 1)

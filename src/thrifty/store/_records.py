@@ -25,8 +25,8 @@ class NodeRecord:
 class EpochRecord:
     """The metrics of a node after an epoch; the first record of an epoch stays.
 
-    ``seconds``, ``seconds_alone`` and ``evaluated`` are those of ``EpochDone``; ``study`` is the one
-    whose run trained it.
+    ``seconds``, ``seconds_alone`` and ``evaluated`` are those of ``EpochDone``; ``study`` is the
+    one whose run trained it.
     """
 
     plan: int

@@ -1,13 +1,9 @@
-"""How two studies differ in what they train, said in words; of their stored specs, which are plain data."""
+"""How two studies differ in what they train, from their stored specs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-
-
-Task = Mapping[str, Any]
-"""What a spec says of its task: ``version``, and the components of ``training`` and ``evaluation``."""
 
 
 def is_legacy(spec: Mapping[str, Any]) -> bool:

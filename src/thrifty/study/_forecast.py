@@ -76,14 +76,15 @@ class Forecast:
         known = ""
         if self.known_epochs or self.evaluated_epochs:
             known = (
-                f"\n{self.known_epochs:,.0f} of them known already, {self.evaluated_epochs:,.0f} "
-                f"evaluated again with kept states: {about}{self.epochs_to_train:,.0f} left to train"
+                f"\n{self.known_epochs:,.0f} epochs known already, {self.evaluated_epochs:,.0f} "
+                f"evaluated again with kept states: {about}{self.epochs_to_train:,.0f} "
+                "left to train"
             )
         return (
             f"{self.num_trials:,} trials, {about}{self.trial_epochs:,.0f} trial-epochs\n"
-            f"{about}{self.unique_epochs:,.0f} unique epochs to train{span}{known}\n"
+            f"{about}{self.unique_epochs:,.0f} unique epochs to train{span}\n"
             f"merge rate {self.merge_rate:.2f}: {1 - 1 / max(self.merge_rate, 1):.0%} of the epochs are never "
-            f"trained twice{time}"
+            f"trained twice{known}{time}"
         )
 
 

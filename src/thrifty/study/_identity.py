@@ -153,7 +153,7 @@ def _difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def _legacy_difference(was: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """What differs between two identities of older versions; of a digest its name says something."""
+    """What differs between two identities of older versions."""
     texts = [
         key if key == "source" else f"{key} was {was.get(key)!r} and is {now.get(key)!r}"
         for key in dict.fromkeys((*now, *was))

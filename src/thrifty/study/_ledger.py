@@ -72,7 +72,7 @@ class Ledger:
         self.seconds: dict[tuple[int, int], tuple[float, float]] = {}
         """Seconds that each ``(node, epoch)`` took, and what it would have taken without others beside it."""
         self.origins: dict[tuple[int, int], int | None] = {}
-        """For each ``(node, epoch)`` that this run found in the store: the study that trained it."""
+        """For each ``(node, epoch)`` that the store had before this run: who trained it."""
         self.evaluated: set[tuple[int, int]] = set()
         """Each ``(node, epoch)`` that was not trained: its state was kept, and evaluated again."""
         self.kept_bytes = 0

@@ -191,7 +191,7 @@ def test_submodules_by_either_way(tmp_path, monkeypatch):
         "def f():\n    lib = helpers\n    return lib.X",
         "def f():\n    return read(helpers)\ndef read(lib):\n    return lib.X",
         "LIBS = [helpers]\ndef f():\n    return LIBS[0].X",
-        "def make():\n    lib = helpers\n    def f():\n        return lib.X\n    return f\nf = make()",
+        "def m():\n    lib = helpers\n    def f():\n        return lib.X\n    return f\nf = m()",
     ],
 )
 def test_a_module_that_is_handed_on(tmp_path, monkeypatch, body):

@@ -1,4 +1,4 @@
-"""What a class is apart from its members: its bases, and what its decorator or metaclass was told."""
+"""What a class is apart from its members: its bases, and the options of its decorator."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from ._values import HOOK, Values
 
 
 Components = Mapping[str, str]
-"""What there is by name, such as ``"function helpers.scale"``: its digest, or its value if short."""
+"""By name, such as ``"function helpers.scale"``: a digest, or the value itself if it is short."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +175,7 @@ class _Identification:
     # -- places ------------------------------------------------------------------------
 
     def _component(self, place: Place) -> str:
-        """The name under which the value of a place counts; empty if it counts as part of another."""
+        """The name under which a place counts; empty if it counts as part of another one."""
         holder, of_task = place.holder, place.holder is self._task
         if not place.own or place.kind == "item" or self._counts_by_itself(place):
             return ""
