@@ -166,11 +166,10 @@ def test_states_are_handed_on_from_plan_to_plan(project):
 
 def test_metrics_that_change_the_task_are_a_part_of_training(project):
     impure = (METRIC[0], '{"mse": self.note((model(x) - y).square().mean())}')
-    helper = (
-        "    def loss",
+    note = (
         "    log = []\n    def note(self, x):\n        self.log.append(1)\n        return x\n"
-        "    def loss",
     )
+    helper = ("    def loss", f"{note}    def loss")
     run(project(impure, helper))
     other = (METRIC[0], '{"mse": self.note((model(x) - y).abs().mean())}')
     seen = run(project(other, helper, name="b"))

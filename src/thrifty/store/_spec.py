@@ -17,7 +17,9 @@ def changes(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     >>> changes({"function f": "#1", "attribute x": "1"}, {"function f": "#2", "attribute x": "2"})
     ['attribute x was 1 and is 2', 'function f changed']
     """
-    values, contents, others = [], [], []
+    values: list[str] = []
+    contents: list[str] = []
+    others: list[str] = []
     for name in dict.fromkeys((*now, *was)):
         before, after = was.get(name), now.get(name)
         if before is None:
