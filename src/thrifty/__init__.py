@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         PeerLostError as PeerLostError,
         ScheduleError as ScheduleError,
         SpaceError as SpaceError,
+        StateError as StateError,
         StoreBusyError as StoreBusyError,
         StoreError as StoreError,
         StoreUnreachableError as StoreUnreachableError,
@@ -126,7 +127,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "core": (
         "AlgorithmError CheckpointError DivergedError GraphError HeteroError LayerError MissingExtraError PackMismatchError PeerLostError ScheduleError "
-        "SpaceError StoreBusyError StoreError StoreUnreachableError StoreVersionError StoreWriteError StudyMismatchError StudyNotFoundError TaskError "
+        "SpaceError StateError StoreBusyError StoreError StoreUnreachableError StoreVersionError StoreWriteError StudyMismatchError StudyNotFoundError TaskError "
         "ThriftyError TooFewWorkersError TrainingError UsageError WorkerLostError"
     ),
     "pack": (

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.plan._drive import Driver, ref
-from thrifty.core import CheckpointLost, StageFailed
+from thrifty.core import CheckpointLost, CheckpointRef, EpochDone, StageFailed
 from thrifty.plan import MAX_ATTEMPTS, MAX_EVICTIONS, SearchPlan, droppable, stage_forest
 from thrifty.space import Constant, Cosine, MultiStep, Step, Timeline
 
@@ -258,3 +258,60 @@ def test_the_forest_covers_each_needed_epoch_once(asked):
     stages = stage_forest(plan, ends=ends)
     assert sum(s.stop - s.start for s in stages) == plan.num_epochs_needed
     assert sum((s.stop - s.start) * s.num_trials for s in stages) == sum(t for _, t in asked)
+
+
+def borrowed(node: int, epoch: int) -> CheckpointRef:
+    """A state that another plan has trained."""
+    return CheckpointRef(
+        node=node, epoch=epoch, path="other", num_bytes=9, digest="", train_loss=0.5
+    )
+
+
+def epoch_done(node: int, epoch: int) -> EpochDone:
+    return EpochDone(node=node, epoch=epoch, metrics={"m": 1.0}, seconds=0.0, worker="w")
+
+
+def test_an_epoch_whose_state_another_plan_has_kept_is_not_trained():
+    plan = SearchPlan()
+    node = plan.insert(Timeline({"lr": Constant(0.1)}, epochs=6))
+    plan.restore(borrowed(node, 2))
+    plan.restore(borrowed(node, 6))
+    plan.request(0, node, 4)
+    chain = plan.next_chain()
+    assert chain.resume is None
+    assert [(s.start, s.stop, s.kept) for s in chain.stages] == [(0, 4, (borrowed(node, 2),))]
+    assert chain.stages[0].kept_at(2) == borrowed(node, 2)
+    assert chain.stages[0].kept_at(3) is None
+
+
+def test_training_goes_on_from_such_a_state_once_its_epoch_is_evaluated():
+    plan = SearchPlan()
+    node = plan.insert(Timeline({"lr": Constant(0.1)}, epochs=6))
+    plan.restore(borrowed(node, 2))
+    plan.request(0, node, 2)
+    chain = plan.next_chain()
+    plan.record(epoch_done(node, 1))
+    assert not plan.nodes[node].checkpoints
+    answers = plan.record(epoch_done(node, 2))
+    plan.abandon(chain)
+    assert [answer.epoch for answer in answers] == [2]
+    plan.request(0, node, 6)
+    assert plan.next_chain().resume == borrowed(node, 2)
+
+
+def test_a_state_of_another_plan_that_is_gone_is_trained():
+    plan = SearchPlan()
+    node = plan.insert(Timeline({"lr": Constant(0.1)}, epochs=6))
+    plan.restore(borrowed(node, 2))
+    plan.record(CheckpointLost(checkpoint=borrowed(node, 2), reason="gone", worker="w"))
+    plan.request(0, node, 2)
+    assert plan.next_chain().stages[0].kept == ()
+
+
+def test_files_of_another_plan_are_not_dropped_and_do_not_count():
+    plan = SearchPlan()
+    node = plan.insert(Timeline({"lr": Constant(0.1)}, epochs=6))
+    for epoch in (1, 2):
+        plan.record(epoch_done(node, epoch))
+        plan.restore(borrowed(node, epoch))
+    assert droppable(plan, live=[], budget_bytes=1) == []

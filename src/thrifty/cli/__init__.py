@@ -16,6 +16,7 @@ COMMANDS = (
     "plan",
     "status",
     "best",
+    "explain",
     "importance",
     "plot",
     "resume",

@@ -8,6 +8,7 @@
     │   ├── ScheduleError            a schedule, or one that does not fit the run
     │   ├── AlgorithmError           an algorithm's options
     │   ├── TaskError                a task, its metrics, its hyper-parameters
+    │   │   └── StateError           state outside of the checkpoint
     │   ├── GraphError               a graph, seeds or fanouts
     │   ├── LayerError               a layer's options, or an input that does not fit it
     │   ├── HeteroError              unequal workers, their data or their options
@@ -56,6 +57,10 @@ class AlgorithmError(UsageError):
 
 class TaskError(UsageError):
     """A task does not provide what the study needs."""
+
+
+class StateError(TaskError):
+    """A trial that is restored from its checkpoint does not go on as the live one does."""
 
 
 class GraphError(UsageError):

@@ -15,7 +15,8 @@ class CheckpointRef:
     """Where the state of ``node`` after ``epoch`` epochs lies.
 
     ``digest`` is the hexadecimal BLAKE2b of the file; a reader that finds another one
-    treats the checkpoint as lost.
+    treats the checkpoint as lost. ``train_loss`` is given for a state that comes from another plan
+    of the same training: that of its last epoch, whose metrics are computed again from the state.
     """
 
     node: int
@@ -23,6 +24,12 @@ class CheckpointRef:
     path: str
     num_bytes: int
     digest: str
+    train_loss: float | None = None
+
+    @property
+    def borrowed(self) -> bool:
+        """Whether the file belongs to another plan, which alone may delete it."""
+        return self.train_loss is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +46,9 @@ class StageStarted:
 class EpochDone:
     """One epoch was trained and evaluated.
 
-    ``seconds`` is its share of the wall-clock time of the pack it was trained in; ``seconds_alone`` what it would have
-    taken by itself, where that was measured (None: it was alone).
+    ``seconds`` is its share of the wall-clock time of the pack it was trained in. ``seconds_alone``
+    is what it would have taken by itself, where that was measured (None: it was alone).
+    ``evaluated`` says that it was not trained: its state was kept, and only evaluated.
     """
 
     node: int
@@ -49,6 +57,7 @@ class EpochDone:
     seconds: float
     worker: str
     seconds_alone: float | None = None
+    evaluated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ from ._data import (
     epoch_order as epoch_order,
     open_source as open_source,
 )
+from ._evaluate import evaluate_state as evaluate_state
 from ._fused import FusedBackend as FusedBackend
 from ._hyperparameters import HyperParameters as HyperParameters
 from ._inspect import TaskReport as TaskReport, inspect_task as inspect_task
@@ -44,6 +45,8 @@ from ._pack import Pack as Pack, pack as pack
 from ._random import borrowed_streams as borrowed_streams, seed_step as seed_step
 from ._solo import SoloBackend as SoloBackend
 from ._state import State as State, pack_state as pack_state, unpack_state as unpack_state
+from ._state_check import StateCheck as StateCheck
+from ._state_probe import Trial as Trial
 from ._task import (
     Task as Task,
     Trainable as Trainable,
@@ -89,15 +92,18 @@ __all__ = [
     "Source",
     "SourceData",
     "State",
+    "StateCheck",
     "Task",
     "TaskIdentity",
     "TaskReport",
     "Trainable",
+    "Trial",
     "UnfusableError",
     "UnverifiedError",
     "borrowed_streams",
     "epoch_order",
     "evaluate",
+    "evaluate_state",
     "inspect_task",
     "open_source",
     "optimizer_of",

@@ -17,6 +17,7 @@ from ._fused import FusedBackend
 from ._judge import Calibration, Judge
 from ._solo import SoloBackend
 from ._state import State
+from ._state_probe import Trial
 from ._task import Task, Trainable
 from .fused._member import FusedTrial
 from .fused._registry import UnfusableError
@@ -103,6 +104,20 @@ class AutoBackend(Backend):
     def num_unverified(self, slot: int) -> int:
         """How many of the last epochs of a member are not verified yet."""
         return self._where[slot].num_unverified(slot)
+
+    def trial(self, slot: int) -> Trial:
+        """The trial in a slot."""
+        if self._fused is not None and self._where[slot] is self._fused:
+            return self._fused.trial(slot)
+        return self._plain.trial_of_any_kind(slot)
+
+    def take(self, slot: int) -> Trial:
+        """Take a trial out of its slot, model and optimizer as they stand."""
+        found = self.trial(slot)
+        if self._fused is not None and self._where[slot] is self._fused:
+            self._fused.take(slot)
+        self.release(slot)
+        return found
 
     @property
     def checks(self) -> CheckBudget:
@@ -198,6 +213,12 @@ class _Plain(Backend):
         """The trial in a slot, if it could be fused."""
         found = None if self._together is None else self._together.trials.get(slot)
         return found if isinstance(found, FusedTrial) else None
+
+    def trial_of_any_kind(self, slot: int) -> Trial:
+        """The trial in a slot."""
+        return (
+            self._solos[slot].trial if self._together is None else self._together.trials[slot]
+        )
 
     def trials(self) -> list[FusedTrial]:
         held = {} if self._together is None else self._together.trials

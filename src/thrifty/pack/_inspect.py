@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,8 @@ from thrifty.core import derive_seed
 
 from ._followed_optimizer import FollowedOptimizer
 from ._hyperparameters import HyperParameters
+from ._own_task import own_task
+from ._purity import changes_nothing
 from ._random import borrowed_streams, seed_everything
 from ._readings import Readings
 from ._sources import sources_of
@@ -27,11 +28,13 @@ class TaskReport:
         metrics: The metrics that the task reports.
         structural: The hyper-parameters that it reads once, to make data, model or optimizer.
         followed: Those that the optimizer, the batch size or ``adapt`` follow while they move.
+        pure: Whether ``metrics`` changes neither the model nor the task nor a random stream.
     """
 
     metrics: frozenset[str]
     structural: frozenset[str]
     followed: frozenset[str]
+    pure: bool
 
 
 def inspect_task(
@@ -59,7 +62,7 @@ def inspect_task(
     """
     where = torch.device(device)
     readings = Readings(type(task).__name__, values, moving=moving)
-    own = copy(task)
+    own = own_task(task)
     with borrowed_streams():
         seed_everything(derive_seed(seed, "data"))
         source = sources_of(task, where).get(task, readings.once("data"))
@@ -70,8 +73,11 @@ def inspect_task(
         adapted = HyperParameters(values)
         own.adapt(model, adapted)
         batch, _ = next(iter(source.valid_batches(batch_size=task.eval_batch_size)))
+        metrics: dict[str, Any] = {}
         with torch.no_grad():
-            metrics = own.metrics(model, batch)
+            pure = changes_nothing(
+                lambda: metrics.update(own.metrics(model, batch)), task=own, model=model
+            )
         readings.followed |= {*followed.names, *adapted.names_read}
         if isinstance(task.batch_size, str):
             readings.followed.add(task.batch_size)
@@ -81,4 +87,5 @@ def inspect_task(
         metrics=frozenset(metrics),
         structural=frozenset(readings.read_once),
         followed=frozenset(readings.followed),
+        pure=pure,
     )

@@ -19,39 +19,42 @@ class SoloBackend(Backend):
     """One slot, one trial. Works for every ``Task`` and every ``Trainable``.
 
     Options: ``device`` to train on.
+
+    Attributes:
+        trial: The one.
     """
 
     def __init__(self, task: Task | Trainable, *, device: torch.device | str = "cpu") -> None:
-        self._one: TaskTrial | TrainableTrial
+        self.trial: TaskTrial | TrainableTrial
         if isinstance(task, Task):
-            self._one = TaskTrial(task, torch.device(device))
+            self.trial = TaskTrial(task, torch.device(device))
         else:
-            self._one = TrainableTrial(task, torch.device(device))
+            self.trial = TrainableTrial(task, torch.device(device))
 
     def stack(self, slot: int, member: Member) -> None:
         """Puts a trial into the slot."""
         assert slot == 0, "the solo back-end has one slot"
-        self._one.begin(member)
+        self.trial.begin(member)
 
     def num_steps(self, slot: int, values: Mapping[str, Any]) -> int:
         """How many optimiser steps the next epoch has."""
-        return self._one.num_steps(values)
+        return self.trial.num_steps(values)
 
     def step(self, plans: Mapping[int, EpochPlan]) -> Mapping[int, Outcome]:
         """Trains one epoch and evaluates it."""
-        return {slot: guarded(partial(self._one.epoch, plan)) for slot, plan in plans.items()}
+        return {slot: guarded(partial(self.trial.epoch, plan)) for slot, plan in plans.items()}
 
     def unstack(self, slot: int) -> State:
         """A copy of the full state."""
-        return self._one.state()
+        return self.trial.state()
 
     def release(self, slot: int) -> None:
         """Nothing to do: the next trial takes its place."""
 
     def adapt(self, values: Mapping[str, Any]) -> None:
         """Bring the model of a task up to date with hyper-parameters, without training."""
-        if isinstance(self._one, TaskTrial):
-            self._one.adapt(values)
+        if isinstance(self.trial, TaskTrial):
+            self.trial.adapt(values)
 
     @property
     def model(self) -> torch.nn.Module:
@@ -60,4 +63,4 @@ class SoloBackend(Backend):
         Raises:
             TaskError: a Trainable has no model that thrifty knows of.
         """
-        return self._one.model
+        return self.trial.model

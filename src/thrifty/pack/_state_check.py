@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from thrifty.core import TaskError
+from thrifty.core import StateError, TaskError
 
 from ._backend import EpochPlan, Member, out_of_memory
 from ._state_probe import Trial, probe
@@ -30,9 +30,9 @@ from .verify import (
     how_far_apart,
     outside_of_state,
     own_tensors,
-    places_of,
     probes_differ,
     same,
+    training_places,
 )
 
 
@@ -70,16 +70,16 @@ class StateCheck:
     Args:
         task: What the trials train. Its variables count as they are now.
         device: Where they are trained.
-        budget: Pays for checks.
+
+    Attributes:
+        budget: What the comparisons cost. Tell it what training takes.
     """
 
-    def __init__(
-        self, task: Task | Trainable, *, device: torch.device, budget: CheckBudget
-    ) -> None:
+    def __init__(self, task: Task | Trainable, *, device: torch.device) -> None:
         self._task = task
         self._device = device
-        self._budget = budget
-        self._keepers = [Keeper(places_of({"task": task}))]
+        self.budget = CheckBudget()
+        self._keepers = [Keeper(training_places({"task": task}))]
         self._kinds: set[frozenset[type]] = set()
         self._passed: set[tuple[frozenset[type], frozenset[str]]] = set()
         self._warned: set[str] = set()
@@ -95,7 +95,7 @@ class StateCheck:
         own = {id(module) for module in trial.model.modules()}
         places = [
             place
-            for place in places_of({"model": trial.model})
+            for place in training_places({"model": trial.model})
             if (id(place.holder), place.key) not in known and id(place.holder) not in own
         ]
         self._keepers.append(Keeper(places))
@@ -104,12 +104,18 @@ class StateCheck:
         """Whether a trial that has ended a stage, or begins one, has to be compared."""
         situation = (_kind(trial), self._changed())
         return situation not in self._passed or (
-            bool(situation[1]) and self._budget.allows(self._seconds)
+            bool(situation[1]) and self.budget.allows(self._seconds)
         )
 
     def is_changed(self) -> bool:
         """Whether a variable that trials share is not what it was at first."""
         return bool(self._changed())
+
+    def begin(self, member: Member) -> Trial:
+        """Make a trial as trials are made now, with all variables as they are."""
+        trial = self._new()
+        trial.begin(member)
+        return trial
 
     def check(self, live: Trial, member: Member, plan: EpochPlan, *, seconds: float) -> None:
         """Compare a live trial with one that is restored from its checkpoint. The live one is used up.
@@ -121,7 +127,7 @@ class StateCheck:
             seconds: How long an epoch takes.
 
         Raises:
-            TaskError: They go on differently, or the checkpoint cannot be loaded.
+            StateError: They go on differently, or the checkpoint cannot be loaded.
         """
         situation = (_kind(live), self._changed())
         began = time.perf_counter()
@@ -137,7 +143,7 @@ class StateCheck:
                 keeper.put_back()
         self._passed.add(situation)
         self._seconds = time.perf_counter() - began
-        self._budget.spend(self._seconds)
+        self.budget.spend(self._seconds)
 
     # -- one comparison ------------------------------------------------------------------
 
@@ -156,44 +162,47 @@ class StateCheck:
         again = case.probe(self._restored(case))
         noise = how_far_apart(theirs, again)
         if noise > NOISE:
-            raise TaskError(self._not_repeatable(probes_differ(theirs, again)))
+            raise StateError(self._not_repeatable(probes_differ(theirs, again)))
         if noise and how_far_apart(mine, theirs) <= max(NOISE, 10 * noise):
             self._warn(
                 f"{self._name}: equal steps differ in their last bits on {self._device}, "
                 "so its state cannot be checked exactly"
             )
         elif not self._is_meant(case, mine):
-            raise TaskError(self._incomplete(difference, outside))
+            raise StateError(self._incomplete(difference, outside))
 
     def _restored(self, case: _Case) -> Trial:
         """A trial from the checkpoint, as another process would make it.
 
         Raises:
-            TaskError: The checkpoint does not fit the model, or models are not the same each time.
+            StateError: The checkpoint does not fit the model, or models are not the same each time.
         """
         _put_back(self._keepers)
-        live, member = case.live, case.member
-        if isinstance(live, TrainableTrial):
-            assert isinstance(self._task, Trainable)
-            whole = TrainableTrial(self._task, self._device)
-            self._load(whole, member)
-            return whole
-        assert isinstance(self._task, Task)
-        first = TaskTrial(self._task, self._device)
+        member, restored = case.member, self._new()
+        if isinstance(restored, TrainableTrial) or isinstance(case.live, TrainableTrial):
+            self._load(restored, member)
+            return restored
+        first = self._new()
+        assert isinstance(first, TaskTrial)
         first.begin(replace(member, state=None))
         fresh = {name: t.detach().clone() for name, t in own_tensors(first.model).items()}
-        self._check_shared(live, first)
-        restored = TaskTrial(self._task, self._device)
+        self._check_shared(case.live, first)
         restored.begin(replace(member, state=None))
         names = [n for n, t in own_tensors(restored.model).items() if not same(t, fresh.get(n))]
         if names:
-            raise TaskError(
+            raise StateError(
                 f"{self._name}.model gives another {names[0]!r} each time, for the same seed and the "
                 "same hyper-parameters; draw initial values from torch's, NumPy's or Python's global "
                 "stream, which thrifty seeds, and copy what several models start from"
             )
-        self._load(restored, member)
+        if member.state is not None:
+            self._load(restored, member)
         return restored
+
+    def _new(self) -> Trial:
+        if isinstance(self._task, Task):
+            return TaskTrial(self._task, self._device)
+        return TrainableTrial(self._task, self._device)
 
     def _load(self, trial: Trial, member: Member) -> None:
         try:
@@ -207,7 +216,7 @@ class StateCheck:
         except Exception as error:
             if out_of_memory(error):
                 raise
-            raise TaskError(
+            raise StateError(
                 f"a checkpoint of {self._name} cannot be loaded into a new "
                 f"{'model' if isinstance(trial, TaskTrial) else 'trial'} "
                 f"({type(error).__name__}: {error}); what it trains must be able to go on from its state"
@@ -222,7 +231,7 @@ class StateCheck:
             if id(tensor) in own and tensor.requires_grad
         ]
         if shared:
-            raise TaskError(
+            raise StateError(
                 f"{self._name}.model gives the same parameter {shared[0]!r} to every trial, so one trial "
                 "trains those of another; make it anew, or copy it (copy.deepcopy), in each call"
             )

@@ -18,7 +18,7 @@ class _Identified:
     """What a task is, so that studies of the same task can share what was trained."""
 
     version: str = ""
-    """Change it when something has changed that cannot be seen, such as a file that the code reads."""
+    """Change it when something has changed that cannot be seen, such as a file that is read."""
 
     not_state: Collection[str] = ()
     """Names of attributes, of the task and of modules, that are meant not to be part of a checkpoint.

@@ -226,6 +226,7 @@ class Agenda:
         ends = {epoch for epoch in cuts if start < epoch <= stop}
         out = []
         for end in sorted(ends):
-            out.append(Stage(node=node.id, start=start, stop=end))
+            kept = (ref for epoch, ref in node.kept.items() if start < epoch <= end)
+            out.append(Stage(node=node.id, start=start, stop=end, kept=tuple(kept)))
             start = end
         return out

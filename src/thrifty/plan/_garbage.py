@@ -16,9 +16,9 @@ def droppable(
 
     A checkpoint is referenced, and stays, while a live trial (``(node, epoch)``: where it stands) would
     go on from it, or pending work starts there. If the referenced ones alone are over the
-    budget they all stay: the budget bends before work is lost.
+    budget they all stay: the budget bends before work is lost. Files of other plans do not count.
     """
-    refs = list(plan.checkpoints())
+    refs = [ref for ref in plan.checkpoints() if not ref.borrowed]
     over = sum(ref.num_bytes for ref in refs) - budget_bytes
     if over <= 0:
         return []

@@ -46,6 +46,7 @@ class Node:
         "farthest",
         "id",
         "joined",
+        "kept",
         "longest",
         "metrics",
         "origin",
@@ -71,6 +72,8 @@ class Node:
         self.waiting: dict[int, set[Hashable]] = _NO_REQUESTS
         self.metrics: dict[int, Mapping[str, float]] = {}
         self.checkpoints: dict[int, CheckpointRef] = _NO_CHECKPOINTS
+        self.kept: dict[int, CheckpointRef] = _NO_CHECKPOINTS
+        """States of epochs that another plan has trained, and that are not evaluated here yet."""
         self.running: tuple[int, int] | None = None
         self.failed_at: int | None = None
         """The first epoch that cannot be reached."""
@@ -121,6 +124,12 @@ class Node:
         if self.checkpoints is _NO_CHECKPOINTS:
             self.checkpoints = {}
         self.checkpoints[ref.epoch] = ref
+
+    def add_kept(self, ref: CheckpointRef) -> None:
+        """A state comes from another plan; its epoch has to be evaluated."""
+        if self.kept is _NO_CHECKPOINTS:
+            self.kept = {}
+        self.kept[ref.epoch] = ref
 
 
 # shared by all nodes that have none; replaced before the first write

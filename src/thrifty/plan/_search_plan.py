@@ -30,7 +30,7 @@ MAX_ATTEMPTS = 3
 MAX_EVICTIONS = 30
 """How often a stage may lose its worker's machine: hardly ever its fault, but one that ends machines must not do so for ever."""
 
-_TRIES = {"diverged": 1, "error": 1, "lost": MAX_ATTEMPTS, "evicted": MAX_EVICTIONS}
+_TRIES = {"diverged": 1, "error": 1, "task": 1, "lost": MAX_ATTEMPTS, "evicted": MAX_EVICTIONS}
 """How often a stage may fail in a way before its trials do; in other ways, any number of times."""
 
 
@@ -220,16 +220,24 @@ class SearchPlan:
         return []
 
     def restore(self, ref: CheckpointRef) -> None:
-        """A state that was kept before this process began."""
+        """Take note of a state that was kept before this process began.
+
+        Training can go on from it, unless it comes from another plan and its epoch is not
+        evaluated yet.
+        """
         node = self.nodes[ref.node]
+        if ref.borrowed and ref.epoch not in node.metrics:
+            node.add_kept(ref)
+            return
         node.add_checkpoint(ref)
         self._agenda.settle(node)
         if ref.epoch in node.points:
             self._agenda.reopen(node.points[ref.epoch])
 
     def drop(self, ref: CheckpointRef) -> None:
-        """A state is no longer kept; whoever still needs it makes it be trained again."""
+        """Forget a state; a trial that still needs it has it trained again."""
         node = self.nodes[ref.node]
+        node.kept.pop(ref.epoch, None)
         if node.checkpoints.pop(ref.epoch, None) is None:
             return
         point = node.points.get(ref.epoch)
@@ -244,6 +252,9 @@ class SearchPlan:
         if event.epoch not in node.metrics:
             node.metrics[event.epoch] = event.metrics
             self.num_epochs_done += 1
+        ref = node.kept.pop(event.epoch, None)
+        if ref is not None:
+            self.restore(ref)
         trials = node.waiting.pop(event.epoch, set())
         return [
             Answer(trial=trial, epoch=event.epoch, metrics=node.metrics[event.epoch])

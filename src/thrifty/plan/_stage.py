@@ -11,11 +11,20 @@ from thrifty.space import Timeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Epochs ``start + 1 .. stop`` of a node; its end is kept as a checkpoint."""
+    """Epochs ``start + 1 .. stop`` of a node; its end is kept as a checkpoint.
+
+    ``kept`` holds states of epochs in it that another plan has trained: these epochs are not
+    trained, their states are loaded and evaluated.
+    """
 
     node: int
     start: int
     stop: int
+    kept: tuple[CheckpointRef, ...] = ()
+
+    def kept_at(self, epoch: int) -> CheckpointRef | None:
+        """The state after an epoch, if it only has to be evaluated."""
+        return next((ref for ref in self.kept if ref.epoch == epoch), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -83,12 +85,23 @@ def epoch_plan(
 
     ``verify`` is that of ``EpochPlan``.
     """
+    return plan_of(partial(backend.num_steps, slot), timeline, epoch=epoch, verify=verify)
+
+
+def plan_of(
+    num_steps: Callable[[Mapping[str, Any]], int],
+    timeline: Timeline,
+    *,
+    epoch: int,
+    verify: bool = True,
+) -> EpochPlan:
+    """The same for a trial that is in no back-end, whose ``num_steps`` is given."""
     values = timeline.at(epoch)
-    num_steps = backend.num_steps(slot, values)
+    steps = num_steps(values)
     moving = {
         name: now
         for name in timeline.config
-        if isinstance(now := timeline.values(name, epoch, num_steps=num_steps), list)
+        if isinstance(now := timeline.values(name, epoch, num_steps=steps), list)
     }
     return EpochPlan(epoch=epoch, values=values, moving=moving, verify=verify)
 

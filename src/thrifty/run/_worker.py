@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +20,11 @@ from thrifty.core import (
     CheckpointRef,
     DivergedError,
     EpochDone,
-    Event,
     PackShrunk,
     StageDone,
     StageFailed,
     StageStarted,
+    StateError,
 )
 from thrifty.pack import (
     AutoBackend,
@@ -44,12 +44,19 @@ from thrifty.perf import PackCurve
 from thrifty.plan import Stage
 from thrifty.store import CheckpointFolder
 
-from ._alone import epoch_plan, member_at
+from ._alone import epoch_plan
 from ._assignment import Assignment, Report
+from ._completeness import Completeness
+from ._course import Course
+from ._kept import evaluated, nothing_to_write
+from ._recent import RecentStates
 from ._tensors import state_from_arrays, state_to_arrays
 
 
 logger = logging.getLogger(__name__)
+
+_KINDS: Mapping[type[Exception], str] = {DivergedError: "diverged", StateError: "task"}
+"""Errors that are told apart."""
 
 CACHE_BYTES = 256 * 2**20
 """How much recent state a worker keeps in memory, so that a branch need not read what it just wrote."""
@@ -91,16 +98,17 @@ class Worker:
         self._should_stop = should_stop
         self._checkpoints = CheckpointFolder(spec.checkpoints)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix=f"{spec.name}-writer")
-        self._recent = _RecentStates(CACHE_BYTES)
+        self._recent = RecentStates(CACHE_BYTES)
         self._known = {
             key: [PackCurve.from_json(curve) for curve in curves]
             for key, curves in spec.curves.items()
         }
         self._calibrated: list[Calibration] = []
         self._backend = self._new_backend()
-        self._waiting: deque[_Course] = deque()
-        self._courses: dict[int, _Course] = {}
-        self._closing: list[_Course] = []
+        self._complete = Completeness(task, device=torch.device(spec.device))
+        self._waiting: deque[Course] = deque()
+        self._courses: dict[int, Course] = {}
+        self._closing: list[Course] = []
         self._limit: float = float("inf")
         self._proven = 1
 
@@ -111,7 +119,7 @@ class Worker:
 
     def submit(self, assignment: Assignment) -> None:
         """Takes one more assignment."""
-        self._waiting.append(_Course(assignment))
+        self._waiting.append(Course(assignment))
 
     def close(self) -> None:
         """Waits for states that are still being written."""
@@ -145,7 +153,9 @@ class Worker:
                 continue
             try:
                 with self._own_process_state():
+                    self._complete.at_begin(course, member)
                     self._backend.stack(course.number, member)
+                    self._complete.note(self._backend.trial(course.number))
             except Exception as error:  # noqa: BLE001 (user code may raise anything; the study goes on)
                 if out_of_memory(error) and self._courses:
                     self._backend.release(course.number)
@@ -159,19 +169,24 @@ class Worker:
             if course.epoch == course.stage.start and not course.is_again:
                 out.append(course.report(self._started(course)))
 
-    def _member(self, course: _Course) -> Member:
+    def _member(self, course: Course) -> Member:
         if course.parked is not None:
             return course.parked
-        resume = course.resume
-        return course.member(None if resume is None else self._load(resume))
+        return course.member(self._state_to_begin_with(course))
 
-    def _leave(self, course: _Course) -> None:
+    def _state_to_begin_with(self, course: Course) -> State | None:
+        if course.passed is not None:
+            return course.passed
+        resume = course.resume
+        return None if resume is None else self._load(resume)
+
+    def _leave(self, course: Course) -> None:
         """Its place is free for somebody else; what it has still to write is written."""
         self._courses.pop(course.number, None)
         self._backend.release(course.number)
         self._closing.append(course)
 
-    def _fail(self, course: _Course, error: Exception) -> None:
+    def _fail(self, course: Course, error: Exception) -> None:
         course.finale = self._failed(course, error)
         self._leave(course)
 
@@ -190,6 +205,8 @@ class Worker:
     # -- training ----------------------------------------------------------------------------
 
     def _step(self, out: list[Report]) -> None:
+        if self._pass_kept(out):
+            return
         plans = self._plans()
         if not self._courses:
             return
@@ -216,12 +233,18 @@ class Worker:
         for course in list(self._courses.values()):
             if course.under_way:
                 continue
+            if course.passed is not None:
+                if self._should_stop():
+                    self._leave(course)
+                    continue
+                if not self._catch_up(course):
+                    continue
             num_unverified = self._backend.num_unverified(course.number)
             # one that stops trains one epoch more if its last ones are still to be verified
             stopping = self._should_stop()
             if stopping and not num_unverified:
                 if course.epoch > course.stage.start:
-                    self._save(course)
+                    self._save(course, self._backend.unstack(course.number))
                 self._leave(course)
                 continue
             if len(self._courses) > self._proven and not num_unverified:
@@ -240,7 +263,7 @@ class Worker:
             course.under_way = True
         return plans
 
-    def _take(self, course: _Course, outcome: Outcome, out: list[Report]) -> None:
+    def _take(self, course: Course, outcome: Outcome, out: list[Report]) -> None:
         course.under_way = False
         course.parked = None
         if isinstance(outcome, UnverifiedError):
@@ -257,21 +280,80 @@ class Worker:
         if course.epoch < stage.stop:
             return
         assert not course.held, "the end of a stage is always verified"
-        self._save(course)
+        state = self._backend.unstack(course.number)
+        with self._own_process_state():
+            error = self._complete.at_end(course, self._backend, state)
+        if error is not None:
+            self._fail(course, error)
+            return
+        self._save(course, state)
+        self._end_stage(course, out)
+
+    def _end_stage(self, course: Course, out: list[Report]) -> None:
         if course.next_stage():
             out.append(course.report(self._started(course)))
         else:
             self._leave(course)
 
-    def _train_again(self, course: _Course) -> None:
-        """Drop what a course has trained since it was verified: its stage is trained again, from its start."""
+    def _train_again(self, course: Course) -> None:
+        """Drop what a course has trained since it was verified: it is trained again, alone."""
         self._courses.pop(course.number)
         self._backend.release(course.number)
         course.start_again()
         self._waiting.appendleft(course)
 
-    def _epoch_done(self, course: _Course, metrics: Mapping[str, float]) -> EpochDone:
+    # -- epochs whose states are kept --------------------------------------------------------
+
+    def _pass_kept(self, out: list[Report]) -> bool:
+        """Evaluate the next epochs whose states are kept, instead of training them."""
+        passed = False
+        for course in list(self._courses.values()):
+            ref = course.next_kept
+            if ref is None or self._should_stop():
+                continue
+            try:
+                state = self._load(ref)
+            except CheckpointError as error:
+                course.lost.add(ref)  # it is trained again
+                event = CheckpointLost(checkpoint=ref, reason=str(error), worker=self.name)
+                out.append(course.report(event))
+                continue
+            passed = True
+            try:
+                with self._own_process_state():
+                    done = self._evaluated(course, ref, state)
+            except Exception as error:  # noqa: BLE001 (user code may raise anything)
+                self._fail(course, error)
+                continue
+            course.move_to(ref, state)
+            out.append(course.report(done))
+            if course.epoch == course.stage.stop:
+                course.writes.append((course.stage, nothing_to_write()))
+                self._end_stage(course, out)
+        return passed
+
+    def _evaluated(self, course: Course, ref: CheckpointRef, state: State) -> EpochDone:
+        assert isinstance(self._task, Task)
+        member = course.member(state)
+        return evaluated(self._task, ref, member, device=self._spec.device, worker=self.name)
+
+    def _catch_up(self, course: Course) -> bool:
+        """Put the state that a course has passed into the back-end; False if that fails."""
+        assert course.passed is not None
+        member, course.passed = course.member(course.passed), None
+        self._backend.release(course.number)
+        try:
+            with self._own_process_state():
+                self._backend.stack(course.number, member)
+        except Exception as error:  # noqa: BLE001 (user code may raise anything)
+            self._fail(course, error)
+            return False
+        return True
+
+    def _epoch_done(self, course: Course, metrics: Mapping[str, float]) -> EpochDone:
         seconds, course.seconds = course.seconds, 0.0
+        course.epoch_s = seconds
+        self._complete.trained(seconds)
         calibration = self._backend.calibration(course.number)
         alone = None
         if calibration is not None:
@@ -328,7 +410,7 @@ class Worker:
             patient=True,
         )
 
-    def _report_calibrations(self, course: _Course, out: list[Report]) -> None:
+    def _report_calibrations(self, course: Course, out: list[Report]) -> None:
         for calibration in self._calibrated:
             event = Calibrated(
                 key=calibration.key,
@@ -343,15 +425,14 @@ class Worker:
 
     # -- states ------------------------------------------------------------------------------
 
-    def _started(self, course: _Course) -> StageStarted:
+    def _started(self, course: Course) -> StageStarted:
         stage = course.stage
         return StageStarted(
             node=stage.node, start=stage.start, stop=stage.stop, worker=self.name
         )
 
-    def _save(self, course: _Course) -> None:
+    def _save(self, course: Course, state: State) -> None:
         stage, epoch = course.stage, course.epoch
-        state = self._backend.unstack(course.number)
         self._recent.add((stage.node, epoch), state)
         kept = Stage(node=stage.node, start=stage.start, stop=epoch)
         course.keep(kept, self._writer.submit(self._write, stage.node, epoch, state))
@@ -362,7 +443,7 @@ class Worker:
             self._spec.folder, node=node, epoch=epoch, tensors=arrays, meta=meta
         )
 
-    def _written(self, course: _Course, out: list[Report], *, wait: bool) -> None:
+    def _written(self, course: Course, out: list[Report], *, wait: bool) -> None:
         """Reports the stages of a course whose end is safely kept, in order."""
         while course.writes and (wait or course.writes[0][1].done()):
             stage, future = course.writes.pop(0)
@@ -388,15 +469,15 @@ class Worker:
         return state
 
     def _failed(
-        self, course: _Course, error: Exception, *, kind: str | None = None
+        self, course: Course, error: Exception, *, kind: str | None = None
     ) -> StageFailed:
-        diverged = isinstance(error, DivergedError)
+        found = next((k for each, k in _KINDS.items() if isinstance(error, each)), "error")
         return StageFailed(
             node=course.stage.node,
             start=course.stage.start,
             stop=course.stage.stop,
             epoch=course.epoch,
-            kind=kind or ("diverged" if diverged else "error"),
+            kind=kind or found,
             message=f"{type(error).__name__}: {error}",
             worker=self.name,
             traceback="".join(traceback.format_exception(error)),
@@ -404,113 +485,6 @@ class Worker:
 
     def _own_process_state(self) -> _ProcessState:
         return _ProcessState(self._spec.threads)
-
-
-class _Course:
-    """One assignment on its way: where it stands, and what of it is still being written."""
-
-    def __init__(self, assignment: Assignment) -> None:
-        self.assignment = assignment
-        self.number = assignment.number
-        self.chain = assignment.chain
-        self._index = 0
-        self.epoch = self.stage.start
-        self.under_way = False
-        self.seconds = 0.0
-        self.writes: list[tuple[Stage, Future[CheckpointRef]]] = []
-        self.parked: Member | None = None
-        """Its state at the end of its last epoch, while it is not sure that there is memory for everybody."""
-        self.finale: Event | None = None
-        self.held: list[EpochDone] = []
-        """Epochs that are not verified yet."""
-        self.is_again = False
-        """Whether it has begun its present stage before."""
-        self.is_alone = False
-        """Whether it is not fused with others any more."""
-        self._num_reported = self.epoch
-
-    @property
-    def resume(self) -> CheckpointRef | None:
-        """The state at the start of the present stage; None: a fresh model.
-
-        Raises:
-            StoreWriteError: it could not be written.
-        """
-        if self._index == 0:
-            return self.chain.resume
-        return self._last_written.result()
-
-    def verified(self, done: EpochDone, num_unverified: int) -> list[Report]:
-        """Take in an epoch that has ended; the reports of all that are verified now, each once."""
-        self.held.append(done)
-        num_ready = len(self.held) - num_unverified
-        ready, self.held = self.held[:num_ready], self.held[num_ready:]
-        fresh = [event for event in ready if event.epoch > self._num_reported]
-        self._num_reported = max([self._num_reported, *(event.epoch for event in ready)])
-        return [self.report(event) for event in fresh]
-
-    def start_again(self) -> None:
-        """Go back to the start of the present stage."""
-        self.epoch = self.stage.start
-        self.under_way = False
-        self.is_again = self.is_alone = True
-        self.parked = None
-        self.held.clear()
-
-    @property
-    def stage(self) -> Stage:
-        """The stage that it is at."""
-        return self.chain.stages[self._index]
-
-    def keep(self, stage: Stage, writing: Future[CheckpointRef]) -> None:
-        """The state at the end of a stage is being written."""
-        self.writes.append((stage, writing))
-        self._last_written = writing
-
-    def member(self, state: State | None) -> Member:
-        """Its trial as it stands, with this state."""
-        return member_at(
-            self.chain.timeline,
-            seed=self.assignment.seed,
-            epoch=self.epoch,
-            stop=self.stage.stop,
-            state=state,
-            alone=self.is_alone,
-        )
-
-    def next_stage(self) -> bool:
-        """Goes on to the next stage; False if there is none."""
-        if self._index + 1 == len(self.chain.stages):
-            return False
-        self._index += 1
-        self.is_again = False
-        return True
-
-    def report(self, event: Event | None) -> Report:
-        """A report on this assignment."""
-        return Report(assignment=self.number, event=event)
-
-
-class _RecentStates:
-    """The states used last, up to some bytes."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._held_bytes = 0
-        self._states: OrderedDict[tuple[int, int], State] = OrderedDict()
-
-    def get(self, key: tuple[int, int]) -> State | None:
-        if key in self._states:
-            self._states.move_to_end(key)
-        return self._states.get(key)
-
-    def add(self, key: tuple[int, int], state: State) -> None:
-        replaced = self._states.pop(key, None)
-        self._held_bytes += _num_bytes(state) - (_num_bytes(replaced) if replaced else 0)
-        self._states[key] = state
-        while self._held_bytes > self._max_bytes and len(self._states) > 1:
-            _, dropped = self._states.popitem(last=False)
-            self._held_bytes -= _num_bytes(dropped)
 
 
 class _ProcessState:
@@ -530,7 +504,3 @@ class _ProcessState:
         self._streams.__exit__(*exc)  # type: ignore[arg-type]
         if torch.get_num_threads() != self._before:
             torch.set_num_threads(self._before)
-
-
-def _num_bytes(state: State) -> int:
-    return sum(t.numel() * t.element_size() for t in state.tensors.values())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 
-from sqlalchemy import Connection, Engine, insert, select
+from sqlalchemy import ColumnElement, Connection, Engine, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from thrifty.core import CheckpointRef, Clock
@@ -12,7 +14,8 @@ from thrifty.space import config_from_json
 
 from . import _schema as schema
 from ._engine import user_errors
-from ._records import EpochRecord, NodeRecord, PlanInfo, PlanRecords
+from ._records import CheckpointAdded, EpochRecord, NodeRecord, PlanInfo, PlanRecords
+from ._writer import write
 
 
 class Plans:
@@ -22,16 +25,38 @@ class Plans:
         self._engine = engine
         self._clock = clock
 
-    def open(self, identity: str, *, task: str) -> PlanInfo:
-        """The plan of an identity, made if there is none."""
+    def open(
+        self,
+        identity: str,
+        *,
+        task: str,
+        family: str | None = None,
+        content: Sequence[NodeRecord | CheckpointAdded] = (),
+    ) -> PlanInfo:
+        """Return the plan of an identity; make it if there is none.
+
+        Args:
+            identity: what is trained, and how it is evaluated.
+            task: the name of the task, for people.
+            family: what is trained; equal for plans that differ only in their metrics.
+            content: the records that a new plan begins with, of whichever plan.
+        """
         found = self.find(identity)
         if found is not None:
             return found
+        row = {
+            "identity": identity,
+            "family": family,
+            "task": task,
+            "created_at": self._clock.now(),
+        }
         with user_errors(self._engine):
             try:
                 with self._engine.begin() as connection:
-                    row = {"identity": identity, "task": task, "created_at": self._clock.now()}
-                    connection.execute(insert(schema.plans), row)
+                    key = connection.execute(insert(schema.plans), row).inserted_primary_key
+                    assert key is not None
+                    own = [replace(record, plan=key[0]) for record in content]
+                    write(connection, own, at=self._clock.now())
             except IntegrityError:
                 pass  # another process was quicker: it is there now
         made = self.find(identity)
@@ -39,14 +64,27 @@ class Plans:
         return made
 
     def find(self, identity: str) -> PlanInfo | None:
-        """The plan of an identity, if there is one."""
-        table = schema.plans
-        query = select(table.c.id, table.c.identity, table.c.task, table.c.created_at).where(
-            table.c.identity == identity
+        """Return the plan of an identity, or None."""
+        found = self._where(schema.plans.c.identity == identity)
+        return found[0] if found else None
+
+    def get(self, plan: int) -> PlanInfo:
+        """Return a plan by its id."""
+        return self._where(schema.plans.c.id == plan)[0]
+
+    def relatives(self, family: str) -> list[PlanInfo]:
+        """Return all plans of a family, the newest first."""
+        return self._where(schema.plans.c.family == family)[::-1]
+
+    def _where(self, condition: ColumnElement[bool]) -> list[PlanInfo]:
+        t = schema.plans
+        query = (
+            select(t.c.id, t.c.identity, t.c.task, t.c.created_at, t.c.family)
+            .where(condition)
+            .order_by(t.c.id)
         )
         with user_errors(self._engine), self._engine.connect() as connection:
-            row = connection.execute(query).first()
-        return None if row is None else PlanInfo(**row._asdict())
+            return [PlanInfo(**row._asdict()) for row in connection.execute(query)]
 
     def load(self, plan: int) -> PlanRecords:
         """All that is known of a plan."""
@@ -124,6 +162,7 @@ def news_of(
                 worker=row.worker,
                 seconds_alone=row.seconds_alone,
                 study=row.study,
+                evaluated=bool(row.evaluated),
             )
             for row in epochs
         ],
@@ -134,6 +173,7 @@ def news_of(
                 path=row.path,
                 num_bytes=row.num_bytes,
                 digest=row.digest,
+                train_loss=row.train_loss,
             )
             for row in kept
         ],

@@ -25,7 +25,8 @@ class NodeRecord:
 class EpochRecord:
     """The metrics of a node after an epoch; the first record of an epoch stays.
 
-    ``seconds`` and ``seconds_alone`` are those of ``EpochDone``; ``study`` is the one whose run trained it.
+    ``seconds``, ``seconds_alone`` and ``evaluated`` are those of ``EpochDone``; ``study`` is the
+    one whose run trained it.
     """
 
     plan: int
@@ -36,6 +37,7 @@ class EpochRecord:
     worker: str
     seconds_alone: float | None = None
     study: int | None = None
+    evaluated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,12 +155,17 @@ Record = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInfo:
-    """A search plan: everything trained for one task and seed."""
+    """A search plan: everything trained for one task and seed.
+
+    ``family`` is equal for plans that train the same and differ only in their metrics (None for a
+    plan of an older version).
+    """
 
     id: int
     identity: str
     task: str
     created_at: float
+    family: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from sqlalchemy import (
 )
 
 
-VERSION = "0004"
+VERSION = "0005"
 
 metadata = MetaData()
 
@@ -32,6 +32,8 @@ plans = Table(
     metadata,
     Column("id", Integer, primary_key=True),
     Column("identity", String(64), nullable=False, unique=True),
+    # equal for plans that train the same and differ in their metrics; NULL for plans of version 4
+    Column("family", String(64), index=True),
     Column("task", Text, nullable=False),
     Column("created_at", Float, nullable=False),
     # grows with each batch of records; held to the commit, so rows of a plan become visible in its order
@@ -93,6 +95,8 @@ epochs = Table(
     Column("seconds_alone", Float),
     # the study whose run trained it first; no foreign key, because the epoch outlives the study
     Column("study", Integer),
+    # whether it was not trained: its state was kept, and evaluated again
+    Column("evaluated", Boolean),
     Column("revision", BigInteger, nullable=False, server_default="0"),
     Index("epochs_revision", "plan", "revision"),
 )
@@ -106,6 +110,8 @@ checkpoints = Table(
     Column("path", Text, nullable=False),
     Column("num_bytes", BigInteger, nullable=False),
     Column("digest", String(64), nullable=False),
+    # of its last epoch, for a state that comes from another plan; its file is that plan's
+    Column("train_loss", Float),
     Column("revision", BigInteger, nullable=False, server_default="0"),
     Index("checkpoints_revision", "plan", "revision"),
 )

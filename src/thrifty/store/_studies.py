@@ -182,6 +182,14 @@ class Studies:
                 for row in connection.execute(query)
             ]
 
+    def made(self) -> dict[int, StudyInfo]:
+        """All studies by their id."""
+        t = schema.studies
+        query = select(t.c.id, t.c.name, t.c.plan, t.c.spec, t.c.state, t.c.created_at)
+        with user_errors(self._engine), self._engine.connect() as connection:
+            rows = connection.execute(query.order_by(t.c.id)).all()
+        return {row.id: StudyInfo(**row._asdict()) for row in rows}
+
     def list(self) -> list[StudySummary]:
         """All studies at a glance, oldest first."""
         query = select(schema.studies).order_by(schema.studies.c.id)

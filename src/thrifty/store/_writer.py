@@ -145,6 +145,7 @@ def _epochs(
             "worker": r.worker,
             "seconds_alone": r.seconds_alone,
             "study": r.study,
+            "evaluated": r.evaluated or None,
             "revision": revisions[r.plan],
         }
         for r in records
@@ -169,6 +170,7 @@ def _checkpoints(
             "path": r.ref.path,
             "num_bytes": r.ref.num_bytes,
             "digest": r.ref.digest,
+            "train_loss": r.ref.train_loss,
             "revision": revisions[r.plan],
         }
     keep_last(connection, schema.checkpoints, [row for row in last.values() if row is not None])

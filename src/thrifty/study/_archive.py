@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,11 +19,23 @@ from thrifty.core import (
 )
 from thrifty.plan import SearchPlan
 from thrifty.run import model_of, state_from_arrays, train_alone
-from thrifty.space import config_to_json
-from thrifty.store import PriorRecord, Store, StudyInfo, TrialEnqueued, shown
+from thrifty.space import Timeline, config_to_json
+from thrifty.store import (
+    CheckpointAdded,
+    NodeRecord,
+    PlanInfo,
+    PlanRecords,
+    PriorRecord,
+    Store,
+    StudyInfo,
+    TrialEnqueued,
+    shown,
+)
+from thrifty.store._spec import is_legacy
 
 from ._identity import Recipe, goals_of
-from ._ledger import Ledger
+from ._ledger import Ledger, done
+from ._relatives import taken_over
 from ._storage import Storage
 from ._warm_start import check_goals, prior_trials, priors_of
 
@@ -43,6 +55,10 @@ class Archive:
     name: str
     clock: Clock
 
+    def joined(self) -> Archive:
+        """The same, for metrics that change what is trained."""
+        return replace(self, recipe=replace(self.recipe, apart=False))
+
     def open(self, *, create: bool = True) -> Store:
         """The store that it is in, or will be."""
         return Store.open(
@@ -60,11 +76,58 @@ class Archive:
         """
         info = store.studies.find(self.name)
         if info is not None:
-            plan = store.plans.find(self.recipe.plan_identity())
-            same_plan = plan is not None and plan.id == info.plan
             where = f"{shown(self.storage.url)} has a different study {self.name!r}"
-            self.recipe.check_same(info.spec, same_plan=same_plan, where=where)
+            recipe = self.recipe.like(info.spec)
+            identity = recipe.plan_identity(legacy=is_legacy(info.spec))
+            same_plan = store.plans.get(info.plan).identity == identity
+            recipe.check_same(info.spec, same_plan=same_plan, where=where)
         return info
+
+    def open_plan(self, store: Store) -> PlanInfo:
+        """The plan that a new study trains in.
+
+        A new plan takes over what plans of the same training have kept.
+        """
+        recipe = self.recipe
+        identity, family = recipe.plan_identity(), recipe.family()
+        content: list[NodeRecord | CheckpointAdded] = []
+        if store.plans.find(identity) is None:
+            relatives = store.plans.relatives(family)
+            content = taken_over([store.plans.load(each.id) for each in relatives])
+        return store.plans.open(
+            identity, task=type(recipe.task).__qualname__, family=family, content=content
+        )
+
+    def known(self) -> SearchPlan:
+        """What is known of the plan that this study trains in, or would train in."""
+        plan = SearchPlan()
+        try:
+            store = self.open(create=False)
+        except StudyNotFoundError:
+            return plan
+        with store:
+            records = self._known_records(store)
+        for node in records.nodes:
+            plan.insert(Timeline(node.config, epochs=node.epochs))
+        plan.learn([done(epoch) for epoch in records.epochs], records.checkpoints)
+        return plan
+
+    def _known_records(self, store: Store) -> PlanRecords:
+        info = store.studies.find(self.name)
+        if info is not None:
+            return store.plans.load(info.plan)
+        recipe = self.recipe
+        for each in (recipe, replace(recipe, apart=False)):
+            found = store.plans.find(each.plan_identity())
+            if found is not None:
+                return store.plans.load(found.id)
+        relatives = store.plans.relatives(recipe.family())
+        records = taken_over([store.plans.load(each.id) for each in relatives])
+        return PlanRecords(
+            nodes=[each for each in records if isinstance(each, NodeRecord)],
+            epochs=[],
+            checkpoints=[each.ref for each in records if isinstance(each, CheckpointAdded)],
+        )
 
     def make(
         self,

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from thrifty.core import AlgorithmError, TaskError, UsageError
-from thrifty.pack import TRAIN_LOSS, Optimizer, Task, Trainable, inspect_task
+from thrifty.pack import TRAIN_LOSS, Optimizer, Task, TaskReport, Trainable, inspect_task
 from thrifty.search import Algorithm
 from thrifty.space import Space, Timeline
 
@@ -35,13 +35,20 @@ def check_arguments(task: object, space: object, *, algorithm: object) -> None:
 
 def check_study(
     task: Task | Trainable, space: Space, *, algorithm: Algorithm, goals: Goals, seed: int
-) -> None:
-    """Raises UsageError where space, task, algorithm and metrics do not fit together."""
+) -> TaskReport | None:
+    """Check that space, task, algorithm and metrics fit together.
+
+    Returns:
+        What a dry run found; None for a trainable, or where the dry run failed.
+
+    Raises:
+        UsageError: they do not.
+    """
     if algorithm.max_epochs < 1:
         raise AlgorithmError(f"max_epochs is {algorithm.max_epochs}; it must be at least 1")
     space.check(max_epochs=algorithm.max_epochs)
     if isinstance(task, Trainable):
-        return
+        return None
     _check_names(task, space)
     config = space.sample(np.random.default_rng(seed))
     timeline = Timeline(config, epochs=algorithm.max_epochs)
@@ -52,7 +59,7 @@ def check_study(
         raise
     except Exception as error:  # noqa: BLE001 (it may be this one configuration: its trial will fail and say so)
         logger.warning("the dry run of %s failed: %s: %s", config, type(error).__name__, error)
-        return
+        return None
     goals.check({*report.metrics, TRAIN_LOSS})
     for name in sorted(moving & config.keys() - report.structural - report.followed):
         logger.warning(
@@ -61,6 +68,7 @@ def check_study(
             name,
             type(task).__name__,
         )
+    return report
 
 
 def _check_names(task: Task, space: Space) -> None:

@@ -32,7 +32,12 @@ class Forecast:
 
     An adaptive algorithm promotes who does well, which is not known yet: it is run on made-up results a few
     times; ``unique_epochs`` is the mean and ``unique_range`` the least and the most. ``exact`` is True where all agree.
-    ``seconds`` is known once epochs of this task have been timed by an earlier run (None before).
+    ``seconds`` is what the unique epochs take, known once epochs of this task have been timed by an
+    earlier run (None before).
+
+    Of the unique epochs, ``known_epochs`` are known already, from this study or another one of its
+    plan, and ``evaluated_epochs`` are only evaluated again: their states are kept, the metrics have
+    changed. The rest is trained.
     """
 
     num_trials: int
@@ -42,6 +47,20 @@ class Forecast:
     exact: bool
     seconds: float | None
     forest: tuple[ForestStage, ...]
+    known_epochs: float = 0.0
+    evaluated_epochs: float = 0.0
+
+    @property
+    def epochs_to_train(self) -> float:
+        """Unique epochs that are neither known nor only evaluated again."""
+        return self.unique_epochs - self.known_epochs - self.evaluated_epochs
+
+    @property
+    def seconds_to_train(self) -> float | None:
+        """The seconds of those epochs, where ``seconds`` is known."""
+        if self.seconds is None:
+            return None
+        return self.seconds * self.epochs_to_train / max(self.unique_epochs, 1)
 
     @property
     def merge_rate(self) -> float:
@@ -52,12 +71,20 @@ class Forecast:
         low, high = self.unique_range
         span = "" if self.exact else f" ({low:,} to {high:,}, depending on the results)"
         about = "" if self.exact else "about "
-        time = "" if self.seconds is None else f"\nforecast: {self.seconds:,.1f} s of training"
+        left_s = self.seconds_to_train
+        time = "" if left_s is None else f"\nforecast: {left_s:,.1f} s of training"
+        known = ""
+        if self.known_epochs or self.evaluated_epochs:
+            known = (
+                f"\n{self.known_epochs:,.0f} epochs known already, {self.evaluated_epochs:,.0f} "
+                f"evaluated again with kept states: {about}{self.epochs_to_train:,.0f} "
+                "left to train"
+            )
         return (
             f"{self.num_trials:,} trials, {about}{self.trial_epochs:,.0f} trial-epochs\n"
             f"{about}{self.unique_epochs:,.0f} unique epochs to train{span}\n"
             f"merge rate {self.merge_rate:.2f}: {1 - 1 / max(self.merge_rate, 1):.0%} of the epochs are never "
-            f"trained twice{time}"
+            f"trained twice{known}{time}"
         )
 
 
@@ -70,8 +97,12 @@ def forecast(
     epoch_seconds: float | None = None,
     enqueued: Sequence[Config] = (),
     prior: Sequence[Trial] = (),
+    known: SearchPlan | None = None,
 ) -> Forecast:
-    """Plays the study through on made-up results, without any training."""
+    """Play the study through on made-up results, without any training.
+
+    ``known`` is what the store knows of its plan; timelines of the forecast are added to it.
+    """
     # nothing is known of how often constraints will be kept: as if always
     goals = replace(goals, constraints=())
     ledgers = []
@@ -88,6 +119,8 @@ def forecast(
         _simulate(ledger, algorithm, space, seed=seed, round_=round_)
         ledgers.append(ledger)
     unique = [ledger.plan.num_epochs_needed for ledger in ledgers]
+    counts = [_count_known(ledger.plan, known) for ledger in ledgers] if known else []
+    known_epochs, evaluated = (mean(c) for c in zip(*counts, strict=True)) if counts else (0, 0)
     trial_epochs = [sum(t.target for t in _trials(ledger)) for ledger in ledgers]
     ends: dict[tuple[int, int], int] = {}
     for trial in _trials(ledgers[0]):
@@ -101,7 +134,21 @@ def forecast(
         exact=min(unique) == max(unique) and min(trial_epochs) == max(trial_epochs),
         seconds=None if epoch_seconds is None else mean(unique) * epoch_seconds,
         forest=tuple(stage_forest(ledgers[0].plan, ends=ends)),
+        known_epochs=known_epochs,
+        evaluated_epochs=evaluated,
     )
+
+
+def _count_known(plan: SearchPlan, known: SearchPlan) -> tuple[int, int]:
+    """How many epochs of a plan another one knows, and how many it has only states of."""
+    num_known = num_kept = 0
+    for node in plan.nodes:
+        place = known.insert(node.timeline)
+        for epoch in range(node.start + 1, node.farthest + 1):
+            owner = known.owner(place, epoch)
+            num_known += epoch in owner.metrics
+            num_kept += epoch in owner.kept
+    return num_known, num_kept
 
 
 def ask_rng(seed: int, ledger: Ledger) -> np.random.Generator:

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from thrifty.core import StudyMismatchError, fingerprint
-from thrifty.pack import Task, Trainable
+from thrifty.pack import Task, TaskIdentity, Trainable, task_identity
+from thrifty.pack.identity import asking_legacy, note_moves
 from thrifty.search import Algorithm
 from thrifty.space import Space
+from thrifty.store._spec import changes, is_legacy, listed
 
 from ._goals import Bound, Goals
 
 
-VERSION = 2
+VERSION = 3
 """Part of a plan's identity; raised when the meaning of seeds, epochs or states changes."""
+LEGACY_VERSION = 2
+"""The one that knew tasks by their source only. Its studies keep their plans."""
 
 _NOT_COMPARED = ("file", "task")  # a task is compared by its plan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What a study is made of."""
+    """What a study is made of.
+
+    Attributes:
+        apart: whether metrics are no part of training; not, if they change what is trained.
+    """
 
     task: Task | Trainable
     space: Space
@@ -31,21 +40,66 @@ class Recipe:
     seed: int
     warm_start: tuple[str, ...] = ()
     """Names of the earlier studies that it learns from."""
+    apart: bool = True
+    _known: dict[str, TaskIdentity] = field(default_factory=dict, repr=False, compare=False)
 
-    def plan_identity(self) -> str:
-        """Studies for which this is equal share what they train."""
+    @property
+    def identity(self) -> TaskIdentity:
+        """What the task is; found once for all uses of this recipe.
+
+        Raises:
+            TaskError: a value that the task reads has no content.
+        """
+        if "task" not in self._known:
+            self._known["task"] = task_identity(self.task)
+        found = self._known["task"]
+        return found if self.apart else found.joined()
+
+    @contextlib.contextmanager
+    def watched(self, *, fresh: bool) -> Iterator[None]:
+        """Note what the task changes in its own values within: it is still the same task.
+
+        Args:
+            fresh: whether the study is new; one of an older version is known by other means.
+        """
+        before = self.identity if fresh else self._known.get("task")
+        try:
+            yield
+        finally:
+            if before is not None:
+                note_moves(self.task, before)
+
+    def plan_identity(self, *, legacy: bool = False) -> str:
+        """Studies for which this is equal share what they train and how they evaluate it."""
+        if legacy:
+            parts = {"task": self._legacy_task(), "seed": self.seed, "version": LEGACY_VERSION}
+            return fingerprint(parts)
         return fingerprint({
-            "task": dict(self.task.identity()),
+            "family": self.family(),
+            "metrics": self.identity.evaluation_digest,
+        })
+
+    def family(self) -> str:
+        """Studies for which this is equal train the same, whatever their metrics are."""
+        return fingerprint({
+            "training": self.identity.training_digest,
             "seed": self.seed,
             "version": VERSION,
         })
 
-    def spec(self) -> dict[str, Any]:
+    def like(self, spec: Mapping[str, Any]) -> Recipe:
+        """The same recipe, with metrics apart from training where they are so in a stored spec."""
+        if is_legacy(spec):
+            return self
+        return replace(self, apart=bool(spec["task"]["evaluation"]))
+
+    def spec(self, *, legacy: bool = False) -> dict[str, Any]:
         """Plain data. What most studies do not have is there only in those that do."""
         goals = self.goals
         several = len(goals.metrics) > 1
+        content = {"version": VERSION, **self.identity.to_json()} if not legacy else None
         spec: dict[str, Any] = {
-            "task": dict(self.task.identity()),
+            "task": content or self._legacy_task(),
             "space": self.space.to_json(),
             "algorithm": repr(self.algorithm),
             "max_epochs": self.algorithm.max_epochs,
@@ -61,15 +115,17 @@ class Recipe:
 
     def check_same(self, found: Mapping[str, Any], *, same_plan: bool, where: str) -> None:
         """Raises StudyMismatchError unless the stored spec is that of this study."""
-        mine = self.spec()
+        legacy = is_legacy(found)
+        mine = self.like(found).spec(legacy=legacy)
         differing = [
             f"{key} was {found.get(key)!r} and is {mine.get(key)!r}"
             for key in dict.fromkeys((*mine, *found))
             if key not in _NOT_COMPARED and found.get(key) != mine.get(key)
         ]
-        changed = _differences(found.get("task", {}), mine["task"])
+        compare = _legacy_difference if legacy else _difference
+        changed = compare(found.get("task", {}), mine["task"])
         if changed:
-            differing.append(f"the task has changed ({changed})")
+            differing.append(changed)
         elif not same_plan and not differing:
             differing.append("it was made by another version of thrifty")
         if differing:
@@ -78,14 +134,32 @@ class Recipe:
                 "Give this one another name, or restore what has changed"
             )
 
+    def _legacy_task(self) -> dict[str, str]:
+        with asking_legacy():
+            return dict(self.task.identity())
 
-def _differences(was: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """What differs between two identities of tasks; of a digest its name alone says something."""
-    return ", ".join(
+
+def _difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    training = changes(was["training"], now["training"])
+    evaluation = changes(was["evaluation"], now["evaluation"])
+    if training:
+        return f"the task has changed ({listed([*training, *evaluation])})"
+    if evaluation:
+        return (
+            f"its metrics have changed ({listed(evaluation)}); under another name, what was "
+            "trained and is still kept is only evaluated again"
+        )
+    return ""
+
+
+def _legacy_difference(was: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """What differs between two identities of older versions."""
+    texts = [
         key if key == "source" else f"{key} was {was.get(key)!r} and is {now.get(key)!r}"
         for key in dict.fromkeys((*now, *was))
         if was.get(key) != now.get(key)
-    )
+    ]
+    return f"the task has changed ({', '.join(texts)})" if texts else ""
 
 
 def goals_of(spec: Mapping[str, Any]) -> Goals:

@@ -71,6 +71,10 @@ class Ledger:
         """Kind, message and traceback of failed trials."""
         self.seconds: dict[tuple[int, int], tuple[float, float]] = {}
         """Seconds that each ``(node, epoch)`` took, and what it would have taken without others beside it."""
+        self.origins: dict[tuple[int, int], int | None] = {}
+        """For each ``(node, epoch)`` that the store had before this run: who trained it."""
+        self.evaluated: set[tuple[int, int]] = set()
+        """Each ``(node, epoch)`` that was not trained: its state was kept, and evaluated again."""
         self.kept_bytes = 0
         self.best_value: float | None = None
         """The best of the first objective where a feasible trial stands, or stood."""
@@ -115,17 +119,8 @@ class Ledger:
 
     def _insert(self, config: Mapping[str, Any], *, epochs: int) -> int:
         node = self.plan.insert(Timeline(config, epochs=epochs))
-        for fresh in self.plan.nodes[self._num_nodes_recorded :]:
-            self.outbox.append(
-                NodeRecord(
-                    plan=self.plan_id,
-                    node=fresh.id,
-                    parent=None if fresh.parent is None else fresh.parent.id,
-                    start=fresh.start,
-                    config=fresh.timeline.config,
-                    epochs=fresh.timeline.epochs,
-                )
-            )
+        fresh = self.plan.nodes[self._num_nodes_recorded :]
+        self.outbox += [node_record(each, plan=self.plan_id) for each in fresh]
         self._num_nodes_recorded = len(self.plan.nodes)
         return node
 
@@ -148,7 +143,9 @@ class Ledger:
             self._stage_began[event.node, event.start] = self._clock.now()
         elif isinstance(event, EpochDone):
             alone = event.seconds if event.seconds_alone is None else event.seconds_alone
-            self.epochs_trained += (event.node, event.epoch) not in self.seconds
+            if (event.node, event.epoch) not in self.seconds:
+                self.epochs_trained += not event.evaluated
+            self._note_evaluated(event)
             self.seconds.setdefault((event.node, event.epoch), (event.seconds, alone))
             self.outbox.append(
                 EpochRecord(
@@ -160,6 +157,7 @@ class Ledger:
                     seconds_alone=event.seconds_alone,
                     worker=event.worker,
                     study=self.study_id,
+                    evaluated=event.evaluated,
                 )
             )
         elif isinstance(event, StageDone):
@@ -297,8 +295,13 @@ class Ledger:
     def _lost(self, event: CheckpointLost) -> None:
         ref = event.checkpoint
         logger.warning("%s; the stage that made it is trained again", event.reason)
-        self.kept_bytes -= ref.num_bytes
+        if not ref.borrowed:
+            self.kept_bytes -= ref.num_bytes
         self.outbox.append(CheckpointRemoved(plan=self.plan_id, node=ref.node, epoch=ref.epoch))
+
+    def _note_evaluated(self, epoch: EpochDone | EpochRecord) -> None:
+        if epoch.evaluated:
+            self.evaluated.add((epoch.node, epoch.epoch))
 
     # -- from the records -------------------------------------------------------------
 
@@ -322,14 +325,16 @@ class Ledger:
         for epoch in records.epochs:
             if (epoch.node, epoch.epoch) in self.seconds:
                 continue
-            self.epochs_trained += epoch.study == self.study_id
+            self.epochs_trained += epoch.study == self.study_id and not epoch.evaluated
+            self.origins[epoch.node, epoch.epoch] = epoch.study
+            self._note_evaluated(epoch)
             alone = epoch.seconds if epoch.seconds_alone is None else epoch.seconds_alone
             self.seconds[epoch.node, epoch.epoch] = (epoch.seconds, alone)
         for ref in records.checkpoints:
-            if ref.epoch not in self.plan.nodes[ref.node].checkpoints:
+            if not ref.borrowed and ref.epoch not in self.plan.nodes[ref.node].checkpoints:
                 self.kept_bytes += ref.num_bytes
         answers = self.plan.learn(
-            [_done(epoch) for epoch in records.epochs], records.checkpoints
+            [done(epoch) for epoch in records.epochs], records.checkpoints
         )
         for answer in answers:
             self._answered(answer)
@@ -387,13 +392,27 @@ class Ledger:
                 yield self.node_of[number], trial.reached
 
 
-def _done(epoch: EpochRecord) -> EpochDone:
+def node_record(node: Node, *, plan: int) -> NodeRecord:
+    """What is written down of a node."""
+    return NodeRecord(
+        plan=plan,
+        node=node.id,
+        parent=None if node.parent is None else node.parent.id,
+        start=node.start,
+        config=node.timeline.config,
+        epochs=node.timeline.epochs,
+    )
+
+
+def done(epoch: EpochRecord) -> EpochDone:
+    """What a worker reported when an epoch was trained."""
     return EpochDone(
         node=epoch.node,
         epoch=epoch.epoch,
         metrics=epoch.metrics,
         seconds=epoch.seconds,
         worker=epoch.worker,
+        evaluated=epoch.evaluated,
     )
 
 

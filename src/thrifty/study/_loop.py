@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from thrifty.core import Clock, Event
+from thrifty.core import Clock, Event, StageFailed, StateError
 from thrifty.plan import Chain, droppable
 from thrifty.run import Assignment, Executor
 from thrifty.search import Algorithm, Decision, Proposal
@@ -106,6 +106,9 @@ def _take(parts: Parts, event: Event) -> None:
     parts.ledger.handle(event)
     tell(parts.observers, event)
     tell_news(parts.observers, parts.ledger)
+    if isinstance(event, StageFailed) and event.kind == "task":
+        _write(parts)
+        raise StateError(event.message.partition(": ")[2])
 
 
 def tell(observers: Sequence[Observer], event: Event | TrialEvent) -> None:

@@ -58,9 +58,14 @@ class TrialResult:
 class Savings:
     """What sharing (and packing) saved.
 
-    ``trial_epochs`` and ``seconds_alone`` are what the trials would have cost one by one; ``unique_epochs`` and
-    ``seconds_shared`` what is left when equal prefixes are trained once; ``seconds`` what was really
-    spent in training, packing included.
+    Attributes:
+        trial_epochs: epochs that the trials would have trained one by one.
+        unique_epochs: epochs that are left when equal prefixes are trained once.
+        seconds_alone: what the trials would have taken one by one.
+        seconds_shared: what is left of that when equal prefixes are trained once.
+        seconds: what was really spent in training, packing included.
+        evaluated_epochs: epochs that were not trained because another plan had kept their states:
+            only their metrics were computed again. Their seconds are those of the evaluation.
     """
 
     trial_epochs: int
@@ -68,6 +73,7 @@ class Savings:
     seconds_alone: float
     seconds_shared: float
     seconds: float
+    evaluated_epochs: int = 0
 
     @property
     def epochs(self) -> int:
@@ -85,8 +91,9 @@ class Savings:
         return self.seconds_shared / self.seconds if self.seconds else 1.0
 
     def __str__(self) -> str:
+        again = f", {self.evaluated_epochs:,} evaluated again" if self.evaluated_epochs else ""
         return (
-            f"{self.unique_epochs:,} epochs trained for {self.trial_epochs:,} trial-epochs: "
+            f"{self.unique_epochs:,} epochs trained{again} for {self.trial_epochs:,} trial-epochs: "
             f"{self.epochs:,} saved; training {self.seconds:,.1f} s instead of {self.seconds_alone:,.1f} s "
             f"({self.shared_factor:.2f}x by sharing, {self.packed_factor:.2f}x by packing)"
         )
@@ -172,9 +179,11 @@ def savings(ledger: Ledger) -> Savings:
             owner = ledger.plan.owner(node, epoch).id
             seen[owner, epoch] = ledger.seconds.get((owner, epoch), (0.0, 0.0))
             alone += seen[owner, epoch][1]
+    evaluated = len(seen.keys() & ledger.evaluated)
     return Savings(
         trial_epochs=trial_epochs,
-        unique_epochs=len(seen),
+        unique_epochs=len(seen) - evaluated,
+        evaluated_epochs=evaluated,
         seconds_alone=alone,
         seconds_shared=sum(by_itself for _, by_itself in seen.values()),
         seconds=sum(spent for spent, _ in seen.values()),

@@ -7,15 +7,19 @@ import logging
 from collections.abc import Sequence
 from typing import Literal, Self
 
+from rich.console import Console
+from rich.text import Text
+
 from thrifty.core import fingerprint
 from thrifty.run import ExecutorConfig
-from thrifty.store import Heartbeat, Lease, Store, StudyInfo, StudyMoved
+from thrifty.store import Heartbeat, Lease, PlanInfo, Store, StudyInfo, StudyMoved
 
 from ._archive import Archive
 from ._ledger import Ledger
 from ._loop import Observer, Parts, run_loop, tell, tell_news
 from ._packing import Packing
 from ._progress import Progress
+from ._provenance import Provenance
 from ._results import best_of
 from ._spared_heap import spared_heap
 from ._stop import StopOnSignal, StopWhen
@@ -38,6 +42,7 @@ def train(
 ) -> None:
     """Trains until the algorithm is done or somebody wants it to stop, and notes which of the two it was."""
     recipe, clock = archive.recipe, archive.clock
+    plan = store.plans.get(ledger.plan_id)
     driver = store.drive(lease, revision=ledger.revision)
     driver.record([StudyMoved(study=ledger.study_id, state="running")])
     watching = [*observers]
@@ -54,7 +59,7 @@ def train(
         workers = executor.open(
             recipe.task,
             checkpoints=store.checkpoints.root,
-            folder=recipe.plan_identity(),
+            folder=plan.identity,
             curves=curves,
         )
         stack.callback(workers.close)
@@ -79,10 +84,11 @@ def train(
             ),
         )
         ending = stack.enter_context(_Ending(watching, ledger))
-        _begin(archive, ledger, watching, info=lease.study)
+        _begin(archive, ledger, watching, info=lease.study, plan=plan)
         done = run_loop(parts, stop_requested=lambda: asked.requested() or bool(reason()))
         ending.state = "done" if done else "stopped"
     driver.record([StudyMoved(study=ledger.study_id, state=ending.state)])
+    say_where_from(archive, ledger, store=store, progress=progress)
     if not done:
         why = f": {reason()}" if reason() else ""
         logger.warning("study %r was stopped%s; run it again to go on", archive.name, why)
@@ -97,12 +103,31 @@ def train(
         )
 
 
+def say_where_from(archive: Archive, ledger: Ledger, *, store: Store, progress: bool) -> None:
+    """Say where the results of a run come from: on the terminal, or in the log."""
+    found = Provenance.of(ledger)
+    text = found.text(store.studies.made() if found.known else {}, own=ledger.study_id)
+    if not text:
+        return
+    if progress:
+        # names are the user's: no markup
+        line = Text(f"study {archive.name!r}: {text}")
+        Console(stderr=True).print(line, soft_wrap=True)
+    else:
+        logger.info("study %r: %s", archive.name, text)
+
+
 def _begin(
-    archive: Archive, ledger: Ledger, observers: Sequence[Observer], *, info: StudyInfo
+    archive: Archive,
+    ledger: Ledger,
+    observers: Sequence[Observer],
+    *,
+    info: StudyInfo,
+    plan: PlanInfo,
 ) -> None:
     """Tells observers how the study stands, and then what was learned when it was read."""
     goals, news = archive.recipe.goals, ledger.news
-    key = {"plan": archive.recipe.plan_identity(), "name": info.name, "at": info.created_at}
+    key = {"plan": plan.identity, "name": info.name, "at": info.created_at}
     began = StudyBegan(
         study=info.name,
         key=fingerprint(key),

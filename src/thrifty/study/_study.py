@@ -36,7 +36,7 @@ from ._ledger import Ledger
 from ._loop import Observer
 from ._pictures import Pictures
 from ._results import Savings, TrialResult, candidates, rows, savings, trial_result
-from ._session import train
+from ._session import say_where_from, train
 from ._simulate import simulate
 from ._simulation_report import Simulation
 from ._stop import StopWhen
@@ -131,7 +131,8 @@ class Study(Pictures):
             StudyNotFoundError: there is no study to learn from of the name that was given.
         """
         self.space.check(max_epochs=self.algorithm.max_epochs)
-        enqueued, priors = self._archive().foreseen(self._enqueued, self._sources())
+        archive = self._archive()
+        enqueued, priors = archive.foreseen(self._enqueued, self._sources())
         return forecast(
             self.algorithm,
             self.space,
@@ -140,6 +141,7 @@ class Study(Pictures):
             epoch_seconds=self._epoch_seconds(),
             enqueued=enqueued,
             prior=prior_trials(priors, self.goals),
+            known=archive.known(),
         )
 
     def simulate(
@@ -244,36 +246,37 @@ class Study(Pictures):
                 if info.state == "done":
                     self._ledger = archive.load(store, info)
                     if not self._ledger.history.enqueued:
+                        say_where_from(archive, self._ledger, store=store, progress=progress)
                         return self
-            check_study(
-                self.task,
-                self.space,
-                algorithm=self.algorithm,
-                goals=self.goals,
-                seed=self.seed,
-            )
-            plan = store.plans.open(
-                archive.recipe.plan_identity(), task=type(self.task).__qualname__
-            )
-            info = archive.find(store) or archive.make(
-                store,
-                plan=plan.id,
-                file=self._file(),
-                enqueued=self._enqueued,
-                sources=self._sources(),
-            )
-            with store.lease(info, shared=self.storage.is_shared) as lease:
-                self._ledger = archive.load(store, info)
-                train(
-                    archive,
-                    self._ledger,
-                    store=store,
-                    lease=lease,
-                    executor=executor or Local(),
-                    stop=stop,
-                    progress=progress,
-                    observers=observers,
+            with archive.recipe.watched(fresh=info is None):
+                report = check_study(
+                    self.task,
+                    self.space,
+                    algorithm=self.algorithm,
+                    goals=self.goals,
+                    seed=self.seed,
                 )
+                if report is None or not report.pure:
+                    archive = archive.joined()
+                info = archive.find(store) or archive.make(
+                    store,
+                    plan=archive.open_plan(store).id,
+                    file=self._file(),
+                    enqueued=self._enqueued,
+                    sources=self._sources(),
+                )
+                with store.lease(info, shared=self.storage.is_shared) as lease:
+                    self._ledger = archive.load(store, info)
+                    train(
+                        archive,
+                        self._ledger,
+                        store=store,
+                        lease=lease,
+                        executor=executor or Local(),
+                        stop=stop,
+                        progress=progress,
+                        observers=observers,
+                    )
         return self
 
     # -- after ------------------------------------------------------------------------

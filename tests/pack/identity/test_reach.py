@@ -191,7 +191,7 @@ def test_submodules_by_either_way(tmp_path, monkeypatch):
         "def f():\n    lib = helpers\n    return lib.X",
         "def f():\n    return read(helpers)\ndef read(lib):\n    return lib.X",
         "LIBS = [helpers]\ndef f():\n    return LIBS[0].X",
-        "def make():\n    lib = helpers\n    def f():\n        return lib.X\n    return f\nf = make()",
+        "def m():\n    lib = helpers\n    def f():\n        return lib.X\n    return f\nf = m()",
     ],
 )
 def test_a_module_that_is_handed_on(tmp_path, monkeypatch, body):
@@ -535,6 +535,11 @@ def test_whose_code_it_is():
     assert is_own_module("__main__")
     assert not is_own_module("sklearn.metrics")
     assert not is_own_module("sys")
+
+
+def test_what_is_no_module_among_the_modules(monkeypatch):
+    monkeypatch.setitem(sys.modules, "odd_one", 3)
+    assert is_own_module("odd_one.inner")
 
 
 def test_a_script_and_its_module_give_the_same_names(tmp_path):

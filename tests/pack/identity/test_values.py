@@ -364,6 +364,7 @@ MADE = {
     "a lock": threading.Lock,
     "a package": lambda: np,
     "standard output": lambda: sys.stdout,
+    "the environment": lambda: os.environ,
     "a weak reference": lambda: weakref.ref(Plain),
     "a property": lambda: property(nothing),
     "a static method": lambda: staticmethod(nothing),

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from thrifty.pack._data import WholeBatch
 from thrifty.pack._task import Task
-from thrifty.pack.verify import Keeper, Watch, places_of
+from thrifty.pack.verify import Keeper, Watch, training_places
 
 from ._alone import evaluate_alone, train_alone
 from ._experiment import Experiment, run_packed, stacked
@@ -44,7 +44,7 @@ def dry_run(task: Task, model: torch.nn.Module, batch: Any) -> Structure:
     Raises:
         UnfusableError: it cannot be fused; the message says why.
     """
-    keeper = Keeper(places_of({"task": task, "model": model}))
+    keeper = Keeper(training_places({"task": task, "model": model}))
     try:
         return _dry_run(task, model, batch)
     finally:

@@ -13,7 +13,7 @@ from ._task import (
     TaskIdentity as TaskIdentity,
     identify as identify,
     note_moves as note_moves,
-    snapshot as snapshot,
+    places_of as places_of,
 )
 from ._values import content_digest as content_digest
 from ._without_content import is_iterator as is_iterator
@@ -35,7 +35,7 @@ __all__ = [
     "is_own_module",
     "legacy_identity",
     "note_moves",
+    "places_of",
     "reach",
-    "snapshot",
     "vars_of",
 ]

@@ -1,4 +1,4 @@
-"""What a class is apart from its members: its bases, and what its decorator or metaclass was told."""
+"""What a class is apart from its members: its bases, and the options of its decorator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def class_digest(kind: type, *, names: Names, values: Values) -> str:
     name = names.of(kind)
     parts: list[Any] = [[names.of(base) for base in kind.__bases__], names.of(type(kind))]
     if "__dataclass_fields__" in vars(kind):
-        parts.append(repr(vars(kind)["__dataclass_params__"]))
+        told = vars(kind)["__dataclass_params__"]
+        parts.append([(option, getattr(told, option)) for option in _OPTIONS])
         parts.append([
             (field.name, field.init, field.repr, field.hash, field.compare, field.kw_only)
             for field in dataclasses.fields(kind)
@@ -36,3 +37,7 @@ def class_digest(kind: type, *, names: Names, values: Values) -> str:
     if is_own_module(module):
         parts.append(extension_digest(module))
     return digest(values.digest(parts, path=name))
+
+
+_OPTIONS = ("init", "repr", "eq", "order", "unsafe_hash", "frozen")
+"""Of ``dataclass``, those that every version of Python has."""

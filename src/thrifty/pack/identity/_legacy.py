@@ -1,6 +1,6 @@
 """The identity of a task as databases up to version 4 hold it, to recognise their studies.
 
-It sees the source of the class and its bases, and attributes by ``repr``. Nothing new is made of it.
+It sees the source of the class and its bases, and attributes by ``repr``. No new plan uses it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def legacy_identity(task: Any) -> Mapping[str, str]:
 
 
 def _module_of(kind: type) -> str:
-    """The module of a class; of a script that runs its name, as if somebody had imported it (``thrifty run`` does)."""
+    """The module of a class; for a script that runs, the name by which it would be imported."""
     if kind.__module__ != "__main__":
         return kind.__module__
     script = Path(getattr(sys.modules["__main__"], "__file__", ""))
@@ -70,9 +70,10 @@ def _source_digest(kind: type) -> str:
 
 
 _NOT_CODE = frozenset({
-    "__abstractmethods__", "__dict__", "__doc__", "__module__", "__slotnames__", "__weakref__", "_abc_impl",
+    "__abstractmethods__", "__dict__", "__doc__", "__module__", "__slotnames__", "__weakref__",
+    "_abc_impl",
 })  # fmt: skip
-"""What Python adds to a class by itself, some of it with an address, some of it when it is first pickled."""
+"""What Python adds to a class by itself, some of it only when the class is first pickled."""
 
 
 def _compiled(member: Any) -> bytes:
@@ -82,7 +83,7 @@ def _compiled(member: Any) -> bytes:
 
 
 def _code(code: CodeType) -> bytes:
-    """Instructions with what they refer to: alone they are the same for ``relu(x) * 2`` and ``tanh(x) * 3``."""
+    """The instructions with the names and constants that they refer to."""
     constants = [_constant(each) for each in code.co_consts]
     return b"\0".join((code.co_code, repr(code.co_names).encode(), *constants))
 

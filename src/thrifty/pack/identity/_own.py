@@ -91,9 +91,7 @@ def import_name(name: str) -> str:
 
 def _file_of(module: ModuleType | None) -> str | None:
     """The file or the folder that a module comes from; none if it is built in or made by hand."""
-    if module is None:
-        return None
-    inside = vars(module)
+    inside = getattr(module, "__dict__", {})  # ``sys.modules`` may hold objects of other types
     folders = inside.get("__path__")  # of a package without an `__init__.py`
     file = inside.get("__file__") or next(iter(folders or ()), None)
     return file if isinstance(file, str) else None

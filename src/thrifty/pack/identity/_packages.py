@@ -50,4 +50,4 @@ def _plain(version: str) -> str:
 
 
 _USUAL = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml"}
-"""Well-known ones that are named otherwise: to find that out takes a second in a large environment."""
+"""Well-known packages with other names; looking them up takes a second where much is installed."""

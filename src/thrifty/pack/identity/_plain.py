@@ -56,7 +56,7 @@ LISTABLE = frozenset({bool, int, float, str, type(None)})
 """Types whose values ``ascii`` tells apart, also inside a list, a tuple or a dict."""
 
 SUBCLASSED = (int, float, complex, str, bytes, bytearray)
-"""Types that users derive from; a value of such a class is written as these are, and then the rest."""
+"""Types that users derive from; a value of such a class is written as these are, and more."""
 
 
 def short_text(value: Any) -> str | None:

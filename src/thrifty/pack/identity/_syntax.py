@@ -39,7 +39,7 @@ def constant_form(value: Any) -> str:
 
 
 class _Writer:
-    """Writes nodes; knows whether it is in the body of a class, where annotations have a meaning."""
+    """Writes nodes; knows whether it is in the body of a class, where annotations matter."""
 
     def __init__(self) -> None:
         self._in_class = False

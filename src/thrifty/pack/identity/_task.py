@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -26,7 +26,7 @@ from ._values import HOOK, Values
 
 
 Components = Mapping[str, str]
-"""What there is by name, such as ``"function helpers.scale"``: its digest, or its value if short."""
+"""By name, such as ``"function helpers.scale"``: a digest, or the value itself if it is short."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +36,12 @@ class TaskIdentity:
     Attributes:
         training: all that training depends on, by name.
         evaluation: what only the metrics depend on.
+        places: what the task read when it was identified, to see later what a run has changed.
     """
 
     training: Components
     evaluation: Components
+    places: Texts = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def training_digest(self) -> str:
@@ -53,7 +55,7 @@ class TaskIdentity:
 
     def joined(self) -> TaskIdentity:
         """The same, for metrics that change what is trained: they are a part of training."""
-        return TaskIdentity(training={**self.training, **self.evaluation}, evaluation={})
+        return replace(self, training={**self.training, **self.evaluation}, evaluation={})
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, to be kept with a study."""
@@ -88,17 +90,20 @@ def identify(
     return TaskIdentity(
         training=training,
         evaluation={name: text for name, text in both.items() if training.get(name) != text},
+        places=one.texts(whole),
     )
 
 
-def snapshot(task: Any) -> Texts:
-    """What all places that a task reads hold now, to see later what a run has changed."""
-    return _Identification(task).texts()
-
-
-def note_moves(task: Any, before: Texts) -> None:
+def note_moves(task: Any, before: TaskIdentity) -> None:
     """Note what a run has changed: in this process, the values from before still count."""
-    MOVES.note(before, snapshot(task))
+    if before.places:
+        MOVES.note(before.places, places_of(task))
+
+
+def places_of(task: Any) -> Texts:
+    """What all places that a task reads hold now."""
+    one = _Identification(task)
+    return one.texts(one.reach())
 
 
 class _Identification:
@@ -123,10 +128,11 @@ class _Identification:
     def components(self, found: Reach) -> Components:
         parts: dict[str, list[str]] = {}
         for function in found.functions:
-            parts.setdefault(f"function {function.name}", []).append(self._code(function.value))
+            code = f"#{self._code(function.value)}"
+            parts.setdefault(f"function {function.name}", []).append(code)
         for kind in found.classes:
             text = class_digest(kind.value, names=self._names, values=self._values)
-            parts.setdefault(f"class {kind.name}", []).append(text)
+            parts.setdefault(f"class {kind.name}", []).append(f"#{text}")
         for place in found.places:
             name = self._component(place)
             first = MOVES.first(place, self._text(place)) if name else None
@@ -137,10 +143,10 @@ class _Identification:
         parts.update(self._of_task())
         return {name: _together(texts) for name, texts in sorted(parts.items())}
 
-    def texts(self) -> Texts:
+    def texts(self, found: Reach) -> Texts:
         return {
             (id(place.holder), place.key): (place, self._text_if_any(place))
-            for place in self.reach().places
+            for place in found.places
             if self._component(place)
         }
 
@@ -169,7 +175,7 @@ class _Identification:
     # -- places ------------------------------------------------------------------------
 
     def _component(self, place: Place) -> str:
-        """The name under which the value of a place counts; empty if it counts as part of another."""
+        """The name under which a place counts; empty if it counts as part of another one."""
         holder, of_task = place.holder, place.holder is self._task
         if not place.own or place.kind == "item" or self._counts_by_itself(place):
             return ""

@@ -6,6 +6,7 @@ import contextvars
 import io
 import logging
 import multiprocessing.process
+import os
 import socket
 import subprocess
 import sys
@@ -65,7 +66,7 @@ _NEUTRAL = (
     logging.Handler, logging.LoggerAdapter, type(threading.Lock()), type(threading.RLock()),
     threading.Condition, threading.Event, threading.Semaphore, threading.Barrier, threading.local,
     weakref.ref, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet,
-    weakref.finalize,
+    weakref.finalize, type(os.environ),
 )  # fmt: skip
 
 _NO_CONTENT: tuple[tuple[Any, str], ...] = (

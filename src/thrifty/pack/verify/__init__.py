@@ -12,7 +12,7 @@ from ._compare import (
     compare_step as compare_step,
     relative_tolerance as relative_tolerance,
 )
-from ._keeper import Keeper as Keeper, places_of as places_of
+from ._keeper import Keeper as Keeper, training_places as training_places
 from ._probe import (
     FIRST_BATCH as FIRST_BATCH,
     Probe as Probe,
@@ -50,10 +50,10 @@ __all__ = [
     "outside_of_state",
     "own_state",
     "own_tensors",
-    "places_of",
     "probes_differ",
     "relative_tolerance",
     "same",
     "stand_in",
     "step_alone",
+    "training_places",
 ]

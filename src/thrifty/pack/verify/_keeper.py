@@ -99,7 +99,7 @@ def _one_for_each_holder(places: Iterable[Place]) -> list[Place]:
     return list({id(p.holder): p for p in places if p.kind == "attribute"}.values())
 
 
-def places_of(roots: Mapping[str, Any]) -> list[Place]:
+def training_places(roots: Mapping[str, Any]) -> list[Place]:
     """Find what training steps and evaluations read; not what makes data, models and optimizers.
 
     Args:

@@ -15,7 +15,7 @@ import torch
 
 from thrifty.pack.identity import MISSING, Place, is_iterator, vars_of
 
-from ._keeper import places_of
+from ._keeper import training_places
 
 
 MAX_ELEMENTS = 256
@@ -65,7 +65,7 @@ class Watch:
         self._spaces: dict[int, _Namespace] = {}
         self._cells: list[tuple[Any, Place]] = []
         self._contents: list[tuple[Place, Any]] = []
-        for place in places_of(roots):
+        for place in training_places(roots):
             if (id(place.holder), place.key) not in skipped and not _is_mode(place):
                 self._add(place)
         self._modules = [

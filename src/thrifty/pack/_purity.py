@@ -1,0 +1,37 @@
+"""Whether something changes a task, a model or a random stream."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from thrifty.core import TaskError
+
+from .identity import places_of
+from .identity._names import Names
+from .identity._values import Values
+
+
+def changes_nothing(call: Callable[[], Any], *, task: Any, model: torch.nn.Module) -> bool:
+    """Call something, and say whether task, model and random streams are as they were.
+
+    Where that cannot be seen, because a value has no content, the answer is no.
+    """
+    before = _state(task, model)
+    call()
+    return before is not None and before == _state(task, model)
+
+
+def _state(task: Any, model: torch.nn.Module) -> list[Any] | None:
+    values = Values(Names(home=""))
+    numpy = np.random.get_state(legacy=False)  # noqa: NPY002 (looked at, not drawn from)
+    streams = [torch.get_rng_state(), numpy, random.getstate()]
+    try:
+        content = values.digest([model, streams], path="the model")
+    except TaskError:
+        return None
+    return [content, {key: text for key, (_, text) in places_of(task).items()}]

@@ -1,0 +1,113 @@
+"""An assignment on its way through a worker."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+from thrifty.core import CheckpointRef, EpochDone, Event
+from thrifty.pack import Member, State
+from thrifty.plan import Stage
+
+from ._alone import member_at
+from ._assignment import Assignment, Report
+
+
+class Course:
+    """One assignment on its way: where it stands, and what of it is still being written."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self.assignment = assignment
+        self.number = assignment.number
+        self.chain = assignment.chain
+        self._index = 0
+        self.epoch = self.stage.start
+        self.under_way = False
+        self.seconds = 0.0
+        self.writes: list[tuple[Stage, Future[CheckpointRef | None]]] = []
+        self.passed: State | None = None
+        """The state at the end of its last epoch, if that was not trained: it is in no slot yet."""
+        self.lost: set[CheckpointRef] = set()
+        self.parked: Member | None = None
+        """Its state at the end of its last epoch, while it is not sure that there is memory for everybody."""
+        self.finale: Event | None = None
+        self.held: list[EpochDone] = []
+        """Epochs that are not verified yet."""
+        self.is_again = False
+        """Whether it has begun its present stage before."""
+        self.is_alone = False
+        """Whether it is not fused with others any more."""
+        self.epoch_s = 0.0
+        """How long its last epoch took."""
+        self._num_reported = self.epoch
+        self._start: tuple[int, CheckpointRef | Future[CheckpointRef] | None]
+        self._start = (self.epoch, self.chain.resume)
+
+    @property
+    def resume(self) -> CheckpointRef | None:
+        """The last state that it can be trained again from; None: a fresh model.
+
+        Raises:
+            StoreWriteError: it could not be written.
+        """
+        return self._start[1].result() if isinstance(self._start[1], Future) else self._start[1]
+
+    @property
+    def next_kept(self) -> CheckpointRef | None:
+        """The state at the end of its next epoch, if another plan has trained that."""
+        ref = self.stage.kept_at(self.epoch + 1)
+        return None if self.under_way or self.held or ref in self.lost else ref
+
+    def move_to(self, kept: CheckpointRef, state: State) -> None:
+        """Pass an epoch whose state is kept."""
+        self.epoch, self.passed = self.epoch + 1, state
+        self._start = (self.epoch, kept)
+
+    def verified(self, done: EpochDone, num_unverified: int) -> list[Report]:
+        """Take in an epoch that has ended; the reports of all that are verified now, each once."""
+        self.held.append(done)
+        num_ready = len(self.held) - num_unverified
+        ready, self.held = self.held[:num_ready], self.held[num_ready:]
+        fresh = [event for event in ready if event.epoch > self._num_reported]
+        self._num_reported = max([self._num_reported, *(event.epoch for event in ready)])
+        return [self.report(event) for event in fresh]
+
+    def start_again(self) -> None:
+        """Go back to the last state that it can be trained again from."""
+        self.epoch = self._start[0]
+        self.under_way = False
+        self.is_again = self.is_alone = True
+        self.parked = self.passed = None
+        self.held.clear()
+
+    @property
+    def stage(self) -> Stage:
+        """The stage that it is at."""
+        return self.chain.stages[self._index]
+
+    def keep(self, stage: Stage, writing: Future[CheckpointRef]) -> None:
+        """The state at the end of a stage is being written."""
+        self.writes.append((stage, writing))
+        self._start = (self.epoch, writing)
+
+    def member(self, state: State | None) -> Member:
+        """Its trial as it stands, with this state."""
+        return member_at(
+            self.chain.timeline,
+            seed=self.assignment.seed,
+            epoch=self.epoch,
+            stop=self.stage.stop,
+            state=state,
+            alone=self.is_alone,
+        )
+
+    def next_stage(self) -> bool:
+        """Goes on to the next stage; False if there is none."""
+        if self._index + 1 == len(self.chain.stages):
+            return False
+        self._index += 1
+        self.is_again = False
+        return True
+
+    def report(self, event: Event | None) -> Report:
+        """A report on this assignment."""
+        return Report(assignment=self.number, event=event)

@@ -1,0 +1,87 @@
+"""Where the results of a run come from."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from thrifty.store import StudyInfo
+
+from ._ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Where the epochs that the trials of a study have reached come from, each counted once.
+
+    Attributes:
+        trained: trained by this run.
+        evaluated: not trained by this run: their states were kept, and evaluated again.
+        known: known before, by the id of the study that trained them (None: it was deleted).
+    """
+
+    trained: int
+    evaluated: int
+    known: Mapping[int | None, int]
+
+    @classmethod
+    def of(cls, ledger: Ledger) -> Provenance:
+        """Count the epochs of a study as it stands."""
+        places: set[tuple[int, int]] = set()
+        for number in range(len(ledger.history)):
+            node = ledger.node_of[number]
+            for epoch in range(ledger.history[number].reached, 0, -1):
+                place = ledger.plan.owner(node, epoch).id, epoch
+                if place in places:
+                    break  # and so is all before it
+                places.add(place)
+        fresh = places - ledger.origins.keys()
+        evaluated = len(fresh & ledger.evaluated)
+        return cls(
+            trained=len(fresh) - evaluated,
+            evaluated=evaluated,
+            known=Counter(ledger.origins[place] for place in places - fresh),
+        )
+
+    def text(self, studies: Mapping[int, StudyInfo], *, own: int) -> str:
+        """Say it in one line; empty if no trial has reported.
+
+        Args:
+            studies: those of the database, by id.
+            own: the id of this study.
+        """
+        num_known = sum(self.known.values())
+        total = num_known + self.evaluated + self.trained
+        if not total:
+            return ""
+        parts = []
+        if num_known:
+            parts.append(
+                f"{num_known:,} of {total:,} epochs known from {self._from(studies, own)}"
+            )
+        if self.evaluated:
+            of = "" if num_known else f" of {total:,} epochs"
+            parts.append(f"{self.evaluated:,}{of} evaluated again with kept states")
+        if not self.trained:
+            return f"{', '.join(parts)}; nothing to train"
+        epochs = "" if parts else " epoch" if total == 1 else " epochs"
+        return ", ".join([*parts, f"{self.trained:,}{epochs} trained"])
+
+    def _from(self, studies: Mapping[int, StudyInfo], own: int) -> str:
+        first, *rest = sorted(self.known, key=lambda study: -self.known[study])
+        info = None if first is None else studies.get(first)
+        if info is None:
+            name = "a study that was deleted"
+        else:
+            day = time.strftime("%Y-%m-%d", time.localtime(info.created_at))
+            name = f"this study ({day})" if first == own else f"study {info.name!r} ({day})"
+        more = (
+            ""
+            if not rest
+            else " and another one"
+            if len(rest) == 1
+            else f" and {len(rest)} others"
+        )
+        return name + more

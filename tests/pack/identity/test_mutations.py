@@ -1,0 +1,17 @@
+"""200 random edits of a small project: no false reuse, no retraining for what changes nothing."""
+
+from __future__ import annotations
+
+from bench._trust_mutations import by_source_only, run
+
+
+def test_every_edit_is_seen_and_none_that_means_nothing():
+    found = run(edits=200, seed=0)
+    assert found["wrong"] == []
+    assert (found["false_reuse"], found["needless"]) == (0, 0)
+    assert min(found[f"{kind} edits"] for kind in ("training", "evaluation", "neutral")) > 20
+
+
+def test_the_edits_would_find_an_identity_that_sees_too_little():
+    found = run(edits=60, seed=0, identify=by_source_only)
+    assert found["false_reuse"] > 5
