@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from ._backend import Backend, EpochPlan, Member, Outcome, guarded
+from ._backend import Backend, EpochPlan, Member, Outcome, UnverifiedError, guarded
 from ._batches import own_copy
+from ._company import STREAMS_MOVED, Company, InterferenceError, check_parameters
 from ._data import Batch, WholeBatch
 from ._state import State
 from ._task import Task
@@ -27,24 +28,39 @@ from ._trial import TaskTrial
 class ConcatenatedBackend(Backend):
     """Any number of slots, any models. On a GPU each member has a stream of its own.
 
+    Members take turns step by step as long as they do not reach each other: a step that draws from Python's or
+    NumPy's stream, or that writes to a variable which others read, takes the result from all who were under way (an
+    ``UnverifiedError``). From then on each trains whole epochs by itself.
+
     Options: ``device`` to train on.
+
+    Attributes:
+        trials: Those in training, by slot.
+        why_apart: Why members do not take turns any more; "" while they do.
     """
 
     def __init__(self, task: Task, *, device: torch.device | str = "cpu") -> None:
         self._task = task
         self._device = torch.device(device)
         self.trials: dict[int, TaskTrial] = {}
+        self.why_apart = ""
         self._streams: dict[int, Any] = {}
         self._under_way: set[int] = set()
+        self._company = Company()
 
     def stack(self, slot: int, member: Member) -> None:
-        """Puts a trial into a slot."""
+        """Puts a trial into a slot.
+
+        Raises:
+            TaskError: It trains parameters of another trial.
+        """
         trial = TaskTrial(self._task, self._device)
         trial.begin(member)
         self.place(slot, trial)
 
     def place(self, slot: int, trial: TaskTrial) -> None:
-        """Gives a trial that has begun a slot."""
+        """Gives a trial that has begun a slot. Raises as ``stack`` does."""
+        check_parameters(trial, self.trials.values())
         self.trials[slot] = trial
         if self._device.type == "cuda" and slot not in self._streams:
             self._streams[slot] = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -55,13 +71,14 @@ class ConcatenatedBackend(Backend):
 
     def step(self, plans: Mapping[int, EpochPlan]) -> Mapping[int, Outcome]:
         """One step of each in turn, until somebody's epoch ends."""
-        outcomes = self._start(plans)
+        outcomes: dict[int, Outcome] = {}
+        self._company.seeded()  # between two calls the streams are somebody else's
+        self._start(plans, outcomes)
         while self._under_way and not outcomes:
             for slot in sorted(self._under_way):
-                outcome = self._one_step(slot)
-                if outcome is not None:
-                    outcomes[slot] = outcome
-        self._under_way -= set(outcomes)
+                if slot not in outcomes:
+                    self._note(slot, guarded(partial(self._one_step, slot)), outcomes)
+        self._check_streams(outcomes)
         return outcomes
 
     def whole_epoch(self, slot: int, plan: EpochPlan) -> Outcome:
@@ -76,42 +93,79 @@ class ConcatenatedBackend(Backend):
         """Frees a slot."""
         self.trials.pop(slot, None)
         self._under_way.discard(slot)
+        self._company.forget(slot)
 
-    def _start(self, plans: Mapping[int, EpochPlan]) -> dict[int, Outcome]:
-        outcomes: dict[int, Outcome] = {}
+    def _start(self, plans: Mapping[int, EpochPlan], outcomes: dict[int, Outcome]) -> None:
         shared = _SharedBatches(
             _batches_key(self.trials[slot], plan) for slot, plan in plans.items()
         )
         for slot, plan in plans.items():
-            outcome = guarded(partial(self._begin, slot, plan, shared))
-            if isinstance(outcome, Exception) or outcome:
-                outcomes[slot] = outcome
-            else:
-                self._under_way.add(slot)
-        return outcomes
+            self._check_streams(outcomes)  # the next trial seeds them
+            self._under_way.add(slot)
+            self._note(slot, guarded(partial(self._begin, slot, plan, shared)), outcomes)
+
+    def _note(self, slot: int, outcome: Outcome, outcomes: dict[int, Outcome]) -> None:
+        """Take note of what came of a step: no metrics as long as the epoch goes on."""
+        if isinstance(outcome, InterferenceError):
+            self._part(outcome, outcomes)
+        elif isinstance(outcome, Exception) or outcome:
+            outcomes[slot] = outcome
+            self._under_way.discard(slot)
+            self._company.end(slot)
+
+    def _check_streams(self, outcomes: dict[int, Outcome]) -> None:
+        """Whether those in the middle of an epoch have left Python's and NumPy's streams alone."""
+        if self._under_way:
+            try:
+                self._company.check_streams()
+            except InterferenceError as error:
+                self._part(error, outcomes)
+
+    def _part(self, error: InterferenceError, outcomes: dict[int, Outcome]) -> None:
+        """Nothing counts of the epochs that are under way, and no member takes turns any more."""
+        self.why_apart = self.why_apart or str(error)
+        for slot in self._under_way:
+            outcomes[slot] = UnverifiedError(str(error), mismatch=False)
+            self._company.end(slot)
+        self._under_way.clear()
+        self._company.seeded()
 
     def _begin(self, slot: int, plan: EpochPlan, shared: _SharedBatches) -> Mapping[str, float]:
-        """The first step of an epoch; all of it where a trial must have Python's and NumPy's streams to itself."""
+        """The first step of an epoch; all of it if members do not take turns. The metrics if that was all of it."""
         trial = self.trials[slot]
-        trial.start(plan, batches=shared.of(trial, plan))
+        trial.start(plan, batches=trial.batches(plan) if self.why_apart else shared.of(trial, plan))
+        if len(self.trials) > 1:
+            check_parameters(trial, (t for s, t in self.trials.items() if s != slot))
+            others = {s: self.trials[s] for s in self._under_way if s != slot}
+            self._company.join(slot, trial, others)
+        self._company.seeded()
         if slot in self._streams:  # batches and model were put there on the stream of everybody
             self._streams[slot].wait_stream(torch.cuda.current_stream(self._device))
         with self._stream(slot):
-            more = trial.step()
-            while more and trial.loose_streams:
-                more = trial.step()
-            return {} if more else trial.finish()
+            more = self._company.step(slot, trial)
+            if not trial.seeds_each_batch and self._company.is_moved():
+                # nobody else has drawn since the epoch was seeded: what comes is right if nobody else follows
+                self.why_apart = self.why_apart or STREAMS_MOVED
+            if self.why_apart or not more:
+                while more:
+                    more = trial.step()
+                return self._finish(trial)
+            return {}
 
-    def _one_step(self, slot: int) -> Outcome | None:
-        """One step of a member; its outcome if that was the end of its epoch."""
+    def _one_step(self, slot: int) -> Mapping[str, float]:
+        """One step of a member; its metrics if that was the end of its epoch."""
         trial = self.trials[slot]
+        with self._stream(slot):
+            if self._company.step(slot, trial):
+                return {}
+            self._company.check(slot)
+            return self._finish(trial)
 
-        def advance() -> Mapping[str, float]:
-            with self._stream(slot):
-                return {} if trial.step() else trial.finish()
-
-        outcome = guarded(advance)
-        return outcome or None if isinstance(outcome, Mapping) else outcome
+    def _finish(self, trial: TaskTrial) -> Mapping[str, float]:
+        try:
+            return trial.finish()
+        finally:
+            self._company.seeded()
 
     def _stream(self, slot: int) -> AbstractContextManager[Any]:
         stream = self._streams.get(slot)

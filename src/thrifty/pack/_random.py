@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,3 +54,9 @@ def seed_step(seed: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
+
+
+def loose_streams() -> tuple[Any, ...]:
+    """Where Python's and NumPy's global streams are; steps do not seed these."""
+    numpy = np.random.get_state()  # noqa: NPY002 (looked at, not drawn from)
+    return (random.getstate(), numpy[2:], bytes(numpy[1]))

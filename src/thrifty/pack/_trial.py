@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
+from torch.nn.parameter import UninitializedTensorMixin
 
 from thrifty.core import DivergedError, TaskError, derive_seed, step_seed
 
@@ -25,6 +24,7 @@ from ._readings import Readings
 from ._sources import sources_of
 from ._state import State, pack_state, unpack_state
 from ._task import Task, adapts
+from .verify import Watch
 
 
 TRAIN_LOSS = "train_loss"
@@ -44,14 +44,13 @@ class TaskTrial:
         # what the task notes down about one trial (in ``adapt``, say) must not reach another one
         self.task = own_task(task)
         self.device = device
-        self.loose_streams = False
-        """Whether its code draws from Python's or NumPy's stream, which are not seeded at each step."""
 
     def begin(self, member: Member) -> None:
         """Make model and optimizer, and put the member's state into them if it has one.
 
         Raises:
-            TaskError: A hyper-parameter that moves is read once, and nothing follows it.
+            TaskError: A hyper-parameter that moves is read once, and nothing follows it; or the
+                model has lazy layers.
         """
         first = member.first_values
         self.seed = member.seed
@@ -62,6 +61,7 @@ class TaskTrial:
         )
         seed_everything(derive_seed(member.seed, "model"))
         self.model = self.task.model(self.readings.once("model")).to(self.device)
+        self._check_model()
         self.followed = FollowedOptimizer(self.task.optimizer, self.model, first)
         self.readings.note_once("optimizer", self.followed.read_when_built)
         self._note_followed()
@@ -71,11 +71,23 @@ class TaskTrial:
         if member.state is not None:
             self.load(member.state)
 
+    def _check_model(self) -> None:
+        for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
+            if isinstance(tensor, UninitializedTensorMixin):
+                raise TaskError(
+                    f"{type(self._owner).__name__}.model returns a lazy layer whose {name!r} has no shape yet; "
+                    "give the layer its sizes, or run the model on a batch before you return it"
+                )
+
     def load(self, state: State) -> None:
         """Put a state into model and optimizer."""
         held = unpack_state(state)
         self.model.load_state_dict(held["model"])
         self.followed.load(held["optimizer"])
+
+    def new_watch(self) -> Watch:
+        """The values that its code reads, as they are now."""
+        return Watch({"task": self.task, "model": self.model})
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -157,17 +169,30 @@ class TaskTrial:
 
     def step(self) -> bool:
         """One update; False if the epoch has no batch left."""
-        step = len(self.losses)
-        if self._fetch_seeds is not None:
-            # what a data set draws must not depend on who drew before
-            seed_everything(self._fetch_seeds(step))
-        batch = next(self._batches, None)
+        batch = self.next_batch()
         if batch is None:
             return False
+        self.update(batch)
+        return True
+
+    @property
+    def seeds_each_batch(self) -> bool:
+        """Whether all streams are seeded before a batch is read; otherwise only where an epoch starts."""
+        return self._fetch_seeds is not None
+
+    def next_batch(self) -> Batch | None:
+        """The batch of the next update; None if the epoch has no batch left."""
+        if self._fetch_seeds is not None:
+            # what a data set draws must not depend on who drew before
+            seed_everything(self._fetch_seeds(len(self.losses)))
+        return next(self._batches, None)
+
+    def update(self, batch: Batch) -> None:
+        """One update."""
+        step = len(self.losses)
         if self._is_moving:
             self.followed.follow(values_at_step(self.plan, step))
         seed_step(step_seed(self._epoch_seed, step), self.device)
-        before = _loose_streams() if not step else None
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.task.loss(self.model, batch)
         loss.backward()
@@ -177,9 +202,6 @@ class TaskTrial:
         for counter in self._counters:
             counter += 1
         self.losses.append(loss.detach())
-        if before is not None and before != _loose_streams():
-            self.loose_streams = True
-        return True
 
     def finish(self) -> Mapping[str, float]:
         """The metrics of the epoch.
@@ -253,8 +275,3 @@ def batch_size_of(task: Task, values: Mapping[str, Any]) -> int:
     if int(size) != size or size < 1:
         raise TaskError(f"batch_size is {size!r}; it must be a positive integer")
     return int(size)
-
-
-def _loose_streams() -> tuple[Any, ...]:
-    numpy = np.random.get_state()  # noqa: NPY002 (looked at, not drawn from)
-    return (random.getstate(), numpy[2:], bytes(numpy[1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -84,6 +85,12 @@ class FusedTrial(TaskTrial):
             roots = {"task": self.task, "model": self.model}
             self._watch = Watch(roots, ignored=rate_places(self.model))
         return self._watch
+
+    def new_watch(self) -> Watch:
+        """The values that its code reads, as they are now."""
+        out = copy(self.watch)
+        out.look()
+        return out
 
     @property
     def signature(self) -> Hashable:

@@ -6,8 +6,9 @@ step and not only by the next check. The model to read is the guards of ``torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,10 +36,14 @@ class Change:
         name: Where it stands, for people.
         is_own: Whether it is an attribute of one of the watched objects or of their modules, and not of the code
             that all objects share.
+        holder: What holds the value.
+        objects: Identities of the objects that were written to: the holder, and what is inside the value.
     """
 
     name: str
     is_own: bool
+    holder: Any = field(default=None, repr=False, compare=False)
+    objects: frozenset[int] = field(default=frozenset(), repr=False, compare=False)
 
 
 class Watch:
@@ -62,20 +67,30 @@ class Watch:
         skipped = {(id(holder), name) for holder, name in ignored}
         self.unwatchable = ""
         """The name of something that is read and has no value to compare, such as an iterator; "" if there is none."""
+        self._memory = memory
+        self._models = {n: root for n, root in roots.items() if isinstance(root, torch.nn.Module)}
+        self._places = [
+            place
+            for place in training_places(roots)
+            if (id(place.holder), place.key) not in skipped and not _is_mode(place)
+        ]
+        self._own = {id(root) for root in roots.values()}
+        self._own |= {id(m) for model in self._models.values() for m in model.modules()}
+        self.look()
+
+    def look(self) -> None:
+        """Count all values as they are now. What they lead to is not searched again."""
         self._spaces: dict[int, _Namespace] = {}
         self._cells: list[tuple[Any, Place]] = []
         self._contents: list[tuple[Place, Any]] = []
-        for place in training_places(roots):
-            if (id(place.holder), place.key) not in skipped and not _is_mode(place):
-                self._add(place)
+        for place in self._places:
+            self._add(place)
         self._modules = [
-            _Module(f"{name}.{path}" if path else name, module, memory=memory)
-            for name, model in roots.items()
-            if isinstance(model, torch.nn.Module)
+            _Module(f"{name}.{path}" if path else name, module, memory=self._memory)
+            for name, model in self._models.items()
             for path, module in model.named_modules()
         ]
-        self._own = {id(root) for root in roots.values()}
-        self._own |= {id(each.module) for each in self._modules}
+        self._environment = dict(_environment())
 
     def _add(self, place: Place) -> None:
         value = place.get()
@@ -97,24 +112,41 @@ class Watch:
             part: Looks at one of several parts of the values, in rotation.
             parts: How many parts there are.
         """
+        return next(self.changes(part, parts), None)
+
+    def changes(self, part: int = 0, parts: int = 1) -> Iterator[Change]:
+        """All values that are not what they were. Arguments as for ``changed``."""
+        if not part and _environment() != self._environment:
+            yield _change("os.environ", os.environ, is_own=False)
         for space in list(self._spaces.values())[part::parts]:
-            place = space.changed()
-            if place is not None:
-                return self._change(place)
+            yield from map(self._change, space.changes())
         for value, place in self._cells[part::parts]:
             now = place.get()
             if now is not value and not _equal(now, value):
-                return self._change(place)
+                yield self._change(place)
         for module in self._modules[part::parts]:
             if module.changed():
-                return Change(name=module.name, is_own=True)
+                yield _change(module.name, module.module, is_own=True)
         for place, before in self._contents[part::parts]:
             if token(place.get()) != before:
-                return self._change(place)
-        return None
+                yield self._change(place)
+
+    def objects(self) -> set[int]:
+        """Identities of all objects that hold a watched value, or are inside of one that may change."""
+        out = {id(place.holder) for place in self._places} | self._own | {id(os.environ)}
+        for place, _ in self._contents:
+            out.update(_inside(place.get()))
+        return out
 
     def _change(self, place: Place) -> Change:
-        return Change(name=place.name, is_own=id(place.holder) in self._own)
+        is_own = id(place.holder) in self._own
+        return _change(place.name, place.holder, *_inside(place.get()), is_own=is_own)
+
+
+def _change(name: str, holder: Any, *inside: int, is_own: bool) -> Change:
+    return Change(
+        name=name, is_own=is_own, holder=holder, objects=frozenset({id(holder), *inside})
+    )
 
 
 class _Namespace:
@@ -131,13 +163,12 @@ class _Namespace:
         self._keys.append(place.key)
         self._values.append(value)
 
-    def changed(self) -> Place | None:
+    def changes(self) -> Iterator[Place]:
         get = self._names.get
         for key, value, place in zip(self._keys, self._values, self._places, strict=True):
             now = get(key, MISSING)
             if now is not value and not _equal(now, value):
-                return place
-        return None
+                yield place
 
 
 class _Module:
@@ -249,6 +280,21 @@ def _has_contents(value: Any) -> bool:
     return type(value) in _TOKENS or isinstance(
         value, torch.Tensor | torch.Generator | np.random.Generator
     )
+
+
+def _environment() -> Mapping[Any, Any]:
+    """The environment of the process; without decoding it, which is slow, where that is possible."""
+    return getattr(os.environ, "_data", os.environ)
+
+
+def _inside(value: Any, depth: int = 0) -> Iterator[int]:
+    """Identities of a value that may change, and of those inside it."""
+    if type(value) in _IMMUTABLE or isinstance(value, type) or callable(value):
+        return
+    yield id(value)
+    if depth < MAX_DEPTH and type(value) in _TOKENS and type(value) is not np.ndarray:
+        for each in list(value.values() if isinstance(value, dict) else value)[:MAX_ELEMENTS]:
+            yield from _inside(each, depth + 1)
 
 
 def _is_mode(place: Place) -> bool:

@@ -1,0 +1,140 @@
+"""What trials that take turns in one process could do to each other, and how that is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from torch.utils.data import Dataset
+
+from thrifty.core import TaskError
+
+from ._random import loose_streams
+from ._trial import TaskTrial
+from .verify import Change, Watch
+
+
+STREAMS_MOVED = (
+    "it draws from Python's or NumPy's random stream, which is seeded for each epoch, not for each step"
+)
+
+
+class InterferenceError(Exception):
+    """Trials that took turns have reached each other: their epochs do not count."""
+
+
+class Company:
+    """The trials that are in the middle of an epoch at the same time.
+
+    Python's and NumPy's streams are seeded when an epoch starts (before each batch of a dataset), so steps in between
+    must not draw from them. Values that steps read must be the same until the epoch ends, if another trial can write
+    to them.
+    """
+
+    def __init__(self) -> None:
+        self._watches: dict[int, Watch] = {}
+        self._others: dict[int, list[Watch]] = {}
+        self.seeded()
+
+    def join(self, slot: int, trial: TaskTrial, others: Mapping[int, TaskTrial]) -> None:
+        """A trial begins an epoch: its values count as they are now.
+
+        Args:
+            slot: Of the trial.
+            trial: The trial.
+            others: Those that are in the middle of an epoch, by slot.
+        """
+        watch = self._watches.get(slot)
+        if watch is None:
+            watch = self._watches[slot] = trial.new_watch()
+        else:
+            watch.look()
+        self._others[slot] = []
+        for number, other in others.items():
+            if number not in self._watches:
+                self._watches[number] = other.new_watch()
+            theirs = self._watches[number]
+            self._others[slot].append(theirs)
+            self._others.setdefault(number, []).append(watch)
+
+    def end(self, slot: int) -> None:
+        """A trial has ended its epoch."""
+        self._others.pop(slot, None)
+
+    def forget(self, slot: int) -> None:
+        """A trial has left its slot."""
+        self.end(slot)
+        self._watches.pop(slot, None)
+
+    def step(self, slot: int, trial: TaskTrial) -> bool:
+        """Let a trial take a step; False if its epoch has none left.
+
+        Raises:
+            InterferenceError: Somebody has drawn from streams that were seeded for somebody else.
+        """
+        if not (trial.seeds_each_batch and slot in self._others):
+            return trial.step()
+        self.check_streams()
+        try:
+            batch = trial.next_batch()
+        finally:
+            self.seeded()
+        if batch is None:
+            return False
+        trial.update(batch)
+        return True
+
+    def seeded(self) -> None:
+        """Python's and NumPy's streams are where somebody needs them, from here on."""
+        self._streams = loose_streams()
+
+    def is_moved(self) -> bool:
+        """Whether somebody has drawn from them since."""
+        return self._streams != loose_streams()
+
+    def check_streams(self) -> None:
+        """Check that nobody has drawn from Python's and NumPy's streams.
+
+        Raises:
+            InterferenceError: Somebody has.
+        """
+        if self.is_moved():
+            raise InterferenceError(STREAMS_MOVED)
+
+    def check(self, slot: int) -> None:
+        """Check that a trial at the end of its epoch has had that epoch to itself.
+
+        Raises:
+            InterferenceError: Streams have moved, or a value has changed that another trial reads, too.
+        """
+        others = self._others.get(slot)
+        if not others:
+            return
+        self.check_streams()
+        for change in self._watches[slot].changes():
+            if _is_shared(change, others):
+                raise InterferenceError(
+                    f"{change.name}, which several trials read, has changed while they took turns"
+                )
+
+
+def _is_shared(change: Change, others: Iterable[Watch]) -> bool:
+    if isinstance(change.holder, Dataset):
+        return False  # a cache, or a count of reads: the rows do not depend on it, see ``StateCheck``
+    return any(not change.objects.isdisjoint(other.objects()) for other in others)
+
+
+def check_parameters(trial: TaskTrial, others: Iterable[TaskTrial]) -> None:
+    """Check that no other trial trains a parameter of this one; frozen ones may be shared.
+
+    Raises:
+        TaskError: Another one does.
+    """
+    own = {id(p): name for name, p in trial.model.named_parameters() if p.requires_grad}
+    for other in others:
+        for parameter in other.model.parameters():
+            if parameter.requires_grad and id(parameter) in own:
+                raise TaskError(
+                    f"{type(trial.task).__name__}.model gives the parameter {own[id(parameter)]!r} to several "
+                    "trials, so one trial trains those of another; make it anew, or copy it "
+                    "(copy.deepcopy), in each call"
+                )
