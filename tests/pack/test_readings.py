@@ -212,43 +212,42 @@ def test_what_is_read_and_does_not_move():
 # -- a trial that is continued ---------------------------------------------------------------
 
 
+SEEN: list = []
+
+
 class Remembering(Toy):
     """Data and model of an epoch; ``adapt`` reads what moves, but does not follow it."""
 
-    seen: list
-
     def data(self, hp):
-        self.seen.append(("data", hp.x))
+        SEEN.append(("data", hp.x))
         return super().data(hp)
 
     def network(self, hp):
-        self.seen.append(("model", hp.x))
+        SEEN.append(("model", hp.x))
         return super().network(hp)
 
     def adapt(self, model, hp):
-        self.seen.append(("adapt", hp.x))
+        SEEN.append(("adapt", hp.x))
 
 
 def test_what_is_read_once_is_read_of_the_first_epoch_wherever_a_trial_begins():
     task = Remembering()
-    task.seen = []
+    SEEN.clear()
     timeline = Timeline({"lr": 0.1, "x": Linear(3.0)}, epochs=3)
     half, _ = train_alone(task, timeline, seed=0, epochs=1)
-    task.seen.clear()
-    again = Remembering()
-    again.seen = []
-    train_alone(again, timeline, seed=0, epochs=3, state=(1, half.unstack(0)))
-    assert again.seen == [("data", 3.0), ("model", 3.0), ("adapt", 2.0), ("adapt", 1.0)]
+    SEEN.clear()
+    train_alone(Remembering(), timeline, seed=0, epochs=3, state=(1, half.unstack(0)))
+    assert SEEN == [("data", 3.0), ("model", 3.0), ("adapt", 2.0), ("adapt", 1.0)]
 
 
 def test_a_model_that_is_only_loaded_is_as_in_its_last_epoch():
     task = Remembering()
-    task.seen = []
+    SEEN.clear()
     timeline = Timeline({"lr": 0.1, "x": Linear(3.0)}, epochs=3)
     backend, _ = train_alone(task, timeline, seed=0, epochs=2)
-    task.seen.clear()
+    SEEN.clear()
     train_alone(task, timeline, seed=0, epochs=2, state=(2, backend.unstack(0)))
-    assert task.seen[-1] == ("adapt", 2.0)
+    assert SEEN[-1] == ("adapt", 2.0)
 
 
 class Noisy(Dataset):
@@ -389,7 +388,7 @@ def test_a_trainable_is_set_up_with_the_values_of_the_first_epoch():
     )
     backend = SoloBackend(Reads())
     backend.stack(0, member)
-    assert backend._one._task.x == 1
+    assert backend.trial.task.x == 1
 
 
 # -- the dry run -----------------------------------------------------------------------------

@@ -70,7 +70,6 @@ class AutoBackend(Backend):
             self._where[slot] = self._plain
             return
         trial = self._fused.prepare(member)
-        trial.stays_alone = member.alone
         if not self._goes_fused(slot, trial, member.values):
             self._plain.place(slot, trial)
             self._where[slot] = self._plain
@@ -173,7 +172,10 @@ class AutoBackend(Backend):
         assert self._fused is not None
         self._say(str(reason))
         trial = self._fused.take(slot)
-        self._plain.place(slot, trial)
+        try:
+            self._plain.place(slot, trial)
+        except TaskError as error:
+            return error
         self._where[slot] = self._plain
         return self._plain.whole_epoch(slot, trial.plan if plan is None else plan)
 

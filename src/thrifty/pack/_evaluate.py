@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from ._backend import Member
-from ._hyperparameters import HyperParameters
 from ._task import Task
 from ._trial import TaskTrial
 
@@ -24,6 +23,5 @@ def evaluate_state(
         The metrics of the task, without the training loss.
     """
     trial = TaskTrial(task, torch.device(device))
-    trial.begin(member)
-    trial.task.adapt(trial.model, HyperParameters(member.values))
+    trial.restore(member)
     return trial.evaluate(member.epoch)

@@ -103,11 +103,13 @@ class FusedBackend(Backend):
         self.place(slot, trial, member.values)
 
     def prepare(self, member: Member) -> FusedTrial:
-        """A trial that has no place yet."""
+        """A trial that has no place yet; one that stays alone is not adapted before its epoch begins."""
         trial = FusedTrial(self._task, self._device)
+        trial.stays_alone = member.alone
         trial.begin(member)
-        trial.adapt(member.values)
-        trial.look_again()
+        if not member.alone:
+            trial.adapt_ahead(member.values)
+            trial.look_again()
         return trial
 
     def place(self, slot: int, trial: FusedTrial, values: Mapping[str, Any]) -> None:
@@ -386,7 +388,7 @@ class FusedBackend(Backend):
     # -- epochs --------------------------------------------------------------------------
 
     def _start(self, trial: FusedTrial, plan: EpochPlan) -> dict[str, float]:
-        trial.adapt(plan.values)
+        trial.adapt_ahead(plan.values)
         changed = trial.look_again()
         if changed is not None and not changed.is_own:
             self._retire_programs()

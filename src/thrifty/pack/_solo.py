@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -51,10 +52,13 @@ class SoloBackend(Backend):
     def release(self, slot: int) -> None:
         """Nothing to do: the next trial takes its place."""
 
-    def adapt(self, values: Mapping[str, Any]) -> None:
-        """Bring the model of a task up to date with hyper-parameters, without training."""
+    def restore(self, member: Member) -> None:
+        """Put a trial into the slot as it was at the end of the epoch whose values ``member`` has."""
         if isinstance(self.trial, TaskTrial):
-            self.trial.adapt(values)
+            self.trial.restore(member)
+        else:
+            # nothing is trained: it is made as it was in its last epoch
+            self.trial.begin(replace(member, first=member.values))
 
     @property
     def model(self) -> torch.nn.Module:

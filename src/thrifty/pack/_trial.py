@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -78,6 +79,18 @@ class TaskTrial:
                     f"{type(self._owner).__name__}.model returns a lazy layer whose {name!r} has no shape yet; "
                     "give the layer its sizes, or run the model on a batch before you return it"
                 )
+
+    def restore(self, member: Member) -> None:
+        """Make model and optimizer as they were at the end of an epoch.
+
+        Args:
+            member: With the state at the end of that epoch, and the values in it.
+        """
+        self.begin(replace(member, state=None))
+        # what ``adapt`` does to parameters is in the state already: it is called once for an epoch
+        self.adapt(member.values)
+        if member.state is not None:
+            self.load(member.state)
 
     def load(self, state: State) -> None:
         """Put a state into model and optimizer."""

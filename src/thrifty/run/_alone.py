@@ -37,18 +37,15 @@ def train_alone(
     """
     backend = SoloBackend(task, device=device)
     start, known = (0, None) if state is None else state
-    last = timeline.at(max(start - 1, 0))
     metrics: list[Mapping[str, float]] = []
     with borrowed_streams():
         member = member_at(
             timeline, seed=seed, epoch=min(start, timeline.epochs - 1), stop=epochs, state=known
         )
-        if start >= epochs and isinstance(task, Trainable):
-            # nothing is trained: it is made as it was in its last epoch
-            member = replace(member, first=last)
-        backend.stack(0, member)
-        if start >= epochs:
-            backend.adapt(last)
+        if start < epochs:
+            backend.stack(0, member)
+        else:
+            backend.restore(replace(member, values=timeline.at(max(start - 1, 0))))
         for epoch in range(start, epochs):
             outcome = backend.step({0: epoch_plan(backend, timeline, epoch=epoch, slot=0)})[0]
             if isinstance(outcome, Exception):

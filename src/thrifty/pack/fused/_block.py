@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from thrifty.core import derive_seed
+from thrifty.core import DivergedError, derive_seed
 from thrifty.pack._backend import Outcome, UnverifiedError, guarded
 from thrifty.pack._state import State, pack_state
 from thrifty.pack._trial import TRAIN_LOSS, check_finite
@@ -323,7 +323,11 @@ class Block:
         if trial.difference is not None:
             raise UnverifiedError(str(trial.difference), mismatch=True)
         loss = self._losses.mean(self.trials.index(trial), since=trial.first_tick)
-        check_finite(loss, epoch=trial.plan.epoch)
+        try:
+            check_finite(loss, epoch=trial.plan.epoch)
+        except DivergedError as error:
+            # checks cannot tell where it began: steps that are no numbers all look the same
+            raise UnverifiedError(f"{error}; in a pack", mismatch=False) from error
         return {TRAIN_LOSS: loss}
 
 

@@ -10,11 +10,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from thrifty.core import derive_seed, step_seed
-from thrifty.pack._backend import EpochPlan, Member
+from thrifty.pack._backend import EpochPlan, Member, UnverifiedError
 from thrifty.pack._followed_optimizer import Options
 from thrifty.pack._random import seed_step
 from thrifty.pack._state import pack_state, unpack_state
-from thrifty.pack._task import Task
+from thrifty.pack._task import Task, adapts
 from thrifty.pack._trial import TaskTrial, values_at_step
 from thrifty.pack.verify import Change, Difference, Watch
 
@@ -69,6 +69,8 @@ class FusedTrial(TaskTrial):
         """The last step of this epoch that was checked."""
         self.tensor_ids: set[int] = set()
         """Identities of its parameters and buffers, while it is in a block."""
+        self._ahead: Mapping[str, Any] | None = None
+        """The hyper-parameters of the epoch that ``adapt`` was called for before that began."""
         self._watch: Watch | None = None
         self._signature: Hashable | None = None
 
@@ -77,6 +79,29 @@ class FusedTrial(TaskTrial):
         super().begin(member)
         self.plan_values = member.values
         self._options: Sequence[Options] = [self.followed.options(member.values)]
+
+    def adapt(self, values: Mapping[str, Any]) -> None:
+        """Bring the model up to date with hyper-parameters, once for an epoch.
+
+        Raises:
+            UnverifiedError: It is up to date already, but something that its code reads has changed since.
+        """
+        self._adapt(values)
+        self._ahead = None
+
+    def adapt_ahead(self, values: Mapping[str, Any]) -> None:
+        """The same before it is known where the trial takes the first step of the epoch.
+
+        ``adapt`` may do what must not be done twice, such as to add a hook, so it is not called again.
+        """
+        self._adapt(values)
+        self._ahead = dict(values)
+
+    def _adapt(self, values: Mapping[str, Any]) -> None:
+        if not adapts(self.task) or self._ahead is None or self._ahead != values:
+            super().adapt(values)
+        elif changed := self.watch.changed():
+            raise UnverifiedError(f"{changed.name} has changed since adapt", mismatch=False)
 
     @property
     def watch(self) -> Watch:
@@ -249,6 +274,7 @@ class FusedTrial(TaskTrial):
 
     def advance(self) -> None:
         """One step is done."""
+        self._ahead = None
         self.step_index += 1
         self.steps_left -= 1
 

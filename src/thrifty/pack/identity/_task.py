@@ -245,7 +245,7 @@ def stand_in_for(value: Any) -> Any:
 
 
 def _attribute(key: Any, name: str) -> str:
-    if key == "version":
+    if key in ("version", "not_state"):  # the one counts by itself, the other changes no result
         return ""
     return "optimizer" if key == "optimizer" else f"attribute {name}"
 
