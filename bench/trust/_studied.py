@@ -16,7 +16,7 @@ import thrifty as th
 from thrifty.core import derive_seed, step_seed
 
 from ._case import CORPUS, NUM_MODELS, Named
-from ._packed import Verdict, _attempt, everything, relative
+from ._packed import Verdict, _attempt, everything, nudge, relative
 
 
 EPOCHS = 4
@@ -103,7 +103,7 @@ def run_studied(named: Named, *, pack: str) -> Verdict:
             name=named.name, how="refused" if refused else "CRASH", deviation=0.0, why=text
         )
     study, how = found
-    deviation, failed = 0.0, []
+    deviation, control, failed = 0.0, 0.0, []
     for trial in study.trials:
         wanted, plain_error = _attempt(lambda trial=trial: _plain(named, trial.config))
         if trial.state == "failed":
@@ -112,27 +112,36 @@ def run_studied(named: Named, *, pack: str) -> Verdict:
             continue
         if plain_error is not None:
             continue
-        curve = relative(torch.tensor(trial.curve), torch.tensor(wanted.curve))
         model, load_error = _attempt(trial.load_model)
         if load_error is not None:
             failed.append(f"{type(load_error).__name__}: {load_error}")
             continue
-        tensors = dict(model.state_dict())
-        theirs = dict(wanted.model.state_dict())
-        if tensors.keys() != theirs.keys():
-            deviation = math.inf
-            continue
-        states = [
-            relative(tensors[n], theirs[n])
-            for n in theirs
-            if isinstance(theirs[n], torch.Tensor)
-        ]
-        deviation = max(deviation, curve, *states)
+        apart = _apart(_Trained(model, list(trial.curve)), wanted)
+        deviation = max(deviation, apart)
+        if not apart <= TOLERANCE:
+            control = max(control, _apart(_plain(named, trial.config, nudged=True), wanted))
     if failed:
-        is_clear = all("TaskError" in reason or "UsageError" in reason for reason in failed)
+        is_clear = all(any(kind in reason for kind in _CLEAR) for reason in failed)
         how = "refused" if is_clear else "CRASH"
         return Verdict(name=named.name, how=how, deviation=0.0, why=failed[0])
-    return Verdict(name=named.name, how=how, deviation=deviation)
+    return Verdict(
+        name=named.name, how=how, deviation=deviation, control=control, tolerance=TOLERANCE
+    )
+
+
+_CLEAR = ("TaskError", "UsageError", "StateError")
+
+
+def _apart(found: _Trained, wanted: _Trained) -> float:
+    """How far two trials are apart: the worst of their curves and their tensors."""
+    mine, theirs = dict(found.model.state_dict()), dict(wanted.model.state_dict())
+    if mine.keys() != theirs.keys() or len(found.curve) != len(wanted.curve):
+        return math.inf
+    curve = relative(torch.tensor(found.curve), torch.tensor(wanted.curve))
+    states = [
+        relative(mine[n], theirs[n]) for n in theirs if isinstance(theirs[n], torch.Tensor)
+    ]
+    return max([curve, *states])
 
 
 def _study(named: Named, *, pack: str) -> tuple[th.Study, str]:
@@ -163,7 +172,7 @@ class _Trained:
         return not all(map(math.isfinite, self.curve))
 
 
-def _plain(named: Named, config: Mapping[str, Any]) -> _Trained:
+def _plain(named: Named, config: Mapping[str, Any], *, nudged: bool = False) -> _Trained:
     """The loop that one would write for one trial, with thrifty's names of the random streams."""
     task = CaseTask(named.name)
 
@@ -183,6 +192,8 @@ def _plain(named: Named, config: Mapping[str, Any]) -> _Trained:
     data = task.data(start)
     everything(derive_seed(0, "model"))
     model = task.model(start)
+    if nudged:
+        nudge(model)
     optimizer = task.optimizer.build(model.parameters(), at(0, 0, 1))
     curve = []
     for epoch in range(EPOCHS):

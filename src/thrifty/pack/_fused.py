@@ -389,6 +389,8 @@ class FusedBackend(Backend):
 
     def _start(self, trial: FusedTrial, plan: EpochPlan) -> dict[str, float]:
         trial.adapt_ahead(plan.values)
+        if not self._home[trial].holds(trial):
+            raise UnfusableError("its parameters or buffers were given other memory in adapt")
         changed = trial.look_again()
         if changed is not None and not changed.is_own:
             self._retire_programs()

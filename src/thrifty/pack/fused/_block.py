@@ -121,6 +121,10 @@ class Block:
         """The optimizer's state of a trial's trained parameters by name; views, not copies."""
         return self._state.moments(trial, self.trials.index(trial))
 
+    def holds(self, trial: FusedTrial) -> bool:
+        """Whether what the trial's module computes with is what the block trains."""
+        return self._state.holds(trial, self.trials.index(trial))
+
     def restore(self, trial: FusedTrial, state: OwnState) -> None:
         """Put a trial back to another state."""
         self._state.restore(trial, self.trials.index(trial), state)

@@ -45,6 +45,7 @@ class RowState:
         self._groups = [self._group(layout.range_of(names)) for names in optimizer.names]
         self._mask: torch.Tensor | None = None
         self._others: list[torch.Tensor] = []  # frozen parameters and buffers, [C, *shape]
+        self._addresses: dict[int, list[int]] = {}  # of the tensors of each row's module
         self._counters = [
             place
             for place, name in enumerate(structure.untrained)
@@ -170,6 +171,11 @@ class RowState:
             own[name].grad = None
         for name, other in zip(self._structure.untrained, self._others, strict=True):
             own[name].data = with_own_storage(other[row])
+        self._addresses[row] = _addresses(trial)
+
+    def holds(self, trial: FusedTrial, row: int) -> bool:
+        """Whether the tensors of a trial's module are still views of its row, or were given other memory."""
+        return self._addresses[row] == _addresses(trial)
 
     def _views(
         self, trial: FusedTrial, row: torch.Tensor
@@ -261,6 +267,10 @@ class RowState:
 
     def _trained_groups(self) -> Iterator[Rows]:
         return (rows for rows in self._groups if rows is not None)
+
+
+def _addresses(trial: FusedTrial) -> list[int]:
+    return [t.data_ptr() for t in (*trial.model.parameters(), *trial.model.buffers())]
 
 
 def steps_taken(
