@@ -9,9 +9,11 @@ from typing import Any, Literal
 
 import torch
 
+from thrifty.core import TaskError
 from thrifty.perf import PackCurve
 
 from ._backend import Backend, EpochPlan, Member, Outcome, UnverifiedError
+from ._company import check_parameters
 from ._concatenated import ConcatenatedBackend
 from ._fused import FusedBackend
 from ._judge import Calibration, Judge
@@ -64,12 +66,17 @@ class AutoBackend(Backend):
         self._said: set[str] = set()
 
     def stack(self, slot: int, member: Member) -> None:
-        """Puts a trial into a slot of the back-end that is best for it."""
+        """Puts a trial into a slot of the back-end that is best for it.
+
+        Raises:
+            TaskError: It trains parameters of another trial.
+        """
         if self._fused is None:
             self._plain.stack(slot, member)
             self._where[slot] = self._plain
             return
         trial = self._fused.prepare(member)
+        check_parameters(trial, map(self.trial, self._where))
         if not self._goes_fused(slot, trial, member.values):
             self._plain.place(slot, trial)
             self._where[slot] = self._plain
@@ -86,9 +93,13 @@ class AutoBackend(Backend):
             if self._fused is not None and trial is not None:
                 self._goes_fused(slot, trial, plan.values)
             elif self._where[slot] is self._fused and self._prefer == "auto":
-                self._may_go_back(slot)
+                try:
+                    self._may_go_back(slot)
+                except TaskError as error:
+                    outcomes[slot] = error
+        begins = {slot: plan for slot, plan in plans.items() if slot not in outcomes}
         for backend in dict.fromkeys(self._where.values()):
-            mine = {slot: plan for slot, plan in plans.items() if self._where[slot] is backend}
+            mine = {slot: plan for slot, plan in begins.items() if self._where[slot] is backend}
             began = time.perf_counter()
             outcomes.update(backend.step(mine))
             if backend is self._plain:
@@ -208,6 +219,11 @@ class _Plain(Backend):
         self._solos[slot].stack(0, member)
 
     def place(self, slot: int, trial: FusedTrial) -> None:
+        """Take in a trial that has begun.
+
+        Raises:
+            TaskError: It trains parameters of another trial.
+        """
         assert self._together is not None
         self._together.place(slot, trial)
 

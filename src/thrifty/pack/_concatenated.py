@@ -143,7 +143,11 @@ class ConcatenatedBackend(Backend):
             self._streams[slot].wait_stream(torch.cuda.current_stream(self._device))
         with self._stream(slot):
             more = self._company.step(slot, trial)
-            if not trial.seeds_each_batch and self._company.is_moved():
+            if (
+                len(self.trials) > 1
+                and not trial.seeds_each_batch
+                and self._company.is_moved()
+            ):
                 # nobody else has drawn since the epoch was seeded: what comes is right if nobody else follows
                 self.why_apart = self.why_apart or STREAMS_MOVED
             if self.why_apart or not more:
