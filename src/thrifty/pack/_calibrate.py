@@ -13,11 +13,12 @@ import torch
 
 from thrifty.perf import PackCurve
 
-from ._backend import EpochPlan, Member, out_of_memory
+from ._backend import EpochPlan, Member, UnverifiedError, out_of_memory
 from ._fused import FusedBackend, Structures
 from ._task import Task
 from ._trial import TaskTrial
 from .fused._options import BlockOptions
+from .fused._registry import UnfusableError
 
 
 SIZES = {"cpu": (1, 4, 16, 32), "cuda": (1, 4, 16, 64, 256)}
@@ -49,6 +50,9 @@ def calibrate(
 
     Trials are copies of ``member``, fresh and thrown away again. On whole batches (``whole``) trials that are trained one by one share what
     is made of a batch, too, so their steps are measured on a batch that is there already. A size that runs out of memory ends its curve.
+
+    Raises:
+        UnfusableError: One of the copies changes what others read.
     """
     solo_s = _seconds(_solo_steps(task, member, device, whole=whole), device)
     curves = [PackCurve(backend="solo", step_s={1: solo_s})]
@@ -126,7 +130,10 @@ def _measure_fused(
         torch.cuda.reset_peak_memory_stats(device)
     for slot in range(size):
         backend.stack(slot, replace(member, state=None, epoch=0))
-    seconds = _seconds(_fused_steps(backend, size, member.values), device)
+    try:
+        seconds = _seconds(_fused_steps(backend, size, member.values), device)
+    except UnverifiedError as error:
+        raise UnfusableError(str(error)) from error
     if device.type == "cuda":
         return seconds, float(torch.cuda.max_memory_allocated(device))
     return seconds, float(backend.memory_bytes())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,7 +34,8 @@ class Keeper:
     """Keeps the values of some places, and what is inside them.
 
     Containers, arrays, tensors, random generators and the tensors of modules are kept with their
-    content. Of other objects only their own places are, if they are among those given.
+    content. Of other objects only their own places are, if they are among those given. The
+    environment of the process is kept, too.
 
     >>> from thrifty.pack.identity import Place
     >>> counts = {"seen": [1]}
@@ -54,6 +56,7 @@ class Keeper:
             (place, vars_of(place.holder), dict(vars_of(place.holder)))
             for place in _one_for_each_holder(self._places)
         ]
+        self._environment = dict(os.environ)
 
     @property
     def keys(self) -> set[tuple[int, Any]]:
@@ -77,7 +80,11 @@ class Keeper:
         for place, names, before in self._spaces:
             owner = place.name.rpartition(".")[0]
             out += [f"{owner}.{name}" for name in names.keys() - before.keys()]
-        return out
+        return [*out, *(f"os.environ[{name!r}]" for name in self._moved_environment())]
+
+    def _moved_environment(self) -> list[str]:
+        before, now = self._environment, os.environ
+        return [n for n in {**before, **now} if before.get(n) != now.get(n)]
 
     def put_back(self) -> None:
         """Put everything back that is not what it was."""
@@ -93,6 +100,11 @@ class Keeper:
                 del names[name]
             for name in before.keys() - names.keys():
                 names[name] = before[name]
+        for name in self._moved_environment():
+            if name in self._environment:
+                os.environ[name] = self._environment[name]
+            else:
+                del os.environ[name]
 
 
 def _one_for_each_holder(places: Iterable[Place]) -> list[Place]:

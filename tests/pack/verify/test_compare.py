@@ -1,0 +1,100 @@
+"""A step in a block and the same step alone: what counts as rounding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from thrifty.pack.verify import StepTaken, compare_metrics, compare_step, relative_tolerance
+
+
+EPS = torch.finfo(torch.float32).eps
+BEFORE = {"w": torch.ones(4), "steps": torch.tensor(3)}
+ALONE = StepTaken(
+    loss=torch.tensor(1.0),
+    gradients={"w": torch.full((4,), 0.5), "b": torch.full((1,), 0.1), "idle": None},
+    tensors={"w": torch.full((4,), 0.95), "steps": torch.tensor(4)},
+)
+
+
+def compared(**changes):
+    for kind in ("gradients", "tensors"):
+        if kind in changes:
+            changes[kind] = {**getattr(ALONE, kind), **changes[kind]}
+    return compare_step(replace(ALONE, **changes), ALONE, before=BEFORE, num_terms=100)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"loss": torch.tensor(1.0 + 8 * EPS)},
+        {"gradients": {"w": torch.full((4,), 0.5 * (1 + 16 * EPS))}},
+        {"gradients": {"b": torch.full((1,), 0.1 + 5e-7)}},
+        {"gradients": {"idle": torch.zeros(2)}},
+        {"tensors": {"w": torch.full((4,), 0.95 * (1 + 2 * EPS))}},
+        {"tensors": {"w": torch.full((4,), 0.95) + 1e-40}},
+    ],
+)
+def test_rounding(changes):
+    assert compared(**changes) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "may_be_rounding"),
+    [
+        ({"loss": torch.tensor(1.001)}, "the loss", True),
+        ({"loss": torch.tensor(float("nan"))}, "the loss", True),
+        ({"gradients": {"w": torch.full((4,), 0.501)}}, "the gradient of 'w'", True),
+        ({"gradients": {"w": torch.full((4,), float("inf"))}}, "the gradient of 'w'", True),
+        ({"gradients": {"w": None}}, "the gradient of 'w'", False),
+        ({"gradients": {"idle": torch.full((2,), 1e-9)}}, "the gradient of 'idle'", False),
+        ({"gradients": {"new": torch.ones(1)}}, "the gradient of 'new'", False),
+        ({"tensors": {"w": torch.full((4,), 0.951)}}, "'w' after the step", True),
+        ({"tensors": {"w": torch.ones(3)}}, "'w' after the step", True),
+        ({"tensors": {"steps": torch.tensor(5)}}, "'steps' after the step", False),
+    ],
+)
+def test_what_is_no_rounding(changes, what, may_be_rounding):
+    found = compared(**changes)
+    assert found.what == what
+    assert found.is_rounding_possible == may_be_rounding
+    assert found.found > found.allowed
+    assert str(found).startswith(f"{what} differs by ")
+
+
+def test_a_tensor_that_the_block_forgot():
+    packed = replace(ALONE, tensors={"steps": torch.tensor(4)})
+    found = compare_step(packed, ALONE, before=BEFORE, num_terms=100)
+    assert found.what == "'w', which the pack does not have,"
+
+
+def test_the_same_that_is_no_number():
+    nan = replace(
+        ALONE,
+        loss=torch.tensor(float("nan")),
+        gradients={"w": torch.full((4,), float("nan"))},
+        tensors={"w": torch.full((4,), float("nan"))},
+    )
+    assert compare_step(nan, nan, before=BEFORE, num_terms=100) is None
+
+
+def test_double_precision_is_judged_more_strictly():
+    assert relative_tolerance(torch.float64, num_terms=1) == pytest.approx(1e-10)
+    assert relative_tolerance(torch.bfloat16, num_terms=1) > 0.1
+    one, two = (relative_tolerance(torch.float32, num_terms=n) for n in (10_000, 40_000))
+    assert two == pytest.approx(2 * one)
+
+
+@pytest.mark.parametrize(
+    ("packed", "name"),
+    [({"mse": 1.0 + 1e-7}, None), ({"mse": 1.01}, "mse"), ({}, "mse"), ({"mse": 1.0, "x": 0.0}, "x")],
+)
+def test_metrics(packed, name):
+    found = compare_metrics(packed, {"mse": 1.0}, tolerance=1e-5)
+    assert (found and found.name) == name
+    if found:
+        assert f"the metric {name!r} is" in str(found)
+    assert compare_metrics({"a": float("nan")}, {"a": float("nan")}, tolerance=0.0) is None

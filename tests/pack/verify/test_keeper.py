@@ -1,0 +1,129 @@
+"""Values are kept with what is inside them, compared, and put back."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter, OrderedDict, defaultdict, deque
+
+import numpy as np
+import pytest
+import torch
+
+from thrifty.pack.identity import Place
+from thrifty.pack.verify import Keeper, same
+from thrifty.pack.verify._keeper import MAX_BYTES
+
+
+def keeper_of(value) -> tuple[Keeper, dict]:
+    space = {"x": value}
+    return Keeper([Place(name="x", kind="global", holder=space, key="x")]), space
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (lambda: [1], lambda v: v.append(2)),
+        (lambda: [[1]], lambda v: v[0].append(2)),
+        (lambda: ([1],), lambda v: v[0].append(2)),
+        (lambda: {"a": 1}, lambda v: v.update(a=2)),
+        (lambda: {"a": {"b": [1]}}, lambda v: v["a"]["b"].clear()),
+        (lambda: {1}, lambda v: v.add(2)),
+        (lambda: deque([1]), lambda v: v.append(2)),
+        (lambda: bytearray(b"a"), lambda v: v.append(1)),
+        (lambda: Counter("a"), lambda v: v.update("a")),
+        (lambda: OrderedDict(a=1, b=2), lambda v: v.move_to_end("a")),
+        (lambda: defaultdict(list), lambda v: v["a"].append(1)),
+        (lambda: torch.ones(2), lambda v: v.add_(1)),
+        (lambda: torch.ones(2), lambda v: v.data.mul_(2)),
+        (lambda: np.ones(2), lambda v: v.__setitem__(0, 2)),
+        (lambda: torch.Generator(), lambda v: torch.rand(1, generator=v)),
+        (lambda: np.random.default_rng(0), lambda v: v.random()),
+        (lambda: np.random.RandomState(0), lambda v: v.rand()),
+        (lambda: random.Random(0), lambda v: v.random()),
+        (lambda: torch.nn.Linear(1, 1), lambda v: v.weight.data.fill_(3)),
+        (lambda: torch.nn.BatchNorm1d(1), lambda v: v.running_mean.fill_(3)),
+    ],
+    ids=lambda value: "",
+)
+def test_what_is_inside_is_noticed_and_put_back(make, change):
+    value = make()
+    keeper, space = keeper_of(value)
+    assert keeper.changed() == []
+    change(value)
+    assert keeper.changed() == ["x"]
+    keeper.put_back()
+    assert keeper.changed() == []
+    assert space["x"] is value
+
+
+def test_a_value_in_the_place_of_another():
+    first = [1]
+    keeper, space = keeper_of(first)
+    space["x"] = [1]
+    assert keeper.changed() == []
+    space["x"] = [2]
+    assert keeper.changed() == ["x"]
+    keeper.put_back()
+    assert space["x"] is first
+
+
+def test_a_tensor_that_was_resized():
+    value = torch.ones(2)
+    keeper, _ = keeper_of(value)
+    value.data = torch.zeros(3)
+    assert keeper.changed() == ["x"]
+    keeper.put_back()
+    assert same(value, torch.ones(2))
+
+
+def test_attributes_that_come_and_go():
+    class Thing:
+        pass
+
+    thing = Thing()
+    thing.a, thing.b = 1, 2
+    places = [
+        Place(name=f"thing.{key}", kind="attribute", holder=thing, key=key) for key in ("a", "b")
+    ]
+    keeper = Keeper(places)
+    thing.new = 3
+    del thing.b
+    assert sorted(keeper.changed()) == ["thing.b", "thing.new"]
+    keeper.put_back()
+    assert vars(thing) == {"a": 1, "b": 2}
+    assert keeper.keys == {(id(thing), "a"), (id(thing), "b")}
+
+
+def test_the_same_places_at_another_time():
+    value = [1]
+    early, _ = keeper_of(value)
+    value.append(2)
+    late = early.now()
+    value.append(3)
+    late.put_back()
+    assert value == [1, 2]
+    early.put_back()
+    assert value == [1]
+
+
+def test_large_tensors_and_defaults_are_left_alone():
+    large = torch.empty(MAX_BYTES // 4 + 1)
+    keeper, _ = keeper_of(large)
+    large.add_(1)
+    assert keeper.changed() == []
+
+    def default(x=1):
+        return x
+
+    fixed = Keeper([Place(name="x", kind="default", holder=default, key=0)])
+    default.__defaults__ = (2,)
+    assert fixed.changed() == []
+
+
+def test_the_environment(monkeypatch):
+    keeper, _ = keeper_of(1)
+    monkeypatch.setenv("THRIFTY_TEST_KEEPER", "1")
+    assert keeper.changed() == ["os.environ['THRIFTY_TEST_KEEPER']"]
+    keeper.put_back()
+    assert "THRIFTY_TEST_KEEPER" not in os.environ

@@ -1,0 +1,122 @@
+"""Values that code reads are noticed when they change, and whose they are."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from thrifty.pack.verify import Watch
+
+
+FACTOR = 1.0
+TABLE = {"factor": [1.0]}
+
+
+class Net(nn.Module):
+    gain = 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(2, 1)
+        self.scale, self.notes = 1.0, []
+
+    def forward(self, x):
+        return self.inner(x) * self.scale * self.gain * FACTOR * TABLE["factor"][0]
+
+
+class Frozen:
+    """Puts back what a test has changed in shared places."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        globals()["FACTOR"] = Net.gain = 1.0
+        TABLE["factor"][:] = [1.0]
+
+
+def set_global(_):
+    globals()["FACTOR"] = 2.0
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "is_own"),
+    [
+        (set_global, "FACTOR", False),
+        (lambda net: TABLE["factor"].__setitem__(0, 2.0), "TABLE", False),
+        (lambda net: setattr(Net, "gain", 2.0), "Net.gain", False),
+        (lambda net: setattr(net, "scale", 2.0), "model.scale", True),
+        (lambda net: net.notes.append(1), "model.notes", True),
+        (lambda net: net.inner.weight.requires_grad_(False), "model.inner", True),
+        (lambda net: setattr(net, "inner", nn.Linear(2, 1)), "model", True),
+        (lambda net: net.register_forward_hook(lambda *_: None), "model", True),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_change_is_named(change, name, is_own):
+    with Frozen():
+        net = Net()
+        watch = Watch({"model": net})
+        assert watch.changed() is None
+        change(net)
+        found = list(watch.changes())
+        assert [each.name.split("test_watch.")[-1] for each in found] == [name]
+        assert found[0].is_own == is_own
+        watch.look()
+        assert watch.changed() is None
+
+
+def test_the_environment(monkeypatch):
+    watch = Watch({"model": Net()})
+    monkeypatch.setenv("THRIFTY_TEST_WATCH", "1")
+    assert watch.changed().name == "os.environ"
+
+
+def test_the_memory_of_tensors_counts_where_that_is_asked_for():
+    net = Net()
+    loose, strict = Watch({"model": net}), Watch({"model": net}, memory=True)
+    net.inner.weight.data = net.inner.weight.data.clone()
+    assert loose.changed() is None
+    assert strict.changed().name == "model.inner"
+
+
+def test_what_two_trials_share_is_told_from_what_is_their_own():
+    with Frozen():
+        one, other = Net(), Net()
+        watches = [Watch({"model": each}) for each in (one, other)]
+        one.notes.append(1)
+        TABLE["factor"][0] = 2.0
+        shared = {
+            change.name.split("test_watch.")[-1]: not change.objects.isdisjoint(
+                watches[1].objects()
+            )
+            for change in watches[0].changes()
+        }
+        assert shared == {"model.notes": False, "TABLE": True}
+
+
+def test_attributes_may_be_followed_in_another_way():
+    net = Net()
+    watch = Watch({"model": net}, ignored=[(net, "scale")])
+    net.scale = 2.0
+    assert watch.changed() is None
+
+
+def test_iterators_cannot_be_watched():
+    net = Net()
+    net.notes = itertools.count()
+    assert Watch({"model": net}).unwatchable == "model.notes"
+    assert not Watch({"model": Net()}).unwatchable
+
+
+def test_a_part_at_a_time():
+    with Frozen():
+        net = Net()
+        watch = Watch({"model": net})
+        set_global(net)
+        net.scale = 3.0
+        found = {c.name for part in range(3) if (c := watch.changed(part, 3))}
+        assert len(found) == 2
