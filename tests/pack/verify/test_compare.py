@@ -47,6 +47,7 @@ def test_rounding(changes):
     [
         ({"loss": torch.tensor(1.001)}, "the loss", True),
         ({"loss": torch.tensor(float("nan"))}, "the loss", True),
+        ({"loss": torch.tensor(float("inf"))}, "the loss", True),
         ({"gradients": {"w": torch.full((4,), 0.501)}}, "the gradient of 'w'", True),
         ({"gradients": {"w": torch.full((4,), float("inf"))}}, "the gradient of 'w'", True),
         ({"gradients": {"w": None}}, "the gradient of 'w'", False),
@@ -90,7 +91,8 @@ def test_double_precision_is_judged_more_strictly():
 
 @pytest.mark.parametrize(
     ("packed", "name"),
-    [({"mse": 1.0 + 1e-7}, None), ({"mse": 1.01}, "mse"), ({}, "mse"), ({"mse": 1.0, "x": 0.0}, "x")],
+    [({"mse": 1.0 + 1e-7}, None), ({"mse": 1.01}, "mse"), ({}, "mse"), ({"mse": 1.0, "x": 0.0}, "x"),
+     ({"mse": float("inf")}, "mse"), ({"mse": float("nan")}, "mse")],
 )
 def test_metrics(packed, name):
     found = compare_metrics(packed, {"mse": 1.0}, tolerance=1e-5)

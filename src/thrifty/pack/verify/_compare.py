@@ -114,7 +114,8 @@ def compare_metrics(
             return MetricsDifference(name=name, found=one, alone=other)
         if one == other or (math.isnan(one) and math.isnan(other)):
             continue
-        if not abs(one - other) <= tolerance * max(abs(one), abs(other)) + SMALLEST:
+        allowed = tolerance * max(abs(one), abs(other)) + SMALLEST
+        if not (math.isfinite(allowed) and abs(one - other) <= allowed):
             return MetricsDifference(name=name, found=one, alone=other)
     return None
 
@@ -136,6 +137,8 @@ def _loss_difference(
     one, other = float(packed), float(alone)
     if one == other or (math.isnan(one) and math.isnan(other)):
         return None
+    if not (math.isfinite(one) and math.isfinite(other)):
+        return Difference(what="the loss", found=math.inf, allowed=0.0)
     # a loss may be a small difference of large terms, so its own size is not the measure
     scale = max(abs(one), abs(other), 1e-2)
     allowed = relative_tolerance(_coarser(packed.dtype, alone.dtype), num_terms=num_terms)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from thrifty.pack.identity import vars_of
 
 from ._same import same
-from ._watch import token
 
 
 FIRST_BATCH = "the first batch of the epoch"
@@ -156,13 +157,24 @@ def _content(value: Any, depth: int = 0) -> Any:
         return make(value, depth)
     if isinstance(value, bool | int | float | complex | str | bytes | type(None)):
         return (type(value).__name__, repr(value))
-    if isinstance(value, torch.Generator):
-        return bytes(value.get_state().numpy())
-    found = token(value)
+    if isinstance(value, np.ndarray):
+        return (value.shape, str(value.dtype), value.reshape(-1)[:1024].tolist())
+    if isinstance(value, np.generic):
+        return (str(value.dtype), repr(value))
+    state = _generator_state(value)
     # other objects differ in identity alone: their own attributes are looked at where they are known
-    return (
-        found if type(value).__module__ == "numpy" or "random" in type(value).__name__ else None
-    )
+    return None if state is None else repr(state)
+
+
+def _generator_state(value: Any) -> Any:
+    """The state of a random generator; None for anything else."""
+    if isinstance(value, torch.Generator):
+        return value.get_state().tolist()
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, np.random.RandomState):
+        return [part.tolist() if hasattr(part, "tolist") else part for part in value.get_state()]
+    return value.getstate() if isinstance(value, random.Random) else None
 
 
 def _of_sequence(value: Any, depth: int) -> Any:
