@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import ReferenceType
 
 import torch
 
@@ -64,6 +65,21 @@ class _Case:
         return probe(trial, self.plan, trains=self.trains)
 
 
+@dataclass(frozen=True, slots=True)
+class _Situation:
+    """What a comparison says something about.
+
+    Attributes:
+        kind: The kinds of modules.
+        is_new: Whether a trial was compared before it was trained.
+        changed: Variables that were not what they were at first.
+    """
+
+    kind: frozenset[type]
+    is_new: bool
+    changed: frozenset[str]
+
+
 class StateCheck:
     """Compares live trials with restored ones: at first always, later when it is cheap or something is new.
 
@@ -81,14 +97,22 @@ class StateCheck:
         self.budget = CheckBudget()
         self._keepers = [Keeper(training_places({"task": task}))]
         self._kinds: set[frozenset[type]] = set()
-        self._passed: set[tuple[frozenset[type], frozenset[str]]] = set()
+        self._passed: set[_Situation] = set()
         self._warned: set[str] = set()
         self._seconds = 0.0
+        self._trained: dict[int, ReferenceType[torch.Tensor]] = {}
 
     def note(self, trial: Trial) -> None:
-        """Keep the variables that the model of a new trial reads as they are before it is trained."""
+        """Keep the variables that the model of a new trial reads as they are before it is trained.
+
+        Raises:
+            StateError: Another trial has trained its parameters.
+        """
+        if not isinstance(trial, TaskTrial):
+            return
+        self._note_parameters(trial.model)
         kind = _kind(trial)
-        if kind in self._kinds or not isinstance(trial, TaskTrial):
+        if kind in self._kinds:
             return
         self._kinds.add(kind)
         known = set().union(*(keeper.keys for keeper in self._keepers))
@@ -100,11 +124,20 @@ class StateCheck:
         ]
         self._keepers.append(Keeper(places))
 
+    def _note_parameters(self, model: torch.nn.Module) -> None:
+        own = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        for name, parameter in own.items():
+            known = self._trained.get(id(parameter))
+            if known is not None and known() is parameter:
+                raise self._shared(name)
+        self._trained = {key: ref for key, ref in self._trained.items() if ref() is not None}
+        self._trained |= {id(p): ReferenceType(p) for p in own.values()}
+
     def is_due(self, trial: Trial) -> bool:
         """Whether a trial that has ended a stage, or begins one, has to be compared."""
-        situation = (_kind(trial), self._changed())
+        situation = _situation(trial, self._changed())
         return situation not in self._passed or (
-            bool(situation[1]) and self.budget.allows(self._seconds)
+            bool(situation.changed) and self.budget.allows(self._seconds)
         )
 
     def is_changed(self) -> bool:
@@ -129,7 +162,7 @@ class StateCheck:
         Raises:
             StateError: They go on differently, or the checkpoint cannot be loaded.
         """
-        situation = (_kind(live), self._changed())
+        situation = _situation(live, self._changed())
         began = time.perf_counter()
         now = [keeper.now() for keeper in self._keepers]
         try:
@@ -153,6 +186,7 @@ class StateCheck:
         restored = self._restored(case)
         theirs = case.probe(restored)
         _put_back(now)
+        meant = self._meant(case.live)
         mine = case.probe(case.live)
         difference = probes_differ(mine, theirs)
         outside = [*_outside(case.live, restored, meant=self._task.not_state), *changed]
@@ -168,7 +202,7 @@ class StateCheck:
                 f"{self._name}: equal steps differ in their last bits on {self._device}, "
                 "so its state cannot be checked exactly"
             )
-        elif not self._is_meant(case, mine):
+        elif not (meant and self._agrees(case, mine, meant)):
             raise StateError(self._incomplete(difference, outside))
 
     def _restored(self, case: _Case) -> Trial:
@@ -224,28 +258,32 @@ class StateCheck:
 
     def _check_shared(self, live: TaskTrial, other: TaskTrial) -> None:
         """Refuse parameters that belong to several models; frozen ones may."""
-        own = {id(tensor) for tensor in own_tensors(live.model).values()}
+        own = {id(parameter) for parameter in live.model.parameters()}
         shared = [
             name
-            for name, tensor in own_tensors(other.model).items()
-            if id(tensor) in own and tensor.requires_grad
+            for name, parameter in other.model.named_parameters()
+            if id(parameter) in own and parameter.requires_grad
         ]
         if shared:
-            raise StateError(
-                f"{self._name}.model gives the same parameter {shared[0]!r} to every trial, so one trial "
-                "trains those of another; make it anew, or copy it (copy.deepcopy), in each call"
-            )
+            raise self._shared(shared[0])
 
-    def _is_meant(self, case: _Case, mine: Probe) -> bool:
-        """Whether the trials agree once they agree on what is meant not to be state."""
-        meant = self._task.not_state
-        if not meant:
-            return False
+    def _shared(self, name: str) -> StateError:
+        return StateError(
+            f"{self._name}.model gives the same parameter {name!r} to several trials, so one trial trains "
+            "those of another; make it anew, or copy it (copy.deepcopy), in each call"
+        )
+
+    def _meant(self, live: Trial) -> list[dict[str, Any]]:
+        """Copies of what is meant not to be state: of the task, and of each module."""
+        names = self._task.not_state
+        held = [{n: vars(one)[n] for n in names if n in vars(one)} for one in _places(live)]
+        return deepcopy(held) if any(held) else []
+
+    def _agrees(self, case: _Case, mine: Probe, meant: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether a restored trial takes the same step once it has what is meant not to be state."""
         restored = self._restored(case)
-        for one, other in _pairs(case.live, restored):
-            for name in meant:
-                if name in vars(one):
-                    vars(other)[name] = deepcopy(vars(one)[name])
+        for one, values in zip(_places(restored), meant, strict=False):
+            vars(one).update(deepcopy(values))
         return not probes_differ(mine, case.probe(restored))
 
     # -- what is said --------------------------------------------------------------------
@@ -300,19 +338,20 @@ class StateCheck:
 # -- trials --------------------------------------------------------------------------------
 
 
+def _situation(trial: Trial, changed: frozenset[str]) -> _Situation:
+    return _Situation(_kind(trial), not trial.is_trained, changed)
+
+
 def _kind(trial: Trial) -> frozenset[type]:
     if isinstance(trial, TaskTrial):
         return frozenset(map(type, trial.model.modules()))
     return frozenset()
 
 
-def _pairs(live: Trial, restored: Trial) -> list[tuple[Any, Any]]:
-    """Objects that stand in the same place."""
-    out: list[tuple[Any, Any]] = [(live.task, restored.task)]
-    if isinstance(live, TaskTrial) and isinstance(restored, TaskTrial):
-        others = dict(restored.model.named_modules())
-        out += [(m, others[name]) for name, m in live.model.named_modules() if name in others]
-    return out
+def _places(trial: Trial) -> list[Any]:
+    """The objects of a trial that may have attributes of the user's."""
+    modules = trial.model.modules() if isinstance(trial, TaskTrial) else ()
+    return [trial.task, *modules]
 
 
 def _outside(live: Trial, restored: Trial, *, meant: Collection[str]) -> list[str]:

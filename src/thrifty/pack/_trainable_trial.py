@@ -24,6 +24,8 @@ class TrainableTrial:
     def __init__(self, task: Trainable, device: torch.device) -> None:
         # one instance is one trial; a pack has several
         self.task = own_task(task)
+        self.is_trained = False
+        """Whether it has begun an epoch."""
         self._device = device
 
     @property
@@ -69,6 +71,7 @@ class TrainableTrial:
         """
         seed_everything(derive_seed(self._seed, "epoch", plan.epoch))
         hp = HyperParameters(plan.values)
+        self.is_trained = True
         self.task.train(plan.epoch, hp)
         self._readings.followed |= hp.names_read
         self._readings.check_epoch(plan)

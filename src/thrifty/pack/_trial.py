@@ -45,6 +45,8 @@ class TaskTrial:
         # what the task notes down about one trial (in ``adapt``, say) must not reach another one
         self.task = own_task(task)
         self.device = device
+        self.is_trained = False
+        """Whether it has begun an epoch."""
 
     def begin(self, member: Member) -> None:
         """Make model and optimizer, and put the member's state into them if it has one.
@@ -165,6 +167,7 @@ class TaskTrial:
             TaskError: A hyper-parameter that moves is read once, and nothing follows it.
         """
         self.plan = plan
+        self.is_trained = True
         self.adapt(plan.values)
         self.followed.follow(plan.values)
         self.followed.check(plan.moving)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from thrifty.pack.identity import Place
-from thrifty.pack.verify import Keeper, same
+from thrifty.pack.verify import Keeper, same, training_places
 from thrifty.pack.verify._keeper import MAX_BYTES
 
 
@@ -121,9 +121,18 @@ def test_large_tensors_and_defaults_are_left_alone():
     assert fixed.changed() == []
 
 
-def test_the_environment(monkeypatch):
-    keeper, _ = keeper_of(1)
+def reads_the_environment():
+    return [os.environ.get(name) for name in ("THRIFTY_TEST_KEEPER",)] + [os.getenv("THRIFTY_TEST_OTHER")]
+
+
+def test_variables_of_the_environment_that_code_names(monkeypatch):
+    monkeypatch.setenv("THRIFTY_TEST_OTHER", "1")
+    keeper = Keeper(training_places({"read": reads_the_environment}))
+    monkeypatch.setenv("THRIFTY_TEST_UNREAD", "1")
+    assert keeper.changed() == []
     monkeypatch.setenv("THRIFTY_TEST_KEEPER", "1")
-    assert keeper.changed() == ["os.environ['THRIFTY_TEST_KEEPER']"]
+    monkeypatch.delenv("THRIFTY_TEST_OTHER")
+    names = ("THRIFTY_TEST_KEEPER", "THRIFTY_TEST_OTHER")
+    assert sorted(keeper.changed()) == [f"os.environ[{name!r}]" for name in names]
     keeper.put_back()
-    assert "THRIFTY_TEST_KEEPER" not in os.environ
+    assert reads_the_environment() == [None, "1"]

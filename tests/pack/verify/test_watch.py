@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 import pytest
 import torch
@@ -70,9 +71,16 @@ def test_a_change_is_named(change, name, is_own):
 
 
 def test_the_environment(monkeypatch):
-    watch = Watch({"model": Net()})
+    class Reading(Net):
+        def forward(self, x):
+            return super().forward(x) * float(os.environ.get("THRIFTY_TEST_WATCH", "1"))
+
+    watches = [Watch({"model": Reading()}) for _ in range(2)]
+    assert watches[0].changed() is None
     monkeypatch.setenv("THRIFTY_TEST_WATCH", "1")
-    assert watch.changed().name == "os.environ"
+    change = watches[0].changed()
+    assert change.name == "os.environ['THRIFTY_TEST_WATCH']"
+    assert not change.objects.isdisjoint(watches[1].objects())
 
 
 def test_the_memory_of_tensors_counts_where_that_is_asked_for():

@@ -166,6 +166,7 @@ class FusedTrial(TaskTrial):
         table = self.option_table(plan)
         _check_momentum(table)
         self.plan, self.plan_values = plan, plan.values
+        self.is_trained = True
         self.feed = feed
         self.rates = dropout_rates(self.model)
         self.begin_steps(self.num_steps(plan.values), tick=tick)

@@ -27,9 +27,10 @@ class Place:
 
     Attributes:
         name: for people, such as ``"helpers.SCALE"`` or ``"loss.<closure>.weight"``.
-        kind: what sort of location it is; an ``"item"`` is a keyword of a ``functools.partial``.
+        kind: what sort of location it is; an ``"item"`` is a keyword of a ``functools.partial``,
+            or a variable of the environment.
         holder: the object that holds the value: a module's namespace, a cell, a function, a class,
-            an instance, a dict.
+            an instance, a mapping.
         key: the name of the value in its holder; an index for a default.
         own: False for an attribute of an object whose class comes from an installed package
             (``torch.nn.Module`` excepted).
@@ -78,7 +79,8 @@ class Place:
             elif self.key in vars(self.holder):
                 type.__delattr__(self.holder, self.key)
         else:
-            names = self.holder if isinstance(self.holder, dict) else _namespace(self.holder)
+            is_mapping = self.kind == "item" or isinstance(self.holder, dict)
+            names = self.holder if is_mapping else _namespace(self.holder)
             if value is MISSING:
                 names.pop(self.key, None)
             else:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,9 @@ MAX_DEPTH = 4
 KINDS = frozenset({"global", "closure", "class attribute", "attribute", "item", "slot"})
 """Places that training code may write to."""
 
+_VARIABLE = re.compile("[A-Z][A-Z0-9_]+")
+"""What names of environment variables look like."""
+
 _MAKERS = ("data", "model", "optimizer")
 """Methods of a task that run before training, and may keep caches."""
 
@@ -34,8 +39,7 @@ class Keeper:
     """Keeps the values of some places, and what is inside them.
 
     Containers, arrays, tensors, random generators and the tensors of modules are kept with their
-    content. Of other objects only their own places are, if they are among those given. The
-    environment of the process is kept, too.
+    content. Of other objects only their own places are, if they are among those given.
 
     >>> from thrifty.pack.identity import Place
     >>> counts = {"seen": [1]}
@@ -56,8 +60,6 @@ class Keeper:
             (place, vars_of(place.holder), dict(vars_of(place.holder)))
             for place in _one_for_each_holder(self._places)
         ]
-        self._environment = dict(os.environ)
-
     @property
     def keys(self) -> set[tuple[int, Any]]:
         """What identifies the places."""
@@ -80,11 +82,7 @@ class Keeper:
         for place, names, before in self._spaces:
             owner = place.name.rpartition(".")[0]
             out += [f"{owner}.{name}" for name in names.keys() - before.keys()]
-        return [*out, *(f"os.environ[{name!r}]" for name in self._moved_environment())]
-
-    def _moved_environment(self) -> list[str]:
-        before, now = self._environment, os.environ
-        return [n for n in {**before, **now} if before.get(n) != now.get(n)]
+        return out
 
     def put_back(self) -> None:
         """Put everything back that is not what it was."""
@@ -100,11 +98,6 @@ class Keeper:
                 del names[name]
             for name in before.keys() - names.keys():
                 names[name] = before[name]
-        for name in self._moved_environment():
-            if name in self._environment:
-                os.environ[name] = self._environment[name]
-            else:
-                del os.environ[name]
 
 
 def _one_for_each_holder(places: Iterable[Place]) -> list[Place]:
@@ -119,12 +112,24 @@ def training_places(roots: Mapping[str, Any]) -> list[Place]:
     """
     models = {n: root for n, root in roots.items() if isinstance(root, torch.nn.Module)}
     others = {n: root for n, root in roots.items() if n not in models}
-    found = {
-        (id(place.holder), place.key): place
-        for places in (reach(others, without=_MAKERS).places, reach(models).places)
-        for place in places
-    }
-    return list(found.values())
+    both = (reach(others, without=_MAKERS), reach(models))
+    functions = [each.value for found in both for each in found.functions]
+    places = [*both[0].places, *both[1].places, *_environment_places(functions)]
+    return list({(id(place.holder), place.key): place for place in places}.values())
+
+
+def _environment_places(functions: Iterable[FunctionType]) -> Iterator[Place]:
+    """The variables of the environment whose names stand in some functions."""
+    constants: list[Any] = [function.__code__ for function in functions]
+    while constants:
+        constant = constants.pop()
+        if isinstance(constant, CodeType):
+            constants.extend(constant.co_consts)
+        elif isinstance(constant, tuple | frozenset):
+            constants.extend(constant)
+        elif isinstance(constant, str) and _VARIABLE.fullmatch(constant):
+            name = f"os.environ[{constant!r}]"
+            yield Place(name=name, kind="item", holder=os.environ, key=constant)
 
 
 def _is_other(now: Any, before: Any) -> bool:

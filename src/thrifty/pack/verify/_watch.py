@@ -6,7 +6,6 @@ step and not only by the next check. The model to read is the guards of ``torch.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,7 +89,6 @@ class Watch:
             for name, model in self._models.items()
             for path, module in model.named_modules()
         ]
-        self._environment = dict(_environment())
 
     def _add(self, place: Place) -> None:
         value = place.get()
@@ -116,8 +114,6 @@ class Watch:
 
     def changes(self, part: int = 0, parts: int = 1) -> Iterator[Change]:
         """All values that are not what they were. Arguments as for ``changed``."""
-        if not part and _environment() != self._environment:
-            yield _change("os.environ", os.environ, is_own=False)
         for space in list(self._spaces.values())[part::parts]:
             yield from map(self._change, space.changes())
         for value, place in self._cells[part::parts]:
@@ -133,7 +129,7 @@ class Watch:
 
     def objects(self) -> set[int]:
         """Identities of all objects that hold a watched value, or are inside of one that may change."""
-        out = {id(place.holder) for place in self._places} | self._own | {id(os.environ)}
+        out = {id(place.holder) for place in self._places} | self._own
         for place, _ in self._contents:
             out.update(_inside(place.get()))
         return out
@@ -280,11 +276,6 @@ def _has_contents(value: Any) -> bool:
     return type(value) in _TOKENS or isinstance(
         value, torch.Tensor | torch.Generator | np.random.Generator
     )
-
-
-def _environment() -> Mapping[Any, Any]:
-    """The environment of the process; without decoding it, which is slow, where that is possible."""
-    return getattr(os.environ, "_data", os.environ)
 
 
 def _inside(value: Any, depth: int = 0) -> Iterator[int]:

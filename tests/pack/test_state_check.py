@@ -1,0 +1,577 @@
+"""A checkpoint holds the whole state of a trial, or that is an error which names what it lacks."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+from functools import lru_cache
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from tests.pack._toys import Toy, normal
+from thrifty.core import StateError
+from thrifty.pack import (
+    SGD,
+    AdamW,
+    EpochPlan,
+    Member,
+    StateCheck,
+    Trainable,
+    borrowed_streams,
+    task_identity,
+)
+from thrifty.pack._state_check import SHORT_S
+from thrifty.pack._trainable_trial import TrainableTrial
+from thrifty.pack._trial import TaskTrial
+
+
+CPU = torch.device("cpu")
+VALUES = {"lr": 0.05}
+
+
+def plan(epoch):
+    return EpochPlan(epoch=epoch, values=VALUES)
+
+
+def trained(task, check, *, epochs=1):
+    """A trial that has ended an epoch, and what its checkpoint is read back as."""
+    trial = (TaskTrial if isinstance(task, Toy) else TrainableTrial)(task, CPU)
+    trial.begin(Member(values=VALUES, seed=3))
+    check.note(trial)
+    for epoch in range(epochs):
+        trial.epoch(plan(epoch))
+    return trial, Member(values=VALUES, seed=3, epoch=epochs, state=trial.state())
+
+
+def run_check(task, *, epochs=1, seconds=0.0):
+    with borrowed_streams():
+        check = StateCheck(task, device=CPU)
+        trial, member = trained(task, check, epochs=epochs)
+        check.check(trial, member, plan(epochs), seconds=seconds)
+    return check
+
+
+# -- what is complete ------------------------------------------------------------------------
+
+
+class Adam(Toy):
+    optimizer = AdamW(lr="lr")
+
+
+class Normed(Toy):
+    def network(self, hp):
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 1))
+
+
+class Counts(nn.Module):
+    """Counts its steps in a buffer."""
+
+    def __init__(self, *, persistent=True):
+        super().__init__()
+        self.inner = nn.Linear(6, 1)
+        self.register_buffer("calls", torch.ones(()), persistent=persistent)
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+        return self.inner(x / self.calls)
+
+
+class Buffered(Toy):
+    def network(self, hp):
+        return Counts()
+
+
+@pytest.mark.parametrize("task", [Toy, Adam, Normed, Buffered])
+def test_a_complete_state(task, caplog):
+    check = run_check(task())
+    assert not caplog.messages
+    assert (check.budget.num_checks, check.is_changed()) == (1, False)
+
+
+def test_it_is_asked_for_once_for_each_kind_of_model():
+    with borrowed_streams():
+        check = StateCheck(Toy(), device=CPU)
+        trial, member = trained(Toy(), check)
+        assert check.is_due(trial)
+        check.check(trial, member, plan(1), seconds=0.0)
+        assert not check.is_due(trial)
+        other, _ = trained(Normed(), check)
+        assert check.is_due(other)
+
+
+# -- state outside of the checkpoint -----------------------------------------------------------
+
+
+class NotPersistent(Toy):
+    def network(self, hp):
+        return Counts(persistent=False)
+
+
+class AttributeCounter(Toy):
+    def network(self, hp):
+        model = super().network(hp)
+        model.calls = 0
+        return model
+
+    def loss(self, model, batch):
+        model.calls += 1
+        return super().loss(model, batch) / model.calls
+
+
+class TaskCounter(Toy):
+    def __init__(self):
+        self.calls = 0
+
+    def loss(self, model, batch):
+        self.calls += 1
+        return super().loss(model, batch) / self.calls
+
+
+class ListCounter(TaskCounter):
+    def __init__(self):
+        self.notes = [1]
+
+    def loss(self, model, batch):
+        self.notes.append(1)
+        return super(TaskCounter, self).loss(model, batch) / len(self.notes)
+
+
+TOTAL = {"calls": 0}
+
+
+class GlobalCounter(Toy):
+    def loss(self, model, batch):
+        TOTAL["calls"] += 1
+        return super().loss(model, batch) / TOTAL["calls"]
+
+
+class ClassCounter(Toy):
+    calls = 0
+
+    def loss(self, model, batch):
+        type(self).calls += 1
+        return super().loss(model, batch) / type(self).calls
+
+
+class MetricsCounter(Toy):
+    def __init__(self):
+        self.calls = 0
+
+    def metrics(self, model, batch):
+        self.calls += 1
+        return {"calls": self.calls}
+
+
+class FirstBatch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.scale = nn.Linear(6, 1), None
+
+    def forward(self, x):
+        if self.scale is None:
+            self.scale = x.detach().abs().mean()
+        return self.inner(x / self.scale)
+
+
+class Caching(Toy):
+    def network(self, hp):
+        return FirstBatch()
+
+
+class OwnGenerator(Toy):
+    def network(self, hp):
+        model = super().network(hp)
+        model.rng = torch.Generator().manual_seed(0)
+        return model
+
+    def loss(self, model, batch):
+        return super().loss(model, batch) * (1 + torch.rand(1, generator=model.rng)).sum()
+
+
+class Forgetful(torch.optim.SGD):
+    """Halves its updates at each step, and keeps the number of steps to itself."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, lr)
+        self.num_steps = 0
+
+    def step(self, closure=None):
+        self.num_steps += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.add_(p.grad, alpha=-group["lr"] * 0.5**self.num_steps)
+
+
+class OwnOptimizer(Toy):
+    def optimizer(self, hp):
+        from thrifty.pack import Optimizer
+
+        return Optimizer(Forgetful, lr="lr")
+
+
+@pytest.mark.parametrize(
+    ("task", "what"),
+    [
+        (NotPersistent, "'model.calls (a buffer that is not persistent)'"),
+        (AttributeCounter, "'model.calls'"),
+        (TaskCounter, "'self.calls'"),
+        (ListCounter, "'self.notes'"),
+        (GlobalCounter, "TOTAL"),
+        (ClassCounter, "ClassCounter.calls"),
+        (MetricsCounter, "'self.calls'"),
+        (Caching, "'model.scale'"),
+        (OwnGenerator, "'model.rng'"),
+        (OwnOptimizer, "something that is not an attribute"),
+    ],
+)
+def test_what_is_outside_of_the_state_is_named(task, what):
+    with pytest.raises(StateError, match=r"keeps state outside of its checkpoint") as caught:
+        run_check(task())
+    assert what in str(caught.value).replace("tests.pack.test_state_check.", "")
+    assert "register_buffer" in str(caught.value)
+
+
+def test_variables_are_put_back_after_a_comparison():
+    with borrowed_streams():
+        check = StateCheck(GlobalCounter(), device=CPU)
+        trial, member = trained(GlobalCounter(), check)
+        before = TOTAL["calls"]
+        with pytest.raises(StateError):
+            check.check(trial, member, plan(1), seconds=0.0)
+    assert TOTAL["calls"] == before
+
+
+class Replacing(Toy):
+    """Adds a layer when training goes on, so that its state fits no new model."""
+
+    def adapt(self, model, hp):
+        model.append(nn.Linear(1, 1))
+
+
+def test_a_state_that_does_not_fit_a_new_model():
+    with pytest.raises(StateError, match=r"cannot be loaded into a new model \(RuntimeError"):
+        run_check(Replacing())
+
+
+# -- what is accepted --------------------------------------------------------------------------
+
+
+class Logging(Toy):
+    def __init__(self):
+        self.notes = []
+
+    def loss(self, model, batch):
+        self.notes.append(len(batch))
+        return super().loss(model, batch)
+
+
+def test_state_that_does_not_matter_is_a_warning(caplog):
+    with caplog.at_level(logging.WARNING):
+        run_check(Logging())
+    (message,) = caplog.messages
+    assert "not in the checkpoint: 'self.notes'" in message
+    assert "not_state" in message
+
+
+def test_what_is_meant_is_no_warning(caplog):
+    class Meant(Logging):
+        not_state = ("notes",)
+
+    run_check(Meant())
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("base", [TaskCounter, AttributeCounter])
+def test_what_is_meant_may_matter(base):
+    class Meant(base):
+        not_state = ("calls",)
+
+    run_check(Meant())
+
+
+def test_only_what_is_meant_may_matter():
+    class Meant(AttributeCounter):
+        not_state = ("other",)
+
+    with pytest.raises(StateError):
+        run_check(Meant())
+
+
+def test_what_is_meant_does_not_change_what_a_task_is():
+    class One(Toy):
+        pass
+
+    plain = task_identity(One())
+    One.not_state = ("notes",)
+    assert task_identity(One()).training == plain.training
+    One.other = ("notes",)
+    assert task_identity(One()).training != plain.training
+
+
+# -- what cannot be repeated -------------------------------------------------------------------
+
+ENDLESS = itertools.count(1)
+
+
+class Unrepeatable(Toy):
+    def loss(self, model, batch):
+        return super().loss(model, batch) / next(ENDLESS)
+
+
+def test_a_task_that_gives_another_result_each_time():
+    with pytest.raises(StateError, match=r"another result each time.*the loss of the next step"):
+        run_check(Unrepeatable())
+
+
+class Rows(Dataset):
+    num_read = itertools.count()
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        x = normal(6, seed=index) + next(self.num_read)
+        return x, x.sum()[None]
+
+
+class Unreadable(Toy):
+    def data(self, hp):
+        return Rows(), Rows()
+
+
+def test_data_that_are_others_each_time():
+    with pytest.raises(StateError, match=r"the data of Unreadable are not the same each time"):
+        run_check(Unreadable())
+
+
+class AnotherStart(Toy):
+    def network(self, hp):
+        model = super().network(hp)
+        with torch.no_grad():
+            model[0].weight.fill_(next(ENDLESS))
+        return model
+
+
+def test_models_that_are_others_each_time():
+    with pytest.raises(StateError, match=r"gives another '0\.weight' each time, for the same seed"):
+        run_check(AnotherStart())
+
+
+class SharedModel(Toy):
+    held: list = []
+
+    def network(self, hp):
+        if not self.held:
+            self.held.append(super().network(hp))
+        return self.held[0]
+
+
+@lru_cache
+def hidden_model():
+    return nn.Sequential(nn.Linear(6, 1))
+
+
+class HiddenModel(Toy):
+    """The cache is in no variable that training code reads."""
+
+    def network(self, hp):
+        return hidden_model()
+
+
+def test_a_model_that_all_trials_share():
+    with pytest.raises(StateError, match=r"the same parameter '0\.weight' to several trials"):
+        run_check(HiddenModel())
+
+
+@pytest.mark.parametrize("task", [SharedModel, HiddenModel])
+def test_a_model_that_another_trial_has_trained(task):
+    check = StateCheck(task(), device=CPU)
+    with borrowed_streams():
+        _, _ = trained(task(), check)
+        with pytest.raises(StateError, match=r"the same parameter '0\.weight' to several trials"):
+            trained(task(), check)
+    fresh = StateCheck(Toy(), device=CPU)
+    with borrowed_streams():
+        for _ in range(3):
+            trained(Toy(), fresh)
+
+
+class SharedBackbone(SharedModel):
+    """What all trials share is frozen."""
+
+    def network(self, hp):
+        return nn.Sequential(super().network(hp).requires_grad_(False), nn.Linear(1, 1))
+
+
+def test_a_frozen_model_may_be_shared():
+    check = StateCheck(SharedBackbone(), device=CPU)
+    with borrowed_streams():
+        for _ in range(2):
+            trial, member = trained(SharedBackbone(), check)
+            check.check(trial, member, plan(1), seconds=0.0)
+
+
+class Rounding(Toy):
+    """Adds up in another order each time, as some devices do."""
+
+    def loss(self, model, batch):
+        return super().loss(model, batch) * (1 + 1e-7 * (next(ENDLESS) % 5))
+
+
+def test_noise_in_the_last_bits_is_a_warning(caplog):
+    with caplog.at_level(logging.WARNING):
+        run_check(Rounding())
+    assert any("differ in their last bits on cpu" in message for message in caplog.messages)
+
+
+def test_no_memory_for_a_comparison_is_a_warning(caplog, monkeypatch):
+    check = StateCheck(Toy(), device=CPU)
+    with borrowed_streams():
+        trial, member = trained(Toy(), check)
+
+        def full(*_, **__):
+            raise MemoryError
+
+        monkeypatch.setattr(check, "_compare", full)
+        check.check(trial, member, plan(1), seconds=0.0)
+    assert "there was no memory" in caplog.text
+    assert not check.is_due(trial)
+
+
+# -- variables that all trials share -------------------------------------------------------------
+
+FACTOR = {"now": 1.0}
+
+
+class Following(Toy):
+    def adapt(self, model, hp):
+        FACTOR["now"] = 1.0 + hp.lr
+
+    def loss(self, model, batch):
+        return super().loss(model, batch) * FACTOR["now"]
+
+
+def test_a_variable_that_follows_from_the_hyper_parameters(caplog):
+    FACTOR["now"] = 0.0
+    with caplog.at_level(logging.WARNING):
+        check = run_check(Following())
+    assert check.is_changed()
+    assert "FACTOR" in caplog.text
+    assert FACTOR["now"] == 1.05
+
+
+LEFT = {"by": None}
+
+
+class Leaving(Toy):
+    """What the first trial computes reaches all others."""
+
+    def loss(self, model, batch):
+        if LEFT["by"] is None:
+            LEFT["by"] = float(batch[0].mean()) + 2
+        return super().loss(model, batch) * LEFT["by"]
+
+
+def test_what_a_trial_leaves_behind_must_not_reach_a_new_one():
+    LEFT["by"] = None
+    with borrowed_streams():
+        check = StateCheck(Leaving(), device=CPU)
+        trained(Leaving(), check)
+        assert check.is_changed()
+        new = Member(values=VALUES, seed=4)
+        begun = check.begin(new)
+        assert check.is_due(begun)
+        with pytest.raises(StateError, match="LEFT"):
+            check.check(begun, new, plan(0), seconds=0.0)
+
+
+# -- trainables ----------------------------------------------------------------------------------
+
+
+class Owner(Trainable):
+    """Counts its epochs."""
+
+    def setup(self, hp, *, seed, device):
+        self.model = nn.Linear(1, 1)
+        self.count = 0
+
+    def train(self, epoch, hp):
+        self.count += 1
+        with torch.no_grad():
+            self.model.weight.add_(self.count)
+
+    def evaluate(self):
+        return {"weight": float(self.model.weight.detach().sum())}
+
+    def state(self):
+        return {"model": self.model.state_dict(), "count": self.count}
+
+    def load_state(self, state):
+        self.model.load_state_dict(state["model"])
+        self.count = state["count"]
+
+
+class Losing(Owner):
+    def load_state(self, state):
+        self.model.load_state_dict(state["model"])
+
+
+class Strict(Owner):
+    def load_state(self, state):
+        raise ValueError("not again")
+
+
+class Stale(Owner):
+    """Evaluates what it had before its state was loaded."""
+
+    def setup(self, hp, *, seed, device):
+        super().setup(hp, seed=seed, device=device)
+        self.last = 0.0
+
+    def train(self, epoch, hp):
+        super().train(epoch, hp)
+        self.last = float(self.model.weight.detach().sum())
+
+    def evaluate(self):
+        return {"weight": self.last}
+
+
+def test_a_trainable_that_keeps_all():
+    assert run_check(Owner()).budget.num_checks == 1
+
+
+def test_a_trainable_that_loses_something():
+    with pytest.raises(StateError, match=r"Losing keeps state outside.*'self\.count'") as caught:
+        run_check(Losing())
+    assert "keep it in state() and load_state()" in str(caught.value)
+
+
+def test_a_trainable_that_cannot_be_loaded():
+    with pytest.raises(StateError, match=r"cannot be loaded into a new trial \(ValueError: not again"):
+        run_check(Strict())
+
+
+def test_a_trainable_with_long_epochs_is_only_evaluated(monkeypatch):
+    calls = []
+    monkeypatch.setattr(Owner, "train", lambda self, epoch, hp: calls.append(epoch))
+    run_check(Owner(), seconds=2 * SHORT_S)
+    assert calls == [0]
+    with pytest.raises(StateError, match=r"the metric 'weight'"):
+        monkeypatch.undo()
+        run_check(Stale(), seconds=2 * SHORT_S)
+
+
+def test_streams_are_not_part_of_it():
+    """Draws from the global streams are seeded, so they are the same for both trials."""
+
+    class Drawing(Toy):
+        def loss(self, model, batch):
+            return super().loss(model, batch) * (1 + random.random()) + torch.rand(()) * 0
+
+    assert run_check(Drawing(), epochs=2).budget.num_checks == 1
+    assert SGD is not None
