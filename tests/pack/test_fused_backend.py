@@ -38,6 +38,7 @@ from thrifty.pack import (
     RMSprop,
     SoloBackend,
     UnfusableError,
+    UnverifiedError,
 )
 from thrifty.pack.fused._dry_run import dry_run
 from thrifty.space import Cosine, Linear, MultiStep, Step
@@ -523,8 +524,11 @@ def test_divergence_is_that_of_one_trial():
     task = in_double(Dropping)
     trials = [Trial(config={"lr": lr}, seed=k) for k, lr in enumerate([0.05, 1e200, 0.02])]
     found, wanted = together(fused(task), trials), alone(task, trials)
-    assert isinstance(found[1].error, DivergedError)
-    assert str(found[1].error) == str(wanted[1].error)
+    # nobody can tell whether the pack has made it diverge: it is trained again, alone
+    assert isinstance(found[1].error, UnverifiedError)
+    assert not found[1].error.mismatch
+    assert isinstance(wanted[1].error, DivergedError)
+    assert str(wanted[1].error) in str(found[1].error)
     for k in (0, 2):
         assert found[k].error is None
         assert_same_state(found[k].state, wanted[k].state, tolerance=DOUBLE)

@@ -81,7 +81,7 @@ class _Situation:
 
 
 class StateCheck:
-    """Compares live trials with restored ones: at first always, later when it is cheap or something is new.
+    """Compares live trials with restored ones: the first of each kind, and each once if they share what changes.
 
     Args:
         task: What the trials train. Its variables count as they are now.
@@ -133,12 +133,18 @@ class StateCheck:
         self._trained = {key: ref for key, ref in self._trained.items() if ref() is not None}
         self._trained |= {id(p): ReferenceType(p) for p in own.values()}
 
-    def is_due(self, trial: Trial) -> bool:
-        """Whether a trial that has ended a stage, or begins one, has to be compared."""
+    def is_due(self, trial: Trial, *, is_first: bool = True) -> bool:
+        """Whether a trial that has ended a stage, or begins one, has to be compared.
+
+        Args:
+            trial: The trial.
+            is_first: Whether it has not been compared yet. What other trials have left in variables may reach
+                it, so each is compared once as soon as variables have changed.
+        """
         situation = _situation(trial, self._changed())
-        return situation not in self._passed or (
-            bool(situation.changed) and self.budget.allows(self._seconds)
-        )
+        if situation not in self._passed:
+            return True
+        return bool(situation.changed) and (is_first or self.budget.allows(self._seconds))
 
     def is_changed(self) -> bool:
         """Whether a variable that trials share is not what it was at first."""

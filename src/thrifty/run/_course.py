@@ -36,6 +36,8 @@ class Course:
         """Whether it has begun its present stage before."""
         self.is_alone = False
         """Whether it is not fused with others any more."""
+        self.is_compared = False
+        """Whether it was compared with a trial that was restored, at the end of a stage."""
         self.epoch_s = 0.0
         """How long its last epoch took."""
         self._num_reported = self.epoch
