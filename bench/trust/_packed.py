@@ -52,7 +52,9 @@ class Verdict:
 
     @property
     def is_silent_deviation(self) -> bool:
-        return self.how in ("fused", "in turn", "trained") and not self.deviation <= self.allowed
+        return (
+            self.how in ("fused", "in turn", "trained") and not self.deviation <= self.allowed
+        )
 
     @property
     def is_crash(self) -> bool:

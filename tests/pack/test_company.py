@@ -188,7 +188,9 @@ class SharedBackbone(SharedModel):
     frozen = True
 
 
-@pytest.mark.parametrize("make", [ConcatenatedBackend, lambda task: AutoBackend(task, prefer="fused")])
+@pytest.mark.parametrize(
+    "make", [ConcatenatedBackend, lambda task: AutoBackend(task, prefer="fused")]
+)
 def test_parameters_that_several_trials_train_are_refused(make):
     backend = make(SharedModel())
     backend.stack(0, TRIALS[0].member)

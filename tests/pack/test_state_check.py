@@ -15,10 +15,10 @@ from torch.utils.data import Dataset
 from tests.pack._toys import Toy, normal
 from thrifty.core import StateError
 from thrifty.pack import (
-    SGD,
     AdamW,
     EpochPlan,
     Member,
+    Optimizer,
     StateCheck,
     Trainable,
     borrowed_streams,
@@ -208,10 +208,7 @@ class Forgetful(torch.optim.SGD):
 
 
 class OwnOptimizer(Toy):
-    def optimizer(self, hp):
-        from thrifty.pack import Optimizer
-
-        return Optimizer(Forgetful, lr="lr")
+    optimizer = Optimizer(Forgetful, lr="lr")
 
 
 @pytest.mark.parametrize(
@@ -324,7 +321,9 @@ class Unrepeatable(Toy):
 
 
 def test_a_task_that_gives_another_result_each_time():
-    with pytest.raises(StateError, match=r"another result each time.*the loss of the next step"):
+    with pytest.raises(
+        StateError, match=r"another result each time.*the loss of the next step"
+    ):
         run_check(Unrepeatable())
 
 
@@ -358,17 +357,20 @@ class AnotherStart(Toy):
 
 
 def test_models_that_are_others_each_time():
-    with pytest.raises(StateError, match=r"gives another '0\.weight' each time, for the same seed"):
+    with pytest.raises(
+        StateError, match=r"gives another '0\.weight' each time, for the same seed"
+    ):
         run_check(AnotherStart())
 
 
-class SharedModel(Toy):
-    held: list = []
+HELD: list[nn.Module] = []
 
+
+class SharedModel(Toy):
     def network(self, hp):
-        if not self.held:
-            self.held.append(super().network(hp))
-        return self.held[0]
+        if not HELD:
+            HELD.append(super().network(hp))
+        return HELD[0]
 
 
 @lru_cache
@@ -390,10 +392,13 @@ def test_a_model_that_all_trials_share():
 
 @pytest.mark.parametrize("task", [SharedModel, HiddenModel])
 def test_a_model_that_another_trial_has_trained(task):
+    HELD.clear()
     check = StateCheck(task(), device=CPU)
     with borrowed_streams():
-        _, _ = trained(task(), check)
-        with pytest.raises(StateError, match=r"the same parameter '0\.weight' to several trials"):
+        trained(task(), check)
+        with pytest.raises(
+            StateError, match=r"the same parameter '0\.weight' to several trials"
+        ):
             trained(task(), check)
     fresh = StateCheck(Toy(), device=CPU)
     with borrowed_streams():
@@ -409,6 +414,7 @@ class SharedBackbone(SharedModel):
 
 
 def test_a_frozen_model_may_be_shared():
+    HELD.clear()
     check = StateCheck(SharedBackbone(), device=CPU)
     with borrowed_streams():
         for _ in range(2):
@@ -546,13 +552,17 @@ def test_a_trainable_that_keeps_all():
 
 
 def test_a_trainable_that_loses_something():
-    with pytest.raises(StateError, match=r"Losing keeps state outside.*'self\.count'") as caught:
+    with pytest.raises(
+        StateError, match=r"Losing keeps state outside.*'self\.count'"
+    ) as caught:
         run_check(Losing())
     assert "keep it in state() and load_state()" in str(caught.value)
 
 
 def test_a_trainable_that_cannot_be_loaded():
-    with pytest.raises(StateError, match=r"cannot be loaded into a new trial \(ValueError: not again"):
+    with pytest.raises(
+        StateError, match=r"cannot be loaded into a new trial \(ValueError: not again"
+    ):
         run_check(Strict())
 
 
@@ -561,8 +571,8 @@ def test_a_trainable_with_long_epochs_is_only_evaluated(monkeypatch):
     monkeypatch.setattr(Owner, "train", lambda self, epoch, hp: calls.append(epoch))
     run_check(Owner(), seconds=2 * SHORT_S)
     assert calls == [0]
+    monkeypatch.undo()
     with pytest.raises(StateError, match=r"the metric 'weight'"):
-        monkeypatch.undo()
         run_check(Stale(), seconds=2 * SHORT_S)
 
 
@@ -574,4 +584,3 @@ def test_streams_are_not_part_of_it():
             return super().loss(model, batch) * (1 + random.random()) + torch.rand(()) * 0
 
     assert run_check(Drawing(), epochs=2).budget.num_checks == 1
-    assert SGD is not None

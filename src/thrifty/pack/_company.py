@@ -13,9 +13,7 @@ from ._trial import TaskTrial
 from .verify import Change, Watch
 
 
-STREAMS_MOVED = (
-    "it draws from Python's or NumPy's random stream, which is seeded for each epoch, not for each step"
-)
+STREAMS_MOVED = "it draws from Python's or NumPy's random stream, which is seeded for each epoch, not for each step"
 
 
 class InterferenceError(Exception):

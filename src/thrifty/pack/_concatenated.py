@@ -133,7 +133,9 @@ class ConcatenatedBackend(Backend):
     def _begin(self, slot: int, plan: EpochPlan, shared: _SharedBatches) -> Mapping[str, float]:
         """The first step of an epoch; all of it if members do not take turns. The metrics if that was all of it."""
         trial = self.trials[slot]
-        trial.start(plan, batches=trial.batches(plan) if self.why_apart else shared.of(trial, plan))
+        trial.start(
+            plan, batches=trial.batches(plan) if self.why_apart else shared.of(trial, plan)
+        )
         if len(self.trials) > 1:
             check_parameters(trial, (t for s, t in self.trials.items() if s != slot))
             others = {s: self.trials[s] for s in self._under_way if s != slot}
@@ -143,11 +145,7 @@ class ConcatenatedBackend(Backend):
             self._streams[slot].wait_stream(torch.cuda.current_stream(self._device))
         with self._stream(slot):
             more = self._company.step(slot, trial)
-            if (
-                len(self.trials) > 1
-                and not trial.seeds_each_batch
-                and self._company.is_moved()
-            ):
+            if len(self.trials) > 1 and not trial.seeds_each_batch and self._company.is_moved():
                 # nobody else has drawn since the epoch was seeded: what comes is right if nobody else follows
                 self.why_apart = self.why_apart or STREAMS_MOVED
             if self.why_apart or not more:

@@ -91,8 +91,14 @@ def test_double_precision_is_judged_more_strictly():
 
 @pytest.mark.parametrize(
     ("packed", "name"),
-    [({"mse": 1.0 + 1e-7}, None), ({"mse": 1.01}, "mse"), ({}, "mse"), ({"mse": 1.0, "x": 0.0}, "x"),
-     ({"mse": float("inf")}, "mse"), ({"mse": float("nan")}, "mse")],
+    [
+        ({"mse": 1.0 + 1e-7}, None),
+        ({"mse": 1.01}, "mse"),
+        ({}, "mse"),
+        ({"mse": 1.0, "x": 0.0}, "x"),
+        ({"mse": float("inf")}, "mse"),
+        ({"mse": float("nan")}, "mse"),
+    ],
 )
 def test_metrics(packed, name):
     found = compare_metrics(packed, {"mse": 1.0}, tolerance=1e-5)

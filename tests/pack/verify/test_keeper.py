@@ -84,7 +84,8 @@ def test_attributes_that_come_and_go():
     thing = Thing()
     thing.a, thing.b = 1, 2
     places = [
-        Place(name=f"thing.{key}", kind="attribute", holder=thing, key=key) for key in ("a", "b")
+        Place(name=f"thing.{key}", kind="attribute", holder=thing, key=key)
+        for key in ("a", "b")
     ]
     keeper = Keeper(places)
     thing.new = 3
@@ -122,7 +123,9 @@ def test_large_tensors_and_defaults_are_left_alone():
 
 
 def reads_the_environment():
-    return [os.environ.get(name) for name in ("THRIFTY_TEST_KEEPER",)] + [os.getenv("THRIFTY_TEST_OTHER")]
+    return [os.environ.get(name) for name in ("THRIFTY_TEST_KEEPER",)] + [
+        os.getenv("THRIFTY_TEST_OTHER")
+    ]
 
 
 def test_variables_of_the_environment_that_code_names(monkeypatch):

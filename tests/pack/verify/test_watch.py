@@ -6,7 +6,6 @@ import itertools
 import os
 
 import pytest
-import torch
 from torch import nn
 
 from thrifty.pack.verify import Watch

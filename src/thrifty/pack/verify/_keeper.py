@@ -60,6 +60,7 @@ class Keeper:
             (place, vars_of(place.holder), dict(vars_of(place.holder)))
             for place in _one_for_each_holder(self._places)
         ]
+
     @property
     def keys(self) -> set[tuple[int, Any]]:
         """What identifies the places."""

@@ -173,7 +173,9 @@ def _generator_state(value: Any) -> Any:
     if isinstance(value, np.random.Generator):
         return value.bit_generator.state
     if isinstance(value, np.random.RandomState):
-        return [part.tolist() if hasattr(part, "tolist") else part for part in value.get_state()]
+        return [
+            part.tolist() if hasattr(part, "tolist") else part for part in value.get_state()
+        ]
     return value.getstate() if isinstance(value, random.Random) else None
 
 

@@ -67,7 +67,9 @@ class Watch:
         self.unwatchable = ""
         """The name of something that is read and has no value to compare, such as an iterator; "" if there is none."""
         self._memory = memory
-        self._models = {n: root for n, root in roots.items() if isinstance(root, torch.nn.Module)}
+        self._models = {
+            n: root for n, root in roots.items() if isinstance(root, torch.nn.Module)
+        }
         self._places = [
             place
             for place in training_places(roots)
