@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 from thrifty.core import HeteroError
 from thrifty.hetero import measure_curve
 from thrifty.hetero._learner import Learner
+from thrifty.hetero._objective import Objective
 from thrifty.hetero._samples import PublicAndPrivate
 from thrifty.testing import VirtualClock
 
@@ -136,7 +137,8 @@ OPTIMIZERS = {
 
 def learner_of(net, optimizer, dataset=None, lossy=loss):
     samples = PublicAndPrivate(dataset or data(), None, None)
-    return Learner(net, optimizer, samples, loss=lossy, sum_=lambda tensor: None)
+    objective = Objective(loss=lossy)
+    return Learner(net, optimizer, samples, objective=objective, sum_=lambda tensor: None)
 
 
 def everything(net, optimizer):

@@ -1,0 +1,437 @@
+"""Compares the gradient of a batch with that of its parts: what uneven data parallelism rests on."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_map
+
+from thrifty.core import HeteroError
+from thrifty.pack import borrowed_streams
+from thrifty.pack._random import seed_everything
+
+from ._device import to_device
+from ._equal_draws import EqualDraws
+from ._kept import Kept, untouched
+from ._objective import Objective
+from ._samples import Taken
+
+
+_log = logging.getLogger("thrifty.hetero")
+
+_MOST = {"cpu": 256}
+_MOST_ELSEWHERE = 32
+"""Samples that are compared; accelerators compute slowly in double precision."""
+_FEW = 4
+"""Samples where more do not fit into memory."""
+_NOISE = 0.01
+"""A gradient that is this much smaller than the largest one may be rounding alone."""
+
+
+class LossCheck:
+    """Checks that a loss may be split: that its gradient is the sum of its parts' gradients.
+
+    A batch is computed whole and in two uneven parts, with the model's own parameters, in double
+    precision where the model allows it. All samples get the same random draws, and batch
+    normalisation, which has a sum of its own, takes fixed statistics. Everything that a pass changes
+    is put back.
+
+    Args:
+        model: that is trained.
+        objective: its loss.
+        device: of the model.
+        collate: the user's function that makes batches, if there is one.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        *,
+        device: torch.device,
+        collate: Any = None,
+    ) -> None:
+        self._model = model
+        self._objective = objective
+        self._device = device
+        self._functions = (objective.loss, objective.weight, collate)
+        self._said = False
+
+    def find(self, taken: Taken, *, seed: int) -> str:
+        """Return what is wrong with the samples or the loss; an empty text if nothing is.
+
+        Args:
+            taken: samples of one batch.
+            seed: of what a pass draws.
+        """
+        if taken.reused is not None:
+            return (
+                f"reading another sample changes sample {taken.reused}: the data set returns the "
+                "same object again with new content; return a copy (`x.clone()`, `x.copy()`)"
+            )
+        num = min(len(taken), _MOST.get(self._device.type, _MOST_ELSEWHERE))
+        if num < 2:
+            return ""
+        failure: Exception | None = None
+        with borrowed_streams(), untouched(self._model, *self._functions):
+            for size in dict.fromkeys((num, min(num, _FEW))):
+                for double in (True, False):
+                    try:
+                        return self._find(_Probe(taken, size, seed), double=double)
+                    except Exception as error:  # noqa: BLE001 -- user code may not run in double
+                        failure = error
+            return self._blame(_Probe(taken, num, seed), failure)
+
+    def _find(self, probe: _Probe, *, double: bool) -> str:
+        found = self._compared(probe, double=double)
+        if found.difference is None:
+            return self._buffers(probe, found, double=double)
+        if found.draws or not self._repeats(probe, double=double):
+            # Draws that cannot be made equal make batches differ; without them they must not.
+            found = self._compared(probe, double=double, evaluating=True)
+            if found.difference is None:
+                self._say(
+                    "the model draws random numbers that cannot be repeated for a part of a batch: "
+                    "its loss was checked in evaluation mode only"
+                )
+                return ""
+        return self._message(found)
+
+    def _compared(
+        self, probe: _Probe, *, double: bool, evaluating: bool = False
+    ) -> _Comparison:
+        with self._prepared(double=double, evaluating=evaluating):
+            passes = [self._pass(probe, span, double=double) for span in probe.spans]
+        return _Comparison(passes, probe.sizes, self._objective)
+
+    def _repeats(self, probe: _Probe, *, double: bool) -> bool:
+        with self._prepared(double=double):
+            one, two = (self._pass(probe, probe.spans[0], double=double) for _ in range(2))
+        return _largest(one, two.loss, two.gradients, eps=one.eps) is None
+
+    def _buffers(self, probe: _Probe, found: _Comparison, *, double: bool) -> str:
+        """Whether a buffer follows the samples, and the result follows the buffer."""
+        whole, *parts = found.passes
+        for name, value in whole.buffers.items():
+            if all(_close(value, part.buffers[name], eps=whole.eps) for part in parts):
+                continue
+            for evaluating in (False, True):
+                with self._prepared(double=double, evaluating=evaluating):
+                    one, two = (
+                        self._pass(probe, probe.spans[0], double=double, buffers={name: value})
+                        for value in (value, parts[0].buffers[name])
+                    )
+                if _largest(one, two.loss, two.gradients, eps=one.eps) is not None:
+                    return (
+                        f"buffer {name!r} follows the samples of a batch: each worker would see "
+                        "those of its share only, and workers would differ. Use a layer without "
+                        "such a buffer, or HeteroOptions(verify=False) to let each worker keep its "
+                        "own, which changes the answer"
+                    )
+        return ""
+
+    @contextlib.contextmanager
+    def _prepared(self, *, double: bool, evaluating: bool = False) -> Iterator[None]:
+        """The model as it is compared."""
+        model, kept = self._model, Kept(self._model)
+        parameters = list(model.parameters())
+        held = [(each, each.data, each.grad) for each in parameters]
+        try:
+            if evaluating:
+                model.eval()
+            for module in model.modules():
+                if isinstance(module, _BatchNorm):
+                    module.forward = _with_fixed_statistics(module)
+                if getattr(type(module), "by_position", False):
+                    module.training = False
+            for each in parameters:
+                # A copy, so that user code which writes to a parameter writes to that.
+                each.grad, each.data = None, each.data.clone()
+            if double:
+                _to_double(model)
+            with _eager(model):
+                yield
+        finally:
+            for each, data, grad in held:
+                each.data, each.grad = data, grad
+            kept.restore()
+
+    def _pass(
+        self,
+        probe: _Probe,
+        span: tuple[int, int],
+        *,
+        double: bool,
+        buffers: Mapping[str, Tensor] | None = None,
+    ) -> _Pass:
+        before = [each.detach().clone() for each in self._model.parameters()]
+        with untouched(self._model, *self._functions), torch.enable_grad():
+            own = dict(self._model.named_buffers())
+            for name, value in (buffers or {}).items():
+                own[name].copy_(value)
+            seed_everything(probe.seed)
+            batch = to_device(probe.taken.batch(*span, pristine=True), self._device)
+            batch = _doubled(batch) if double else batch
+            weight = self._objective.weigh(batch, span[1] - span[0])
+            with EqualDraws() as draws:
+                loss = self._objective.loss(self._model, batch)
+                gradients = self._gradients(loss)
+            made = _Pass(
+                loss=float(loss.detach()),
+                weight=weight,
+                gradients=gradients,
+                buffers=self._own_buffers(),
+                eps=draws.eps,
+                draws=bool(draws.unequal),
+            )
+        self._check_parameters(before)
+        return made
+
+    def _gradients(self, loss: Tensor) -> dict[str, Tensor]:
+        trained = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
+        found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+        return {
+            name: torch.zeros_like(parameter) if gradient is None else gradient.to_dense()
+            for (name, parameter), gradient in zip(trained.items(), found, strict=True)
+        }
+
+    def _own_buffers(self) -> dict[str, Tensor]:
+        return {
+            f"{path}.{name}" if path else name: buffer.detach().clone()
+            for path, module in self._model.named_modules()
+            if not isinstance(module, _BatchNorm)
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        }
+
+    def _check_parameters(self, before: Sequence[Tensor]) -> None:
+        named = self._model.named_parameters()
+        for (name, parameter), value in zip(named, before, strict=True):
+            if not torch.equal(parameter.detach(), value):
+                raise _ChangesParameterError(name)
+
+    def _blame(self, probe: _Probe, failure: Exception | None) -> str:
+        """What to say where no comparison was possible."""
+        if isinstance(failure, _ChangesParameterError):
+            return str(failure)
+        for span in probe.spans:
+            try:
+                with untouched(self._model, *self._functions), torch.enable_grad():
+                    seed_everything(probe.seed)
+                    batch = probe.taken.batch(*span, pristine=True)
+                    self._objective.loss(self._model, to_device(batch, self._device))
+            except Exception as error:  # noqa: BLE001 -- user code may raise anything
+                if span == probe.spans[0]:
+                    return ""  # training raises it, too, with its own traceback
+                return (
+                    f"the loss of {span[1] - span[0]} samples failed, while that of "
+                    f"{probe.sizes[0]} did not, and workers get shares of any size: "
+                    f"{type(error).__name__}: {error}"
+                )
+        self._say(f"it could not be checked that the loss may be split over workers: {failure}")
+        return ""
+
+    def _say(self, text: str) -> None:
+        if not self._said:
+            self._said = True
+            _log.warning("%s", text)
+
+    def _message(self, found: _Comparison) -> str:
+        whole, *parts = found.sizes
+        text = (
+            f"the loss cannot be split over workers: for {whole} samples, {found.difference} from "
+            f"what their parts of {' and '.join(map(str, parts))} samples add up to. "
+        )
+        if self._objective.has_weights:
+            weights = ", ".join(f"{each.weight:g}" for each in found.passes)
+            sizes = ", ".join(map(str, found.sizes))
+            return text + (
+                f"`weight` returned {weights} for the {sizes} samples; it must return what the loss "
+                "of a batch divides by"
+            )
+        if self._objective.reduction == "mean" and found.is_sum:
+            return text + "It is a sum: pass reduction='sum', or return the mean"
+        if self._objective.reduction == "sum" and found.is_mean:
+            return text + "It is a mean: leave out reduction='sum'"
+        return text + (
+            "If it is a weighted mean (class weights, ignore_index, masked tokens), pass weight=, a "
+            "function from a batch to the sum of its weights. A loss over pairs of samples cannot "
+            "be split: use one worker, or HeteroOptions(verify=False) to train each share by its "
+            "own loss, which changes the answer"
+        )
+
+
+class _ChangesParameterError(HeteroError):
+    """A forward pass writes to a parameter."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the forward pass changes parameter {name!r}: workers without a share in a step would "
+            "not; change it between two steps, in the loop over `trainer.run()`"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """The samples of a check, and how they are split."""
+
+    taken: Taken
+    num: int
+    seed: int
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """All samples, then two uneven parts."""
+        cut = max(1, self.num // 3)
+        return (0, self.num), (0, cut), (cut, self.num)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(end - begin for begin, end in self.spans)
+
+
+class _Pass(NamedTuple):
+    """What one pass gave."""
+
+    loss: float
+    weight: float
+    gradients: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    eps: float
+    draws: bool
+
+
+class _Comparison:
+    """A whole batch beside its parts.
+
+    Attributes:
+        difference: what differs, in words; None if nothing does.
+    """
+
+    def __init__(
+        self, passes: Sequence[_Pass], sizes: Sequence[int], objective: Objective
+    ) -> None:
+        self.passes = passes
+        self.sizes = sizes
+        self.difference = self._difference(objective.reduction)
+
+    @property
+    def draws(self) -> bool:
+        return any(each.draws for each in self.passes)
+
+    @property
+    def is_sum(self) -> bool:
+        return self._difference("sum") is None
+
+    @property
+    def is_mean(self) -> bool:
+        num, *parts = self.sizes
+        return self._difference("mean", [size / num for size in parts]) is None
+
+    def _difference(self, reduction: str, factors: Sequence[float] | None = None) -> str | None:
+        whole, *parts = self.passes
+        if not math.isfinite(whole.loss):
+            return None  # a loss that diverges is told by the training itself
+        if factors is None:
+            total = sum(part.weight for part in parts)
+            factors = [1.0 if reduction == "sum" else p.weight / (total or 1.0) for p in parts]
+        counted = [(part, f) for part, f in zip(parts, factors, strict=True) if f]
+        loss = sum(factor * part.loss for part, factor in counted)
+        gradients = {
+            name: sum((factor * part.gradients[name] for part, factor in counted), 0 * value)
+            for name, value in whole.gradients.items()
+        }
+        sizes = {
+            name: max(
+                (float(part.gradients[name].abs().max()) for part, _ in counted), default=0
+            )
+            for name, value in whole.gradients.items()
+            if value.numel()
+        }
+        return _largest(whole, loss, gradients, eps=whole.eps, sizes=sizes)
+
+
+def _largest(
+    whole: _Pass,
+    loss: float,
+    gradients: Mapping[str, Tensor],
+    *,
+    eps: float,
+    sizes: Mapping[str, float] | None = None,
+) -> str | None:
+    """The largest difference in words; None if there is none beyond rounding.
+
+    The number of digits that have to agree is half of those of the precision. A tensor's difference
+    counts relative to its largest entry.
+    """
+    rough = math.sqrt(eps or torch.finfo(torch.float64).eps)
+    if not math.isfinite(loss):
+        return f"the loss is {whole.loss:.6g}, which differs ({loss})"
+    if not math.isclose(loss, whole.loss, rel_tol=rough, abs_tol=rough * _NOISE):
+        return f"the loss is {whole.loss:.6g}, which differs by {abs(loss - whole.loss):.3g}"
+    largest = {
+        name: max(float(value.abs().max()), (sizes or {}).get(name, 0.0))
+        for name, value in whole.gradients.items()
+        if value.numel() and value.isfinite().all()
+    }
+    overall = max(largest.values(), default=0.0)
+    worst, said = 1.0, None
+    for name, size in largest.items():
+        gap = float((whole.gradients[name] - gradients[name]).abs().max())
+        excess = gap / (rough * (size + _NOISE * overall)) if gap else 0.0
+        if not excess <= worst:
+            worst = excess if math.isfinite(excess) else math.inf
+            said = f"the gradient of {name!r} differs by {gap / (size or 1.0):.2g} of its size"
+    return said
+
+
+def _close(one: Tensor, other: Tensor, *, eps: float) -> bool:
+    if one.shape != other.shape:
+        return False
+    rough = math.sqrt(eps or torch.finfo(torch.float64).eps)
+    return torch.allclose(one.double(), other.double(), rtol=rough, atol=0, equal_nan=True)
+
+
+def _with_fixed_statistics(layer: _BatchNorm) -> Any:
+    def forward(x: Tensor) -> Tensor:
+        mean, var = layer.running_mean, layer.running_var
+        if mean is None or var is None:
+            mean, var = x.new_zeros(x.shape[1]), x.new_ones(x.shape[1])
+        return F.batch_norm(x, mean, var, layer.weight, layer.bias, eps=layer.eps)
+
+    return forward
+
+
+def _to_double(model: nn.Module) -> None:
+    """In place, so that a loss which holds the model by itself is computed with it, too."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.double()
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_floating_point():
+                module._buffers[name] = buffer.double()
+
+
+def _doubled(batch: Any) -> Any:
+    def double(leaf: Any) -> Any:
+        real = isinstance(leaf, Tensor) and leaf.is_floating_point()
+        return leaf.double() if real else leaf
+
+    return tree_map(double, batch)
+
+
+def _eager(model: nn.Module) -> AbstractContextManager[Any]:
+    """Compiled code would not let draws be replaced."""
+    compiled = any(type(module).__name__ == "OptimizedModule" for module in model.modules())
+    return torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()
