@@ -525,7 +525,7 @@ def test_a_share_without_weight_cannot_take_part_in_batch_normalisation():
 
 def test_a_loss_that_changes_its_mind_is_found_out(monkeypatch):
     """Checks go on at random steps."""
-    monkeypatch.setattr("thrifty.hetero._check_schedule._LEAST_GAP", 3)
+    monkeypatch.setattr("thrifty.hetero._inspector._LEAST_GAP", 3)
     net, wrong = model(), []
 
     def changing(net, batch):

@@ -68,7 +68,7 @@ class Crew:
         return self._view is not None
 
     def is_due(self, every: int) -> bool:
-        """Whether the workers meet before the next step: at each ``every``-th, however they met last."""
+        """Whether the workers meet before the next step: before each ``every``-th one."""
         steps = self._job.steps
         return not self.met or not (steps % every or self._met_at == steps)
 
@@ -170,6 +170,6 @@ def _check_structure(view: View, infos: tuple[WorkerInfo, ...]) -> None:
     for name, info in zip(view.names, infos, strict=True):
         if info.structure != infos[0].structure:
             raise HeteroError(
-                f"workers {view.names[0]} and {name} train different models: names, shapes or types "
-                "of parameters or buffers differ; build the same model on all workers"
+                f"workers {view.names[0]} and {name} train different models: names, shapes or "
+                "types of parameters or buffers differ; build the same model on all workers"
             )

@@ -27,7 +27,7 @@ class EqualDraws(TorchDispatchMode):
         self.unequal: set[str] = set()
         self.eps = 0.0
 
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # noqa: PLR0917 -- torch's signature
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
@@ -80,20 +80,20 @@ def _by_size(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor
     return _filled(func(*args, **{**kwargs, "size": [1]}), size)
 
 
-def _bernoulli_(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """What is kept in expectation: numbers get their mean, so that ``bernoulli_(p).div_(p)`` is 1."""
+def _bernoulli_(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Fill with the mean, so that ``bernoulli_(p).div_(p)`` is 1."""
     out, p = args[0], args[1] if len(args) > 1 else kwargs.get("p", 0.5)
-    if out.is_floating_point():
-        return out.copy_(p) if isinstance(p, Tensor) else out.fill_(p)  # type: ignore[no-any-return]
-    return out.copy_(p >= 0.5) if isinstance(p, Tensor) else out.fill_(p >= 0.5)  # type: ignore[no-any-return]
+    mean = p if out.is_floating_point() else p >= 0.5
+    filled: Tensor = out.copy_(mean) if isinstance(mean, Tensor) else out.fill_(mean)
+    return filled
 
 
-def _bernoulli(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def _bernoulli(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     p = args[1] if len(args) > 1 else kwargs.get("p")
     return args[0].clone() if p is None else torch.full_like(args[0], p)
 
 
-def _native_dropout(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _native_dropout(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     x = args[0]
     return x.clone(), torch.ones_like(x, dtype=torch.bool)
 
@@ -107,7 +107,7 @@ def _normal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     return mean + std * like.new_empty(1).normal_()  # type: ignore[no-any-return]
 
 
-def _randperm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def _randperm(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     options = {key: value for key, value in kwargs.items() if key in {"dtype", "device"}}
     return torch.arange(args[0], **options)
 

@@ -51,8 +51,9 @@ class KeptBuffers:
 class Kept:
     """A copy of what user code may count or note down in a pass.
 
-    Buffers and attributes of a model's modules, and what functions keep in closures, globals and the
-    objects that they are methods of. Containers are copied one level deep; other objects are not.
+    Buffers and attributes of a model's modules, and what functions keep in closures, globals and
+    the objects that they are methods of. Containers are copied one level deep; other objects are
+    not.
 
     Args:
         model: with its modules.

@@ -163,7 +163,7 @@ class Learner:
         return Pass(loss=loss, weight=weight, buffers=changed)
 
     def undo(self) -> None:
-        """Forget what a pass has left in buffers (running statistics): its step is trained again."""
+        """Forget what a pass has left in buffers: its step is trained again."""
         if self._before is not None:
             self._before.restore()
 

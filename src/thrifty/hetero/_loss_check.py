@@ -1,14 +1,13 @@
-"""Compares the gradient of a batch with that of its parts: what uneven data parallelism rests on."""
+"""Compares the gradient of a batch with that of its parts, which training in shares rests on."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +19,7 @@ from thrifty.core import HeteroError
 from thrifty.pack import borrowed_streams
 from thrifty.pack._random import seed_everything
 
+from ._comparison import Comparison, Pass, close, largest_difference
 from ._device import to_device
 from ._equal_draws import EqualDraws
 from ._kept import Kept, untouched
@@ -34,8 +34,6 @@ _MOST_ELSEWHERE = 32
 """Samples that are compared; accelerators compute slowly in double precision."""
 _FEW = 4
 """Samples where more do not fit into memory."""
-_NOISE = 0.01
-"""A gradient that is this much smaller than the largest one may be rounding alone."""
 
 
 class LossCheck:
@@ -43,8 +41,8 @@ class LossCheck:
 
     A batch is computed whole and in two uneven parts, with the model's own parameters, in double
     precision where the model allows it. All samples get the same random draws, and batch
-    normalisation, which has a sum of its own, takes fixed statistics. Everything that a pass changes
-    is put back.
+    normalisation, which has a sum of its own, takes fixed statistics. Everything that a pass
+    changes is put back.
 
     Args:
         model: that is trained.
@@ -107,23 +105,21 @@ class LossCheck:
                 return ""
         return self._message(found)
 
-    def _compared(
-        self, probe: _Probe, *, double: bool, evaluating: bool = False
-    ) -> _Comparison:
+    def _compared(self, probe: _Probe, *, double: bool, evaluating: bool = False) -> Comparison:
         with self._prepared(double=double, evaluating=evaluating):
             passes = [self._pass(probe, span, double=double) for span in probe.spans]
-        return _Comparison(passes, probe.sizes, self._objective)
+        return Comparison(passes, probe.sizes, reduction=self._objective.reduction)
 
     def _repeats(self, probe: _Probe, *, double: bool) -> bool:
         with self._prepared(double=double):
             one, two = (self._pass(probe, probe.spans[0], double=double) for _ in range(2))
-        return _largest(one, two.loss, two.gradients, eps=one.eps) is None
+        return largest_difference(one, two.loss, two.gradients, eps=one.eps) is None
 
-    def _buffers(self, probe: _Probe, found: _Comparison, *, double: bool) -> str:
+    def _buffers(self, probe: _Probe, found: Comparison, *, double: bool) -> str:
         """Whether a buffer follows the samples, and the result follows the buffer."""
         whole, *parts = found.passes
         for name, value in whole.buffers.items():
-            if all(_close(value, part.buffers[name], eps=whole.eps) for part in parts):
+            if all(close(value, part.buffers[name], eps=whole.eps) for part in parts):
                 continue
             for evaluating in (False, True):
                 with self._prepared(double=double, evaluating=evaluating):
@@ -131,7 +127,7 @@ class LossCheck:
                         self._pass(probe, probe.spans[0], double=double, buffers={name: value})
                         for value in (value, parts[0].buffers[name])
                     )
-                if _largest(one, two.loss, two.gradients, eps=one.eps) is not None:
+                if largest_difference(one, two.loss, two.gradients, eps=one.eps) is not None:
                     return (
                         f"buffer {name!r} follows the samples of a batch: each worker would see "
                         "those of its share only, and workers would differ. Use a layer without "
@@ -173,7 +169,7 @@ class LossCheck:
         *,
         double: bool,
         buffers: Mapping[str, Tensor] | None = None,
-    ) -> _Pass:
+    ) -> Pass:
         before = [each.detach().clone() for each in self._model.parameters()]
         with untouched(self._model, *self._functions), torch.enable_grad():
             own = dict(self._model.named_buffers())
@@ -186,7 +182,7 @@ class LossCheck:
             with EqualDraws() as draws:
                 loss = self._objective.loss(self._model, batch)
                 gradients = self._gradients(loss)
-            made = _Pass(
+            made = Pass(
                 loss=float(loss.detach()),
                 weight=weight,
                 gradients=gradients,
@@ -246,7 +242,7 @@ class LossCheck:
             self._said = True
             _log.warning("%s", text)
 
-    def _message(self, found: _Comparison) -> str:
+    def _message(self, found: Comparison) -> str:
         whole, *parts = found.sizes
         text = (
             f"the loss cannot be split over workers: for {whole} samples, {found.difference} from "
@@ -256,18 +252,18 @@ class LossCheck:
             weights = ", ".join(f"{each.weight:g}" for each in found.passes)
             sizes = ", ".join(map(str, found.sizes))
             return text + (
-                f"`weight` returned {weights} for the {sizes} samples; it must return what the loss "
-                "of a batch divides by"
+                f"`weight` returned {weights} for the {sizes} samples; it must return what the "
+                "loss of a batch divides by"
             )
         if self._objective.reduction == "mean" and found.is_sum:
             return text + "It is a sum: pass reduction='sum', or return the mean"
         if self._objective.reduction == "sum" and found.is_mean:
             return text + "It is a mean: leave out reduction='sum'"
         return text + (
-            "If it is a weighted mean (class weights, ignore_index, masked tokens), pass weight=, a "
-            "function from a batch to the sum of its weights. A loss over pairs of samples cannot "
-            "be split: use one worker, or HeteroOptions(verify=False) to train each share by its "
-            "own loss, which changes the answer"
+            "If it is a weighted mean (class weights, ignore_index, masked tokens), pass weight=, "
+            "a function from a batch to the sum of its weights. A loss over pairs of samples "
+            "cannot be split: use one worker, or HeteroOptions(verify=False) to train each share "
+            "by its own loss, which changes the answer"
         )
 
 
@@ -298,108 +294,6 @@ class _Probe:
     @property
     def sizes(self) -> tuple[int, ...]:
         return tuple(end - begin for begin, end in self.spans)
-
-
-class _Pass(NamedTuple):
-    """What one pass gave."""
-
-    loss: float
-    weight: float
-    gradients: dict[str, Tensor]
-    buffers: dict[str, Tensor]
-    eps: float
-    draws: bool
-
-
-class _Comparison:
-    """A whole batch beside its parts.
-
-    Attributes:
-        difference: what differs, in words; None if nothing does.
-    """
-
-    def __init__(
-        self, passes: Sequence[_Pass], sizes: Sequence[int], objective: Objective
-    ) -> None:
-        self.passes = passes
-        self.sizes = sizes
-        self.difference = self._difference(objective.reduction)
-
-    @property
-    def draws(self) -> bool:
-        return any(each.draws for each in self.passes)
-
-    @property
-    def is_sum(self) -> bool:
-        return self._difference("sum") is None
-
-    @property
-    def is_mean(self) -> bool:
-        num, *parts = self.sizes
-        return self._difference("mean", [size / num for size in parts]) is None
-
-    def _difference(self, reduction: str, factors: Sequence[float] | None = None) -> str | None:
-        whole, *parts = self.passes
-        if not math.isfinite(whole.loss):
-            return None  # a loss that diverges is told by the training itself
-        if factors is None:
-            total = sum(part.weight for part in parts)
-            factors = [1.0 if reduction == "sum" else p.weight / (total or 1.0) for p in parts]
-        counted = [(part, f) for part, f in zip(parts, factors, strict=True) if f]
-        loss = sum(factor * part.loss for part, factor in counted)
-        gradients = {
-            name: sum((factor * part.gradients[name] for part, factor in counted), 0 * value)
-            for name, value in whole.gradients.items()
-        }
-        sizes = {
-            name: max(
-                (float(part.gradients[name].abs().max()) for part, _ in counted), default=0
-            )
-            for name, value in whole.gradients.items()
-            if value.numel()
-        }
-        return _largest(whole, loss, gradients, eps=whole.eps, sizes=sizes)
-
-
-def _largest(
-    whole: _Pass,
-    loss: float,
-    gradients: Mapping[str, Tensor],
-    *,
-    eps: float,
-    sizes: Mapping[str, float] | None = None,
-) -> str | None:
-    """The largest difference in words; None if there is none beyond rounding.
-
-    The number of digits that have to agree is half of those of the precision. A tensor's difference
-    counts relative to its largest entry.
-    """
-    rough = math.sqrt(eps or torch.finfo(torch.float64).eps)
-    if not math.isfinite(loss):
-        return f"the loss is {whole.loss:.6g}, which differs ({loss})"
-    if not math.isclose(loss, whole.loss, rel_tol=rough, abs_tol=rough * _NOISE):
-        return f"the loss is {whole.loss:.6g}, which differs by {abs(loss - whole.loss):.3g}"
-    largest = {
-        name: max(float(value.abs().max()), (sizes or {}).get(name, 0.0))
-        for name, value in whole.gradients.items()
-        if value.numel() and value.isfinite().all()
-    }
-    overall = max(largest.values(), default=0.0)
-    worst, said = 1.0, None
-    for name, size in largest.items():
-        gap = float((whole.gradients[name] - gradients[name]).abs().max())
-        excess = gap / (rough * (size + _NOISE * overall)) if gap else 0.0
-        if not excess <= worst:
-            worst = excess if math.isfinite(excess) else math.inf
-            said = f"the gradient of {name!r} differs by {gap / (size or 1.0):.2g} of its size"
-    return said
-
-
-def _close(one: Tensor, other: Tensor, *, eps: float) -> bool:
-    if one.shape != other.shape:
-        return False
-    rough = math.sqrt(eps or torch.finfo(torch.float64).eps)
-    return torch.allclose(one.double(), other.double(), rtol=rough, atol=0, equal_nan=True)
 
 
 def _with_fixed_statistics(layer: _BatchNorm) -> Any:

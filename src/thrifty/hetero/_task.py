@@ -17,6 +17,7 @@ import torch
 from thrifty.core import HeteroError, TrainingError, WorkerLostError
 from thrifty.pack import HyperParameters, Task, Trainable
 
+from ._objective import Objective, Reduction, Weight
 from ._options import HeteroOptions
 from ._state import from_bytes, to_bytes
 
@@ -32,9 +33,11 @@ class HeteroTask(Trainable):
         workers: processes.
         cores: of each of them, to keep them apart; not bound unless told.
         options: of the ``HeteroTrainer`` in each process.
+        reduction: whether the task's loss is a mean over the batch or a sum; see ``HeteroTrainer``.
+        weight: of a batch in that mean; see ``HeteroTrainer``.
 
     Raises:
-        HeteroError: there are no workers, or not as many sets of cores.
+        HeteroError: there are no workers, not as many sets of cores, or an option is wrong.
 
     Example::
 
@@ -48,19 +51,31 @@ class HeteroTask(Trainable):
         workers: int,
         cores: Sequence[Sequence[int]] | None = None,
         options: HeteroOptions | None = None,
+        reduction: Reduction = "mean",
+        weight: Weight | None = None,
     ) -> None:
         if workers < 1:
             raise HeteroError(f"a job has at least one worker, not {workers}")
         if cores is not None and len(cores) != workers:
             raise HeteroError(f"{workers} workers have {len(cores)} sets of cores")
+        Objective(loss=task.loss, reduction=reduction, weight=weight)  # says what is wrong now
         self.task = task
         self.workers = workers
         self.cores = cores
         self.options = options or HeteroOptions()
+        self.reduction = reduction
+        self.weight = weight
 
     def identity(self) -> Mapping[str, str]:
-        """That of the task: how many processes train it changes no answer."""
-        return {**self.task.identity(), "trained by": "HeteroTask"}
+        """Return that of the task, and the options with which workers change the answer."""
+        found = {**self.task.identity(), "trained by": "HeteroTask"}
+        options = self.options
+        if options.batch_norm == "local" or not options.verify or options.growth:
+            found["split"] = (
+                f"{self.workers} workers, batch_norm={options.batch_norm}, "
+                f"verify={options.verify}, growth={options.growth}"
+            )
+        return found
 
     def setup(self, hp: HyperParameters, *, seed: int, device: torch.device) -> None:
         """Starts the processes."""
@@ -71,6 +86,7 @@ class HeteroTask(Trainable):
             "seed": seed,
             "device": str(device),
             "options": self.options,
+            "objective": cloudpickle.dumps((self.reduction, self.weight)),
         }
         self._crew.start(cloudpickle.dumps(self.task), begin, self.cores)
 

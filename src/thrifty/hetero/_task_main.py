@@ -30,6 +30,7 @@ from thrifty.pack import (
     open_source,
     optimizer_of,
 )
+from thrifty.pack._random import seed_everything
 
 
 _TIMEOUT = timedelta(seconds=300)
@@ -43,14 +44,15 @@ class TrialWorker:
         self._task = task
         self._seed: int = begin["seed"]
         self._device = torch.device(begin["device"])
-        torch.manual_seed(derive_seed(self._seed, "data"))
+        seed_everything(derive_seed(self._seed, "data"))
         data = task.data(hp)
         self._source = open_source(data, device=self._device)
-        torch.manual_seed(derive_seed(self._seed, "model"))
+        seed_everything(derive_seed(self._seed, "model"))
         self._model = task.model(hp).to(self._device)
         self._spec = optimizer_of(task, hp)
         self._optimizer = self._spec.build(self._model.parameters(), begin["values"])
         options: HeteroOptions = begin["options"]
+        reduction, weight = pickle.loads(begin["objective"])
         size = task.batch_size
         self._batch_size = int(begin["values"][size] if isinstance(size, str) else size)
         self._trainer = HeteroTrainer(
@@ -60,11 +62,15 @@ class TrialWorker:
             loss=task.loss,
             global_batch=self._batch_size,
             seed=self._seed,
+            reduction=reduction,
+            weight=weight,
             options=options,
         )
 
     def epoch(self, epoch: int, values: Mapping[str, Any]) -> dict[str, float]:
-        """Trains one and evaluates."""
+        """Train one epoch and evaluate."""
+        # What `adapt` draws has to be the same on all workers.
+        seed_everything(derive_seed(self._seed, "epoch", epoch))
         self._task.adapt(self._model, HyperParameters(values))
         for group in self._optimizer.param_groups:
             group.update(self._spec.resolve(values))

@@ -24,10 +24,10 @@ from thrifty.core import (
 from thrifty.perf import Power, SplitChange, StepCurve
 
 from ._allocation import Allocation
-from ._check_schedule import CheckSchedule
 from ._crew import Crew
 from ._device import device_of
 from ._fixed import FixedMembership
+from ._inspector import Inspector
 from ._learner import Learner, Pass
 from ._loss_check import LossCheck
 from ._membership import Membership
@@ -37,14 +37,11 @@ from ._objective import Loss, Objective, Reduction, Weight
 from ._options import HeteroOptions
 from ._order import Place, Share
 from ._report import MembersChanged, StepReport
-from ._samples import Collate, PublicAndPrivate, Taken
+from ._samples import Collate, PublicAndPrivate
 from ._worker_info import WorkerInfo
 
 
 _log = logging.getLogger("thrifty.hetero")
-
-_ENOUGH = 8
-"""Samples that the loss is checked with, if there are as many."""
 
 
 class HeteroTrainer:
@@ -147,12 +144,15 @@ class HeteroTrainer:
         self._step_s = 0.0
         self._events: list[SplitChange | MembersChanged] = []
         self._allocation: Allocation
-        self._check = LossCheck(
-            model, self._learner.objective, device=self._learner.device, collate=collate
+        self._inspector = Inspector(
+            LossCheck(
+                model, self._learner.objective, device=self._learner.device, collate=collate
+            ),
+            self._learner,
+            seed=seed,
+            clock=self._clock,
+            enabled=self._options.verify,
         )
-        self._checks = CheckSchedule(seed=seed)
-        self._finding = ""
-        self._check_s = 0.0
         self._broken = False
 
     @property
@@ -234,7 +234,7 @@ class HeteroTrainer:
         began = self._clock.monotonic()
         shares = self._allocation.shares(self._place)
         sizes = tuple(len(share) for share in shares)
-        check = self._options.verify and self._checks.is_due(self.steps)
+        check = self._inspector.begin(self.steps, largest=max(sizes))
         told, probed = self._exchange(shares, began, check=check)
         if any(told.news):
             # What was summed is not used: the step is trained again, or nothing is trained any more.
@@ -246,10 +246,10 @@ class HeteroTrainer:
         self._allocation.advance(self._place, shares)
         self._observe(told.busy_s, sizes, probed)
         if check:
-            self._checks.checked(self.steps, check_s=told.check_s, step_s=max(told.busy_s))
+            self._inspector.end(check_s=told.check_s, step_s=max(told.busy_s))
         if told.buffers and not all(sizes):
             self._share_buffers(sizes)
-        self._step_s = self._clock.monotonic() - began - self._check_s
+        self._step_s = self._clock.monotonic() - began - self._inspector.seconds
         events, self._events = self._events, []
         rank = self._crew.view.rank
         return StepReport(
@@ -273,7 +273,6 @@ class HeteroTrainer:
         """Sum gradients and notes over the workers; also return the samples of a probe."""
         sizes = tuple(len(share) for share in shares)
         share = shares[self._crew.view.rank]
-        self._finding, self._check_s = "", 0.0
         news = self._learner.news()
         done = self._learner.backward(
             # A model that has changed is trained once all workers know of it.
@@ -281,11 +280,11 @@ class HeteroTrainer:
             batch_size=sum(sizes),
             seed=self._draws(share),
             begin=self._members.begin_all_reduce,
-            inspect=self._inspect if check else None,
+            inspect=self._inspector.inspect if check else None,
         )
         probed = 0 if news else self._probe(sizes)
-        busy_s = self._clock.monotonic() - began + self._optimizer_s - self._check_s
-        self._note(done, busy_s=busy_s, news=REFUSED if self._finding else news)
+        busy_s = self._clock.monotonic() - began + self._optimizer_s - self._inspector.seconds
+        self._note(done, busy_s=busy_s, news=REFUSED if self._inspector.finding else news)
         self._learner.gradients.reduce(self._members.begin_all_reduce)
         return Told.read(self._learner.gradients.control), probed
 
@@ -296,25 +295,9 @@ class HeteroTrainer:
             joules=self._joules(busy_s),
             loss=done.loss,
             weight=done.weight,
-            check_s=self._check_s,
+            check_s=self._inspector.seconds,
             buffers=done.buffers,
         ).write(self._learner.gradients.control, rank=self._crew.view.rank)
-
-    def _inspect(self, taken: Taken) -> None:
-        """Check the loss on the samples of a share."""
-        began = self._clock.monotonic()
-        seed = derive_seed(self._seed, "check", self.steps)
-        self._finding = self._check.find(self._enough(taken, seed), seed=seed)
-        self._learner.synchronise()
-        self._check_s = self._clock.monotonic() - began
-
-    def _enough(self, taken: Taken, seed: int) -> Taken:
-        """A share, or some public samples instead where all shares are too small to be split."""
-        samples, largest = self._learner.samples, max(self._allocation.split, default=0)
-        if len(taken) >= _ENOUGH or largest >= _ENOUGH or samples.num_public <= len(taken):
-            return taken
-        some = torch.randperm(samples.num_public, generator=torch.Generator().manual_seed(seed))
-        return samples.take(some[:_ENOUGH].tolist(), (), watched=True)
 
     def _follow(self, news: Sequence[int]) -> None:
         """Agree on a change that a worker has told of.
@@ -326,7 +309,8 @@ class HeteroTrainer:
         told = [name for name, what in zip(names, news, strict=True) if what == REFUSED]
         if told:
             raise HeteroError(
-                self._finding or f"worker {told[0]} ended the training; its error says why"
+                self._inspector.finding
+                or f"worker {told[0]} ended the training; its error says why"
             )
         if len(set(news)) > 1:
             changed = [name for name, what in zip(names, news, strict=True) if what]
@@ -338,7 +322,7 @@ class HeteroTrainer:
         self._make_room()
         # A new parameter has another value on each worker.
         self._crew.share_state()
-        self._checks.restart()
+        self._inspector.restart()
 
     def _make_room(self) -> None:
         self._learner.make_room(num_control=Told.num(len(self._crew.view.names)))
@@ -423,7 +407,7 @@ class HeteroTrainer:
             options=self._options,
         )
         self._make_room()
-        self._checks.restart()
+        self._inspector.restart()
         event = MembersChanged(
             step=self.steps,
             generation=view.generation,

@@ -1,0 +1,118 @@
+"""Whether a batch and its parts have one gradient, to rounding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._objective import Reduction
+
+
+_NOISE = 0.01
+"""A gradient that is this much smaller than the largest one may be rounding alone."""
+
+
+class Pass(NamedTuple):
+    """What one pass gave."""
+
+    loss: float
+    weight: float
+    gradients: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    eps: float
+    draws: bool
+
+
+class Comparison:
+    """A whole batch beside its parts.
+
+    Attributes:
+        difference: what differs, in words; None if nothing does.
+    """
+
+    def __init__(
+        self, passes: Sequence[Pass], sizes: Sequence[int], *, reduction: Reduction
+    ) -> None:
+        self.passes = passes
+        self.sizes = sizes
+        self.difference = self._difference(reduction)
+
+    @property
+    def draws(self) -> bool:
+        return any(each.draws for each in self.passes)
+
+    @property
+    def is_sum(self) -> bool:
+        return self._difference("sum") is None
+
+    @property
+    def is_mean(self) -> bool:
+        num, *parts = self.sizes
+        return self._difference("mean", [size / num for size in parts]) is None
+
+    def _difference(self, reduction: str, factors: Sequence[float] | None = None) -> str | None:
+        whole, *parts = self.passes
+        if not math.isfinite(whole.loss):
+            return None  # a loss that diverges is told by the training itself
+        if factors is None:
+            total = sum(part.weight for part in parts)
+            factors = [1.0 if reduction == "sum" else p.weight / (total or 1.0) for p in parts]
+        counted = [(part, f) for part, f in zip(parts, factors, strict=True) if f]
+        loss = sum(factor * part.loss for part, factor in counted)
+        gradients = {
+            name: sum((factor * part.gradients[name] for part, factor in counted), 0 * value)
+            for name, value in whole.gradients.items()
+        }
+        sizes = {
+            name: max(
+                (float(part.gradients[name].abs().max()) for part, _ in counted), default=0
+            )
+            for name, value in whole.gradients.items()
+            if value.numel()
+        }
+        return largest_difference(whole, loss, gradients, eps=whole.eps, sizes=sizes)
+
+
+def largest_difference(
+    whole: Pass,
+    loss: float,
+    gradients: Mapping[str, Tensor],
+    *,
+    eps: float,
+    sizes: Mapping[str, float] | None = None,
+) -> str | None:
+    """The largest difference in words; None if there is none beyond rounding.
+
+    The number of digits that have to agree is half of those of the precision. A tensor's difference
+    counts relative to its largest entry.
+    """
+    rough = math.sqrt(eps or torch.finfo(torch.float64).eps)
+    if not math.isfinite(loss):
+        return f"the loss is {whole.loss:.6g}, which differs ({loss})"
+    if not math.isclose(loss, whole.loss, rel_tol=rough, abs_tol=rough * _NOISE):
+        return f"the loss is {whole.loss:.6g}, which differs by {abs(loss - whole.loss):.3g}"
+    largest = {
+        name: max(float(value.abs().max()), (sizes or {}).get(name, 0.0))
+        for name, value in whole.gradients.items()
+        if value.numel() and value.isfinite().all()
+    }
+    overall = max(largest.values(), default=0.0)
+    worst, said = 1.0, None
+    for name, size in largest.items():
+        gap = float((whole.gradients[name] - gradients[name]).abs().max())
+        excess = gap / (rough * (size + _NOISE * overall)) if gap else 0.0
+        if not excess <= worst:
+            worst = excess if math.isfinite(excess) else math.inf
+            said = f"the gradient of {name!r} differs by {gap / (size or 1.0):.2g} of its size"
+    return said
+
+
+def close(one: Tensor, other: Tensor, *, eps: float) -> bool:
+    if one.shape != other.shape:
+        return False
+    rough = math.sqrt(eps or torch.finfo(torch.float64).eps)
+    return torch.allclose(one.double(), other.double(), rtol=rough, atol=0, equal_nan=True)
