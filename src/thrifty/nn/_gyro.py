@@ -16,6 +16,9 @@ from ._schedule import GyroSchedule, Order
 class GyroLayer(nn.Module):
     """What gyro dropouts have in common: a schedule, and rows to multiply with. Not used by itself."""
 
+    by_position = True
+    """In training, what happens to a sample depends on its place in the batch."""
+
     def __init__(
         self, p: float, *, num_features: int, schedule: GyroSchedule, dim: int | None
     ) -> None:
