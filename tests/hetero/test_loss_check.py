@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 from thrifty.core import DivergedError, HeteroError
 from thrifty.hetero import HeteroOptions, HeteroTrainer, StepCurve
+from thrifty.nn import GyroMLP, GyroSchedule
 from thrifty.testing import VirtualClock
 from thrifty.testing.hetero import ThreadCluster
 
@@ -337,6 +338,20 @@ def test_draws_are_no_difference(layer):
     net = with_layer(layer)
     trainer = alone(net, cross_entropy)
     assert len(list(trainer.run(epochs=1))) == 4
+
+
+@pytest.mark.parametrize("sequential", [True, False])
+def test_gyro_dropout_is_no_difference(sequential):
+    """A sample's subnetwork follows from its place in the batch."""
+    schedule = GyroSchedule(subnetworks=8, concurrent=4, total_steps=100)
+    net = GyroMLP(
+        FEATURES, [16, 8], 3, schedule=schedule, group_size=4, execution="sliced"
+    ).double()
+    net = net if sequential else nn.Sequential(*net)
+    trainer = alone(net, cross_entropy)
+    assert len(list(trainer.run(epochs=1))) == 4
+    assert int(schedule.position) == 4
+    assert net.training
 
 
 @pytest.mark.parametrize("layer", [nn.Dropout, nn.RReLU, ByRow])

@@ -55,7 +55,8 @@ class HeteroTrainer:
     again; the worker that has trained most steps gives the others its state.
 
     That a loss may be split is checked while it trains: at the first step, after a change of
-    workers, and at random steps within 1 % of the time. A loss whose parts do not add up is an error.
+    workers, and at random steps within 1 % of the time. A loss whose parts do not add up is an
+    error.
 
     Dropout and other draws are a function of (seed, epoch, step, first sample of the share): the
     same distribution as in one process, but other draws. This holds for draws from torch's, NumPy's
@@ -237,7 +238,7 @@ class HeteroTrainer:
         check = self._inspector.begin(self.steps, largest=max(sizes))
         told, probed = self._exchange(shares, began, check=check)
         if any(told.news):
-            # What was summed is not used: the step is trained again, or nothing is trained any more.
+            # What was summed is not used: the step is trained again, or the training ends.
             self._learner.undo()
             self._follow(told.news)
             return None
@@ -315,9 +316,9 @@ class HeteroTrainer:
         if len(set(news)) > 1:
             changed = [name for name, what in zip(names, news, strict=True) if what]
             raise HeteroError(
-                f"after step {self.steps}, workers {', '.join(changed)} of {', '.join(names)} train "
-                "other parameters than before, and not all of them the same ones; freeze, unfreeze "
-                "and replace parameters after the same step on all workers"
+                f"after step {self.steps}, workers {', '.join(changed)} of {', '.join(names)} "
+                "train other parameters than before, and not all of them the same ones; freeze, "
+                "unfreeze and replace parameters after the same step on all workers"
             )
         self._make_room()
         # A new parameter has another value on each worker.

@@ -28,6 +28,8 @@ class GyroLayer(nn.Module):
         self.num_features = int(num_features)
         self.dim = dim
         self.schedule = schedule
+        self.inplace = False
+        """Whether the result is written to the input, as by ``nn.Dropout(inplace=True)``."""
         self.subnetwork: int | None = None
         """The subnetwork that all samples go through, in evaluation too; None for those whose turn it is, in training only."""
 
@@ -65,7 +67,8 @@ class GyroLayer(nn.Module):
             chosen = self.schedule.active()
         else:
             return x
-        return multiply_parts(x, self.rows(chosen, dtype=x.dtype), dim=dim)
+        out = multiply_parts(x, self.rows(chosen, dtype=x.dtype), dim=dim)
+        return x.copy_(out) if self.inplace else out
 
     def extra_repr(self) -> str:
         return f"p={self.p}, num_features={self.num_features}"

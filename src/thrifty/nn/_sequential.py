@@ -72,9 +72,9 @@ class GyroSequential(nn.Sequential):
 
     This is checked while it trains: at the first batch and at random steps, each group of layers
     whose forward pass is replaced also runs as it is, and outputs and gradients are compared. Where
-    they differ, these layers run as they are from then on, and a warning says so. Layers with hooks,
-    parametrizations, ``weight_norm``, ``spectral_norm`` or pruning, and subclasses, run as they are.
-    Under ``torch.compile`` the types of layers are looked at, and nothing is compared.
+    they differ, these layers run as they are from then on, and a warning says so. Layers with
+    hooks, parametrizations, ``weight_norm``, ``spectral_norm`` or pruning, and subclasses, run as
+    they are. Under ``torch.compile`` the types of layers are looked at, and nothing is compared.
 
     Args:
         layers: as for ``nn.Sequential``.
@@ -137,7 +137,8 @@ class GyroSequential(nn.Sequential):
             return super().__getitem__(index)
         layers = OrderedDict(list(self.named_children())[index])
         # A subclass may take other arguments.
-        return GyroSequential(layers, execution=self.execution, costs=self.costs)  # type: ignore[arg-type]
+        options: dict[str, Any] = {"execution": self.execution, "costs": self.costs}
+        return GyroSequential(layers, **options)  # type: ignore[arg-type]
 
     def _is_masked(self, x: Tensor, drops: Sequence[BlockGyroDropout]) -> bool:
         """Whether all layers run as they are."""
@@ -281,7 +282,9 @@ def _is_product(layer: nn.Module) -> bool:
 
 def _drops(layer: nn.Module) -> bool:
     """Whether it is a dropout layer that can be sliced, and drops now."""
-    return type(layer) is BlockGyroDropout and layer.training and is_plain(layer)
+    if type(layer) is not BlockGyroDropout:
+        return False
+    return layer.training and not layer.inplace and is_plain(layer)
 
 
 def _is_mapped(layer: nn.Module, now: _Split) -> bool:

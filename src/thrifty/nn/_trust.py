@@ -122,7 +122,7 @@ def is_trusted(
         record.differs = True
         names = ", ".join(type(layer).__name__ for layer in group)
         logger.warning(
-            "layers %d to %d (%s) run as they are from now on: computed without what is dropped, %s",
+            "layers %d to %d (%s) run as they are from now on: without what is dropped, %s",
             position, position + len(group) - 1, names, difference,
         )  # fmt: skip
     return difference is None
