@@ -319,7 +319,23 @@ class Replacing(nn.Module):
         return self.net(x) / (1 + 0.01 * self.passes)
 
 
-@pytest.mark.parametrize("net", [spectral, Replacing])
+class Caching(nn.Module):
+    """Keeps a table that grows with the batches, and makes another one when it is first called."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = model()
+        self.register_buffer("table", torch.zeros(1, dtype=torch.double), persistent=False)
+
+    def forward(self, x):
+        if len(self.table) < len(x):
+            self.table = torch.ones(len(x), dtype=x.dtype)
+        if "made" not in self._buffers:
+            self.register_buffer("made", torch.ones(len(x), dtype=x.dtype), persistent=False)
+        return self.net(x) * self.table[: len(x), None]
+
+
+@pytest.mark.parametrize("net", [spectral, Replacing, Caching])
 def test_a_worker_that_is_left_out_for_a_while_has_the_buffers_of_the_others(net):
     slow = range(8, 40)
     workers = [

@@ -18,7 +18,7 @@ from thrifty.nn import GyroMLP, GyroSchedule
 from thrifty.testing import VirtualClock
 from thrifty.testing.hetero import ThreadCluster
 
-from .jobs import FEATURES, SAMPLES, distance, model, plain_with, sgd
+from .jobs import FEATURES, SAMPLES, Worker, distance, model, plain_with, sgd
 
 
 SPEEDS = {"a": 1.0, "b": 3.0}
@@ -567,3 +567,13 @@ def test_checks_are_in_no_time_that_a_worker_tells():
     assert (first.busy_s, first.step_s) == ((16.0,), 16.0)
     assert first.check_s == 32.0  # a whole batch and its parts
     assert second.check_s == 0.0
+
+
+def test_it_is_checked_again_when_workers_are_others():
+    cluster = ThreadCluster()
+    cluster.kill("b", after=8)
+    team = {name: Worker(lambda size, step: float(size)) for name in "abc"}
+    done = cluster.run({name: worker.job(4) for name, worker in team.items()})
+    checked = [report.step for report in done["a"].reports if report.check_s]
+    (changed,) = [r.step for r in done["a"].reports[1:] if r.events]
+    assert checked == [1, changed]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from thrifty.core import Clock, HeteroError
 from thrifty.pack import borrowed_streams, step_counters
@@ -108,9 +108,16 @@ class Learner:
         return 0 if same else 2 + self.trained() % (2**_DIGEST_BITS - 2)
 
     def structure(self) -> int:
-        """Return a digest of the names, shapes and types of all parameters and buffers."""
-        named = [*self.model.named_parameters(), *self.model.named_buffers()]
-        return _digest(f"{name} {tuple(each.shape)} {each.dtype}" for name, each in named)
+        """Return a digest of the names, shapes and types of the tensors in the model's state.
+
+        Other buffers may be caches, which differ from worker to worker.
+        """
+        named = self.model.state_dict().items()
+        return _digest(
+            f"{name} {tuple(each.shape)} {each.dtype}"
+            for name, each in named
+            if isinstance(each, Tensor)
+        )
 
     def trained(self) -> int:
         """Return a digest of the parameters that are trained."""
@@ -227,18 +234,23 @@ class Learner:
     def buffers(self) -> dict[str, Any]:
         """Return the buffers that workers without samples do not follow by themselves."""
         return {
-            f"{path}.{name}": buffer
+            path: {name: each for name, each in module._buffers.items() if each is not None}
             for path, module in self.model.named_modules()
             if not isinstance(module, WholeBatchNorm)
-            for name, buffer in module._buffers.items()
-            if buffer is not None
         }
 
     @torch.no_grad()
     def load_buffers(self, buffers: Mapping[str, Any]) -> None:
         """Take over what ``buffers`` returned."""
-        for name, buffer in self.buffers().items():
-            buffer.copy_(buffers[name])
+        for path, values in buffers.items():
+            own = self.model.get_submodule(path)._buffers
+            for name, value in values.items():
+                here = own.get(name)
+                if here is not None and here.shape == value.shape:
+                    here.copy_(value)
+                else:
+                    # A forward pass makes or enlarges it.
+                    own[name] = value.to(self.device)
 
     def synchronise(self) -> None:
         """Wait until the device is done."""
