@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import random
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, default_collate
 
 from thrifty.core import DivergedError, HeteroError
 from thrifty.hetero import HeteroOptions, HeteroTrainer, StepCurve
@@ -213,6 +215,21 @@ def test_single_precision_hides_no_such_loss(name):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_small_difference_is_seen_in_double_precision(dtype):
+    """A thousandth of the loss is not a mean."""
+
+    def almost(net, batch):
+        out = net(batch[0])
+        return cross_entropy(net, batch) + 1e-3 * out.mean(0).square().sum()
+
+    x, y = labels().tensors
+    net = model().to(dtype)
+    trainer = alone(net, almost, TensorDataset(x.to(dtype), y))
+    with pytest.raises(HeteroError, match="cannot be split"):
+        next(trainer.run(epochs=1))
+
+
 def test_weights_that_are_not_those_of_the_loss_are_refused():
     said = refused(weighted, labels(), weight=num_labels)
     assert any(
@@ -317,6 +334,16 @@ class Noisy(nn.Module):
         return x + x[torch.randperm(len(x))]
 
 
+class NoisyByNumPy(nn.Module):
+    """A number for each sample, from the global streams."""
+
+    def forward(self, x):
+        scale = np.random.rand(len(x)) + np.random.randint(1, 9, size=len(x))  # noqa: NPY002
+        scale = scale + np.array([random.gauss(0, 1) for _ in x])
+        order = np.random.permutation(len(x))  # noqa: NPY002
+        return x * torch.from_numpy(scale).to(x)[:, None] + x[torch.from_numpy(order)]
+
+
 class ByRow(nn.Module):
     """Draws one number after the other, from a stream that is nobody's."""
 
@@ -331,8 +358,15 @@ class ByRow(nn.Module):
 
 @pytest.mark.parametrize(
     "layer",
-    [partial(nn.Dropout, 0.5), partial(nn.AlphaDropout, 0.5), nn.RReLU, Noisy, ByRow],
-    ids=["dropout", "alpha dropout", "rrelu", "noise", "rows"],
+    [
+        partial(nn.Dropout, 0.5),
+        partial(nn.AlphaDropout, 0.5),
+        nn.RReLU,
+        Noisy,
+        NoisyByNumPy,
+        ByRow,
+    ],
+    ids=["dropout", "alpha dropout", "rrelu", "noise", "numpy", "rows"],
 )
 def test_draws_are_no_difference(layer):
     net = with_layer(layer)
@@ -354,12 +388,31 @@ def test_gyro_dropout_is_no_difference(sequential):
     assert net.training
 
 
-@pytest.mark.parametrize("layer", [nn.Dropout, nn.RReLU, ByRow])
+@pytest.mark.parametrize("layer", [nn.Dropout, nn.RReLU, NoisyByNumPy, ByRow])
 def test_draws_hide_no_loss_that_is_refused(layer):
     net = with_layer(layer)
     trainer = alone(net, contrastive)
     with pytest.raises(HeteroError, match="cannot be split"):
         next(trainer.run(epochs=1))
+
+
+def mixed(samples):
+    """Mixes each sample with another one of the batch."""
+    x, y = default_collate(samples)
+    share = float(np.random.beta(1.0, 1.0))  # noqa: NPY002
+    other = torch.from_numpy(np.random.permutation(len(x)))  # noqa: NPY002
+    return share * x + (1 - share) * x[other], y
+
+
+def test_a_batch_that_is_mixed_is_not_refused():
+    trainer = alone(model(), cross_entropy, collate=mixed)
+    assert len(list(trainer.run(epochs=1))) == 4
+
+
+def test_the_functions_that_draw_are_those_of_before():
+    before = np.random.rand, random.random
+    next(alone(with_layer(NoisyByNumPy), cross_entropy).run(epochs=1))
+    assert before == (np.random.rand, random.random)
 
 
 def test_what_can_be_checked_in_evaluation_only_is_said(caplog):
@@ -387,9 +440,67 @@ class Centred(nn.Module):
         return x - self.centre if self.used and not self.training else x
 
 
-def test_a_buffer_that_follows_the_samples_is_refused():
-    said = refused(cross_entropy, labels(), net=partial(with_layer, Centred))
-    assert any("buffer '1.centre' follows the samples" in text for text in said.values())
+class Queue(nn.Module):
+    """Remembers what it has seen, in a plain attribute, and compares with it."""
+
+    def __init__(self):
+        super().__init__()
+        self.queue = torch.zeros(1, 8, dtype=torch.double)
+
+    def forward(self, x):
+        out = x + self.queue.mean(0)
+        self.queue = torch.cat([self.queue, x.detach()])[-20:]
+        return out
+
+
+class Scaled(nn.Module):
+    """Follows the size of its inputs, in a Python number."""
+
+    size = 1.0
+
+    def forward(self, x):
+        out = x / self.size
+        self.size = 0.9 * self.size + 0.1 * float(x.detach().abs().mean())
+        return out
+
+
+class Criterion(nn.Module):
+    """Follows the outputs, as self-distillation does; no part of the model."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(3, dtype=torch.double))
+
+    def forward(self, out, y):
+        loss = F.cross_entropy(out - self.centre, y)
+        self.centre = 0.9 * self.centre + 0.1 * out.detach().mean(0)
+        return loss
+
+
+def of_criterion(made):
+    def loss(net, batch):
+        return made(net(batch[0]), batch[1])
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"), [(Centred, "1.centre"), (Queue, "1.queue"), (Scaled, "1.size")]
+)
+def test_what_follows_the_samples_is_refused(layer, name):
+    said = refused(cross_entropy, labels(), net=partial(with_layer, layer))
+    assert any(
+        f"'{name}' in the model or the loss follows the samples" in t for t in said.values()
+    )
+
+
+def test_a_criterion_that_follows_the_samples_is_refused():
+    criterion = Criterion()
+    trainer = alone(model(), of_criterion(criterion))
+    with pytest.raises(
+        HeteroError, match=r"'Criterion.centre' in the model or the loss follows"
+    ):
+        next(trainer.run(epochs=1))
 
 
 def test_a_buffer_that_nothing_depends_on_is_not():

@@ -186,6 +186,22 @@ def test_measuring_leaves_everything_as_it_was(make, trained):
     assert not same(everything(net, optimizer)[0], before[0])
 
 
+def test_measuring_leaves_the_loss_as_it_was():
+    """It may count, or follow what it sees."""
+    calls, centre = 0, nn.BatchNorm1d(3).double()
+
+    def counting(net, batch):
+        nonlocal calls
+        calls += 1
+        return nn.functional.cross_entropy(centre(net(batch[0])), batch[1])
+
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    learner_of(net, optimizer, lossy=counting).rehearse(2)
+    assert calls == 0
+    assert int(centre.num_batches_tracked) == 0
+
+
 def test_whole_steps_are_measured():
     """Forward, backward and the optimiser's part."""
     clock = VirtualClock()

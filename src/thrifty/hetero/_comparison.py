@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,14 +17,23 @@ _NOISE = 0.01
 
 
 class Pass(NamedTuple):
-    """What one pass gave."""
+    """What one pass gave.
+
+    Attributes:
+        loss: of its samples.
+        weight: of its samples in the mean.
+        gradients: by parameter.
+        values: that it left in buffers, attributes and closures, by name.
+        eps: the coarsest precision in which something was computed.
+        draws: what it drew from random streams; equal texts stand for equal draws.
+    """
 
     loss: float
     weight: float
     gradients: dict[str, Tensor]
-    buffers: dict[str, Tensor]
+    values: dict[str, Any]
     eps: float
-    draws: bool
+    draws: str
 
 
 class Comparison:
@@ -43,7 +52,8 @@ class Comparison:
 
     @property
     def draws(self) -> bool:
-        return any(each.draws for each in self.passes)
+        """Whether the passes drew different numbers."""
+        return len({each.draws for each in self.passes}) > 1 or "?" in self.passes[0].draws
 
     @property
     def is_sum(self) -> bool:
@@ -111,8 +121,10 @@ def largest_difference(
     return said
 
 
-def close(one: Tensor, other: Tensor, *, eps: float) -> bool:
-    if one.shape != other.shape:
-        return False
+def close(one: Any, other: Any, *, eps: float) -> bool:
+    """Whether two tensors or numbers agree to half the digits."""
+    one, other = torch.as_tensor(one), torch.as_tensor(other)
+    if one.shape != other.shape or one.is_complex() or other.is_complex():
+        return torch.equal(one, other)
     rough = math.sqrt(eps or torch.finfo(torch.float64).eps)
     return torch.allclose(one.double(), other.double(), rtol=rough, atol=0, equal_nan=True)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,6 +31,15 @@ class EqualDraws(TorchDispatchMode):
         super().__init__()
         self.unequal: set[str] = set()
         self.eps = 0.0
+
+    def summary(self) -> str:
+        """Return a text that is the same for passes which drew the same numbers.
+
+        It has a question mark where that cannot be known.
+        """
+        state = np.random.get_state()  # noqa: NPY002 -- looked at, not drawn from
+        streams = hash((random.getstate(), bytes(state[1]), state[2]))
+        return f"{streams}{'?' if self.unequal else ''}"
 
     def __torch_dispatch__(  # noqa: PLR0917 -- torch's signature
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -122,3 +136,63 @@ _MAKERS: dict[str, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {
     "normal": _normal,
     "randperm": _randperm,
 }
+
+
+# --- the streams of NumPy and Python
+
+_OF_NUMPY = (
+    "rand", "randn", "random", "random_sample", "randint", "uniform", "normal", "standard_normal",
+    "beta", "binomial", "exponential", "gamma", "lognormal", "poisson", "choice", "permutation",
+    "shuffle",
+)  # fmt: skip
+_OF_PYTHON = (
+    "random", "uniform", "randint", "randrange", "gauss", "normalvariate", "betavariate", "choice",
+    "choices", "sample", "shuffle",
+)  # fmt: skip
+_patching = threading.Lock()
+
+
+@contextmanager
+def equal_draws(seed: int) -> Iterator[EqualDraws]:
+    """Gives all samples the same draws from the global streams of torch, NumPy and Python.
+
+    Functions of ``numpy.random`` and ``random`` are replaced for the calling thread: each call
+    draws anew from the seed, and an array gets one number for all elements.
+    """
+    owner = threading.get_ident()
+    with _patching:
+        places = (
+            (np.random, _OF_NUMPY, partial(np.random.RandomState, seed & 0xFFFFFFFF)),
+            (random, _OF_PYTHON, partial(random.Random, seed)),
+        )
+        before = [
+            (place, name, getattr(place, name)) for place, names, _ in places for name in names
+        ]
+        try:
+            for place, names, stream in places:
+                for name in names:
+                    drawn = _one_for_all(getattr(place, name), name, stream, owner=owner)
+                    setattr(place, name, drawn)
+            with EqualDraws() as draws:
+                yield draws
+        finally:
+            for place, name, function in before:
+                setattr(place, name, function)
+
+
+def _one_for_all(
+    function: Callable[..., Any], name: str, stream: Callable[[], Any], *, owner: int
+) -> Callable[..., Any]:
+    def drawn(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != owner:
+            return function(*args, **kwargs)
+        if name == "shuffle":
+            return None
+        if name == "permutation":
+            return np.arange(args[0]) if isinstance(args[0], int) else np.array(args[0])
+        out = getattr(stream(), name)(*args, **kwargs)
+        if isinstance(out, np.ndarray) and out.size:
+            out[...] = out.reshape(-1)[0]
+        return out
+
+    return drawn

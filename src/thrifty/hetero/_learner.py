@@ -179,7 +179,8 @@ class Learner:
         public = range(min(num, self.samples.num_public))
         private = range(min(num - len(public), self.samples.num_private))
         self.gradients.zero()
-        with borrowed_streams(), untouched(self.model):
+        # What is noted down in lists is no matter; what is counted, or followed, may be one.
+        with borrowed_streams(), untouched(self.model, self.objective.loss, lists=False):
             self._train(self.samples.batch(public, private), 1.0, together=False)
         self.synchronise()
 

@@ -21,7 +21,7 @@ from thrifty.pack._random import seed_everything
 
 from ._comparison import Comparison, Pass, close, largest_difference
 from ._device import to_device
-from ._equal_draws import EqualDraws
+from ._equal_draws import equal_draws
 from ._kept import Kept, untouched
 from ._objective import Objective
 from ._samples import Taken
@@ -93,7 +93,7 @@ class LossCheck:
     def _find(self, probe: _Probe, *, double: bool) -> str:
         found = self._compared(probe, double=double)
         if found.difference is None:
-            return self._buffers(probe, found, double=double)
+            return self._state(probe, found, double=double)
         if found.draws or not self._repeats(probe, double=double):
             # Draws that cannot be made equal make batches differ; without them they must not.
             found = self._compared(probe, double=double, evaluating=True)
@@ -115,29 +115,45 @@ class LossCheck:
             one, two = (self._pass(probe, probe.spans[0], double=double) for _ in range(2))
         return largest_difference(one, two.loss, two.gradients, eps=one.eps) is None
 
-    def _buffers(self, probe: _Probe, found: Comparison, *, double: bool) -> str:
-        """Whether a buffer follows the samples, and the result follows the buffer."""
+    def _state(self, probe: _Probe, found: Comparison, *, double: bool) -> str:
+        """Whether something that a pass leaves behind follows the samples, and matters."""
         whole, *parts = found.passes
-        there = dict(self._model.named_buffers())
-        for name, value in whole.buffers.items():
-            others = [part.buffers.get(name, value) for part in parts]
-            # A buffer that a pass has made is a cache: the next pass makes it again.
-            if name not in there or all(close(value, each, eps=whole.eps) for each in others):
-                continue
-            for evaluating in (False, True):
-                with self._prepared(double=double, evaluating=evaluating):
-                    one, two = (
-                        self._pass(probe, probe.spans[0], double=double, buffers={name: value})
-                        for value in (value, others[0])
-                    )
-                if largest_difference(one, two.loss, two.gradients, eps=one.eps) is not None:
-                    return (
-                        f"buffer {name!r} follows the samples of a batch: each worker would see "
-                        "those of its share only, and workers would differ. Use a layer without "
-                        "such a buffer, or HeteroOptions(verify=False) to let each worker keep its "
-                        "own, which changes the answer"
-                    )
+        there = self._keep().values()
+        follows = {
+            name: [part.values.get(name, value) for part in parts]
+            for name, value in whole.values.items()
+            # A tensor that a pass has made is a cache: the next pass makes it again.
+            if name in there or not isinstance(value, Tensor)
+        }
+        follows = {
+            name: others
+            for name, others in follows.items()
+            if not all(close(whole.values[name], each, eps=whole.eps) for each in others)
+        }
+        if not follows:
+            return ""
+        either = (
+            {name: whole.values[name] for name in follows},
+            {name: others[0] for name, others in follows.items()},
+        )
+        for evaluating in (False, True):
+            with self._prepared(double=double, evaluating=evaluating):
+                one, two = (
+                    self._pass(probe, probe.spans[0], double=double, values=values)
+                    for values in either
+                )
+            if largest_difference(one, two.loss, two.gradients, eps=one.eps) is not None:
+                return (
+                    f"{', '.join(map(repr, follows))} in the model or the loss follows the samples "
+                    "of a batch (a buffer, an attribute or a variable): each worker would see "
+                    "those of its share only, and workers would differ. Do without it, or pass "
+                    "HeteroOptions(verify=False) to let each worker keep its own, which changes "
+                    "the answer"
+                )
         return ""
+
+    def _keep(self) -> Kept:
+        return Kept(self._model, *self._functions, besides=(_BatchNorm,))
 
     @contextlib.contextmanager
     def _prepared(self, *, double: bool, evaluating: bool = False) -> Iterator[None]:
@@ -171,28 +187,30 @@ class LossCheck:
         span: tuple[int, int],
         *,
         double: bool,
-        buffers: Mapping[str, Tensor] | None = None,
+        values: Mapping[str, Any] | None = None,
     ) -> Pass:
         before = [each.detach().clone() for each in self._model.parameters()]
-        with untouched(self._model, *self._functions), torch.enable_grad():
-            for name, value in (buffers or {}).items():
-                path, _, leaf = name.rpartition(".")
-                self._model.get_submodule(path)._buffers[leaf] = value.clone()
+        kept = self._keep()
+        try:
+            kept.assign(values or {})
             seed_everything(probe.seed)
-            batch = to_device(probe.taken.batch(*span, pristine=True), self._device)
-            batch = _doubled(batch) if double else batch
-            weight = self._objective.weigh(batch, span[1] - span[0])
-            with EqualDraws() as draws:
+            with equal_draws(probe.seed) as draws, torch.enable_grad():
+                batch = to_device(probe.taken.batch(*span, pristine=True), self._device)
+                batch = _doubled(batch) if double else batch
+                weight = self._objective.weigh(batch, span[1] - span[0])
+                draws.eps = 0.0  # how data are stored says nothing of the model
                 loss = self._objective.loss(self._model, batch)
                 gradients = self._gradients(loss)
             made = Pass(
                 loss=float(loss.detach()),
                 weight=weight,
                 gradients=gradients,
-                buffers=self._own_buffers(),
+                values=kept.values(),
                 eps=draws.eps,
-                draws=bool(draws.unequal),
+                draws=draws.summary(),
             )
+        finally:
+            kept.restore()
         self._check_parameters(before)
         return made
 
@@ -202,15 +220,6 @@ class LossCheck:
         return {
             name: torch.zeros_like(parameter) if gradient is None else gradient.to_dense()
             for (name, parameter), gradient in zip(trained.items(), found, strict=True)
-        }
-
-    def _own_buffers(self) -> dict[str, Tensor]:
-        return {
-            f"{path}.{name}" if path else name: buffer.detach().clone()
-            for path, module in self._model.named_modules()
-            if not isinstance(module, _BatchNorm)
-            for name, buffer in module._buffers.items()
-            if buffer is not None
         }
 
     def _check_parameters(self, before: Sequence[Tensor]) -> None:
