@@ -116,9 +116,7 @@ def test_a_weighted_mean_is_that_of_one_process(tmp_path):
 
 def test_a_loss_that_cannot_be_split_fails_its_trial(tmp_path):
     study = run(HeteroTask(Weighted(), workers=2), tmp_path, "refused")
-    with pytest.raises(
-        th.ThriftyError, match=r"cannot be split over workers|ended the training"
-    ):
+    with pytest.raises(th.ThriftyError, match="cannot be split over workers"):
         study.best_trial  # noqa: B018 (it raises)
 
 

@@ -307,12 +307,10 @@ class HeteroTrainer:
             HeteroError: a loss cannot be split, or workers train different parameters.
         """
         names = self._crew.view.names
-        told = [name for name, what in zip(names, news, strict=True) if what == REFUSED]
-        if told:
-            raise HeteroError(
-                self._inspector.finding
-                or f"worker {told[0]} ended the training; its error says why"
-            )
+        if REFUSED in news:
+            source, said = news.index(REFUSED), {"why": self._inspector.finding}
+            self._crew.share(lambda: said, said.update, source=source)
+            raise HeteroError(f"{said['why']} (found by worker {names[source]})")
         if len(set(news)) > 1:
             changed = [name for name, what in zip(names, news, strict=True) if what]
             raise HeteroError(
