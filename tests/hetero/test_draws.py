@@ -10,6 +10,7 @@ import torch
 
 from thrifty.hetero import HeteroOptions, HeteroTrainer, StepCurve
 from thrifty.hetero._state import from_bytes, to_bytes
+from thrifty.testing import VirtualClock
 
 from .jobs import SAMPLES, data, loss, model, sgd
 
@@ -43,6 +44,27 @@ def trained(dataset, *, net=None, seed=5, criterion=loss, epochs=2):
         options=HeteroOptions(curve=StepCurve(sample_s=1.0)),
     )  # fmt: skip
     return [report.loss for report in trainer.run(epochs=epochs)]
+
+
+@pytest.mark.parametrize("batch", [4, 16])
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_check_takes_no_draws_from_a_step(source, batch, monkeypatch):
+    """When it is made depends on the time that it takes."""
+    monkeypatch.setattr("thrifty.hetero._inspector._LEAST_GAP", 2)
+    found = []
+    for verify in (True, False):
+        net, dataset = model(), Augmenting(SOURCES[source])
+        trainer = HeteroTrainer(
+            net, sgd(net), dataset, loss=noisy(SOURCES[source]), global_batch=batch, seed=5,
+            clock=VirtualClock(),
+            options=HeteroOptions(curve=StepCurve(sample_s=1.0), verify=verify),
+        )  # fmt: skip
+        found.append([report.loss for report in trainer.run(epochs=1)])
+    assert found[0] == found[1]
+
+
+def noisy(draw):
+    return lambda net, batch: loss(net, batch) * (1 + 0.01 * draw())
 
 
 def streams():

@@ -7,6 +7,7 @@ import math
 import torch
 
 from thrifty.core import Clock, derive_seed
+from thrifty.pack import borrowed_streams
 
 from ._learner import Learner
 from ._loss_check import LossCheck
@@ -104,7 +105,9 @@ class Inspector:
         """Check the samples of this worker's share."""
         began = self._clock.monotonic()
         seed = derive_seed(self._seed, "check", self._step)
-        self.finding = self._check.find(self._enough(taken, seed), seed=seed)
+        # The step draws the same numbers, whether its samples are checked or not.
+        with borrowed_streams():
+            self.finding = self._check.find(self._enough(taken, seed), seed=seed)
         self._learner.synchronise()
         self.seconds = self._clock.monotonic() - began
 

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from thrifty.pack import borrowed_streams
+
 
 Collate = Callable[[list[Any]], Any]
 """From samples to a batch."""
@@ -111,7 +113,9 @@ class Samples:
                 if other == at:
                     continue
                 found = _copied(objects[other])
-                if _differ(found, self.samples([indices[other]])[0]):
+                with borrowed_streams():
+                    again = self.samples([indices[other]])[0]
+                if _differ(found, again):
                     return indices[other]
         return None
 
