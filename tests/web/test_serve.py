@@ -23,7 +23,7 @@ def read(address, path="/api/studies", **headers):
     request = urllib.request.Request(
         address.partition("?")[0].rstrip("/") + path, headers=headers
     )
-    with urllib.request.urlopen(request, timeout=20) as response:
+    with urllib.request.urlopen(request) as response:
         return response.status, response.read()
 
 

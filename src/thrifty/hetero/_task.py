@@ -9,6 +9,7 @@ import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -16,7 +17,9 @@ import torch
 
 from thrifty.core import HeteroError, TrainingError, WorkerLostError
 from thrifty.pack import HyperParameters, Task, TaskIdentity, Trainable, task_identity
+from thrifty.pack.identity import identify
 
+from ._objective import Objective, Reduction, Weight
 from ._options import HeteroOptions
 from ._state import from_bytes, to_bytes
 
@@ -32,9 +35,11 @@ class HeteroTask(Trainable):
         workers: processes.
         cores: of each of them, to keep them apart; not bound unless told.
         options: of the ``HeteroTrainer`` in each process.
+        reduction: whether the task's loss is a mean over the batch or a sum; see ``HeteroTrainer``.
+        weight: of a batch in that mean; see ``HeteroTrainer``.
 
     Raises:
-        HeteroError: there are no workers, or not as many sets of cores.
+        HeteroError: there are no workers, not as many sets of cores, or an option is wrong.
 
     Example::
 
@@ -48,22 +53,36 @@ class HeteroTask(Trainable):
         workers: int,
         cores: Sequence[Sequence[int]] | None = None,
         options: HeteroOptions | None = None,
+        reduction: Reduction = "mean",
+        weight: Weight | None = None,
     ) -> None:
         if workers < 1:
             raise HeteroError(f"a job has at least one worker, not {workers}")
         if cores is not None and len(cores) != workers:
             raise HeteroError(f"{workers} workers have {len(cores)} sets of cores")
+        Objective(loss=task.loss, reduction=reduction, weight=weight)  # says what is wrong now
         self.task = task
         self.workers = workers
         self.cores = cores
         self.options = options or HeteroOptions()
+        self.reduction = reduction
+        self.weight = weight
 
     def _content(self) -> TaskIdentity:
-        # how many processes train it changes no answer
+        """That of the task, and the options with which workers change the answer."""
         inner = task_identity(self.task).joined()
-        return TaskIdentity(
-            training={**inner.training, "trained by": "HeteroTask"}, evaluation={}
-        )
+        training = {**inner.training, "trained by": "HeteroTask"}
+        options = self.options
+        if options.batch_norm == "local" or not options.verify or options.growth:
+            training["split"] = (
+                f"{self.workers} workers, batch_norm={options.batch_norm}, "
+                f"verify={options.verify}, growth={options.growth}"
+            )
+        if self.reduction != "mean" or self.weight is not None:
+            objective = SimpleNamespace(reduction=self.reduction, weight=self.weight)
+            found = identify(objective).joined().training
+            training |= {f"objective: {name}": text for name, text in found.items()}
+        return TaskIdentity(training=training, evaluation={})
 
     def _legacy_identity(self) -> Mapping[str, str]:
         return {**self.task.identity(), "trained by": "HeteroTask"}
@@ -77,6 +96,7 @@ class HeteroTask(Trainable):
             "seed": seed,
             "device": str(device),
             "options": self.options,
+            "objective": cloudpickle.dumps((self.reduction, self.weight)),
         }
         self._crew.start(cloudpickle.dumps(self.task), begin, self.cores)
 

@@ -31,6 +31,7 @@ from thrifty.pack import (
     open_source,
 )
 from thrifty.pack._followed_optimizer import FollowedOptimizer
+from thrifty.pack._random import seed_everything
 from thrifty.pack._readings import Readings
 
 
@@ -46,14 +47,15 @@ class TrialWorker:
         self._task = task
         self._seed: int = begin["seed"]
         self._device = torch.device(begin["device"])
-        torch.manual_seed(derive_seed(self._seed, "data"))
+        seed_everything(derive_seed(self._seed, "data"))
         data = task.data(self._readings.once("data"))
         self._source = open_source(data, device=self._device)
-        torch.manual_seed(derive_seed(self._seed, "model"))
+        seed_everything(derive_seed(self._seed, "model"))
         self._model = task.model(self._readings.once("model")).to(self._device)
         self._followed = FollowedOptimizer(task.optimizer, self._model, values)
         self._readings.note_once("optimizer", self._followed.read_when_built)
         options: HeteroOptions = begin["options"]
+        reduction, weight = pickle.loads(begin["objective"])
         size = task.batch_size
         if isinstance(size, str):
             self._readings.note_once("batch_size", {size})
@@ -65,6 +67,8 @@ class TrialWorker:
             loss=task.loss,
             global_batch=self._batch_size,
             seed=self._seed,
+            reduction=reduction,
+            weight=weight,
             options=options,
         )
 
@@ -75,6 +79,8 @@ class TrialWorker:
             TaskError: A hyper-parameter that moves is read once, and nothing follows it.
         """
         hp = HyperParameters(values)
+        # What `adapt` draws has to be the same on all workers.
+        seed_everything(derive_seed(self._seed, "epoch", epoch))
         self._task.adapt(self._model, hp)
         self._followed.follow(values)
         self._readings.followed |= {*hp.names_read, *self._followed.names}
