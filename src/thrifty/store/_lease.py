@@ -90,6 +90,12 @@ class Lease:
             ]
             self._forget(connection, dead + self._without_lease(connection))
 
+    def is_alone(self) -> bool:
+        """Say whether no other living process runs a study of this plan."""
+        with user_errors(self._engine), self._engine.connect() as connection:
+            now = self._now(connection)
+            return not any(lives(row, now=now) for row in self._others(connection))
+
     def release(self) -> None:
         """Gives the study back, and all that is claimed for it."""
         with user_errors(self._engine), self._engine.begin() as connection:

@@ -16,6 +16,7 @@ from ._curves import Curves
 from ._driver import Driver
 from ._engine import open_engine, user_errors
 from ._lease import Lease
+from ._leftovers import Leftovers, remove_leftovers
 from ._plans import Plans
 from ._records import Record, StudyInfo
 from ._studies import Studies
@@ -100,6 +101,17 @@ class Store:
             revision: of its plan, up to which all is known.
         """
         return Driver(self._engine, lease, clock=self._clock, revision=revision)
+
+    def remove_leftovers(self, lease: Lease, *, folder: str) -> Leftovers:
+        """Remove the files that killed runs of a plan have left in its folder, where that is safe.
+
+        Args:
+            lease: A study of the plan, held by this process; nothing of it may be training yet.
+            folder: The folder of the plan, below that of all checkpoints.
+        """
+        return remove_leftovers(
+            self._engine, self.checkpoints, lease, folder=folder, now=self._clock.now()
+        )
 
     def close(self) -> None:
         """Closes all connections."""

@@ -380,10 +380,13 @@ class Ledger:
                     self._answered(answer)
 
     def live(self) -> Iterable[tuple[int, int]]:
-        """Where trials stand that may still be asked to go on, or have gone all the way."""
+        """Where trials stand from which training may go on: a node and an epoch for each.
+
+        A trial that has reached the last epoch is not among them: nothing goes on from its state.
+        """
         for number in range(len(self.history)):
             trial = self.history[number]
-            if trial.state in ("running", "waiting"):
+            if trial.state in ("running", "waiting") and trial.reached < self.max_epochs:
                 yield self.node_of[number], trial.reached
 
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from thrifty.core import Clock, Event
-from thrifty.plan import Chain, droppable
+from thrifty.plan import Chain
 from thrifty.run import Assignment, Executor
 from thrifty.search import Algorithm, Decision, Proposal
 from thrifty.space import Space
-from thrifty.store import Changes, CheckpointRemoved, Driver, Lease, Record, Store
+from thrifty.store import Changes, Driver, Lease, Record, Store
 
+from ._budget import DiskBudget
 from ._forecast import ask_rng
 from ._ledger import Ledger
 from ._packing import Packing
@@ -50,7 +51,7 @@ class Parts:
     clock: Clock
     seed: int
     plan_id: int
-    disk_budget_bytes: float
+    budget: DiskBudget
     observers: Sequence[Observer]
     packing: Packing
     sleep: Callable[[float], None] = time.sleep
@@ -194,25 +195,8 @@ def _learn(parts: Parts, *, anyway: bool = False) -> None:
 
 
 def _write(parts: Parts) -> None:
-    """Writes down what has happened since, then frees disk space if the budget asks for it."""
+    """Write what has happened since the last time, then hold the disk budget."""
     outbox = parts.ledger.outbox
     parts.driver.record(outbox)
     outbox.clear()
-    if parts.ledger.kept_bytes > parts.disk_budget_bytes:
-        _free(parts)
-
-
-def _free(parts: Parts) -> None:
-    ledger = parts.ledger
-    live = [*ledger.live()]
-    if parts.driver.shared:
-        live += parts.store.plans.standing(parts.plan_id, but=ledger.study_id)
-    refs = droppable(ledger.plan, live=live, budget_bytes=parts.disk_budget_bytes)
-    # the record goes first: a file nobody knows of is harmless, a record without its file is not
-    parts.driver.record([
-        CheckpointRemoved(plan=parts.plan_id, node=r.node, epoch=r.epoch) for r in refs
-    ])
-    for ref in refs:
-        ledger.plan.drop(ref)
-        ledger.kept_bytes -= ref.num_bytes
-        parts.store.checkpoints.delete(ref)
+    parts.budget.hold(parts.ledger, driver=parts.driver, store=parts.store)

@@ -12,6 +12,7 @@ from thrifty.run import ExecutorConfig
 from thrifty.store import Heartbeat, Lease, Store, StudyInfo, StudyMoved
 
 from ._archive import Archive
+from ._budget import DiskBudget
 from ._ledger import Ledger
 from ._loop import Observer, Parts, run_loop, tell, tell_news
 from ._packing import Packing
@@ -50,6 +51,7 @@ def train(
             watching.append(stack.enter_context(bar))
         asked = stack.enter_context(StopOnSignal())
         reason = _never if stop is None else stop.watch(ledger, clock)
+        leftovers = store.remove_leftovers(lease, folder=recipe.plan_identity())
         curves = store.curves.all()
         workers = executor.open(
             recipe.task,
@@ -69,7 +71,9 @@ def train(
             clock=clock,
             seed=recipe.seed,
             plan_id=ledger.plan_id,
-            disk_budget_bytes=archive.storage.disk_budget_bytes,
+            budget=DiskBudget(
+                archive.storage.disk_budget_bytes, other_bytes=leftovers.left_bytes
+            ),
             observers=watching,
             packing=Packing(
                 num_workers=executor.num_workers,
@@ -81,6 +85,8 @@ def train(
         ending = stack.enter_context(_Ending(watching, ledger))
         _begin(archive, ledger, watching, info=lease.study)
         done = run_loop(parts, stop_requested=lambda: asked.requested() or bool(reason()))
+        if done:
+            parts.budget.hold(ledger, driver=driver, store=store, done=True)
         ending.state = "done" if done else "stopped"
     driver.record([StudyMoved(study=ledger.study_id, state=ending.state)])
     if not done:

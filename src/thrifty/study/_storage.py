@@ -9,11 +9,16 @@ from dataclasses import dataclass
 class Storage:
     """A database for the records and a folder for the checkpoints.
 
-    ``url`` is an address of SQLite or PostgreSQL, as SQLAlchemy writes it. ``checkpoints`` is a folder or any fsspec address (default: beside the
-    database). ``disk_budget_bytes`` bounds what checkpoints may take: those nobody will go on
-    from are deleted first, cheapest to train again first (default: keep all).
-    ``shared`` lets several processes run studies of one task and seed at the same time: they train each stage once,
-    whoever needs it (default: on PostgreSQL).
+    Args:
+        url: An address of SQLite or PostgreSQL, as SQLAlchemy writes it.
+        checkpoints: A folder, or any fsspec address (default: beside the database).
+        disk_budget_bytes: How much the checkpoints of a plan may take, with the files that killed runs
+            have left (default: no limit). Over the budget, the states that are cheapest to train again
+            are deleted first, also those of trials that are done. Three kinds of states stay: where a
+            trial may go on, where work that waits begins, and the best trials'. If these alone are
+            over the budget, one warning says so. ``load_model`` trains a deleted state again.
+        shared: Whether several processes may run studies of one task and seed at the same time. They
+            train each stage once, whoever needs it (default: on PostgreSQL).
     """
 
     url: str = "sqlite:///thrifty.db"
