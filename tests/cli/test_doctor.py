@@ -112,7 +112,7 @@ def test_a_database_that_cannot_be_written(tmp_path, monkeypatch):
             "cannot be read as a database of thrifty: no such table",
         ),
         ("sqlite:///{folder}/text.db", "file is not a database"),
-        ("nonsense", "ArgumentError"),
+        ("nonsense", "not a database address"),
         ("oracle+none://x", "NoSuchModuleError"),
         ("postgresql://nobody@localhost:1/x", "cannot be read"),
     ],

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from sqlalchemy import URL, Engine, create_engine, make_url, text
+from sqlalchemy import URL, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from thrifty import __version__
-from thrifty.store import VERSION, shown
+from thrifty.store import VERSION, redact_url
+from thrifty.store._address import read_address, redact
 
 
 State = Literal["ok", "absent", "warning", "broken"]
@@ -65,16 +66,21 @@ def findings(
     yield _look("kernels", "numba", _kernels, needed="graph" in extras)
     yield from _drivers(storage, extras)
     if storage is not None:
-        yield _look("storage", _name_of(storage), partial(_storage, storage), needed=True)
-        yield _look("storage", "disk", partial(_disk, storage))
+        check = partial(_storage, storage)
+        yield _look("storage", redact_url(storage), check, needed=True, url=storage)
+        yield _look("storage", "disk", partial(_disk, storage), url=storage)
 
 
-def _look(section: str, name: str, check: Check, *, needed: bool = False) -> Finding:
+def _look(
+    section: str, name: str, check: Check, *, needed: bool = False, url: str = ""
+) -> Finding:
+    """Run a check. What it says is shown without the passwords of ``url``."""
     try:
         state, detail = check()
     except Exception as error:  # noqa: BLE001 (whatever it is, that is what was found)
         said = str(error).strip().split("\n")[0]
         state, detail = "broken", f"{type(error).__name__}: {said}"
+    detail = redact(detail, url=url)
     return Finding(section=section, name=name, state=state, detail=detail, needed=needed)
 
 
@@ -236,16 +242,9 @@ def _kernels() -> tuple[State, str]:
 # -- where records go ------------------------------------------------------------------------
 
 
-def _name_of(storage: str) -> str:
-    try:
-        return shown(storage)
-    except Exception:  # noqa: BLE001 (no address at all: the check itself says so)
-        return storage
-
-
 def _storage(storage: str) -> tuple[State, str]:
     """Opens it as it is: a doctor must not bring a database up to date."""
-    address = make_url(storage)
+    address = read_address(storage)
     if address.get_backend_name() == "sqlite":
         return _sqlite(address)
     if address.drivername == "postgresql":
@@ -291,7 +290,7 @@ def _database(engine: Engine, *, can_write: str) -> tuple[State, str]:
 
 def _disk(storage: str) -> tuple[State, str]:
     """Where checkpoints go: beside a SQLite file, in the working directory otherwise."""
-    address = make_url(storage)
+    address = read_address(storage)
     sqlite = address.get_backend_name() == "sqlite"
     folder = Path(str(address.database)).resolve().parent if sqlite else Path.cwd()
     while not folder.exists():

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
-from sqlalchemy import URL, create_engine, make_url, text
+from sqlalchemy import URL, create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
+
+from thrifty.core import ThriftyError
+from thrifty.store._address import read_address
 
 
 _VARIABLE = "_THRIFTY_COMPLETE"
@@ -49,7 +52,7 @@ def complete_study(
     """The studies of the database that the line names so far, newest first; of none, nothing."""
     url = ctx.params.get("storage") or os.environ.get("THRIFTY_STORAGE") or _DEFAULT
     names: list[str] = []
-    with suppress(SQLAlchemyError, ImportError, OSError):
+    with suppress(SQLAlchemyError, ThriftyError, ImportError, OSError):
         names = _study_names(url)
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
@@ -87,7 +90,7 @@ def _files(begun: str) -> list[CompletionItem]:
 
 def _study_names(url: str) -> list[str]:
     """Reads names and nothing else: a key pressed in passing must neither make nor upgrade a database."""
-    address = make_url(url)
+    address = read_address(url)
     options: dict[str, object] = {"connect_timeout": 2}
     if address.get_backend_name() == "sqlite":
         if not address.database or not Path(address.database).is_file():

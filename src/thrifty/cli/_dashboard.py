@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import click
 
-from thrifty.store import shown
+from thrifty.store import redact_url
 from thrifty.web import serve
 
 
@@ -33,7 +33,7 @@ def command(*, url: str, host: str, port: int, token: str | None, browse: bool) 
     server = serve(url, host=host, port=port, token=token)
     if hasattr(os, "nice"):
         os.nice(15)  # training goes first
-    click.echo(f"dashboard of {click.style(shown(url), bold=True)}: {server.address}")
+    click.echo(f"dashboard of {click.style(redact_url(url), bold=True)}: {server.address}")
     click.echo("Ctrl-C ends it")
     if browse:
         webbrowser.open(server.address)

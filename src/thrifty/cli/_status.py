@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from thrifty.store import Store, StudySummary, shown
+from thrifty.store import Store, StudySummary, redact_url
 
 from ._options import storage_option
 
@@ -20,7 +20,7 @@ def command(*, storage: str, name: str | None) -> None:
     with Store.open(storage, create=False) as store:
         summaries = [store.studies.summary(name)] if name else store.studies.list()
     if not summaries:
-        click.echo(f"{shown(storage)} has no studies yet")
+        click.echo(f"{redact_url(storage)} has no studies yet")
     for s in summaries:
         counts = ", ".join(f"{count:,} {state}" for state, count in _states(s).items())
         click.secho(f"{s.name}", bold=True, nl=False)

@@ -18,6 +18,7 @@ import cloudpickle
 
 from thrifty.core import MissingExtraError, UsageError, WorkerLostError
 from thrifty.pack import Prefer, Task, Trainable
+from thrifty.store._address import redact_root
 
 from ._assignment import Assignment
 from ._cluster import ClusterExecutor, WorkerEvictedError
@@ -350,5 +351,5 @@ def _warn_about(checkpoints: str, nodes: Sequence[Mapping[str, Any]]) -> None:
             "%d machines keep states under %s: if that is not one folder for all of them, set "
             "Storage(checkpoints=...) to an address that all of them see, such as s3://bucket/folder",
             len(machines),
-            checkpoints,
+            redact_root(checkpoints),
         )

@@ -22,8 +22,9 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from thrifty.core import CheckpointError, CheckpointRef, StoreWriteError
+from thrifty.core import CheckpointError, CheckpointRef, StoreWriteError, UsageError
 
+from ._address import redact, redact_root
 from ._holder import process_tag
 
 
@@ -56,7 +57,15 @@ class CheckpointFolder:
     def __init__(self, root: str, *, fsync: bool = True) -> None:
         self.root = root
         self._fsync = fsync
-        self._fs, self._path = fsspec.core.url_to_fs(root)
+        self._shown = redact_root(root)
+        try:
+            self._fs, self._path = fsspec.core.url_to_fs(root)
+        except (ValueError, ImportError, OSError) as error:
+            # The cause is not chained: it may quote the address with its password.
+            raise UsageError(
+                f"checkpoints cannot be kept at {self._shown}: {self._said(error)}; give Storage(checkpoints=...) "
+                "a folder, or an address that fsspec knows"
+            ) from None
         self._local = Path(self._path) if "file" in _protocols(self._fs) else None
 
     def write(
@@ -81,7 +90,10 @@ class CheckpointFolder:
                 # object stores make a file visible when it is complete
                 self._fs.pipe_file(f"{self._path}/{path}", data)
         except OSError as error:
-            raise _refused(error, f"{self.root}/{path}", len(data)) from error
+            path = f"{self._shown}/{path}"
+            raise _refused(error, path, len(data), said=self._said(error)) from self._cause(
+                error
+            )
         return CheckpointRef(
             node=node, epoch=epoch, path=path, num_bytes=len(data), digest=_digest(data)
         )
@@ -94,11 +106,13 @@ class CheckpointFolder:
         Raises:
             CheckpointError: The file is missing, is not what was written, or lies outside this folder.
         """
-        where = f"{self.root}/{ref.path}"
+        where = f"{self._shown}/{ref.path}"
         try:
             data = self._fs.cat_file(self._inside(ref.path))
         except OSError as error:
-            raise CheckpointError(f"checkpoint {where} cannot be read ({error})") from error
+            raise CheckpointError(
+                f"checkpoint {where} cannot be read ({self._said(error)})"
+            ) from self._cause(error)
         if _digest(data) != ref.digest:
             raise CheckpointError(
                 f"checkpoint {where} is damaged: it is not the file that was written"
@@ -147,6 +161,19 @@ class CheckpointFolder:
         assert "/" not in name
         self._fs.rm_file(f"{self._path}/{_safe(folder)}/{name}")
 
+    def _said(self, error: BaseException) -> str:
+        """An error in the words of the file system, without the password of its address."""
+        said = getattr(error, "strerror", None) or str(error)
+        return redact(str(said), url=self.root) if "://" in self.root else str(said)
+
+    def _cause(self, error: BaseException) -> BaseException | None:
+        """The error, unless a traceback would show a password."""
+        return (
+            error
+            if "://" not in self.root or redact(str(error), url=self.root) == str(error)
+            else None
+        )
+
     def _inside(self, path: str) -> str:
         """Return the full path of a checkpoint of this folder.
 
@@ -155,7 +182,7 @@ class CheckpointFolder:
         """
         if not _PATH.fullmatch(path):
             raise CheckpointError(
-                f"checkpoint path {path!r} in the database is not one of the folder {self.root}; "
+                f"checkpoint path {path!r} in the database is not one of the folder {self._shown}; "
                 "checkpoints lie at PLAN/NODE-EPOCH.safetensors in it"
             )
         try:
@@ -172,7 +199,8 @@ class CheckpointFolder:
         for part in (file.parent, file):
             if part.is_symlink():
                 raise OSError(
-                    errno.ELOOP, f"{part} is a symbolic link, which may lead out of {self.root}"
+                    errno.ELOOP,
+                    f"{part} is a symbolic link, which may lead out of {self._shown}",
                 )
 
     def _write_local(self, path: Path, data: bytes) -> None:
@@ -217,14 +245,13 @@ def _header(data: bytes) -> Any:
     return json.loads(data[8 : 8 + length])
 
 
-def _refused(error: OSError, path: str, num_bytes: int) -> StoreWriteError:
-    why = error.strerror or str(error)
+def _refused(error: OSError, path: str, num_bytes: int, *, said: str) -> StoreWriteError:
     mend = (
         "free some disk space, or set Storage(disk_budget_bytes=...)"
         if error.errno in (errno.ENOSPC, errno.EDQUOT)
         else "choose a writable place with Storage(checkpoints=...)"
     )
     return StoreWriteError(
-        f"cannot write the checkpoint {path} ({num_bytes:,} bytes): {why}; {mend}, then run the study again: "
+        f"cannot write the checkpoint {path} ({num_bytes:,} bytes): {said}; {mend}, then run the study again: "
         "it goes on where it is"
     )

@@ -18,11 +18,9 @@ from sqlalchemy import (
     event,
     insert,
     inspect,
-    make_url,
     text,
 )
 from sqlalchemy.exc import (
-    ArgumentError,
     DatabaseError,
     DBAPIError,
     IntegrityError,
@@ -41,6 +39,7 @@ from thrifty.core import (
     UsageError,
 )
 
+from ._address import read_address, redact, redact_url
 from ._schema import VERSION, metadata, version_table
 
 
@@ -72,12 +71,7 @@ def open_engine(url: str, *, create: bool) -> Engine:
         StoreUnreachableError: its server does not answer.
         MissingExtraError: PostgreSQL's driver is not installed.
     """
-    try:
-        address = make_url(url)
-    except ArgumentError:
-        raise UsageError(
-            "that is not a database address; write sqlite:///thrifty.db or postgresql+psycopg://host/name"
-        ) from None
+    address = read_address(url)
     backend = address.get_backend_name()
     if backend not in ("sqlite", "postgresql"):
         raise UsageError(
@@ -117,40 +111,38 @@ def _postgresql(address: URL) -> Engine:
         raise MissingExtraError("psycopg", extra="postgresql") from error
 
 
-def shown(url: str) -> str:
-    """A database address as it may be printed: without its password; "?" where it is none.
-
-    >>> shown("postgresql+psycopg://me:secret@host/thrifty")
-    'postgresql+psycopg://me:***@host/thrifty'
-    """
-    try:
-        return make_url(url).render_as_string()
-    except ArgumentError:
-        return "?"
-
-
 @contextmanager
 def user_errors(engine: Engine) -> Iterator[None]:
-    """What the database refuses becomes an error that says how to mend it."""
+    """Turn what the database refuses into an error that says how to mend it."""
     try:
         yield
     except IntegrityError:
         raise
     except DatabaseError as error:
-        where = engine.url.render_as_string()
+        url = engine.url.render_as_string(hide_password=False)
         said = str(error.orig).strip()
-        if _is_passing(error):
-            raise StoreUnreachableError(
-                f"{where} does not answer: {said}; see that it runs and can be reached, then run again: a study goes on where it is"
-            ) from error
-        if "not a database" in said or "malformed" in said:
-            raise StoreError(
-                f"{where} is damaged or not a thrifty database ({said}); move it away, or restore a copy"
-            ) from error
-        mend = _mend(said)
-        if mend is None:
+        safe = redact(said, url=url)
+        # A driver that quotes the password is not chained: a traceback would show it.
+        cause = error if redact(str(error), url=url) == str(error) else None
+        found = _in_words(error, said=said, safe=safe, where=redact_url(url))
+        if found is None:
             raise
-        raise StoreWriteError(f"cannot write to {where}: {said}; {mend}") from error
+        raise found from cause
+
+
+def _in_words(error: DatabaseError, *, said: str, safe: str, where: str) -> StoreError | None:
+    """The same for users; None if there is nothing better to say."""
+    if _is_passing(error):
+        return StoreUnreachableError(
+            f"{where} does not answer: {safe}; see that it runs and can be reached, then run again: "
+            "a study goes on where it is"
+        )
+    if "not a database" in said or "malformed" in said:
+        return StoreError(
+            f"{where} is damaged or not a thrifty database ({safe}); move it away, or restore a copy"
+        )
+    mend = _mend(said)
+    return None if mend is None else StoreWriteError(f"cannot write to {where}: {safe}; {mend}")
 
 
 def _mend(said: str) -> str | None:
@@ -231,18 +223,18 @@ def _use_wal(cursor: Any) -> None:
 
 
 def _bring_up_to_date(connection: Connection, url: str) -> None:
-    version = _version(connection)
+    version = _version(connection, url)
     if version == VERSION:
         return
     if version is not None and version > VERSION:
         raise StoreVersionError(
-            f"{shown(url)} was written by a newer thrifty (schema {version}; this one knows {VERSION}); "
+            f"{redact_url(url)} was written by a newer thrifty (schema {version}; this one knows {VERSION}); "
             "upgrade with: pip install --upgrade thrifty"
         )
     if version is None and connection.dialect.name == "sqlite":
         # of several that find no tables one makes them; on PostgreSQL a lock has seen to that
         connection.exec_driver_sql("BEGIN IMMEDIATE")
-        if _version(connection) == VERSION:
+        if _version(connection, url) == VERSION:
             return
     if version is None:
         # nothing to migrate, so no need to wait for Alembic; a test holds the two ways to the same tables
@@ -253,7 +245,7 @@ def _bring_up_to_date(connection: Connection, url: str) -> None:
     connection.commit()
 
 
-def _version(connection: Connection) -> str | None:
+def _version(connection: Connection, url: str) -> str | None:
     try:
         found: str | None = connection.execute(
             text("SELECT version_num FROM thrifty_version")
@@ -265,7 +257,7 @@ def _version(connection: Connection) -> str | None:
             connection.rollback()  # it takes nothing more after an error
         if inspect(connection).get_table_names():
             raise StoreError(
-                f"{connection.engine.url.render_as_string()} is another program's database; name a new one"
+                f"{redact_url(url)} is another program's database; name a new one"
             ) from error
         return None
     return found

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from sqlalchemy import Engine, make_url
+from sqlalchemy import Engine
 
 from thrifty.core import Clock, SystemClock
 
+from ._address import read_address
 from ._checkpoints import CheckpointFolder
 from ._curves import Curves
 from ._driver import Driver
@@ -125,7 +126,7 @@ class Store:
 
 
 def _default_checkpoints(url: str) -> str:
-    address = make_url(url)
+    address = read_address(url)
     if address.get_backend_name() != "sqlite":
         return "thrifty-checkpoints"
     if address.database in (None, "", ":memory:"):

@@ -20,7 +20,7 @@ from thrifty.core import (
 from thrifty.plan import SearchPlan
 from thrifty.run import model_of, state_from_arrays, train_alone
 from thrifty.space import config_to_json
-from thrifty.store import PriorRecord, Store, StudyInfo, TrialEnqueued, shown
+from thrifty.store import PriorRecord, Store, StudyInfo, TrialEnqueued, redact_url
 
 from ._identity import Recipe, goals_of
 from ._ledger import Ledger
@@ -62,7 +62,7 @@ class Archive:
         if info is not None:
             plan = store.plans.find(self.recipe.plan_identity())
             same_plan = plan is not None and plan.id == info.plan
-            where = f"{shown(self.storage.url)} has a different study {self.name!r}"
+            where = f"{redact_url(self.storage.url)} has a different study {self.name!r}"
             self.recipe.check_same(info.spec, same_plan=same_plan, where=where)
         return info
 

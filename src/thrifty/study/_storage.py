@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from thrifty.store import redact_url
+from thrifty.store._address import redact_root
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
@@ -25,6 +28,16 @@ class Storage:
     checkpoints: str | None = None
     disk_budget_bytes: float = float("inf")
     shared: bool | None = None
+
+    def __repr__(self) -> str:
+        parts = [f"url={redact_url(self.url)!r}"]
+        if self.checkpoints is not None:
+            parts.append(f"checkpoints={redact_root(self.checkpoints)!r}")
+        if self.disk_budget_bytes != float("inf"):
+            parts.append(f"disk_budget_bytes={self.disk_budget_bytes!r}")
+        if self.shared is not None:
+            parts.append(f"shared={self.shared!r}")
+        return f"Storage({', '.join(parts)})"
 
     @classmethod
     def of(cls, value: Storage | str) -> Storage:

@@ -7,6 +7,7 @@ from typing import Self
 from sqlalchemy import Engine
 
 from thrifty.core import UsageError
+from thrifty.store._address import redact_url
 from thrifty.store._engine import open_engine
 
 from ._plans import PlanViews
@@ -56,7 +57,7 @@ class Views:
         if sqlite and engine.url.database in (None, "", ":memory:"):
             engine.dispose()
             raise UsageError(
-                f"{url!r} is a database in memory, which only its own process sees; name a file"
+                f"{redact_url(url)} is a database in memory, which only its own process sees; name a file"
             )
         engine.dispose()  # the connection that brought it up to date could write
         forbid_writing(engine)
