@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from thrifty import __version__
 from thrifty.store import VERSION, redact_url
 from thrifty.store._address import read_address, redact
+from thrifty.store._readonly import ReadOnlyFile, can_write
 
 
 State = Literal["ok", "absent", "warning", "broken"]
@@ -259,10 +260,8 @@ def _sqlite(address: URL) -> tuple[State, str]:
     file = Path(str(address.database)).resolve()
     if not file.exists():
         return "broken", f"there is no file {file}; a study that is run makes it"
-    writable = os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)
-    readable = URL.create("sqlite", database=file.as_uri(), query={"mode": "ro", "uri": "true"})
-    engine = create_engine(readable, connect_args={"timeout": 1.0})
-    return _database(engine, can_write=f"SELECT {int(writable)}")
+    engine = ReadOnlyFile(file, timeout_s=1.0).engine(address)
+    return _database(engine, can_write=f"SELECT {int(can_write(file))}")
 
 
 def _database(engine: Engine, *, can_write: str) -> tuple[State, str]:
@@ -282,7 +281,7 @@ def _database(engine: Engine, *, can_write: str) -> tuple[State, str]:
     if version is None or version > VERSION:
         return "broken", f"{said}; written by a newer thrifty, which knows more than {VERSION}"
     if not writable:
-        return "broken", f"{said}; it cannot be written"
+        return "broken", f"{said}; it can be read, but not written"
     if version < VERSION:
         return "warning", f"{said}; the next command brings it up to {VERSION}"
     return "ok", f"{said}, writable"

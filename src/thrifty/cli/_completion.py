@@ -8,11 +8,12 @@ from pathlib import Path
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
-from sqlalchemy import URL, create_engine, text
+from sqlalchemy import create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from thrifty.core import ThriftyError
 from thrifty.store._address import read_address
+from thrifty.store._readonly import ReadOnlyFile
 
 
 _VARIABLE = "_THRIFTY_COMPLETE"
@@ -95,12 +96,11 @@ def _study_names(url: str) -> list[str]:
     if address.get_backend_name() == "sqlite":
         if not address.database or not Path(address.database).is_file():
             return []
-        file = Path(address.database).resolve().as_uri()
-        address = URL.create("sqlite", database=file, query={"mode": "ro", "uri": "true"})
-        options = {"timeout": 1.0}
-    elif address.drivername == "postgresql":
-        address = address.set(drivername="postgresql+psycopg")
-    engine = create_engine(address, connect_args=options)
+        engine = ReadOnlyFile(Path(address.database).resolve(), timeout_s=1.0).engine(address)
+    else:
+        if address.drivername == "postgresql":
+            address = address.set(drivername="postgresql+psycopg")
+        engine = create_engine(address, connect_args=options)
     query = text("SELECT name FROM studies ORDER BY id DESC LIMIT :most")
     try:
         with engine.connect() as connection:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
@@ -40,6 +41,7 @@ from thrifty.core import (
 )
 
 from ._address import read_address, redact, redact_url
+from ._readonly import ReadOnlyFile, can_write
 from ._schema import VERSION, metadata, version_table
 
 
@@ -61,14 +63,16 @@ _PASSING = frozenset({"08", "40", "53300", "55P03", "57P01", "57P02", "57P03"})
 
 
 def open_engine(url: str, *, create: bool) -> Engine:
-    """An engine on a database of the present version.
+    """Open an engine on a database of the present version.
+
+    A SQLite file that exists and cannot be written is opened to be read; what writes to it is refused.
 
     Raises:
-        UsageError: not a database address.
-        StudyNotFoundError: there is no such file and ``create`` is False.
-        StoreVersionError: a newer thrifty wrote it.
-        StoreWriteError: it cannot be written.
-        StoreUnreachableError: its server does not answer.
+        UsageError: It is not a database address.
+        StudyNotFoundError: There is no such file and ``create`` is False.
+        StoreVersionError: A newer thrifty wrote it.
+        StoreWriteError: It cannot be made, or brought up to date.
+        StoreUnreachableError: Its server does not answer.
         MissingExtraError: PostgreSQL's driver is not installed.
     """
     address = read_address(url)
@@ -77,23 +81,73 @@ def open_engine(url: str, *, create: bool) -> Engine:
         raise UsageError(
             f"{backend!r} is not a database that thrifty knows; write sqlite:///thrifty.db or postgresql+psycopg://host/name"
         )
-    engine = _sqlite(address, create=create) if backend == "sqlite" else _postgresql(address)
+    if backend == "sqlite":
+        file = _file_of(address)
+        if file is not None:
+            _check_file(file, create=create)
+            if file.exists() and not can_write(file):
+                return _read_only(address, file)
+        engine = _sqlite(address)
+    else:
+        engine = _postgresql(address)
     with user_errors(engine), engine.connect() as connection, _alone(connection):
         _bring_up_to_date(connection, url)
     return engine
 
 
-def _sqlite(address: URL, *, create: bool) -> Engine:
+def _file_of(address: URL) -> Path | None:
+    """The file of a SQLite database; None: it is in memory."""
+    if address.database in (None, "", ":memory:"):
+        return None
+    return Path(str(address.database))
+
+
+def _sqlite(address: URL) -> Engine:
     options: dict[str, Any] = {
         "connect_args": {"timeout": _PATIENCE_S, "check_same_thread": False}
     }
-    if address.database in (None, "", ":memory:"):
+    if _file_of(address) is None:
         options["poolclass"] = StaticPool
-    else:
-        _check_file(Path(str(address.database)), create=create)
     engine = create_engine(address, **options)
     event.listen(engine, "connect", _sqlite_settings)
     return engine
+
+
+def _read_only(address: URL, file: Path) -> Engine:
+    """Open a file that cannot be written; of an earlier version a copy, which is brought up to date."""
+    source = ReadOnlyFile(file.absolute(), timeout_s=_PATIENCE_S)
+    url = address.render_as_string(hide_password=False)
+    engine = source.engine(address)
+    with user_errors(engine), engine.connect() as connection:
+        version = _version(connection, url)
+    if version is None or version >= VERSION:
+        with user_errors(engine), engine.connect() as connection:
+            _bring_up_to_date(connection, url)
+        return engine
+    copy = _sqlite(address.set(database=str(source.changeable_copy())))
+    with user_errors(copy), copy.connect() as connection:
+        _bring_up_to_date(connection, url)
+    copy.dispose()
+    forbid_writing(copy)
+    weakref.finalize(copy, source.close)
+    return copy
+
+
+def forbid_writing(engine: Engine) -> None:
+    """Let connections that the engine opens from now on only read."""
+    sqlite = engine.dialect.name == "sqlite"
+    event.listen(engine, "connect", _sqlite_reads if sqlite else _postgresql_reads)
+
+
+def _sqlite_reads(connection: Any, record: object) -> None:  # noqa: ARG001
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA query_only=ON")
+    cursor.close()
+
+
+def _postgresql_reads(connection: Any, record: object) -> None:  # noqa: ARG001
+    connection.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")
+    connection.commit()
 
 
 def _postgresql(address: URL) -> Engine:
@@ -186,7 +240,14 @@ def _advisory_lock(connection: Connection) -> Iterator[None]:
 
 
 def _check_file(path: Path, *, create: bool) -> None:
-    if not create and not path.exists():
+    try:
+        if path.exists():
+            return
+    except OSError as error:
+        raise StoreError(
+            f"cannot look for the database {path}: {error.strerror}; ask its owner, or name another"
+        ) from error
+    if not create:
         raise StudyNotFoundError(
             f"there is no database {path}; run a study first, or name another with --storage sqlite:///FILE"
         )

@@ -8,10 +8,9 @@ from sqlalchemy import Engine
 
 from thrifty.core import UsageError
 from thrifty.store._address import redact_url
-from thrifty.store._engine import open_engine
+from thrifty.store._engine import forbid_writing, open_engine
 
 from ._plans import PlanViews
-from ._reading import forbid_writing
 from ._studies import StudyViews
 from ._trial_samples import TrialSamples
 from ._trials import TrialViews
