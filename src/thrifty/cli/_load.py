@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-from thrifty.core import ThriftyError, UsageError
+from thrifty.core import ThriftyError, UsageError, error_text, is_from_user
 from thrifty.store import Store
 from thrifty.study import Study
 
@@ -55,15 +55,17 @@ def _module(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except ThriftyError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if is_from_user(error):
+            raise
         raise UsageError(
-            f"{path} cannot be loaded: {_where(error, path)}{type(error).__name__}: {error}; "
+            f"{path} cannot be loaded: {_where(error, path)}{error_text(error)}; "
             f"mend it (python {path} shows the whole traceback)"
         ) from error
     return module
 
 
-def _where(error: Exception, path: Path) -> str:
+def _where(error: BaseException, path: Path) -> str:
     """The line of the file that the error comes from."""
     if isinstance(error, SyntaxError):
         return ""  # its message names file and line

@@ -38,10 +38,16 @@ from ._events import (
     StageFailed as StageFailed,
     StageStarted as StageStarted,
 )
+from ._interrupt import StopNow as StopNow, is_from_user as is_from_user
 from ._seeds import (
     derive_seed as derive_seed,
     fingerprint as fingerprint,
     step_seed as step_seed,
+)
+from ._text import (
+    error_text as error_text,
+    error_traceback as error_traceback,
+    plain_text as plain_text,
 )
 
 
@@ -67,6 +73,7 @@ __all__ = [
     "StageDone",
     "StageFailed",
     "StageStarted",
+    "StopNow",
     "StoreBusyError",
     "StoreError",
     "StoreUnreachableError",
@@ -82,6 +89,10 @@ __all__ = [
     "UsageError",
     "WorkerLostError",
     "derive_seed",
+    "error_text",
+    "error_traceback",
     "fingerprint",
+    "is_from_user",
+    "plain_text",
     "step_seed",
 ]

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import Dataset, TensorDataset
 
-from thrifty.core import HeteroError, derive_seed
+from thrifty.core import HeteroError, derive_seed, error_text
 from thrifty.hetero._options import HeteroOptions
 from thrifty.hetero._state import from_bytes, to_bytes
 from thrifty.hetero._trainer import HeteroTrainer
@@ -100,9 +100,9 @@ def main(fd: int) -> None:
         _serve(connection)
     except (EOFError, ConnectionError):
         return  # the study is gone
-    except Exception as error:  # noqa: BLE001 (user code may raise anything; the trial is told, and tells the study)
+    except BaseException as error:  # noqa: BLE001 (user code may raise anything, sys.exit() included)
         with contextlib.suppress(OSError):  # another worker's error may have ended the trial
-            connection.send(("error", f"{type(error).__name__}: {error}"))
+            connection.send(("error", error_text(error)))
 
 
 def _serve(connection: Connection) -> None:

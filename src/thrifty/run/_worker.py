@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-import traceback
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ from thrifty.core import (
     StageDone,
     StageFailed,
     StageStarted,
+    error_text,
+    error_traceback,
 )
 from thrifty.pack import (
     AutoBackend,
@@ -39,6 +41,7 @@ from thrifty.pack import (
     borrowed_streams,
     out_of_memory,
 )
+from thrifty.pack._backend import no_exits
 from thrifty.perf import PackCurve
 from thrifty.plan import Stage
 from thrifty.store import CheckpointFolder
@@ -222,21 +225,27 @@ class Worker:
             if course.under_way:
                 continue
             if self._should_stop():
-                if course.epoch > course.stage.start:
-                    self._save(course)
-                self._leave(course)
+                if course.epoch == course.stage.start or self._save(course):
+                    self._leave(course)
                 continue
             if len(self._courses) > self._proven:
+                state = self._state_of(course)
+                if state is None:
+                    continue
                 course.parked = Member(
                     values=course.chain.timeline.at(course.epoch),
                     seed=course.assignment.seed,
                     epoch=course.epoch,
-                    state=self._backend.unstack(course.number),
+                    state=state,
                 )
             try:
-                plans[course.number] = epoch_plan(
-                    self._backend, course.chain.timeline, epoch=course.epoch, slot=course.number
-                )
+                with no_exits():
+                    plans[course.number] = epoch_plan(
+                        self._backend,
+                        course.chain.timeline,
+                        epoch=course.epoch,
+                        slot=course.number,
+                    )
             except Exception as error:  # noqa: BLE001 (user code may raise anything)
                 self._fail(course, error)
                 continue
@@ -254,7 +263,8 @@ class Worker:
         out.append(course.report(self._epoch_done(course, outcome)))
         if course.epoch < stage.stop:
             return
-        self._save(course)
+        if not self._save(course):
+            return
         if course.next_stage():
             out.append(course.report(self._started(course)))
         else:
@@ -298,7 +308,7 @@ class Worker:
 
     def _limit_to(self, size: int, error: Exception, out: list[Report]) -> None:
         self._limit = size
-        reason = str(error).strip().split("\n")[0]
+        reason = error_text(error).split("\n")[0]
         logger.warning(
             "%s: out of memory; at most %d trials at a time from now on (%s)",
             self.name,
@@ -339,12 +349,27 @@ class Worker:
             node=stage.node, start=stage.start, stop=stage.stop, worker=self.name
         )
 
-    def _save(self, course: _Course) -> None:
+    def _state_of(self, course: _Course) -> State | None:
+        """Return the state of a trial; None if the task's code failed to give it, and so the trial."""
+        try:
+            with self._own_process_state():
+                return self._backend.unstack(course.number)
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            self._fail(course, error)
+            return None
+
+    def _save(self, course: _Course) -> bool:
+        """Have the state of a trial written; False if it has none, and has failed."""
         stage, epoch = course.stage, course.epoch
-        state = self._backend.unstack(course.number)
+        state = self._state_of(course)
+        if state is None:
+            return False
         self._recent.add((stage.node, epoch), state)
         kept = Stage(node=stage.node, start=stage.start, stop=epoch)
         course.writes.append((kept, self._writer.submit(self._write, stage.node, epoch, state)))
+        return True
 
     def _write(self, node: int, epoch: int, state: State) -> CheckpointRef:
         arrays, meta = state_to_arrays(state)
@@ -387,9 +412,9 @@ class Worker:
             stop=course.stage.stop,
             epoch=course.epoch,
             kind=kind or ("diverged" if diverged else "error"),
-            message=f"{type(error).__name__}: {error}",
+            message=error_text(error),
             worker=self.name,
-            traceback="".join(traceback.format_exception(error)),
+            traceback=error_traceback(error),
         )
 
     def _own_process_state(self) -> _ProcessState:
@@ -464,10 +489,18 @@ class _ProcessState:
             torch.set_num_threads(self._threads)
         self._streams.__enter__()
 
-    def __exit__(self, *exc: object) -> None:
-        self._streams.__exit__(*exc)  # type: ignore[arg-type]
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._streams.__exit__(kind, error, trace)
         if torch.get_num_threads() != self._before:
             torch.set_num_threads(self._before)
+        if error is not None and not isinstance(error, Exception):
+            with no_exits():
+                raise error
 
 
 def _num_bytes(state: State) -> int:

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from thrifty.core import AlgorithmError, TaskError, UsageError
+from thrifty.core import AlgorithmError, TaskError, UsageError, error_text, plain_text
 from thrifty.pack import TRAIN_LOSS, Optimizer, Task, TaskReport, Trainable, inspect_task
+from thrifty.pack._backend import no_exits
 from thrifty.search import Algorithm
 from thrifty.space import Space, Timeline
 
@@ -46,11 +47,12 @@ def check_study(
     config = space.sample(np.random.default_rng(seed))
     timeline = Timeline(config, epochs=algorithm.max_epochs)
     try:
-        report = inspect_task(task, timeline.at(0), seed=seed)
+        with no_exits():
+            report = inspect_task(task, timeline.at(0), seed=seed)
     except UsageError:
         raise
     except Exception as error:  # noqa: BLE001 (it may be this one configuration: its trial will fail and say so)
-        logger.warning("the dry run of %s failed: %s: %s", config, type(error).__name__, error)
+        logger.warning("the dry run of %s failed: %s", plain_text(config), error_text(error))
         return
     _check_report(report, space, goals=goals, max_epochs=algorithm.max_epochs)
 

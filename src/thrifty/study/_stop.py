@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from thrifty.core import Clock, UsageError
+from thrifty.core import Clock, StopNow, UsageError
 
 from ._ledger import Ledger
 
@@ -96,6 +96,8 @@ class StopOnSignal:
 
     def _on_signal(self, number: int, frame: object) -> None:
         if self._asked:
-            raise KeyboardInterrupt
+            raise StopNow
         self._asked = True
         logger.warning("stopping at the end of the epoch; once more to stop at once")
+
+    _on_signal.raises_stop_now = True  # type: ignore[attr-defined]
