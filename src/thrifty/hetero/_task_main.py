@@ -1,11 +1,10 @@
-"""The main program of a worker of a ``HeteroTask``: ``python -m thrifty.hetero._task_main FD``."""
+"""The main program of a worker of a ``HeteroTask``; ``thrifty.core._child.Child`` starts it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import pickle
-import signal
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from torch.utils.data import Dataset, TensorDataset
 
 from thrifty.core import HeteroError, derive_seed, error_text
+from thrifty.core._child import parent_of
 from thrifty.hetero._options import HeteroOptions
 from thrifty.hetero._state import from_bytes, to_bytes
 from thrifty.hetero._trainer import HeteroTrainer
@@ -92,10 +92,9 @@ class TrialWorker:
         return evaluate(self._task, self._model, source=self._source, seed=seed)
 
 
-def main(fd: int) -> None:
+def main(arguments: list[str]) -> None:
     """Serves one trial until the other end goes away."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study decides what becomes of Ctrl-C
-    connection = Connection(fd)
+    connection = parent_of(arguments)
     try:
         _serve(connection)
     except (EOFError, ConnectionError):
@@ -155,4 +154,4 @@ def _dataset(data: Any) -> Dataset[Any]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(sys.argv[1:])

@@ -46,8 +46,8 @@ class Ray(ExecutorConfig):
     several) and ``resources``, and trains on ``cuda:0`` if it has a GPU. ``runtime_env`` is Ray's: what else a worker
     needs, such as ``{"working_dir": "."}``, the user's code.
 
-    ``threads`` is how many CPU threads each may use (default: ``num_cpus``). ``pack``, ``pack_size`` and
-    ``memory_margin`` are as in ``Local``; of a fraction of a GPU a pack takes at most 0.9.
+    ``threads`` is how many CPU threads each may use (default: ``num_cpus``). ``pack``, ``pack_size``, ``memory_margin``
+    and ``epoch_timeout`` are as in ``Local``; of a fraction of a GPU a pack takes at most 0.9.
 
     What workers print is shown here, unless the environment says ``RAY_LOG_TO_DRIVER=0``.
 
@@ -71,6 +71,7 @@ class Ray(ExecutorConfig):
     pack: Prefer = "auto"
     pack_size: int | None = None
     memory_margin: float = 0.9
+    epoch_timeout: float | None = None
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -129,7 +130,13 @@ class Ray(ExecutorConfig):
             )
             for i in range(self.workers or max(1, room))
         ]
-        return ClusterExecutor(cluster, specs, expected=room, needs=_in_words(_needs(self)))
+        return ClusterExecutor(
+            cluster,
+            specs,
+            expected=room,
+            needs=_in_words(_needs(self)),
+            epoch_timeout_s=self.epoch_timeout,
+        )
 
     @property
     def num_workers(self) -> int:

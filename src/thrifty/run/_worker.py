@@ -25,6 +25,7 @@ from thrifty.core import (
     StageDone,
     StageFailed,
     StageStarted,
+    WorkerLostError,
     error_text,
     error_traceback,
 )
@@ -52,6 +53,9 @@ from ._tensors import state_from_arrays, state_to_arrays
 
 
 logger = logging.getLogger(__name__)
+
+_KINDS: Mapping[type[Exception], str] = {DivergedError: "diverged", WorkerLostError: "lost"}
+"""Errors that are told apart; a trial may itself be a job of several workers, and lose one."""
 
 CACHE_BYTES = 256 * 2**20
 """How much recent state a worker keeps in memory, so that a branch need not read what it just wrote."""
@@ -405,13 +409,14 @@ class Worker:
     def _failed(
         self, course: _Course, error: Exception, *, kind: str | None = None
     ) -> StageFailed:
-        diverged = isinstance(error, DivergedError)
+        if kind is None:
+            kind = next((k for each, k in _KINDS.items() if isinstance(error, each)), "error")
         return StageFailed(
             node=course.stage.node,
             start=course.stage.start,
             stop=course.stage.stop,
             epoch=course.epoch,
-            kind=kind or ("diverged" if diverged else "error"),
+            kind=kind,
             message=error_text(error),
             worker=self.name,
             traceback=error_traceback(error),
