@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from thrifty.core import HeteroError, derive_seed, error_text
 from thrifty.core._child import parent_of
+from thrifty.hetero._listen import LOOPBACK, keep_gloo_here, open_store
 from thrifty.hetero._options import HeteroOptions
 from thrifty.hetero._state import from_bytes, to_bytes
 from thrifty.hetero._trainer import HeteroTrainer
@@ -115,14 +116,11 @@ def _serve(connection: Connection) -> None:
         torch.set_num_threads(len(begin["cores"]))
     store = None
     if not begin["rank"]:
-        store = dist.TCPStore(
-            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT
-        )
+        store = open_store(LOOPBACK, timeout=_TIMEOUT)
         connection.send(("port", store.port))
     meeting = connection.recv()
-    store = store or dist.TCPStore(
-        "127.0.0.1", meeting["port"], is_master=False, timeout=_TIMEOUT
-    )
+    store = store or dist.TCPStore(LOOPBACK, meeting["port"], is_master=False, timeout=_TIMEOUT)
+    keep_gloo_here()
     dist.init_process_group(
         "gloo", store=store, rank=begin["rank"], world_size=meeting["workers"], timeout=_TIMEOUT
     )
