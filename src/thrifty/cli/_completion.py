@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from thrifty.core import ThriftyError
+from thrifty.core import ThriftyError, plain_text
 from thrifty.store._address import read_address
 from thrifty.store._readonly import ReadOnlyFile
 
@@ -55,7 +55,12 @@ def complete_study(
     names: list[str] = []
     with suppress(SQLAlchemyError, ThriftyError, ImportError, OSError):
         names = _study_names(url)
-    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    # A name that is not plain would do something else than be shown.
+    return [
+        CompletionItem(name)
+        for name in names
+        if name.startswith(incomplete) and name == plain_text(name)
+    ]
 
 
 def complete_storage(

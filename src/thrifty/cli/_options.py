@@ -20,6 +20,13 @@ storage_option = click.option(
 )
 
 
+trust_option = click.option(
+    "--trust-file",
+    is_flag=True,
+    help="Run the study's file even if another user may have written it.",
+)
+
+
 def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """How to train, and until when."""
     for option in reversed((

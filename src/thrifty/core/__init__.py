@@ -39,6 +39,7 @@ from ._events import (
     StageStarted as StageStarted,
 )
 from ._interrupt import StopNow as StopNow, is_from_user as is_from_user
+from ._logging import plain_logger as plain_logger
 from ._seeds import (
     derive_seed as derive_seed,
     fingerprint as fingerprint,
@@ -93,6 +94,7 @@ __all__ = [
     "error_traceback",
     "fingerprint",
     "is_from_user",
+    "plain_logger",
     "plain_text",
     "step_seed",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -15,13 +14,19 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from thrifty.core import HeteroError, MissingExtraError, PeerLostError, TooFewWorkersError
+from thrifty.core import (
+    HeteroError,
+    MissingExtraError,
+    PeerLostError,
+    TooFewWorkersError,
+    plain_logger,
+)
 
 from ._listen import gloo_group, open_store
 from ._membership import View, Wait
 
 
-_log = logging.getLogger("thrifty.hetero")
+_log = plain_logger("thrifty.hetero")
 
 _BEAT_S = 0.25
 """Between signs of life; torchft's lighthouse waits for 5 s unless told otherwise."""

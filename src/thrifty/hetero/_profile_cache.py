@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import platform
 from collections.abc import Sequence
@@ -15,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from thrifty.core import fingerprint
+from thrifty.core import fingerprint, plain_logger
 from thrifty.perf import StepProfile
 
 from ._learner import device_of
 
 
-_log = logging.getLogger("thrifty.hetero")
+_log = plain_logger("thrifty.hetero")
 
 
 def device_name(device: torch.device) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -10,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from thrifty.core import LayerError
+from thrifty.core import LayerError, plain_logger
 from thrifty.perf import SlicedProduct, SlicingCosts
 
 from ._gyro import BlockGyroDropout
@@ -19,7 +18,7 @@ from ._schedule import GyroSchedule
 from ._sliced import gyro_conv2d, gyro_linear
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 Execution = Literal["auto", "sliced", "masked"]
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from thrifty.core import UsageError, derive_seed, step_seed
+from thrifty.core import UsageError, derive_seed, plain_logger, step_seed
 
 from ._counters import step_counters
 from ._hyperparameters import HyperParameters
@@ -27,7 +26,7 @@ from .fused._tape import Arena
 from .fused.optimizers import optimizer_for
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 

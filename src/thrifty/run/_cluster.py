@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from thrifty.core import StoreWriteError, UsageError, WorkerLostError
+from thrifty.core import StoreWriteError, UsageError, WorkerLostError, plain_logger
 
 from ._assignment import Assignment, Report
 from ._executor import Executor
@@ -18,7 +17,7 @@ from ._seat import Seat
 from ._worker import WorkerSpec
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 SLICE_S = 1.0
 """How long to wait before the cluster is looked after again."""

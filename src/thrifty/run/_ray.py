@@ -16,7 +16,7 @@ from typing import Any
 
 import cloudpickle
 
-from thrifty.core import MissingExtraError, UsageError, WorkerLostError
+from thrifty.core import MissingExtraError, UsageError, WorkerLostError, plain_logger
 from thrifty.pack import Prefer, Task, Trainable
 from thrifty.store._address import redact_root
 
@@ -28,7 +28,7 @@ from ._remote import RemoteWorker, user_paths
 from ._worker import WorkerSpec
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 UNITS = 10_000
 """Ray counts resources in ten-thousandths."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +27,7 @@ from thrifty.core import (
     WorkerLostError,
     error_text,
     error_traceback,
+    plain_logger,
 )
 from thrifty.pack import (
     AutoBackend,
@@ -52,7 +52,7 @@ from ._assignment import Assignment, Report
 from ._tensors import state_from_arrays, state_to_arrays
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 _KINDS: Mapping[type[Exception], str] = {DivergedError: "diverged", WorkerLostError: "lost"}
 """Errors that are told apart; a trial may itself be a job of several workers, and lose one."""

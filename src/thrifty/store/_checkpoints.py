@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import logging
 import os
 import re
 import threading
@@ -22,13 +21,19 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from thrifty.core import CheckpointError, CheckpointRef, StoreWriteError, UsageError
+from thrifty.core import (
+    CheckpointError,
+    CheckpointRef,
+    StoreWriteError,
+    UsageError,
+    plain_logger,
+)
 
 from ._address import redact, redact_root
 from ._holder import process_tag
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +10,7 @@ from typing import TypeVar
 
 from sqlalchemy import Connection, Engine, exists, func, select, update
 
-from thrifty.core import Clock, StoreBusyError, StoreUnreachableError
+from thrifty.core import Clock, StoreBusyError, StoreUnreachableError, plain_logger
 from thrifty.plan import Stage
 
 from . import _schema as schema
@@ -24,7 +23,7 @@ from ._turns import await_turn, next_revision
 from ._writer import write
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 PATIENCE_S = 300.0
 """How long a database that does not answer is tried again before the study gives up."""

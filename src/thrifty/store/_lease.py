@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 from typing import Any, Self
 
 from sqlalchemy import Connection, Engine, Row, delete, insert, select, update
 
-from thrifty.core import Clock, StoreBusyError, StoreUnreachableError
+from thrifty.core import Clock, StoreBusyError, StoreUnreachableError, plain_logger
 
 from . import _schema as schema
 from ._engine import user_errors
@@ -17,7 +16,7 @@ from ._records import StudyInfo
 from ._turns import await_turn, next_revision
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 SILENT_AFTER_S = 30.0
 """Who could not say for so long that it lives had a reason that others may have, too."""

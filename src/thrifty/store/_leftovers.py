@@ -7,13 +7,14 @@ checkpoint that no row of the database knows: its run died before it wrote the r
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
 from sqlalchemy import Engine, select
+
+from thrifty.core import plain_logger
 
 from . import _schema as schema
 from ._checkpoints import TEMPORARY, CheckpointFolder, FoundFile
@@ -22,7 +23,7 @@ from ._holder import is_tag_of_dead
 from ._lease import Lease
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 ABANDONED_AFTER_S = 86_400.0
 """A temporary file that nobody has touched for so long is not being written any more.

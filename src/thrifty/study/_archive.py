@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from thrifty.core import (
     StudyNotFoundError,
     UsageError,
     fingerprint,
+    plain_logger,
 )
 from thrifty.plan import SearchPlan
 from thrifty.run import model_of, state_from_arrays, train_alone
@@ -28,7 +28,7 @@ from ._storage import Storage
 from ._warm_start import check_goals, prior_trials, priors_of
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 Source = str | tuple["Archive", Ledger]
 """An earlier study: one of the same database by its name, or any with its books."""

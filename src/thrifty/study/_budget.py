@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import math
 
+from thrifty.core import plain_logger
 from thrifty.plan import droppable
 from thrifty.store import CheckpointRemoved, Driver, Store
 
@@ -12,7 +12,7 @@ from ._ledger import Ledger
 from ._results import best_ones
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 
 class DiskBudget:

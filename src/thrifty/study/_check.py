@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 
 import numpy as np
 
-from thrifty.core import AlgorithmError, TaskError, UsageError, error_text, plain_text
+from thrifty.core import (
+    AlgorithmError,
+    TaskError,
+    UsageError,
+    error_text,
+    plain_logger,
+    plain_text,
+)
 from thrifty.pack import TRAIN_LOSS, Optimizer, Task, TaskReport, Trainable, inspect_task
 from thrifty.pack._backend import no_exits
 from thrifty.search import Algorithm
@@ -16,7 +22,7 @@ from thrifty.space import Space, Timeline
 from ._goals import Goals
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 
 def check_arguments(task: object, space: object, *, algorithm: object) -> None:

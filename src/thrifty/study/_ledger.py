@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from thrifty.core import (
     StageDone,
     StageFailed,
     StageStarted,
+    plain_logger,
 )
 from thrifty.plan import Answer, Node, SearchPlan
 from thrifty.search import Decision, History, Proposal, Stop, Trial
@@ -38,7 +38,7 @@ from ._goals import Goals
 from ._trial_events import TrialAdvanced, TrialBegan, TrialEnded, TrialEvent
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 
 class Ledger:

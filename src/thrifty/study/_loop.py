@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from thrifty.core import Clock, Event
+from thrifty.core import Clock, Event, plain_logger
 from thrifty.plan import Chain
 from thrifty.run import Assignment, Executor
 from thrifty.search import Algorithm, Decision, Proposal
@@ -22,7 +21,7 @@ from ._packing import Packing
 from ._trial_events import TrialEvent
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 GROUP_S = 0.1
 """Records are written together, at least this often; what is lost in a crash is trained again."""

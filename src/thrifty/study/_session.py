@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Sequence
 from typing import Literal, Self
 
-from thrifty.core import fingerprint
+from thrifty.core import fingerprint, plain_logger
 from thrifty.run import ExecutorConfig
 from thrifty.store import Heartbeat, Lease, Store, StudyInfo, StudyMoved
 
@@ -23,7 +22,7 @@ from ._stop import StopOnSignal, StopWhen
 from ._trial_events import StudyBegan, StudyEnded, TrialAdvanced, TrialBegan, TrialEnded
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 
 def train(

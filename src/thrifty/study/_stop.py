@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import signal
 import threading
@@ -10,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from thrifty.core import Clock, StopNow, UsageError
+from thrifty.core import Clock, StopNow, UsageError, plain_logger
 
 from ._ledger import Ledger
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
