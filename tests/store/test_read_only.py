@@ -121,7 +121,7 @@ def test_the_dashboard_reads(url):
 @pytest.mark.parametrize("look", [_storage, _study_names])
 def test_the_doctor_and_completion_read(url, look):
     found = as_stranger(look, url)
-    assert "can be read, but not written" in str(found) or found == ["s"]
+    assert "it can be read, but it cannot be written" in str(found) or found == ["s"]
 
 
 def test_only_the_file_may_be_unwritable(folder):

@@ -52,6 +52,39 @@ class Leftovers:
     left_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What lies in the folders of all plans: what rows know, and what they do not."""
+
+    num_kept: int = 0
+    kept_bytes: int = 0
+    num_left: int = 0
+    left_bytes: int = 0
+
+
+def survey(engine: Engine, checkpoints: CheckpointFolder) -> Survey:
+    """Look through the folders of all plans, without changing anything."""
+    with engine.connect() as connection:
+        paths = set(connection.execute(select(schema.checkpoints.c.path)).scalars())
+        plans = set(connection.execute(select(schema.plans.c.identity)).scalars())
+    known: dict[str, set[str]] = {plan: set() for plan in plans}
+    for path in paths:
+        folder, _, name = path.partition("/")
+        known.setdefault(folder, set()).add(name)
+    sizes: dict[str, list[int]] = {"kept": [], "left": []}
+    for folder, names in known.items():
+        for file in checkpoints.files(folder):
+            kind = kind_of(file, known=names)
+            if kind != "other":
+                sizes["kept" if kind == "checkpoint" else "left"].append(file.num_bytes)
+    return Survey(
+        num_kept=len(sizes["kept"]),
+        kept_bytes=sum(sizes["kept"]),
+        num_left=len(sizes["left"]),
+        left_bytes=sum(sizes["left"]),
+    )
+
+
 def remove_leftovers(
     engine: Engine,
     checkpoints: CheckpointFolder,

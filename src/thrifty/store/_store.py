@@ -65,7 +65,7 @@ class Store:
         engine = open_engine(url, create=create)
         return cls(
             engine,
-            checkpoints=checkpoints or _default_checkpoints(url),
+            checkpoints=checkpoints or default_checkpoints(url),
             clock=clock or SystemClock(),
         )
 
@@ -125,7 +125,8 @@ class Store:
         self.close()
 
 
-def _default_checkpoints(url: str) -> str:
+def default_checkpoints(url: str) -> str:
+    """Return where checkpoints of a database go unless somebody says otherwise."""
     address = read_address(url)
     if address.get_backend_name() != "sqlite":
         return "thrifty-checkpoints"
