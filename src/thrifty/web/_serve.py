@@ -103,6 +103,8 @@ def serve(
     listening = _listen(host, port)
     config = uvicorn.Config(
         app,
+        http=_module("uvicorn", "_connections").Connection,
+        ws="none",
         log_level="warning",
         server_header=False,
         date_header=False,
