@@ -107,6 +107,8 @@ class Worker:
         self._waiting: deque[_Course] = deque()
         self._courses: dict[int, _Course] = {}
         self._closing: list[_Course] = []
+        self._lost: set[tuple[int, int, str]] = set()
+        """States that nothing could go on from; one that is made again just the same is a failure."""
         self._limit: float = float("inf")
         self._proven = 1
 
@@ -142,16 +144,16 @@ class Worker:
             try:
                 member = self._member(course)
             except CheckpointError as error:
-                resume = course.chain.resume
-                assert resume is not None
-                course.finale = CheckpointLost(
-                    checkpoint=resume, reason=str(error), worker=self.name
-                )
-                self._closing.append(course)
+                self._lose(course, error)
                 continue
             try:
                 with self._own_process_state():
                     self._backend.stack(course.number, member)
+            except CheckpointError as error:
+                # The file is as it was written, but the task cannot go on from what is in it.
+                self._backend.release(course.number)
+                self._lose(course, error)
+                continue
             except Exception as error:  # noqa: BLE001 (user code may raise anything; the study goes on)
                 if out_of_memory(error) and self._courses:
                     self._backend.release(course.number)
@@ -164,6 +166,18 @@ class Worker:
             self._report_calibrations(course, out)
             if course.epoch == course.stage.start:
                 out.append(course.report(self._started(course)))
+
+    def _lose(self, course: _Course, error: CheckpointError) -> None:
+        """The state that a chain was to go on from is lost: what made it is trained again, once."""
+        resume = course.chain.resume
+        if resume is None or (resume.node, resume.epoch, resume.digest) in self._lost:
+            course.finale = self._failed(course, error)
+        else:
+            self._lost.add((resume.node, resume.epoch, resume.digest))
+            course.finale = CheckpointLost(
+                checkpoint=resume, reason=str(error), worker=self.name
+            )
+        self._closing.append(course)
 
     def _member(self, course: _Course) -> Member:
         if course.parked is not None:
