@@ -26,7 +26,7 @@ _log = plain_logger("thrifty.hetero")
 def device_name(device: torch.device) -> str:
     """What a device is called by its maker."""
     if device.type == "cuda":
-        return torch.cuda.getdevice_name(device)
+        return torch.cuda.get_device_name(device)
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -84,7 +84,8 @@ class Ledger:
         self.revision = 0
         """Of the plan in the store, up to which all is known."""
         self._num_nodes_recorded = 0
-        self._stage_began: dict[tuple[int, int], float] = {}
+        self._stage_began: dict[tuple[int, int], tuple[float, float]] = {}
+        """When a stage began, as a date and by a clock that never runs backwards."""
         self._passed: dict[int, int] = {}
         """The farthest epoch that a trial of this study has reached on each node."""
 
@@ -145,7 +146,7 @@ class Ledger:
     def handle(self, event: Event) -> None:
         """Applies what an executor reported."""
         if isinstance(event, StageStarted):
-            self._stage_began[event.node, event.start] = self._clock.now()
+            self._stage_began[event.node, event.start] = self._moment()
         elif isinstance(event, EpochDone):
             alone = event.seconds if event.seconds_alone is None else event.seconds_alone
             self.epochs_trained += (event.node, event.epoch) not in self.seconds
@@ -279,7 +280,7 @@ class Ledger:
         )
 
     def _log_stage(self, event: StageDone | StageFailed, *, state: str) -> None:
-        began = self._stage_began.pop((event.node, event.start), self._clock.now())
+        began, began_s = self._stage_began.pop((event.node, event.start), self._moment())
         self.outbox.append(
             StageRecord(
                 plan=self.plan_id,
@@ -289,10 +290,13 @@ class Ledger:
                 worker=event.worker,
                 state=state,
                 started_at=began,
-                seconds=self._clock.now() - began,
+                seconds=self._clock.monotonic() - began_s,
                 error=event.message if isinstance(event, StageFailed) else "",
             )
         )
+
+    def _moment(self) -> tuple[float, float]:
+        return self._clock.now(), self._clock.monotonic()
 
     def _lost(self, event: CheckpointLost) -> None:
         ref = event.checkpoint
