@@ -65,7 +65,7 @@ class Server:
 
     app: FastAPI
     socket: socket.socket
-    address: str
+    address: str = field(repr=False)
     _uvicorn: Any = field(default=None, repr=False)
 
     def run(self) -> None:
