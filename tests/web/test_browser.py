@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from tests.study.helpers import SOLO
+from tests.study.helpers import SOLO, make_study
 from tests.web.conftest import SCRIPT, halving, serving
+from thrifty.search import GridSearch
+from thrifty.space import Choice, Space
 from thrifty.store import Store
+from thrifty.testing import FaultyTask
 
 
 CHROMIUM = shutil.which("chromium")
@@ -106,6 +110,28 @@ def test_a_trial_and_whom_it_shares_with(page, address):
     page.locator("section:has(h2:text('Stages')) a").first.click()
     expect(page.locator("h1")).not_to_have_text("Trial 4")
     expect(page.locator("h1")).to_contain_text("Trial")
+
+
+def test_a_trial_that_failed_says_why(page, tmp_path):
+    """With the traceback, as text."""
+    config = {"lr": Choice([0.1]), "fault": Choice(["raise", "odd text"])}
+    study = make_study(
+        tmp_path, task=FaultyTask(), space=Space(**config), algorithm=GridSearch(max_epochs=2)
+    )
+    study.run(progress=False, executor=SOLO)
+    with Store.open(study.storage.url) as store, store._engine.begin() as connection:
+        error = json.dumps(["error", SCRIPT, f"Traceback\n  {SCRIPT}"])
+        connection.exec_driver_sql("UPDATE trials SET error = ? WHERE number = 1", (error,))
+    with serving(tmp_path / "t.db") as address:
+        open_study(page, address, "trials/0")
+        page.get_by_text("error: RuntimeError: the task's own error").wait_for()
+        trace = page.locator("pre.trace").inner_text()
+        assert "Traceback (most recent call last)" in trace
+        assert "in loss" in trace
+        open_study(page, address, "trials/1")
+        page.get_by_text(f"error: {SCRIPT}").wait_for()
+        assert page.locator("pre.trace").inner_text() == f"Traceback\n  {SCRIPT}"
+        assert page.evaluate("window.hurt") is None
 
 
 def test_the_list_is_sorted_and_filtered(page, address):

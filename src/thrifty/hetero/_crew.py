@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
 
-from thrifty.core import HeteroError, PeerLostError
+from thrifty.core import HeteroError, PeerLostError, plain_logger
 
 from ._membership import Membership, View
 from ._state import from_bytes, to_bytes
 from ._worker_info import WorkerInfo
 
 
-_log = logging.getLogger("thrifty.hetero")
+_log = plain_logger("thrifty.hetero")
 
 
 class Job(Protocol):

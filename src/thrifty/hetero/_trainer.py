@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +18,7 @@ from thrifty.core import (
     PeerLostError,
     SystemClock,
     derive_seed,
+    plain_logger,
     step_seed,
 )
 from thrifty.perf import Power, SplitChange, StepCurve
@@ -41,7 +41,7 @@ from ._samples import Collate, PublicAndPrivate
 from ._worker_info import WorkerInfo
 
 
-_log = logging.getLogger("thrifty.hetero")
+_log = plain_logger("thrifty.hetero")
 
 
 class HeteroTrainer:

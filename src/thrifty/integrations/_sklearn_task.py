@@ -20,12 +20,12 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils import _safe_indexing
 from sklearn.utils.metaestimators import _safe_split
 
-from thrifty.core import UsageError
+from thrifty.core import CheckpointError, UsageError
 from thrifty.pack import HyperParameters, Trainable
 
 from ._content import by_content
 from ._description import described
-from ._estimator_bytes import EstimatorBytes
+from ._estimator_state import EstimatorState
 from ._sklearn_space import ParamSpace
 
 
@@ -153,7 +153,7 @@ class EstimatorTask(Trainable):
         self._splits = splits
         self._scorer = scorer
         self.resource = resource
-        self._codec = EstimatorBytes(_kinds(estimator, space))
+        self._codec = EstimatorState(_kinds(estimator, space))
         self._identity: dict[str, str] | None = None
         self.folds: list[Fold] = []
         """Of this trial."""
@@ -232,12 +232,20 @@ class EstimatorTask(Trainable):
 
     def state(self) -> Any:
         """The learners; what prepares the data is fitted again by ``setup``, with the same result."""
-        data = self._codec.write([fold.learner for fold in self.folds])
-        return {"learners": torch.frombuffer(bytearray(data), dtype=torch.uint8)}
+        return {"learners": self._codec.write([fold.learner for fold in self.folds])}
 
     def load_state(self, state: Any) -> None:
-        """Goes on with learners that ``state`` returned."""
-        learners = self._codec.read(state["learners"].numpy().tobytes())
+        """Go on with learners that ``state`` returned.
+
+        Raises:
+            CheckpointError: These are others, or an earlier version has kept them by pickle.
+        """
+        kept = state["learners"]
+        if isinstance(kept, torch.Tensor):
+            raise CheckpointError(
+                "an earlier version of thrifty has kept these estimators by pickle, which is not read any more"
+            )
+        learners = self._codec.read(kept)
         for fold, learner in zip(self.folds, learners, strict=True):
             fold.learner = learner
 

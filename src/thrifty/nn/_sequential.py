@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from thrifty.core import LayerError
+from thrifty.core import LayerError, plain_logger
 from thrifty.perf import SlicedProduct, SlicingCosts
 
 from ._gyro import BlockGyroDropout
@@ -23,7 +22,7 @@ from ._sliced import gyro_conv2d, gyro_linear
 from ._trust import is_plain, is_transformed, is_trusted
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 Execution = Literal["auto", "sliced", "masked"]
 

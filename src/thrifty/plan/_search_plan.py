@@ -30,7 +30,14 @@ MAX_ATTEMPTS = 3
 MAX_EVICTIONS = 30
 """How often a stage may lose its worker's machine: hardly ever its fault, but one that ends machines must not do so for ever."""
 
-_TRIES = {"diverged": 1, "error": 1, "task": 1, "lost": MAX_ATTEMPTS, "evicted": MAX_EVICTIONS}
+_TRIES = {
+    "diverged": 1,
+    "error": 1,
+    "task": 1,
+    "timeout": 1,
+    "lost": MAX_ATTEMPTS,
+    "evicted": MAX_EVICTIONS,
+}
 """How often a stage may fail in a way before its trials do; in other ways, any number of times."""
 
 

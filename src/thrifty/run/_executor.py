@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
@@ -45,11 +46,13 @@ class ExecutorConfig(ABC):
     """Says how to train; ``open`` makes the executor. A frozen value that users write.
 
     ``pack_size`` is how many trials a worker trains at a time, None if that is to be measured; ``memory_margin`` the
-    share of a device's memory that a pack may take.
+    share of a device's memory that a pack may take; ``epoch_timeout`` how many seconds a worker may train without the end
+    of an epoch.
     """
 
     pack_size: int | None = None
     memory_margin: float = 0.9
+    epoch_timeout: float | None = None
 
     @property
     def num_workers(self) -> int:
@@ -81,6 +84,12 @@ def check_options(config: Any) -> None:
     if not 0.0 < config.memory_margin <= 1.0:
         raise UsageError(
             f"{name}(memory_margin={config.memory_margin}): a share above 0 and at most 1"
+        )
+    limit = config.epoch_timeout
+    number = isinstance(limit, int | float) and not isinstance(limit, bool)
+    if limit is not None and not (number and 0.0 < limit < math.inf):
+        raise UsageError(
+            f"{name}(epoch_timeout={limit!r}): it must be a finite number of seconds above 0, or None for no limit"
         )
     for option in ("workers", "threads", "pack_size"):
         value = getattr(config, option)

@@ -31,11 +31,16 @@ class Local(ExecutorConfig):
     alone; ``"solo"`` trains one at a time. ``pack_size`` fixes how many (default: by measurement, what ends the study first);
     ``memory_margin`` is the share of a device's memory that a pack may take.
 
+    ``epoch_timeout`` is how many seconds a worker may take for one epoch: for all that it does until an epoch ends, so
+    also for making a model, reading data, evaluating and checking. A worker that takes longer is killed, and its trial
+    fails. If it trained several trials, each of them is trained again, alone, to find out which one hangs. With a
+    time limit even a single worker is a process of its own, because nothing can stop a thread (default: no limit).
+
     >>> Local(workers=2, threads=1, pack_size=8)
-    Local(workers=2, devices=(), threads=1, pack='auto', pack_size=8, memory_margin=0.9)
+    Local(workers=2, devices=(), threads=1, pack='auto', pack_size=8, memory_margin=0.9, epoch_timeout=None)
 
     Raises:
-        UsageError: no workers, no threads, an unknown way to pack, a margin that is no share.
+        UsageError: no workers, no threads, an unknown way to pack, a margin that is no share, no time for an epoch.
     """
 
     workers: int | None = None
@@ -44,6 +49,7 @@ class Local(ExecutorConfig):
     pack: Prefer = "auto"
     pack_size: int | None = None
     memory_margin: float = 0.9
+    epoch_timeout: float | None = None
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -72,11 +78,11 @@ class Local(ExecutorConfig):
             )
             for i in range(workers)
         ]
-        if workers == 1:
+        if workers == 1 and self.epoch_timeout is None:
             stop_flag = [False]
             worker = Worker(task, specs[0], should_stop=lambda: stop_flag[0])
             return InlineExecutor(worker, stop_flag=stop_flag)
-        return ProcessExecutor(task, specs)
+        return ProcessExecutor(task, specs, epoch_timeout_s=self.epoch_timeout)
 
     @property
     def num_workers(self) -> int:

@@ -1,8 +1,8 @@
 """Records of studies and plans in SQL, checkpoints in files."""
 
+from ._address import redact_url as redact_url
 from ._checkpoints import CheckpointFolder as CheckpointFolder
 from ._driver import Driver as Driver
-from ._engine import shown as shown
 from ._frames import FrameBackend as FrameBackend, frame as frame
 from ._front import best_trials as best_trials, nondominated as nondominated
 from ._heartbeat import Heartbeat as Heartbeat
@@ -86,6 +86,6 @@ __all__ = [
     "frame",
     "nondominated",
     "optuna_storage",
-    "shown",
+    "redact_url",
     "sortable",
 ]

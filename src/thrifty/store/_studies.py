@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Row, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from thrifty.core import Clock, StudyMismatchError, StudyNotFoundError
+from thrifty.core import Clock, StudyMismatchError, StudyNotFoundError, plain_text
 from thrifty.space import config_from_json, config_to_json
 
 from . import _schema as schema
@@ -266,7 +266,7 @@ def _trial(row: Row[Any]) -> TrialRecord:
         target=row.target,
         reached=row.reached,
         value=row.value,
-        error=(kind, message, traceback),
+        error=(kind, plain_text(message, lines=True), plain_text(traceback, lines=True)),
         objectives=row.objectives,
         violation=row.violation,
     )

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Table, bindparam, delete, insert, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from thrifty.core import plain_text
 from thrifty.space import config_to_json
 
 from . import _schema as schema
@@ -188,9 +189,11 @@ def _checkpoints(
 def _stages(connection: Connection, records: Sequence[StageRecord]) -> None:
     if records:
         names = [c.name for c in schema.stages.columns if c.name != "id"]
-        connection.execute(
-            insert(schema.stages), [{name: getattr(r, name) for name in names} for r in records]
-        )
+        rows = [{name: getattr(r, name) for name in names} for r in records]
+        for row in rows:
+            # Not every database takes every text.
+            row["error"] = plain_text(row["error"], lines=True)
+        connection.execute(insert(schema.stages), rows)
 
 
 def _trials(connection: Connection, records: Sequence[TrialMove]) -> None:
@@ -256,7 +259,8 @@ def _changes(record: TrialMove) -> Row:
             "objectives": None if record.objectives is None else dict(record.objectives),
             "violation": record.violation,
         }
-    return {"state": "failed", "error": [record.kind, record.message, record.traceback]}
+    error = [plain_text(text, lines=True) for text in (record.message, record.traceback)]
+    return {"state": "failed", "error": [record.kind, *error]}
 
 
 def _log_entry(record: TrialMove | TrialEnqueued, at: float) -> Row:

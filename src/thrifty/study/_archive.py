@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +15,7 @@ from thrifty.core import (
     StudyNotFoundError,
     UsageError,
     fingerprint,
+    plain_logger,
 )
 from thrifty.plan import SearchPlan
 from thrifty.run import model_of, state_from_arrays, train_alone
@@ -29,7 +29,7 @@ from thrifty.store import (
     Store,
     StudyInfo,
     TrialEnqueued,
-    shown,
+    redact_url,
 )
 from thrifty.store._spec import is_legacy
 
@@ -40,7 +40,7 @@ from ._storage import Storage
 from ._warm_start import check_goals, prior_trials, priors_of
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 Source = str | tuple["Archive", Ledger]
 """An earlier study: one of the same database by its name, or any with its books."""
@@ -76,7 +76,7 @@ class Archive:
         """
         info = store.studies.find(self.name)
         if info is not None:
-            where = f"{shown(self.storage.url)} has a different study {self.name!r}"
+            where = f"{redact_url(self.storage.url)} has a different study {self.name!r}"
             recipe = self.recipe.like(info.spec)
             identity = recipe.plan_identity(legacy=is_legacy(info.spec))
             same_plan = store.plans.get(info.plan).identity == identity

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from thrifty.core import (
     StageDone,
     StageFailed,
     StageStarted,
+    plain_logger,
 )
 from thrifty.plan import Answer, Node, SearchPlan
 from thrifty.search import Decision, History, Proposal, Stop, Trial
@@ -38,7 +38,7 @@ from ._goals import Goals
 from ._trial_events import TrialAdvanced, TrialBegan, TrialEnded, TrialEvent
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 
 class Ledger:
@@ -88,7 +88,8 @@ class Ledger:
         self.revision = 0
         """Of the plan in the store, up to which all is known."""
         self._num_nodes_recorded = 0
-        self._stage_began: dict[tuple[int, int], float] = {}
+        self._stage_began: dict[tuple[int, int], tuple[float, float]] = {}
+        """When a stage began, as a date and by a clock that never runs backwards."""
         self._passed: dict[int, int] = {}
         """The farthest epoch that a trial of this study has reached on each node."""
 
@@ -140,7 +141,7 @@ class Ledger:
     def handle(self, event: Event) -> None:
         """Applies what an executor reported."""
         if isinstance(event, StageStarted):
-            self._stage_began[event.node, event.start] = self._clock.now()
+            self._stage_began[event.node, event.start] = self._moment()
         elif isinstance(event, EpochDone):
             alone = event.seconds if event.seconds_alone is None else event.seconds_alone
             if (event.node, event.epoch) not in self.seconds:
@@ -277,7 +278,7 @@ class Ledger:
         )
 
     def _log_stage(self, event: StageDone | StageFailed, *, state: str) -> None:
-        began = self._stage_began.pop((event.node, event.start), self._clock.now())
+        began, began_s = self._stage_began.pop((event.node, event.start), self._moment())
         self.outbox.append(
             StageRecord(
                 plan=self.plan_id,
@@ -287,10 +288,13 @@ class Ledger:
                 worker=event.worker,
                 state=state,
                 started_at=began,
-                seconds=self._clock.now() - began,
+                seconds=self._clock.monotonic() - began_s,
                 error=event.message if isinstance(event, StageFailed) else "",
             )
         )
+
+    def _moment(self) -> tuple[float, float]:
+        return self._clock.now(), self._clock.monotonic()
 
     def _lost(self, event: CheckpointLost) -> None:
         ref = event.checkpoint
@@ -385,10 +389,13 @@ class Ledger:
                     self._answered(answer)
 
     def live(self) -> Iterable[tuple[int, int]]:
-        """Where trials stand that may still be asked to go on, or have gone all the way."""
+        """Where trials stand from which training may go on: a node and an epoch for each.
+
+        A trial that has reached the last epoch is not among them: nothing goes on from its state.
+        """
         for number in range(len(self.history)):
             trial = self.history[number]
-            if trial.state in ("running", "waiting"):
+            if trial.state in ("running", "waiting") and trial.reached < self.max_epochs:
                 yield self.node_of[number], trial.reached
 
 

@@ -11,6 +11,7 @@ import torch
 
 from thrifty.core import ThriftyError
 from thrifty.search import Trial
+from thrifty.store import nondominated
 
 from ._goals import Goals
 from ._ledger import Ledger
@@ -151,6 +152,17 @@ def best_of(ledger: Ledger) -> Trial | None:
         t for t in ledger.history if t.reached and t.state != "failed" and not t.violation
     ]
     return max(feasible, key=lambda t: (t.objectives[0], -t.number), default=None)
+
+
+def best_ones(ledger: Ledger) -> list[Trial]:
+    """Return the best trial where training stands, or the Pareto front of several objectives."""
+    feasible = [
+        t for t in ledger.history if t.reached and t.state != "failed" and not t.violation
+    ]
+    if len(ledger.goals.metrics) > 1:
+        return [feasible[i] for i in nondominated([t.objectives for t in feasible])]
+    best = best_of(ledger)
+    return [] if best is None else [best]
 
 
 def _none_feasible(ledger: Ledger, reported: Sequence[Trial], *, name: str) -> str:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Sequence
 from typing import Literal, Self
 
 from rich.console import Console
 from rich.text import Text
 
-from thrifty.core import fingerprint
+from thrifty.core import fingerprint, plain_logger
 from thrifty.run import ExecutorConfig
 from thrifty.store import Heartbeat, Lease, PlanInfo, Store, StudyInfo, StudyMoved
 
 from ._archive import Archive
+from ._budget import DiskBudget
 from ._ledger import Ledger
 from ._loop import Observer, Parts, run_loop, tell, tell_news
 from ._packing import Packing
@@ -26,7 +26,7 @@ from ._stop import StopOnSignal, StopWhen
 from ._trial_events import StudyBegan, StudyEnded, TrialAdvanced, TrialBegan, TrialEnded
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 
 def train(
@@ -55,6 +55,7 @@ def train(
             watching.append(stack.enter_context(bar))
         asked = stack.enter_context(StopOnSignal())
         reason = _never if stop is None else stop.watch(ledger, clock)
+        leftovers = store.remove_leftovers(lease, folder=recipe.plan_identity())
         curves = store.curves.all()
         workers = executor.open(
             recipe.task,
@@ -74,7 +75,9 @@ def train(
             clock=clock,
             seed=recipe.seed,
             plan_id=ledger.plan_id,
-            disk_budget_bytes=archive.storage.disk_budget_bytes,
+            budget=DiskBudget(
+                archive.storage.disk_budget_bytes, other_bytes=leftovers.left_bytes
+            ),
             observers=watching,
             packing=Packing(
                 num_workers=executor.num_workers,
@@ -86,6 +89,8 @@ def train(
         ending = stack.enter_context(_Ending(watching, ledger))
         _begin(archive, ledger, watching, info=lease.study, plan=plan)
         done = run_loop(parts, stop_requested=lambda: asked.requested() or bool(reason()))
+        if done:
+            parts.budget.hold(ledger, driver=driver, store=store, done=True)
         ending.state = "done" if done else "stopped"
     driver.record([StudyMoved(study=ledger.study_id, state=ending.state)])
     say_where_from(archive, ledger, store=store, progress=progress)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from thrifty.search import Algorithm, History
 from thrifty.space import Space, Timeline
 from thrifty.store import Store, StudyMoved
 
+from ._budget import DiskBudget
 from ._goals import Goals, Mode
 from ._ledger import Ledger
 from ._loop import Parts, run_loop
@@ -196,7 +198,7 @@ def _play(
                 clock=SystemClock(),  # writes in groups as large as in a run that is as busy
                 seed=seed,
                 plan_id=plan.id,
-                disk_budget_bytes=float("inf"),
+                budget=DiskBudget(math.inf),
                 observers=(),
                 packing=Packing(num_workers=1, fixed_size=1),
             )

@@ -24,7 +24,7 @@ from thrifty.run import ExecutorConfig, Faults, Local
 from thrifty.run._simulated import EpochSeconds
 from thrifty.search import Algorithm
 from thrifty.space import Space
-from thrifty.store import FrameBackend, frame, nondominated, shown
+from thrifty.store import FrameBackend, frame, nondominated, redact_url
 
 from ._archive import Archive, Source
 from ._check import check_arguments, check_study
@@ -109,7 +109,7 @@ class Study(Pictures):
         self._ledger: Ledger | None = None
 
     def __repr__(self) -> str:
-        return f"Study({self.name!r}, {self.algorithm!r}, storage={shown(self.storage.url)!r})"
+        return f"Study({self.name!r}, {self.algorithm!r}, storage={redact_url(self.storage.url)!r})"
 
     @property
     def metric(self) -> str:

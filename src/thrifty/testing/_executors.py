@@ -43,6 +43,7 @@ POLL_S = 30.0
 """Seconds that one call of ``poll`` may wait."""
 HERE = uuid.uuid4().hex
 """Another one in each process."""
+_ODD_FAULTS = ("exit", "odd text", "huge text", "no text")
 
 
 def check_metrics_are_those_of_a_trial_alone(config: ExecutorConfig) -> None:
@@ -104,6 +105,22 @@ def check_user_errors_become_events(config: ExecutorConfig) -> None:
     assert "the task's own error" in failed.traceback
     assert [e.stop for e in events if isinstance(e, StageDone)] == [1]
     assert any(isinstance(e, StageDone) for e in again)
+
+
+def check_odd_errors_become_events(config: ExecutorConfig) -> None:
+    """Whatever the task's code raises, ``sys.exit()`` included, fails its stage alone, with a text that can be kept."""
+    with _opened(config, FaultyTask()) as (executor, _):
+        for number, fault in enumerate(_ODD_FAULTS):
+            faulty = _timeline({"lr": 0.1, "fault": MultiStep(["", fault], milestones=[1])})
+            events = _train(executor, _chain(faulty, [(0, 3)], node=number), number=number)
+            (failed,) = [e for e in events if isinstance(e, StageFailed)]
+            assert (failed.kind, failed.epoch) == ("error", 1), failed
+            for text in (failed.message, failed.traceback):
+                assert text.encode("utf-8")
+                assert all(c.isprintable() or c in "\n\t" for c in text)
+                assert len(text) < 1_000_000
+            if fault == "exit":
+                assert "SystemExit" in failed.message
 
 
 def check_divergence_is_an_event(config: ExecutorConfig) -> None:
@@ -186,6 +203,7 @@ EXECUTOR_CHECKS: tuple[Check, ...] = (
     check_several_at_once,
     check_packs_make_room,
     check_user_errors_become_events,
+    check_odd_errors_become_events,
     check_divergence_is_an_event,
     check_a_killed_worker_is_lost,
     check_a_lost_checkpoint_is_an_event,
