@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 from thrifty.core import AlgorithmError
 from thrifty.space import Config
+
+from ._sorted_list import SortedList
 
 
 TrialState = Literal["running", "waiting", "stopped", "failed"]
@@ -76,7 +77,7 @@ class Leaderboard(Sequence[tuple[float, int]]):
 
     __slots__ = ("_entries",)
 
-    def __init__(self, entries: Sequence[tuple[float, int]]) -> None:
+    def __init__(self, entries: SortedList[tuple[float, int]]) -> None:
         self._entries = entries
         """``(-score, trial)``, ascending."""
 
@@ -102,12 +103,15 @@ class Leaderboard(Sequence[tuple[float, int]]):
     @property
     def num_alive(self) -> int:
         """How many of them have not failed."""
-        return bisect_left(self._entries, (float("inf"), -1))
+        return self._entries.rank((math.inf, -1))
 
     def rank(self, entry: tuple[float, int]) -> int:
         """How many are better than this ``(score, trial)``."""
         score, number = entry
-        return bisect_left(self._entries, (-score, number))
+        return self._entries.rank((-score, number))
+
+
+_EMPTY = Leaderboard(SortedList())
 
 
 class History:
@@ -128,17 +132,20 @@ class History:
         """Trials of earlier studies, which samplers may learn from; their numbers mean nothing here."""
         self._max_epochs = max_epochs
         self._enqueued: list[Config] = []
+        self._num_taken = 0
+        """How many of the enqueued configurations have been proposed."""
         self._num_drawn = 0
         self._trials: list[Trial] = []
-        self._boards: dict[tuple[Hashable, int], list[tuple[float, int]]] = {}
+        self._boards: dict[tuple[Hashable, int], SortedList[tuple[float, int]]] = {}
         self._running: set[int] = set()
-        self._waiting: dict[tuple[Hashable, int], list[tuple[float, int]]] = {}
+        self._waiting: dict[tuple[Hashable, int], SortedList[tuple[float, int]]] = {}
         self._groups: dict[Hashable, list[int]] = {}
         self._under_way: dict[Hashable, int] = {}
         """By group how many trials are running."""
         self._undecided: dict[Hashable, int] = {}
         """By group how many trials wait and have not gone all the way."""
         self._settled: set[Hashable] = set()
+        self._moves: list[int] = []
         self._num_decisions = 0
 
     def __len__(self) -> int:
@@ -163,12 +170,29 @@ class History:
     @property
     def enqueued(self) -> Sequence[Config]:
         """What the user wants tried first and has not been proposed yet."""
-        return tuple(self._enqueued)
+        return tuple(self._enqueued[self._num_taken :])
+
+    @property
+    def num_enqueued(self) -> int:
+        """How many configurations are enqueued."""
+        return len(self._enqueued) - self._num_taken
+
+    def next_enqueued(self, num: int) -> Sequence[Config]:
+        """The first ``num`` of the enqueued configurations, or all if there are fewer."""
+        return self._enqueued[self._num_taken : self._num_taken + num]
 
     @property
     def num_drawn(self) -> int:
         """How many of the trials came from a sampler: neither enqueued nor branched off another trial."""
         return self._num_drawn
+
+    @property
+    def moves(self) -> Sequence[int]:
+        """The trial of each record, in order: a trial is here once for each time that it has changed.
+
+        What an algorithm derives from a history can be kept up to date by reading the new end only.
+        """
+        return self._moves
 
     @property
     def settled(self) -> Set[Hashable]:
@@ -179,13 +203,19 @@ class History:
         """Numbers of the trials proposed for a group, in order."""
         return self._groups.get(group, ())
 
+    def is_running(self, group: Hashable) -> bool:
+        """Whether a trial of a group is on its way to a target."""
+        return bool(self._under_way.get(group))
+
     def leaderboard(self, epoch: int, *, group: Hashable = 0) -> Leaderboard:
         """A group's trials that were asked to reach ``epoch`` and did, or failed on the way there."""
-        return Leaderboard(self._boards.get((group, epoch), ()))
+        board = self._boards.get((group, epoch))
+        return _EMPTY if board is None else Leaderboard(board)
 
     def waiting(self, epoch: int, *, group: Hashable = 0) -> Leaderboard:
         """Those of the leaderboard that wait at ``epoch`` for a decision."""
-        return Leaderboard(self._waiting.get((group, epoch), ()))
+        board = self._waiting.get((group, epoch))
+        return _EMPTY if board is None else Leaderboard(board)
 
     def record_enqueued(self, config: Config) -> None:
         """The user wants a configuration to be tried next."""
@@ -218,8 +248,8 @@ class History:
         self._num_decisions += 1
         assert decision.config is not None
         number = len(self._trials)
-        if self._enqueued and dict(decision.config) == dict(self._enqueued[0]):
-            del self._enqueued[0]
+        if self.num_enqueued and dict(decision.config) == dict(self._enqueued[self._num_taken]):
+            self._num_taken += 1
         elif decision.parent is None:
             self._num_drawn += 1
         self._trials.append(
@@ -233,7 +263,8 @@ class History:
         )
         self._groups.setdefault(decision.group, []).append(number)
         self._running.add(number)
-        self._count(self._trials[number], 1)
+        self._moves.append(number)
+        self._count(decision.group, running=1)
         return number
 
     def record_scores(
@@ -244,13 +275,20 @@ class History:
         objectives: Sequence[float] = (),
         violation: float = 0.0,
     ) -> None:
-        """A trial reached its target; ``scores`` has one score for each epoch up to there.
+        """Record that a trial has reached its target.
 
-        ``objectives`` and ``violation`` are those at the target (one objective: its last score). What is not a number counts as ``-inf``; a trial whose last score is that bad has failed.
+        Args:
+            number: the trial.
+            scores: one for each epoch up to its target. NaN counts as ``-inf``; a trial whose last score
+                is that bad has failed.
+            objectives: all objectives at the target (default: the last score).
+            violation: by how much it breaks the study's constraints there.
         """
         trial = self._trials[number]
         assert len(scores) == trial.target
-        scores = tuple(-math.inf if math.isnan(score) else score for score in scores)
+        scores = tuple(scores)
+        if any(map(math.isnan, scores)):
+            scores = tuple(-math.inf if math.isnan(score) else score for score in scores)
         if scores[-1] == -math.inf:
             self.record_failure(number)
             return
@@ -264,15 +302,15 @@ class History:
             violation=violation,
         )
         place, entry = (trial.group, trial.target), (-scores[-1], number)
-        insort(self._boards.setdefault(place, []), entry)
-        insort(self._waiting.setdefault(place, []), entry)
+        _board(self._boards, place).add(entry)
+        _board(self._waiting, place).add(entry)
 
     def record_failure(self, number: int) -> None:
-        """A trial will not reach its target."""
+        """Record that a trial will not reach its target."""
         trial = self._trials[number]
         self._running.discard(number)
         self._change(number, state="failed")
-        insort(self._boards.setdefault((trial.group, trial.target), []), (float("inf"), number))
+        _board(self._boards, (trial.group, trial.target)).add((math.inf, number))
 
     def _check_waits(self, number: int) -> None:
         state = self._trials[number].state if 0 <= number < len(self._trials) else "unknown"
@@ -283,24 +321,48 @@ class History:
 
     def _forget_waiting(self, number: int) -> None:
         trial = self._trials[number]
-        board = self._waiting[trial.group, trial.reached]
-        del board[bisect_left(board, (-trial.scores[-1], number))]
+        self._waiting[trial.group, trial.reached].remove((-trial.scores[-1], number))
 
     def _change(self, number: int, **changes: Any) -> None:
-        old = self._trials[number]
-        values = {name: getattr(old, name) for name in Trial.__slots__}
-        new = self._trials[number] = Trial(**{**values, **changes})
-        self._count(old, -1)
-        self._count(new, 1)
+        old, change = self._trials[number], changes.get
+        # ``dataclasses.replace`` takes three times as long, and this is done for each event of a study
+        new = self._trials[number] = Trial(
+            number=number,
+            config=old.config,
+            group=old.group,
+            parent=old.parent,
+            state=change("state", old.state),
+            target=change("target", old.target),
+            reached=change("reached", old.reached),
+            scores=change("scores", old.scores),
+            objectives=change("objectives", old.objectives),
+            violation=change("violation", old.violation),
+        )
+        self._moves.append(number)
+        self._count(
+            old.group,
+            running=(new.state == "running") - (old.state == "running"),
+            undecided=self._is_undecided(new) - self._is_undecided(old),
+        )
 
-    def _count(self, trial: Trial, change: int) -> None:
-        """Keeps ``settled`` up to date when a trial is in a state, or no more."""
-        group = trial.group
-        if trial.state == "running":
-            self._under_way[group] = self._under_way.get(group, 0) + change
-        elif trial.state == "waiting" and trial.reached != self._max_epochs:
-            self._undecided[group] = self._undecided.get(group, 0) + change
-        if self._undecided.get(group) and not self._under_way.get(group):
+    def _is_undecided(self, trial: Trial) -> bool:
+        return trial.state == "waiting" and trial.reached != self._max_epochs
+
+    def _count(self, group: Hashable, *, running: int, undecided: int = 0) -> None:
+        """Keep ``settled`` up to date when a trial has changed its state."""
+        under_way = self._under_way[group] = self._under_way.get(group, 0) + running
+        open_ = self._undecided[group] = self._undecided.get(group, 0) + undecided
+        if open_ and not under_way:
             self._settled.add(group)
         else:
             self._settled.discard(group)
+
+
+def _board(
+    boards: dict[tuple[Hashable, int], SortedList[tuple[float, int]]],
+    place: tuple[Hashable, int],
+) -> SortedList[tuple[float, int]]:
+    found = boards.get(place)
+    if found is None:
+        found = boards[place] = SortedList()
+    return found
