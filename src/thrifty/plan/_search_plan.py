@@ -133,6 +133,12 @@ class SearchPlan:
         """An epoch was asked for before this process began: it counts, but nothing is to be done."""
         self._note_farthest(self.owner(node_id, epoch), epoch)
 
+    def forget_requests(self) -> None:
+        """Count again from nothing; the nodes stay. For a plan on which nothing was trained or is pending."""
+        self.num_epochs_needed = 0
+        for node in self.nodes:
+            node.farthest = node.start
+
     def release(self, trial: Hashable, node_id: int, epoch: int) -> None:
         """A trial no longer wants what it asked for; work that others still need goes on."""
         node = self.owner(node_id, epoch)

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 class Ledger:
     """Applies decisions and events to plan and history; ``outbox`` collects the records for the store.
 
-    Pure bookkeeping, no files: the forecast runs it on made-up events.
+    Pure bookkeeping, no files.
     """
 
     def __init__(

@@ -156,7 +156,7 @@ def _next_chain(parts: Parts, num_free: int) -> Chain | None:
             ledger.history,
             parts.space,
             num=num_free,
-            rng=ask_rng(parts.seed, ledger),
+            rng=ask_rng(parts.seed, ledger.history),
         )
         if not decisions:
             return None
