@@ -4,8 +4,15 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.plan._drive import Driver, ref
-from thrifty.core import CheckpointLost, StageFailed
-from thrifty.plan import MAX_ATTEMPTS, MAX_EVICTIONS, SearchPlan, droppable, stage_forest
+from thrifty.core import CheckpointLost, CheckpointRef, StageFailed
+from thrifty.plan import (
+    MAX_ATTEMPTS,
+    MAX_EVICTIONS,
+    SearchPlan,
+    droppable,
+    stage_forest,
+    superseded,
+)
 from thrifty.space import Constant, Cosine, MultiStep, Step, Timeline
 
 
@@ -258,3 +265,45 @@ def test_the_forest_covers_each_needed_epoch_once(asked):
     stages = stage_forest(plan, ends=ends)
     assert sum(s.stop - s.start for s in stages) == plan.num_epochs_needed
     assert sum((s.stop - s.start) * s.num_trials for s in stages) == sum(t for _, t in asked)
+
+
+# -- states that were only passed ----------------------------------------------------------
+
+
+def passed(plan, node=0, *, stands=()):
+    return [ref.epoch for ref in superseded(plan, node, stands=lambda n, e: (n, e) in stands)]
+
+
+def kept_to(epoch, **options):
+    """A plan of one node whose states after epochs 1, 2, ... are all kept."""
+    plan = SearchPlan(**options)
+    plan.insert(Timeline({"lr": 0.1}, epochs=9))
+    for e in range(1, epoch + 1):
+        plan.restore(CheckpointRef(node=0, epoch=e, path="", num_bytes=1, digest=""))
+    return plan
+
+
+def test_a_later_state_takes_the_place_of_earlier_ones():
+    assert passed(kept_to(4)) == [1, 2, 3]
+    assert passed(kept_to(0)) == passed(kept_to(1)) == []
+
+
+def test_states_where_trials_stand_and_where_the_space_may_branch_are_kept():
+    assert passed(kept_to(5, cuts=[2]), stands={(0, 3)}) == [1, 4]
+
+
+def test_states_that_a_node_branches_off_are_kept():
+    plan = kept_to(4)
+    plan.insert(Timeline({"lr": MultiStep([0.1, 0.2], milestones=[2])}, epochs=9))
+    assert passed(plan) == [1, 3]
+
+
+def test_states_that_pending_work_starts_from_are_kept():
+    plan = kept_to(6)
+    plan.drop(plan.nodes[0].checkpoints[4])
+    child = plan.insert(Timeline({"lr": MultiStep([0.1, 0.2], milestones=[4])}, epochs=9))
+    plan.request("trial", child, 9)
+    assert passed(plan) == [1, 2, 5]
+    chain = plan.next_chain()
+    assert (chain.resume.epoch, chain.stages[0].stop) == (3, 4)
+    assert passed(plan) == [1, 2, 5], "it is under way"

@@ -80,3 +80,31 @@ def test_the_forest_of_a_forecast_is_still_to_be_trained():
 def test_further_objectives_are_made_up_too():
     two = plan(ASHA(max_epochs=9, num_trials=9), goals=Goals.of(["a", "b"], ["max", "min"]))
     assert two.unique_epochs == plan(ASHA(max_epochs=9, num_trials=9)).unique_epochs
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """Simulations that were played; each decision of a study counts as very many."""
+    monkeypatch.setattr(_forecast, "MANY_DECISIONS", 1)
+    rounds, play = [], _forecast._Rehearsal.play
+
+    def counted(self, history, *, round_):
+        rounds.append(round_)
+        play(self, history, round_=round_)
+
+    monkeypatch.setattr(_forecast._Rehearsal, "play", counted)
+    return rounds
+
+
+def test_a_large_study_is_played_until_its_means_are_known(played):
+    plan(RandomSearch(max_epochs=9, num_trials=40))
+    assert len(played) == _forecast.MIN_SIMULATIONS
+
+
+def test_a_large_study_whose_simulations_differ_is_played_as_often_as_a_small_one(
+    played, monkeypatch
+):
+    monkeypatch.setattr(_forecast, "STANDARD_ERROR", 0.001)
+    space = Space(lr=Choice([0.1, 0.2, *(Step(0.1, [e]) for e in range(1, 9))]))
+    assert not plan(SuccessiveHalving(max_epochs=9, num_trials=27), space).exact
+    assert len(played) == _forecast.NUM_SIMULATIONS

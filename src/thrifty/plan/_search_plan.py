@@ -66,6 +66,7 @@ class SearchPlan:
         """Epochs that all requests so far come to when each shared one is counted once."""
         self.num_epochs_done = 0
         """Epochs whose metrics are known."""
+        self.cuts = frozenset(cuts)
         self._cost = cost
         self._roots: dict[Hashable, Node] = {}
         self._agenda = Agenda(self.nodes, cuts=cuts, keep_branches=keep_branches)
@@ -129,9 +130,11 @@ class SearchPlan:
         self._agenda.demand(node, epoch)
         return None
 
-    def note(self, node_id: int, epoch: int) -> None:
-        """An epoch was asked for before this process began: it counts, but nothing is to be done."""
-        self._note_farthest(self.owner(node_id, epoch), epoch)
+    def note(self, node_id: int, epoch: int) -> Node:
+        """Count an epoch as asked for, without anything to be done; returns the node that owns it."""
+        node = self.owner(node_id, epoch)
+        self._note_farthest(node, epoch)
+        return node
 
     def forget_requests(self) -> None:
         """Count again from nothing; the nodes stay. For a plan on which nothing was trained or is pending."""

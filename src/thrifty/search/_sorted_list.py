@@ -69,18 +69,23 @@ class SortedList(Generic[Item]):
     def add(self, item: Item) -> None:
         """Put an item in its place."""
         self._len += 1
-        if not self._blocks:
-            self._blocks.append([item])
-            self._lasts.append(item)
-            return
-        number = min(bisect_left(self._lasts, item), len(self._blocks) - 1)
-        block = self._blocks[number]
-        insort(block, item)
+        lasts = self._lasts
+        number = bisect_left(lasts, item)
+        if number < len(lasts):
+            block = self._blocks[number]
+            insort(block, item)
+        elif lasts:
+            number -= 1
+            block = self._blocks[number]
+            block.append(item)
+            lasts[number] = item
+        else:
+            block = [item]
+            self._blocks.append(block)
+            lasts.append(item)
         if len(block) > 2 * BLOCK:
             self._blocks[number : number + 1] = [block[:BLOCK], block[BLOCK:]]
-            self._lasts[number : number + 1] = [block[BLOCK - 1], block[-1]]
-        else:
-            self._lasts[number] = block[-1]
+            lasts[number : number + 1] = [block[BLOCK - 1], block[-1]]
 
     def remove(self, item: Item) -> None:
         """Remove an item that is in the list."""

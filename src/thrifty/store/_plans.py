@@ -74,6 +74,23 @@ class Plans:
         with user_errors(self._engine), self._engine.connect() as connection:
             return [(node, epoch) for node, epoch in connection.execute(query)]
 
+    def ends(self, plan: int, *, but: int) -> set[tuple[int, int]]:
+        """Where trials of other studies are, ``(node, epoch)``, whatever became of them.
+
+        Args:
+            plan: Plan of the studies.
+            but: Study that does not count.
+        """
+        trials, studies = schema.trials, schema.studies
+        query = (
+            select(trials.c.node, trials.c.reached)
+            .join(studies, studies.c.id == trials.c.study)
+            .where(studies.c.plan == plan, studies.c.id != but, trials.c.reached > 0)
+            .distinct()
+        )
+        with user_errors(self._engine), self._engine.connect() as connection:
+            return {(node, epoch) for node, epoch in connection.execute(query)}
+
 
 def news_of(
     connection: Connection, plan: int, *, since: int = -1, num_known: int = 0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,11 @@ from ._goals import Goals
 
 
 NUM_SIMULATIONS = 8
+MIN_SIMULATIONS = 4
+MANY_DECISIONS = 100_000
+"""Of all simulations so far: from here on no more are played than the means need (see ``_are_known``)."""
+STANDARD_ERROR = 0.01
+"""Of a mean, as a share of it, with which it counts as known."""
 NUM_OWN_DRAWS = 1000
 """Configurations that each simulation draws itself; later ones are those of the first simulation.
 
@@ -33,8 +39,9 @@ _BLOCK = 4096
 class Forecast:
     """The size of a study, with sharing and without.
 
-    An adaptive algorithm promotes who does well, which is not known yet: it is run on made-up results a few
-    times; ``unique_epochs`` is the mean and ``unique_range`` the least and the most. ``exact`` is True where all agree.
+    An adaptive algorithm promotes who does well, which is not known yet: it is run on made-up results eight
+    times, or at least four where the study is large and these agree to 1 %. ``unique_epochs`` is the mean
+    and ``unique_range`` the least and the most. ``exact`` is True where all agree.
     ``seconds`` is known once epochs of this task have been timed by an earlier run (None before).
     """
 
@@ -81,6 +88,7 @@ def forecast(
     rehearsal = _Rehearsal(algorithm, _Draws(space), num_metrics=len(goals.metrics), seed=seed)
     unique: list[int] = []
     trial_epochs: list[int] = []
+    num_decisions = 0
     for round_ in range(NUM_SIMULATIONS):
         history = History(prior=prior, max_epochs=algorithm.max_epochs)
         for config in enqueued:
@@ -90,6 +98,9 @@ def forecast(
         trial_epochs.append(sum(rehearsal.targets))
         if not round_:
             num_trials, forest = len(history), rehearsal.forest()
+        num_decisions += history.num_decisions
+        if num_decisions >= MANY_DECISIONS and _are_known(unique, trial_epochs):
+            break
     return Forecast(
         num_trials=num_trials,
         trial_epochs=mean(trial_epochs),
@@ -98,6 +109,15 @@ def forecast(
         exact=min(unique) == max(unique) and min(trial_epochs) == max(trial_epochs),
         seconds=None if epoch_seconds is None else mean(unique) * epoch_seconds,
         forest=tuple(forest),
+    )
+
+
+def _are_known(*samples: Sequence[int]) -> bool:
+    """Whether the mean of each sample is known to ``STANDARD_ERROR``."""
+    return all(
+        len(sample) >= MIN_SIMULATIONS
+        and stdev(sample) / math.sqrt(len(sample)) <= STANDARD_ERROR * mean(sample)
+        for sample in samples
     )
 
 
@@ -179,8 +199,7 @@ class _Rehearsal:
     ) -> None:
         """A trial reaches its target; each score is the epoch plus the quality of its node."""
         reached = self.targets[number]
-        self.plan.note(self._nodes[number], target)
-        node = self.plan.owner(self._nodes[number], target)
+        node = self.plan.note(self._nodes[number], target)
         objectives = [quality[node.id] + target for quality in qualities]
         scores: list[float] = []
         epoch = target
@@ -217,7 +236,8 @@ class _Draws(Space):
 
     def __init__(self, space: Space) -> None:
         vars(self).update(vars(space))
-        self._kept: dict[tuple[int, int | None], dict[str, Any]] = {}
+        self._kept: list[dict[str, Any]] = []
+        """What the first simulation drew after ``NUM_OWN_DRAWS``."""
         self._num_drawn = 0
         self._is_first = True
 
@@ -228,11 +248,11 @@ class _Draws(Space):
 
     def sample(self, rng: np.random.Generator, *, levels: int | None = None) -> dict[str, Any]:
         """Draw one configuration."""
-        key = self._num_drawn, levels
+        place = self._num_drawn - NUM_OWN_DRAWS
         self._num_drawn += 1
-        if key in self._kept and not self._is_first:
-            return self._kept[key]
+        if not self._is_first and 0 <= place < len(self._kept):
+            return self._kept[place]
         config = super().sample(rng, levels=levels)
-        if self._is_first and key[0] >= NUM_OWN_DRAWS:
-            self._kept[key] = config
+        if self._is_first and place >= 0:
+            self._kept.append(config)
         return config

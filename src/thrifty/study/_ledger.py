@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -72,6 +73,10 @@ class Ledger:
         self.seconds: dict[tuple[int, int], tuple[float, float]] = {}
         """Seconds that each ``(node, epoch)`` took, and what it would have taken without others beside it."""
         self.kept_bytes = 0
+        self.touched: set[int] = set()
+        """Nodes with checkpoints that may have been superseded since somebody looked."""
+        self.stands: Counter[tuple[int, int]] = Counter()
+        """How many trials stand at a state, by its node and epoch."""
         self.best_value: float | None = None
         """The best of the first objective where a feasible trial stands, or stood."""
         self.trial_epochs = 0
@@ -165,6 +170,7 @@ class Ledger:
         elif isinstance(event, StageDone):
             self._log_stage(event, state="done")
             if event.checkpoint is not None:
+                self.touched.add(event.node)
                 self.kept_bytes += event.checkpoint.num_bytes
                 self.outbox.append(CheckpointAdded(plan=self.plan_id, ref=event.checkpoint))
         elif isinstance(event, StageFailed):
@@ -246,6 +252,7 @@ class Ledger:
             self._fail(number, epoch, ("diverged", message, ""))
             return None
         violation = goals.violation(metrics)
+        self._stand(number, epoch)
         self.trial_epochs += epoch - self.history[number].reached
         self.history.record_scores(
             number,
@@ -261,6 +268,17 @@ class Ledger:
                 else goals.sign * max(goals.sign * best, goals.sign * value)
             )
         return curve
+
+    def _stand(self, number: int, epoch: int) -> None:
+        """A trial stands at another state than before."""
+        node, before = self.node_of[number], self.history[number].reached
+        if before:
+            left = self.plan.owner(node, before).id, before
+            self.stands[left] -= 1
+            if not self.stands[left]:
+                del self.stands[left]
+                self.touched.add(left[0])
+        self.stands[self.plan.owner(node, epoch).id, epoch] += 1
 
     def _fail(self, number: int, epoch: int, failure: tuple[str, str, str]) -> None:
         kind, message, traceback = failure
@@ -326,6 +344,7 @@ class Ledger:
             alone = epoch.seconds if epoch.seconds_alone is None else epoch.seconds_alone
             self.seconds[epoch.node, epoch.epoch] = (epoch.seconds, alone)
         for ref in records.checkpoints:
+            self.touched.add(ref.node)
             if ref.epoch not in self.plan.nodes[ref.node].checkpoints:
                 self.kept_bytes += ref.num_bytes
         answers = self.plan.learn(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from thrifty.core import Clock, Event
+from thrifty.core import CheckpointRef, Clock, Event
 from thrifty.plan import Chain, droppable
 from thrifty.run import Assignment, Executor
 from thrifty.search import Algorithm, Decision, Proposal
@@ -18,6 +18,7 @@ from thrifty.store import Changes, CheckpointRemoved, Driver, Lease, Record, Sto
 from ._forecast import ask_rng
 from ._ledger import Ledger
 from ._packing import Packing
+from ._passed_states import PassedStates
 from ._trial_events import TrialEvent
 
 
@@ -53,6 +54,7 @@ class Parts:
     disk_budget_bytes: float
     observers: Sequence[Observer]
     packing: Packing
+    passed: PassedStates
     sleep: Callable[[float], None] = time.sleep
 
 
@@ -194,10 +196,12 @@ def _learn(parts: Parts, *, anyway: bool = False) -> None:
 
 
 def _write(parts: Parts) -> None:
-    """Writes down what has happened since, then frees disk space if the budget asks for it."""
-    outbox = parts.ledger.outbox
-    parts.driver.record(outbox)
+    """Write what has happened since the last time, and delete checkpoints that are not needed."""
+    outbox, passed = parts.ledger.outbox, parts.passed.find(parts.ledger)
+    # in one transaction with the states that take their place; the files go after it
+    parts.driver.record([*outbox, *(_removed(parts, ref) for ref in passed)])
     outbox.clear()
+    parts.passed.delete(parts.ledger, passed)
     if parts.ledger.kept_bytes > parts.disk_budget_bytes:
         _free(parts)
 
@@ -209,10 +213,12 @@ def _free(parts: Parts) -> None:
         live += parts.store.plans.standing(parts.plan_id, but=ledger.study_id)
     refs = droppable(ledger.plan, live=live, budget_bytes=parts.disk_budget_bytes)
     # the record goes first: a file nobody knows of is harmless, a record without its file is not
-    parts.driver.record([
-        CheckpointRemoved(plan=parts.plan_id, node=r.node, epoch=r.epoch) for r in refs
-    ])
+    parts.driver.record([_removed(parts, ref) for ref in refs])
     for ref in refs:
         ledger.plan.drop(ref)
         ledger.kept_bytes -= ref.num_bytes
         parts.store.checkpoints.delete(ref)
+
+
+def _removed(parts: Parts, ref: CheckpointRef) -> CheckpointRemoved:
+    return CheckpointRemoved(plan=parts.plan_id, node=ref.node, epoch=ref.epoch)

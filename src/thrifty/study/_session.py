@@ -15,6 +15,7 @@ from ._archive import Archive
 from ._ledger import Ledger
 from ._loop import Observer, Parts, run_loop, tell, tell_news
 from ._packing import Packing
+from ._passed_states import PassedStates
 from ._progress import Progress
 from ._results import best_of
 from ._spared_heap import spared_heap
@@ -77,6 +78,7 @@ def train(
                 memory_margin=executor.memory_margin,
                 known=curves.keys(),
             ),
+            passed=PassedStates(store, clock=clock, shared=lease.shared),
         )
         ending = stack.enter_context(_Ending(watching, ledger))
         _begin(archive, ledger, watching, info=lease.study)

@@ -21,6 +21,7 @@ from ._goals import Goals, Mode
 from ._ledger import Ledger
 from ._loop import Parts, run_loop
 from ._packing import Packing
+from ._passed_states import PassedStates
 from ._simulation_alone import UnsharedPlan
 from ._simulation_bound import least_s
 from ._simulation_curves import MadeUpCurve
@@ -199,6 +200,7 @@ def _play(
                 disk_budget_bytes=float("inf"),
                 observers=(),
                 packing=Packing(num_workers=1, fixed_size=1),
+                passed=PassedStates(store, clock=clock, shared=False),
             )
             run_loop(parts, stop_requested=lambda: False)
             driver.record([StudyMoved(study=info.id, state="done")])
