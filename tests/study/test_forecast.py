@@ -106,5 +106,5 @@ def test_a_large_study_whose_simulations_differ_is_played_as_often_as_a_small_on
 ):
     monkeypatch.setattr(_forecast, "STANDARD_ERROR", 0.001)
     space = Space(lr=Choice([0.1, 0.2, *(Step(0.1, [e]) for e in range(1, 9))]))
-    assert not plan(SuccessiveHalving(max_epochs=9, num_trials=27), space).exact
+    assert not plan(SuccessiveHalving(max_epochs=27, num_trials=20), space).exact
     assert len(played) == _forecast.NUM_SIMULATIONS
