@@ -101,10 +101,21 @@ def test_a_large_study_is_played_until_its_means_are_known(played):
     assert len(played) == _forecast.MIN_SIMULATIONS
 
 
-def test_a_large_study_whose_simulations_differ_is_played_as_often_as_a_small_one(
-    played, monkeypatch
-):
-    monkeypatch.setattr(_forecast, "STANDARD_ERROR", 0.001)
-    space = Space(lr=Choice([0.1, 0.2, *(Step(0.1, [e]) for e in range(1, 9))]))
-    assert not plan(SuccessiveHalving(max_epochs=27, num_trials=20), space).exact
+def test_a_large_study_is_played_on_while_its_means_are_not_known(played, monkeypatch):
+    monkeypatch.setattr(_forecast, "_are_known", lambda *samples: False)
+    plan(RandomSearch(max_epochs=9, num_trials=40))
     assert len(played) == _forecast.NUM_SIMULATIONS
+
+
+@pytest.mark.parametrize(
+    ("sample", "known"),
+    [
+        ([100, 100, 100], False),  # too few
+        ([100, 100, 100, 100], True),
+        ([98, 102, 98, 102], False),  # 1.15 % of the mean
+        ([98, 102, 98, 102, 98, 102], True),  # 0.89 %
+    ],
+)
+def test_a_mean_is_known_to_its_standard_error(sample, known):
+    assert _forecast._are_known(sample) is known
+    assert not _forecast._are_known(sample, [1, 9, 1, 9, 1, 9])
