@@ -11,6 +11,7 @@ import numpy as np
 from thrifty.core import ScheduleError, SpaceError
 
 from . import _template
+from ._conditions import conditions_of, order_of
 from ._domain import Domain, freeze
 from ._pieces import Hold
 from .schedules import Schedule, schedule_from_json
@@ -24,7 +25,8 @@ _MAX_ENUMERATED = 4096
 class Space:
     """What may be tuned: each keyword is one hyper-parameter.
 
-    A value is a domain (``Float``, ``Int``, ``Choice``), a schedule (its fields may be domains), or a plain fixed value.
+    A value is a domain (``Float``, ``Int``, ``Choice``), a schedule (its fields may be domains), or a plain
+    fixed value; a fixed list is written as a tuple.
 
     >>> from thrifty.space import Choice, Float, Int, Step
     >>> space = Space(
@@ -38,14 +40,17 @@ class Space:
     ['lr', 'optimizer']
 
     Raises:
-        SpaceError: no hyper-parameter, a condition on an unknown one, conditions in a circle.
+        SpaceError: No hyper-parameter, a list where a domain or a tuple is meant, or conditions that are
+            ignored, can never hold, name an unknown hyper-parameter or go in a circle.
     """
 
     def __init__(self, **params: Any) -> None:
         if not params:
             raise SpaceError("Space(): the space is empty; name at least one hyper-parameter")
+        for name, value in params.items():
+            _check_no_list(name, value)
         self._params = {name: freeze(value) for name, value in params.items()}
-        self._order = self._sorted_by_conditions()
+        self._order = order_of(self._params)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -84,7 +89,7 @@ class Space:
 
     def size(self) -> float:
         """How many configurations there are (``math.inf`` where an interval is in it)."""
-        conditional = [n for n in self._order if self._conditions(n)]
+        conditional = [n for n in self._order if conditions_of(self._params[n])]
         total = math.prod(
             _template.size(self._params[n], lambda d: d.size()) for n in self._order
         )
@@ -152,36 +157,26 @@ class Space:
         else:
             yield from self._grid(names[1:], levels, config)
 
-    def _conditions(self, name: str) -> tuple[Any, ...]:
-        value = self._params[name]
-        return value.conditions if isinstance(value, Domain) else ()
-
     def _active(self, name: str, config: Config) -> bool:
-        return all(condition.holds(config) for condition in self._conditions(name))
+        return all(condition.holds(config) for condition in conditions_of(self._params[name]))
 
     def _in_given_order(self, config: Config) -> dict[str, Any]:
         return {name: config[name] for name in self._params if name in config}
 
-    def _sorted_by_conditions(self) -> tuple[str, ...]:
-        order: list[str] = []
-        for name in self._params:
-            for condition in self._conditions(name):
-                if condition.name not in self._params:
-                    raise SpaceError(
-                        f"{name!r} depends on {condition.name!r}, which is not in the space "
-                        f"({', '.join(self._params)})"
-                    )
-        while len(order) < len(self._params):
-            free = [
-                n
-                for n in self._params
-                if n not in order and all(c.name in order for c in self._conditions(n))
-            ]
-            if not free:
-                stuck = ", ".join(n for n in self._params if n not in order)
-                raise SpaceError(f"conditions go in a circle: {stuck}; break it")
-            order.extend(free)
-        return tuple(order)
+
+def _check_no_list(name: str, value: Any) -> None:
+    if not isinstance(value, list):
+        return
+    meant = f"Choice({value!r})"
+    if len(value) == 2 and all(
+        isinstance(v, int | float) and not isinstance(v, bool) for v in value
+    ):
+        kind = "Int" if all(isinstance(v, int) for v in value) else "Float"
+        meant += f" or {kind}({value[0]!r}, {value[1]!r})"
+    raise SpaceError(
+        f"{name}={value!r}: a list may mean several things; did you mean {meant}? "
+        f"Write a tuple, {name}={tuple(value)!r}, for a fixed list"
+    )
 
 
 def config_to_json(config: Config) -> dict[str, Any]:
