@@ -13,7 +13,7 @@ from thrifty.plan import (
     stage_forest,
     superseded,
 )
-from thrifty.space import Constant, Cosine, MultiStep, Step, Timeline
+from thrifty.space import Constant, Cosine, Float, MultiStep, Space, Step, Timeline
 
 
 EPOCHS = 12
@@ -290,6 +290,18 @@ def test_a_later_state_takes_the_place_of_earlier_ones():
 
 def test_states_where_trials_stand_and_where_the_space_may_branch_are_kept():
     assert passed(kept_to(5, cuts=[2]), stands={(0, 3)}) == [1, 4]
+
+
+def test_states_where_the_space_may_branch_in_an_interval_are_kept_up_to_the_milestone():
+    space = Space(lr=Step(0.1, [Float(2, 7)]))
+    plan = SearchPlan(intervals=space.branches(max_epochs=9).intervals)
+    node = plan.insert(Timeline({"lr": Step(0.1, [4.5])}, epochs=9))
+    plan.request("trial", node, 9)
+    stages = plan.next_chain().stages
+    assert [stage.stop for stage in stages] == [2, 3, 4, 9]
+    for stage in stages:
+        plan.restore(ref(node, stage.stop))
+    assert passed(plan, node) == []
 
 
 def test_states_that_a_node_branches_off_are_kept():

@@ -109,8 +109,13 @@ def test_branch_epochs_are_where_pieces_end():
     assert space.branch_epochs(max_epochs=10) == (3, 4, 7, 9)
 
 
-def test_branch_epochs_give_up_on_too_many():
-    space = Space(lr=Step(0.1, [Int(1, 99), Int(100, 199)]))
+def test_branch_epochs_of_too_many_variants_are_all_between_the_extreme_ones():
+    space = Space(lr=Step(0.1, [Int(1, 99), Int(105, 199)]))
+    assert space.branch_epochs(max_epochs=300) == (*range(1, 100), *range(105, 200))
+
+
+def test_branch_epochs_of_variants_with_different_pieces_are_all():
+    space = Space(lr=Choice([0.1, Step(Choice([0.1, 0.2]), every=Int(1, 5000), gamma=0.5)]))
     assert space.branch_epochs(max_epochs=300) == tuple(range(1, 300))
 
 

@@ -17,7 +17,7 @@ def superseded(
     A later checkpoint of the node takes their place, unless
 
     - a trial stands there (``stands(node, epoch)``), so it may go on, or its model may be loaded;
-    - another node branches off there, or the search space may branch there (``plan.cuts``);
+    - another node branches off there, or the search space may branch there;
     - work that is pending or under way starts there.
 
     >>> from thrifty.space import Timeline
@@ -39,7 +39,7 @@ def superseded(
         if epoch < last
         and epoch not in starts
         and epoch not in node.points
-        and epoch not in plan.cuts
+        and not plan.may_branch(node, epoch)
         and not stands(node_id, epoch)
     ]
 

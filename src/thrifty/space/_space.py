@@ -11,15 +11,15 @@ import numpy as np
 from thrifty.core import ScheduleError, SpaceError
 
 from . import _template
+from ._branches import Branches, branches_of
 from ._conditions import conditions_of, order_of
 from ._domain import Domain, freeze
 from ._pieces import Hold
+from ._variants import every_value, templates_of, variants
 from .schedules import Schedule, schedule_from_json
 
 
 Config = Mapping[str, Any]
-
-_MAX_ENUMERATED = 4096
 
 
 class Space:
@@ -95,30 +95,39 @@ class Space:
         )
         if not conditional or math.isinf(total):
             return total
-        return float(sum(1 for _ in self._grid(self._order, _all_but_intervals, {})))
+        return float(sum(1 for _ in self._grid(self._order, every_value, {})))
 
     def check(self, *, max_epochs: int) -> None:
-        """Raises ScheduleError if some schedule in the space does not fit ``max_epochs``."""
+        """Raises ScheduleError if some schedule in the space does not fit ``max_epochs``.
+
+        However many variants a schedule has: of many, the extreme ones are checked.
+        """
         for name, value in self._params.items():
-            for schedule in self._schedules(value):
-                try:
+            try:
+                for schedule in _schedules(value):
                     schedule.segments(max_epochs)
-                except ScheduleError as error:
-                    raise ScheduleError(f"hyper-parameter {name!r}: {error}") from None
+            except ScheduleError as error:
+                raise ScheduleError(f"hyper-parameter {name!r}: {error}") from None
+
+    def branches(self, *, max_epochs: int) -> Branches:
+        """Where two configurations of this space may part.
+
+        The states there are worth keeping: whatever trial is asked for later starts from one of them.
+
+        >>> from thrifty.space import Float, Step
+        >>> Space(lr=Step(0.1, [3, 6])).branches(max_epochs=9).epochs
+        (3, 6)
+        >>> [interval] = Space(lr=Step(0.1, [Float(3, 6)])).branches(max_epochs=9).intervals
+        >>> interval.first, interval.last
+        (3, 6)
+        """
+        return branches_of(self._params, max_epochs=max_epochs)
 
     def branch_epochs(self, *, max_epochs: int) -> tuple[int, ...]:
-        """The epochs at which two configurations of this space may part, ascending.
-
-        Two timelines part only where a piece of one of them ends, so these are the epochs whose
-        states are worth keeping: whatever trial is asked for later starts from one of them.
-        """
-        epochs: set[int] = set()
-        for value in filter(_template.holds_schedule, self._params.values()):
-            if _template.size(value, _num_but_intervals) > _MAX_ENUMERATED:
-                return tuple(range(1, max_epochs))
-            for schedule in self._schedules(value):
-                epochs.update(math.floor(s.start) for s in schedule.segments(max_epochs))
-        return tuple(sorted(e for e in epochs if 0 < e < max_epochs))
+        """The epochs at which two configurations of this space may part, ascending."""
+        found = self.branches(max_epochs=max_epochs)
+        inside = {e for i in found.intervals for e in range(i.first, i.last + 1)}
+        return tuple(sorted({*found.epochs, *inside.intersection(range(1, max_epochs))}))
 
     def changes_over_time(self, name: str, *, max_epochs: int) -> bool:
         """Whether some schedule of this hyper-parameter is not the same value for the whole run.
@@ -128,23 +137,15 @@ class Space:
         >>> [space.changes_over_time(name, max_epochs=10) for name in space.names]
         [True, False]
         """
-        schedules = self._schedules(self._params[name])
         return any(
             not isinstance(s.segments(max_epochs)[0].piece, Hold)
             or len(s.segments(max_epochs)) > 1
-            for s in schedules
+            for s in _schedules(self._params[name])
         )
 
     def to_json(self) -> dict[str, str]:
         """A readable description, for the record; not meant to be read back."""
         return {name: repr(value) for name, value in self._params.items()}
-
-    def _schedules(self, value: Any) -> Iterator[Schedule]:
-        too_many = _template.size(value, _num_but_intervals) > _MAX_ENUMERATED
-        if not too_many and _template.holds_schedule(value):
-            for candidate in _template.expand(value, _all_but_intervals):
-                if isinstance(candidate, Schedule):
-                    yield candidate
 
     def _grid(
         self, names: tuple[str, ...], levels: _template.Levels, config: dict[str, Any]
@@ -205,13 +206,5 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, tuple) else value
 
 
-def _all_but_intervals(domain: Domain) -> tuple[Any, ...]:
-    """Every value of a countable domain, the two ends of an interval.
-
-    Enough to know where schedules may part, for an interval of times is no use in one.
-    """
-    return domain.levels(2 if math.isinf(domain.size()) else _MAX_ENUMERATED)
-
-
-def _num_but_intervals(domain: Domain) -> float:
-    return min(domain.size(), 2.0) if math.isinf(domain.size()) else domain.size()
+def _schedules(value: Any) -> Iterator[Schedule]:
+    return (schedule for template in templates_of(value) for schedule in variants(template))

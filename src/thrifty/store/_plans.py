@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from sqlalchemy import Connection, Engine, insert, select
+from sqlalchemy import Connection, Engine, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from thrifty.core import CheckpointRef, Clock
@@ -47,6 +47,27 @@ class Plans:
         with user_errors(self._engine), self._engine.connect() as connection:
             row = connection.execute(query).first()
         return None if row is None else PlanInfo(**row._asdict())
+
+    def threads(self, plan: int) -> int | None:
+        """The CPU threads of each worker that a plan is trained with; None: no run has fixed them yet."""
+        query = select(schema.plans.c.threads).where(schema.plans.c.id == plan)
+        with user_errors(self._engine), self._engine.connect() as connection:
+            threads: int | None = connection.execute(query).scalar_one()
+            return threads
+
+    def fix_threads(self, plan: int, threads: int) -> int:
+        """Fix the CPU threads of a plan's workers unless they are fixed already; returns what they are."""
+        table = schema.plans
+        statement = (
+            update(table)
+            .where(table.c.id == plan, table.c.threads.is_(None))
+            .values(threads=threads)
+        )
+        with user_errors(self._engine), self._engine.begin() as connection:
+            connection.execute(statement)
+        fixed = self.threads(plan)
+        assert fixed is not None
+        return fixed
 
     def load(self, plan: int) -> PlanRecords:
         """All that is known of a plan."""
@@ -141,6 +162,9 @@ def news_of(
                 worker=row.worker,
                 seconds_alone=row.seconds_alone,
                 study=row.study,
+                again=row.again,
+                again_s=row.again_s,
+                again_alone_s=row.again_alone_s,
             )
             for row in epochs
         ],

@@ -26,6 +26,8 @@ class EpochRecord:
     """The metrics of a node after an epoch; the first record of an epoch stays.
 
     ``seconds`` and ``seconds_alone`` are those of ``EpochDone``; ``study`` is the one whose run trained it.
+    ``again`` is how often it was trained again since, and ``again_s`` and ``again_alone_s`` how long that took;
+    they are only read (see ``EpochAgain``).
     """
 
     plan: int
@@ -36,6 +38,20 @@ class EpochRecord:
     worker: str
     seconds_alone: float | None = None
     study: int | None = None
+    again: int = 0
+    again_s: float = 0.0
+    again_alone_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochAgain:
+    """An epoch that was known already had to be trained again, because a state after it was not kept."""
+
+    plan: int
+    node: int
+    epoch: int
+    seconds: float
+    seconds_alone: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +156,7 @@ Record = (
     StudyMoved
     | NodeRecord
     | EpochRecord
+    | EpochAgain
     | CheckpointAdded
     | CheckpointRemoved
     | StageRecord

@@ -18,7 +18,7 @@ from sqlalchemy import (
 )
 
 
-VERSION = "0004"
+VERSION = "0006"
 
 metadata = MetaData()
 
@@ -36,6 +36,8 @@ plans = Table(
     Column("created_at", Float, nullable=False),
     # grows with each batch of records; held to the commit, so rows of a plan become visible in its order
     Column("revision", BigInteger, nullable=False, server_default="0"),
+    # of each worker on a CPU; results may depend on it, so it stays what it was for the first run
+    Column("threads", Integer),
 )
 
 # which processes run a study now
@@ -93,6 +95,10 @@ epochs = Table(
     Column("seconds_alone", Float),
     # the study whose run trained it first; no foreign key, because the epoch outlives the study
     Column("study", Integer),
+    # how often it was trained again, because its state was gone, and for how long
+    Column("again", Integer, nullable=False, server_default="0"),
+    Column("again_s", Float, nullable=False, server_default="0"),
+    Column("again_alone_s", Float, nullable=False, server_default="0"),
     Column("revision", BigInteger, nullable=False, server_default="0"),
     Index("epochs_revision", "plan", "revision"),
 )

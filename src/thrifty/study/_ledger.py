@@ -23,6 +23,7 @@ from thrifty.store import (
     Changes,
     CheckpointAdded,
     CheckpointRemoved,
+    EpochAgain,
     EpochRecord,
     NodeRecord,
     PlanRecords,
@@ -72,6 +73,8 @@ class Ledger:
         """Kind, message and traceback of failed trials."""
         self.seconds: dict[tuple[int, int], tuple[float, float]] = {}
         """Seconds that each ``(node, epoch)`` took, and what it would have taken without others beside it."""
+        self.again: dict[tuple[int, int], tuple[int, float, float]] = {}
+        """How often a ``(node, epoch)`` was trained again, and the same two times of that."""
         self.kept_bytes = 0
         self.touched: set[int] = set()
         """Nodes with checkpoints that may have been superseded since somebody looked."""
@@ -86,6 +89,8 @@ class Ledger:
         self._clock = clock
         self.study_id = study_id
         self.plan_id = plan_id
+        self.threads: int | None = None
+        """CPU threads that each worker trains the plan with, if that is fixed."""
         self.revision = 0
         """Of the plan in the store, up to which all is known."""
         self._num_nodes_recorded = 0
@@ -152,21 +157,7 @@ class Ledger:
         if isinstance(event, StageStarted):
             self._stage_began[event.node, event.start] = self._clock.now()
         elif isinstance(event, EpochDone):
-            alone = event.seconds if event.seconds_alone is None else event.seconds_alone
-            self.epochs_trained += (event.node, event.epoch) not in self.seconds
-            self.seconds.setdefault((event.node, event.epoch), (event.seconds, alone))
-            self.outbox.append(
-                EpochRecord(
-                    plan=self.plan_id,
-                    node=event.node,
-                    epoch=event.epoch,
-                    metrics=event.metrics,
-                    seconds=event.seconds,
-                    seconds_alone=event.seconds_alone,
-                    worker=event.worker,
-                    study=self.study_id,
-                )
-            )
+            self._epoch_done(event)
         elif isinstance(event, StageDone):
             self._log_stage(event, state="done")
             if event.checkpoint is not None:
@@ -180,6 +171,37 @@ class Ledger:
             self._lost(event)
         for answer in self.plan.record(event):
             self._answered(answer)
+
+    def _epoch_done(self, event: EpochDone) -> None:
+        key, alone = (event.node, event.epoch), event.seconds_alone
+        alone = event.seconds if alone is None else alone
+        if key in self.seconds:  # a state was gone, so what led to it was trained again
+            num, seconds, seconds_alone = self.again.get(key, (0, 0.0, 0.0))
+            self.again[key] = num + 1, seconds + event.seconds, seconds_alone + alone
+            self.outbox.append(
+                EpochAgain(
+                    plan=self.plan_id,
+                    node=event.node,
+                    epoch=event.epoch,
+                    seconds=event.seconds,
+                    seconds_alone=alone,
+                )
+            )
+            return
+        self.epochs_trained += 1
+        self.seconds[key] = event.seconds, alone
+        self.outbox.append(
+            EpochRecord(
+                plan=self.plan_id,
+                node=event.node,
+                epoch=event.epoch,
+                metrics=event.metrics,
+                seconds=event.seconds,
+                seconds_alone=event.seconds_alone,
+                worker=event.worker,
+                study=self.study_id,
+            )
+        )
 
     def _answered(self, answer: Answer) -> None:
         number = answer.trial
@@ -338,6 +360,10 @@ class Ledger:
             assert made == node.node
         self._num_nodes_recorded = len(self.plan.nodes)
         for epoch in records.epochs:
+            if epoch.again:
+                times = epoch.again, epoch.again_s, epoch.again_alone_s
+                key = epoch.node, epoch.epoch
+                self.again[key] = max(times, self.again.get(key, times))
             if (epoch.node, epoch.epoch) in self.seconds:
                 continue
             self.epochs_trained += epoch.study == self.study_id

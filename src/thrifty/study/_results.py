@@ -59,8 +59,9 @@ class Savings:
     """What sharing (and packing) saved.
 
     ``trial_epochs`` and ``seconds_alone`` are what the trials would have cost one by one; ``unique_epochs`` and
-    ``seconds_shared`` what is left when equal prefixes are trained once; ``seconds`` what was really
-    spent in training, packing included.
+    ``seconds_shared`` what was left to train because equal prefixes are shared; ``seconds`` what was really
+    spent in training, packing included. All of these but the first two count epochs that had to be trained
+    again, because a state was not kept; ``retrained_epochs`` says how many that were.
     """
 
     trial_epochs: int
@@ -68,6 +69,7 @@ class Savings:
     seconds_alone: float
     seconds_shared: float
     seconds: float
+    retrained_epochs: int = 0
 
     @property
     def epochs(self) -> int:
@@ -85,8 +87,9 @@ class Savings:
         return self.seconds_shared / self.seconds if self.seconds else 1.0
 
     def __str__(self) -> str:
+        again = f" ({self.retrained_epochs:,} of them again)" if self.retrained_epochs else ""
         return (
-            f"{self.unique_epochs:,} epochs trained for {self.trial_epochs:,} trial-epochs: "
+            f"{self.unique_epochs:,} epochs trained{again} for {self.trial_epochs:,} trial-epochs: "
             f"{self.epochs:,} saved; training {self.seconds:,.1f} s instead of {self.seconds_alone:,.1f} s "
             f"({self.shared_factor:.2f}x by sharing, {self.packed_factor:.2f}x by packing)"
         )
@@ -172,12 +175,21 @@ def savings(ledger: Ledger) -> Savings:
             owner = ledger.plan.owner(node, epoch).id
             seen[owner, epoch] = ledger.seconds.get((owner, epoch), (0.0, 0.0))
             alone += seen[owner, epoch][1]
+    again = [ledger.again[key] for key in ledger.again.keys() & seen.keys()]
+    retrained = sum(num for num, _, _ in again)
     return Savings(
         trial_epochs=trial_epochs,
-        unique_epochs=len(seen),
+        unique_epochs=len(seen) + retrained,
         seconds_alone=alone,
-        seconds_shared=sum(by_itself for _, by_itself in seen.values()),
-        seconds=sum(spent for spent, _ in seen.values()),
+        seconds_shared=math.fsum([
+            *(by_itself for _, by_itself in seen.values()),
+            *(each[2] for each in again),
+        ]),
+        seconds=math.fsum([
+            *(spent for spent, _ in seen.values()),
+            *(each[1] for each in again),
+        ]),
+        retrained_epochs=retrained,
     )
 
 

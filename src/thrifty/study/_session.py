@@ -20,6 +20,7 @@ from ._progress import Progress
 from ._results import best_of
 from ._spared_heap import spared_heap
 from ._stop import StopOnSignal, StopWhen
+from ._threads import with_threads_of
 from ._trial_events import StudyBegan, StudyEnded, TrialAdvanced, TrialBegan, TrialEnded
 
 
@@ -39,6 +40,8 @@ def train(
 ) -> None:
     """Trains until the algorithm is done or somebody wants it to stop, and notes which of the two it was."""
     recipe, clock = archive.recipe, archive.clock
+    executor = with_threads_of(ledger.plan_id, executor, store=store, name=archive.name)
+    ledger.threads = executor.threads
     driver = store.drive(lease, revision=ledger.revision)
     driver.record([StudyMoved(study=ledger.study_id, state="running")])
     watching = [*observers]

@@ -141,13 +141,15 @@ def _script(members: Sequence[Member], *, share: bool) -> _Script:
     else:
         algorithm = JointAlgorithm(members)
         history = JointHistory(len(members), max_epochs=epochs)
-    branches = {e for m in members for e in m.space.branch_epochs(max_epochs=epochs)}
+    spaces = [member.space.branches(max_epochs=epochs) for member in members]
+    cuts = sorted({epoch for each in spaces for epoch in each.epochs})
+    intervals = tuple(dict.fromkeys(i for each in spaces for i in each.intervals))
     alone = UnsharedPlan(history)
     return _Script(
         algorithm=algorithm,
         space=members[0].space,
         history=history,
-        plan=SearchPlan(cuts=sorted(branches)) if share else alone,
+        plan=SearchPlan(cuts=cuts, intervals=intervals) if share else alone,
         shown=_as_it_is if share else alone.original,
     )
 
