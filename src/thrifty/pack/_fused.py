@@ -294,7 +294,7 @@ class FusedBackend(Backend):
         self._home[trial], self._keys[trial] = block, key
 
     def _structure_key(self, trial: FusedTrial) -> Hashable:
-        return (signature(trial.model, attributes=vars(trial.task)), id(trial.source))
+        return (signature(trial.model, attributes=vars(trial.task)), trial.source_number)
 
     # -- epochs --------------------------------------------------------------------------
 

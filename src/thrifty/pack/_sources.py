@@ -1,4 +1,4 @@
-"""The data of a task, loaded once for everybody in this process."""
+"""The data of a task, loaded once for all trials in this process that use them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from ._alive_sources import AliveSources
 from ._data import Source, open_source
 from ._hyperparameters import HyperParameters
 from ._task import Task
@@ -17,22 +18,27 @@ class Sources:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._known: list[tuple[dict[str, Any], Source]] = []
+        self._known = AliveSources[dict[str, Any]]()
 
     def get(self, task: Task, hp: HyperParameters) -> Source:
         """The data for these hyper-parameters, loaded if need be."""
         for read, source in self._known:
             if hp.subset(set(read)) == read:
                 hp.names_read |= set(read)
+                self._known.use(source)
                 return source
         fresh = HyperParameters(hp.subset(set(hp)))
         source = open_source(task.data(fresh), device=self._device)
-        self._known.append((fresh.subset(fresh.names_read), source))
+        self._known.add(fresh.subset(fresh.names_read), source)
         hp.names_read |= fresh.names_read
         return source
 
+    def number_of(self, source: Source) -> int:
+        """What tells a source of this task from all others, also from those that are gone."""
+        return self._known.number_of(source)
 
-# as long as the task lives: the check before a study and the worker in this process load once
+
+# while the task lives: the check before a study and the worker in this process load once
 _SOURCES: WeakKeyDictionary[Task, dict[torch.device, Sources]] = WeakKeyDictionary()
 
 

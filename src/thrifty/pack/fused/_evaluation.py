@@ -8,6 +8,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from thrifty.pack._data import Source
+from thrifty.pack._metric_sums import MetricSums
 
 from ._programs import Programs
 
@@ -20,8 +21,7 @@ def evaluate_packed(
     programs: Programs, source: Source, *, size: int, batch_size: int
 ) -> Sequence[Mapping[str, float]] | None:
     """The metrics of the first ``size`` rows; None where batches are too large for that to pay."""
-    sums: dict[str, torch.Tensor] = {}
-    num_seen = 0
+    sums = MetricSums()
     for batch, num in source.valid_batches(batch_size=batch_size):
         leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
         if size * sum(leaf.numel() for leaf in leaves) > MAX_ELEMENTS:
@@ -32,9 +32,5 @@ def evaluate_packed(
             target.copy_(leaf)
         with torch.no_grad():
             bound.tape()
-        for name, value in zip(bound.names, bound.tape.outputs, strict=True):
-            assert value is not None
-            sums[name] = sums[name] + value * num if name in sums else value * num
-        num_seen += num
-    table = {name: total.tolist() for name, total in sums.items()}
-    return [{name: values[k] / num_seen for name, values in table.items()} for k in range(size)]
+        sums.add(dict(zip(bound.names, bound.tape.outputs, strict=True)), num=num)
+    return sums.rows(size)
