@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 
+from thrifty.core import plain_logger
+
 from ._batch import Batch
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 _EVERY = 100
 """Batches that are handed out again between two comparisons with a batch made anew, on average."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 
-from thrifty.core import HeteroError
+from thrifty.core import HeteroError, plain_logger
 from thrifty.pack import borrowed_streams
 from thrifty.pack._random import seed_everything
 
@@ -27,7 +26,7 @@ from ._objective import Objective
 from ._samples import Taken
 
 
-_log = logging.getLogger("thrifty.hetero")
+_log = plain_logger("thrifty.hetero")
 
 _MOST = {"cpu": 256}
 _MOST_ELSEWHERE = 32

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 import weakref
@@ -14,8 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from thrifty.core import plain_logger
 
-logger = logging.getLogger(__name__)
+
+logger = plain_logger(__name__)
 
 _EVERY = 1000
 """Batches between two checks of a group of layers, on average; a check costs about two batches."""

@@ -377,7 +377,7 @@ class FusedBackend(Backend):
         return optimizer
 
     def _structure_key(self, trial: FusedTrial) -> Hashable:
-        key = (trial.signature, id(trial.source))
+        key = (trial.signature, trial.source_number)
         paths = self._built_in.get(key, ())
         if not paths:
             return key

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from thrifty.core import UsageError
 from thrifty.pack import Prefer, Task, Trainable
 
 from ._executor import Executor, ExecutorConfig, check_options
@@ -23,8 +24,9 @@ class Local(ExecutorConfig):
 
     ``workers`` defaults to one for each GPU, or one on the CPU. One worker trains in this process; several are
     processes of their own. ``devices`` names their devices (default: all GPUs, or ``cpu``), used in turn;
-    ``threads`` is how many CPU threads each may use (default: an equal share of the cores). Results on a CPU may depend
-    on the number of threads in the last bits, never on the number of workers.
+    ``threads`` is how many CPU threads each may use. Results on a CPU may depend on it in the last bits, so it is
+    fixed by the first run of a search plan (default: an equal share of the cores) and kept by all later ones,
+    however many workers they have; another number is an error then. Results never depend on the number of workers.
 
     ``pack`` says how a worker trains several trials jointly: ``"auto"`` fuses models into one batched computation where that works
     and pays (results equal up to rounding), ``"fused"`` wherever it works; ``"concatenated"`` keeps every trial bit-identical to one
@@ -53,6 +55,11 @@ class Local(ExecutorConfig):
 
     def __post_init__(self) -> None:
         check_options(self)
+        names = self.devices
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise UsageError(
+                f"Local(devices={names!r}): give a list of names, such as ('cuda:0', 'cuda:1')"
+            )
 
     def open(
         self,
@@ -65,7 +72,7 @@ class Local(ExecutorConfig):
         """The executor for a task."""
         devices = self.devices or _default_devices()
         workers = self.workers or len(devices)
-        threads = self.threads or max(1, (os.cpu_count() or 1) // workers)
+        threads = self.threads or self.default_threads
         specs = [
             WorkerSpec(
                 name=f"{devices[i % len(devices)]}-{i}",
@@ -85,9 +92,25 @@ class Local(ExecutorConfig):
         return ProcessExecutor(task, specs, epoch_timeout_s=self.epoch_timeout)
 
     @property
+    def default_threads(self) -> int:
+        """An equal share of the cores."""
+        return max(1, num_cores() // self.num_workers)
+
+    def with_threads(self, threads: int) -> Local:
+        """The same with so many CPU threads for each worker."""
+        return replace(self, threads=threads)
+
+    @property
     def num_workers(self) -> int:
         """How many workers there will be."""
         return self.workers or len(self.devices or _default_devices())
+
+
+def num_cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _default_devices() -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -46,8 +46,9 @@ class Ray(ExecutorConfig):
     several) and ``resources``, and trains on ``cuda:0`` if it has a GPU. ``runtime_env`` is Ray's: what else a worker
     needs, such as ``{"working_dir": "."}``, the user's code.
 
-    ``threads`` is how many CPU threads each may use (default: ``num_cpus``). ``pack``, ``pack_size``, ``memory_margin``
-    and ``epoch_timeout`` are as in ``Local``; of a fraction of a GPU a pack takes at most 0.9.
+    ``threads`` is how many CPU threads each may use (default: those that the search plan was begun with, or
+    ``num_cpus``). It, ``pack``, ``pack_size``, ``memory_margin`` and ``epoch_timeout`` are as in ``Local``; of a
+    fraction of a GPU a pack takes at most 0.9.
 
     What workers print is shown here, unless the environment says ``RAY_LOG_TO_DRIVER=0``.
 
@@ -122,7 +123,7 @@ class Ray(ExecutorConfig):
             WorkerSpec(
                 name=f"ray-{i}",
                 device="cuda:0" if self.num_gpus else "cpu",
-                threads=self.threads or max(1, int(self.num_cpus)),
+                threads=self.threads or self.default_threads,
                 checkpoints=_absolute(checkpoints),
                 folder=folder,
                 pack=self.pack,
@@ -137,6 +138,15 @@ class Ray(ExecutorConfig):
             needs=_in_words(_needs(self)),
             epoch_timeout_s=self.epoch_timeout,
         )
+
+    @property
+    def default_threads(self) -> int:
+        """One for each CPU that a worker has."""
+        return max(1, int(self.num_cpus))
+
+    def with_threads(self, threads: int) -> Ray:
+        """The same with so many CPU threads for each worker."""
+        return replace(self, threads=threads)
 
     @property
     def num_workers(self) -> int:

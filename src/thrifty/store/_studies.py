@@ -109,6 +109,19 @@ class Studies:
         hint = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(names) or 'none'}"
         raise StudyNotFoundError(f"the database has no study {name!r}; {hint}")
 
+    def mark(self, name: str) -> tuple[Any, ...] | None:
+        """A value that is another one as soon as anything was written about a study or its plan; None: no study."""
+        s, p, entries = schema.studies, schema.plans, schema.log
+        last = select(func.max(entries.c.id)).where(entries.c.study == s.c.id).scalar_subquery()
+        query = (
+            select(s.c.id, s.c.created_at, s.c.state, s.c.batch, p.c.revision, last)
+            .join(p, p.c.id == s.c.plan)
+            .where(s.c.name == name)
+        )
+        with user_errors(self._engine), self._engine.connect() as connection:
+            row = connection.execute(query).first()
+        return None if row is None else tuple(row)
+
     def delete(self, name: str) -> None:
         """Forgets a study. What was trained stays in its plan, for others.
 

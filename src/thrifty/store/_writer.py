@@ -16,6 +16,7 @@ from . import _schema as schema
 from ._records import (
     CheckpointAdded,
     CheckpointRemoved,
+    EpochAgain,
     EpochRecord,
     NodeRecord,
     Record,
@@ -32,7 +33,7 @@ from ._turns import next_revision
 
 Row = dict[str, Any]
 TrialMove = TrialAsked | TrialStopped | TrialReported | TrialFailed
-PlanRecord = NodeRecord | EpochRecord | CheckpointAdded | CheckpointRemoved
+PlanRecord = NodeRecord | EpochRecord | EpochAgain | CheckpointAdded | CheckpointRemoved
 
 
 def write(
@@ -49,6 +50,7 @@ def write(
     }
     _nodes(connection, [r for r in records if isinstance(r, NodeRecord)], revisions)
     _epochs(connection, [r for r in records if isinstance(r, EpochRecord)], revisions)
+    _again(connection, [r for r in records if isinstance(r, EpochAgain)], revisions)
     _checkpoints(
         connection,
         [r for r in records if isinstance(r, CheckpointAdded | CheckpointRemoved)],
@@ -111,7 +113,7 @@ def _touch(
         connection.execute(statement, rows)
 
 
-def _node_of(record: EpochRecord | CheckpointAdded | CheckpointRemoved) -> int:
+def _node_of(record: EpochRecord | EpochAgain | CheckpointAdded | CheckpointRemoved) -> int:
     return record.ref.node if isinstance(record, CheckpointAdded) else record.node
 
 
@@ -152,6 +154,40 @@ def _epochs(
         for r in records
     ]
     keep_first(connection, schema.epochs, rows)
+
+
+def _again(
+    connection: Connection, records: Sequence[EpochAgain], revisions: Mapping[int, int]
+) -> None:
+    table = schema.epochs
+    if not records:
+        return
+    statement = (
+        update(table)
+        .where(
+            table.c.plan == bindparam("p"),
+            table.c.node == bindparam("n"),
+            table.c.epoch == bindparam("e"),
+        )
+        .values(
+            again=table.c.again + 1,
+            again_s=table.c.again_s + bindparam("s"),
+            again_alone_s=table.c.again_alone_s + bindparam("a"),
+            revision=bindparam("r"),
+        )
+    )
+    rows = [
+        {
+            "p": r.plan,
+            "n": r.node,
+            "e": r.epoch,
+            "s": r.seconds,
+            "a": r.seconds_alone,
+            "r": revisions[r.plan],
+        }
+        for r in records
+    ]
+    connection.execute(statement, rows)
 
 
 def _checkpoints(

@@ -195,9 +195,11 @@ class Archive:
     def load(self, store: Store, info: StudyInfo) -> Ledger:
         """The books, from the records."""
         space, max_epochs = self.recipe.space, self.recipe.algorithm.max_epochs
+        branches = space.branches(max_epochs=max_epochs)
         ledger = Ledger(
             SearchPlan(
-                cuts=space.branch_epochs(max_epochs=max_epochs),
+                cuts=branches.epochs,
+                intervals=branches.intervals,
                 keep_branches=self.storage.is_shared,
             ),
             goals=self.recipe.goals,
@@ -207,6 +209,7 @@ class Archive:
             study_id=info.id,
             plan_id=info.plan,
         )
+        ledger.threads = store.plans.threads(info.plan)
         ledger.load_plan(store.plans.load(info.plan))
         ledger.load_study(store.studies.load(info.id))
         return ledger
@@ -245,7 +248,12 @@ class Archive:
                 except CheckpointError as error:
                     logger.warning("%s; training trial %d again", error, number)
         backend, _ = train_alone(
-            self.recipe.task, timeline, seed=self.recipe.seed, epochs=epochs, state=state
+            self.recipe.task,
+            timeline,
+            seed=self.recipe.seed,
+            epochs=epochs,
+            state=state,
+            threads=ledger.threads,
         )
         return model_of(backend)
 

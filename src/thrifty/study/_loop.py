@@ -7,17 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from thrifty.core import Clock, Event, StageFailed, StateError, plain_logger
+from thrifty.core import CheckpointRef, Clock, Event, StageFailed, StateError, plain_logger
 from thrifty.plan import Chain
 from thrifty.run import Assignment, Executor
 from thrifty.search import Algorithm, Decision, Proposal
 from thrifty.space import Space
-from thrifty.store import Changes, Driver, Lease, Record, Store
+from thrifty.store import Changes, CheckpointRemoved, Driver, Lease, Record, Store
 
 from ._budget import DiskBudget
 from ._forecast import ask_rng
 from ._ledger import Ledger
 from ._packing import Packing
+from ._passed_states import PassedStates
 from ._trial_events import TrialEvent
 
 
@@ -53,6 +54,7 @@ class Parts:
     budget: DiskBudget
     observers: Sequence[Observer]
     packing: Packing
+    passed: PassedStates
     sleep: Callable[[float], None] = time.sleep
 
 
@@ -159,7 +161,7 @@ def _next_chain(parts: Parts, num_free: int) -> Chain | None:
             ledger.history,
             parts.space,
             num=num_free,
-            rng=ask_rng(parts.seed, ledger),
+            rng=ask_rng(parts.seed, ledger.history),
         )
         if not decisions:
             return None
@@ -197,8 +199,14 @@ def _learn(parts: Parts, *, anyway: bool = False) -> None:
 
 
 def _write(parts: Parts) -> None:
-    """Write what has happened since the last time, then hold the disk budget."""
-    outbox = parts.ledger.outbox
-    parts.driver.record(outbox)
+    """Write what has happened since the last time, delete what is not needed, hold the disk budget."""
+    outbox, passed = parts.ledger.outbox, parts.passed.find(parts.ledger)
+    # in one transaction with the states that take their place; the files go after it
+    parts.driver.record([*outbox, *(_removed(parts, ref) for ref in passed)])
     outbox.clear()
+    parts.passed.delete(parts.ledger, passed)
     parts.budget.hold(parts.ledger, driver=parts.driver, store=parts.store)
+
+
+def _removed(parts: Parts, ref: CheckpointRef) -> CheckpointRemoved:
+    return CheckpointRemoved(plan=parts.plan_id, node=ref.node, epoch=ref.epoch)

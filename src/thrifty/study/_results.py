@@ -67,6 +67,8 @@ class Savings:
         seconds: what was really spent in training, packing included.
         evaluated_epochs: epochs that were not trained because another plan had kept their states:
             only their metrics were computed again. Their seconds are those of the evaluation.
+        retrained_epochs: epochs that had to be trained again because a state was not kept. They
+            count in ``unique_epochs``, ``seconds_shared`` and ``seconds``, too.
     """
 
     trial_epochs: int
@@ -75,6 +77,7 @@ class Savings:
     seconds_shared: float
     seconds: float
     evaluated_epochs: int = 0
+    retrained_epochs: int = 0
 
     @property
     def epochs(self) -> int:
@@ -92,7 +95,12 @@ class Savings:
         return self.seconds_shared / self.seconds if self.seconds else 1.0
 
     def __str__(self) -> str:
-        again = f", {self.evaluated_epochs:,} evaluated again" if self.evaluated_epochs else ""
+        notes = []
+        if self.retrained_epochs:
+            notes.append(f" ({self.retrained_epochs:,} of them again)")
+        if self.evaluated_epochs:
+            notes.append(f", {self.evaluated_epochs:,} evaluated again")
+        again = "".join(notes)
         return (
             f"{self.unique_epochs:,} epochs trained{again} for {self.trial_epochs:,} trial-epochs: "
             f"{self.epochs:,} saved; training {self.seconds:,.1f} s instead of {self.seconds_alone:,.1f} s "
@@ -192,13 +200,22 @@ def savings(ledger: Ledger) -> Savings:
             seen[owner, epoch] = ledger.seconds.get((owner, epoch), (0.0, 0.0))
             alone += seen[owner, epoch][1]
     evaluated = len(seen.keys() & ledger.evaluated)
+    again = [ledger.again[key] for key in ledger.again.keys() & seen.keys()]
+    retrained = sum(num for num, _, _ in again)
     return Savings(
         trial_epochs=trial_epochs,
-        unique_epochs=len(seen) - evaluated,
+        unique_epochs=len(seen) - evaluated + retrained,
         evaluated_epochs=evaluated,
         seconds_alone=alone,
-        seconds_shared=sum(by_itself for _, by_itself in seen.values()),
-        seconds=sum(spent for spent, _ in seen.values()),
+        seconds_shared=math.fsum([
+            *(by_itself for _, by_itself in seen.values()),
+            *(each[2] for each in again),
+        ]),
+        seconds=math.fsum([
+            *(spent for spent, _ in seen.values()),
+            *(each[1] for each in again),
+        ]),
+        retrained_epochs=retrained,
     )
 
 

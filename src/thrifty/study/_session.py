@@ -18,11 +18,13 @@ from ._budget import DiskBudget
 from ._ledger import Ledger
 from ._loop import Observer, Parts, run_loop, tell, tell_news
 from ._packing import Packing
+from ._passed_states import PassedStates
 from ._progress import Progress
 from ._provenance import Provenance
 from ._results import best_of
 from ._spared_heap import spared_heap
 from ._stop import StopOnSignal, StopWhen
+from ._threads import with_threads_of
 from ._trial_events import StudyBegan, StudyEnded, TrialAdvanced, TrialBegan, TrialEnded
 
 
@@ -43,6 +45,8 @@ def train(
     """Trains until the algorithm is done or somebody wants it to stop, and notes which of the two it was."""
     recipe, clock = archive.recipe, archive.clock
     plan = store.plans.get(ledger.plan_id)
+    executor = with_threads_of(ledger.plan_id, executor, store=store, name=archive.name)
+    ledger.threads = executor.threads
     driver = store.drive(lease, revision=ledger.revision)
     driver.record([StudyMoved(study=ledger.study_id, state="running")])
     watching = [*observers]
@@ -85,6 +89,7 @@ def train(
                 memory_margin=executor.memory_margin,
                 known=curves.keys(),
             ),
+            passed=PassedStates(store, clock=clock, shared=lease.shared),
         )
         ending = stack.enter_context(_Ending(watching, ledger))
         _begin(archive, ledger, watching, info=lease.study, plan=plan)

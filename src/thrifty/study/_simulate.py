@@ -23,6 +23,7 @@ from ._goals import Goals, Mode
 from ._ledger import Ledger
 from ._loop import Parts, run_loop
 from ._packing import Packing
+from ._passed_states import PassedStates
 from ._simulation_alone import UnsharedPlan
 from ._simulation_bound import least_s
 from ._simulation_curves import MadeUpCurve
@@ -142,13 +143,15 @@ def _script(members: Sequence[Member], *, share: bool) -> _Script:
     else:
         algorithm = JointAlgorithm(members)
         history = JointHistory(len(members), max_epochs=epochs)
-    branches = {e for m in members for e in m.space.branch_epochs(max_epochs=epochs)}
+    spaces = [member.space.branches(max_epochs=epochs) for member in members]
+    cuts = sorted({epoch for each in spaces for epoch in each.epochs})
+    intervals = tuple(dict.fromkeys(i for each in spaces for i in each.intervals))
     alone = UnsharedPlan(history)
     return _Script(
         algorithm=algorithm,
         space=members[0].space,
         history=history,
-        plan=SearchPlan(cuts=sorted(branches)) if share else alone,
+        plan=SearchPlan(cuts=cuts, intervals=intervals) if share else alone,
         shown=_as_it_is if share else alone.original,
     )
 
@@ -201,6 +204,7 @@ def _play(
                 budget=DiskBudget(math.inf),
                 observers=(),
                 packing=Packing(num_workers=1, fixed_size=1),
+                passed=PassedStates(store, clock=clock, shared=False),
             )
             run_loop(parts, stop_requested=lambda: False)
             driver.record([StudyMoved(study=info.id, state="done")])

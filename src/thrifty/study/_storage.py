@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from thrifty.core import UsageError
 from thrifty.store import redact_url
 from thrifty.store._address import redact_root
 
@@ -41,7 +42,15 @@ class Storage:
 
     @classmethod
     def of(cls, value: Storage | str) -> Storage:
-        """A storage as it is, an address as the storage it names."""
+        """A storage as it is, an address as the storage it names.
+
+        Raises:
+            UsageError: It is neither.
+        """
+        if not isinstance(value, Storage | str):
+            raise UsageError(
+                f"storage is {value!r}; give an address such as 'sqlite:///thrifty.db', or a Storage"
+            )
         return value if isinstance(value, Storage) else cls(url=value)
 
     @property

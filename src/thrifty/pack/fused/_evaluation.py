@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -10,8 +9,10 @@ from functools import partial
 import torch
 from torch.utils import _pytree as pytree
 
+from thrifty.core import plain_logger
 from thrifty.pack._backend import Outcome, UnverifiedError, guarded
 from thrifty.pack._data import Source
+from thrifty.pack._metric_sums import MetricSums
 from thrifty.pack._random import seed_everything
 from thrifty.pack.verify import CheckBudget, compare_metrics, relative_tolerance
 
@@ -24,7 +25,7 @@ from ._structure import Structure
 from ._whole import evaluate_whole
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 MAX_ELEMENTS = 2**22
 """Elements of packed validation batches beyond which there is nothing to gain over one trial after the other."""
@@ -145,8 +146,7 @@ def evaluate_packed(
     Raises:
         UnfusableError: the metrics cannot be computed for all trials at once.
     """
-    sums: dict[str, torch.Tensor] = {}
-    num_seen = 0
+    sums = MetricSums()
     for batch, num in source.valid_batches(batch_size=batch_size):
         leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
         if size * sum(leaf.numel() for leaf in leaves) > MAX_ELEMENTS:
@@ -158,12 +158,8 @@ def evaluate_packed(
         with torch.no_grad():
             tape = programs.prepare(bound)
             tape()
-        for name, value in zip(bound.names, tape.outputs, strict=True):
-            assert value is not None
-            sums[name] = sums[name] + value * num if name in sums else value * num
-        num_seen += num
-    table = {name: total.tolist() for name, total in sums.items()}
-    return [{name: values[k] / num_seen for name, values in table.items()} for k in range(size)]
+        sums.add(dict(zip(bound.names, tape.outputs, strict=True)), num=num)
+    return sums.rows(size)
 
 
 def _alone(trial: FusedTrial) -> Outcome:
