@@ -9,17 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from ._data import Batch
 
-
-class LastingError(Iterator[Batch]):
+class LastingError(Iterator[Any]):
     """Batches for several trials: an error is raised for each, where a generator would just end."""
 
-    def __init__(self, batches: Iterator[Batch]) -> None:
+    def __init__(self, batches: Iterator[Any]) -> None:
         self._batches = batches
         self._error: Exception | None = None
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> Any:
         if self._error is not None:
             raise self._error
         try:
