@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import Dataset
 
 from thrifty.core import TaskError
-from thrifty.pack import DatasetPair, open_source
+from thrifty.pack import ArrayData, DatasetPair, open_source
 from thrifty.pack._data import _to_device, steps_of
 from thrifty.run import Local
 from thrifty.search import GridSearch
@@ -200,7 +200,7 @@ def test_named_tuples_and_dropped_batches_in_every_back_end(pack):
 def test_batches_are_never_parts_of_the_data():
     """A forward pass that changes its input changes nothing for other trials and epochs."""
     rows = [torch.ones(2), torch.ones(2)]
-    pair = DatasetPair(train=rows, valid=rows, loader={"collate_fn": lambda batch: batch[0]})
+    pair = DatasetPair(train=rows, valid=rows, collate_fn=lambda batch: batch[0])
     arrays = ArrayData(train=(torch.ones(2, 2),), valid=(torch.ones(2, 2),))
     for data in (pair, arrays):
         source = open_source(data, device=torch.device("cpu"))
