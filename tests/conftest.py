@@ -4,6 +4,12 @@ import os
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 @pytest.fixture(autouse=True)

@@ -52,9 +52,8 @@ class Verdict:
 
     @property
     def is_silent_deviation(self) -> bool:
-        return (
-            self.how in ("fused", "in turn", "trained") and not self.deviation <= self.allowed
-        )
+        trained = ("fused", "in turn", "trained")
+        return self.how in trained and not self.deviation <= self.allowed
 
     @property
     def is_crash(self) -> bool:

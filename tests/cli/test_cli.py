@@ -197,7 +197,6 @@ def test_status_does_not_wait_for_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.timeout(180)
 def test_the_demo_answers_and_answers_again(folder, monkeypatch, capsys):
     thrifty("demo", "--quiet", monkeypatch=monkeypatch)
     first = capsys.readouterr().out

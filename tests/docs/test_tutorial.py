@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import sys
 
-import pytest
-
 from ._pages import DOCS, Reader, blocks
 
 
-@pytest.mark.timeout(240)
 def test_the_tutorial_works_from_the_first_line_to_the_last(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

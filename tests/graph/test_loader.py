@@ -53,8 +53,7 @@ def batch_threads():
 def no_thread_is_left():
     yield
     for thread in batch_threads():
-        thread.join(20)
-    assert not batch_threads()
+        thread.join()
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 4])
@@ -326,7 +325,6 @@ def test_the_interpreter_ends_in_the_midst_of_an_epoch():
         [sys.executable, "-W", "error", "-c", EXIT],
         capture_output=True,
         text=True,
-        timeout=100,
         check=False,
     )
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")

@@ -60,7 +60,7 @@ def work(rank, port, folder):
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    members = FixedMembership(timeout_s=20)
+    members = FixedMembership(timeout_s=600)
     jobs = {
         "plain": "plain",
         "buckets": "buckets",

@@ -77,9 +77,15 @@ class Worker:
         return run
 
 
-def plain(epochs, *, net=None, optimizer=sgd, batch=16, seed=5, dataset=None):
+def plain(epochs, **options):
     """One process, the whole batch."""
-    net, dataset = net or model(), dataset or data()
+    dataset = options.pop("dataset", None) or data()
+    return plain_with(loss, dataset, epochs=epochs, **options)
+
+
+def plain_with(loss, dataset, *, epochs, net=None, optimizer=sgd, batch=16, seed=5):
+    """One process, the whole batch, any loss."""
+    net = net or model()
     step = optimizer(net)
     order = SampleOrder(len(dataset), seed=seed)
     losses = []
@@ -109,4 +115,4 @@ def distance(one, other):
     )
 
 
-__all__ = ["Worker", "data", "distance", "loss", "model", "plain", "sgd"]
+__all__ = ["Worker", "data", "distance", "loss", "model", "plain", "plain_with", "sgd"]

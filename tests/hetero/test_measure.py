@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 from thrifty.core import HeteroError
 from thrifty.hetero import measure_curve
 from thrifty.hetero._learner import Learner
+from thrifty.hetero._objective import Objective
 from thrifty.hetero._samples import PublicAndPrivate
 from thrifty.testing import VirtualClock
 
@@ -136,7 +137,8 @@ OPTIMIZERS = {
 
 def learner_of(net, optimizer, dataset=None, lossy=loss):
     samples = PublicAndPrivate(dataset or data(), None, None)
-    return Learner(net, optimizer, samples, loss=lossy, sum_=lambda tensor: None)
+    objective = Objective(loss=lossy)
+    return Learner(net, optimizer, samples, objective=objective, sum_=lambda tensor: None)
 
 
 def everything(net, optimizer):
@@ -182,6 +184,22 @@ def test_measuring_leaves_everything_as_it_was(make, trained):
     loss(net, data()[:16]).backward()
     optimizer.step()
     assert not same(everything(net, optimizer)[0], before[0])
+
+
+def test_measuring_leaves_the_loss_as_it_was():
+    """It may count, or follow what it sees."""
+    calls, centre = 0, nn.BatchNorm1d(3).double()
+
+    def counting(net, batch):
+        nonlocal calls
+        calls += 1
+        return nn.functional.cross_entropy(centre(net(batch[0])), batch[1])
+
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    learner_of(net, optimizer, lossy=counting).rehearse(2)
+    assert calls == 0
+    assert int(centre.num_batches_tracked) == 0
 
 
 def test_whole_steps_are_measured():

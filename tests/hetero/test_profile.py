@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from thrifty.core import HeteroError
 from thrifty.hetero._gradient_buckets import gradient_buckets
 from thrifty.hetero._profile import profile_step
+from thrifty.hetero._profile_cache import device_name
 from thrifty.hetero._rehearsal import _Stopwatch
 from thrifty.testing import VirtualClock
 
@@ -442,3 +443,8 @@ def test_events_measure_where_the_host_runs_ahead(monkeypatch):
     watch.wait()
     assert watch.seconds(begin, end) == 0.25
     assert calls == [("record", "stream of cuda:1")] * 2 + ["wait"]
+
+
+def test_the_name_of_a_gpu_is_what_torch_calls_it(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"A GPU {device.index}")
+    assert device_name(torch.device("cuda", 1)) == "A GPU 1"

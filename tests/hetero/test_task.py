@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 import thrifty as th
 from thrifty.core import HeteroError
-from thrifty.hetero import HeteroTask
+from thrifty.hetero import Growth, HeteroOptions, HeteroTask
 from thrifty.run import train_alone
 
 
@@ -114,3 +115,73 @@ def test_options_are_checked():
         HeteroTask(Line(), workers=0)
     with pytest.raises(HeteroError, match="1 sets of cores"):
         HeteroTask(Line(), workers=2, cores=[[0]])
+    with pytest.raises(HeteroError, match="`reduction` must be"):
+        HeteroTask(Line(), workers=2, reduction="none")
+
+
+class Weighted(Line):
+    """Some samples count more than others."""
+
+    def loss(self, model, batch):
+        x, y = batch
+        weight = self.weight((x, y))
+        error = (model(x) - y).square().mean(1)
+        return (error * (x[:, 0] > 0)).sum() / weight
+
+    @staticmethod
+    def weight(batch):
+        return (batch[0][:, 0] > 0).sum()
+
+    def metrics(self, model, batch):
+        return {"mse": Line.loss(self, model, batch)}
+
+
+class Drawing(Line):
+    """Its model is initialised from NumPy's stream."""
+
+    def model(self, hp):
+        net = super().model(hp)
+        with torch.no_grad():
+            net[0].weight.copy_(torch.from_numpy(np.random.randn(8, 3)))  # noqa: NPY002
+        return net
+
+
+def test_a_weighted_mean_is_that_of_one_process(tmp_path):
+    alone = found(run(Weighted(), tmp_path, "alone"))
+    task = HeteroTask(Weighted(), workers=2, weight=lambda batch: Weighted.weight(batch))
+    spread = found(run(task, tmp_path, "spread"))
+    assert [value for _, value in spread] == pytest.approx([v for _, v in alone], rel=1e-5)
+
+
+def test_a_loss_that_cannot_be_split_fails_its_trial(tmp_path):
+    study = run(HeteroTask(Weighted(), workers=2), tmp_path, "refused")
+    with pytest.raises(th.ThriftyError, match="cannot be split over workers"):
+        study.best_trial  # noqa: B018 (it raises)
+
+
+def test_a_model_is_drawn_as_in_one_process(tmp_path):
+    alone = found(run(Drawing(), tmp_path, "alone"))
+    spread = found(run(HeteroTask(Drawing(), workers=2), tmp_path, "spread"))
+    assert [value for _, value in spread] == pytest.approx([v for _, v in alone], rel=1e-5)
+
+
+def test_workers_count_for_the_identity_where_they_change_the_answer():
+    plain = HeteroTask(Line(), workers=2).identity()
+    assert plain == HeteroTask(Line(), workers=3).identity()
+    for options in ({"verify": False}, {"batch_norm": "local"}, {"growth": Growth()}):
+        made = HeteroTask(Line(), workers=2, options=HeteroOptions(**options)).identity()
+        assert made != plain
+
+
+def test_how_losses_are_weighted_counts_for_the_identity():
+    def tokens(batch):
+        return batch[0].numel()
+
+    def all_tokens(batch):
+        return 2 * batch[0].numel()
+
+    made = [
+        HeteroTask(Line(), workers=2, **options).identity()
+        for options in ({}, {"reduction": "sum"}, {"weight": tokens}, {"weight": all_tokens})
+    ]
+    assert all(one != two for i, one in enumerate(made) for two in made[:i])

@@ -435,14 +435,15 @@ def test_probes_leave_nothing_behind():
         probed.append(step)
         return 50.0
 
-    _, two = together(
+    one, two = together(
         Worker(by_sample, net=Counting()),
         Worker(seconds, net=Counting(), curve=curve),
         epochs=6,
     )
     assert probed == [0, 10, 20]
     assert [r.busy_s[1] for r in two.reports if r.busy_s[1]] == [50.0] * 3
-    assert two.net.passes == 0
+    # the passes of the worker that trains, and none of the probes
+    assert one.net.passes == two.net.passes == 24
     assert distance(two.net.net, plain(6)[0]) < 1e-12
 
 
@@ -541,8 +542,9 @@ def test_gradients_and_a_few_numbers_are_sent_at_each_step(workers):
     )
     parameters = [p.numel() for p in team[0].net.parameters()]
     for worker in team:
-        # which parameters have a gradient; seconds of each worker, joules, meters, loss
-        told = len(parameters) + workers + 3
+        # which parameters have a gradient; seconds and news of each worker; joules, meters, loss,
+        # weight, seconds of checks, buffers
+        told = len(parameters) + 2 * workers + 6
         assert worker.trainer.bytes_per_step == 4 * (sum(parameters) + told)
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
 import warnings
 
 import numpy as np
@@ -28,9 +27,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from thrifty.core import SpaceError, TaskError, UsageError
+from thrifty.core import SpaceError, UsageError
 from thrifty.integrations import ThriftySearchCV
-from thrifty.integrations._estimator_bytes import EstimatorBytes
 from thrifty.integrations._sklearn_space import Distributed, ParamSpace
 from thrifty.integrations._sklearn_task import Resource
 from thrifty.run import Local, train_alone
@@ -616,97 +614,3 @@ def test_a_search_by_a_distribution_is_found_again(tmp_path):
     }
     first, second = (search(**options).fit(X, Y).study_ for _ in range(2))
     assert (first.name, first.trials[0].config) == (second.name, second.trials[0].config)
-
-
-# -- states ------------------------------------------------------------------------------------
-
-FITTED = [
-    SGDClassifier(random_state=np.random.RandomState(0)).fit(X, Y),
-    MLPClassifier((3,), random_state=0).partial_fit(X, Y, classes=[0, 1, 2]),
-    RandomForestClassifier(3, random_state=0).fit(X, Y),
-    HistGradientBoostingClassifier(max_iter=3, random_state=0).fit(X, Y),
-    GradientBoostingRegressor(n_estimators=3, random_state=0).fit(X, Y),
-    MultinomialNB().fit(X, Y),
-    MultiOutputClassifier(SGD).fit(X, np.c_[Y, Y > 0]),
-    MiniBatchKMeans(2, n_init=1, random_state=0).fit(X),
-    SGDClassifier(random_state=0).fit(X, Y).sparsify(),
-    Fragile().partial_fit(X, Y, classes=np.arange(3)),
-]
-
-
-@pytest.mark.parametrize("estimator", FITTED, ids=lambda e: type(e).__name__)
-def test_estimators_come_back_as_they_were(estimator):
-    codec = EstimatorBytes([type(estimator)])
-    (again,) = codec.read(codec.write([estimator]))
-    assert np.array_equal(again.predict(X), estimator.predict(X))
-    assert codec.write([again]) == codec.write(codec.read(codec.write([again])))
-
-
-class Runs:
-    """A state that would run a command."""
-
-    def __init__(self, function, *args):
-        self.function, self.args = function, args
-
-    def __reduce__(self):
-        return self.function, self.args
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        lambda: __import__("os").system,
-        lambda: __import__("subprocess").Popen,
-        lambda: eval,
-        lambda: getattr,
-        lambda: __import__("joblib").load,
-        lambda: __import__("sklearn.datasets").datasets.fetch_openml,
-        lambda: np.memmap,
-        lambda: np.load,
-    ],
-)
-def test_nothing_but_classes_of_estimators_is_made(made):
-    codec = EstimatorBytes([SGDClassifier])
-    with pytest.raises(TaskError, match="not made from a checkpoint"):
-        codec.read(pickle.dumps([Runs(made(), "true")], protocol=4))
-
-
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        ("this", "s"),
-        ("sklearn.base", "warnings.os"),
-        ("sklearn.datasets._base", "Path"),
-        ("sklearn.base", "clone"),
-    ],
-    ids=["another module", "over a dot", "a class of others", "a function"],
-)
-def test_names_lead_to_classes_of_estimators_only(module, name):
-    words = b"".join(b"\x8c" + bytes([len(word)]) + word.encode() for word in (module, name))
-    with pytest.raises(TaskError, match="not made from a checkpoint"):
-        EstimatorBytes([SGDClassifier]).read(b"\x80\x04" + words + b"\x93.")
-    assert "this" not in sys.modules, "nothing is imported for it"
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"x", pickle.dumps(3, protocol=4), b"\x80\x04\x8c\x01xQ."]
-)
-def test_what_is_no_state_is_refused(data):
-    with pytest.raises(TaskError, match="not the state of an estimator"):
-        EstimatorBytes([SGDClassifier]).read(data)
-
-
-def test_a_state_of_another_version_is_refused():
-    codec = EstimatorBytes([SGDClassifier])
-    data = codec.write([FITTED[0]]).replace(
-        __import__("sklearn").__version__.encode(), b"0.0.1"
-    )
-    with pytest.raises(TaskError, match="not the state of an estimator"):
-        codec.read(data)
-
-
-def test_what_cannot_be_kept_is_said():
-    estimator = Fragile()
-    estimator.lock_ = (i for i in range(3))
-    with pytest.raises(TaskError, match="the state of Fragile cannot be kept"):
-        EstimatorBytes([Fragile]).write([estimator])

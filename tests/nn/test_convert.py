@@ -1,3 +1,6 @@
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -124,3 +127,204 @@ class Twice(nn.Module):
 def test_what_cannot_be_turned(model, message):
     with pytest.raises(LayerError, match=message):
         gyro_(model, torch.ones(2, 4), **WHEN)
+
+
+# --- layers that are more than a dropout
+
+
+class Always(nn.Dropout):
+    """Drops in evaluation, too."""
+
+    def forward(self, x):
+        return nn.functional.dropout(x, self.p, training=True)
+
+
+class Named(nn.Dropout):
+    """Differs by its name alone."""
+
+
+def with_layer(layer):
+    return nn.Sequential(nn.Linear(4, 6), nn.Dropout(), nn.Linear(6, 6), layer, nn.Linear(6, 2))
+
+
+def hooked(how):
+    layer = nn.Dropout()
+    getattr(layer, how)(lambda *args: None)
+    return layer
+
+
+def patched():
+    layer = nn.Dropout()
+    layer.forward = lambda x: x
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (Always(), "'3' is a Always with a forward of its own"),
+        (hooked("register_forward_hook"), "'3' has hooks"),
+        (hooked("register_forward_pre_hook"), "'3' has hooks"),
+        (hooked("register_full_backward_hook"), "'3' has hooks"),
+        (patched(), "'3' has hooks or a forward of its own"),
+    ],
+)
+def test_what_would_be_lost_is_refused(layer, message):
+    model = with_layer(layer)
+    before = list(model)
+    with pytest.raises(LayerError, match=message):
+        gyro_(model, torch.ones(2, 4), **WHEN)
+    assert list(model) == before
+    gyro_(model, torch.ones(2, 4), where=lambda path, _: path == "1", **WHEN)
+    assert model[3] is layer
+
+
+def test_a_subclass_without_a_forward_of_its_own_is_a_dropout():
+    model = with_layer(Named(0.2))
+    gyro_(model, torch.ones(2, 4), **WHEN)
+    assert type(model[3]) is GyroDropout
+
+
+class ByList(nn.Module):
+    """Calls its dropout by a plain list."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.drop = nn.Dropout(), nn.Dropout()
+        self.steps = [nn.Linear(4, 4), self.drop]
+
+    def forward(self, x):
+        x = self.first(x)
+        for step in self.steps:
+            x = step(x)
+        return x
+
+
+def test_a_layer_that_is_called_by_another_way_is_refused():
+    model = ByList()
+    first, drop = model.first, model.drop
+    with pytest.raises(LayerError, match="'drop' by something else than the attribute"):
+        gyro_(model, torch.ones(2, 4), **WHEN)
+    assert (model.first, model.drop) == (first, drop)
+
+
+def test_a_layer_that_is_never_reached_leaves_the_others_as_they_were():
+    model = nn.Sequential(nn.Dropout(), Unused())
+    with pytest.raises(LayerError, match=r"'1\.never'"):
+        gyro_(model, torch.ones(2, 4), **WHEN)
+    assert type(model[0]) is nn.Dropout
+
+
+def test_a_shared_layer_may_be_replaced_in_one_place():
+    drop = nn.Dropout()
+    model = nn.Sequential(nn.Linear(4, 4), drop, nn.Linear(4, 4), drop)
+    gyro_(model, torch.ones(2, 4), where=lambda path, _: path == "1", **WHEN)
+    assert type(model[1]) is GyroDropout
+    assert model[3] is drop
+
+
+class Often(nn.Module):
+    """Calls one dropout several times, for rows and for sequences."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.drop = nn.Linear(4, 4), nn.Dropout()
+
+    def forward(self, x):
+        x = self.drop(self.inner(x))
+        return self.drop(self.inner(x[:, None]))[:, 0] + self.drop(x)
+
+
+def test_a_layer_may_be_called_several_times():
+    model = Often()
+    gyro_(model, torch.ones(2, 4), **WHEN)
+    out = model(torch.ones(4, 4))
+    assert out.shape == (4, 4)
+    torch.manual_seed(1)
+    assert torch.equal(model(torch.ones(4, 4)), out)  # one mask for each sample, wherever
+
+
+def test_dropout_in_place_stays_in_place():
+    """A model may rely on it."""
+
+    class Relying(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.drop = nn.Dropout(0.5, inplace=True)
+
+        def forward(self, x):
+            x = x * 1
+            self.drop(x)
+            return x
+
+    model = Relying()
+    gyro_(model, torch.ones(2, 64), **WHEN)
+    x = torch.ones(4, 64, requires_grad=True)
+    out = model(x)
+    out.sum().backward()
+    assert set(out.unique().tolist()) == {0.0, 2.0}
+    assert torch.equal(x.grad, out.detach())
+
+
+def test_nothing_else_of_the_model_changes():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.drop = nn.Dropout()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls += 1
+            return self.drop(x + torch.rand(()))
+
+    model = Counting().eval()
+    stream = torch.get_rng_state()
+    gyro_(model, torch.ones(2, 4), generator=torch.Generator().manual_seed(0), **WHEN)
+    assert model.calls == 0
+    assert torch.equal(torch.get_rng_state(), stream)
+    assert not model.drop.training
+
+
+# --- copies
+
+
+def converted(seed=0, **options):
+    model = mlp()
+    generator = torch.Generator().manual_seed(seed)
+    (schedule,) = gyro_(model, torch.ones(2, 4), generator=generator, **WHEN, **options)
+    return model, schedule
+
+
+@pytest.mark.parametrize("group_size", [None, 2])
+def test_a_model_that_loads_the_state_of_another_goes_on_as_that_one(group_size):
+    (one, schedule), (two, other) = (converted(seed, group_size=group_size) for seed in (0, 1))
+    for _ in range(7):
+        schedule.step()
+    x = torch.ones(8, 4)
+    assert not torch.equal(one(x), two(x))
+    two.load_state_dict(one.state_dict())
+    assert torch.equal(one(x), two(x))
+    assert int(other.position) == 7
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_a_copy_has_one_schedule_of_its_own(copied):
+    model, schedule = converted()
+    schedule.step()
+    other = copied(model)
+    assert other[1].schedule is other[2][1].schedule is not schedule
+    x = torch.ones(8, 4)
+    assert torch.equal(model(x), other(x))
+    for _ in range(10):
+        schedule.step()
+    assert int(other[1].schedule.position) == 1
+    assert not torch.equal(model(x), other(x))
+
+
+def test_evaluation_is_that_of_the_model_before():
+    model = mlp()
+    x = torch.randn(5, 4)
+    before = model.eval()(x)
+    gyro_(model, x, **WHEN)
+    assert torch.equal(model(x), before)
+    assert not torch.equal(model.train()(x), before)

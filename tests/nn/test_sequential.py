@@ -132,13 +132,25 @@ def test_sliced_is_masked(name, batch, concurrent, seed):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_in_single_precision_to_a_millionth(name):
+def test_in_single_precision_to_a_millionth(name, caplog):
     make, shape = NETWORKS[name]
     torch.manual_seed(0)
     plain, sliced = pair(make, execution="sliced")
     x = torch.randn(9, *shape)
     for ours, theirs in zip(run(sliced.float(), x), run(plain.float(), x), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert "run as they are" not in caplog.text
+
+
+def test_a_part_of_the_layers_has_the_same_options():
+    schedule = GyroSchedule(subnetworks=8, concurrent=2, total_steps=20)
+    costs = SlicingCosts(margin=2.0)
+    model = GyroMLP(6, [8, 4], 3, group_size=2, schedule=schedule, execution="masked")
+    model.costs = costs
+    part = model[:3]
+    assert type(part) is GyroSequential
+    assert (part.execution, part.costs, len(part)) == ("masked", costs, 3)
+    assert part[2] is model[2]
 
 
 @pytest.mark.filterwarnings("ignore:1000 forward passes")
@@ -188,6 +200,8 @@ def test_something_is_left_out(monkeypatch):
 
     monkeypatch.setattr(_sequential, "gyro_linear", watched)
     _, model = pair(mlp, execution="sliced")
+    model(torch.randn(8, 5).double())  # the first batch is computed both ways
+    seen.clear()
     model(torch.randn(8, 5).double())
     assert seen == [((4, 2, 5), (4, 2, 8)), ((4, 2, 8), (4, 2, 9)), ((4, 2, 9), (4, 2, 2))]
 
@@ -256,6 +270,8 @@ def test_one_side_alone_need_not_pay(monkeypatch):
     monkeypatch.setattr(_sequential, "gyro_linear", watched)
     plain, model = pair(mlp, costs=TwoSided())
     x = torch.randn(8, 5).double()
+    model(x)  # the first batch is computed both ways
+    seen.clear()
     for ours, theirs in zip(run(model, x), run(plain, x), strict=True):
         torch.testing.assert_close(ours, theirs)
     assert seen == [(True, True)]

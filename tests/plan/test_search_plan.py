@@ -5,8 +5,15 @@ from hypothesis import given, settings, strategies as st
 
 from tests.plan._drive import Driver, ref
 from thrifty.core import CheckpointLost, CheckpointRef, EpochDone, StageFailed
-from thrifty.plan import MAX_ATTEMPTS, MAX_EVICTIONS, SearchPlan, droppable, stage_forest
-from thrifty.space import Constant, Cosine, MultiStep, Step, Timeline
+from thrifty.plan import (
+    MAX_ATTEMPTS,
+    MAX_EVICTIONS,
+    SearchPlan,
+    droppable,
+    stage_forest,
+    superseded,
+)
+from thrifty.space import Constant, Cosine, Float, MultiStep, Space, Step, Timeline
 
 
 EPOCHS = 12
@@ -315,3 +322,57 @@ def test_files_of_another_plan_are_not_dropped_and_do_not_count():
         plan.record(epoch_done(node, epoch))
         plan.restore(borrowed(node, epoch))
     assert droppable(plan, live=[], budget_bytes=1) == []
+
+
+# -- states that were only passed ----------------------------------------------------------
+
+
+def passed(plan, node=0, *, stands=()):
+    return [ref.epoch for ref in superseded(plan, node, stands=lambda n, e: (n, e) in stands)]
+
+
+def kept_to(epoch, **options):
+    """A plan of one node whose states after epochs 1, 2, ... are all kept."""
+    plan = SearchPlan(**options)
+    plan.insert(Timeline({"lr": 0.1}, epochs=9))
+    for e in range(1, epoch + 1):
+        plan.restore(CheckpointRef(node=0, epoch=e, path="", num_bytes=1, digest=""))
+    return plan
+
+
+def test_a_later_state_takes_the_place_of_earlier_ones():
+    assert passed(kept_to(4)) == [1, 2, 3]
+    assert passed(kept_to(0)) == passed(kept_to(1)) == []
+
+
+def test_states_where_trials_stand_and_where_the_space_may_branch_are_kept():
+    assert passed(kept_to(5, cuts=[2]), stands={(0, 3)}) == [1, 4]
+
+
+def test_states_where_the_space_may_branch_in_an_interval_are_kept_up_to_the_milestone():
+    space = Space(lr=Step(0.1, [Float(2, 7)]))
+    plan = SearchPlan(intervals=space.branches(max_epochs=9).intervals)
+    node = plan.insert(Timeline({"lr": Step(0.1, [4.5])}, epochs=9))
+    plan.request("trial", node, 9)
+    stages = plan.next_chain().stages
+    assert [stage.stop for stage in stages] == [2, 3, 4, 9]
+    for stage in stages:
+        plan.restore(ref(node, stage.stop))
+    assert passed(plan, node) == []
+
+
+def test_states_that_a_node_branches_off_are_kept():
+    plan = kept_to(4)
+    plan.insert(Timeline({"lr": MultiStep([0.1, 0.2], milestones=[2])}, epochs=9))
+    assert passed(plan) == [1, 3]
+
+
+def test_states_that_pending_work_starts_from_are_kept():
+    plan = kept_to(6)
+    plan.drop(plan.nodes[0].checkpoints[4])
+    child = plan.insert(Timeline({"lr": MultiStep([0.1, 0.2], milestones=[4])}, epochs=9))
+    plan.request("trial", child, 9)
+    assert passed(plan) == [1, 2, 5]
+    chain = plan.next_chain()
+    assert (chain.resume.epoch, chain.stages[0].stop) == (3, 4)
+    assert passed(plan) == [1, 2, 5], "it is under way"

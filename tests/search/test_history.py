@@ -138,3 +138,38 @@ def test_objectives_and_violation_are_those_at_the_target():
     number = history.record_decision(Proposal(target=1, config={}))
     history.record_scores(number, [0.2], objectives=(0.2, 3.0), violation=0.5)
     assert (history[number].objectives, history[number].violation) == ((0.2, 3.0), 0.5)
+
+
+def test_the_next_of_what_is_enqueued():
+    history = History()
+    for lr in (0.1, 0.2, 0.3):
+        history.record_enqueued({"lr": lr})
+    history.record_decision(Proposal(target=1, config={"lr": 0.1}))
+    assert history.num_enqueued == 2
+    assert history.next_enqueued(1) == [{"lr": 0.2}]
+    assert history.next_enqueued(9) == [{"lr": 0.2}, {"lr": 0.3}]
+
+
+def test_each_change_of_a_trial_is_a_move():
+    history = with_scores(0.1, 0.3)
+    history.record_decision(Proposal(target=3, trial=1))
+    history.record_failure(1)
+    history.record_decision(Stop(trial=0))
+    assert list(history.moves) == [0, 0, 1, 1, 1, 1, 0]
+
+
+def test_a_trial_is_the_same_object_until_it_changes():
+    history = with_scores(0.1)
+    before = history[0]
+    assert history[0] is before
+    history.record_decision(Stop(trial=0))
+    assert (before.state, history[0].state) == ("waiting", "stopped")
+
+
+def test_a_group_runs_while_one_of_its_trials_does():
+    history = History()
+    assert not history.is_running("b")
+    number = history.record_decision(Proposal(target=1, config={}, group="b"))
+    assert history.is_running("b")
+    history.record_scores(number, [0.5])
+    assert not history.is_running("b")

@@ -102,9 +102,10 @@ def test_generation_recorded_in_part_is_completed():
 
 
 def test_inactive_hyper_parameters_are_left_out():
-    space = Space(kind=Choice(["a"]), lr=Float(0.1, 1.0).when(kind="b"))
+    space = Space(kind=Choice(["a", "b"]), lr=Float(0.1, 1.0).when(kind="b"))
     history = to_the_end(kind(), space=space)
-    assert all(set(trial.config) == {"kind"} for trial in history)
+    assert {trial.config["kind"] for trial in history} == {"a", "b"}
+    assert all(("lr" in t.config) == (t.config["kind"] == "b") for t in history)
 
 
 def test_whole_numbers_stay_whole():

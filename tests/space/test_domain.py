@@ -113,7 +113,23 @@ def test_a_schedule_may_be_an_option():
         (lambda: Float(0.0, 1.0, log=True), "log=True needs low > 0"),
         (lambda: Float(0.0, 1.0, step=0), "step must be positive"),
         (lambda: Float(1.0, 2.0, step=0.1, log=True), "cannot be combined"),
-        (lambda: Int(1.0, 2), "low must be an integer"),
+        (lambda: Int(1.0, 2), "low must be an integer; use Float"),
+        (lambda: Int(0, np.float64(2)), "high must be an integer"),
+        (lambda: Int(0, np.True_), "high must be an integer"),
+        (lambda: Int(0, None), "high must be an integer"),
+        (lambda: Int(0, 9, step=None), "step must be an integer"),
+        (lambda: Int(0, 2**70), r"within \+-2\*\*53"),
+        (lambda: Int(-(2**70), 0), r"within \+-2\*\*53"),
+        (lambda: Float(0, np.bool_(True)), "high must be a number"),
+        (lambda: Float(0, math.nan), "bounds must be finite"),
+        (lambda: Float(-math.inf, 0), "bounds must be finite"),
+        (lambda: Float(0, 10**400), "bounds must be finite"),
+        (lambda: Float(-1e308, 1e308), "so must their difference"),
+        (lambda: Float(0, 1, step=math.nan), "step must be positive and finite"),
+        (lambda: Float(0, 1, step=1e-300), "more than 2\\*\\*53 values"),
+        (lambda: Float(0.1, 1, log="yes"), "log must be True or False"),
+        (lambda: Float(0, 1).when(), "name a hyper-parameter"),
+        (lambda: Float(0, 1).when(kind=[]), r"when\(kind=\[\]\) never holds"),
         (lambda: Int(1, 8, step=2, log=True), "cannot be combined"),
         (lambda: Choice("adam"), "give a list"),
         (lambda: Choice([]), "at least one option"),
@@ -125,3 +141,16 @@ def test_a_schedule_may_be_an_option():
 def test_what_makes_no_domain(make, message):
     with pytest.raises(SpaceError, match=message):
         make()
+
+
+def test_numpy_scalars_are_numbers():
+    domain = Float(np.float32(0.5), np.int64(2), step=np.float64(0.5))
+    assert domain == Float(0.5, 2, step=0.5)
+    assert {type(value) for value in (domain.low, domain.high, domain.step)} == {float, int}
+    assert repr(Int(np.int32(1), np.uint8(8))) == repr(Int(1, 8))
+
+
+def test_the_widest_integers_are_drawn():
+    domain = Int(-(2**53), 2**53)
+    assert domain.levels(2) == (-(2**53), 2**53)
+    assert domain.low <= domain.sample(rng()) <= domain.high

@@ -88,7 +88,7 @@ def test_gridded_draws_share_prefixes():
 
 
 def test_fixed_values_stay():
-    space = Space(lr=0.1, layers=[1, 2], schedule=Cosine(0.1))
+    space = Space(lr=0.1, layers=(1, 2), schedule=Cosine(0.1))
     assert space["layers"] == (1, 2)
     assert space.sample(np.random.default_rng(0)) == {
         "lr": 0.1,
@@ -109,8 +109,13 @@ def test_branch_epochs_are_where_pieces_end():
     assert space.branch_epochs(max_epochs=10) == (3, 4, 7, 9)
 
 
-def test_branch_epochs_give_up_on_too_many():
-    space = Space(lr=Step(0.1, [Int(1, 99), Int(100, 199)]))
+def test_branch_epochs_of_too_many_variants_are_all_between_the_extreme_ones():
+    space = Space(lr=Step(0.1, [Int(1, 99), Int(105, 199)]))
+    assert space.branch_epochs(max_epochs=300) == (*range(1, 100), *range(105, 200))
+
+
+def test_branch_epochs_of_variants_with_different_pieces_are_all():
+    space = Space(lr=Choice([0.1, Step(Choice([0.1, 0.2]), every=Int(1, 5000), gamma=0.5)]))
     assert space.branch_epochs(max_epochs=300) == tuple(range(1, 300))
 
 
@@ -142,8 +147,92 @@ def test_what_changes_over_time():
         (lambda: Space(a=Int(0, 1).when(b=1), b=Int(0, 1).when(a=1)), "circle: a, b"),
         (lambda: Space(a=Int(0, 1).when(a=1)), "circle: a"),
         (lambda: Space(a={"b": 1}), "cannot be a value"),
+        (lambda: Space(a=[0.1, 1]), r"did you mean Choice\(\[0.1, 1\]\) or Float\(0.1, 1\)\?"),
+        (lambda: Space(a=[1, 8]), r"did you mean Choice\(\[1, 8\]\) or Int\(1, 8\)\?"),
+        (lambda: Space(a=["x", "y"]), r"did you mean Choice.*a=\('x', 'y'\), for a fixed list"),
     ],
 )
 def test_what_makes_no_space(make, message):
     with pytest.raises(SpaceError, match=message):
         make()
+
+
+# -- conditions that would be ignored, or never hold ---------------------------------------
+
+KIND = Choice(["sgd", "adam"])
+SGD = Float(0.0, 1.0).when(kind="sgd")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Choice([0.1, SGD]),
+        Choice([Choice([0.2, SGD])]),
+        Step(SGD, [3]),
+        Choice([0.1, Step(0.1, [Int(2, 5).when(kind="sgd")])]),
+        (0.1, SGD),
+    ],
+)
+def test_a_condition_of_a_part_is_refused(value):
+    with pytest.raises(SpaceError, match=r"when\(kind='sgd'\) would be ignored.*lr=Choice"):
+        Space(kind=KIND, lr=value)
+
+
+@pytest.mark.parametrize(
+    ("parent", "value"),
+    [
+        (KIND, "rmsprop"),
+        (KIND, ["sgd", "rmsprop"]),
+        (Int(1, 4), "1"),
+        (Int(1, 4), 5),
+        (Int(1, 9, step=4), 3),
+        (Int(1, 4), 1.5),
+        (Float(0.0, 1.0), 1.5),
+        (Float(0.0, 1.0, step=0.5), 0.3),
+        (Choice([1, 2]), "1"),
+        (Choice([1, Int(4, 8)]), 3),
+        (Choice([(1, 2)]), 1),
+        (Constant(0.1), Step(0.1, [2])),
+        (64, 32),
+        (True, "True"),
+    ],
+)
+def test_a_condition_that_never_holds_is_refused(parent, value):
+    with pytest.raises(SpaceError, match=r"'lr' depends on parent=.* which never holds"):
+        Space(parent=parent, lr=Float(0, 1).when(parent=value))
+
+
+@pytest.mark.parametrize(
+    ("parent", "value"),
+    [
+        (KIND, ["sgd", "adam"]),
+        (Int(1, 9, step=4), 5),
+        (Int(1, 9, log=True), 5),
+        (Int(1, 4), 2.0),
+        (Float(0.0, 1.0, step=0.1), 0.3),
+        (Float(0.0, 1.0), 1),
+        (Choice([1, Int(4, 8)]), 6),
+        (Choice([(1, 2)]), (1, 2)),
+        (Choice([0.1, Step(0.1, [Int(2, 4)])]), Step(0.1, [3])),
+        (64, 64),
+        (Choice([True, False]), True),
+    ],
+)
+def test_a_condition_that_may_hold_is_taken(parent, value):
+    condition = {"parent": [value] if isinstance(value, tuple) else value}
+    assert Space(parent=parent, lr=Float(0, 1).when(**condition)).names == ("parent", "lr")
+
+
+def test_conditions_that_contradict_each_other_are_refused():
+    with pytest.raises(SpaceError, match=r"'lr' is never there.*one of \['sgd'\].*\['adam'\]"):
+        Space(kind=KIND, lr=Float(0, 1).when(kind="sgd").when(kind="adam"))
+    with pytest.raises(SpaceError, match="'nesterov' is never there"):
+        Space(kind=KIND, momentum=SGD, nesterov=Choice([1, 2]).when(momentum=0.5, kind="adam"))
+    with pytest.raises(SpaceError, match="'c' is never there"):
+        Space(kind=KIND, a=SGD, b=Int(0, 1).when(a=0.5), c=Int(0, 1).when(kind="adam", b=1))
+
+
+def test_conditions_that_agree_are_taken():
+    lr = Float(0, 1).when(kind=["sgd", "adam"]).when(kind="sgd", momentum=0.5)
+    space = Space(kind=KIND, momentum=SGD, lr=lr)
+    assert space.names == ("kind", "momentum", "lr")

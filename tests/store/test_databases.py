@@ -10,7 +10,7 @@ from sqlalchemy import inspect
 
 from tests.servers import needs_postgresql, postgresql, server  # noqa: F401 (fixtures)
 from thrifty.core import MissingExtraError, StoreUnreachableError, UsageError
-from thrifty.store import Store, _engine, shown
+from thrifty.store import Store, _engine, redact_url
 from thrifty.testing import STORE_CHECKS
 
 
@@ -90,4 +90,4 @@ def test_a_driver_that_is_not_installed():
 
 
 def test_passwords_are_not_shown():
-    assert "secret" not in shown("postgresql://me:secret@host/name")
+    assert "secret" not in redact_url("postgresql://me:secret@host/name")

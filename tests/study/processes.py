@@ -21,6 +21,12 @@ def started(target: Callable[..., Any], *args: Any) -> BaseProcess:
     return child
 
 
+def exit_code(child: BaseProcess) -> int | None:
+    """How a process has ended, however long that takes."""
+    child.join()
+    return child.exitcode
+
+
 class At:
     """Does something at the n-th event, once."""
 

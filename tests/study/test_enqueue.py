@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from tests import alone
 from tests.study.helpers import SOLO, SPACE, StopAfter, make_study, records, trained
-from tests.study.processes import At, die, started
+from tests.study.processes import At, die, exit_code, started
 from thrifty.core import SpaceError, StudyMismatchError
 from thrifty.search import (
     ASHA,
@@ -192,8 +192,7 @@ def victim(folder, count) -> None:
 
 def killed(folder, count) -> None:
     child = started(victim, folder, count)
-    child.join(timeout=60)
-    assert child.exitcode == -signal.SIGKILL
+    assert exit_code(child) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -220,8 +219,7 @@ def go_on(folder) -> None:
 def test_a_study_that_takes_more_after_its_end_can_be_killed_too(tmp_path):
     assert trained(make_study(tmp_path, **GRID)) == 12
     child = started(go_on, tmp_path)
-    child.join(timeout=60)
-    assert child.exitcode == -signal.SIGKILL
+    assert exit_code(child) == -signal.SIGKILL
     study = make_study(tmp_path, **GRID)
     assert trained(study) > 0
     assert [(t.config["lr"], t.state) for t in study.trials][2:] == [(0.05, "done")]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.study.helpers import make_study, records
-from tests.study.processes import At, die, started
+from tests.study.processes import At, die, exit_code, started
 from thrifty.core import EpochDone
 from thrifty.run import Local
 from thrifty.search import ASHA, SuccessiveHalving
@@ -46,8 +46,7 @@ def run(folder, algorithm, observer=None) -> None:
 
 def killed_at_event(folder, algorithm, count) -> None:
     child = started(run, folder, algorithm, At(count, die))
-    child.join(timeout=60)
-    assert child.exitcode == -signal.SIGKILL
+    assert exit_code(child) == -signal.SIGKILL
 
 
 def killed_after(folder, algorithm, seconds) -> None:

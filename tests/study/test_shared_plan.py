@@ -10,7 +10,7 @@ import pytest
 
 from tests.servers import needs_postgresql, postgresql, server  # noqa: F401 (fixtures)
 from tests.study.helpers import SOLO, make_study
-from tests.study.processes import FORK, At, die, started
+from tests.study.processes import FORK, At, die, exit_code, started
 from thrifty.core import EpochDone
 from thrifty.plan import SearchPlan
 from thrifty.search import ASHA, GridSearch, RandomSearch, SuccessiveHalving
@@ -70,8 +70,7 @@ def run_together(folder, url, names) -> None:
     barrier = FORK.Barrier(len(names))
     children = [started(run, folder, url, name, barrier) for name in names]
     for child in children:
-        child.join(timeout=90)
-        assert child.exitcode == 0
+        assert exit_code(child) == 0
 
 
 def counts_of(folder, names) -> Counter[tuple[int, int]]:
@@ -126,9 +125,7 @@ def test_studies_of_different_length_and_order(tmp_path, url):
 def test_a_driver_dies_beside_another(tmp_path, url, count):
     dying = started(killed, tmp_path, url, "halving", count)
     living = started(run, tmp_path, url, "grid")
-    dying.join(timeout=90)
-    living.join(timeout=90)
-    assert (dying.exitcode, living.exitcode) == (-signal.SIGKILL, 0)
+    assert (exit_code(dying), exit_code(living)) == (-signal.SIGKILL, 0)
     run(tmp_path, url, "halving")
     for name in ("grid", "halving"):
         alone = make_study(tmp_path / "alone", name=name, algorithm=ALGORITHMS[name])
@@ -156,8 +153,7 @@ def test_what_fails_elsewhere_is_tried_here(tmp_path, url):
     barrier = FORK.Barrier(2)
     children = [started(run_faulty, tmp_path, url, name, barrier) for name in ("a", "b")]
     for child in children:
-        child.join(timeout=90)
-        assert child.exitcode == 0
+        assert exit_code(child) == 0
     for name in ("a", "b"):
         (trial,) = faulty_of(tmp_path, url, name).trials
         assert trial.state == "failed"

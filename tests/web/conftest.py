@@ -84,8 +84,7 @@ def serving(path, **options):
         yield server.address
     finally:
         server.stop()
-        thread.join(20)
-        assert not thread.is_alive()
+        thread.join()
 
 
 def halving(folder, **options):

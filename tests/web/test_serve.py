@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import sys
+import threading
 import urllib.error
 import urllib.request
 
@@ -11,7 +13,7 @@ import pytest
 from tests.web.conftest import serving
 from thrifty.cli import COMMANDS, main
 from thrifty.core import MissingExtraError, StudyNotFoundError, UsageError
-from thrifty.web import Server, create_app, serve
+from thrifty.web import Server, _connections, create_app, serve
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +25,7 @@ def read(address, path="/api/studies", **headers):
     request = urllib.request.Request(
         address.partition("?")[0].rstrip("/") + path, headers=headers
     )
-    with urllib.request.urlopen(request, timeout=20) as response:
+    with urllib.request.urlopen(request) as response:
         return response.status, response.read()
 
 
@@ -119,3 +121,136 @@ def test_the_command_without_a_database(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main()
     assert "there is no database thrifty.db" in capsys.readouterr().err
+
+
+# -- slow and hostile readers ------------------------------------------------------------------
+
+
+@pytest.fixture
+def hurried(monkeypatch):
+    """Time limits of a moment."""
+    monkeypatch.setattr(_connections, "REQUEST_S", 0.2)
+    monkeypatch.setattr(_connections, "ANSWER_S", 0.2)
+
+
+def connected(address) -> socket.socket:
+    port = int(address.rpartition(":")[2].strip("/"))
+    return socket.create_connection(("127.0.0.1", port), timeout=30)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Waits until the server has closed a connection."""
+    try:
+        while connection.recv(65536):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The connections of a server, as it sees them."""
+    found = []
+    begin = _connections.Connection.connection_made
+
+    def note(self, transport):
+        begin(self, transport)
+        found.append(self)
+
+    monkeypatch.setattr(_connections.Connection, "connection_made", note)
+    return found
+
+
+@pytest.fixture
+def lost(monkeypatch):
+    """Whether a connection has ended."""
+    event = threading.Event()
+    end = _connections.Connection.connection_lost
+
+    def note(self, error):
+        end(self, error)
+        event.set()
+
+    monkeypatch.setattr(_connections.Connection, "connection_lost", note)
+    return event
+
+
+ASK = b"GET /api/studies HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        b"",
+        b"G",
+        b"GET /api/studies HTTP/1.1\r\n",
+        ASK,
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n1",
+    ],
+    ids=["nothing", "a letter", "a line", "no end", "no body"],
+)
+def test_who_does_not_finish_its_request_is_cut_off(database, hurried, begin):
+    with serving(database) as address, connected(address) as slow:
+        slow.sendall(begin)
+        assert is_closed(slow)
+
+
+def test_a_letter_now_and_then_is_no_excuse(database, hurried):
+    with serving(database) as address, connected(address) as slow:
+        slow.settimeout(0.01)
+        with pytest.raises(ConnectionError):
+            drip(slow, ASK * 1000)
+
+
+def drip(connection: socket.socket, data: bytes) -> None:
+    """Sends a byte, waits for an answer, sends the next one."""
+    for at in range(len(data)):
+        connection.sendall(data[at : at + 1])
+        with contextlib.suppress(TimeoutError):
+            if not connection.recv(1):
+                raise ConnectionResetError
+
+
+def test_the_second_request_of_a_connection_has_a_limit_too(database, hurried):
+    with serving(database) as address, connected(address) as slow:
+        slow.sendall(ASK + b"\r\n" + b"GET /api")
+        assert is_closed(slow)
+
+
+def test_who_does_not_read_is_cut_off(database, hurried, made, lost):
+    with serving(database) as address, connected(address) as slow:
+        path = b"/static/vendor/echarts.min.js"
+        slow.sendall((b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n") * 50)
+        assert lost.wait(60)
+        assert read(address)[0] == 200
+
+
+def test_who_has_asked_may_wait_before_it_asks_again(database, made, lost):
+    with serving(database) as address, connected(address) as page:
+        for _ in range(2):
+            page.sendall(ASK + b"\r\n")
+            assert page.recv(65536).startswith(b"HTTP/1.1 200")
+            while made[0]._limited:
+                assert not lost.wait(0.01)
+
+
+def test_with_too_many_connections_the_quiet_ones_go(database, monkeypatch):
+    monkeypatch.setattr(_connections, "MOST", 4)
+    with serving(database) as address:
+        idle = [connected(address) for _ in range(12)]
+        assert read(address)[0] == 200
+        for connection in idle[:8]:
+            assert is_closed(connection)
+        for connection in idle:
+            connection.close()
+
+
+def test_there_is_no_room_while_all_are_at_work(database, monkeypatch):
+    monkeypatch.setattr(_connections, "MOST", 2)
+    monkeypatch.setattr(_connections.Connection, "is_quiet", property(lambda self: False))
+    with serving(database) as address:
+        idle = [connected(address) for _ in range(3)]
+        assert is_closed(idle[2])
+        for connection in idle:
+            connection.close()

@@ -7,7 +7,9 @@ from importlib import import_module
 import click
 
 from thrifty import __version__
-from thrifty.core import ThriftyError
+from thrifty.core import ThriftyError, error_traceback, plain_text
+
+from ._say import say
 
 
 COMMANDS = (
@@ -60,14 +62,18 @@ def main() -> None:
         # click leaves early exits (``--help``, what doctor found) to whoever called it, as a number
         code = _app(standalone_mode=False)
     except ThriftyError as error:
-        click.secho(f"error: {error}", fg="red", err=True)
+        say(f"error: {error}", fg="red", err=True)
         raise SystemExit(2) from None
     except click.exceptions.Exit as leaving:
         raise SystemExit(leaving.exit_code) from None
     except click.ClickException as error:
+        error.message = plain_text(error.message, lines=True)
         error.show()
         raise SystemExit(error.exit_code) from None
     except click.Abort:
         raise SystemExit(130) from None
+    except Exception as error:  # noqa: BLE001 (a defect: its traceback is shown, as plain text)
+        say(error_traceback(error), err=True)
+        raise SystemExit(1) from None
     if isinstance(code, int) and code:
         raise SystemExit(code)

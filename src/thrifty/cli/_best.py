@@ -7,12 +7,13 @@ from typing import Any
 
 import click
 
-from thrifty.core import ThriftyError
+from thrifty.core import ThriftyError, plain_text
 from thrifty.space import config_to_json
 from thrifty.store import Store, TrialRecord, best_trials
 
 from ._completion import complete_study
 from ._options import storage_option
+from ._say import say
 
 
 @click.command("best")
@@ -35,10 +36,12 @@ def command(*, name: str, storage: str, as_json: bool) -> None:
         return
     for trial in best:
         values = trial.objectives or {"": trial.value}
-        said = ", ".join(f"{metric} {value:.6g}".strip() for metric, value in values.items())
-        click.echo(f"trial {trial.number}: {said} after {trial.reached} epochs")
+        said = ", ".join(
+            f"{plain_text(metric)} {value:.6g}".strip() for metric, value in values.items()
+        )
+        say(f"trial {trial.number}: {said} after {trial.reached} epochs")
         for key, value in trial.config.items():
-            click.echo(f"  {key} = {value}")
+            say(f"  {plain_text(key)} = {plain_text(value)}")
 
 
 def _plain(trial: TrialRecord) -> dict[str, Any]:

@@ -14,17 +14,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from sqlalchemy import URL, Engine, create_engine, make_url, text
+from sqlalchemy import URL, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from thrifty import __version__
-from thrifty.store import VERSION, shown
+from thrifty.core import StoreError
+from thrifty.store import VERSION, CheckpointFolder, redact_url
+from thrifty.store._address import read_address, redact
+from thrifty.store._leftovers import survey
+from thrifty.store._readonly import ReadOnlyFile, can_write
+from thrifty.store._store import default_checkpoints
 
 
 State = Literal["ok", "absent", "warning", "broken"]
 
 _FOR_DEVELOPERS = ("test", "check", "bench", "docs")
 _GIB = 2**30
+_MIB = 2**20
 _LITTLE_BYTES = 1 * _GIB
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -65,16 +71,22 @@ def findings(
     yield _look("kernels", "numba", _kernels, needed="graph" in extras)
     yield from _drivers(storage, extras)
     if storage is not None:
-        yield _look("storage", _name_of(storage), partial(_storage, storage), needed=True)
-        yield _look("storage", "disk", partial(_disk, storage))
+        check = partial(_storage, storage)
+        yield _look("storage", redact_url(storage), check, needed=True, url=storage)
+        yield _look("storage", "disk", partial(_disk, storage), url=storage)
+        yield _look("storage", "checkpoints", partial(_checkpoints, storage), url=storage)
 
 
-def _look(section: str, name: str, check: Check, *, needed: bool = False) -> Finding:
+def _look(
+    section: str, name: str, check: Check, *, needed: bool = False, url: str = ""
+) -> Finding:
+    """Run a check. What it says is shown without the passwords of ``url``."""
     try:
         state, detail = check()
     except Exception as error:  # noqa: BLE001 (whatever it is, that is what was found)
         said = str(error).strip().split("\n")[0]
         state, detail = "broken", f"{type(error).__name__}: {said}"
+    detail = redact(detail, url=url)
     return Finding(section=section, name=name, state=state, detail=detail, needed=needed)
 
 
@@ -236,34 +248,58 @@ def _kernels() -> tuple[State, str]:
 # -- where records go ------------------------------------------------------------------------
 
 
-def _name_of(storage: str) -> str:
-    try:
-        return shown(storage)
-    except Exception:  # noqa: BLE001 (no address at all: the check itself says so)
-        return storage
-
-
 def _storage(storage: str) -> tuple[State, str]:
-    """Opens it as it is: a doctor must not bring a database up to date."""
-    address = make_url(storage)
-    if address.get_backend_name() == "sqlite":
-        return _sqlite(address)
-    if address.drivername == "postgresql":
-        address = address.set(drivername="postgresql+psycopg")
-    engine = create_engine(address, connect_args={"connect_timeout": 3})
-    return _database(engine, can_write="SELECT NOT pg_is_in_recovery()")
-
-
-def _sqlite(address: URL) -> tuple[State, str]:
-    if address.database in (None, "", ":memory:"):
+    """Open a database as it is: a doctor must not bring it up to date."""
+    address = read_address(storage)
+    if address.get_backend_name() != "sqlite":
+        return _database(_server(address), can_write="SELECT NOT pg_is_in_recovery()")
+    file = _file_of(address)
+    if file is None:
         return "warning", "in memory: it is gone when the process ends"
-    file = Path(str(address.database)).resolve()
     if not file.exists():
         return "broken", f"there is no file {file}; a study that is run makes it"
-    writable = os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)
-    readable = URL.create("sqlite", database=file.as_uri(), query={"mode": "ro", "uri": "true"})
-    engine = create_engine(readable, connect_args={"timeout": 1.0})
-    return _database(engine, can_write=f"SELECT {int(writable)}")
+    engine = ReadOnlyFile(file, timeout_s=1.0).engine(address)
+    return _database(engine, can_write=f"SELECT {int(can_write(file))}")
+
+
+def _file_of(address: URL) -> Path | None:
+    if address.database in (None, "", ":memory:"):
+        return None
+    return Path(str(address.database)).resolve()
+
+
+def _server(address: URL) -> Engine:
+    if address.drivername == "postgresql":
+        address = address.set(drivername="postgresql+psycopg")
+    return create_engine(address, connect_args={"connect_timeout": 3})
+
+
+def _checkpoints(storage: str) -> tuple[State, str]:
+    """Count what lies in the folder where checkpoints are kept unless ``Storage`` says otherwise."""
+    address = read_address(storage)
+    file = _file_of(address) if address.get_backend_name() == "sqlite" else None
+    if file is None and address.get_backend_name() == "sqlite":
+        return "absent", "they go with the process"
+    if file is not None and not file.exists():
+        return "absent", "none yet"
+    engine = (
+        _server(address) if file is None else ReadOnlyFile(file, timeout_s=1.0).engine(address)
+    )
+    try:
+        folder = CheckpointFolder(default_checkpoints(storage))
+        found = survey(engine, folder)
+    except (DBAPIError, StoreError):
+        return "absent", "not known: the database cannot be read"
+    finally:
+        engine.dispose()
+    said = f"{found.num_kept:,} files, {found.kept_bytes / _MIB:,.1f} MiB in {folder.root}"
+    if not found.num_left:
+        return "ok", said
+    said += (
+        f"; {found.num_left:,} more files ({found.left_bytes / _MIB:,.1f} MiB) that no study knows, of a run that was "
+        "killed or goes on: the next run of their task removes them where that is safe"
+    )
+    return "warning", said
 
 
 def _database(engine: Engine, *, can_write: str) -> tuple[State, str]:
@@ -283,7 +319,7 @@ def _database(engine: Engine, *, can_write: str) -> tuple[State, str]:
     if version is None or version > VERSION:
         return "broken", f"{said}; written by a newer thrifty, which knows more than {VERSION}"
     if not writable:
-        return "broken", f"{said}; it cannot be written"
+        return "broken", f"{said}; it can be read, but it cannot be written"
     if version < VERSION:
         return "warning", f"{said}; the next command brings it up to {VERSION}"
     return "ok", f"{said}, writable"
@@ -291,7 +327,7 @@ def _database(engine: Engine, *, can_write: str) -> tuple[State, str]:
 
 def _disk(storage: str) -> tuple[State, str]:
     """Where checkpoints go: beside a SQLite file, in the working directory otherwise."""
-    address = make_url(storage)
+    address = read_address(storage)
     sqlite = address.get_backend_name() == "sqlite"
     folder = Path(str(address.database)).resolve().parent if sqlite else Path.cwd()
     while not folder.exists():

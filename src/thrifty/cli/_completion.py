@@ -8,8 +8,12 @@ from pathlib import Path
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
-from sqlalchemy import URL, create_engine, make_url, text
+from sqlalchemy import create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
+
+from thrifty.core import ThriftyError, plain_text
+from thrifty.store._address import read_address
+from thrifty.store._readonly import ReadOnlyFile
 
 
 _VARIABLE = "_THRIFTY_COMPLETE"
@@ -49,9 +53,14 @@ def complete_study(
     """The studies of the database that the line names so far, newest first; of none, nothing."""
     url = ctx.params.get("storage") or os.environ.get("THRIFTY_STORAGE") or _DEFAULT
     names: list[str] = []
-    with suppress(SQLAlchemyError, ImportError, OSError):
+    with suppress(SQLAlchemyError, ThriftyError, ImportError, OSError):
         names = _study_names(url)
-    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    # A name that is not plain would do something else than be shown.
+    return [
+        CompletionItem(name)
+        for name in names
+        if name.startswith(incomplete) and name == plain_text(name)
+    ]
 
 
 def complete_storage(
@@ -87,17 +96,16 @@ def _files(begun: str) -> list[CompletionItem]:
 
 def _study_names(url: str) -> list[str]:
     """Reads names and nothing else: a key pressed in passing must neither make nor upgrade a database."""
-    address = make_url(url)
+    address = read_address(url)
     options: dict[str, object] = {"connect_timeout": 2}
     if address.get_backend_name() == "sqlite":
         if not address.database or not Path(address.database).is_file():
             return []
-        file = Path(address.database).resolve().as_uri()
-        address = URL.create("sqlite", database=file, query={"mode": "ro", "uri": "true"})
-        options = {"timeout": 1.0}
-    elif address.drivername == "postgresql":
-        address = address.set(drivername="postgresql+psycopg")
-    engine = create_engine(address, connect_args=options)
+        engine = ReadOnlyFile(Path(address.database).resolve(), timeout_s=1.0).engine(address)
+    else:
+        if address.drivername == "postgresql":
+            address = address.set(drivername="postgresql+psycopg")
+        engine = create_engine(address, connect_args=options)
     query = text("SELECT name FROM studies ORDER BY id DESC LIMIT :most")
     try:
         with engine.connect() as connection:

@@ -8,8 +8,10 @@ from contextlib import suppress
 
 import click
 
-from thrifty.store import shown
+from thrifty.store import redact_url
 from thrifty.web import serve
+
+from ._say import say
 
 
 @click.command("dashboard")
@@ -33,8 +35,7 @@ def command(*, url: str, host: str, port: int, token: str | None, browse: bool) 
     server = serve(url, host=host, port=port, token=token)
     if hasattr(os, "nice"):
         os.nice(15)  # training goes first
-    click.echo(f"dashboard of {click.style(shown(url), bold=True)}: {server.address}")
-    click.echo("Ctrl-C ends it")
+    say(f"dashboard of {redact_url(url)}: {server.address}\nCtrl-C ends it")
     if browse:
         webbrowser.open(server.address)
     with suppress(KeyboardInterrupt):

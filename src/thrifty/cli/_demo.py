@@ -12,6 +12,7 @@ import torch
 
 import thrifty as th
 
+from ._say import say
 from ._show import show_results
 
 
@@ -90,7 +91,7 @@ study = demo_study(Path("demo"))
 def command(*, folder: Path, quiet: bool) -> None:
     """Tune a network on handwritten digits: 81 trials, about a minute. Run again, it only reads the answer."""
     asked = demo_study(folder)
-    click.echo(asked.plan())
+    say(asked.plan())
     # one thread: for a network this small more of them cost more than they bring, above all on a busy machine
     asked.run(executor=th.Local(threads=1), progress=not quiet)
     show_results(asked)
@@ -98,6 +99,6 @@ def command(*, folder: Path, quiet: bool) -> None:
         asked.plot_forest().savefig(folder / "forest.png", dpi=120)
         asked.plot_learning_curves().savefig(folder / "curves.png", dpi=120)
     except th.MissingExtraError as error:
-        click.echo(f"no pictures: {error}")
+        say(f"no pictures: {error}")
         return
-    click.echo(f"pictures: {folder / 'forest.png'}, {folder / 'curves.png'}")
+    say(f"pictures: {folder / 'forest.png'}, {folder / 'curves.png'}")

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from ._checkup import Finding, State, findings
+from ._say import cell
 
 
 _COLOURS: dict[State, str] = {
@@ -63,10 +63,10 @@ def _table(found: list[Finding]) -> Table:
     for each in found:
         colour = _COLOURS[each.state]
         table.add_row(
-            f"[bold]{each.section}[/bold]" if each.section != section else "",
-            escape(each.name),
-            f"[{colour}]{each.state}[/{colour}]",
-            escape(each.detail),
+            cell(each.section if each.section != section else "", style="bold"),
+            cell(each.name),
+            cell(each.state, style=colour),
+            cell(each.detail),
         )
         section = each.section
     return table

@@ -18,6 +18,7 @@ from thrifty.store import Store, StudyInfo, TrialRecord, export_optuna, frame
 
 from ._completion import complete_study
 from ._options import storage_option
+from ._say import say
 
 
 @click.command("export")
@@ -62,7 +63,7 @@ def command(
         )
     if optuna is not None:
         export_optuna(storage, name, file=optuna)
-        click.echo(f"wrote {optuna}: open it with optuna-dashboard sqlite:///{optuna}")
+        say(f"wrote {optuna}: open it with optuna-dashboard sqlite:///{optuna}")
     if not wanted:
         return
     with Store.open(storage, create=False) as store:
@@ -71,10 +72,11 @@ def command(
     for each, file in wanted:
         content = _WRITERS[each](info, trials)
         if file is None:
-            click.echo(content, nl=False)
+            # What goes to a file is exact; what is shown may be shown on a terminal.
+            say(content, nl=False)
             continue
         _write(file, content)
-        click.echo(f"wrote {file}")
+        say(f"wrote {file}")
 
 
 def _kind(kind: str | None, out: Path | None) -> str:
@@ -89,7 +91,8 @@ def _kind(kind: str | None, out: Path | None) -> str:
 
 
 def _write(file: Path, content: str | bytes) -> None:
-    data = content.encode() if isinstance(content, str) else content
+    # a half of a surrogate pair is written as an escape
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     try:
         file.write_bytes(data)
     except OSError as error:
@@ -145,16 +148,23 @@ def _parquet(info: StudyInfo, trials: Sequence[TrialRecord]) -> bytes:
             "state": _state(info, trial),
             "epochs": trial.reached,
             "value": trial.value,
-            **{f"values_{m}": (trial.objectives or {}).get(m) for m in _metrics(info)},
+            **{_whole(f"values_{m}"): (trial.objectives or {}).get(m) for m in _metrics(info)},
             **({"violation": trial.violation} if "constraints" in info.spec else {}),
             "error": trial.error[1],
-            **{f"params_{key}": trial.config.get(key) for key in names},
+            **{_whole(f"params_{key}"): _whole(trial.config.get(key)) for key in names},
         }
         for trial in trials
     ]
     out = io.BytesIO()
     frame(rows, backend="polars").write_parquet(out)
     return out.getvalue()
+
+
+def _whole(value: Any) -> Any:
+    """A text without halves of surrogate pairs, which Arrow refuses."""
+    if not isinstance(value, str):
+        return value
+    return value.encode(errors="backslashreplace").decode()
 
 
 _WRITERS: dict[str, Callable[[StudyInfo, Sequence[TrialRecord]], Any]] = {

@@ -7,17 +7,18 @@ from typing import Any
 import click
 from rich.bar import Bar
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from ._completion import complete_study
 from ._load import load_stored_study
-from ._options import storage_option
+from ._options import storage_option, trust_option
+from ._say import cell
 
 
 @click.command("importance")
 @click.argument("name", shell_complete=complete_study)
 @storage_option
+@trust_option
 @click.option(
     "--method",
     type=click.Choice(["fanova", "ped-anova"]),
@@ -32,9 +33,9 @@ from ._options import storage_option
     show_default=True,
     help="Hyper-parameters, or each domain inside their schedules and choices.",
 )
-def command(*, name: str, storage: str, method: Any, level: Any) -> None:
+def command(*, name: str, storage: str, trust_file: bool, method: Any, level: Any) -> None:
     """Show which hyper-parameters of study NAME matter."""
-    study = load_stored_study(name, storage=storage)
+    study = load_stored_study(name, storage=storage, trust_file=trust_file)
     shares = study.importance(method=method, level=level)
     largest = max(shares.values(), default=0.0) or 1.0
     table = Table(show_header=False, box=None)
@@ -42,9 +43,7 @@ def command(*, name: str, storage: str, method: Any, level: Any) -> None:
     table.add_column(justify="right")
     table.add_column(min_width=20, ratio=1)
     for key, share in shares.items():
-        table.add_row(escape(key), f"{share:.1%}", Bar(largest, 0, share, color="blue"))
+        table.add_row(cell(key), f"{share:.1%}", Bar(largest, 0, share, color="blue"))
     console = Console()
-    console.print(
-        f"share in what makes trials differ in {study.metric}", highlight=False, markup=False
-    )
+    console.print(cell(f"share in what makes trials differ in {study.metric}"))
     console.print(table)

@@ -20,6 +20,13 @@ storage_option = click.option(
 )
 
 
+trust_option = click.option(
+    "--trust-file",
+    is_flag=True,
+    help="Run the study's file even if another user may have written it.",
+)
+
+
 def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """How to train, and until when."""
     for option in reversed((
@@ -27,6 +34,11 @@ def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--workers", type=int, help="Worker processes (default: one for each GPU, or one)."
         ),
         click.option("--threads", type=int, help="CPU threads of each worker."),
+        click.option(
+            "--epoch-timeout",
+            type=float,
+            help="Seconds after which an epoch counts as hung; its trial fails.",
+        ),
         click.option("--quiet", is_flag=True, help="No progress display."),
         click.option(
             "--stop-epochs", type=int, help="Stop when so many unique epochs were trained."

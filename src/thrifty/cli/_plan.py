@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ._load import load_study
+from ._say import say
 
 
 @click.command("plan")
@@ -14,4 +15,4 @@ from ._load import load_study
 @click.option("--name", help="Which study, if the file defines several.")
 def command(*, file: Path, name: str | None) -> None:
     """Say how much the study in FILE has to train, before any training."""
-    click.echo(load_study(file, name=name).plan())
+    say(load_study(file, name=name).plan())

@@ -13,7 +13,8 @@ from thrifty.study import Study
 
 from ._completion import complete_study
 from ._load import load_stored_study
-from ._options import storage_option
+from ._options import storage_option, trust_option
+from ._say import say
 
 
 if TYPE_CHECKING:
@@ -41,15 +42,18 @@ def plot(study: Study, kind: str) -> Figure:
 @click.argument("name", shell_complete=complete_study)
 @click.argument("kind", type=click.Choice(list(KINDS)))
 @storage_option
+@trust_option
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Where it goes; the ending says in which format  [default: KIND.png]",
 )
 @click.option("--dpi", type=click.IntRange(min=1), default=150, show_default=True)
-def command(*, name: str, kind: str, storage: str, out: Path | None, dpi: int) -> None:
+def command(
+    *, name: str, kind: str, storage: str, trust_file: bool, out: Path | None, dpi: int
+) -> None:
     """Draw a picture of study NAME."""
-    figure = plot(load_stored_study(name, storage=storage), kind)
+    figure = plot(load_stored_study(name, storage=storage, trust_file=trust_file), kind)
     file = out or Path(f"{kind}.png")
     known = figure.canvas.get_supported_filetypes()
     if file.suffix[1:].lower() not in known:
@@ -57,4 +61,4 @@ def command(*, name: str, kind: str, storage: str, out: Path | None, dpi: int) -
     if not file.resolve().parent.is_dir():
         raise UsageError(f"there is no folder {file.resolve().parent}; make it first")
     figure.savefig(file, dpi=dpi)
-    click.echo(f"wrote {file}")
+    say(f"wrote {file}")

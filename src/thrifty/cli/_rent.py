@@ -12,13 +12,14 @@ import click
 from rich.console import Console
 
 from thrifty.cloud import FleetPlan, launch, plot_front, to_skypilot
-from thrifty.core import UsageError
+from thrifty.core import UsageError, plain_text
 
 from ._rent_market import age_of, beliefs_of, load_catalogue, load_market
 from ._rent_options import Asked, rent_options
 from ._rent_scene import Scene
 from ._rent_show import plan_json, probe_json, show_plan, show_probes
 from ._rent_workload import load_workload
+from ._say import cell, say
 
 
 @click.command("rent")
@@ -54,7 +55,7 @@ def command(*, file: Path, **given: Any) -> None:
     else:
         show_plan(plan, console=console)
         for note in notes:
-            console.print(f"- {note}", highlight=False, markup=False)
+            console.print(cell(f"- {note}"))
         if asked.probe is not None:
             show_probes(probes, ended, console=console)
     _hand_over(plan, file, asked)
@@ -87,7 +88,7 @@ def _hand_over(plan: FleetPlan, file: Path, asked: Asked) -> None:
                 f"{asked.plot}: its ending must be one of {', '.join(sorted(known))}"
             )
         figure.savefig(asked.plot, dpi=150)
-        click.echo(f"wrote {asked.plot}", err=asked.as_json)
+        say(f"wrote {asked.plot}", err=asked.as_json)
     if asked.export is None and not asked.launch:
         return
     assert plan.best is not None
@@ -100,12 +101,10 @@ def _hand_over(plan: FleetPlan, file: Path, asked: Asked) -> None:
     )
     if asked.export is not None:
         asked.export.write_text(task, encoding="utf-8")
-        click.echo(
-            f"wrote {asked.export}: start it with sky launch {asked.export}", err=asked.as_json
-        )
+        say(f"wrote {asked.export}: start it with sky launch {asked.export}", err=asked.as_json)
     if asked.launch:
         question = f"rent {plan.best} for about ${plan.best.cost_usd.median:,.2f}?"
-        click.confirm(question, abort=True, err=asked.as_json)
-        click.echo(
+        click.confirm(plain_text(question), abort=True, err=asked.as_json)
+        say(
             f"SkyPilot's request {launch(task)}: follow it with sky api logs", err=asked.as_json
         )

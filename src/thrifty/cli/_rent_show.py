@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from thrifty.cloud import Fleet, FleetPlan, Interval, Probe
+
+from ._say import cell
 
 
 _MOST_ROWS = 10
@@ -25,7 +26,7 @@ def show_plan(plan: FleetPlan, *, console: Console) -> None:
     for fleet in rows:
         chosen = fleet == plan.best
         table.add_row(
-            *("→" if chosen else "", *map(escape, _cells(fleet))),
+            *(cell("→" if chosen else ""), *map(cell, _cells(fleet))),
             style="bold" if chosen else None,
         )
     console.print(table)
@@ -43,8 +44,8 @@ def show_probes(probes: Sequence[Probe], ended: str, *, console: Console) -> Non
         console.print("\nworth measuring first, in this order:", highlight=False)
     for number, probe in enumerate(probes, start=1):
         text = f"  {number}. {probe} in {_where(probe)}: ${probe.usd:.2f}, {probe.seconds / 60:.0f} min; {probe.why}"
-        console.print(text, highlight=False, markup=False)
-    console.print(f"{'then ' if probes else ''}{ended}", highlight=False, markup=False)
+        console.print(cell(text))
+    console.print(cell(f"{'then ' if probes else ''}{ended}"))
 
 
 def show_values(values: Mapping[str, Any]) -> str:

@@ -48,9 +48,8 @@ def load_workload(file: Path, asked: Asked) -> tuple[Workload, Mapping[str, Any]
     each = steps_of(source, batch)
     workload = _of(profile, steps=asked.steps or epochs * each, batch=batch)
     if asked.study:
-        # What the forecast has played through is still to be trained.
-        forest = [replace(stage, state="pending") for stage in study.plan().forest]
-        workload = replace(workload, widths=widths_of(forest, steps_per_epoch=each))
+        widths = widths_of(study.plan().forest, steps_per_epoch=each)
+        workload = replace(workload, widths=widths)
     return workload, {} if stored else subject.values
 
 

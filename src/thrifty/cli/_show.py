@@ -9,23 +9,25 @@ from rich.table import Table
 
 from thrifty.study import Study, TrialResult
 
+from ._say import cell
+
 
 def show_results(study: Study) -> None:
     """The best configuration, its metric (of several objectives the Pareto front), and what was saved."""
     console = Console()
     trials = study.trials
     if not any(trial.epochs or trial.error for trial in trials):
-        console.print(f"study {study.name!r}: no trial has reported yet", highlight=False)
+        console.print(cell(f"study {study.name!r}: no trial has reported yet"))
         return
     best = study.best_trials if len(study.goals.metrics) > 1 else [study.best_trial]
     which = "best" if len(best) == 1 else f"the {len(best)} best"
-    console.print(f"study {study.name!r}: {which} of {len(trials)} trials", highlight=False)
+    console.print(cell(f"study {study.name!r}: {which} of {len(trials)} trials"))
     for trial in best:
         console.print(_table(trial))
     failed = sum(trial.state == "failed" for trial in trials)
     if failed:
         console.print(f"{failed} trials failed; see [bold]study.trials[i].error[/bold]")
-    console.print(f"[green]{study.savings}[/green]", highlight=False)
+    console.print(cell(study.savings, style="green"))
 
 
 def _table(trial: TrialResult) -> Table:
@@ -33,11 +35,11 @@ def _table(trial: TrialResult) -> Table:
     table.add_column()
     table.add_column(overflow="fold")
     for metric, value in trial.values.items():
-        table.add_row(metric, f"[bold]{value:.4f}[/bold]")
+        table.add_row(cell(metric), cell(f"{value:.4f}", style="bold"))
     table.add_row("trial", str(trial.number))
     table.add_row("epochs", str(trial.epochs))
     for name, value in trial.config.items():
-        table.add_row(name, format_value(value))
+        table.add_row(cell(name), cell(format_value(value)))
     return table
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import click
 
-from thrifty.store import Store, StudySummary, shown
+from thrifty.core import plain_text
+from thrifty.store import Store, StudySummary, redact_url
 
 from ._options import storage_option
+from ._say import say
 
 
 _GONE = " (its process is gone; run it again to go on)"
@@ -20,18 +22,20 @@ def command(*, storage: str, name: str | None) -> None:
     with Store.open(storage, create=False) as store:
         summaries = [store.studies.summary(name)] if name else store.studies.list()
     if not summaries:
-        click.echo(f"{shown(storage)} has no studies yet")
+        say(f"{redact_url(storage)} has no studies yet")
     for s in summaries:
-        counts = ", ".join(f"{count:,} {state}" for state, count in _states(s).items())
-        click.secho(f"{s.name}", bold=True, nl=False)
-        click.echo(f"  {s.state}{_GONE if s.state == 'interrupted' else ''}")
-        click.echo(f"  trials      {sum(s.num_trials.values()):,} ({counts or 'none'})")
+        counts = ", ".join(
+            f"{count:,} {plain_text(state)}" for state, count in _states(s).items()
+        )
+        say(plain_text(s.name), bold=True, nl=False)
+        say(f"  {plain_text(s.state)}{_GONE if s.state == 'interrupted' else ''}")
+        say(f"  trials      {sum(s.num_trials.values()):,} ({counts or 'none'})")
         if s.best_value is not None:
-            click.echo(f"  best        {s.best_value:.6g} (trial {s.best_trial})")
-        click.echo(
+            say(f"  best        {s.best_value:.6g} (trial {s.best_trial})")
+        say(
             f"  epochs      {s.trial_epochs:,} asked for, {s.plan_epochs:,} trained in its plan"
         )
-        click.echo(f"  training    {s.seconds:,.1f} s")
+        say(f"  training    {s.seconds:,.1f} s")
 
 
 def _states(summary: StudySummary) -> dict[str, int]:

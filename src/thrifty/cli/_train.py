@@ -13,6 +13,7 @@ def train(
     *,
     workers: int | None,
     threads: int | None,
+    epoch_timeout: float | None,
     quiet: bool,
     stop_epochs: int | None,
     stop_seconds: float | None,
@@ -25,5 +26,6 @@ def train(
         if any(value is not None for value in given)
         else None
     )
-    study.run(executor=Local(workers=workers, threads=threads), stop=stop, progress=not quiet)
+    executor = Local(workers=workers, threads=threads, epoch_timeout=epoch_timeout)
+    study.run(executor=executor, stop=stop, progress=not quiet)
     show_results(study)

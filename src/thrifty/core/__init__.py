@@ -40,11 +40,18 @@ from ._events import (
     StageFailed as StageFailed,
     StageStarted as StageStarted,
 )
+from ._interrupt import StopNow as StopNow, is_from_user as is_from_user
+from ._logging import plain_logger as plain_logger
 from ._names import check_hyperparameter_names as check_hyperparameter_names
 from ._seeds import (
     derive_seed as derive_seed,
     fingerprint as fingerprint,
     step_seed as step_seed,
+)
+from ._text import (
+    error_text as error_text,
+    error_traceback as error_traceback,
+    plain_text as plain_text,
 )
 
 
@@ -72,6 +79,7 @@ __all__ = [
     "StageFailed",
     "StageStarted",
     "StateError",
+    "StopNow",
     "StoreBusyError",
     "StoreError",
     "StoreUnreachableError",
@@ -88,6 +96,11 @@ __all__ = [
     "WorkerLostError",
     "check_hyperparameter_names",
     "derive_seed",
+    "error_text",
+    "error_traceback",
     "fingerprint",
+    "is_from_user",
+    "plain_logger",
+    "plain_text",
     "step_seed",
 ]

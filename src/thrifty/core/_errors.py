@@ -34,9 +34,14 @@ Messages say what is wrong, where, and how to mend it.
 
 from __future__ import annotations
 
+from ._text import plain_text
+
 
 class ThriftyError(Exception):
-    """Root of every error raised by thrifty."""
+    """Root of every error raised by thrifty. Its text is plain, whatever names and values are in it."""
+
+    def __str__(self) -> str:
+        return plain_text(super().__str__(), lines=True)
 
 
 class UsageError(ThriftyError, ValueError):

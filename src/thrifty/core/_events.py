@@ -85,7 +85,7 @@ class StageFailed:
     """A stage did not reach its end.
 
     ``epoch`` is the last good state. ``kind`` is "diverged" or "error" (both final: trying again would give
-    the same), "lost" (the worker died: worth another try), "evicted" (the worker's machine went away, as spot machines
+    the same), "timeout" (no epoch has ended for too long: final, too), "lost" (the worker died: worth another try), "evicted" (the worker's machine went away, as spot machines
     do: worth many tries), "crowded" (its worker failed while it trained others, too: worth another try, and no mark
     against this one) or "stopped" (asked to stop).
     """

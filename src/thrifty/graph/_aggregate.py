@@ -126,6 +126,12 @@ class _Remembered(NamedTuple):
     x: weakref.ref[Tensor]
     version: int
     out: Tensor
+    out_version: int
+
+    def is_of(self, x: Tensor) -> bool:
+        """Whether it was made of this ``x``, and nobody has changed either of them since."""
+        same = self.x() is x and self.version == x._version
+        return same and self.out_version == self.out._version
 
 
 @torch.compiler.disable
@@ -143,7 +149,7 @@ def _remembered(x: Tensor, block: Block, how: _How) -> Tensor:
     """
     last: dict[_How, _Remembered] = block.once("aggregated", dict)
     known = last.get(how)
-    if known is not None and known.x() is x and known.version == x._version:
+    if known is not None and known.is_of(x):
         return known.out
 
     def forget(dead: weakref.ref[Tensor]) -> None:
@@ -152,7 +158,7 @@ def _remembered(x: Tensor, block: Block, how: _How) -> Tensor:
             del last[how]
 
     out = _gather(x, block, how)
-    last[how] = _Remembered(weakref.ref(x, forget), x._version, out)
+    last[how] = _Remembered(weakref.ref(x, forget), x._version, out, out._version)
     return out
 
 

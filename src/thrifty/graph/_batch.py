@@ -65,14 +65,19 @@ class Batch:
             return self
         return copied(self, lambda array: array.to(device, non_blocking=non_blocking))
 
+    def clone(self) -> Batch:
+        """A copy whose arrays are its own: what is changed in it changes nothing else."""
+        return copied(self, torch.clone)
+
     def double(self) -> Batch:
-        """The same with features, and labels that are real numbers, in double precision."""
+        """A copy with features, and labels that are real numbers, in double precision."""
 
         def doubled(tensor: torch.Tensor | None) -> torch.Tensor | None:
             real = tensor is not None and tensor.is_floating_point()
             return tensor.double() if real else tensor  # type: ignore[union-attr]
 
-        return replace(self, x=doubled(self.x), y=doubled(self.y))
+        own = self.clone()
+        return replace(own, x=doubled(own.x), y=doubled(own.y))
 
     def shared(self) -> Batch:
         """The same for several trials: what layers make of the input features is kept for the next one that asks.

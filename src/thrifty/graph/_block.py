@@ -34,7 +34,7 @@ class Block:
         self.indices = indices
         self.num_src = num_src
         self.shared = shared
-        self._made: dict[object, object] = {}
+        self._made: dict[object, tuple[object, int]] = {}
 
     @property
     def num_dst(self) -> int:
@@ -52,15 +52,18 @@ class Block:
         return self.indices.device
 
     def once(self, key: object, make: Callable[[], T]) -> T:
-        """What ``make`` gives, made for the first caller only: all layers and all trials that see this block share it.
+        """Return what ``make`` gives, made once for all layers and trials that see this block.
 
         >>> block = Block(torch.tensor([0]), torch.tensor([], dtype=torch.int32), num_src=0)
         >>> block.once("answer", lambda: 42), block.once("answer", lambda: 43)
         (42, 42)
         """
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]  # type: ignore[return-value]
+        value, version = self._made.get(key, (None, None))
+        if version is None or version != _version(value):
+            # A tensor that somebody has changed in place is made anew.
+            value = make()
+            self._made[key] = value, _version(value)
+        return value  # type: ignore[return-value]
 
     def destinations(self) -> torch.Tensor:
         """The destination of each edge; int64, shape ``(num_edges,)``."""
@@ -89,3 +92,9 @@ class Block:
         return torch.repeat_interleave(
             torch.arange(self.num_dst, device=self.device), counts, output_size=self.num_edges
         )
+
+
+def _version(value: object) -> int:
+    """How often a tensor was changed in place; 0 for anything else."""
+    counted = isinstance(value, torch.Tensor) and not value.is_inference()
+    return value._version if counted else 0  # type: ignore[attr-defined]

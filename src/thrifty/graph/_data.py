@@ -14,14 +14,17 @@ from ._allocator import tune_allocator
 from ._batch import Batch, Mode
 from ._graph import Graph
 from ._loader import NeighborLoader
+from ._sharing import Entry, SharedEpoch, Sharing
 
 
 class GraphData:
     """What ``Task.data`` returns for a model that is trained on sampled neighbourhoods.
 
-    A batch is a ``thrifty.graph.Batch``, so ``Task.loss(model, batch)`` is ``cross_entropy(model(batch), batch.y)``. Batches depend on the
-    trial's seed, epoch, batch size and fanouts alone: trials that are trained together and agree on these get the very same objects, sampled
-    once, with whatever layers have remembered on them.
+    A batch is a ``thrifty.graph.Batch``, so ``Task.loss(model, batch)`` is
+    ``cross_entropy(model(batch), batch.y)``. Batches depend on the trial's seed, epoch, batch size
+    and fanouts alone: trials that are trained together and agree on these get the very same objects,
+    sampled once, with whatever layers have remembered on them. If a model changes a batch in place,
+    the next trial gets one that is made anew, and from then on each trial gets copies.
 
     Args:
         graph: with features and labels. Where workers are processes, load it in ``Task.data`` (``load_graph`` maps one copy for all of them)
@@ -127,7 +130,8 @@ class _GraphSource:
         self._data = data
         self._device = device
         self._loaders: dict[tuple[int, int], NeighborLoader] = {}
-        self._kept: dict[int, list[tuple[Batch, int]]] = {}
+        self._kept: dict[int, list[Entry]] = {}
+        self._sharing = Sharing()
         self.num_train = data.num_train
 
     def train_batches(self, *, seed: int, epoch: int, batch_size: int) -> Iterator[Batch]:
@@ -136,22 +140,31 @@ class _GraphSource:
             self._loaders[key] = self._data.loader(
                 seed=seed, batch_size=batch_size, device=self._device
             )
-        return map(Batch.shared, self._loaders[key].epoch(epoch))
+        loader = self._loaders[key]
+        return SharedEpoch(
+            map(Batch.shared, loader.epoch(epoch)),
+            remake=lambda index: loader.batch(epoch, index).shared(),
+            sharing=self._sharing,
+        )
 
     def valid_batches(self, *, batch_size: int) -> Iterator[tuple[Batch, int]]:
-        if batch_size in self._kept:
-            yield from self._kept[batch_size]
-            return
-        seen: list[tuple[Batch, int]] | None = []
+        for entry in self._kept.get(batch_size) or self._new(batch_size):
+            batch = self._sharing.hand(entry)
+            yield batch, batch.num_seeds
+
+    def _new(self, batch_size: int) -> Iterator[Entry]:
+        """The validation batches, which are kept once all of them have been seen."""
+        seen: list[Entry] | None = []
         num_bytes = 0
         loader = self._data.valid_loader(batch_size=batch_size, device=self._device)
-        for batch in map(Batch.shared, loader.epoch(0)):
+        for index, batch in enumerate(map(Batch.shared, loader.epoch(0))):
             num_bytes += _num_bytes(batch)
             if num_bytes > self._data.keep_bytes:
                 seen = None
+            entry = Entry(batch, lambda index=index: loader.batch(0, index).shared())  # type: ignore[misc]
             if seen is not None:
-                seen.append((batch, batch.num_seeds))
-            yield batch, batch.num_seeds
+                seen.append(entry)
+            yield entry
         if seen is not None:
             self._kept[batch_size] = seen
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
 from thrifty.core import GraphError
 
@@ -108,8 +109,9 @@ class GNN(nn.Module):
         x = layer(x, block)
         if number == self.num_layers - 1:
             return x
-        # nobody else holds what these layers return, nor needs it for a gradient
-        inplace = self.norms is None and isinstance(layer, (SAGE, GAT))
+        # Nobody else holds what these layers return, nor needs it for a gradient, unless a hook or
+        # a subclass has it.
+        inplace = self.norms is None and type(layer) in (SAGE, GAT) and not _has_hooks(layer)
         if self.norms is not None:
             x = self.norms[number](x)
         if self.activation is not torch.relu:
@@ -117,3 +119,12 @@ class GNN(nn.Module):
         if self.training:
             return relu_dropout(x, self.dropout, inplace=inplace)
         return x.relu_() if inplace else x.relu()
+
+
+def _has_hooks(layer: nn.Module) -> bool:
+    return bool(
+        layer._forward_hooks
+        or layer._backward_hooks
+        or layer._backward_pre_hooks
+        or torch_module._has_any_global_hook()
+    )

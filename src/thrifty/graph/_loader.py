@@ -172,6 +172,22 @@ class NeighborLoader:
             return batches
         return (batch.to(self.device) for batch in batches)
 
+    def batch(self, epoch: int, index: int) -> Batch:
+        """Make one batch of an epoch by itself: equal to that of ``epoch(epoch)``.
+
+        Args:
+            epoch: of the batch.
+            index: of the batch in this process's part of the epoch, from 0.
+
+        Raises:
+            GraphError: there is no such epoch or batch.
+        """
+        at_least(0, epoch=epoch, index=index)
+        if index >= len(self):
+            raise GraphError(f"an epoch has {len(self)} batches, so none of index {index}")
+        made = self._make(self.order.of(epoch=int(epoch)), int(epoch), int(index))
+        return made.to(self.device)
+
     def __getstate__(self) -> dict[str, Any]:
         """Without the tables of threads: they are made anew."""
         return self.__dict__ | {"sampler": self._new_sampler()}

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
 
-from thrifty.core import PeerLostError
+from thrifty.core import HeteroError, PeerLostError, plain_logger
 
 from ._membership import Membership, View
 from ._state import from_bytes, to_bytes
 from ._worker_info import WorkerInfo
 
 
-_log = logging.getLogger("thrifty.hetero")
+_log = plain_logger("thrifty.hetero")
 
 
 class Job(Protocol):
@@ -68,7 +67,7 @@ class Crew:
         return self._view is not None
 
     def is_due(self, every: int) -> bool:
-        """Whether the workers meet before the next step: at each ``every``-th, however they met last."""
+        """Whether the workers meet before the next step: before each ``every``-th one."""
         steps = self._job.steps
         return not self.met or not (steps % every or self._met_at == steps)
 
@@ -86,6 +85,7 @@ class Crew:
 
         Raises:
             TooFewWorkersError: not enough workers are left.
+            HeteroError: the workers' models differ.
         """
         while True:
             view = self._members.agree(step=self._job.steps, broken=broken)
@@ -94,6 +94,7 @@ class Crew:
                 return None
             try:
                 infos = self._exchange(view, me())
+                _check_structure(view, infos)
                 self._catch_up(view, infos)
             except PeerLostError as error:
                 _log.warning("while workers met: %s", error)
@@ -109,12 +110,50 @@ class Crew:
         self._members.all_reduce(table)
         return tuple(WorkerInfo.from_row(row) for row in table.tolist())
 
+    def share(
+        self, give: Callable[[], Any], take: Callable[[Any], None], *, source: int
+    ) -> None:
+        """Send nested dicts and lists of tensors and plain values to all other workers.
+
+        Args:
+            give: what is sent; asked at the source only.
+            take: what the others do with it.
+            source: rank of the sender.
+
+        Raises:
+            PeerLostError: a worker is gone.
+        """
+        self._send(self.view, give, take, source=source)
+
+    def share_state(self) -> None:
+        """Bring all workers to the state of the one that has trained most steps.
+
+        Raises:
+            PeerLostError: a worker is gone.
+        """
+        self.share(self._job.state, self._job.load_state, source=self.view.furthest)
+
     def _catch_up(self, view: View, infos: tuple[WorkerInfo, ...]) -> None:
         alike = len(set(view.steps)) == 1 and not any(info.new for info in infos)
-        if len(view.names) == 1 or alike:
+        if not alike:
+            self._send(view, self._job.state, self._job.load_state, source=view.furthest)
+        elif len({info.trained for info in infos}) > 1:
+            raise HeteroError(
+                f"workers {', '.join(view.names)} train different parameters; freeze and unfreeze "
+                "parameters after the same step on all workers"
+            )
+
+    def _send(
+        self,
+        view: View,
+        give: Callable[[], Any],
+        take: Callable[[Any], None],
+        *,
+        source: int,
+    ) -> None:
+        if len(view.names) == 1:
             return
-        source = view.furthest
-        data = to_bytes(self._job.state()) if view.rank == source else None
+        data = to_bytes(give()) if view.rank == source else None
         size = torch.tensor([0 if data is None else len(data)], device=self._device)
         self._members.broadcast(size, source=source)
         if data is None:
@@ -122,4 +161,14 @@ class Crew:
         data = data.to(self._device)
         self._members.broadcast(data, source=source)
         if view.rank != source:
-            self._job.load_state(from_bytes(data))
+            take(from_bytes(data))
+
+
+def _check_structure(view: View, infos: tuple[WorkerInfo, ...]) -> None:
+    """That all workers train the same model."""
+    for name, info in zip(view.names, infos, strict=True):
+        if info.structure != infos[0].structure:
+            raise HeteroError(
+                f"workers {view.names[0]} and {name} train different models: names, shapes or "
+                "types of parameters or buffers differ; build the same model on all workers"
+            )

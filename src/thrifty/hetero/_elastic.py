@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -15,12 +14,19 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from thrifty.core import HeteroError, MissingExtraError, PeerLostError, TooFewWorkersError
+from thrifty.core import (
+    HeteroError,
+    MissingExtraError,
+    PeerLostError,
+    TooFewWorkersError,
+    plain_logger,
+)
 
+from ._listen import gloo_group, open_store
 from ._membership import View, Wait
 
 
-_log = logging.getLogger("thrifty.hetero")
+_log = plain_logger("thrifty.hetero")
 
 _BEAT_S = 0.25
 """Between signs of life; torchft's lighthouse waits for 5 s unless told otherwise."""
@@ -48,7 +54,9 @@ class ElasticMembership:
         starts: whether this worker may begin a job; else it joins one that others have begun, and fails if there is none (it may be over).
         timeout_s: of every exchange.
         quorum_s: how long to wait for enough workers.
-        host: under which the other workers reach this one.
+        host: The address under which the other workers reach this one, and the only one on which it
+            listens (default: the loopback interface, for workers on one machine). Whoever can connect to
+            it can take part in the job: give an address of a network that you trust.
 
     Raises:
         HeteroError: no lighthouse is known.
@@ -78,9 +86,8 @@ class ElasticMembership:
         self._timeout = timedelta(seconds=timeout_s)
         self._quorum_s = quorum_s
         self._client = _connect(lighthouse, self._timeout)
-        self._store = dist.TCPStore(
-            host, 0, is_master=True, wait_for_workers=False, timeout=self._timeout
-        )
+        self._host = host
+        self._store = open_store(host, timeout=self._timeout)
         self._store_address = f"{host}:{self._store.port}"
         self._attempt = 0
         self._key: tuple[int, int] | None = None
@@ -190,7 +197,9 @@ class ElasticMembership:
                 host, int(port), is_master=False, wait_for_workers=False, timeout=soon
             )
             meeting = dist.PrefixStore(f"thrifty/{key[0]}/{key[1]}", self._stores)
-            self._group = dist.ProcessGroupGloo(meeting, view.rank, len(view.names), soon)
+            self._group = gloo_group(
+                meeting, view.rank, len(view.names), host=self._host, timeout=soon
+            )
             self._group._set_default_timeout(self._timeout)
         self._key = key
 

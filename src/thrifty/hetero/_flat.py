@@ -112,9 +112,14 @@ class FlatGradients:
         return sum(buffer.numel() * buffer.element_size() for buffer in self._buffers)
 
     def close(self) -> None:
-        """Another buffer takes its place."""
+        """Let go of the parameters: another buffer takes its place."""
         for hook in self._hooks:
             hook.remove()
+        for at, parameter in enumerate(self._members):
+            # A parameter that is frozen from now on must not keep its last gradient.
+            grad = parameter.grad
+            if grad is not None and grad.data_ptr() == self._views[at].data_ptr():
+                parameter.grad = None
 
     def zero(self, begin: Begin | None = None) -> None:
         """Before a backward pass.
@@ -151,6 +156,11 @@ class FlatGradients:
         for parameter, used in zip(self._members, self._used.tolist(), strict=True):
             if not used:
                 parameter.grad = None
+
+    def scale(self, factor: float) -> None:
+        """Multiply all gradients by a number."""
+        for each in self._gradients:
+            each.mul_(factor)
 
     def clip(self, max_norm: float) -> None:
         """Scales all gradients down to this norm, if theirs is above it."""

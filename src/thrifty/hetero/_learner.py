@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from thrifty.core import Clock, HeteroError
-from thrifty.pack import borrowed_streams, seed_step, step_counters
+from thrifty.pack import borrowed_streams, step_counters
+from thrifty.pack._random import seed_everything
 from thrifty.perf import StepCurve
 
-from ._batch_norm import SharedSums, Sum, whole_batch_norm
+from ._batch_norm import SharedSums, Sum, WholeBatchNorm, whole_batch_norm
+from ._device import device_of as device_of, to_device
 from ._flat import Begin, FlatGradients
+from ._kept import KeptBuffers, untouched
 from ._measure import measure_curve
+from ._objective import Objective
 from ._order import Share
-from ._samples import PublicAndPrivate
+from ._samples import PublicAndPrivate, Taken
 from ._state import from_bytes, to_bytes
 
 
-Loss = Callable[[nn.Module, Any], Tensor]
-"""From a model and a batch to a scalar: the mean over the batch."""
+_DIGEST_BITS = 24
+"""Of a digest that travels with the gradients: exact in single precision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """What one worker adds to a step, besides its gradient.
+
+    Attributes:
+        loss: its part of the loss.
+        weight: of its share in the mean.
+        buffers: whether its forward pass changed buffers.
+    """
+
+    loss: float
+    weight: float
+    buffers: bool
 
 
 class Learner:
@@ -31,9 +52,13 @@ class Learner:
         model: plain.
         optimizer: of its parameters.
         samples: that this worker can read.
-        loss: mean over a batch.
+        objective: what is minimised.
         sum_: over all workers, for batch normalisation; None: each worker for itself.
-        bucket_cap_mb: MiB of gradients that are summed while the backward pass goes on; None: all are summed after it.
+        bucket_cap_mb: MiB of gradients that are summed while the backward pass goes on; None: all
+            are summed after it.
+
+    Raises:
+        HeteroError: the optimiser trains what is not part of the model.
     """
 
     def __init__(
@@ -42,7 +67,7 @@ class Learner:
         optimizer: torch.optim.Optimizer,
         samples: PublicAndPrivate,
         *,
-        loss: Loss,
+        objective: Objective,
         sum_: Sum | None,
         bucket_cap_mb: float | None = None,
     ) -> None:
@@ -50,66 +75,117 @@ class Learner:
         self.optimizer = optimizer
         self.samples = samples
         self.device = device_of(model)
-        self._loss = loss
+        self.objective = objective
         self._shared = SharedSums(sum_)
         # Whoever joins in sums of others has to be there at every step.
         self.least = int(sum_ is not None and whole_batch_norm(model, self._shared) > 0)
-        # Normalisation sums during the backward pass, too: both would have to come in one order, without samples as well.
+        # Normalisation sums during the backward pass, too: both would have to come in one order,
+        # without samples as well.
         self._cap_mb = None if self.least else bucket_cap_mb
+        self._before: KeptBuffers | None = None
+        self._check_optimizer()
         self.gradients = FlatGradients(model.parameters(), num_control=0)
-        self._counters = list(step_counters(model).values())
-        self._buffers = list(model.buffers())
-        self._before: list[Tensor] = []
+        self._standing = _standing(model)
 
     def make_room(self, *, num_control: int) -> None:
-        """So many numbers travel beside the gradients from now on."""
+        """Let so many numbers travel beside the gradients, and follow the model's parameters."""
         self.gradients.close()
         self.gradients = FlatGradients(
             self.model.parameters(), num_control=num_control, bucket_cap_mb=self._cap_mb
         )
+        self._standing = _standing(self.model)
 
-    def backward(self, share: Share, *, weight: float, seed: int, begin: Begin) -> float:
-        """Leaves this worker's part of the gradient in the buffer; returns its part of the loss.
+    def news(self) -> int:
+        """Return 0, or a digest of the parameters if other ones are trained than before.
+
+        Parameters may be frozen, unfrozen, replaced, added, or change their type or shape.
+        """
+        now = _standing(self.model)
+        same = len(now) == len(self._standing) and all(
+            a[0] is b[0] and a[1:] == b[1:] for a, b in zip(now, self._standing, strict=True)
+        )
+        # 0 and 1 mean something else where it is told.
+        return 0 if same else 2 + self.trained() % (2**_DIGEST_BITS - 2)
+
+    def structure(self) -> int:
+        """Return a digest of the names, shapes and types of the tensors in the model's state.
+
+        Other buffers may be caches, which differ from worker to worker.
+        """
+        named = self.model.state_dict().items()
+        return _digest(
+            f"{name} {tuple(each.shape)} {each.dtype}"
+            for name, each in named
+            if isinstance(each, Tensor)
+        )
+
+    def trained(self) -> int:
+        """Return a digest of the parameters that are trained."""
+        return _digest(
+            f"{name} {tuple(each.shape)} {each.dtype}"
+            for name, each in self.model.named_parameters()
+            if each.requires_grad
+        )
+
+    def backward(
+        self,
+        share: Share,
+        *,
+        batch_size: int,
+        seed: int,
+        begin: Begin,
+        inspect: Callable[[Taken], None] | None = None,
+    ) -> Pass:
+        """Leave this worker's part of the gradient in the buffer.
 
         Args:
             share: its samples.
-            weight: its share of the global batch.
-            seed: of what the model draws.
+            batch_size: samples of all workers.
+            seed: of what data set, model and loss draw.
             begin: a sum over all workers.
+            inspect: look at the samples before they are trained on.
         """
-        self.gradients.zero(begin)
-        self._before = [buffer.clone() for buffer in self._buffers]
-        if not len(share):
-            self._shared.shadow()
-            return 0.0
         with borrowed_streams():
-            seed_step(seed, self.device)
-            batch = self.samples.batch(share.public, share.private)
-            loss = self._train(batch, weight, together=True)
+            seed_everything(seed)
+            taken = None
+            if len(share):
+                taken = self.samples.take(
+                    share.public, share.private, watched=inspect is not None
+                )
+                if inspect is not None:
+                    inspect(taken)
+            # Gradients that others have left would be taken for those of this step.
+            self.optimizer.zero_grad(set_to_none=True)
+            self.gradients.zero(begin)
+            before = self._before = KeptBuffers(self.model)
+            if taken is None:
+                self._shared.shadow()
+                return Pass(loss=0.0, weight=0.0, buffers=False)
+            batch = taken.batch()
+            weight = self.objective.weigh(batch, len(share))
+            factor = 1.0 if self.objective.reduction == "sum" else weight / batch_size
+            loss = self._train(batch, factor, together=True)
         self.gradients.collect()
-        return loss
+        changed = before.changed(besides=(WholeBatchNorm,))
+        return Pass(loss=loss, weight=weight, buffers=changed)
 
     def undo(self) -> None:
-        """Forgets what a pass has left in buffers (running statistics): its step is trained again."""
-        for buffer, before in zip(self._buffers, self._before, strict=False):
-            buffer.copy_(before)
+        """Forget what a pass has left in buffers: its step is trained again."""
+        if self._before is not None:
+            self._before.restore()
 
     def rehearse(self, num: int) -> None:
-        """A forward and a backward pass with ``num`` samples that leave nothing behind but time and gradients."""
-        kept = [buffer.clone() for buffer in self._buffers]
+        """Run a forward and a backward pass that leave nothing behind but time and gradients."""
         public = range(min(num, self.samples.num_public))
         private = range(min(num - len(public), self.samples.num_private))
         self.gradients.zero()
-        try:
-            with borrowed_streams():
-                self._train(self.samples.batch(public, private), 1.0, together=False)
-        finally:
-            for buffer, before in zip(self._buffers, kept, strict=True):
-                buffer.copy_(before)
+        # What is noted down in lists is no matter; what is counted, or followed, may be one.
+        with borrowed_streams(), untouched(self.model, self.objective.loss, lists=False):
+            self._train(self.samples.batch(public, private), 1.0, together=False)
         self.synchronise()
 
     def update(self, *, lr_factor: float, clip_norm: float | None) -> None:
-        """The optimiser's step with the gradient of all workers."""
+        """Take the optimiser's step with the gradient of all workers."""
         if clip_norm is not None:
             self.gradients.clip(clip_norm)
         rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -118,13 +194,13 @@ class Learner:
         self.optimizer.step()
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
-        for counter in self._counters:
+        for counter in step_counters(self.model).values():
             counter += 1
-        self._before = []
+        self._before = None
         self.synchronise()
 
     def measure(self, *, most: int, clock: Clock) -> StepCurve:
-        """How long whole steps take; model and optimiser are afterwards as before."""
+        """Time whole steps; model and optimiser are afterwards as before."""
         before = to_bytes(self.state())
 
         def step(num: int) -> None:
@@ -139,47 +215,83 @@ class Learner:
         return curve
 
     def state(self) -> dict[str, Any]:
-        """Of model and optimiser."""
+        """Return the state of model and optimiser."""
+        named = self.model.named_parameters()
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "trained": [name for name, each in named if each.requires_grad],
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Goes back to what ``state`` returned."""
+        """Go back to what ``state`` returned."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        if "trained" in state:
+            trained = set(state["trained"])
+            for name, parameter in self.model.named_parameters():
+                parameter.requires_grad_(name in trained)
+
+    def buffers(self) -> dict[str, Any]:
+        """Return the buffers that workers without samples do not follow by themselves."""
+        return {
+            path: {name: each for name, each in module._buffers.items() if each is not None}
+            for path, module in self.model.named_modules()
+            if not isinstance(module, WholeBatchNorm)
+        }
+
+    @torch.no_grad()
+    def load_buffers(self, buffers: Mapping[str, Any]) -> None:
+        """Take over what ``buffers`` returned."""
+        for path, values in buffers.items():
+            own = self.model.get_submodule(path)._buffers
+            for name, value in values.items():
+                here = own.get(name)
+                if here is not None and here.shape == value.shape:
+                    here.copy_(value)
+                else:
+                    # A forward pass makes or enlarges it.
+                    own[name] = value.to(self.device)
 
     def synchronise(self) -> None:
-        """Waits until the device is done."""
+        """Wait until the device is done."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def _train(self, batch: Any, weight: float, *, together: bool) -> float:
+    def _check_optimizer(self) -> None:
+        own = set(map(id, self.model.parameters()))
+        others = [
+            p for g in self.optimizer.param_groups for p in g["params"] if id(p) not in own
+        ]
+        if others:
+            raise HeteroError(
+                f"the optimizer trains {len(others)} tensors that are no parameters of the model, "
+                f"the first one of shape {tuple(others[0].shape)}: their gradients would not be "
+                "summed over the workers; make them part of the model"
+            )
+
+    def _train(self, batch: Any, factor: float, *, together: bool) -> float:
         with self._shared.step(together=together):
-            loss = self._loss(self.model, to_device(batch, self.device)) * weight
+            loss = self.objective.loss(self.model, to_device(batch, self.device))
+            if not factor and not loss.detach().isfinite():
+                # The mean of nothing: there is no gradient to add.
+                if self.least:
+                    raise HeteroError(
+                        "all samples of a worker's share have weight 0, and batch normalisation "
+                        "over the global batch needs their gradients; use a larger global_batch or "
+                        "batch_norm='local'"
+                    )
+                return 0.0
+            loss = loss * factor
             loss.backward()
         return float(loss.detach())
 
 
-def device_of(model: nn.Module) -> torch.device:
-    """Where a model's parameters are.
-
-    Raises:
-        HeteroError: it has none.
-    """
-    for parameter in model.parameters():
-        return parameter.device
-    raise HeteroError("the model has no parameters: there is nothing to train")
+def _standing(model: nn.Module) -> list[tuple[nn.Parameter, bool, torch.dtype, torch.Size]]:
+    """The parameters themselves, so that none of them is taken for a new one at its address."""
+    return [(each, each.requires_grad, each.dtype, each.shape) for each in model.parameters()]
 
 
-def to_device(batch: Any, device: torch.device) -> Any:
-    """The same batch on a device; what is no tensor stays."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        moved = [to_device(value, device) for value in batch]
-        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
-    return batch
+def _digest(lines: Any) -> int:
+    text = "\n".join(lines).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=6).digest())

@@ -26,6 +26,8 @@ class HeteroOptions:
         curve: of this worker; measured unless told.
         bucket_cap_mb: gradients are summed bucket by bucket while the backward pass goes on; MiB of a bucket (the first: 1). None: all at once, after it.
         admit_every: steps between two looks whether new workers have come.
+        verify: check while training that the gradient is that of one process. False: each worker
+            trains its share by its own loss, whatever that is, which may change the answer.
 
     Raises:
         HeteroError: an option makes no sense.
@@ -44,6 +46,7 @@ class HeteroOptions:
     curve: StepCurve | None = None
     bucket_cap_mb: float | None = 25.0
     admit_every: int = 10
+    verify: bool = True
 
     def __post_init__(self) -> None:
         if self.batch_norm not in {"global", "local"}:

@@ -17,8 +17,9 @@ from thrifty.core import Clock, HeteroError, SystemClock
 from thrifty.pack import out_of_memory
 from thrifty.perf import StepProfile
 
+from ._device import to_device
 from ._gradient_buckets import gradient_buckets, median_shape
-from ._learner import Loss, to_device
+from ._objective import Loss
 from ._profile_cache import device_name, profile_key, read_profile, write_profile
 from ._rehearsal import Rehearsal
 from ._samples import Samples

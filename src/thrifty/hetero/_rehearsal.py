@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_leaves
 from thrifty.core import Clock, HeteroError
 from thrifty.pack import borrowed_streams
 
-from ._learner import Loss, device_of
+from ._device import device_of
+from ._objective import Loss
 
 
 class Rehearsal:

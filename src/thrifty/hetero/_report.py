@@ -48,6 +48,7 @@ class StepReport:
         step_s: seconds from the end of the step before to the end of this one, without what was done between steps.
         joules: of the workers with a meter for this step; None if nobody has one.
         events: changes that came before this step or follow from it.
+        check_s: mean seconds that a worker spent on checking the loss; in none of the other times.
     """
 
     epoch: int
@@ -61,3 +62,4 @@ class StepReport:
     step_s: float
     joules: float | None
     events: tuple[SplitChange | MembersChanged, ...]
+    check_s: float = 0.0

@@ -2,48 +2,129 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import copy
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset, TensorDataset, default_collate
+
+from thrifty.pack import borrowed_streams
 
 
 Collate = Callable[[list[Any]], Any]
 """From samples to a batch."""
 
+_IMMUTABLE = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
+
+
+Read = tuple[list[Any], int | None]
+"""Samples, and the index of one that reading another one has changed."""
+
+
+class Taken(Protocol):
+    """The samples that were read for one step.
+
+    Attributes:
+        reused: the index of a sample that reading another one has changed; None: there is none, or
+            nobody has looked.
+    """
+
+    reused: int | None
+
+    def __len__(self) -> int: ...
+
+    def batch(self, begin: int = 0, end: int | None = None, *, pristine: bool = False) -> Any:
+        """Make a batch of all samples or of a part of them.
+
+        Args:
+            begin: the first sample.
+            end: the sample after the last one; None: all that follow.
+            pristine: copy the samples first, so that code which changes them changes a copy.
+        """
+        ...
+
 
 class Samples:
     """A map-style data set as batches.
 
-    Tensors are indexed at once; other data sets sample by sample (``__getitems__`` where they have it), then collated.
+    A plain ``TensorDataset`` is indexed at once. Other data sets are read sample by sample, or by
+    ``__getitems__`` where they have it, and collated.
     """
 
     def __init__(self, dataset: Dataset[Any], collate: Collate | None) -> None:
         self._dataset = dataset
         self._collate = collate or default_collate
+        # The default makes new tensors; a function of the user's may hand on the data set's own.
+        self._may_alias = collate is not None
         self._whole = collate is None and type(dataset) is TensorDataset
 
     def __len__(self) -> int:
         return len(self._dataset)  # type: ignore[arg-type]
 
     def batch(self, indices: Sequence[int]) -> Any:
-        """The samples of these indices, together."""
+        """Return the samples of these indices as one batch."""
+        return self.take(indices).batch()
+
+    def take(self, indices: Sequence[int], *, watched: bool = False) -> Taken:
+        """Read the samples of these indices.
+
+        Args:
+            indices: of the samples.
+            watched: find out whether the data set uses one object for several samples.
+        """
         if self._whole:
-            at = torch.tensor(indices, dtype=torch.long)
-            return tuple(tensor[at] for tensor in self._dataset.tensors)  # type: ignore[attr-defined]
-        return self._collate(self.samples(indices))
+            return _Rows(self._dataset.tensors, indices)  # type: ignore[attr-defined]
+        read = self.read(indices, watched=watched)
+        return _Objects(*read, collate=self._collate, may_alias=self._may_alias)
 
     def samples(self, indices: Sequence[int]) -> list[Any]:
-        """The samples of these indices, one by one."""
+        """Return the samples of these indices, one by one."""
         many = getattr(self._dataset, "__getitems__", None)
         return many(list(indices)) if many else [self._dataset[i] for i in indices]
+
+    def read(self, indices: Sequence[int], *, watched: bool) -> Read:
+        """Read samples; see ``take``."""
+        return self._watched(indices) if watched else (self.samples(indices), None)
+
+    def _watched(self, indices: Sequence[int]) -> Read:
+        if hasattr(self._dataset, "__getitems__"):
+            objects = self.samples(indices)
+            return objects, self._not_as_alone(indices, objects)
+        objects, copies = [], []
+        for index in indices:
+            objects.append(self._dataset[index])
+            copies.append(_copied(objects[-1]))
+        for index, now, then in zip(indices, objects, copies, strict=True):
+            if _differ(now, then):
+                return objects, index
+        return objects, None
+
+    def _not_as_alone(self, indices: Sequence[int], objects: Sequence[Any]) -> int | None:
+        """The first sample that lies in the memory of another one and differs when read alone."""
+        first: dict[tuple[int, int], int] = {}
+        for at, sample in enumerate(objects):
+            for leaf in filter(_span, tree_leaves(sample)):
+                other = first.setdefault(_place(leaf), at)
+                if other == at:
+                    continue
+                found = _copied(objects[other])
+                with borrowed_streams():
+                    again = self.samples([indices[other]])[0]
+                if _differ(found, again):
+                    return indices[other]
+        return None
 
 
 class PublicAndPrivate:
     """What this worker can read: the public data, and its own.
 
-    A share's public and private samples make one batch. Private samples are read here and nowhere else: other workers know their number alone.
+    A share's public and private samples make one batch. Private samples are read here and nowhere
+    else: other workers know their number alone.
     """
 
     def __init__(
@@ -52,6 +133,7 @@ class PublicAndPrivate:
         self._public = Samples(public, collate)
         self._private = Samples(private, collate) if private is not None else None
         self._collate = collate or default_collate
+        self._may_alias = collate is not None
 
     @property
     def num_public(self) -> int:
@@ -64,9 +146,130 @@ class PublicAndPrivate:
         return len(self._private) if self._private is not None else 0
 
     def batch(self, public: Sequence[int], private: Sequence[int]) -> Any:
-        """The batch of a share."""
+        """Return the batch of a share."""
+        return self.take(public, private).batch()
+
+    def take(
+        self, public: Sequence[int], private: Sequence[int], *, watched: bool = False
+    ) -> Taken:
+        """Read the samples of a share; see ``Samples.take``."""
         if not private or self._private is None:
-            return self._public.batch(public)
+            return self._public.take(public, watched=watched)
         if not public:
-            return self._private.batch(private)
-        return self._collate(self._private.samples(private) + self._public.samples(public))
+            return self._private.take(private, watched=watched)
+        mine, one = self._private.read(private, watched=watched)
+        theirs, two = self._public.read(public, watched=watched)
+        reused = two if one is None else one
+        return _Objects(mine + theirs, reused, collate=self._collate, may_alias=self._may_alias)
+
+
+class _Rows:
+    """Rows of tensors; each batch is a copy."""
+
+    reused = None
+
+    def __init__(self, tensors: Sequence[Tensor], indices: Sequence[int]) -> None:
+        self._tensors = tensors
+        self._at = torch.tensor(indices, dtype=torch.long)
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def batch(self, begin: int = 0, end: int | None = None, *, pristine: bool = False) -> Any:
+        at = self._at[begin:end]
+        return tuple(tensor[at] for tensor in self._tensors)
+
+
+class _Objects:
+    """Samples that were read one by one."""
+
+    def __init__(
+        self, samples: list[Any], reused: int | None, *, collate: Collate, may_alias: bool
+    ) -> None:
+        self.reused = reused
+        self._samples = samples
+        self._collate = collate
+        self._may_alias = may_alias
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def batch(self, begin: int = 0, end: int | None = None, *, pristine: bool = False) -> Any:
+        samples = self._samples[begin:end]
+        if pristine:
+            samples = [_copied(sample) for sample in samples]
+        batch = self._collate(samples)
+        return _owned(batch, samples) if self._may_alias and not pristine else batch
+
+
+def _owned(batch: Any, samples: Iterable[Any]) -> Any:
+    """A batch without memory of the samples: what is changed in it changes no data set."""
+    leaves = [leaf for leaf in tree_leaves(samples) if not isinstance(leaf, _IMMUTABLE)]
+    theirs = {id(leaf) for leaf in leaves}
+    spans = sorted(filter(None, map(_span, leaves)))
+    longest = max((end - begin for begin, end in spans), default=0)
+
+    def own(leaf: Any) -> Any:
+        if isinstance(leaf, _IMMUTABLE):
+            return leaf
+        span = _span(leaf)
+        if span is None:
+            return _copied(leaf) if id(leaf) in theirs else leaf
+        at = bisect_left(spans, (span[0] - longest, 0))
+        while at < len(spans) and spans[at][0] < span[1]:
+            if spans[at][1] > span[0]:
+                return _copied(leaf)
+            at += 1
+        return leaf
+
+    return tree_map(own, batch)
+
+
+def _span(leaf: Any) -> tuple[int, int] | None:
+    """The addresses of an array's memory; None for what is no array, or has none."""
+    if isinstance(leaf, Tensor) and leaf.layout is torch.strided and leaf.device.type != "meta":
+        storage = leaf.untyped_storage()
+        begin, num = storage.data_ptr(), storage.nbytes()
+    elif isinstance(leaf, np.ndarray):
+        ways = [(num - 1) * step for num, step in zip(leaf.shape, leaf.strides, strict=True)]
+        begin = leaf.__array_interface__["data"][0] + sum(min(way, 0) for way in ways)
+        num = leaf.itemsize + sum(map(abs, ways)) if leaf.size else 0
+    else:
+        return None
+    return (begin, begin + num) if num else None
+
+
+def _copied(value: Any) -> Any:
+    """A copy, or the value itself where Python cannot copy it."""
+
+    def copied(leaf: Any) -> Any:
+        if isinstance(leaf, _IMMUTABLE):
+            return leaf
+        if isinstance(leaf, Tensor):
+            return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+        try:
+            return copy.deepcopy(leaf)
+        except (TypeError, NotImplementedError, RuntimeError):
+            return leaf
+
+    return tree_map(copied, value)
+
+
+def _place(leaf: Any) -> tuple[int, int]:
+    """Where an array begins and how long it is."""
+    if isinstance(leaf, Tensor):
+        return leaf.data_ptr(), leaf.numel() * leaf.element_size()
+    return leaf.__array_interface__["data"][0], leaf.nbytes
+
+
+def _differ(one: Any, other: Any) -> bool:
+    pairs = list(zip(tree_leaves(one), tree_leaves(other), strict=False))
+    return any(map(_unequal, *zip(*pairs, strict=True))) if pairs else False
+
+
+def _unequal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor) and a.layout is torch.strided:
+        return not (a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True))
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.dtype != object:
+        return a.tobytes() != b.tobytes()
+    return False

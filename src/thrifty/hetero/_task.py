@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import subprocess
 import sys
 import weakref
+from collections import deque
 from collections.abc import Mapping, Sequence
-from multiprocessing.connection import Connection
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
 import torch
 
 from thrifty.core import HeteroError, TrainingError, WorkerLostError
+from thrifty.core._child import Child, ChildEndedError, wait_for
 from thrifty.pack import HyperParameters, Task, TaskIdentity, Trainable, task_identity
+from thrifty.pack.identity import identify
 
+from ._objective import Objective, Reduction, Weight
 from ._options import HeteroOptions
 from ._state import from_bytes, to_bytes
 
@@ -32,9 +33,11 @@ class HeteroTask(Trainable):
         workers: processes.
         cores: of each of them, to keep them apart; not bound unless told.
         options: of the ``HeteroTrainer`` in each process.
+        reduction: whether the task's loss is a mean over the batch or a sum; see ``HeteroTrainer``.
+        weight: of a batch in that mean; see ``HeteroTrainer``.
 
     Raises:
-        HeteroError: there are no workers, or not as many sets of cores.
+        HeteroError: there are no workers, not as many sets of cores, or an option is wrong.
 
     Example::
 
@@ -48,22 +51,36 @@ class HeteroTask(Trainable):
         workers: int,
         cores: Sequence[Sequence[int]] | None = None,
         options: HeteroOptions | None = None,
+        reduction: Reduction = "mean",
+        weight: Weight | None = None,
     ) -> None:
         if workers < 1:
             raise HeteroError(f"a job has at least one worker, not {workers}")
         if cores is not None and len(cores) != workers:
             raise HeteroError(f"{workers} workers have {len(cores)} sets of cores")
+        Objective(loss=task.loss, reduction=reduction, weight=weight)  # says what is wrong now
         self.task = task
         self.workers = workers
         self.cores = cores
         self.options = options or HeteroOptions()
+        self.reduction = reduction
+        self.weight = weight
 
     def _content(self) -> TaskIdentity:
-        # how many processes train it changes no answer
+        """That of the task, and the options with which workers change the answer."""
         inner = task_identity(self.task).joined()
-        return TaskIdentity(
-            training={**inner.training, "trained by": "HeteroTask"}, evaluation={}
-        )
+        training = {**inner.training, "trained by": "HeteroTask"}
+        options = self.options
+        if options.batch_norm == "local" or not options.verify or options.growth:
+            training["split"] = (
+                f"{self.workers} workers, batch_norm={options.batch_norm}, "
+                f"verify={options.verify}, growth={options.growth}"
+            )
+        if self.reduction != "mean" or self.weight is not None:
+            objective = SimpleNamespace(reduction=self.reduction, weight=self.weight)
+            found = identify(objective).joined().training
+            training |= {f"objective: {name}": text for name, text in found.items()}
+        return TaskIdentity(training=training, evaluation={})
 
     def _legacy_identity(self) -> Mapping[str, str]:
         return {**self.task.identity(), "trained by": "HeteroTask"}
@@ -77,6 +94,7 @@ class HeteroTask(Trainable):
             "seed": seed,
             "device": str(device),
             "options": self.options,
+            "objective": cloudpickle.dumps((self.reduction, self.weight)),
         }
         self._crew.start(cloudpickle.dumps(self.task), begin, self.cores)
 
@@ -100,31 +118,18 @@ class HeteroTask(Trainable):
 
 
 class _Processes:
-    """The workers of one trial; messages are pickled, both ends are ours, and nothing else reaches the sockets."""
+    """The workers of one trial."""
 
     def __init__(self, num: int) -> None:
         self._num = num
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._connections: list[Connection] = []
+        self._children: list[Child] = []
+        self._inbox: list[deque[Any]] = [deque() for _ in range(num)]
 
     def start(
         self, task: bytes, begin: Mapping[str, Any], cores: Sequence[Sequence[int]] | None
     ) -> None:
         for rank in range(self._num):
-            ours, theirs = socket.socketpair()
-            with theirs:
-                self._processes.append(
-                    subprocess.Popen(
-                        [
-                            sys.executable,
-                            "-m",
-                            "thrifty.hetero._task_main",
-                            str(theirs.fileno()),
-                        ],
-                        pass_fds=[theirs.fileno()],
-                    )
-                )
-            self._connections.append(Connection(ours.detach()))
+            self._children.append(Child("thrifty.hetero._task_main"))
             bound = None if cores is None else list(cores[rank])
             self._send(rank, sys.path, task, {**begin, "rank": rank, "cores": bound})
         # The first one makes the place where they meet.
@@ -134,6 +139,8 @@ class _Processes:
         self.hear()
 
     def tell(self, *message: Any) -> None:
+        if not self._children:
+            raise WorkerLostError("the workers of this trial have ended")
         for rank in range(self._num):
             self._send(rank, message)
 
@@ -142,32 +149,45 @@ class _Processes:
         return [self._receive(rank) for rank in range(self._num)]
 
     def state(self) -> bytes:
+        if not self._children:
+            raise WorkerLostError("the workers of this trial have ended")
         self._send(0, ("get",))
         answer: bytes = self._receive(0)
         return answer
 
     def end(self) -> None:
-        for connection in self._connections:
-            connection.close()
-        for process in self._processes:
-            process.kill()
-            process.wait()
+        while self._children:
+            self._children.pop().end()
 
     def _send(self, rank: int, *messages: Any) -> None:
-        # A worker that is gone is found out, and told, when its answer is waited for.
-        with contextlib.suppress(OSError):
-            for message in messages:
-                self._connections[rank].send(message)
+        # A worker that is gone is found out, and told, when an answer is waited for.
+        for message in messages:
+            self._children[rank].send(message)
 
     def _receive(self, rank: int) -> Any:
-        try:
-            kind, answer = self._connections[rank].recv()
-        except (EOFError, ConnectionError) as error:
-            self.end()
-            raise WorkerLostError(
-                f"worker {rank} of {self._num} of this trial ended without a word"
-            ) from error
-        if kind == "error":
+        """Wait for an answer. Whichever worker is gone, there will be none: the others wait for it."""
+        while not self._inbox[rank]:
+            for child in wait_for(self._children, None):
+                self._read(self._children.index(child))
+        return self._inbox[rank].popleft()
+
+    def _read(self, rank: int) -> None:
+        for kind, answer in self._messages(rank):
+            if kind != "error":
+                self._inbox[rank].append(answer)
+                continue
+            for other in range(self._num):
+                # It may only be the first to notice that another one is gone.
+                if other != rank:
+                    self._messages(other)
             self.end()
             raise TrainingError(f"worker {rank} of {self._num}: {answer}")
-        return answer
+
+    def _messages(self, rank: int) -> list[Any]:
+        try:
+            return self._children[rank].receive()
+        except ChildEndedError as error:
+            self.end()
+            raise WorkerLostError(
+                f"worker {rank} of {self._num} of this trial ended without a word ({error})"
+            ) from error

@@ -1,11 +1,10 @@
-"""The main program of a worker of a ``HeteroTask``: ``python -m thrifty.hetero._task_main FD``."""
+"""The main program of a worker of a ``HeteroTask``; ``thrifty.core._child.Child`` starts it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import pickle
-import signal
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
@@ -16,7 +15,9 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import Dataset, TensorDataset
 
-from thrifty.core import HeteroError, derive_seed
+from thrifty.core import HeteroError, derive_seed, error_text
+from thrifty.core._child import parent_of
+from thrifty.hetero._listen import LOOPBACK, keep_gloo_here, open_store
 from thrifty.hetero._options import HeteroOptions
 from thrifty.hetero._state import from_bytes, to_bytes
 from thrifty.hetero._trainer import HeteroTrainer
@@ -31,6 +32,7 @@ from thrifty.pack import (
     open_source,
 )
 from thrifty.pack._followed_optimizer import FollowedOptimizer
+from thrifty.pack._random import seed_everything
 from thrifty.pack._readings import Readings
 
 
@@ -46,14 +48,15 @@ class TrialWorker:
         self._task = task
         self._seed: int = begin["seed"]
         self._device = torch.device(begin["device"])
-        torch.manual_seed(derive_seed(self._seed, "data"))
+        seed_everything(derive_seed(self._seed, "data"))
         data = task.data(self._readings.once("data"))
         self._source = open_source(data, device=self._device)
-        torch.manual_seed(derive_seed(self._seed, "model"))
+        seed_everything(derive_seed(self._seed, "model"))
         self._model = task.model(self._readings.once("model")).to(self._device)
         self._followed = FollowedOptimizer(task.optimizer, self._model, values)
         self._readings.note_once("optimizer", self._followed.read_when_built)
         options: HeteroOptions = begin["options"]
+        reduction, weight = pickle.loads(begin["objective"])
         size = task.batch_size
         if isinstance(size, str):
             self._readings.note_once("batch_size", {size})
@@ -65,6 +68,8 @@ class TrialWorker:
             loss=task.loss,
             global_batch=self._batch_size,
             seed=self._seed,
+            reduction=reduction,
+            weight=weight,
             options=options,
         )
 
@@ -75,6 +80,8 @@ class TrialWorker:
             TaskError: A hyper-parameter that moves is read once, and nothing follows it.
         """
         hp = HyperParameters(values)
+        # What `adapt` draws has to be the same on all workers.
+        seed_everything(derive_seed(self._seed, "epoch", epoch))
         self._task.adapt(self._model, hp)
         self._followed.follow(values)
         self._readings.followed |= {*hp.names_read, *self._followed.names}
@@ -106,17 +113,16 @@ class TrialWorker:
         return evaluate(self._task, self._model, source=self._source, seed=seed)
 
 
-def main(fd: int) -> None:
+def main(arguments: list[str]) -> None:
     """Serves one trial until the other end goes away."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study decides what becomes of Ctrl-C
-    connection = Connection(fd)
+    connection = parent_of(arguments)
     try:
         _serve(connection)
     except (EOFError, ConnectionError):
         return  # the study is gone
-    except Exception as error:  # noqa: BLE001 (user code may raise anything; the trial is told, and tells the study)
+    except BaseException as error:  # noqa: BLE001 (user code may raise anything, sys.exit() included)
         with contextlib.suppress(OSError):  # another worker's error may have ended the trial
-            connection.send(("error", f"{type(error).__name__}: {error}"))
+            connection.send(("error", error_text(error)))
 
 
 def _serve(connection: Connection) -> None:
@@ -130,14 +136,11 @@ def _serve(connection: Connection) -> None:
         torch.set_num_threads(len(begin["cores"]))
     store = None
     if not begin["rank"]:
-        store = dist.TCPStore(
-            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT
-        )
+        store = open_store(LOOPBACK, timeout=_TIMEOUT)
         connection.send(("port", store.port))
     meeting = connection.recv()
-    store = store or dist.TCPStore(
-        "127.0.0.1", meeting["port"], is_master=False, timeout=_TIMEOUT
-    )
+    store = store or dist.TCPStore(LOOPBACK, meeting["port"], is_master=False, timeout=_TIMEOUT)
+    keep_gloo_here()
     dist.init_process_group(
         "gloo", store=store, rank=begin["rank"], world_size=meeting["workers"], timeout=_TIMEOUT
     )
@@ -169,4 +172,4 @@ def _dataset(data: Any) -> Dataset[Any]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(sys.argv[1:])

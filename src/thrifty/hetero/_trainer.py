@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,16 +18,22 @@ from thrifty.core import (
     PeerLostError,
     SystemClock,
     derive_seed,
+    plain_logger,
     step_seed,
 )
 from thrifty.perf import Power, SplitChange, StepCurve
 
 from ._allocation import Allocation
 from ._crew import Crew
+from ._device import device_of
 from ._fixed import FixedMembership
-from ._learner import Learner, Loss, device_of
+from ._inspector import Inspector
+from ._learner import Learner, Pass
+from ._loss_check import LossCheck
 from ._membership import Membership
 from ._meter import Meter
+from ._notes import REFUSED, Note, Told
+from ._objective import Loss, Objective, Reduction, Weight
 from ._options import HeteroOptions
 from ._order import Place, Share
 from ._report import MembersChanged, StepReport
@@ -36,28 +41,42 @@ from ._samples import Collate, PublicAndPrivate
 from ._worker_info import WorkerInfo
 
 
-_log = logging.getLogger("thrifty.hetero")
+_log = plain_logger("thrifty.hetero")
 
 
 class HeteroTrainer:
-    """Trains a model on workers of unequal speed so that none waits for another, with the result of one process.
+    """Trains one model on workers of unequal speed, with the result of one process.
 
-    A fixed global batch is split by measured speed. Worker ``i`` weighs its mean loss by ``b_i / B``, so the sum of all gradients is that of the whole batch, whatever the split (plain averaging, as
-    Horovod's in Stannis, would give a slow worker's few samples more weight). Times travel with the gradients: all workers know them and run the same policy, so there is no coordinator. A step that
-    fails because a worker is lost is trained again by the others; who has trained most steps gives the others its state.
+    A fixed global batch is split by measured speed, so that no worker waits for another. Worker
+    ``i`` weighs its loss by ``b_i / B``, so the sum of all gradients is that of the whole batch,
+    whatever the split (plain averaging, as Horovod's in Stannis, would give a slow worker's few
+    samples more weight). Times travel with the gradients: all workers know them and run the same
+    policy, so there is no coordinator. If a worker is lost in a step, the others train the step
+    again; the worker that has trained most steps gives the others its state.
 
-    Dropout and other draws are a function of (seed, epoch, step, first sample of the share): the same distribution as in one process, but other draws.
+    That a loss may be split is checked while it trains: at the first step, after a change of
+    workers, and at random steps within 1 % of the time. A loss whose parts do not add up is an
+    error.
+
+    Dropout and other draws are a function of (seed, epoch, step, first sample of the share): the
+    same distribution as in one process, but other draws. This holds for draws from torch's, NumPy's
+    and Python's global streams, in the data set, the model and the loss.
+
+    Parameters may be frozen, unfrozen or replaced between two steps, on all workers alike.
 
     Args:
         model: plain; on this worker's device.
         optimizer: of the model's parameters.
         dataset: map-style, which every worker can read.
-        loss: mean over a batch.
+        loss: from a model and a batch to a scalar.
         global_batch: samples of one step, of all workers together.
         seed: of the order of samples and of draws.
-        members: how workers find each other; what torchrun has started unless told.
+        members: how workers find each other; default: what torchrun has started.
         private: a data set that this worker alone can read; its samples never leave it.
         collate: from samples to a batch.
+        reduction: whether ``loss`` is a mean over the batch or a sum.
+        weight: of a batch in that mean, such as its number of tokens or the sum of its class
+            weights; default: its number of samples.
         meter: of this worker's energy, to be reported.
         options: others.
         clock: to read.
@@ -91,6 +110,8 @@ class HeteroTrainer:
         members: Membership | None = None,
         private: Dataset[Any] | None = None,
         collate: Collate | None = None,
+        reduction: Reduction = "mean",
+        weight: Weight | None = None,
         meter: Meter | None = None,
         options: HeteroOptions | None = None,
         clock: Clock | None = None,
@@ -108,7 +129,7 @@ class HeteroTrainer:
             model,
             optimizer,
             samples,
-            loss=loss,
+            objective=Objective(loss=loss, reduction=reduction, weight=weight),
             sum_=self._members.all_reduce if self._options.batch_norm == "global" else None,
             bucket_cap_mb=self._options.bucket_cap_mb,
         )
@@ -126,6 +147,16 @@ class HeteroTrainer:
         self._step_s = 0.0
         self._events: list[SplitChange | MembersChanged] = []
         self._allocation: Allocation
+        self._inspector = Inspector(
+            LossCheck(
+                model, self._learner.objective, device=self._learner.device, collate=collate
+            ),
+            self._learner,
+            seed=seed,
+            clock=self._clock,
+            enabled=self._options.verify,
+        )
+        self._broken = False
 
     @property
     def split(self) -> tuple[int, ...]:
@@ -189,8 +220,8 @@ class HeteroTrainer:
     def _try_step(self) -> StepReport | None:
         """One step, or None if a worker was lost in it."""
         try:
-            if self._crew.is_due(self._options.admit_every):
-                self._meet(broken=False)
+            if self._broken or self._crew.is_due(self._options.admit_every):
+                self._meet(broken=self._broken)
             if not self._allocation.left(self._place):
                 # Who was lost took private samples along: nothing is left of this epoch.
                 self._place = Place(epoch=self._place.epoch + 1)
@@ -202,45 +233,117 @@ class HeteroTrainer:
             self._meet(broken=True)
             return None
 
-    def _step(self) -> StepReport:
+    def _step(self) -> StepReport | None:
         began = self._clock.monotonic()
-        rank, control = self._crew.view.rank, self._learner.gradients.control
         shares = self._allocation.shares(self._place)
         sizes = tuple(len(share) for share in shares)
-        workers = len(sizes)
-        loss = self._learner.backward(
-            shares[rank],
-            weight=sizes[rank] / sum(sizes),
-            seed=self._draws(shares[rank]),
-            begin=self._members.begin_all_reduce,
-        )
-        probed = self._probe(sizes)
-        busy_s = self._clock.monotonic() - began + self._optimizer_s
-        # What workers tell each other: [seconds of each | joules | meters | loss]
-        control[rank] = busy_s
-        control[workers] = self._joules(busy_s)
-        control[workers + 1] = float(self._meter is not None)
-        control[workers + 2] = loss
-        self._learner.gradients.reduce(self._members.begin_all_reduce)
-        told = control.tolist()
-        self._update(loss=told[workers + 2])
+        check = self._inspector.begin(self.steps, largest=max(sizes))
+        told, probed = self._exchange(shares, began, check=check)
+        if any(told.news):
+            # What was summed is not used: the step is trained again, or the training ends.
+            self._learner.undo()
+            self._follow(told.news)
+            return None
+        loss = self._normalise(told, batch_size=sum(sizes))
+        self._update(loss=loss)
         self._allocation.advance(self._place, shares)
-        self._observe(told[:workers], sizes, probed)
-        self._step_s = self._clock.monotonic() - began
+        self._observe(told.busy_s, sizes, probed)
+        if check:
+            self._inspector.end(check_s=told.check_s, step_s=max(told.busy_s))
+        if told.buffers and not all(sizes):
+            self._share_buffers(sizes)
+        self._step_s = self._clock.monotonic() - began - self._inspector.seconds
         events, self._events = self._events, []
+        rank = self._crew.view.rank
         return StepReport(
             epoch=self._place.epoch,
             step=self.steps,
-            loss=told[workers + 2],
+            loss=loss,
             rank=rank,
             names=self._crew.view.names,
             sizes=sizes,
             share=shares[rank],
-            busy_s=tuple(told[:workers]),
+            busy_s=told.busy_s,
             step_s=self._step_s,
-            joules=told[workers] if told[workers + 1] else None,
+            joules=told.joules,
             events=tuple(events),
+            check_s=told.check_s,
         )
+
+    def _exchange(
+        self, shares: Sequence[Share], began: float, *, check: bool
+    ) -> tuple[Told, int]:
+        """Sum gradients and notes over the workers; also return the samples of a probe."""
+        sizes = tuple(len(share) for share in shares)
+        share = shares[self._crew.view.rank]
+        news = self._learner.news()
+        done = self._learner.backward(
+            # A model that has changed is trained once all workers know of it.
+            Share(public=()) if news else share,
+            batch_size=sum(sizes),
+            seed=self._draws(share),
+            begin=self._members.begin_all_reduce,
+            inspect=self._inspector.inspect if check else None,
+        )
+        probed = 0 if news else self._probe(sizes)
+        busy_s = self._clock.monotonic() - began + self._optimizer_s - self._inspector.seconds
+        self._note(done, busy_s=busy_s, news=REFUSED if self._inspector.finding else news)
+        self._learner.gradients.reduce(self._members.begin_all_reduce)
+        return Told.read(self._learner.gradients.control), probed
+
+    def _note(self, done: Pass, *, busy_s: float, news: int) -> None:
+        Note(
+            busy_s=busy_s,
+            news=news,
+            joules=self._joules(busy_s),
+            loss=done.loss,
+            weight=done.weight,
+            check_s=self._inspector.seconds,
+            buffers=done.buffers,
+        ).write(self._learner.gradients.control, rank=self._crew.view.rank)
+
+    def _follow(self, news: Sequence[int]) -> None:
+        """Agree on a change that a worker has told of.
+
+        Raises:
+            HeteroError: a loss cannot be split, or workers train different parameters.
+        """
+        names = self._crew.view.names
+        if REFUSED in news:
+            source, said = news.index(REFUSED), {"why": self._inspector.finding}
+            self._crew.share(lambda: said, said.update, source=source)
+            raise HeteroError(f"{said['why']} (found by worker {names[source]})")
+        if len(set(news)) > 1:
+            changed = [name for name, what in zip(names, news, strict=True) if what]
+            raise HeteroError(
+                f"after step {self.steps}, workers {', '.join(changed)} of {', '.join(names)} "
+                "train other parameters than before, and not all of them the same ones; freeze, "
+                "unfreeze and replace parameters after the same step on all workers"
+            )
+        self._make_room()
+        # A new parameter has another value on each worker.
+        self._crew.share_state()
+        self._inspector.restart()
+
+    def _make_room(self) -> None:
+        self._learner.make_room(num_control=Told.num(len(self._crew.view.names)))
+
+    def _normalise(self, told: Told, *, batch_size: int) -> float:
+        """Divide gradient and loss by the weight of the global batch; return the loss."""
+        if not self._learner.objective.has_weights:
+            return told.loss
+        factor = batch_size / told.weight if told.weight else math.nan
+        self._learner.gradients.scale(factor)
+        return told.loss * factor
+
+    def _share_buffers(self, sizes: Sequence[int]) -> None:
+        """Give workers without a share the buffers that a forward pass has changed."""
+        source = next(rank for rank, size in enumerate(sizes) if size)
+        try:
+            self._crew.share(self._learner.buffers, self._learner.load_buffers, source=source)
+        except PeerLostError as error:
+            _log.warning("after step %d: %s", self.steps, error)
+            self._broken = True
 
     def _update(self, *, loss: float) -> None:
         if not math.isfinite(loss):
@@ -288,6 +391,7 @@ class HeteroTrainer:
         self._say_left_out(left_out)
 
     def _meet(self, *, broken: bool) -> None:
+        self._broken = False
         if not self._crew.met:
             self._prepare()
         before = self._crew.view.names if self._crew.met else ()
@@ -303,7 +407,8 @@ class HeteroTrainer:
             seed=self._seed,
             options=self._options,
         )
-        self._learner.make_room(num_control=len(view.names) + 3)
+        self._make_room()
+        self._inspector.restart()
         event = MembersChanged(
             step=self.steps,
             generation=view.generation,
@@ -338,6 +443,8 @@ class HeteroTrainer:
             num_private=self._learner.samples.num_private,
             power=self._options.power or Power(idle_w=0.0, busy_w=0.0),
             new=not self._crew.met,
+            structure=self._learner.structure(),
+            trained=self._learner.trained(),
         )
 
     def _measured(self) -> StepCurve:
@@ -354,9 +461,9 @@ class HeteroTrainer:
             derive_seed(self._seed, "draws", whose, self._place.epoch) + first, self.steps
         )
 
-    def _joules(self, busy_s: float) -> float:
+    def _joules(self, busy_s: float) -> float | None:
         if self._meter is None:
-            return 0.0
+            return None
         return self._meter.joules(busy_s=busy_s, whole_s=max(busy_s, self._step_s))
 
     def _say_left_out(self, before: frozenset[str]) -> None:

@@ -10,21 +10,25 @@ from thrifty.perf import Power, StepCurve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """A row of numbers: nothing of a worker's data but how many there are.
+    """A row of numbers: nothing of a worker's data but how many samples it has.
 
     Attributes:
         curve: how fast it is now.
         num_private: samples that it alone can read.
         power: as a model; zeros where none is declared.
         new: it has just come.
+        structure: digest of the names, shapes and types of its model's parameters and buffers.
+        trained: digest of the parameters that it trains.
     """
 
     curve: StepCurve
     num_private: int
     power: Power
     new: bool
+    structure: int = 0
+    trained: int = 0
 
-    NUM = 8
+    NUM = 10
 
     def to_row(self) -> list[float]:
         """``NUM`` numbers."""
@@ -38,6 +42,8 @@ class WorkerInfo:
             self.power.idle_w,
             self.power.busy_w,
             float(self.new),
+            float(self.structure),  # 48 bits are exact in double precision
+            float(self.trained),
         ]
 
     @classmethod
@@ -50,7 +56,7 @@ class WorkerInfo:
         >>> WorkerInfo.from_row(info.to_row()) == info
         True
         """
-        sample_s, fixed_s, most, least, num_private, idle_w, busy_w, new = row
+        sample_s, fixed_s, most, least, num_private, idle_w, busy_w, new, *digests = row
         return cls(
             curve=StepCurve(
                 sample_s=sample_s,
@@ -61,4 +67,6 @@ class WorkerInfo:
             num_private=int(num_private),
             power=Power(idle_w=idle_w, busy_w=busy_w),
             new=bool(new),
+            structure=int(digests[0]),
+            trained=int(digests[1]),
         )

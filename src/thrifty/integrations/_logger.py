@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -11,11 +10,11 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Generic, Protocol, TypeVar
 
-from thrifty.core import Event, UsageError, fingerprint
+from thrifty.core import Event, UsageError, fingerprint, plain_logger
 from thrifty.study import StudyBegan, StudyEnded, TrialEvent
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 MAX_FAILURES = 3
 """So many failures in a row, and a tracker is left alone for the rest of the run."""

@@ -20,12 +20,12 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils import _safe_indexing
 from sklearn.utils.metaestimators import _safe_split
 
-from thrifty.core import UsageError
+from thrifty.core import CheckpointError, UsageError
 from thrifty.pack import HyperParameters, Trainable
 
 from ._content import by_content
 from ._description import described
-from ._estimator_bytes import EstimatorBytes
+from ._estimator_state import EstimatorState
 from ._sklearn_space import ParamSpace
 
 
@@ -145,7 +145,6 @@ class EstimatorTask(Trainable):
         splits: Sequence[tuple[Any, Any]],
         scorer: Callable[..., Any] | None,
         resource: Resource,
-        keep: bool = False,
     ) -> None:
         self.estimator = estimator
         self._samples = samples
@@ -153,12 +152,10 @@ class EstimatorTask(Trainable):
         self._splits = splits
         self._scorer = scorer
         self.resource = resource
-        self._codec = EstimatorBytes(_kinds(estimator, space))
+        self._codec = EstimatorState(_kinds(estimator, space))
         self._identity: dict[str, str] | None = None
         self.folds: list[Fold] = []
         """Of this trial."""
-        self.kept: list[Fold] | None = [] if keep else None
-        """Of the trial that was set up last, on whichever copy of the task."""
 
     def __thrifty_identity__(self) -> Mapping[str, Any]:
         """The estimator, the data, the folds, the scorer and the budget."""
@@ -188,7 +185,7 @@ class EstimatorTask(Trainable):
         return self._identity
 
     def on_everything(self) -> EstimatorTask:
-        """The same for all samples at once, without a score; the fitted estimator is kept."""
+        """The same for all samples at once, without a score."""
         rows = np.arange(_num_rows(self._samples.X) or 0)
         return EstimatorTask(
             self.estimator,
@@ -197,15 +194,12 @@ class EstimatorTask(Trainable):
             splits=[(rows, None)],
             scorer=None,
             resource=self.resource,
-            keep=True,
         )
 
     def setup(self, hp: HyperParameters, *, seed: int, device: torch.device) -> None:
         """Fits what prepares the data, and makes a fresh learner, for each fold."""
         values = self.space.values(hp)
         self.folds = [self._fold(values, train, test) for train, test in self._splits]
-        if self.kept is not None:
-            self.kept[:] = self.folds
 
     def train(self, epoch: int, hp: HyperParameters) -> None:
         """One epoch on each fold, with the hyper-parameters of that epoch."""
@@ -232,12 +226,20 @@ class EstimatorTask(Trainable):
 
     def state(self) -> Any:
         """The learners; what prepares the data is fitted again by ``setup``, with the same result."""
-        data = self._codec.write([fold.learner for fold in self.folds])
-        return {"learners": torch.frombuffer(bytearray(data), dtype=torch.uint8)}
+        return {"learners": self._codec.write([fold.learner for fold in self.folds])}
 
     def load_state(self, state: Any) -> None:
-        """Goes on with learners that ``state`` returned."""
-        learners = self._codec.read(state["learners"].numpy().tobytes())
+        """Go on with learners that ``state`` returned.
+
+        Raises:
+            CheckpointError: These are others, or an earlier version has kept them by pickle.
+        """
+        kept = state["learners"]
+        if isinstance(kept, torch.Tensor):
+            raise CheckpointError(
+                "an earlier version of thrifty has kept these estimators by pickle, which is not read any more"
+            )
+        learners = self._codec.read(kept)
         for fold, learner in zip(self.folds, learners, strict=True):
             fold.learner = learner
 

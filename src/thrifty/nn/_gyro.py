@@ -16,6 +16,9 @@ from ._schedule import GyroSchedule, Order
 class GyroLayer(nn.Module):
     """What gyro dropouts have in common: a schedule, and rows to multiply with. Not used by itself."""
 
+    by_position = True
+    """In training, what happens to a sample depends on its place in the batch."""
+
     def __init__(
         self, p: float, *, num_features: int, schedule: GyroSchedule, dim: int | None
     ) -> None:
@@ -25,6 +28,8 @@ class GyroLayer(nn.Module):
         self.num_features = int(num_features)
         self.dim = dim
         self.schedule = schedule
+        self.inplace = False
+        """Whether the result is written to the input, as by ``nn.Dropout(inplace=True)``."""
         self.subnetwork: int | None = None
         """The subnetwork that all samples go through, in evaluation too; None for those whose turn it is, in training only."""
 
@@ -62,7 +67,8 @@ class GyroLayer(nn.Module):
             chosen = self.schedule.active()
         else:
             return x
-        return multiply_parts(x, self.rows(chosen, dtype=x.dtype), dim=dim)
+        out = multiply_parts(x, self.rows(chosen, dtype=x.dtype), dim=dim)
+        return x.copy_(out) if self.inplace else out
 
     def extra_repr(self) -> str:
         return f"p={self.p}, num_features={self.num_features}"

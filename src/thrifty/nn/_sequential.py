@@ -2,48 +2,57 @@
 
 from __future__ import annotations
 
-import logging
+import math
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from thrifty.core import LayerError
+from thrifty.core import LayerError, plain_logger
 from thrifty.perf import SlicedProduct, SlicingCosts
 
 from ._gyro import BlockGyroDropout
 from ._kept import Kept, Parts, put, take
 from ._schedule import GyroSchedule
 from ._sliced import gyro_conv2d, gyro_linear
+from ._trust import is_plain, is_transformed, is_trusted
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 Execution = Literal["auto", "sliced", "masked"]
 
-_BY_UNIT = (
-    nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Mish, nn.ELU, nn.SELU, nn.CELU, nn.Tanh,
-    nn.Sigmoid, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.LogSigmoid,
+_ZERO_STAYS = (
+    nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Mish, nn.ELU, nn.SELU,
+    nn.CELU, nn.Tanh, nn.Softsign, nn.Hardswish,
 )  # fmt: skip
-"""Of one type exactly: a subclass may do anything."""
+"""Functions of each unit that leave a dropped unit at zero. Of one type exactly: a subclass may do
+anything."""
+_BY_UNIT = (
+    *_ZERO_STAYS, nn.Sigmoid, nn.Softplus, nn.Hardtanh, nn.Hardsigmoid, nn.LogSigmoid,
+)  # fmt: skip
+"""Functions of each unit."""
 _BY_CHANNEL = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """A batch in parts, of which each has the units ``kept``, or all."""
+    """A batch in parts, of which each has the units ``kept`` of dimension ``dim``, or all."""
 
     x: Tensor
     parts: Parts
     kept: Kept | None = None
+    dim: int = 2
 
     def whole(self) -> Tensor:
         """The batch, with zeros for units that are not there."""
         x = self.x
         if self.kept is not None:
-            x = put(x, self.kept, dim=_unit_dim(x))
+            x = put(x, self.kept, dim=self.dim)
         return self.parts.join(x)
 
     def map(self, layer: Callable[[Tensor], Tensor]) -> _Split:
@@ -55,8 +64,16 @@ class _Split:
 class GyroSequential(nn.Sequential):
     """``nn.Sequential`` that does not compute what ``BlockGyroDropout`` drops.
 
-    Between an ``nn.Linear`` or ``nn.Conv2d`` and the dropout may stand activations and, for images, pooling; from the dropout on, what was dropped is left out up to the next of them,
-    across ``nn.Flatten`` too. All other layers see what they would see anyway. Outputs, gradients and the ``state_dict`` are those of ``nn.Sequential``, up to rounding.
+    Between an ``nn.Linear`` or ``nn.Conv2d`` and the dropout may stand activations and, for images,
+    pooling. From the dropout on, what was dropped is left out up to the next of them, across
+    ``nn.Flatten`` too. All other layers see the whole batch. Outputs, gradients and the
+    ``state_dict`` are those of ``nn.Sequential``, up to rounding.
+
+    This is checked while it trains: at the first batch and at random steps, each group of layers
+    whose forward pass is replaced also runs as it is, and outputs and gradients are compared. Where
+    they differ, these layers run as they are from then on, and a warning says so. Layers with
+    hooks, parametrizations, ``weight_norm``, ``spectral_norm`` or pruning, and subclasses, run as
+    they are. Under ``torch.compile`` the types of layers are looked at, and nothing is compared.
 
     Args:
         layers: as for ``nn.Sequential``.
@@ -95,10 +112,7 @@ class GyroSequential(nn.Sequential):
         """As ``nn.Sequential``."""
         layers = list(self)
         drops = [layer for layer in layers if isinstance(layer, BlockGyroDropout)]
-        masked = self.execution == "masked" or not self.training or not drops
-        masked = masked or any(drop.subnetwork is not None for drop in drops)
-        # packed trials have one subnetwork each; a batch of nothing has no parts
-        if masked or type(x) is not Tensor or type(drops[0].kept) is not Tensor or not len(x):
+        if self._is_masked(x, drops):
             return super().forward(x)
         active = drops[0].schedule.active()
         parts = Parts.of(len(x), num=len(active), device=x.device)
@@ -106,48 +120,81 @@ class GyroSequential(nn.Sequential):
         kept_by = {drop: drop.kept_of(active) for drop in drops}
         position = 0
         while position < len(layers):
-            position, now = self._next(layers, position, now, kept_by=kept_by)
+            end, quick = self._quick(layers, position, now, kept_by=kept_by)
+            group = layers[position:end]
+            if quick is None or not is_trusted(
+                self, group, position=position, now=now, quick=quick
+            ):
+                quick, end = partial(_as_whole, layers[position]), position + 1
+            now = quick(now)
+            position = end
         return now.whole()
 
-    def _next(
+    def __getitem__(self, index: Any) -> Any:
+        """A layer, or some layers in a row with the same options."""
+        if not isinstance(index, slice):
+            return super().__getitem__(index)
+        layers = OrderedDict(list(self.named_children())[index])
+        # A subclass may take other arguments.
+        options: dict[str, Any] = {"execution": self.execution, "costs": self.costs}
+        return GyroSequential(layers, **options)  # type: ignore[arg-type]
+
+    def _is_masked(self, x: Tensor, drops: Sequence[BlockGyroDropout]) -> bool:
+        """Whether all layers run as they are."""
+        if self.execution == "masked" or not self.training or not drops:
+            return True
+        # Packed trials have one subnetwork each, and a batch of nothing has no parts.
+        return (
+            any(drop.subnetwork is not None for drop in drops)
+            or type(x) is not Tensor
+            or type(drops[0].kept) is not Tensor
+            or not len(x)
+            or is_transformed(x)
+        )
+
+    def _quick(
         self,
         layers: Sequence[nn.Module],
         position: int,
         now: _Split,
         *,
         kept_by: Mapping[BlockGyroDropout | None, Kept],
-    ) -> tuple[int, _Split]:
-        """What comes after one layer, or after a product and what belongs to it."""
+    ) -> tuple[int, Callable[[_Split], _Split] | None]:
+        """How to compute a layer, or a product and what belongs to it, without what is dropped.
+
+        Returns:
+            The place of the layer that comes next, and the computation; None: run the layer as it
+            is.
+        """
         layer = layers[position]
+        if not is_plain(layer):
+            return position, None
         if _is_product(layer):
             end, drop = _dropout_after(layers, position, now.x)
             outputs = kept_by.get(drop)
-            if self._pays(layer, now, outputs):
-                now = _product(layer, now, outputs)
-                for between in layers[position + 1 : end]:
-                    now = now.map(between)
-                if drop is None:
-                    return position + 1, now
-                drop.schedule.watch()
-                return end + 1, replace(now, x=now.x * drop.scale)
-            return position + 1, _as_whole(layer, now)
-        if isinstance(layer, BlockGyroDropout) and now.kept is None:
+            if not self._pays(layer, now, outputs):
+                return position, None
+            if drop is None:
+                return position + 1, partial(_product, layer, outputs=None)
+            return end + 1, partial(
+                _dropped, layer, layers[position + 1 : end], drop=drop, outputs=outputs
+            )
+        if _drops(layer) and now.kept is None:
             kept = kept_by[layer]
             after = _product_after(layers, position, now.x)
             if after is not None and self._pays(
                 layers[after],
                 replace(now, kept=kept),
-                # slicing one side alone may not pay where slicing both does
+                # Slicing one side alone may not pay where slicing both does.
                 kept_by.get(_dropout_after(layers, after, now.x)[1]),
             ):
-                layer.schedule.watch()
-                x = take(now.x, kept, dim=_unit_dim(now.x)) * layer.scale
-                return position + 1, replace(now, x=x, kept=kept)
-        if type(layer) in _BY_UNIT or (type(layer) in _BY_CHANNEL and now.x.dim() == 5):
-            return position + 1, now.map(layer)
+                return position + 1, partial(_taken, drop=layer, kept=kept)
+            return position, None
+        if _is_mapped(layer, now):
+            return position + 1, partial(_Split.map, layer=layer)
         if type(layer) is nn.Flatten and _flattens_all(layer):
-            return position + 1, _flattened(now)
-        return position + 1, _as_whole(layer, now)
+            return position + 1, _flattened
+        return position, None
 
     def _pays(self, layer: nn.Module, now: _Split, outputs: Kept | None) -> bool:
         """Whether the product is to be sliced."""
@@ -225,9 +272,25 @@ class GyroMLP(GyroSequential):
 
 
 def _is_product(layer: nn.Module) -> bool:
+    if not is_plain(layer):
+        return False
     if type(layer) is nn.Conv2d:
         return layer.groups == 1 and layer.padding_mode == "zeros"
     return type(layer) is nn.Linear
+
+
+def _drops(layer: nn.Module) -> bool:
+    """Whether it is a dropout layer that can be sliced, and drops now."""
+    if type(layer) is not BlockGyroDropout:
+        return False
+    return layer.training and not layer.inplace and is_plain(layer)
+
+
+def _is_mapped(layer: nn.Module, now: _Split) -> bool:
+    """Whether the layer does the same to all units, and nothing to those that are not there."""
+    if type(layer) in _BY_CHANNEL:
+        return now.x.dim() == 5
+    return type(layer) in (_BY_UNIT if now.kept is None else _ZERO_STAYS)
 
 
 def _dropout_after(
@@ -238,12 +301,13 @@ def _dropout_after(
     allowed = _BY_UNIT + _BY_CHANNEL if type(product) is nn.Conv2d else _BY_UNIT
     for end in range(position + 1, len(layers)):
         layer = layers[end]
-        if isinstance(layer, BlockGyroDropout):
+        if _drops(layer):
+            assert isinstance(layer, BlockGyroDropout)
             fits = (
                 _same_units(layer, product, x) and layer.num_features == product.weight.shape[0]
             )
             return (end, layer) if fits else (position, None)
-        if type(layer) not in allowed:
+        if type(layer) not in allowed or not is_plain(layer):
             break
     return position, None
 
@@ -257,7 +321,7 @@ def _product_after(layers: Sequence[nn.Module], position: int, x: Tensor) -> int
         if _is_product(layer):
             fits = _same_units(drop, layer, x) and drop.num_features == layer.weight.shape[1]
             return place if fits else None
-        if type(layer) not in _BY_UNIT:
+        if type(layer) not in _ZERO_STAYS or not is_plain(layer):
             return None
     return None
 
@@ -269,7 +333,7 @@ def _same_units(drop: BlockGyroDropout, product: nn.Module, x: Tensor) -> bool:
     return drop.dim == -1 or (drop.dim is None and x.dim() < 5)
 
 
-def _product(layer: nn.Module, now: _Split, outputs: Kept | None) -> _Split:
+def _product(layer: nn.Module, now: _Split, *, outputs: Kept | None) -> _Split:
     options: dict[str, Any] = {"inputs": now.kept, "outputs": outputs}
     if type(layer) is nn.Conv2d:
         options |= {
@@ -278,9 +342,32 @@ def _product(layer: nn.Module, now: _Split, outputs: Kept | None) -> _Split:
             "dilation": layer.dilation,
         }
         x = gyro_conv2d(now.x, layer.weight, layer.bias, **options)
-    else:
-        x = gyro_linear(now.x, layer.weight, layer.bias, **options)
-    return replace(now, x=x, kept=outputs)
+        return replace(now, x=x, kept=outputs, dim=2)
+    x = gyro_linear(now.x, layer.weight, layer.bias, **options)
+    return replace(now, x=x, kept=outputs, dim=x.dim() - 1)
+
+
+def _dropped(
+    layer: nn.Module,
+    between: Sequence[nn.Module],
+    now: _Split,
+    *,
+    drop: BlockGyroDropout,
+    outputs: Kept | None,
+) -> _Split:
+    """A product and what follows it up to its dropout, of what that keeps."""
+    now = _product(layer, now, outputs=outputs)
+    for each in between:
+        now = now.map(each)
+    drop.schedule.watch()
+    return replace(now, x=now.x * drop.scale)
+
+
+def _taken(now: _Split, *, drop: BlockGyroDropout, kept: Kept) -> _Split:
+    """What a dropout keeps."""
+    drop.schedule.watch()
+    dim = now.x.dim() - 1 if drop.dim == -1 else _unit_dim(now.x)
+    return replace(now, x=take(now.x, kept, dim=dim) * drop.scale, kept=kept, dim=dim)
 
 
 def _as_whole(layer: nn.Module, now: _Split) -> _Split:
@@ -298,12 +385,13 @@ def _flattens_all(layer: nn.Flatten) -> bool:
 
 
 def _flattened(now: _Split) -> _Split:
-    if now.x.dim() == 5:
-        kept = None if now.kept is None else now.kept.spread(now.x.shape[3] * now.x.shape[4])
-        return replace(now, x=now.x.flatten(2), kept=kept)
-    if now.x.dim() <= 3 or now.kept is None:
+    if now.kept is None:
         return replace(now, x=now.x.flatten(2))
-    return _Split(now.parts.split(now.whole().flatten(1)), now.parts)
+    if now.dim != 2:
+        # Kept units are side by side no more.
+        return _Split(now.parts.split(now.whole().flatten(1)), now.parts)
+    beside = math.prod(now.x.shape[3:])
+    return replace(now, x=now.x.flatten(2), kept=now.kept.spread(beside))
 
 
 def _num_rows(layer: nn.Module, x: Tensor) -> int:

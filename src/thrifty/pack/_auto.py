@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 
-from thrifty.core import TaskError
+from thrifty.core import TaskError, plain_logger
 from thrifty.perf import PackCurve
 
 from ._backend import Backend, EpochPlan, Member, Outcome, UnverifiedError
@@ -26,7 +25,7 @@ from .fused._registry import UnfusableError
 from .verify import CheckBudget
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 Prefer = Literal["auto", "fused", "concatenated", "solo"]
 

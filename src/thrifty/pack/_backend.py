@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from thrifty.core import TrainingError, error_text, is_from_user
 
 from ._state import State
 
@@ -117,15 +120,36 @@ class Backend(ABC):
 def guarded(compute: Callable[[], Mapping[str, float]]) -> Outcome:
     """The outcome of something that may raise; running out of memory comes through."""
     try:
-        return compute()
+        with no_exits():
+            return compute()
     except Exception as error:
         if out_of_memory(error):
             raise
         return error
 
 
+@contextmanager
+def no_exits() -> Iterator[None]:
+    """Make ``sys.exit()`` in the task's code an error of the task; the user's Ctrl-C comes through.
+
+    Raises:
+        TrainingError: The code has raised something that is meant to end the process.
+    """
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        if is_from_user(error):
+            raise
+        raise TrainingError(
+            f"the task's code raised {error_text(error)}, which is meant to end the whole process; "
+            "raise an Exception for what went wrong, or return"
+        ) from error
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error says that a device, or this machine, has no memory left."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+        isinstance(error, RuntimeError) and "can't allocate memory" in error_text(error)
     )

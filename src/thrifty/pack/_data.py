@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+import inspect
+import math
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from copy import copy
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from thrifty.core import TaskError, derive_seed
+
+from ._batches import own_copy
 
 
 Batch = Any
@@ -59,9 +65,19 @@ class ArrayData:
 
 
 class DatasetPair:
-    """Two ``torch.utils.data.Dataset``, read through a ``DataLoader`` with ``loader`` options (``num_workers`` etc.)."""
+    """Two ``torch.utils.data.Dataset``, read through a ``DataLoader`` with ``loader`` options (``num_workers`` etc.).
+
+    Batches are tensors, or containers of them (named tuples and dataclasses, too), which keep their types.
+    ``drop_last=True`` leaves out the last, smaller batch of each epoch of training. Validation always sees
+    all samples.
+
+    Raises:
+        TaskError: An option that a ``DataLoader`` does not have, or one that is not yours to set: the
+            order of samples follows from seed and epoch, and ``Task.batch_size`` says how many make a batch.
+    """
 
     def __init__(self, *, train: Dataset[Any], valid: Dataset[Any], **loader: Any) -> None:
+        _check_loader(loader)
         self.train = train
         self.valid = valid
         self.loader = loader
@@ -110,6 +126,22 @@ def epoch_order(num_samples: int, *, seed: int, epoch: int) -> torch.Tensor:
     return torch.randperm(num_samples, generator=generator)
 
 
+def steps_of(source: Source, batch_size: int) -> int:
+    """How many batches an epoch of training has.
+
+    Raises:
+        TaskError: It has none, because only whole batches count and there is no whole one.
+    """
+    if not getattr(source, "drop_last", False):
+        return math.ceil(source.num_train / batch_size)
+    if batch_size > source.num_train:
+        raise TaskError(
+            f"batch_size is {batch_size}, but there are {source.num_train} training samples, and "
+            "drop_last=True leaves no batch; lower batch_size or leave drop_last out"
+        )
+    return source.num_train // batch_size
+
+
 class _ArraySource:
     def __init__(self, data: ArrayData, device: torch.device) -> None:
         self.arrays = self._train = tuple(t.to(device) for t in data.train)
@@ -124,7 +156,8 @@ class _ArraySource:
 
     def valid_batches(self, *, batch_size: int) -> Iterator[tuple[Batch, int]]:
         for start in range(0, len(self._valid[0]), batch_size):
-            batch = tuple(t[start : start + batch_size] for t in self._valid)
+            # a copy: a forward pass that changes its input must not change the data
+            batch = tuple(t[start : start + batch_size].clone() for t in self._valid)
             yield batch, len(batch[0])
 
 
@@ -135,6 +168,7 @@ class _DatasetSource:
         self._data = data
         self._device = device
         self.has_workers = bool(data.loader.get("num_workers"))
+        self.drop_last = bool(data.loader.get("drop_last", False))
         self.num_train = len(data.train)  # type: ignore[arg-type]
         if not self.num_train or not len(data.valid):  # type: ignore[arg-type]
             raise TaskError(
@@ -151,25 +185,70 @@ class _DatasetSource:
             generator=generator,
             **self._data.loader,
         )
-        return (_to_device(batch, self._device) for batch in loader)
+        return (self._own(batch) for batch in loader)
 
     def valid_batches(self, *, batch_size: int) -> Iterator[tuple[Batch, int]]:
-        loader: DataLoader[Any] = DataLoader(
-            self._data.valid, batch_size=batch_size, **self._data.loader
-        )
+        options = {**self._data.loader, "drop_last": False}
+        loader: DataLoader[Any] = DataLoader(self._data.valid, batch_size=batch_size, **options)
         left = len(self._data.valid)  # type: ignore[arg-type]
         for batch in loader:
-            yield _to_device(batch, self._device), min(batch_size, left)
+            yield self._own(batch), min(batch_size, left)
             left -= batch_size
+
+    def _own(self, batch: Batch) -> Batch:
+        """A batch on the device, which may be changed without changing the dataset."""
+        if "collate_fn" in self._data.loader:  # it may hand out parts of the dataset itself
+            batch = own_copy(batch)
+        return _to_device(batch, self._device)
+
+
+_OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "generator", "dataset")
+"""Options of a ``DataLoader`` that thrifty sets itself."""
+
+
+def _check_loader(options: Mapping[str, Any]) -> None:
+    known = inspect.signature(DataLoader.__init__).parameters.keys() - {"self"}
+    for name, value in options.items():
+        if name in _OURS:
+            raise TaskError(
+                f"DatasetPair({name}={value!r}): thrifty sets {name} itself, because the order of "
+                "samples follows from seed and epoch; leave it out, and set Task.batch_size for the size"
+            )
+        if name not in known:
+            raise TaskError(
+                f"DatasetPair({name}=...): a torch DataLoader has no such option; it has: "
+                f"{', '.join(sorted(known.difference(_OURS)))}"
+            )
+    if not isinstance(options.get("drop_last", False), bool):
+        raise TaskError(
+            f"DatasetPair(drop_last={options['drop_last']!r}): it must be True or False"
+        )
 
 
 def _to_device(batch: Any, device: torch.device) -> Any:
+    """A batch on a device; containers keep their type."""
+
+    def move(value: Any) -> Any:
+        return _to_device(value, device)
+
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
-        return {key: _to_device(value, device) for key, value in batch.items()}
+    if batch is None or isinstance(batch, str | bytes | bool | int | float):
+        return batch
+    if callable(getattr(batch, "to", None)):  # packed sequences, encodings of tokens, graphs
+        return batch.to(device)
     if isinstance(batch, list | tuple):
-        return tuple(_to_device(value, device) for value in batch)
+        named = hasattr(batch, "_fields")
+        return type(batch)(*map(move, batch)) if named else type(batch)(map(move, batch))
+    if isinstance(batch, MutableMapping):
+        moved = copy(batch)
+        moved.update({key: move(value) for key, value in batch.items()})
+        return moved
+    if dataclasses.is_dataclass(batch):
+        moved = copy(batch)
+        for name in (field.name for field in dataclasses.fields(batch)):
+            object.__setattr__(moved, name, move(getattr(batch, name)))
+        return moved
     return batch
 
 

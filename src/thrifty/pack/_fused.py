@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from thrifty.core import derive_seed
+from thrifty.core import derive_seed, error_text
 
 from ._backend import (
     Backend,
@@ -20,6 +20,7 @@ from ._backend import (
     Outcome,
     UnverifiedError,
     guarded,
+    no_exits,
     out_of_memory,
 )
 from ._data import epoch_order
@@ -378,7 +379,7 @@ class FusedBackend(Backend):
         return optimizer
 
     def _structure_key(self, trial: FusedTrial) -> Hashable:
-        key = (trial.signature, id(trial.source))
+        key = (trial.signature, trial.source_number)
         paths = self._built_in.get(key, ())
         if not paths:
             return key
@@ -450,20 +451,22 @@ def _found_out(trial: FusedTrial, values: Mapping[str, Any]) -> Structure | str:
         batch = next(_few_rows(trial, values))
         seed_everything(derive_seed(trial.seed, "dry run"))
         # a copy: what the trial's task notes down later is not what was recorded
-        return dry_run(copy(trial.task), trial.model, batch)
+        with no_exits():
+            return dry_run(copy(trial.task), trial.model, batch)
     except UnfusableError as error:
         return str(error)
     except Exception as error:
         if out_of_memory(error):
             raise
-        return f"its dry run failed with {type(error).__name__}: {error}"
+        return f"its dry run failed with {error_text(error)}"
 
 
 def _advanced(block: Block) -> dict[FusedTrial, Outcome]:
     """What comes of training a block until somebody's epoch ends."""
     try:
-        ended = block.advance()
-        return dict(zip(ended, block.finish(ended), strict=True))
+        with no_exits():
+            ended = block.advance()
+            return dict(zip(ended, block.finish(ended), strict=True))
     except FeedError as error:
         return {error.trial: error.reason}
     except UnfusableError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +9,7 @@ from typing import Any
 
 import torch
 
-from thrifty.core import PackMismatchError, UsageError, derive_seed, step_seed
+from thrifty.core import PackMismatchError, UsageError, derive_seed, plain_logger, step_seed
 
 from ._batches import own_copy
 from ._counters import step_counters
@@ -32,7 +31,7 @@ from .fused.optimizers import grouped_optimizer
 from .verify import CheckBudget, OwnState, Watch, own_state
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 

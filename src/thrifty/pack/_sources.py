@@ -1,4 +1,4 @@
-"""The data of a task, loaded once for everybody in this process."""
+"""The data of a task, loaded once for all trials in this process that use them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 
+from ._alive_sources import AliveSources
 from ._data import Source, open_source
 from ._hyperparameters import HyperParameters, share, unread, values_of
 from ._task import Task
@@ -16,7 +17,7 @@ class Sources:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._known: list[tuple[HyperParameters, Source]] = []
+        self._known = AliveSources[HyperParameters]()
 
     def get(self, task: Task, hp: HyperParameters) -> Source:
         """The data for these hyper-parameters, loaded if need be."""
@@ -26,11 +27,16 @@ class Sources:
             if values_of(hp, names) == values_of(given, names):
                 hp.names_read |= names
                 share(given, hp)
+                self._known.use(source)
                 return source
         given, source = self._load(task, hp)
-        self._known.append((given, source))
+        self._known.add(given, source)
         hp.names_read |= given.names_read
         return source
+
+    def number_of(self, source: Source) -> int:
+        """What tells a source of this task from all others, also from those that are gone."""
+        return self._known.number_of(source)
 
     def _load(self, task: Task, hp: HyperParameters) -> tuple[HyperParameters, Source]:
         """Data, and what they were given, with a note of what they read."""
@@ -59,7 +65,7 @@ def _touch(source: Source, given: HyperParameters) -> None:
     next(iter(source.valid_batches(batch_size=1)))
 
 
-# as long as the task lives: the check before a study and the worker in this process load once
+# while the task lives: the check before a study and the worker in this process load once
 _SOURCES: WeakKeyDictionary[Task, dict[torch.device, Sources]] = WeakKeyDictionary()
 
 

@@ -15,9 +15,10 @@ from thrifty.core import DivergedError, TaskError, derive_seed, step_seed
 
 from ._backend import EpochPlan, Member
 from ._counters import step_counters
-from ._data import Batch, Source
+from ._data import Batch, Source, steps_of
 from ._followed_optimizer import FollowedOptimizer
 from ._hyperparameters import HyperParameters
+from ._metric_sums import MetricSums
 from ._optimizer import Optimizer
 from ._own_task import own_task
 from ._random import seed_everything, seed_step
@@ -59,9 +60,10 @@ class TaskTrial:
         self.seed = member.seed
         self.readings = Readings(type(self._owner).__name__, first, moving=member.moving)
         seed_everything(derive_seed(member.seed, "data"))
-        self.source: Source = sources_of(self._owner, self.device).get(
-            self._owner, self.readings.once("data")
-        )
+        sources = sources_of(self._owner, self.device)
+        self.source: Source = sources.get(self._owner, self.readings.once("data"))
+        self.source_number = sources.number_of(self.source)
+        """What tells its data from those of all other trials, also of trials that are gone."""
         seed_everything(derive_seed(member.seed, "model"))
         self.model = self.task.model(self.readings.once("model")).to(self.device)
         self._check_model()
@@ -134,8 +136,12 @@ class TaskTrial:
         return batch_size_of(self.task, values)
 
     def num_steps(self, values: Mapping[str, Any]) -> int:
-        """How many optimiser steps an epoch has."""
-        return math.ceil(self.source.num_train / self.batch_size(values))
+        """How many optimizer steps an epoch has.
+
+        Raises:
+            TaskError: It has none, because only whole batches count and there is no whole one.
+        """
+        return steps_of(self.source, self.batch_size(values))
 
     def state(self) -> State:
         """A copy of everything that is needed to go on."""
@@ -256,17 +262,14 @@ def values_at_step(plan: EpochPlan, step: int) -> dict[str, Any]:
 def evaluate(
     task: Task, model: torch.nn.Module, *, source: Source, seed: int
 ) -> dict[str, float]:
-    """The task's metrics over the validation set, each batch weighted by its size."""
+    """The task's metrics over the validation set, each batch weighted by its samples."""
     model.eval()
-    sums: dict[str, Any] = {}
-    num_seen = 0
+    sums = MetricSums()
     seed_everything(seed)
     with torch.no_grad():
         for batch, num in source.valid_batches(batch_size=task.eval_batch_size):
-            for name, value in task.metrics(model, batch).items():
-                sums[name] = sums.get(name, 0.0) + value * num
-            num_seen += num
-    return {name: float(value) / num_seen for name, value in sums.items()}
+            sums.add(task.metrics(model, batch), num=num)
+    return sums.means()
 
 
 def check_finite(loss: float, *, epoch: int) -> None:

@@ -5,7 +5,7 @@ from ._forest import (
     StageState as StageState,
     stage_forest as stage_forest,
 )
-from ._garbage import droppable as droppable
+from ._garbage import droppable as droppable, superseded as superseded
 from ._node import Node as Node
 from ._packing import Measured as Measured, pack_size as pack_size
 from ._policies import (
@@ -38,4 +38,5 @@ __all__ = [
     "pack_size",
     "random_packs",
     "stage_forest",
+    "superseded",
 ]

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
+from thrifty.space import BranchInterval
+
 from ._node import Node, Point
 from ._stage import Chain, Stage
 
@@ -25,10 +27,16 @@ class Agenda:
     """
 
     def __init__(
-        self, nodes: Sequence[Node], *, cuts: Sequence[int] = (), keep_branches: bool = False
+        self,
+        nodes: Sequence[Node],
+        *,
+        cuts: Sequence[int] = (),
+        intervals: Sequence[BranchInterval] = (),
+        keep_branches: bool = False,
     ) -> None:
         self._nodes = nodes
         self._cuts = tuple(cuts)
+        self._intervals = tuple(intervals)
         self._keep_branches = keep_branches
         self.beginning = Point(None, 0)
         # entries: (-cost of the longest path, node id, epoch); epoch is -1 for a node that
@@ -83,6 +91,18 @@ class Agenda:
             if start is not None:
                 return self._chain(start[0], start[1])
         return None
+
+    def cuts(self, node: Node, start: int, *, stop: int) -> set[int]:
+        """The epochs after ``start``, up to ``stop``, at which the search space may branch off a node."""
+        found = {epoch for epoch in self._cuts if start < epoch <= stop}
+        for each in self._intervals:
+            inside = range(max(each.first, start + 1), min(each.last, stop) + 1)
+            found.update(
+                epoch
+                for epoch in inside
+                if node.timeline.piece(each.name, epoch - 1) == each.piece
+            )
+        return found
 
     # -- what waits where -------------------------------------------------------------
 
@@ -221,9 +241,9 @@ class Agenda:
             node, at = child, stop
 
     def _cut(self, node: Node, start: int, *, stop: int, wants: Sequence[int]) -> list[Stage]:
-        branches = node.points if self._keep_branches else ()
-        cuts = (*wants, *self._cuts, *branches)
-        ends = {epoch for epoch in cuts if start < epoch <= stop}
+        points = node.points if self._keep_branches else ()
+        ends = {epoch for epoch in (*wants, *points) if start < epoch <= stop}
+        ends |= self.cuts(node, start, stop=stop)
         out = []
         for end in sorted(ends):
             kept = (ref for epoch, ref in node.kept.items() if start < epoch <= end)

@@ -1,12 +1,49 @@
-"""Which checkpoints may go when the disk budget is used up."""
+"""Which checkpoints may go: those that were only passed, and more when the disk budget is used up."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from thrifty.core import CheckpointRef
 
 from ._search_plan import SearchPlan
+
+
+def superseded(
+    plan: SearchPlan, node_id: int, *, stands: Callable[[int, int], bool]
+) -> list[CheckpointRef]:
+    """The checkpoints of a node that training has passed and nothing will start from.
+
+    A later checkpoint of the node takes their place. Files of other plans are left alone. A
+    checkpoint stays where
+
+    - a trial stands there (``stands(node, epoch)``), so it may go on, or its model may be loaded;
+    - another node branches off there, or the search space may branch there;
+    - work that is pending or under way starts there.
+
+    >>> from thrifty.space import Timeline
+    >>> plan = SearchPlan(cuts=[2])
+    >>> node = plan.insert(Timeline({"lr": 0.1}, epochs=9))
+    >>> for epoch in range(1, 6):
+    ...     plan.restore(CheckpointRef(node=node, epoch=epoch, path="", num_bytes=0, digest=""))
+    >>> [ref.epoch for ref in superseded(plan, node, stands=lambda node, epoch: epoch == 3)]
+    [1, 4]
+    """
+    node = plan.nodes[node_id]
+    own = {epoch: ref for epoch, ref in node.checkpoints.items() if not ref.borrowed}
+    last = max(own, default=0)
+    starts = {node.last_checkpoint(before=epoch) for epoch in node.wants()}
+    if node.running is not None:
+        starts.add(node.running[0])
+    return [
+        ref
+        for epoch, ref in own.items()
+        if epoch < last
+        and epoch not in starts
+        and epoch not in node.points
+        and not plan.may_branch(node, epoch)
+        and not stands(node_id, epoch)
+    ]
 
 
 def droppable(

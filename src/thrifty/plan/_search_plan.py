@@ -18,7 +18,7 @@ from thrifty.core import (
     StageDone,
     StageFailed,
 )
-from thrifty.space import Timeline
+from thrifty.space import BranchInterval, Timeline
 
 from ._agenda import Agenda
 from ._node import Node
@@ -30,7 +30,14 @@ MAX_ATTEMPTS = 3
 MAX_EVICTIONS = 30
 """How often a stage may lose its worker's machine: hardly ever its fault, but one that ends machines must not do so for ever."""
 
-_TRIES = {"diverged": 1, "error": 1, "task": 1, "lost": MAX_ATTEMPTS, "evicted": MAX_EVICTIONS}
+_TRIES = {
+    "diverged": 1,
+    "error": 1,
+    "task": 1,
+    "timeout": 1,
+    "lost": MAX_ATTEMPTS,
+    "evicted": MAX_EVICTIONS,
+}
 """How often a stage may fail in a way before its trials do; in other ways, any number of times."""
 
 
@@ -41,8 +48,8 @@ def _unit_cost(config: Mapping[str, Any]) -> float:  # noqa: ARG001 (every epoch
 class SearchPlan:
     """A tree in which equal prefixes of timelines are one node, so that they are trained once.
 
-    ``cuts`` are epochs whose states are kept whenever they are passed (where the search space may
-    branch); ``cost`` gives the seconds of one epoch under a configuration. ``keep_branches`` keeps the states at all known branch
+    ``cuts`` and ``intervals`` say where the search space may branch: states are kept there whenever
+    they are passed; ``cost`` gives the seconds of one epoch under a configuration. ``keep_branches`` keeps the states at all known branch
     points, too, though nobody here waits for them: another driver of the plan may.
 
     >>> from thrifty.space import Constant, Step
@@ -58,6 +65,7 @@ class SearchPlan:
         self,
         *,
         cuts: Sequence[int] = (),
+        intervals: Sequence[BranchInterval] = (),
         cost: Callable[[Mapping[str, Any]], float] = _unit_cost,
         keep_branches: bool = False,
     ) -> None:
@@ -68,7 +76,9 @@ class SearchPlan:
         """Epochs whose metrics are known."""
         self._cost = cost
         self._roots: dict[Hashable, Node] = {}
-        self._agenda = Agenda(self.nodes, cuts=cuts, keep_branches=keep_branches)
+        self._agenda = Agenda(
+            self.nodes, cuts=cuts, intervals=intervals, keep_branches=keep_branches
+        )
         self._attempts: dict[tuple[int, int, str], int] = {}
         self._elsewhere: dict[int, tuple[int, int]] = {}
         """What others are training."""
@@ -129,9 +139,17 @@ class SearchPlan:
         self._agenda.demand(node, epoch)
         return None
 
-    def note(self, node_id: int, epoch: int) -> None:
-        """An epoch was asked for before this process began: it counts, but nothing is to be done."""
-        self._note_farthest(self.owner(node_id, epoch), epoch)
+    def note(self, node_id: int, epoch: int) -> Node:
+        """Count an epoch as asked for, without anything to be done; returns the node that owns it."""
+        node = self.owner(node_id, epoch)
+        self._note_farthest(node, epoch)
+        return node
+
+    def forget_requests(self) -> None:
+        """Count again from nothing; the nodes stay. For a plan on which nothing was trained or is pending."""
+        self.num_epochs_needed = 0
+        for node in self.nodes:
+            node.farthest = node.start
 
     def release(self, trial: Hashable, node_id: int, epoch: int) -> None:
         """A trial no longer wants what it asked for; work that others still need goes on."""
@@ -161,6 +179,10 @@ class SearchPlan:
             out.extend(node.metrics[e] for e in range(epoch, node.start, -1))
             epoch, node = node.start, node.parent
         return out[::-1]
+
+    def may_branch(self, node: Node, epoch: int) -> bool:
+        """Whether the search space may branch off a node at an epoch."""
+        return epoch in self._agenda.cuts(node, epoch - 1, stop=epoch)
 
     def checkpoints(self) -> Iterator[CheckpointRef]:
         """All states that are kept."""

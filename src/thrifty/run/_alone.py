@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,15 +31,16 @@ def train_alone(
     epochs: int,
     device: str = "cpu",
     state: tuple[int, State] | None = None,
+    threads: int | None = None,
 ) -> tuple[SoloBackend, list[Mapping[str, float]]]:
     """Trains one configuration up to ``epochs``; the back-end that holds it, and the metrics of each epoch.
 
-    ``state`` is ``(epoch, state)`` to start from instead of the beginning.
+    ``state`` is ``(epoch, state)`` to start from instead of the beginning; ``threads`` the CPU threads to use.
     """
     backend = SoloBackend(task, device=device)
     start, known = (0, None) if state is None else state
     metrics: list[Mapping[str, float]] = []
-    with borrowed_streams():
+    with borrowed_streams(), cpu_threads(threads):
         member = member_at(
             timeline, seed=seed, epoch=min(start, timeline.epochs - 1), stop=epochs, state=known
         )
@@ -106,3 +108,16 @@ def plan_of(
 def model_of(backend: SoloBackend) -> torch.nn.Module:
     """The trained model, on the CPU, in evaluation mode."""
     return backend.model.cpu().eval()
+
+
+@contextmanager
+def cpu_threads(threads: int | None) -> Iterator[None]:
+    """Within, PyTorch uses so many CPU threads; None: as many as before."""
+    before = torch.get_num_threads()
+    if threads not in (None, before):
+        torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        if torch.get_num_threads() != before:
+            torch.set_num_threads(before)

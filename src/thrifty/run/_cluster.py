@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from thrifty.core import StoreWriteError, UsageError, WorkerLostError
+from thrifty.core import StoreWriteError, UsageError, WorkerLostError, plain_logger
 
 from ._assignment import Assignment, Report
 from ._executor import Executor
-from ._remote import Turn
+from ._remote import TURN_S, Turn
 from ._seat import Seat
 from ._worker import WorkerSpec
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 SLICE_S = 1.0
 """How long to wait before the cluster is looked after again."""
@@ -92,9 +92,11 @@ class ClusterExecutor(Executor):
         *,
         expected: int,
         needs: str = "a place",
+        epoch_timeout_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
+        self._limit_s = math.inf if epoch_timeout_s is None else epoch_timeout_s
         self._needs = needs
         self._clock = clock
         self._hands = [
@@ -142,6 +144,7 @@ class ClusterExecutor(Executor):
                     idle |= self._come_up(calls[call])
                 else:
                     reports += self._end_turn(calls[call])
+            reports += self._end_hung()
             self._share()
             if reports or idle or self._clock() >= until:
                 return reports
@@ -212,6 +215,17 @@ class ClusterExecutor(Executor):
             hand.go(stop=self._stopping)
         return turn.reports
 
+    def _end_hung(self) -> list[Report]:
+        """End workers that train for too long without the end of an epoch. A turn has one long epoch at most."""
+        reports: list[Report] = []
+        for hand in self._hands:
+            if hand.up and hand.call is not None and hand.turn_s >= self._limit_s + TURN_S:
+                hand.end()
+                reports += hand.seat.time_out(self._limit_s)
+                if hand.waiting:
+                    hand.start()
+        return reports
+
     def _share(self) -> None:
         """Who has nothing to do takes over what waits for a worker that is not up yet."""
         for idle in self._hands:
@@ -276,7 +290,12 @@ class _Hand:
         self.call: Any = None
         self.up = False
         self.since = clock()
-        """Since when it is starting, or has nothing to do."""
+        """Since when it is starting, has nothing to do, or trains on its present call."""
+
+    @property
+    def turn_s(self) -> float:
+        """How long the present call has lasted."""
+        return self._clock() - self.since
 
     @property
     def starting(self) -> bool:
@@ -317,6 +336,7 @@ class _Hand:
         for assignment in assignments:
             self.seat.take(assignment)
         self.call = self._cluster.advance(self.worker, assignments, stop=stop)
+        self.since = self._clock()
 
     def end(self) -> None:
         if self.worker is not None:

@@ -79,6 +79,7 @@ class Course:
         self.under_way = False
         self.is_again = self.is_alone = True
         self.parked = self.passed = None
+        self.seconds += sum(done.seconds for done in self.held)  # they were spent all the same
         self.held.clear()
 
     @property

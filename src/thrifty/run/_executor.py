@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
@@ -45,11 +46,23 @@ class ExecutorConfig(ABC):
     """Says how to train; ``open`` makes the executor. A frozen value that users write.
 
     ``pack_size`` is how many trials a worker trains at a time, None if that is to be measured; ``memory_margin`` the
-    share of a device's memory that a pack may take.
+    share of a device's memory that a pack may take; ``threads`` how many CPU threads each worker may use, None
+    if that is not to be fixed; ``epoch_timeout`` how many seconds a worker may train without the end of an epoch.
     """
 
     pack_size: int | None = None
     memory_margin: float = 0.9
+    threads: int | None = None
+    epoch_timeout: float | None = None
+
+    @property
+    def default_threads(self) -> int | None:
+        """CPU threads of each worker where ``threads`` does not say; None: they do not matter."""
+        return None
+
+    def with_threads(self, threads: int) -> ExecutorConfig:
+        """The same with so many CPU threads for each worker, where ``default_threads`` says that they matter."""
+        return self
 
     @property
     def num_workers(self) -> int:
@@ -74,6 +87,9 @@ class ExecutorConfig(ABC):
 def check_options(config: Any) -> None:
     """Raises UsageError for what no executor can do: no workers, an unknown way to pack, a margin that is no share."""
     name = type(config).__name__
+    margin = config.memory_margin
+    if isinstance(margin, bool) or not isinstance(margin, int | float):
+        raise UsageError(f"{name}(memory_margin={margin!r}): it must be a number")
     if config.pack not in get_args(Prefer):
         raise UsageError(
             f"{name}(pack={config.pack!r}): it is one of {', '.join(map(repr, get_args(Prefer)))}"
@@ -82,7 +98,17 @@ def check_options(config: Any) -> None:
         raise UsageError(
             f"{name}(memory_margin={config.memory_margin}): a share above 0 and at most 1"
         )
+    limit = config.epoch_timeout
+    number = isinstance(limit, int | float) and not isinstance(limit, bool)
+    if limit is not None and not (number and 0.0 < limit < math.inf):
+        raise UsageError(
+            f"{name}(epoch_timeout={limit!r}): it must be a finite number of seconds above 0, or None for no limit"
+        )
     for option in ("workers", "threads", "pack_size"):
         value = getattr(config, option)
-        if value is not None and value < 1:
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise UsageError(f"{name}({option}={value!r}): {option} must be an integer")
+        if value < 1:
             raise UsageError(f"{name}({option}={value}): needs at least one")

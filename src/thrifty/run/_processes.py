@@ -1,22 +1,21 @@
-"""Worker processes on this machine: one long-lived process for each worker, a socket pair to each.
+"""Worker processes on this machine: one long-lived process for each worker.
 
 The task is sent once, by value where it must be (cloudpickle), so scripts need no ``__main__`` guard and
-notebooks work. Messages are pickled: both ends are ours, and nothing else can reach the socket.
+notebooks work.
 """
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import subprocess
+import math
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
 
 import cloudpickle
 
-from thrifty.core import StoreWriteError
+from thrifty.core import StoreWriteError, UsageError
+from thrifty.core._child import Child, ChildEndedError, wait_for
 from thrifty.pack import Task, Trainable
 
 from ._assignment import Assignment, Report
@@ -32,12 +31,34 @@ class WriteError:
     message: str
 
 
-class ProcessExecutor(Executor):
-    """Starts a process for each worker when it first gets work, and again if it dies."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadError:
+    """The task could not be loaded by a worker."""
 
-    def __init__(self, task: Task | Trainable, specs: Sequence[WorkerSpec]) -> None:
+    traceback: str
+
+
+class ProcessExecutor(Executor):
+    """Starts a process for each worker when it first gets work, and again if it dies.
+
+    Args:
+        task: What is trained.
+        specs: The workers.
+        epoch_timeout_s: A worker that trains for so long without the end of an epoch is killed.
+        clock: Seconds that never run backwards.
+    """
+
+    def __init__(
+        self,
+        task: Task | Trainable,
+        specs: Sequence[WorkerSpec],
+        *,
+        epoch_timeout_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._task = cloudpickle.dumps(task)
-        self._workers = [_Process(spec) for spec in specs]
+        limit = math.inf if epoch_timeout_s is None else epoch_timeout_s
+        self._workers = [_Process(spec, limit_s=limit, clock=clock) for spec in specs]
 
     def num_free(self, *, pack_size: int = 1) -> int:
         """How many more assignments can start."""
@@ -52,14 +73,21 @@ class ProcessExecutor(Executor):
         worker.give(assignment, task=self._task)
 
     def poll(self, timeout_s: float) -> Sequence[Report]:
-        """What the workers have said since."""
-        busy = {w.connection: w for w in self._workers if w.seat.assignments}
+        """What the workers have said since.
+
+        Raises:
+            StoreWriteError: A worker cannot write checkpoints.
+            UsageError: A worker cannot load the task.
+        """
+        busy = {w.child: w for w in self._workers if w.child and w.seat.assignments}
         if not busy:
             return []
+        left_s = min(worker.left_s() for worker in busy.values())
         reports: list[Report] = []
-        for ready in wait([c for c in busy if c is not None], timeout=timeout_s):
-            assert isinstance(ready, Connection)
+        for ready in wait_for(busy, max(0.0, min(timeout_s, left_s))):
             reports.extend(busy[ready].receive())
+        for worker in busy.values():
+            reports.extend(worker.end_if_hung())
         return reports
 
     def stop(self) -> None:
@@ -74,72 +102,77 @@ class ProcessExecutor(Executor):
 
 
 class _Process:
-    """One worker process, its connection, and what it is doing."""
+    """One worker process, and what it is doing."""
 
-    def __init__(self, spec: WorkerSpec) -> None:
+    def __init__(self, spec: WorkerSpec, *, limit_s: float, clock: Callable[[], float]) -> None:
         self._spec = spec
-        self._process: subprocess.Popen[bytes] | None = None
-        self.connection: Connection | None = None
+        self._limit_s = limit_s
+        self._clock = clock
+        self._heard_at = math.inf
+        """When it last showed that it goes on; infinity while it starts."""
+        self.child: Child | None = None
         self.seat = Seat(spec.name)
 
     @property
     def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self.child is not None and self.child.alive
 
     def give(self, assignment: Assignment, *, task: bytes) -> None:
         if not self.alive:
             self._start(task)
-        assert self.connection is not None
+        assert self.child is not None
+        if not self.seat.assignments and self._heard_at < math.inf:
+            self._heard_at = self._clock()  # it had nothing to do
         self.seat.take(assignment)
-        # if it died between two assignments, receive() will find out and say so
-        with contextlib.suppress(OSError):
-            self.connection.send(assignment)
+        self.child.send(assignment)
 
     def receive(self) -> list[Report]:
-        """All messages that have come; a closed connection is a lost worker."""
-        assert self.connection is not None
+        """All messages that have come; a process that has ended is a lost worker."""
+        assert self.child is not None
         reports: list[Report] = []
         try:
-            while self.seat.assignments and self.connection.poll(0):
-                message = self.connection.recv()
-                if isinstance(message, WriteError):
-                    self.seat.clear()
-                    raise StoreWriteError(message.message)
-                self.seat.note(message)
-                reports.extend(message)
-        except (EOFError, ConnectionError):
-            reports.extend(self._lost())
+            messages = self.child.receive()
+        except ChildEndedError as error:
+            self.end()
+            return self.seat.vanish(str(error))
+        for message in messages:
+            self._heard_at = self._clock()
+            if isinstance(message, WriteError):
+                self.seat.clear()
+                raise StoreWriteError(message.message)
+            if isinstance(message, LoadError):
+                self.seat.clear()
+                raise UsageError(
+                    "the task cannot be loaded by a worker process; see that the modules it needs can be imported there. "
+                    f"What the worker says:\n{message.traceback}"
+                )
+            self.seat.note(message)
+            reports.extend(message)
         return reports
 
+    def left_s(self) -> float:
+        """How long it may go on without a word."""
+        return self._heard_at + self._limit_s - self._clock()
+
+    def end_if_hung(self) -> list[Report]:
+        if self.child is None or not self.seat.assignments or self.left_s() > 0:
+            return []
+        self.end()
+        return self.seat.time_out(self._limit_s)
+
     def ask_to_stop(self) -> None:
-        if self.seat.assignments and self.connection is not None:
-            with contextlib.suppress(OSError):  # it is dead: receive() will find out
-                self.connection.send("stop")
+        if self.seat.assignments and self.child is not None:
+            self.child.send("stop")
 
     def end(self) -> None:
-        if self.connection is not None:
-            self.connection.close()
-            self.connection = None
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        if self.child is not None:
+            self.child.end()
+            self.child = None
 
     def _start(self, task: bytes) -> None:
         self.end()
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-m", "thrifty.run._worker_main", str(theirs.fileno())]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-        self.connection = Connection(ours.detach())
-        self.connection.send(self._spec)
-        self.connection.send(sys.path)
-        self.connection.send_bytes(task)
-
-    def _lost(self) -> list[Report]:
-        assert self._process is not None
-        code = self._process.wait()
-        self.end()
-        return self.seat.vanish(
-            f"killed by signal {-code}" if code < 0 else f"exit status {code}"
-        )
+        self._heard_at = math.inf
+        self.child = Child("thrifty.run._worker_main")
+        self.child.send(self._spec)
+        self.child.send(sys.path)
+        self.child.send_bytes(task)

@@ -9,15 +9,16 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import cloudpickle
 
-from thrifty.core import MissingExtraError, UsageError, WorkerLostError
+from thrifty.core import MissingExtraError, UsageError, WorkerLostError, plain_logger
 from thrifty.pack import Prefer, Task, Trainable
+from thrifty.store._address import redact_root
 
 from ._assignment import Assignment
 from ._cluster import ClusterExecutor, WorkerEvictedError
@@ -27,7 +28,7 @@ from ._remote import RemoteWorker, user_paths
 from ._worker import WorkerSpec
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 UNITS = 10_000
 """Ray counts resources in ten-thousandths."""
@@ -45,8 +46,9 @@ class Ray(ExecutorConfig):
     several) and ``resources``, and trains on ``cuda:0`` if it has a GPU. ``runtime_env`` is Ray's: what else a worker
     needs, such as ``{"working_dir": "."}``, the user's code.
 
-    ``threads`` is how many CPU threads each may use (default: ``num_cpus``). ``pack``, ``pack_size`` and
-    ``memory_margin`` are as in ``Local``; of a fraction of a GPU a pack takes at most 0.9.
+    ``threads`` is how many CPU threads each may use (default: those that the search plan was begun with, or
+    ``num_cpus``). It, ``pack``, ``pack_size``, ``memory_margin`` and ``epoch_timeout`` are as in ``Local``; of a
+    fraction of a GPU a pack takes at most 0.9.
 
     What workers print is shown here, unless the environment says ``RAY_LOG_TO_DRIVER=0``.
 
@@ -70,6 +72,7 @@ class Ray(ExecutorConfig):
     pack: Prefer = "auto"
     pack_size: int | None = None
     memory_margin: float = 0.9
+    epoch_timeout: float | None = None
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -120,7 +123,7 @@ class Ray(ExecutorConfig):
             WorkerSpec(
                 name=f"ray-{i}",
                 device="cuda:0" if self.num_gpus else "cpu",
-                threads=self.threads or max(1, int(self.num_cpus)),
+                threads=self.threads or self.default_threads,
                 checkpoints=_absolute(checkpoints),
                 folder=folder,
                 pack=self.pack,
@@ -128,7 +131,22 @@ class Ray(ExecutorConfig):
             )
             for i in range(self.workers or max(1, room))
         ]
-        return ClusterExecutor(cluster, specs, expected=room, needs=_in_words(_needs(self)))
+        return ClusterExecutor(
+            cluster,
+            specs,
+            expected=room,
+            needs=_in_words(_needs(self)),
+            epoch_timeout_s=self.epoch_timeout,
+        )
+
+    @property
+    def default_threads(self) -> int:
+        """One for each CPU that a worker has."""
+        return max(1, int(self.num_cpus))
+
+    def with_threads(self, threads: int) -> Ray:
+        """The same with so many CPU threads for each worker."""
+        return replace(self, threads=threads)
 
     @property
     def num_workers(self) -> int:
@@ -350,5 +368,5 @@ def _warn_about(checkpoints: str, nodes: Sequence[Mapping[str, Any]]) -> None:
             "%d machines keep states under %s: if that is not one folder for all of them, set "
             "Storage(checkpoints=...) to an address that all of them see, such as s3://bucket/folder",
             len(machines),
-            checkpoints,
+            redact_root(checkpoints),
         )

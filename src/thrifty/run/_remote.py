@@ -6,12 +6,11 @@ import pickle
 import sys
 import sysconfig
 import time
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from thrifty.core import EpochDone, StoreWriteError
+from thrifty.core import EpochDone, StoreWriteError, error_traceback
 
 from ._assignment import Assignment, Report
 from ._worker import Worker, WorkerSpec
@@ -43,8 +42,8 @@ class RemoteWorker:
         try:
             loaded = pickle.loads(task)
             self._worker = Worker(loaded, spec, should_stop=lambda: self._stopping)
-        except Exception:  # noqa: BLE001 (user code may raise anything; the study says what it was)
-            return traceback.format_exc()
+        except BaseException as error:  # noqa: BLE001 (user code may raise anything, sys.exit() included)
+            return error_traceback(error)
         return ""
 
     def advance(self, assignments: Sequence[Assignment], *, stop: bool = False) -> Turn:

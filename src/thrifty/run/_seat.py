@@ -39,23 +39,40 @@ class Seat:
                 self._last[report.assignment] = report.event
 
     def vanish(self, why: str, *, evicted: bool = False) -> list[Report]:
-        """The worker is gone: says which stages it was at, and has no assignments any more.
+        """Report that the worker is gone: which stages it was at. It has no assignments any more.
 
-        Who was alone is lost; of several it is not known whose fault it was. If it was evicted, its machine gone, it was
-        nobody's.
+        A trial that was alone is lost. Of several it is not known whose fault it was, so each of them is
+        trained again, alone. If the worker's machine is gone (``evicted``), it was nobody's fault.
         """
+        message = f"WorkerLostError: worker {self.name} ended unexpectedly ({why})"
+        return self._give_up("evicted" if evicted else "lost", message)
+
+    def time_out(self, limit_s: float) -> list[Report]:
+        """Report that the worker was killed because no epoch has ended for too long."""
+        message = (
+            f"EpochTimeoutError: no epoch has ended in {limit_s:g} s on worker {self.name}, which was killed; if epochs "
+            "take so long, raise epoch_timeout"
+        )
+        return self._give_up("timeout", message)
+
+    def _give_up(self, kind: str, message: str) -> list[Report]:
         alone = len(self.assignments) == 1
-        kind = "evicted" if evicted else "lost" if alone else "crowded"
+        evicted = kind == "evicted"
+        if not alone and not evicted:
+            kind = "crowded"
         reports: list[Report] = []
         for number, assignment in self.assignments.items():
-            at = _stage_after(assignment, self._last.get(number))
+            last = self._last.get(number)
+            at = _stage_after(assignment, last)
+            # What is reported is known, whatever becomes of the rest.
+            reached = last.epoch if isinstance(last, EpochDone) else at.start
             event = StageFailed(
                 node=at.node,
                 start=at.start,
                 stop=at.stop,
-                epoch=at.start,
+                epoch=max(at.start, reached) if kind == "timeout" else at.start,
                 kind=kind,
-                message=f"WorkerLostError: worker {self.name} ended unexpectedly ({why})",
+                message=message,
                 worker=self.name,
             )
             reports += [Report(assignment=number, event=event), Report(assignment=number)]

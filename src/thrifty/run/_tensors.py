@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from thrifty.core import CheckpointError
 from thrifty.pack import State
 
 
@@ -27,10 +28,24 @@ def state_to_arrays(state: State) -> tuple[dict[str, np.ndarray], dict[str, Any]
 
 
 def state_from_arrays(arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> State:
-    """The state that ``state_to_arrays`` took apart."""
+    """Put the state together that ``state_to_arrays`` took apart.
+
+    Raises:
+        CheckpointError: It did not make these.
+    """
     tensors: dict[str, torch.Tensor] = {}
-    for key, array in arrays.items():
-        tensor = torch.from_numpy(array.copy() if not array.flags.writeable else array)
-        dtype = meta["dtypes"].get(key)
-        tensors[key] = tensor if dtype is None else tensor.view(getattr(torch, dtype))
-    return State(tensors=tensors, tree=meta["tree"])
+    try:
+        for key, array in arrays.items():
+            tensor = torch.from_numpy(array.copy() if not array.flags.writeable else array)
+            dtype = meta["dtypes"].get(key)
+            tensors[key] = tensor if dtype is None else tensor.view(_dtype(dtype))
+        return State(tensors=tensors, tree=meta["tree"])
+    except (KeyError, AttributeError, TypeError, RuntimeError) as error:
+        raise CheckpointError(f"this is not the state of a trial ({error})") from error
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"{name!r} is no type of numbers")
+    return found

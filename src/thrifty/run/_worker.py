@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -25,6 +24,10 @@ from thrifty.core import (
     StageFailed,
     StageStarted,
     StateError,
+    WorkerLostError,
+    error_text,
+    error_traceback,
+    plain_logger,
 )
 from thrifty.pack import (
     AutoBackend,
@@ -40,6 +43,7 @@ from thrifty.pack import (
     borrowed_streams,
     out_of_memory,
 )
+from thrifty.pack._backend import no_exits
 from thrifty.perf import PackCurve
 from thrifty.plan import Stage
 from thrifty.store import CheckpointFolder
@@ -53,10 +57,14 @@ from ._recent import RecentStates
 from ._tensors import state_from_arrays, state_to_arrays
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
-_KINDS: Mapping[type[Exception], str] = {DivergedError: "diverged", StateError: "task"}
-"""Errors that are told apart."""
+_KINDS: Mapping[type[Exception], str] = {
+    DivergedError: "diverged",
+    StateError: "task",
+    WorkerLostError: "lost",
+}
+"""Errors that are told apart; a trial may itself be a job of several workers, and lose one."""
 
 CACHE_BYTES = 256 * 2**20
 """How much recent state a worker keeps in memory, so that a branch need not read what it just wrote."""
@@ -109,6 +117,8 @@ class Worker:
         self._waiting: deque[Course] = deque()
         self._courses: dict[int, Course] = {}
         self._closing: list[Course] = []
+        self._lost: set[tuple[int, int, str]] = set()
+        """States that nothing could go on from; one that is made again just the same is a failure."""
         self._limit: float = float("inf")
         self._proven = 1
 
@@ -144,18 +154,18 @@ class Worker:
             try:
                 member = self._member(course)
             except CheckpointError as error:
-                resume = course.resume
-                assert resume is not None
-                course.finale = CheckpointLost(
-                    checkpoint=resume, reason=str(error), worker=self.name
-                )
-                self._closing.append(course)
+                self._lose(course, error)
                 continue
             try:
                 with self._own_process_state():
                     self._complete.at_begin(course, member)
                     self._backend.stack(course.number, member)
                     self._complete.note(self._backend.trial(course.number))
+            except CheckpointError as error:
+                # The file is as it was written, but the task cannot go on from what is in it.
+                self._backend.release(course.number)
+                self._lose(course, error)
+                continue
             except Exception as error:  # noqa: BLE001 (user code may raise anything; the study goes on)
                 if out_of_memory(error) and self._courses:
                     self._backend.release(course.number)
@@ -168,6 +178,18 @@ class Worker:
             self._report_calibrations(course, out)
             if course.epoch == course.stage.start and not course.is_again:
                 out.append(course.report(self._started(course)))
+
+    def _lose(self, course: Course, error: CheckpointError) -> None:
+        """The state that a chain was to go on from is lost: what made it is trained again, once."""
+        resume = course.resume
+        if resume is None or (resume.node, resume.epoch, resume.digest) in self._lost:
+            course.finale = self._failed(course, error)
+        else:
+            self._lost.add((resume.node, resume.epoch, resume.digest))
+            course.finale = CheckpointLost(
+                checkpoint=resume, reason=str(error), worker=self.name
+            )
+        self._closing.append(course)
 
     def _member(self, course: Course) -> Member:
         if course.parked is not None:
@@ -233,35 +255,45 @@ class Worker:
         for course in list(self._courses.values()):
             if course.under_way:
                 continue
-            if course.passed is not None:
-                if self._should_stop():
-                    self._leave(course)
-                    continue
-                if not self._catch_up(course):
-                    continue
-            num_unverified = self._backend.num_unverified(course.number)
             # one that stops trains one epoch more if its last ones are still to be verified
             stopping = self._should_stop()
-            if stopping and not num_unverified:
-                if course.epoch > course.stage.start:
-                    self._save(course, self._backend.unstack(course.number))
-                self._leave(course)
+            if not self._is_ready(course, stopping=stopping):
                 continue
-            if len(self._courses) > self._proven and not num_unverified:
-                course.parked = course.member(self._backend.unstack(course.number))
             try:
-                plans[course.number] = epoch_plan(
-                    self._backend,
-                    course.chain.timeline,
-                    epoch=course.epoch,
-                    slot=course.number,
-                    verify=stopping or course.epoch + 1 == course.stage.stop,
-                )
+                with no_exits():
+                    plans[course.number] = epoch_plan(
+                        self._backend,
+                        course.chain.timeline,
+                        epoch=course.epoch,
+                        slot=course.number,
+                        verify=stopping or course.epoch + 1 == course.stage.stop,
+                    )
             except Exception as error:  # noqa: BLE001 (user code may raise anything)
                 self._fail(course, error)
                 continue
             course.under_way = True
         return plans
+
+    def _is_ready(self, course: Course, *, stopping: bool) -> bool:
+        """Whether a course goes on; what it needs if the worker runs out of memory is put aside."""
+        if course.passed is not None:
+            if stopping:
+                self._leave(course)
+                return False
+            if not self._catch_up(course):
+                return False
+        if self._backend.num_unverified(course.number):
+            return True
+        if stopping:
+            if course.epoch == course.stage.start or self._save(course):
+                self._leave(course)
+            return False
+        if len(self._courses) > self._proven:
+            state = self._state_of(course)
+            if state is None:
+                return False
+            course.parked = course.member(state)
+        return True
 
     def _take(self, course: Course, outcome: Outcome, out: list[Report]) -> None:
         course.under_way = False
@@ -280,13 +312,15 @@ class Worker:
         if course.epoch < stage.stop:
             return
         assert not course.held, "the end of a stage is always verified"
-        state = self._backend.unstack(course.number)
+        state = self._state_of(course)
+        if state is None:
+            return
         with self._own_process_state():
             error = self._complete.at_end(course, self._backend, state)
         if error is not None:
             self._fail(course, error)
             return
-        self._save(course, state)
+        self._keep(course, state)
         self._end_stage(course, out)
 
     def _end_stage(self, course: Course, out: list[Report]) -> None:
@@ -390,7 +424,7 @@ class Worker:
 
     def _limit_to(self, size: int, error: Exception, out: list[Report]) -> None:
         self._limit = size
-        reason = str(error).strip().split("\n")[0]
+        reason = error_text(error).split("\n")[0]
         logger.warning(
             "%s: out of memory; at most %d trials at a time from now on (%s)",
             self.name,
@@ -431,7 +465,26 @@ class Worker:
             node=stage.node, start=stage.start, stop=stage.stop, worker=self.name
         )
 
-    def _save(self, course: Course, state: State) -> None:
+    def _state_of(self, course: Course) -> State | None:
+        """Return the state of a trial; None if the task's code failed to give it, and so the trial."""
+        try:
+            with self._own_process_state():
+                return self._backend.unstack(course.number)
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            self._fail(course, error)
+            return None
+
+    def _save(self, course: Course) -> bool:
+        """Have the state of a trial written; False if it has none, and has failed."""
+        state = self._state_of(course)
+        if state is None:
+            return False
+        self._keep(course, state)
+        return True
+
+    def _keep(self, course: Course, state: State) -> None:
         stage, epoch = course.stage, course.epoch
         self._recent.add((stage.node, epoch), state)
         kept = Stage(node=stage.node, start=stage.start, stop=epoch)
@@ -471,16 +524,17 @@ class Worker:
     def _failed(
         self, course: Course, error: Exception, *, kind: str | None = None
     ) -> StageFailed:
-        found = next((k for each, k in _KINDS.items() if isinstance(error, each)), "error")
+        if kind is None:
+            kind = next((k for each, k in _KINDS.items() if isinstance(error, each)), "error")
         return StageFailed(
             node=course.stage.node,
             start=course.stage.start,
             stop=course.stage.stop,
             epoch=course.epoch,
-            kind=kind or found,
-            message=f"{type(error).__name__}: {error}",
+            kind=kind,
+            message=error_text(error),
             worker=self.name,
-            traceback="".join(traceback.format_exception(error)),
+            traceback=error_traceback(error),
         )
 
     def _own_process_state(self) -> _ProcessState:
@@ -500,7 +554,15 @@ class _ProcessState:
             torch.set_num_threads(self._threads)
         self._streams.__enter__()
 
-    def __exit__(self, *exc: object) -> None:
-        self._streams.__exit__(*exc)  # type: ignore[arg-type]
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._streams.__exit__(kind, error, trace)
         if torch.get_num_threads() != self._before:
             torch.set_num_threads(self._before)
+        if error is not None and not isinstance(error, Exception):
+            with no_exits():
+                raise error

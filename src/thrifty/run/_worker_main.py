@@ -1,24 +1,23 @@
-"""The main program of a worker process: ``python -m thrifty.run._worker_main FD``."""
+"""The main program of a worker process; ``thrifty.core._child.Child`` starts it."""
 
 from __future__ import annotations
 
 import gc
 import pickle
-import signal
 import sys
 from multiprocessing.connection import Connection
+from typing import Any
 
-from thrifty.core import StoreWriteError
+from thrifty.core import StoreWriteError, error_traceback
+from thrifty.core._child import parent_of
 from thrifty.run._assignment import Assignment
-from thrifty.run._processes import WriteError
+from thrifty.run._processes import LoadError, WriteError
 from thrifty.run._worker import Worker
 
 
-def main(fd: int) -> None:
+def main(arguments: list[str]) -> None:
     """Serves assignments until the other end goes away."""
-    # Ctrl-C reaches the whole terminal; the study decides what becomes of it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    connection = Connection(fd)
+    connection = parent_of(arguments)
     try:
         _serve(connection)
     except (EOFError, ConnectionError):
@@ -27,10 +26,14 @@ def main(fd: int) -> None:
 
 def _serve(connection: Connection) -> None:
     spec = connection.recv()
-    sys.path[:] = (
-        connection.recv()
-    )  # before the task: its module is found where the study found it
-    task = pickle.loads(connection.recv_bytes())
+    # Before the task: its module is found where the study has found it.
+    sys.path[:] = connection.recv()
+    code = connection.recv_bytes()
+    try:
+        task = _load(code)
+    except BaseException as error:  # noqa: BLE001 (the user's modules may do anything when they are imported)
+        connection.send(LoadError(traceback=error_traceback(error)))
+        return
     gc.freeze()  # torch and the task stay: no need to look through them for garbage, 0.3 s each time
     stopping = False
 
@@ -48,6 +51,7 @@ def _serve(connection: Connection) -> None:
         return stopping
 
     worker = Worker(task, spec, should_stop=should_stop)
+    connection.send([])  # it is up: from now on a silence counts
     while True:
         while not worker.num_active or connection.poll(0):
             take(connection.recv())
@@ -56,9 +60,13 @@ def _serve(connection: Connection) -> None:
         except StoreWriteError as error:
             connection.send(WriteError(message=str(error)))
             return
-        if reports:
-            connection.send(reports)
+        # also if there are none: it goes on
+        connection.send(reports)
+
+
+def _load(code: bytes) -> Any:
+    return pickle.loads(code)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(sys.argv[1:])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
-from itertools import groupby, islice, repeat
-from operator import attrgetter
+from itertools import islice, repeat
 
 import numpy as np
 
@@ -20,16 +19,8 @@ from ._draw import check_sampler, draw
 from ._history import Decision, History, Proposal, Trial
 from ._rungs import rungs_between
 from ._samplers import RandomSampler, Sampler
-from ._sub_samples import Threshold, bar, check_threshold, gap, threshold, total
-
-
-Stages = Counter[tuple[int, int, str]]
-"""How many trials there are of each ``(reached, target, state)``: all that is counted is counted over these few."""
-
-Entry = tuple[float, int]
-"""``(score, trial)`` as on a leaderboard, or ``(behind, trial)``: by how much the leader's score is higher."""
-
-_STAGE = attrgetter("reached", "target", "state")
+from ._standing import Challengers, Entry, Standing, ranked
+from ._sub_samples import Threshold, check_threshold, threshold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +70,12 @@ class AsyncSubSampling(Algorithm):
         self, history: History, space: Space, *, num: int, rng: np.random.Generator
     ) -> Sequence[Decision]:
         """At most ``num`` trials to train on, or new ones."""
-        rungs = self.rungs()
-        stages: Stages = Counter(map(_STAGE, history))
-        leader = _leader(history, stages)
-        deserving = self._deserving(history, stages, leader) if leader else ()
+        rungs, standing = self.rungs(), Standing.of(history)
+        leader = standing.leader(history)
+        others = standing.challengers(leader) if leader else {}
+        deserving = (
+            self._deserving(history, standing, leader=leader, others=others) if leader else ()
+        )
         out: list[Decision] = [
             Proposal(target=rungs[_level(rungs, trial.reached)], trial=trial.number)
             for trial in islice(deserving, num)
@@ -91,56 +84,55 @@ class AsyncSubSampling(Algorithm):
         starts = repeat((0, rungs[0]), max(num_new, 0))
         out += draw(self.sampler, history, space, starts=starts, num=num, rng=rng)
         if leader and not out and not history.num_running:
-            return self._ahead(history, stages, leader)
+            return self._ahead(history, leader, others)
         return out
 
-    def _deserving(self, history: History, stages: Stages, leader: Trial) -> Iterator[Trial]:
+    def _deserving(
+        self,
+        history: History,
+        standing: Standing,
+        *,
+        leader: Trial,
+        others: dict[int, Challengers],
+    ) -> Iterator[Trial]:
         """Trials to be trained on, those who deserve it most first; each of them once."""
-        # who failed has been observed all the same
-        observed = sum(
-            num * (target if state == "failed" else reached)
-            for (reached, target, state), num in stages.items()
-        )
-        c = threshold(observed, self.threshold)
-        going: dict[int, Sequence[Entry]] = {}
-        others = _challengers(history, stages, leader)
+        c = threshold(standing.num_observed, self.threshold)
+        going: dict[int, int] = {}
         for epoch in sorted(epoch for epoch in others if epoch < c):
-            going[epoch] = others.pop(epoch)
-            for _, number in _ranked(going[epoch], leader.scores[epoch - 1]):
+            going[epoch] = len(others[epoch])
+            for _, number in _by_difference(others, epoch, leader):
                 yield history[number]
-        rest: dict[int, Sequence[Entry]] = {}
-        for epoch, entries in others.items():
-            going[epoch], rest[epoch] = _split(history, entries, bar(leader.scores, epoch))
-        good = [_ranked(going[epoch], leader.scores[epoch - 1]) for epoch in rest]
-        for _, number in merge(*good):
+        rest = [epoch for epoch in others if epoch not in going]
+        tops = {epoch: leader.scores[epoch - 1] for epoch in rest}
+        for epoch in rest:
+            going[epoch] = len(others[epoch].good)
+        for _, number in merge(*(ranked(others[e].good, top=tops[e]) for e in rest)):
             yield history[number]
-        free = self._free(history, stages, going)
-        for _, number in self._within_quota(rest, free, leader):
+        free = self._free(len(history), standing, going)
+        remaining = {epoch: ranked(others[epoch].rest, top=tops[epoch]) for epoch in rest}
+        for _, number in self._within_quota(remaining, free):
             yield history[number]
         if leader.state == "waiting" and leader.reached < self.max_epochs:
             yield leader
 
-    def _free(
-        self, history: History, stages: Stages, going: dict[int, Sequence[Entry]]
-    ) -> list[int]:
-        """How many places each rung has left when ``going`` have gone to theirs."""
+    def _free(self, num_trials: int, standing: Standing, going: dict[int, int]) -> list[int]:
+        """How many places each rung has left when ``going`` (trials by epoch) have gone to theirs."""
         rungs = self.rungs()
-        free = [-(-len(history) // self.eta**level) for level in range(len(rungs))]
-        for (_, target, _), num in stages.items():
+        free = [-(-num_trials // self.eta**level) for level in range(len(rungs))]
+        for target, num in standing.targets.items():
             for level in range(_level(rungs, target)):
                 free[level] -= num
-        for epoch, entries in going.items():
-            free[_level(rungs, epoch)] -= len(entries)
+        for epoch, num in going.items():
+            free[_level(rungs, epoch)] -= num
         return free
 
     def _within_quota(
-        self, rest: dict[int, Sequence[Entry]], free: Sequence[int], leader: Trial
+        self, rest: dict[int, Iterator[Entry]], free: Sequence[int]
     ) -> Iterator[Entry]:
         """Those of ``rest`` whose next rung has a free place, by difference."""
-        rungs = self.rungs()
         heading = defaultdict[int, list[Iterator[Entry]]](list)
         for epoch, entries in rest.items():
-            heading[_level(rungs, epoch)].append(_ranked(entries, leader.scores[epoch - 1]))
+            heading[_level(self.rungs(), epoch)].append(entries)
         return merge(
             *(
                 islice(merge(*heading[level]), free[level])
@@ -149,47 +141,24 @@ class AsyncSubSampling(Algorithm):
             )
         )
 
-    def _ahead(self, history: History, stages: Stages, leader: Trial) -> list[Decision]:
+    def _ahead(
+        self, history: History, leader: Trial, others: dict[int, Challengers]
+    ) -> list[Decision]:
         """At the very end: the challenger that is ahead of the leader by most, if any is."""
-        rungs, others = self.rungs(), _challengers(history, stages, leader)
-        ranked = (_ranked(others[epoch], leader.scores[epoch - 1]) for epoch in others)
-        behind, number = next(merge(*ranked), (0.0, -1))
+        rungs = self.rungs()
+        entries = (_by_difference(others, epoch, leader) for epoch in others)
+        behind, number = next(merge(*entries), (0.0, -1))
         if behind >= 0:
             return []
         return [Proposal(target=rungs[_level(rungs, history[number].reached)], trial=number)]
 
 
-def _leader(history: History, stages: Stages) -> Trial | None:
-    """The best of those who have reported most."""
-    epoch = max((reached for reached, _, state in stages if state != "failed"), default=0)
-    board = (history[number] for _, number in history.leaderboard(epoch))
-    return next((trial for trial in board if trial.state != "failed"), None)
-
-
-def _challengers(history: History, stages: Stages, leader: Trial) -> dict[int, Sequence[Entry]]:
-    """Those who wait with less training than the leader's, by epoch; each time the best first."""
-    # all trials are of group 0, whose boards these are
-    epochs = {reached for reached, _, state in stages if state == "waiting"}
-    return {epoch: history.waiting(epoch)[:] for epoch in epochs if epoch < leader.reached}
-
-
-def _split(
-    history: History, entries: Sequence[Entry], least: float
-) -> tuple[list[Entry], list[Entry]]:
-    """Those whose scores sum to ``least`` or more, and those whose do not."""
-    good, rest = list[Entry](), list[Entry]()
-    for entry in entries:
-        (good if total(history[entry[1]].scores) >= least else rest).append(entry)
-    return good, rest
-
-
-def _ranked(entries: Iterable[Entry], top: float) -> Iterator[Entry]:
-    """``(score, trial)``, best first, as ``(behind, trial)``, least behind ``top`` first; lazily.
-
-    The order is the same, except that scores may differ where their rounded differences do not: such trials tie.
-    """
-    for behind, tied in groupby(entries, lambda entry: -gap(entry[0], top)):
-        yield from sorted((behind, number) for _, number in tied)
+def _by_difference(
+    others: dict[int, Challengers], epoch: int, leader: Trial
+) -> Iterator[Entry]:
+    """All that wait at an epoch, least behind the leader first."""
+    top, both = leader.scores[epoch - 1], others[epoch]
+    return merge(ranked(both.good, top=top), ranked(both.rest, top=top))
 
 
 def _level(rungs: Sequence[int], epoch: int) -> int:

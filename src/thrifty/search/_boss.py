@@ -22,6 +22,22 @@ from ._sub_samples import Threshold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _RoundsOfBrackets:
+    """Rounds of sub-sampling as the rule of brackets."""
+
+    eta: int
+    threshold: Threshold
+    width: Width
+
+    def decide(
+        self, history: History, *, group: int, rungs: tuple[int, ...]
+    ) -> Sequence[Decision]:
+        """The next round of a bracket, if the one before is over."""
+        rounds = Rounds(rungs=rungs, eta=self.eta, threshold=self.threshold, width=self.width)
+        return rounds.decide(history, group=group)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BOSS(Algorithm):
     """Brackets of sub-sampling, and a model that proposes the configurations of the next one.
 
@@ -73,16 +89,9 @@ class BOSS(Algorithm):
         self, history: History, space: Space, *, num: int, rng: np.random.Generator
     ) -> Sequence[Decision]:
         """The next rounds of brackets whose last is complete, or new trials of the next bracket."""
-
-        def verdicts(group: int, rungs: tuple[int, ...]) -> Sequence[Decision]:
-            rounds = Rounds(
-                rungs=rungs, eta=self.eta, threshold=self.threshold, width=self.width
-            )
-            return rounds.decide(history, group=group)
-
         return ask_brackets(
             self.brackets(),
-            verdicts,
+            _RoundsOfBrackets(eta=self.eta, threshold=self.threshold, width=self.width),
             sampler=self.sampler,
             history=history,
             space=space,

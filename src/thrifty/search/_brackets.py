@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Hashable, Iterator, Sequence
 from functools import lru_cache
 from itertools import cycle
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -21,6 +23,16 @@ class Bracket(NamedTuple):
 
     num_trials: int
     epochs: tuple[int, ...]
+
+
+class Rule(Protocol):
+    """Who of a bracket goes on; hashable, for what is known of a history is kept by rule."""
+
+    def decide(
+        self, history: History, *, group: int, rungs: tuple[int, ...]
+    ) -> Sequence[Decision]:
+        """Decisions about the trials of a group; they depend on these alone."""
+        ...
 
 
 Ladder = Literal["hyperband", "widest"]
@@ -61,7 +73,7 @@ def brackets_until(
 
 def ask_brackets(
     brackets: Sequence[Bracket],
-    verdicts: Callable[[int, tuple[int, ...]], Sequence[Decision]],
+    rule: Rule,
     *,
     sampler: Sampler,
     history: History,
@@ -69,38 +81,70 @@ def ask_brackets(
     num: int | None,
     rng: np.random.Generator,
 ) -> list[Decision]:
-    """New trials of the brackets (``Trial.group``), or ``verdicts(group, rungs)`` on those that have all of theirs.
+    """New trials of the brackets (``Trial.group``), or the verdicts on those that have all of theirs.
 
-    A sampler that learns is asked for one bracket after the other, and only for workers that no verdict keeps busy:
-    ``num`` trials, or (None) all that are missing of a bracket.
+    A sampler that learns is asked for one bracket after the other, and only for workers that no verdict
+    keeps busy: ``num`` trials, or (None) all that are missing of a bracket.
     """
 
-    def verdicts_on(*, complete: bool) -> list[Decision]:
-        # where a trial is running no rung is complete; there may be thousands of brackets
-        groups = sorted(group for group in history.settled if isinstance(group, int))
-        return [
-            decision
-            for group in groups
-            if not complete or len(history.in_group(group)) == brackets[group].num_trials
-            for decision in verdicts(group, brackets[group].epochs)
-        ]
+    def num_missing(group: int) -> int:
+        return brackets[group].num_trials - len(history.in_group(group))
 
-    if sampler.adapts and (out := verdicts_on(complete=True)):
+    def verdicts(*, complete: bool) -> list[Decision]:
+        waiting = _Undecided.of(history, (rule, brackets[0], brackets[-1], len(brackets)))
+        found: list[Decision] = []
+        for group in sorted(waiting.groups):
+            if complete and num_missing(group):
+                continue
+            decisions = rule.decide(history, group=group, rungs=brackets[group].epochs)
+            if not decisions:
+                waiting.groups.discard(group)
+            found += decisions
+        return found
+
+    if sampler.adapts and (out := verdicts(complete=True)):
         return out
-    starts: Iterator[tuple[int, int]] = (
-        (group, rungs[0])
-        for group, (size, rungs) in enumerate(brackets)
-        for _ in range(len(history.in_group(group)), size)
+    # they are filled in order, and there may be thousands
+    first = bisect_left(range(len(brackets)), 1, key=lambda g: min(num_missing(g), 1))
+    starts = (
+        (group, brackets[group].epochs[0])
+        for group in range(first, len(brackets))
+        for _ in range(num_missing(group))
     )
-    last = len(brackets) - 1
-    if len(history.in_group(last)) == brackets[last].num_trials:
-        starts = iter(())  # they are filled in order, so all are full
     if num is None:
-        missing = (size - len(history.in_group(g)) for g, (size, _) in enumerate(brackets))
-        num = next((m for m in missing if m), 0)
+        num = num_missing(first) if first < len(brackets) else 0
     fresh = draw(sampler, history, space, starts=starts, num=num, rng=rng)
     # where the sampler is exhausted no bracket will ever get more trials than it has
-    return [*fresh] or verdicts_on(complete=False)
+    return [*fresh] or verdicts(complete=False)
+
+
+class _Undecided:
+    """Groups that wait for a verdict of a rule, kept up to date as a history grows.
+
+    A verdict depends on the trials of its group alone, so a group on which there was none
+    is not asked about again before one of its trials has changed.
+    """
+
+    def __init__(self) -> None:
+        self.groups: set[int] = set()
+        self._num_moves = 0
+
+    @classmethod
+    def of(cls, history: History, rule: Hashable) -> _Undecided:
+        found = _KNOWN.setdefault(history, {}).setdefault(rule, cls())
+        moves, settled = history.moves, history.settled
+        for number in moves[found._num_moves :]:
+            group = history[number].group
+            # where a trial is running no rung is complete
+            if isinstance(group, int) and group in settled:
+                found.groups.add(group)
+            else:
+                found.groups.discard(group)
+        found._num_moves = len(moves)
+        return found
+
+
+_KNOWN: WeakKeyDictionary[History, dict[Hashable, _Undecided]] = WeakKeyDictionary()
 
 
 def _standard_brackets(max_epochs: int, *, eta: int) -> list[Bracket]:

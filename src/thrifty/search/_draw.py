@@ -37,7 +37,7 @@ def draw(
     Fewer when the sampler has no more, and no more than ``num`` where it learns from results.
     """
     places = list(islice(starts, num) if sampler.adapts else starts)
-    configs = list(history.enqueued[: len(places)])
+    configs = list(history.next_enqueued(len(places)))
     missing = len(places) - len(configs)
     if missing:
         configs += sampler.sample(history, space, num=missing, rng=rng)

@@ -45,6 +45,6 @@ class GridSearch(Algorithm):
     ) -> Sequence[Decision]:
         """All of the grid that is not in the history yet."""
         sampler = GridSampler(levels=self.levels)
-        num_left = sampler.size(space) - history.num_drawn + len(history.enqueued)
+        num_left = sampler.size(space) - history.num_drawn + history.num_enqueued
         starts = repeat((0, self.max_epochs), num_left)
         return draw(sampler, history, space, starts=starts, num=num, rng=rng)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 from thrifty.core import AlgorithmError
 from thrifty.space import Config
+
+from ._sorted_list import SortedList
 
 
 TrialState = Literal["running", "waiting", "stopped", "failed"]
@@ -76,7 +78,7 @@ class Leaderboard(Sequence[tuple[float, int]]):
 
     __slots__ = ("_entries",)
 
-    def __init__(self, entries: Sequence[tuple[float, int]]) -> None:
+    def __init__(self, entries: SortedList[tuple[float, int]]) -> None:
         self._entries = entries
         """``(-score, trial)``, ascending."""
 
@@ -102,12 +104,68 @@ class Leaderboard(Sequence[tuple[float, int]]):
     @property
     def num_alive(self) -> int:
         """How many of them have not failed."""
-        return bisect_left(self._entries, (float("inf"), -1))
+        return self._entries.rank((math.inf, -1))
 
     def rank(self, entry: tuple[float, int]) -> int:
         """How many are better than this ``(score, trial)``."""
         score, number = entry
-        return bisect_left(self._entries, (-score, number))
+        return self._entries.rank((-score, number))
+
+
+_EMPTY = Leaderboard(SortedList())
+_Boards = defaultdict[tuple[Hashable, int], SortedList[tuple[float, int]]]
+
+
+class _Row:
+    """A trial while it changes; ``Trial`` is what others see of it, made when somebody looks.
+
+    Most algorithms look at leaderboards alone, and a study has several changes for each trial.
+    """
+
+    __slots__ = (
+        "config",
+        "group",
+        "number",
+        "objectives",
+        "parent",
+        "reached",
+        "scores",
+        "state",
+        "target",
+        "view",
+        "violation",
+    )
+
+    def __init__(self, number: int, decision: Proposal) -> None:
+        assert decision.config is not None
+        self.number = number
+        self.config = decision.config
+        self.target = decision.target
+        self.group = decision.group
+        self.parent = decision.parent
+        self.reached = 0
+        self.scores: tuple[float, ...] = ()
+        self.state: TrialState = "running"
+        self.objectives: tuple[float, ...] = ()
+        self.violation = 0.0
+        self.view: Trial | None = None
+
+    def trial(self) -> Trial:
+        """The trial as it is now."""
+        if self.view is None:
+            self.view = Trial(
+                number=self.number,
+                config=self.config,
+                target=self.target,
+                group=self.group,
+                reached=self.reached,
+                scores=self.scores,
+                state=self.state,
+                parent=self.parent,
+                objectives=self.objectives,
+                violation=self.violation,
+            )
+        return self.view
 
 
 class History:
@@ -128,32 +186,35 @@ class History:
         """Trials of earlier studies, which samplers may learn from; their numbers mean nothing here."""
         self._max_epochs = max_epochs
         self._enqueued: list[Config] = []
+        self._num_taken = 0
+        """How many of the enqueued configurations have been proposed."""
         self._num_drawn = 0
-        self._trials: list[Trial] = []
-        self._boards: dict[tuple[Hashable, int], list[tuple[float, int]]] = {}
-        self._running: set[int] = set()
-        self._waiting: dict[tuple[Hashable, int], list[tuple[float, int]]] = {}
-        self._groups: dict[Hashable, list[int]] = {}
-        self._under_way: dict[Hashable, int] = {}
+        self._rows: list[_Row] = []
+        self._boards: _Boards = defaultdict(SortedList)
+        self._num_running = 0
+        self._waiting: _Boards = defaultdict(SortedList)
+        self._groups: defaultdict[Hashable, list[int]] = defaultdict(list)
+        self._under_way: Counter[Hashable] = Counter()
         """By group how many trials are running."""
-        self._undecided: dict[Hashable, int] = {}
+        self._undecided: Counter[Hashable] = Counter()
         """By group how many trials wait and have not gone all the way."""
         self._settled: set[Hashable] = set()
+        self._moves: list[int] = []
         self._num_decisions = 0
 
     def __len__(self) -> int:
-        return len(self._trials)
+        return len(self._rows)
 
     def __getitem__(self, number: int) -> Trial:
-        return self._trials[number]
+        return self._rows[number].trial()
 
     def __iter__(self) -> Iterator[Trial]:
-        return iter(self._trials)
+        return (row.trial() for row in self._rows)
 
     @property
     def num_running(self) -> int:
         """How many trials are on their way to a target."""
-        return len(self._running)
+        return self._num_running
 
     @property
     def num_decisions(self) -> int:
@@ -163,12 +224,29 @@ class History:
     @property
     def enqueued(self) -> Sequence[Config]:
         """What the user wants tried first and has not been proposed yet."""
-        return tuple(self._enqueued)
+        return tuple(self._enqueued[self._num_taken :])
+
+    @property
+    def num_enqueued(self) -> int:
+        """How many configurations are enqueued."""
+        return len(self._enqueued) - self._num_taken
+
+    def next_enqueued(self, num: int) -> Sequence[Config]:
+        """The first ``num`` of the enqueued configurations, or all if there are fewer."""
+        return self._enqueued[self._num_taken : self._num_taken + num]
 
     @property
     def num_drawn(self) -> int:
         """How many of the trials came from a sampler: neither enqueued nor branched off another trial."""
         return self._num_drawn
+
+    @property
+    def moves(self) -> Sequence[int]:
+        """The trial of each record, in order: a trial is here once for each time that it has changed.
+
+        What an algorithm derives from a history can be kept up to date by reading the new end only.
+        """
+        return self._moves
 
     @property
     def settled(self) -> Set[Hashable]:
@@ -179,13 +257,19 @@ class History:
         """Numbers of the trials proposed for a group, in order."""
         return self._groups.get(group, ())
 
+    def is_running(self, group: Hashable) -> bool:
+        """Whether a trial of a group is on its way to a target."""
+        return self._under_way[group] > 0
+
     def leaderboard(self, epoch: int, *, group: Hashable = 0) -> Leaderboard:
         """A group's trials that were asked to reach ``epoch`` and did, or failed on the way there."""
-        return Leaderboard(self._boards.get((group, epoch), ()))
+        board = self._boards.get((group, epoch))
+        return _EMPTY if board is None else Leaderboard(board)
 
     def waiting(self, epoch: int, *, group: Hashable = 0) -> Leaderboard:
         """Those of the leaderboard that wait at ``epoch`` for a decision."""
-        return Leaderboard(self._waiting.get((group, epoch), ()))
+        board = self._waiting.get((group, epoch))
+        return _EMPTY if board is None else Leaderboard(board)
 
     def record_enqueued(self, config: Config) -> None:
         """The user wants a configuration to be tried next."""
@@ -197,43 +281,29 @@ class History:
         Raises:
             AlgorithmError: it concerns a trial that does not wait, or has been further already.
         """
-        if isinstance(decision, Stop):
-            self._check_waits(decision.trial)
-            self._num_decisions += 1
-            self._forget_waiting(decision.trial)
-            self._change(decision.trial, state="stopped")
-            return decision.trial
         if decision.trial is not None:
-            self._check_waits(decision.trial)
-            if decision.target <= self._trials[decision.trial].reached:
-                raise AlgorithmError(
-                    f"{decision} asks for no more than the {self._trials[decision.trial].reached} epochs "
-                    "that the trial has; raise its target, or stop it"
-                )
+            row = self._waiting_row(decision)
             self._num_decisions += 1
-            self._forget_waiting(decision.trial)
-            self._change(decision.trial, state="running", target=decision.target)
-            self._running.add(decision.trial)
-            return decision.trial
-        self._num_decisions += 1
+            self._waiting[row.group, row.reached].remove((-row.scores[-1], row.number))
+            if isinstance(decision, Stop):
+                self._change(row, "stopped")
+            else:
+                row.target = decision.target
+                self._change(row, "running")
+            return row.number
         assert decision.config is not None
-        number = len(self._trials)
-        if self._enqueued and dict(decision.config) == dict(self._enqueued[0]):
-            del self._enqueued[0]
+        self._num_decisions += 1
+        number = len(self._rows)
+        if self.num_enqueued and dict(decision.config) == dict(self._enqueued[self._num_taken]):
+            self._num_taken += 1
         elif decision.parent is None:
             self._num_drawn += 1
-        self._trials.append(
-            Trial(
-                number=number,
-                config=decision.config,
-                target=decision.target,
-                group=decision.group,
-                parent=decision.parent,
-            )
-        )
-        self._groups.setdefault(decision.group, []).append(number)
-        self._running.add(number)
-        self._count(self._trials[number], 1)
+        self._rows.append(_Row(number, decision))
+        self._groups[decision.group].append(number)
+        self._moves.append(number)
+        self._under_way[decision.group] += 1
+        self._num_running += 1
+        self._settled.discard(decision.group)
         return number
 
     def record_scores(
@@ -244,63 +314,70 @@ class History:
         objectives: Sequence[float] = (),
         violation: float = 0.0,
     ) -> None:
-        """A trial reached its target; ``scores`` has one score for each epoch up to there.
+        """Record that a trial has reached its target.
 
-        ``objectives`` and ``violation`` are those at the target (one objective: its last score). What is not a number counts as ``-inf``; a trial whose last score is that bad has failed.
+        Args:
+            number: the trial.
+            scores: one for each epoch up to its target. NaN counts as ``-inf``; a trial whose last score
+                is that bad has failed.
+            objectives: all objectives at the target (default: the last score).
+            violation: by how much it breaks the study's constraints there.
         """
-        trial = self._trials[number]
-        assert len(scores) == trial.target
-        scores = tuple(-math.inf if math.isnan(score) else score for score in scores)
+        row = self._rows[number]
+        assert len(scores) == row.target
+        scores = tuple(scores)
+        if any(map(math.isnan, scores)):
+            scores = tuple(-math.inf if math.isnan(score) else score for score in scores)
         if scores[-1] == -math.inf:
             self.record_failure(number)
             return
-        self._running.discard(number)
-        self._change(
-            number,
-            state="waiting",
-            reached=trial.target,
-            scores=scores,
-            objectives=tuple(objectives) or scores[-1:],
-            violation=violation,
-        )
-        place, entry = (trial.group, trial.target), (-scores[-1], number)
-        insort(self._boards.setdefault(place, []), entry)
-        insort(self._waiting.setdefault(place, []), entry)
+        row.reached = row.target
+        row.scores = scores
+        row.objectives = tuple(objectives) or scores[-1:]
+        row.violation = violation
+        self._change(row, "waiting")
+        place, entry = (row.group, row.target), (-scores[-1], number)
+        self._boards[place].add(entry)
+        self._waiting[place].add(entry)
 
     def record_failure(self, number: int) -> None:
-        """A trial will not reach its target."""
-        trial = self._trials[number]
-        self._running.discard(number)
-        self._change(number, state="failed")
-        insort(self._boards.setdefault((trial.group, trial.target), []), (float("inf"), number))
+        """Record that a trial will not reach its target."""
+        row = self._rows[number]
+        self._change(row, "failed")
+        self._boards[row.group, row.target].add((math.inf, number))
 
-    def _check_waits(self, number: int) -> None:
-        state = self._trials[number].state if 0 <= number < len(self._trials) else "unknown"
-        if state != "waiting":
+    def _waiting_row(self, decision: Decision) -> _Row:
+        number = decision.trial
+        assert number is not None
+        row = self._rows[number] if 0 <= number < len(self._rows) else None
+        if row is None or row.state != "waiting":
+            state = "unknown" if row is None else row.state
             raise AlgorithmError(
                 f"a decision about trial {number}, which is {state}; decide only about trials that wait"
             )
+        if isinstance(decision, Proposal) and decision.target <= row.reached:
+            raise AlgorithmError(
+                f"{decision} asks for no more than the {row.reached} epochs that the trial has; "
+                "raise its target, or stop it"
+            )
+        return row
 
-    def _forget_waiting(self, number: int) -> None:
-        trial = self._trials[number]
-        board = self._waiting[trial.group, trial.reached]
-        del board[bisect_left(board, (-trial.scores[-1], number))]
-
-    def _change(self, number: int, **changes: Any) -> None:
-        old = self._trials[number]
-        values = {name: getattr(old, name) for name in Trial.__slots__}
-        new = self._trials[number] = Trial(**{**values, **changes})
-        self._count(old, -1)
-        self._count(new, 1)
-
-    def _count(self, trial: Trial, change: int) -> None:
-        """Keeps ``settled`` up to date when a trial is in a state, or no more."""
-        group = trial.group
-        if trial.state == "running":
-            self._under_way[group] = self._under_way.get(group, 0) + change
-        elif trial.state == "waiting" and trial.reached != self._max_epochs:
-            self._undecided[group] = self._undecided.get(group, 0) + change
-        if self._undecided.get(group) and not self._under_way.get(group):
+    def _change(self, row: _Row, state: TrialState) -> None:
+        """A trial is in another state; ``settled`` follows."""
+        group = row.group
+        if row.state == "running":
+            self._under_way[group] -= 1
+            self._num_running -= 1
+        elif row.state == "waiting" and row.reached != self._max_epochs:
+            self._undecided[group] -= 1
+        row.state, row.view = state, None
+        self._moves.append(row.number)
+        if state == "running":
+            self._under_way[group] += 1
+            self._num_running += 1
+        elif state == "waiting" and row.reached != self._max_epochs:
+            self._undecided[group] += 1
+        if self._undecided[group] and not self._under_way[group]:
             self._settled.add(group)
         else:
             self._settled.discard(group)

@@ -14,7 +14,7 @@ from ._brackets import Bracket, ask_brackets, brackets_of
 from ._check import check_counts, check_halving
 from ._draw import check_sampler
 from ._history import Decision, History
-from ._rungs import halve
+from ._rungs import Halving
 from ._samplers import RandomSampler, Sampler
 
 
@@ -57,7 +57,7 @@ class Hyperband(Algorithm):
         """All trials that are not in the history yet, or the verdicts on the rungs that are complete."""
         return ask_brackets(
             self.brackets(),
-            lambda group, rungs: halve(history, rungs, eta=self.eta, group=group),
+            Halving(eta=self.eta),
             sampler=self.sampler,
             history=history,
             space=space,

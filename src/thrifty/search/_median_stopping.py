@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, repeat
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -14,8 +15,9 @@ from thrifty.space import Space
 from ._algorithm import Algorithm
 from ._check import check_counts
 from ._draw import check_sampler, draw
-from ._history import Decision, History, Proposal, Stop
+from ._history import Decision, History, Proposal, Stop, Trial
 from ._samplers import RandomSampler, Sampler
+from ._sorted_list import SortedList
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,33 +72,63 @@ class MedianStopping(Algorithm):
         starts = repeat((0, checkpoints[0]), max(self.num_trials - len(history), 0))
         out: list[Decision] = []
         out += draw(self.sampler, history, space, starts=starts, num=num, rng=rng)
+        averages = _Averages.of(history, checkpoints)
         for here, there in pairwise(checkpoints):
-            out += self._verdicts(history, here, there)
+            waiting = history.waiting(here)
+            if waiting:
+                ascending = averages.at[here]
+                out += [
+                    self._verdict(history[number], there, ascending) for _, number in waiting
+                ]
         return out
 
-    def _verdicts(self, history: History, here: int, there: int) -> list[Decision]:
-        waiting = history.waiting(here)
-        if not waiting:
-            return []
-        board = history.leaderboard(here)
-        averages = {
-            number: sum(history[number].scores[:here]) / here
-            for _, number in board[: board.num_alive]
-        }
-        ascending = np.sort(np.fromiter(averages.values(), dtype=float))
-        out: list[Decision] = []
-        for _, number in waiting:
-            others = np.delete(ascending, np.searchsorted(ascending, averages[number]))
-            best = max(history[number].scores)
-            judged = len(others) >= self.min_trials
-            if judged and best < _median(others):
-                out.append(Stop(trial=number))
-            else:
-                out.append(Proposal(target=there, trial=number))
-        return out
+    def _verdict(self, trial: Trial, there: int, ascending: SortedList[float]) -> Decision:
+        """Stop a trial or let it go on, given the averages of all that have come as far, itself included."""
+        judged = len(ascending) > self.min_trials
+        own = _average(trial, trial.reached)
+        if judged and max(trial.scores) < _median_without(ascending, own):
+            return Stop(trial=trial.number)
+        return Proposal(target=there, trial=trial.number)
 
 
-def _median(ascending: np.ndarray) -> float:
-    """The median of sorted numbers; unlike ``np.median`` it takes -inf (an epoch without a finite score)."""
-    low, high = ascending[(len(ascending) - 1) // 2], ascending[len(ascending) // 2]
-    return float(low if low == high else (low + high) / 2)
+class _Averages:
+    """Average scores of all trials at each checkpoint, kept up to date as a history grows."""
+
+    def __init__(self, checkpoints: Sequence[int]) -> None:
+        self.at: dict[int, SortedList[float]] = {epoch: SortedList() for epoch in checkpoints}
+        self._reached: list[int] = []
+        """How far each trial was when it was counted last."""
+        self._num_moves = 0
+
+    @classmethod
+    def of(cls, history: History, checkpoints: tuple[int, ...]) -> _Averages:
+        known = _KNOWN.setdefault(history, {})
+        if checkpoints not in known:
+            known[checkpoints] = cls(checkpoints)
+        found = known[checkpoints]
+        found._catch_up(history)
+        return found
+
+    def _catch_up(self, history: History) -> None:
+        self._reached += [0] * (len(history) - len(self._reached))
+        for number in history.moves[self._num_moves :]:
+            trial, before = history[number], self._reached[number]
+            for epoch in range(before + 1, trial.reached + 1):
+                if epoch in self.at:
+                    self.at[epoch].add(_average(trial, epoch))
+            self._reached[number] = trial.reached
+        self._num_moves = len(history.moves)
+
+
+_KNOWN: WeakKeyDictionary[History, dict[tuple[int, ...], _Averages]] = WeakKeyDictionary()
+
+
+def _average(trial: Trial, epoch: int) -> float:
+    return sum(trial.scores[:epoch]) / epoch
+
+
+def _median_without(ascending: SortedList[float], own: float) -> float:
+    """The median of all but one; unlike ``np.median`` it takes -inf (an epoch without a finite score)."""
+    place, num = ascending.rank(own), len(ascending) - 1
+    low, high = (ascending[index + (index >= place)] for index in ((num - 1) // 2, num // 2))
+    return low if low == high else (low + high) / 2

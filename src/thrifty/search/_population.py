@@ -15,7 +15,7 @@ from thrifty.space import Choice, Domain, Float, Int, MultiStep, Space, Timeline
 from ._algorithm import Algorithm
 from ._check import check_counts
 from ._draw import check_sampler, draw
-from ._history import Decision, History, Proposal, Stop
+from ._history import Decision, History, Leaderboard, Proposal, Stop
 from ._samplers import RandomSampler, Sampler
 
 
@@ -92,13 +92,21 @@ class PopulationBasedTraining(Algorithm):
             return fresh
         num_members = len(history.in_group(0))
         for born in range(1, len(epochs)):
-            ranking = _ranking(history, epochs[born - 1], generations=born)
-            if len(ranking) < num_members or not _any_alive(ranking):
+            boards = [history.leaderboard(epochs[born - 1], group=g) for g in range(born)]
+            num_alive = sum(board.num_alive for board in boards)
+            if sum(map(len, boards)) < num_members or not num_alive:
                 return []
-            decisions = self._next(history, space, ranking, born=born, rng=rng)
-            if decisions:
-                return decisions
+            num_losers = max(self._num_exchanged(num_members), num_members - num_alive)
+            if len(history.in_group(born)) < num_losers or any(
+                history.waiting(epochs[born - 1], group=g) for g in range(born)
+            ):
+                ranking = _ranking(boards)
+                return self._next(history, space, ranking, born=born, rng=rng)
         return []
+
+    def _num_exchanged(self, num_members: int) -> int:
+        """How many members lose where fewer have failed."""
+        return min(max(int(self.quantile * num_members), 1), num_members // 2)
 
     def _next(
         self,
@@ -129,7 +137,7 @@ class PopulationBasedTraining(Algorithm):
 
     def _select(self, ranking: Ranking) -> tuple[list[int], set[int]]:
         """Donors and losers; those who failed always lose, and never give."""
-        num = min(max(int(self.quantile * len(ranking)), 1), len(ranking) // 2)
+        num = self._num_exchanged(len(ranking))
         failed = [number for score, number in ranking if score == -np.inf]
         losers = {*failed, *(number for _, number in ranking[len(ranking) - num :])}
         donors = [number for _, number in ranking if number not in losers]
@@ -194,16 +202,10 @@ def perturbed(domain: Domain, value: Any, factor: float) -> Any:
     return levels if isinstance(domain, Int) else float(f"{levels:.15g}")
 
 
-def _ranking(history: History, epoch: int, *, generations: int) -> Ranking:
+def _ranking(boards: Sequence[Leaderboard]) -> Ranking:
     """All members that have ended a generation, best first, whichever they were born in."""
-    entries = [
-        entry for born in range(generations) for entry in history.leaderboard(epoch, group=born)
-    ]
+    entries = [entry for board in boards for entry in board]
     return sorted(entries, key=lambda entry: (-entry[0], entry[1]))
-
-
-def _any_alive(ranking: Ranking) -> bool:
-    return any(score > -np.inf for score, _ in ranking)
 
 
 def _check_options(self: PopulationBasedTraining) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from ._history import Decision, History, Leaderboard, Proposal, Stop
@@ -45,6 +46,19 @@ def halve(
             ]
         num_here = num_kept
     return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halving:
+    """``halve`` as the rule of brackets."""
+
+    eta: int
+
+    def decide(
+        self, history: History, *, group: Hashable, rungs: Sequence[int]
+    ) -> list[Decision]:
+        """Who goes on from the first rung that is complete and not decided yet."""
+        return halve(history, rungs, eta=self.eta, group=group)
 
 
 def best(board: Leaderboard, num: int) -> list[int]:

@@ -12,6 +12,7 @@ from thrifty.core import AlgorithmError
 
 from ._history import Decision, History, Leaderboard, Proposal, Trial
 from ._rungs import best
+from ._sorted_list import SortedList
 from ._sub_samples import Threshold, check_threshold, difference, is_good, leader, threshold
 
 
@@ -55,7 +56,7 @@ class Rounds:
         All earlier rounds are replayed, so half a round that was on record before an interruption is completed.
         """
         over = _OVER.setdefault(history, set())
-        if (self, group) in over or _is_running(history, group):
+        if (self, group) in over or history.is_running(group):
             return []
         replay = _Replay.of(history, group)
         if not replay.play(dict.fromkeys(replay.trials, self.rungs[0])):
@@ -98,7 +99,7 @@ class Rounds:
             c = threshold(sum(replay.epochs.values()), self.threshold)
             return [k for k in others if is_good(replay.scores[k], top, c=c)] or [replay.leader]
         places = max(len(replay.trials) // self.eta**number, 1)
-        board = Leaderboard(sorted((-difference(replay.scores[k], top), k) for k in others))
+        board = Leaderboard(SortedList((-difference(replay.scores[k], top), k) for k in others))
         return [replay.leader, *(best(board, places - 1) if places > 1 else ())]
 
     def _target(self, reached: int, number: int) -> int:
@@ -109,11 +110,6 @@ class Rounds:
 
 _OVER: WeakKeyDictionary[History, set[tuple[Rounds, Hashable]]] = WeakKeyDictionary()
 """Whose last round is over: a history only grows, so they need not be replayed whenever a worker is free."""
-
-
-def _is_running(history: History, group: Hashable) -> bool:
-    """Whether somebody is on the way, so that no round can be over."""
-    return any(history[k].state == "running" for k in history.in_group(group))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """Search spaces, schedules as data, and timelines that know their common prefix."""
 
+from ._branches import Branches as Branches, BranchInterval as BranchInterval
 from ._coordinate import Coordinate as Coordinate
 from ._coordinates import Coordinates as Coordinates
 from ._domain import (
@@ -46,6 +47,8 @@ from .schedules import (
 __all__ = [
     "REX",
     "WSD",
+    "BranchInterval",
+    "Branches",
     "Choice",
     "Condition",
     "Config",

@@ -13,6 +13,10 @@ import numpy as np
 from thrifty.core import SpaceError
 
 
+MAX_INT = 2**53
+"""The integers up to here are all floating-point numbers."""
+
+
 @dataclass(frozen=True, slots=True)
 class Condition:
     """True for configurations whose hyper-parameter ``name`` has one of ``values``."""
@@ -71,12 +75,7 @@ class Float(Domain):
     conditions: tuple[Condition, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
-        for name in ("low", "high", "step"):
-            value = getattr(self, name)
-            if (name, value) == ("step", None):
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise SpaceError(f"Float({name}={value!r}): {name} must be a number")
+        _take_numbers(self, kind=float)
         _check_interval(self)
 
     def sample(self, rng: np.random.Generator) -> float:
@@ -143,10 +142,7 @@ class Int(Domain):
     conditions: tuple[Condition, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
-        for name in ("low", "high", "step"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise SpaceError(f"Int({name}={value!r}): {name} must be an integer")
+        _take_numbers(self, kind=int)
         _check_interval(self)
 
     def sample(self, rng: np.random.Generator) -> int:
@@ -240,21 +236,72 @@ def freeze(value: Any) -> Any:
 
 
 def _conditions(parents: Mapping[str, Any]) -> tuple[Condition, ...]:
+    if not parents:
+        raise SpaceError(
+            'when(): name a hyper-parameter and a value of it, such as when(optimizer="sgd")'
+        )
+    for name, values in parents.items():
+        if isinstance(values, list) and not values:
+            raise SpaceError(f"when({name}=[]) never holds; give at least one value")
     return tuple(
         Condition(name, freeze(values) if isinstance(values, list) else (freeze(values),))
         for name, values in parents.items()
     )
 
 
+def _take_numbers(domain: Float | Int, *, kind: type) -> None:
+    """Convert NumPy scalars among the bounds to Python's; refuse what is no number.
+
+    Raises:
+        SpaceError: A bound or a step is no number (no integer for ``Int``), or ``log`` is no bool.
+    """
+    owner = type(domain).__name__
+    accepted = (int, np.integer) if kind is int else (int, float, np.integer, np.floating)
+    for name in ("low", "high", "step"):
+        value = getattr(domain, name)
+        if value is None and name == "step" and kind is float:
+            continue
+        if isinstance(value, bool) or not isinstance(value, accepted):
+            wanted = "an integer" if kind is int else "a number"
+            hint = "; use Float for real numbers" if isinstance(value, float) else ""
+            raise SpaceError(f"{owner}({name}={value!r}): {name} must be {wanted}{hint}")
+        if isinstance(value, np.generic):
+            plain = int(value) if isinstance(value, np.integer) else float(value)
+            object.__setattr__(domain, name, plain)
+    if not isinstance(domain.log, bool):
+        raise SpaceError(f"{owner}(log={domain.log!r}): log must be True or False")
+
+
 def _check_interval(domain: Float | Int) -> None:
     where = f"{type(domain).__name__}({domain.low!r}, {domain.high!r})"
-    if not (math.isfinite(domain.low) and math.isfinite(domain.high)):
-        raise SpaceError(f"{where}: bounds must be finite")
+    _check_size(domain, where)
     if domain.low > domain.high:
         raise SpaceError(f"{where}: the space is empty; low must not exceed high")
     if domain.log and domain.low <= 0:
         raise SpaceError(f"{where}: log=True needs low > 0")
-    if domain.step is not None and domain.step <= 0:
-        raise SpaceError(f"{where}: step must be positive, not {domain.step!r}")
+    if domain.step is not None and not 0 < domain.step < math.inf:
+        raise SpaceError(f"{where}: step must be positive and finite, not {domain.step!r}")
     if domain.log and domain.step not in (None, 1):
         raise SpaceError(f"{where}: log=True and step cannot be combined; drop one")
+
+
+def _check_size(domain: Float | Int, where: str) -> None:
+    """Raises SpaceError for bounds that arithmetic in floating point cannot handle."""
+    ends = domain.low, domain.high
+    if isinstance(domain, Int):
+        if max(map(abs, ends)) > MAX_INT:
+            raise SpaceError(
+                f"{where}: bounds must be within +-2**53 ({MAX_INT:,}), because larger integers cannot "
+                "be told apart in floating point; use smaller ones and scale them in your task"
+            )
+        return
+    try:
+        finite = all(math.isfinite(number) for number in (*ends, float(ends[1] - ends[0])))
+    except OverflowError:  # an integer that is no float
+        finite = False
+    if not finite:
+        raise SpaceError(f"{where}: bounds must be finite, and so must their difference")
+    if domain.step and (ends[1] - ends[0]) / domain.step > MAX_INT:
+        raise SpaceError(
+            f"{where}: step={domain.step!r} gives more than 2**53 values; raise it"
+        )

@@ -11,20 +11,22 @@ import numpy as np
 from thrifty.core import ScheduleError, SpaceError, check_hyperparameter_names
 
 from . import _template
+from ._branches import Branches, branches_of
+from ._conditions import conditions_of, order_of
 from ._domain import Domain, freeze
 from ._pieces import Hold
+from ._variants import every_value, templates_of, variants
 from .schedules import Schedule, schedule_from_json
 
 
 Config = Mapping[str, Any]
 
-_MAX_ENUMERATED = 4096
-
 
 class Space:
     """What may be tuned: each keyword is one hyper-parameter.
 
-    A value is a domain (``Float``, ``Int``, ``Choice``), a schedule (its fields may be domains), or a plain fixed value.
+    A value is a domain (``Float``, ``Int``, ``Choice``), a schedule (its fields may be domains), or a plain
+    fixed value; a fixed list is written as a tuple.
 
     >>> from thrifty.space import Choice, Float, Int, Step
     >>> space = Space(
@@ -38,18 +40,21 @@ class Space:
     ['lr', 'optimizer']
 
     Raises:
-        SpaceError: No hyper-parameter, one that is named like a method (``values``), a list that
-            holds a schedule, a condition on an unknown hyper-parameter, or conditions in a circle.
+        SpaceError: No hyper-parameter, one that is named like a method (``values``), a list where a
+            domain or a tuple is meant or that holds a schedule, or conditions that are ignored, can
+            never hold, name an unknown hyper-parameter or go in a circle.
     """
 
     def __init__(self, **params: Any) -> None:
         if not params:
             raise SpaceError("Space(): the space is empty; name at least one hyper-parameter")
         check_hyperparameter_names(params)
+        for name, value in params.items():
+            _check_no_list(name, value)
         self._params = {name: freeze(value) for name, value in params.items()}
         for name, value in self._params.items():
             _template.check_no_schedule_within(name, value)
-        self._order = self._sorted_by_conditions()
+        self._order = order_of(self._params)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -88,36 +93,45 @@ class Space:
 
     def size(self) -> float:
         """How many configurations there are (``math.inf`` where an interval is in it)."""
-        conditional = [n for n in self._order if self._conditions(n)]
+        conditional = [n for n in self._order if conditions_of(self._params[n])]
         total = math.prod(
             _template.size(self._params[n], lambda d: d.size()) for n in self._order
         )
         if not conditional or math.isinf(total):
             return total
-        return float(sum(1 for _ in self._grid(self._order, _all_but_intervals, {})))
+        return float(sum(1 for _ in self._grid(self._order, every_value, {})))
 
     def check(self, *, max_epochs: int) -> None:
-        """Raises ScheduleError if some schedule in the space does not fit ``max_epochs``."""
+        """Raises ScheduleError if some schedule in the space does not fit ``max_epochs``.
+
+        However many variants a schedule has: of many, the extreme ones are checked.
+        """
         for name, value in self._params.items():
-            for schedule in self._schedules(value):
-                try:
+            try:
+                for schedule in _schedules(value):
                     schedule.segments(max_epochs)
-                except ScheduleError as error:
-                    raise ScheduleError(f"hyper-parameter {name!r}: {error}") from None
+            except ScheduleError as error:
+                raise ScheduleError(f"hyper-parameter {name!r}: {error}") from None
+
+    def branches(self, *, max_epochs: int) -> Branches:
+        """Where two configurations of this space may part.
+
+        The states there are worth keeping: whatever trial is asked for later starts from one of them.
+
+        >>> from thrifty.space import Float, Step
+        >>> Space(lr=Step(0.1, [3, 6])).branches(max_epochs=9).epochs
+        (3, 6)
+        >>> [interval] = Space(lr=Step(0.1, [Float(3, 6)])).branches(max_epochs=9).intervals
+        >>> interval.first, interval.last
+        (3, 6)
+        """
+        return branches_of(self._params, max_epochs=max_epochs)
 
     def branch_epochs(self, *, max_epochs: int) -> tuple[int, ...]:
-        """The epochs at which two configurations of this space may part, ascending.
-
-        Two timelines part only where a piece of one of them ends, so these are the epochs whose
-        states are worth keeping: whatever trial is asked for later starts from one of them.
-        """
-        epochs: set[int] = set()
-        for value in filter(_template.holds_schedule, self._params.values()):
-            if _template.size(value, _num_but_intervals) > _MAX_ENUMERATED:
-                return tuple(range(1, max_epochs))
-            for schedule in self._schedules(value):
-                epochs.update(math.floor(s.start) for s in schedule.segments(max_epochs))
-        return tuple(sorted(e for e in epochs if 0 < e < max_epochs))
+        """The epochs at which two configurations of this space may part, ascending."""
+        found = self.branches(max_epochs=max_epochs)
+        inside = {e for i in found.intervals for e in range(i.first, i.last + 1)}
+        return tuple(sorted({*found.epochs, *inside.intersection(range(1, max_epochs))}))
 
     def changes_over_time(self, name: str, *, max_epochs: int) -> bool:
         """Whether some schedule of this hyper-parameter is not the same value for the whole run.
@@ -127,23 +141,15 @@ class Space:
         >>> [space.changes_over_time(name, max_epochs=10) for name in space.names]
         [True, False]
         """
-        schedules = self._schedules(self._params[name])
         return any(
             not isinstance(s.segments(max_epochs)[0].piece, Hold)
             or len(s.segments(max_epochs)) > 1
-            for s in schedules
+            for s in _schedules(self._params[name])
         )
 
     def to_json(self) -> dict[str, str]:
         """A readable description, for the record; not meant to be read back."""
         return {name: repr(value) for name, value in self._params.items()}
-
-    def _schedules(self, value: Any) -> Iterator[Schedule]:
-        too_many = _template.size(value, _num_but_intervals) > _MAX_ENUMERATED
-        if not too_many and _template.holds_schedule(value):
-            for candidate in _template.expand(value, _all_but_intervals):
-                if isinstance(candidate, Schedule):
-                    yield candidate
 
     def _grid(
         self, names: tuple[str, ...], levels: _template.Levels, config: dict[str, Any]
@@ -156,36 +162,26 @@ class Space:
         else:
             yield from self._grid(names[1:], levels, config)
 
-    def _conditions(self, name: str) -> tuple[Any, ...]:
-        value = self._params[name]
-        return value.conditions if isinstance(value, Domain) else ()
-
     def _active(self, name: str, config: Config) -> bool:
-        return all(condition.holds(config) for condition in self._conditions(name))
+        return all(condition.holds(config) for condition in conditions_of(self._params[name]))
 
     def _in_given_order(self, config: Config) -> dict[str, Any]:
         return {name: config[name] for name in self._params if name in config}
 
-    def _sorted_by_conditions(self) -> tuple[str, ...]:
-        order: list[str] = []
-        for name in self._params:
-            for condition in self._conditions(name):
-                if condition.name not in self._params:
-                    raise SpaceError(
-                        f"{name!r} depends on {condition.name!r}, which is not in the space "
-                        f"({', '.join(self._params)})"
-                    )
-        while len(order) < len(self._params):
-            free = [
-                n
-                for n in self._params
-                if n not in order and all(c.name in order for c in self._conditions(n))
-            ]
-            if not free:
-                stuck = ", ".join(n for n in self._params if n not in order)
-                raise SpaceError(f"conditions go in a circle: {stuck}; break it")
-            order.extend(free)
-        return tuple(order)
+
+def _check_no_list(name: str, value: Any) -> None:
+    if not isinstance(value, list):
+        return
+    meant = f"Choice({value!r})"
+    if len(value) == 2 and all(
+        isinstance(v, int | float) and not isinstance(v, bool) for v in value
+    ):
+        kind = "Int" if all(isinstance(v, int) for v in value) else "Float"
+        meant += f" or {kind}({value[0]!r}, {value[1]!r})"
+    raise SpaceError(
+        f"{name}={value!r}: a list may mean several things; did you mean {meant}? "
+        f"Write a tuple, {name}={tuple(value)!r}, for a fixed list"
+    )
 
 
 def config_to_json(config: Config) -> dict[str, Any]:
@@ -214,13 +210,5 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, tuple) else value
 
 
-def _all_but_intervals(domain: Domain) -> tuple[Any, ...]:
-    """Every value of a countable domain, the two ends of an interval.
-
-    Enough to know where schedules may part, for an interval of times is no use in one.
-    """
-    return domain.levels(2 if math.isinf(domain.size()) else _MAX_ENUMERATED)
-
-
-def _num_but_intervals(domain: Domain) -> float:
-    return min(domain.size(), 2.0) if math.isinf(domain.size()) else domain.size()
+def _schedules(value: Any) -> Iterator[Schedule]:
+    return (schedule for template in templates_of(value) for schedule in variants(template))

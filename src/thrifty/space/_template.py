@@ -13,12 +13,15 @@ from ._domain import Choice, Domain
 from .schedules import Schedule
 
 
+_PLAIN = frozenset({int, float, str, bool, type(None)})
 Draw = Callable[[Domain], Any]
 Levels = Callable[[Domain], tuple[Any, ...]]
 
 
 def resolve(value: Any, draw: Draw) -> Any:
-    """Replaces every domain inside ``value`` by what ``draw`` picks from it."""
+    """Replace every domain inside ``value`` by what ``draw`` picks from it."""
+    if type(value) in _PLAIN:  # the others are asked through abstract classes, which takes long
+        return value
     if isinstance(value, Domain):
         return resolve(draw(value), draw)
     if isinstance(value, tuple):

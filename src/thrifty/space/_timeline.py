@@ -86,6 +86,19 @@ class Timeline:
         values = values_at(value.segments(self.epochs), times)
         return values[0] if num_steps == 1 else values
 
+    def piece(self, name: str, epoch: int) -> Hashable:
+        """What a hyper-parameter follows in an epoch: equal for two timelines, equal values at every step.
+
+        >>> from thrifty.space import Step
+        >>> timeline = Timeline({"lr": Step(0.1, [3])}, epochs=9)
+        >>> timeline.piece("lr", 0) == timeline.piece("lr", 2) != timeline.piece("lr", 3)
+        True
+        """
+        value = self.config.get(name)
+        if not isinstance(value, Schedule):
+            return hold(value)
+        return _symbol_at(_lane(value, self.epochs), epoch)
+
 
 def common_prefix(a: Timeline, b: Timeline) -> int:
     """For how many epochs, from the first on, two timelines have equal values at every step.

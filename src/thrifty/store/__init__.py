@@ -1,8 +1,8 @@
 """Records of studies and plans in SQL, checkpoints in files."""
 
+from ._address import redact_url as redact_url
 from ._checkpoints import CheckpointFolder as CheckpointFolder
 from ._driver import Driver as Driver
-from ._engine import shown as shown
 from ._frames import FrameBackend as FrameBackend, frame as frame
 from ._front import best_trials as best_trials, nondominated as nondominated
 from ._heartbeat import Heartbeat as Heartbeat
@@ -13,6 +13,7 @@ from ._records import (
     CheckpointAdded as CheckpointAdded,
     CheckpointRemoved as CheckpointRemoved,
     Claim as Claim,
+    EpochAgain as EpochAgain,
     EpochRecord as EpochRecord,
     LogRecord as LogRecord,
     NodeRecord as NodeRecord,
@@ -54,6 +55,7 @@ __all__ = [
     "CheckpointRemoved",
     "Claim",
     "Driver",
+    "EpochAgain",
     "EpochRecord",
     "FrameBackend",
     "Heartbeat",
@@ -86,6 +88,6 @@ __all__ = [
     "frame",
     "nondominated",
     "optuna_storage",
-    "shown",
+    "redact_url",
     "sortable",
 ]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from sqlalchemy import Connection, Engine, exists, func, select, update
 
-from thrifty.core import Clock, StoreBusyError, StoreUnreachableError
+from thrifty.core import Clock, StoreBusyError, StoreUnreachableError, plain_logger
 from thrifty.plan import Stage
 
 from . import _schema as schema
@@ -23,7 +23,7 @@ from ._turns import await_turn, next_revision
 from ._writer import write
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 PATIENCE_S = 300.0
 """How long a database that does not answer is tried again before the study gives up."""
@@ -107,7 +107,10 @@ class Driver:
             with user_errors(self._engine), self._engine.begin() as connection:
                 await_turn(connection, self._plan)
                 if pending is None:
-                    pending = add(self._read(connection, num_nodes=num_nodes))
+                    changes = self._read(connection, num_nodes=num_nodes)
+                    pending = add(changes)
+                    # The caller has the news now, whatever becomes of this transaction.
+                    self._seen = changes.news.revision
                 elif not self._was_written(connection):
                     self._check_nodes(connection, pending)
                 seen = self._write(connection, pending)
@@ -136,7 +139,10 @@ class Driver:
         if self._clock.monotonic() - self._looked >= LOOK_S:
             self._again(self._lease.bury)
             self._looked = self._clock.monotonic()
-        return self._again(attempt)
+        changes = self._again(attempt)
+        if changes is not None:
+            self._seen = changes.news.revision
+        return changes
 
     def claim(self, stages: Iterable[Stage]) -> bool:
         """Takes a chain of stages, so that nobody else trains it; False: somebody does, or has."""
@@ -222,10 +228,17 @@ class Driver:
             )
 
     def _read(self, connection: Connection, *, num_nodes: int) -> Changes:
-        news = news_of(connection, self._plan, since=self._seen, num_known=num_nodes)
+        """Read the news and the claims of other drivers.
+
+        This changes nothing here: the connection may still break before the caller has the answer. The
+        caller moves ``_seen`` on to the revision of the news when it has them.
+        """
+        # Other drivers go on between these queries. Claims given back after this revision count as
+        # news later, and nodes of the claims are read after the claims, so each of them is known.
+        revision = self._revision(connection)
         others = claims_of_others(connection, plan=self._plan, owner=self._lease.owner)
-        self._seen = news.revision
-        return Changes(news=news, claims=others)
+        news = news_of(connection, self._plan, since=self._seen, num_known=num_nodes)
+        return Changes(news=replace(news, revision=revision), claims=others)
 
     def _revision(self, connection: Connection) -> int:
         plans = schema.plans

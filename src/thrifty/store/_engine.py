@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
@@ -18,11 +19,9 @@ from sqlalchemy import (
     event,
     insert,
     inspect,
-    make_url,
     text,
 )
 from sqlalchemy.exc import (
-    ArgumentError,
     DatabaseError,
     DBAPIError,
     IntegrityError,
@@ -41,6 +40,8 @@ from thrifty.core import (
     UsageError,
 )
 
+from ._address import read_address, redact, redact_url
+from ._readonly import ReadOnlyFile, can_write
 from ._schema import VERSION, metadata, version_table
 
 
@@ -62,44 +63,91 @@ _PASSING = frozenset({"08", "40", "53300", "55P03", "57P01", "57P02", "57P03"})
 
 
 def open_engine(url: str, *, create: bool) -> Engine:
-    """An engine on a database of the present version.
+    """Open an engine on a database of the present version.
+
+    A SQLite file that exists and cannot be written is opened to be read; what writes to it is refused.
 
     Raises:
-        UsageError: not a database address.
-        StudyNotFoundError: there is no such file and ``create`` is False.
-        StoreVersionError: a newer thrifty wrote it.
-        StoreWriteError: it cannot be written.
-        StoreUnreachableError: its server does not answer.
+        UsageError: It is not a database address.
+        StudyNotFoundError: There is no such file and ``create`` is False.
+        StoreVersionError: A newer thrifty wrote it.
+        StoreWriteError: It cannot be made, or brought up to date.
+        StoreUnreachableError: Its server does not answer.
         MissingExtraError: PostgreSQL's driver is not installed.
     """
-    try:
-        address = make_url(url)
-    except ArgumentError:
-        raise UsageError(
-            "that is not a database address; write sqlite:///thrifty.db or postgresql+psycopg://host/name"
-        ) from None
+    address = read_address(url)
     backend = address.get_backend_name()
     if backend not in ("sqlite", "postgresql"):
         raise UsageError(
             f"{backend!r} is not a database that thrifty knows; write sqlite:///thrifty.db or postgresql+psycopg://host/name"
         )
-    engine = _sqlite(address, create=create) if backend == "sqlite" else _postgresql(address)
+    if backend == "sqlite":
+        file = _file_of(address)
+        if file is not None:
+            _check_file(file, create=create)
+            if file.exists() and not can_write(file):
+                return _read_only(address, file)
+        engine = _sqlite(address)
+    else:
+        engine = _postgresql(address)
     with user_errors(engine), engine.connect() as connection, _alone(connection):
         _bring_up_to_date(connection, url)
     return engine
 
 
-def _sqlite(address: URL, *, create: bool) -> Engine:
+def _file_of(address: URL) -> Path | None:
+    """The file of a SQLite database; None: it is in memory."""
+    if address.database in (None, "", ":memory:"):
+        return None
+    return Path(str(address.database))
+
+
+def _sqlite(address: URL) -> Engine:
     options: dict[str, Any] = {
         "connect_args": {"timeout": _PATIENCE_S, "check_same_thread": False}
     }
-    if address.database in (None, "", ":memory:"):
+    if _file_of(address) is None:
         options["poolclass"] = StaticPool
-    else:
-        _check_file(Path(str(address.database)), create=create)
     engine = create_engine(address, **options)
     event.listen(engine, "connect", _sqlite_settings)
     return engine
+
+
+def _read_only(address: URL, file: Path) -> Engine:
+    """Open a file that cannot be written; of an earlier version a copy, which is brought up to date."""
+    source = ReadOnlyFile(file.absolute(), timeout_s=_PATIENCE_S)
+    url = address.render_as_string(hide_password=False)
+    engine = source.engine(address)
+    with user_errors(engine), engine.connect() as connection:
+        version = _version(connection, url)
+    if version is None or version >= VERSION:
+        with user_errors(engine), engine.connect() as connection:
+            _bring_up_to_date(connection, url)
+        return engine
+    copy = _sqlite(address.set(database=str(source.changeable_copy())))
+    with user_errors(copy), copy.connect() as connection:
+        _bring_up_to_date(connection, url)
+    copy.dispose()
+    forbid_writing(copy)
+    weakref.finalize(copy, source.close)
+    return copy
+
+
+def forbid_writing(engine: Engine) -> None:
+    """Let connections that the engine opens from now on only read."""
+    sqlite = engine.dialect.name == "sqlite"
+    event.listen(engine, "connect", _sqlite_reads if sqlite else _postgresql_reads)
+
+
+def _sqlite_reads(connection: Any, record: object) -> None:  # noqa: ARG001
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA query_only=ON")
+    cursor.close()
+
+
+def _postgresql_reads(connection: Any, record: object) -> None:  # noqa: ARG001
+    connection.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")
+    connection.commit()
 
 
 def _postgresql(address: URL) -> Engine:
@@ -117,40 +165,38 @@ def _postgresql(address: URL) -> Engine:
         raise MissingExtraError("psycopg", extra="postgresql") from error
 
 
-def shown(url: str) -> str:
-    """A database address as it may be printed: without its password; "?" where it is none.
-
-    >>> shown("postgresql+psycopg://me:secret@host/thrifty")
-    'postgresql+psycopg://me:***@host/thrifty'
-    """
-    try:
-        return make_url(url).render_as_string()
-    except ArgumentError:
-        return "?"
-
-
 @contextmanager
 def user_errors(engine: Engine) -> Iterator[None]:
-    """What the database refuses becomes an error that says how to mend it."""
+    """Turn what the database refuses into an error that says how to mend it."""
     try:
         yield
     except IntegrityError:
         raise
     except DatabaseError as error:
-        where = engine.url.render_as_string()
+        url = engine.url.render_as_string(hide_password=False)
         said = str(error.orig).strip()
-        if _is_passing(error):
-            raise StoreUnreachableError(
-                f"{where} does not answer: {said}; see that it runs and can be reached, then run again: a study goes on where it is"
-            ) from error
-        if "not a database" in said or "malformed" in said:
-            raise StoreError(
-                f"{where} is damaged or not a thrifty database ({said}); move it away, or restore a copy"
-            ) from error
-        mend = _mend(said)
-        if mend is None:
+        safe = redact(said, url=url)
+        # A driver that quotes the password is not chained: a traceback would show it.
+        cause = error if redact(str(error), url=url) == str(error) else None
+        found = _in_words(error, said=said, safe=safe, where=redact_url(url))
+        if found is None:
             raise
-        raise StoreWriteError(f"cannot write to {where}: {said}; {mend}") from error
+        raise found from cause
+
+
+def _in_words(error: DatabaseError, *, said: str, safe: str, where: str) -> StoreError | None:
+    """The same for users; None if there is nothing better to say."""
+    if _is_passing(error):
+        return StoreUnreachableError(
+            f"{where} does not answer: {safe}; see that it runs and can be reached, then run again: "
+            "a study goes on where it is"
+        )
+    if "not a database" in said or "malformed" in said:
+        return StoreError(
+            f"{where} is damaged or not a thrifty database ({safe}); move it away, or restore a copy"
+        )
+    mend = _mend(said)
+    return None if mend is None else StoreWriteError(f"cannot write to {where}: {safe}; {mend}")
 
 
 def _mend(said: str) -> str | None:
@@ -194,7 +240,14 @@ def _advisory_lock(connection: Connection) -> Iterator[None]:
 
 
 def _check_file(path: Path, *, create: bool) -> None:
-    if not create and not path.exists():
+    try:
+        if path.exists():
+            return
+    except OSError as error:
+        raise StoreError(
+            f"cannot look for the database {path}: {error.strerror}; ask its owner, or name another"
+        ) from error
+    if not create:
         raise StudyNotFoundError(
             f"there is no database {path}; run a study first, or name another with --storage sqlite:///FILE"
         )
@@ -231,18 +284,18 @@ def _use_wal(cursor: Any) -> None:
 
 
 def _bring_up_to_date(connection: Connection, url: str) -> None:
-    version = _version(connection)
+    version = _version(connection, url)
     if version == VERSION:
         return
     if version is not None and version > VERSION:
         raise StoreVersionError(
-            f"{shown(url)} was written by a newer thrifty (schema {version}; this one knows {VERSION}); "
+            f"{redact_url(url)} was written by a newer thrifty (schema {version}; this one knows {VERSION}); "
             "upgrade with: pip install --upgrade thrifty"
         )
     if version is None and connection.dialect.name == "sqlite":
         # of several that find no tables one makes them; on PostgreSQL a lock has seen to that
         connection.exec_driver_sql("BEGIN IMMEDIATE")
-        if _version(connection) == VERSION:
+        if _version(connection, url) == VERSION:
             return
     if version is None:
         # nothing to migrate, so no need to wait for Alembic; a test holds the two ways to the same tables
@@ -253,7 +306,7 @@ def _bring_up_to_date(connection: Connection, url: str) -> None:
     connection.commit()
 
 
-def _version(connection: Connection) -> str | None:
+def _version(connection: Connection, url: str) -> str | None:
     try:
         found: str | None = connection.execute(
             text("SELECT version_num FROM thrifty_version")
@@ -265,7 +318,7 @@ def _version(connection: Connection) -> str | None:
             connection.rollback()  # it takes nothing more after an error
         if inspect(connection).get_table_names():
             raise StoreError(
-                f"{connection.engine.url.render_as_string()} is another program's database; name a new one"
+                f"{redact_url(url)} is another program's database; name a new one"
             ) from error
         return None
     return found

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import Self
 
-from thrifty.core import StoreBusyError, StoreError
+from thrifty.core import StoreBusyError, StoreError, plain_logger
 
 from ._lease import Lease
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 EVERY_S = 10.0
 

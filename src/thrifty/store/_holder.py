@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 from collections.abc import Mapping
@@ -23,6 +24,24 @@ def this_process() -> dict[str, Any]:
     """The columns of a lease by which its holder is found again."""
     pid = os.getpid()
     return {"host": socket.gethostname(), "pid": pid, "pid_started": _process_start(pid)}
+
+
+def process_tag() -> str:
+    """Return a name of this process for file names: machine, number and start.
+
+    Nothing else has the same one, not even a later process of the same number.
+    """
+    pid = os.getpid()
+    return f"{_machine()}-{pid}-{_ticks(_process_start(pid))}"
+
+
+def is_tag_of_dead(tag: str) -> bool:
+    """Say whether a process of this machine had a tag and is gone; of another machine nothing is known."""
+    machine, _, rest = tag.partition("-")
+    pid, _, started = rest.partition("-")
+    if machine != _machine() or not (pid.isascii() and pid.isdecimal()) or not started:
+        return False
+    return _ticks(_process_start(int(pid))) != started
 
 
 def is_here(lease: Row[Any]) -> bool:
@@ -79,6 +98,20 @@ def _process_start(pid: int) -> str:
         return _without_proc(pid)
     fields = stat.rpartition(")")[2].split()
     return "" if fields[0] == "Z" else f"{fields[19]}@{_pid_namespace()}"
+
+
+def _ticks(start: str) -> str:
+    return start.partition("@")[0]
+
+
+def _machine() -> str:
+    """Return a short name of what numbers this process: a machine since it booted, or a container."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    except OSError:
+        boot = ""
+    name = f"{socket.gethostname()} {boot} {_pid_namespace()}"
+    return hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
 
 
 def _pid_namespace() -> str:

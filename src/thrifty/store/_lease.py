@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 from typing import Any, Self
 
 from sqlalchemy import Connection, Engine, Row, delete, insert, select, update
 
-from thrifty.core import Clock, StoreBusyError, StoreUnreachableError
+from thrifty.core import Clock, StoreBusyError, StoreUnreachableError, plain_logger
 
 from . import _schema as schema
 from ._engine import user_errors
@@ -17,7 +16,7 @@ from ._records import StudyInfo
 from ._turns import await_turn, next_revision
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 SILENT_AFTER_S = 30.0
 """Who could not say for so long that it lives had a reason that others may have, too."""
@@ -43,7 +42,11 @@ class Lease:
         self._engine = engine
         self._clock = clock
         self._beat_at = 0.0
-        self._unsure_until = 0.0
+        """By the clock of the database, which may be set anew."""
+        self._beat_after_s = 0.0
+        """By the monotonic clock of this process."""
+        self._unsure_until_s = 0.0
+        """By the same clock: until then nobody elsewhere is taken for dead."""
         self._take()
 
     def __enter__(self) -> Self:
@@ -70,9 +73,9 @@ class Lease:
             )
         if changed.rowcount != 1:
             raise taken_over(self.study.name)
-        if now - self._beat_at > SILENT_AFTER_S:
-            self._unsure_until = now + STALE_AFTER_S
-        self._beat_at = now
+        if not self._has_beaten(now):
+            self._doubt()
+        self._note_beat(now)
 
     def bury(self) -> None:
         """Takes what the dead hold of this plan from them, so that others go on with it.
@@ -82,13 +85,19 @@ class Lease:
         """
         with user_errors(self._engine), self._engine.begin() as connection:
             now = self._now(connection)
-            sure = now - self._beat_at <= SILENT_AFTER_S and now >= self._unsure_until
+            sure = self._has_beaten(now) and self._clock.monotonic() >= self._unsure_until_s
             dead = [
                 row.owner
                 for row in self._others(connection)
                 if (sure or is_here(row)) and not lives(row, now=now)
             ]
             self._forget(connection, dead + self._without_lease(connection))
+
+    def is_alone(self) -> bool:
+        """Say whether no other living process runs a study of this plan."""
+        with user_errors(self._engine), self._engine.connect() as connection:
+            now = self._now(connection)
+            return not any(lives(row, now=now) for row in self._others(connection))
 
     def release(self) -> None:
         """Gives the study back, and all that is claimed for it."""
@@ -108,7 +117,7 @@ class Lease:
                         raise _busy(row, now=now)
                 elif beside and not is_here(row):
                     # perhaps the database was away; it has time to say that it lives
-                    self._unsure_until = now + STALE_AFTER_S
+                    self._doubt()
                 else:
                     gone.append(row.owner)
             self._forget(connection, gone)
@@ -123,7 +132,21 @@ class Lease:
                 "heartbeat": now,
             }
             connection.execute(insert(schema.leases), mine)
-            self._beat_at = now
+            self._note_beat(now)
+
+    def _has_beaten(self, now: float) -> bool:
+        """Say whether this lease has beaten lately, by both clocks.
+
+        If one says no, the database was away or its clock was set: other drivers look dead, too.
+        """
+        since_s = self._clock.monotonic() - self._beat_after_s
+        return 0.0 <= now - self._beat_at <= SILENT_AFTER_S and since_s <= SILENT_AFTER_S
+
+    def _note_beat(self, now: float) -> None:
+        self._beat_at, self._beat_after_s = now, self._clock.monotonic()
+
+    def _doubt(self) -> None:
+        self._unsure_until_s = self._clock.monotonic() + STALE_AFTER_S
 
     def _others(self, connection: Connection) -> list[Row[Any]]:
         table = schema.leases
@@ -170,5 +193,5 @@ def taken_over(name: str) -> StoreBusyError:
 def _busy(held: Row[Any], *, now: float) -> StoreBusyError:
     return StoreBusyError(
         f"study {held.name!r} of this task and seed is being run by process {held.pid} on "
-        f"{held.host}, since {now - held.since:.0f} s; wait for it, or stop it"
+        f"{held.host}, since {max(0.0, now - held.since):.0f} s; wait for it, or stop it"
     )

@@ -188,7 +188,13 @@ def copy(url: str, name: str, *, target: str) -> None:
     """Copies a study into another Optuna storage."""
     with Store.open(url, create=False) as store:
         store.studies.get(name)
-    optuna.copy_study(from_study_name=name, from_storage=OptunaView(url), to_storage=target)
+    verbosity = optuna.logging.get_verbosity()
+    # It prints the name of the study as it is, whatever that does to a terminal.
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        optuna.copy_study(from_study_name=name, from_storage=OptunaView(url), to_storage=target)
+    finally:
+        optuna.logging.set_verbosity(verbosity)
 
 
 def _metrics(info: StudyInfo) -> list[str]:

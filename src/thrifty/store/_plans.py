@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sqlalchemy import ColumnElement, Connection, Engine, insert, select
+from sqlalchemy import ColumnElement, Connection, Engine, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from thrifty.core import CheckpointRef, Clock
@@ -86,6 +86,27 @@ class Plans:
         with user_errors(self._engine), self._engine.connect() as connection:
             return [PlanInfo(**row._asdict()) for row in connection.execute(query)]
 
+    def threads(self, plan: int) -> int | None:
+        """The CPU threads of each worker that a plan is trained with; None: no run has fixed them yet."""
+        query = select(schema.plans.c.threads).where(schema.plans.c.id == plan)
+        with user_errors(self._engine), self._engine.connect() as connection:
+            threads: int | None = connection.execute(query).scalar_one()
+            return threads
+
+    def fix_threads(self, plan: int, threads: int) -> int:
+        """Fix the CPU threads of a plan's workers unless they are fixed already; returns what they are."""
+        table = schema.plans
+        statement = (
+            update(table)
+            .where(table.c.id == plan, table.c.threads.is_(None))
+            .values(threads=threads)
+        )
+        with user_errors(self._engine), self._engine.begin() as connection:
+            connection.execute(statement)
+        fixed = self.threads(plan)
+        assert fixed is not None
+        return fixed
+
     def load(self, plan: int) -> PlanRecords:
         """All that is known of a plan."""
         with user_errors(self._engine), self._engine.connect() as connection:
@@ -111,6 +132,23 @@ class Plans:
         )
         with user_errors(self._engine), self._engine.connect() as connection:
             return [(node, epoch) for node, epoch in connection.execute(query)]
+
+    def ends(self, plan: int, *, but: int) -> set[tuple[int, int]]:
+        """Where trials of other studies are, ``(node, epoch)``, whatever became of them.
+
+        Args:
+            plan: Plan of the studies.
+            but: Study that does not count.
+        """
+        trials, studies = schema.trials, schema.studies
+        query = (
+            select(trials.c.node, trials.c.reached)
+            .join(studies, studies.c.id == trials.c.study)
+            .where(studies.c.plan == plan, studies.c.id != but, trials.c.reached > 0)
+            .distinct()
+        )
+        with user_errors(self._engine), self._engine.connect() as connection:
+            return {(node, epoch) for node, epoch in connection.execute(query)}
 
 
 def news_of(
@@ -163,6 +201,9 @@ def news_of(
                 seconds_alone=row.seconds_alone,
                 study=row.study,
                 evaluated=bool(row.evaluated),
+                again=row.again,
+                again_s=row.again_s,
+                again_alone_s=row.again_alone_s,
             )
             for row in epochs
         ],

@@ -26,7 +26,8 @@ class EpochRecord:
     """The metrics of a node after an epoch; the first record of an epoch stays.
 
     ``seconds``, ``seconds_alone`` and ``evaluated`` are those of ``EpochDone``; ``study`` is the
-    one whose run trained it.
+    one whose run trained it. ``again`` is how often it was trained again since, and ``again_s`` and
+    ``again_alone_s`` how long that took; they are only read (see ``EpochAgain``).
     """
 
     plan: int
@@ -38,6 +39,20 @@ class EpochRecord:
     seconds_alone: float | None = None
     study: int | None = None
     evaluated: bool = False
+    again: int = 0
+    again_s: float = 0.0
+    again_alone_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochAgain:
+    """An epoch that was known already had to be trained again, because a state after it was not kept."""
+
+    plan: int
+    node: int
+    epoch: int
+    seconds: float
+    seconds_alone: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +157,7 @@ Record = (
     StudyMoved
     | NodeRecord
     | EpochRecord
+    | EpochAgain
     | CheckpointAdded
     | CheckpointRemoved
     | StageRecord

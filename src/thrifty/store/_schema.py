@@ -18,7 +18,7 @@ from sqlalchemy import (
 )
 
 
-VERSION = "0005"
+VERSION = "0006"
 
 metadata = MetaData()
 
@@ -38,6 +38,8 @@ plans = Table(
     Column("created_at", Float, nullable=False),
     # grows with each batch of records; held to the commit, so rows of a plan become visible in its order
     Column("revision", BigInteger, nullable=False, server_default="0"),
+    # of each worker on a CPU; results may depend on it, so it stays what it was for the first run
+    Column("threads", Integer),
 )
 
 # which processes run a study now
@@ -97,6 +99,10 @@ epochs = Table(
     Column("study", Integer),
     # whether it was not trained: its state was kept, and evaluated again
     Column("evaluated", Boolean),
+    # how often it was trained again, because its state was gone, and for how long
+    Column("again", Integer, nullable=False, server_default="0"),
+    Column("again_s", Float, nullable=False, server_default="0"),
+    Column("again_alone_s", Float, nullable=False, server_default="0"),
     Column("revision", BigInteger, nullable=False, server_default="0"),
     Index("epochs_revision", "plan", "revision"),
 )

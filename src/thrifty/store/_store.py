@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from sqlalchemy import Engine, make_url
+from sqlalchemy import Engine
 
 from thrifty.core import Clock, SystemClock
 
+from ._address import read_address
 from ._checkpoints import CheckpointFolder
 from ._curves import Curves
 from ._driver import Driver
 from ._engine import open_engine, user_errors
 from ._lease import Lease
+from ._leftovers import Leftovers, remove_leftovers
 from ._plans import Plans
 from ._records import Record, StudyInfo
 from ._studies import Studies
@@ -63,7 +65,7 @@ class Store:
         engine = open_engine(url, create=create)
         return cls(
             engine,
-            checkpoints=checkpoints or _default_checkpoints(url),
+            checkpoints=checkpoints or default_checkpoints(url),
             clock=clock or SystemClock(),
         )
 
@@ -101,6 +103,17 @@ class Store:
         """
         return Driver(self._engine, lease, clock=self._clock, revision=revision)
 
+    def remove_leftovers(self, lease: Lease, *, folder: str) -> Leftovers:
+        """Remove the files that killed runs of a plan have left in its folder, where that is safe.
+
+        Args:
+            lease: A study of the plan, held by this process; nothing of it may be training yet.
+            folder: The folder of the plan, below that of all checkpoints.
+        """
+        return remove_leftovers(
+            self._engine, self.checkpoints, lease, folder=folder, now=self._clock.now()
+        )
+
     def close(self) -> None:
         """Closes all connections."""
         self._engine.dispose()
@@ -112,8 +125,9 @@ class Store:
         self.close()
 
 
-def _default_checkpoints(url: str) -> str:
-    address = make_url(url)
+def default_checkpoints(url: str) -> str:
+    """Return where checkpoints of a database go unless somebody says otherwise."""
+    address = read_address(url)
     if address.get_backend_name() != "sqlite":
         return "thrifty-checkpoints"
     if address.database in (None, "", ":memory:"):

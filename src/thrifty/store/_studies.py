@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Row, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from thrifty.core import Clock, StudyMismatchError, StudyNotFoundError
+from thrifty.core import Clock, StudyMismatchError, StudyNotFoundError, plain_text
 from thrifty.space import config_from_json, config_to_json
 
 from . import _schema as schema
@@ -108,6 +108,19 @@ class Studies:
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(names) or 'none'}"
         raise StudyNotFoundError(f"the database has no study {name!r}; {hint}")
+
+    def mark(self, name: str) -> tuple[Any, ...] | None:
+        """A value that is another one as soon as anything was written about a study or its plan; None: no study."""
+        s, p, entries = schema.studies, schema.plans, schema.log
+        last = select(func.max(entries.c.id)).where(entries.c.study == s.c.id).scalar_subquery()
+        query = (
+            select(s.c.id, s.c.created_at, s.c.state, s.c.batch, p.c.revision, last)
+            .join(p, p.c.id == s.c.plan)
+            .where(s.c.name == name)
+        )
+        with user_errors(self._engine), self._engine.connect() as connection:
+            row = connection.execute(query).first()
+        return None if row is None else tuple(row)
 
     def delete(self, name: str) -> None:
         """Forgets a study. What was trained stays in its plan, for others.
@@ -266,7 +279,7 @@ def _trial(row: Row[Any]) -> TrialRecord:
         target=row.target,
         reached=row.reached,
         value=row.value,
-        error=(kind, message, traceback),
+        error=(kind, plain_text(message, lines=True), plain_text(traceback, lines=True)),
         objectives=row.objectives,
         violation=row.violation,
     )

@@ -9,12 +9,14 @@ from typing import Any
 from sqlalchemy import Connection, Table, bindparam, delete, insert, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from thrifty.core import plain_text
 from thrifty.space import config_to_json
 
 from . import _schema as schema
 from ._records import (
     CheckpointAdded,
     CheckpointRemoved,
+    EpochAgain,
     EpochRecord,
     NodeRecord,
     Record,
@@ -31,7 +33,7 @@ from ._turns import next_revision
 
 Row = dict[str, Any]
 TrialMove = TrialAsked | TrialStopped | TrialReported | TrialFailed
-PlanRecord = NodeRecord | EpochRecord | CheckpointAdded | CheckpointRemoved
+PlanRecord = NodeRecord | EpochRecord | EpochAgain | CheckpointAdded | CheckpointRemoved
 
 
 def write(
@@ -48,6 +50,7 @@ def write(
     }
     _nodes(connection, [r for r in records if isinstance(r, NodeRecord)], revisions)
     _epochs(connection, [r for r in records if isinstance(r, EpochRecord)], revisions)
+    _again(connection, [r for r in records if isinstance(r, EpochAgain)], revisions)
     _checkpoints(
         connection,
         [r for r in records if isinstance(r, CheckpointAdded | CheckpointRemoved)],
@@ -110,7 +113,7 @@ def _touch(
         connection.execute(statement, rows)
 
 
-def _node_of(record: EpochRecord | CheckpointAdded | CheckpointRemoved) -> int:
+def _node_of(record: EpochRecord | EpochAgain | CheckpointAdded | CheckpointRemoved) -> int:
     return record.ref.node if isinstance(record, CheckpointAdded) else record.node
 
 
@@ -153,6 +156,40 @@ def _epochs(
     keep_first(connection, schema.epochs, rows)
 
 
+def _again(
+    connection: Connection, records: Sequence[EpochAgain], revisions: Mapping[int, int]
+) -> None:
+    table = schema.epochs
+    if not records:
+        return
+    statement = (
+        update(table)
+        .where(
+            table.c.plan == bindparam("p"),
+            table.c.node == bindparam("n"),
+            table.c.epoch == bindparam("e"),
+        )
+        .values(
+            again=table.c.again + 1,
+            again_s=table.c.again_s + bindparam("s"),
+            again_alone_s=table.c.again_alone_s + bindparam("a"),
+            revision=bindparam("r"),
+        )
+    )
+    rows = [
+        {
+            "p": r.plan,
+            "n": r.node,
+            "e": r.epoch,
+            "s": r.seconds,
+            "a": r.seconds_alone,
+            "r": revisions[r.plan],
+        }
+        for r in records
+    ]
+    connection.execute(statement, rows)
+
+
 def _checkpoints(
     connection: Connection,
     records: Sequence[CheckpointAdded | CheckpointRemoved],
@@ -188,9 +225,11 @@ def _checkpoints(
 def _stages(connection: Connection, records: Sequence[StageRecord]) -> None:
     if records:
         names = [c.name for c in schema.stages.columns if c.name != "id"]
-        connection.execute(
-            insert(schema.stages), [{name: getattr(r, name) for name in names} for r in records]
-        )
+        rows = [{name: getattr(r, name) for name in names} for r in records]
+        for row in rows:
+            # Not every database takes every text.
+            row["error"] = plain_text(row["error"], lines=True)
+        connection.execute(insert(schema.stages), rows)
 
 
 def _trials(connection: Connection, records: Sequence[TrialMove]) -> None:
@@ -256,7 +295,8 @@ def _changes(record: TrialMove) -> Row:
             "objectives": None if record.objectives is None else dict(record.objectives),
             "violation": record.violation,
         }
-    return {"state": "failed", "error": [record.kind, record.message, record.traceback]}
+    error = [plain_text(text, lines=True) for text in (record.message, record.traceback)]
+    return {"state": "failed", "error": [record.kind, *error]}
 
 
 def _log_entry(record: TrialMove | TrialEnqueued, at: float) -> Row:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +15,7 @@ from thrifty.core import (
     StudyNotFoundError,
     UsageError,
     fingerprint,
+    plain_logger,
 )
 from thrifty.plan import SearchPlan
 from thrifty.run import model_of, state_from_arrays, train_alone
@@ -29,7 +29,7 @@ from thrifty.store import (
     Store,
     StudyInfo,
     TrialEnqueued,
-    shown,
+    redact_url,
 )
 from thrifty.store._spec import is_legacy
 
@@ -40,7 +40,7 @@ from ._storage import Storage
 from ._warm_start import check_goals, prior_trials, priors_of
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 Source = str | tuple["Archive", Ledger]
 """An earlier study: one of the same database by its name, or any with its books."""
@@ -76,7 +76,7 @@ class Archive:
         """
         info = store.studies.find(self.name)
         if info is not None:
-            where = f"{shown(self.storage.url)} has a different study {self.name!r}"
+            where = f"{redact_url(self.storage.url)} has a different study {self.name!r}"
             recipe = self.recipe.like(info.spec)
             identity = recipe.plan_identity(legacy=is_legacy(info.spec))
             same_plan = store.plans.get(info.plan).identity == identity
@@ -195,9 +195,11 @@ class Archive:
     def load(self, store: Store, info: StudyInfo) -> Ledger:
         """The books, from the records."""
         space, max_epochs = self.recipe.space, self.recipe.algorithm.max_epochs
+        branches = space.branches(max_epochs=max_epochs)
         ledger = Ledger(
             SearchPlan(
-                cuts=space.branch_epochs(max_epochs=max_epochs),
+                cuts=branches.epochs,
+                intervals=branches.intervals,
                 keep_branches=self.storage.is_shared,
             ),
             goals=self.recipe.goals,
@@ -207,6 +209,7 @@ class Archive:
             study_id=info.id,
             plan_id=info.plan,
         )
+        ledger.threads = store.plans.threads(info.plan)
         ledger.load_plan(store.plans.load(info.plan))
         ledger.load_study(store.studies.load(info.id))
         return ledger
@@ -245,7 +248,12 @@ class Archive:
                 except CheckpointError as error:
                     logger.warning("%s; training trial %d again", error, number)
         backend, _ = train_alone(
-            self.recipe.task, timeline, seed=self.recipe.seed, epochs=epochs, state=state
+            self.recipe.task,
+            timeline,
+            seed=self.recipe.seed,
+            epochs=epochs,
+            state=state,
+            threads=ledger.threads,
         )
         return model_of(backend)
 

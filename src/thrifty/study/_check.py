@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 
 import numpy as np
 
-from thrifty.core import AlgorithmError, TaskError, UsageError
+from thrifty.core import (
+    AlgorithmError,
+    TaskError,
+    UsageError,
+    error_text,
+    plain_logger,
+    plain_text,
+)
 from thrifty.pack import TRAIN_LOSS, Optimizer, Task, TaskReport, Trainable, inspect_task
+from thrifty.pack._backend import no_exits
 from thrifty.search import Algorithm
 from thrifty.space import Space, Timeline
 
 from ._goals import Goals
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 
 def check_arguments(task: object, space: object, *, algorithm: object) -> None:
@@ -54,11 +61,12 @@ def check_study(
     timeline = Timeline(config, epochs=algorithm.max_epochs)
     moving = _moving(space, algorithm)
     try:
-        report = inspect_task(task, timeline.at(0), seed=seed, moving=moving)
+        with no_exits():
+            report = inspect_task(task, timeline.at(0), seed=seed, moving=moving)
     except UsageError:
         raise
     except Exception as error:  # noqa: BLE001 (it may be this one configuration: its trial will fail and say so)
-        logger.warning("the dry run of %s failed: %s: %s", config, type(error).__name__, error)
+        logger.warning("the dry run of %s failed: %s", plain_text(config), error_text(error))
         return None
     goals.check({*report.metrics, TRAIN_LOSS})
     for name in sorted(moving & config.keys() - report.structural - report.followed):

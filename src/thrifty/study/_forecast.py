@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from statistics import mean
+from dataclasses import dataclass
+from statistics import mean, stdev
+from typing import Any
 
 import numpy as np
 
-from thrifty.core import (
-    CheckpointRef,
-    EpochDone,
-    StageDone,
-    SystemClock,
-    derive_seed,
-)
-from thrifty.plan import Chain, ForestStage, SearchPlan, stage_forest
-from thrifty.search import Algorithm, Trial
-from thrifty.space import Config, Space
+from thrifty.core import derive_seed
+from thrifty.plan import ForestStage, SearchPlan, stage_forest
+from thrifty.search import Algorithm, History, Proposal, Trial
+from thrifty.space import Config, Space, Timeline
 
 from ._goals import Goals
-from ._ledger import Ledger
 
 
 NUM_SIMULATIONS = 8
+MIN_SIMULATIONS = 4
+MANY_DECISIONS = 100_000
+"""Of all simulations so far: from here on no more are played than the means need (see ``_are_known``)."""
+STANDARD_ERROR = 0.01
+"""Of a mean, as a share of it, with which it counts as known."""
+NUM_OWN_DRAWS = 1000
+"""Configurations that each simulation draws itself; later ones are those of the first simulation.
+
+Drawing again what hardly changes the mean would take longer than all the rest.
+"""
+SHARE_AT_ONCE = 0.01
+"""An adaptive algorithm is asked for up to this share of the trials so far at a time, as by that many workers."""
+_BLOCK = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """The size of a study, with sharing and without.
 
-    An adaptive algorithm promotes who does well, which is not known yet: it is run on made-up results a few
-    times; ``unique_epochs`` is the mean and ``unique_range`` the least and the most. ``exact`` is True where all agree.
+    An adaptive algorithm promotes who does well, which is not known yet: it is run on made-up results eight
+    times, or at least four where the study is large and these agree to 1 %. ``unique_epochs`` is the mean
+    and ``unique_range`` the least and the most. ``exact`` is True where all agree.
     ``seconds`` is what the unique epochs take, known once epochs of this task have been timed by an
     earlier run (None before).
 
@@ -102,47 +112,48 @@ def forecast(
     """Play the study through on made-up results, without any training.
 
     ``known`` is what the store knows of its plan; timelines of the forecast are added to it.
+
+    How often constraints will be kept is not known: the forecast assumes always.
     """
-    # nothing is known of how often constraints will be kept: as if always
-    goals = replace(goals, constraints=())
-    ledgers = []
+    rehearsal = _Rehearsal(algorithm, _Draws(space), num_metrics=len(goals.metrics), seed=seed)
+    unique: list[int] = []
+    trial_epochs: list[int] = []
+    counts: list[tuple[int, int]] = []
+    num_decisions = 0
     for round_ in range(NUM_SIMULATIONS):
-        ledger = Ledger(
-            SearchPlan(),
-            goals=goals,
-            max_epochs=algorithm.max_epochs,
-            clock=SystemClock(),
-            prior=prior,
-        )
+        history = History(prior=prior, max_epochs=algorithm.max_epochs)
         for config in enqueued:
-            ledger.history.record_enqueued(config)
-        _simulate(ledger, algorithm, space, seed=seed, round_=round_)
-        ledgers.append(ledger)
-    unique = [ledger.plan.num_epochs_needed for ledger in ledgers]
-    counts = [_count_known(ledger.plan, known) for ledger in ledgers] if known else []
+            history.record_enqueued(config)
+        rehearsal.play(history, round_=round_)
+        unique.append(rehearsal.plan.num_epochs_needed)
+        trial_epochs.append(sum(rehearsal.targets))
+        if known is not None:
+            counts.append(_count_known(rehearsal, known))
+        if not round_:
+            num_trials, forest = len(history), rehearsal.forest()
+        num_decisions += history.num_decisions
+        if num_decisions >= MANY_DECISIONS and _are_known(unique, trial_epochs):
+            break
     known_epochs, evaluated = (mean(c) for c in zip(*counts, strict=True)) if counts else (0, 0)
-    trial_epochs = [sum(t.target for t in _trials(ledger)) for ledger in ledgers]
-    ends: dict[tuple[int, int], int] = {}
-    for trial in _trials(ledgers[0]):
-        end = (ledgers[0].node_of[trial.number], trial.target)
-        ends[end] = ends.get(end, 0) + 1
     return Forecast(
-        num_trials=len(ledgers[0].history),
+        num_trials=num_trials,
         trial_epochs=mean(trial_epochs),
         unique_epochs=mean(unique),
         unique_range=(min(unique), max(unique)),
         exact=min(unique) == max(unique) and min(trial_epochs) == max(trial_epochs),
         seconds=None if epoch_seconds is None else mean(unique) * epoch_seconds,
-        forest=tuple(stage_forest(ledgers[0].plan, ends=ends)),
+        forest=tuple(forest),
         known_epochs=known_epochs,
         evaluated_epochs=evaluated,
     )
 
 
-def _count_known(plan: SearchPlan, known: SearchPlan) -> tuple[int, int]:
-    """How many epochs of a plan another one knows, and how many it has only states of."""
+def _count_known(rehearsal: _Rehearsal, known: SearchPlan) -> tuple[int, int]:
+    """How many epochs of a simulation a plan knows, and how many it has only states of."""
     num_known = num_kept = 0
-    for node in plan.nodes:
+    for node in rehearsal.plan.nodes:
+        if node.farthest <= node.start:
+            continue
         place = known.insert(node.timeline)
         for epoch in range(node.start + 1, node.farthest + 1):
             owner = known.owner(place, epoch)
@@ -151,56 +162,147 @@ def _count_known(plan: SearchPlan, known: SearchPlan) -> tuple[int, int]:
     return num_known, num_kept
 
 
-def ask_rng(seed: int, ledger: Ledger) -> np.random.Generator:
+def _are_known(*samples: Sequence[int]) -> bool:
+    """Whether the mean of each sample is known to ``STANDARD_ERROR``."""
+    return all(
+        len(sample) >= MIN_SIMULATIONS
+        and stdev(sample) / math.sqrt(len(sample)) <= STANDARD_ERROR * mean(sample)
+        for sample in samples
+    )
+
+
+def ask_rng(seed: int, history: History) -> np.random.Generator:
     """The random stream of one ask: named by the seed and by how much was decided before."""
-    return np.random.default_rng(derive_seed(seed, "ask", ledger.history.num_decisions))
+    return np.random.default_rng(derive_seed(seed, "ask", history.num_decisions))
 
 
-def _simulate(
-    ledger: Ledger, algorithm: Algorithm, space: Space, *, seed: int, round_: int
-) -> None:
-    while True:
-        chain = ledger.plan.next_chain()
-        if chain is not None:
-            _pretend(ledger, chain, round_=round_)
-            continue
-        decisions = algorithm.ask(ledger.history, space, num=1, rng=ask_rng(seed, ledger))
-        if not decisions:
-            return
-        ledger.decide(decisions)
-        ledger.outbox.clear()
-        ledger.news.clear()
+class _Rehearsal:
+    """Plays an algorithm on made-up results, again and again on one plan.
 
+    Nodes of the plan stay from one simulation to the next, so a configuration that is drawn again costs
+    nothing; what the plan counts begins anew each time.
+    """
 
-def _pretend(ledger: Ledger, chain: Chain, *, round_: int) -> None:
-    goals = ledger.goals
-    for stage in chain.stages:
-        quality = [
-            derive_seed(round_ + NUM_SIMULATIONS * index, "quality", stage.node) / 2**63
-            for index in range(len(goals.metrics))
-        ]
-        for epoch in range(stage.start + 1, stage.stop + 1):
-            ledger.handle(
-                EpochDone(
-                    node=stage.node,
-                    epoch=epoch,
-                    metrics={
-                        name: (q + epoch) * (1 if mode == "max" else -1)
-                        for name, mode, q in zip(
-                            goals.metrics, goals.modes, quality, strict=True
-                        )
-                    },
-                    seconds=0.0,
-                    worker="",
-                )
+    def __init__(
+        self, algorithm: Algorithm, draws: _Draws, *, num_metrics: int, seed: int
+    ) -> None:
+        self.plan = SearchPlan()
+        self.targets: list[int] = []
+        """By trial of the present simulation, how far it was trained."""
+        self._nodes: list[int] = []
+        """By trial, the node that its timeline ends on."""
+        self._curves: list[tuple[float, ...]] = []
+        self._algorithm = algorithm
+        self._draws = draws
+        self._num_metrics = num_metrics
+        self._seed = seed
+        self._known: dict[int, tuple[Config, int]] = {}
+        """Configurations of the first simulation and their nodes, by identity."""
+
+    def play(self, history: History, *, round_: int) -> None:
+        """One simulation, to the end."""
+        self.plan.forget_requests()
+        self._draws.begin(first=not round_)
+        self.targets, self._nodes, self._curves = [], [], []
+        qualities = [_Qualities(round_, index) for index in range(self._num_metrics)]
+        while True:
+            decisions = self._algorithm.ask(
+                history,
+                self._draws,
+                num=max(1, int(SHARE_AT_ONCE * len(history))),
+                rng=ask_rng(self._seed, history),
             )
-        ref = CheckpointRef(node=stage.node, epoch=stage.stop, path="", num_bytes=0, digest="")
-        ledger.handle(
-            StageDone(
-                node=stage.node, start=stage.start, stop=stage.stop, worker="", checkpoint=ref
-            )
-        )
+            if not decisions:
+                return
+            for decision in decisions:
+                history.record_decision(decision)
+            for decision in decisions:
+                if isinstance(decision, Proposal):
+                    number = decision.trial
+                    if number is None:
+                        number = self._begin(decision, remember=not round_)
+                    self._train(history, number, target=decision.target, qualities=qualities)
+
+    def forest(self) -> list[ForestStage]:
+        """The stages of the simulation that was played last."""
+        ends = Counter(zip(self._nodes, self.targets, strict=True))
+        return stage_forest(self.plan, ends=ends)
+
+    def _begin(self, proposal: Proposal, *, remember: bool) -> int:
+        """A new trial; its number."""
+        config = proposal.config
+        assert config is not None
+        known = self._known.get(id(config))
+        if known is not None:
+            node = known[1]
+        else:
+            node = self.plan.insert(Timeline(config, epochs=self._algorithm.max_epochs))
+            if remember:
+                self._known[id(config)] = config, node
+        self._nodes.append(node)
+        self._curves.append(())
+        self.targets.append(0)
+        return len(self._nodes) - 1
+
+    def _train(
+        self, history: History, number: int, *, target: int, qualities: Sequence[_Qualities]
+    ) -> None:
+        """A trial reaches its target; each score is the epoch plus the quality of its node."""
+        reached = self.targets[number]
+        node = self.plan.note(self._nodes[number], target)
+        objectives = [quality[node.id] + target for quality in qualities]
+        scores: list[float] = []
+        epoch = target
+        while True:
+            quality, start = qualities[0][node.id], max(node.start, reached)
+            scores += [quality + e for e in range(epoch, start, -1)]
+            if start == reached:
+                break
+            assert node.parent is not None
+            epoch, node = start, node.parent
+        curve = self._curves[number] = (*self._curves[number], *reversed(scores))
+        self.targets[number] = target
+        history.record_scores(number, curve, objectives=objectives)
 
 
-def _trials(ledger: Ledger) -> list:  # type: ignore[type-arg]
-    return [ledger.history[number] for number in range(len(ledger.history))]
+class _Qualities:
+    """A random number for each node, as many as are asked for."""
+
+    def __init__(self, round_: int, metric: int) -> None:
+        self._round = round_
+        self._metric = metric
+        self._numbers: list[float] = []
+
+    def __getitem__(self, node: int) -> float:
+        while node >= len(self._numbers):
+            block = len(self._numbers) // _BLOCK
+            seed = derive_seed(self._round, "quality", self._metric, block)
+            self._numbers += np.random.default_rng(seed).random(_BLOCK).tolist()
+        return self._numbers[node]
+
+
+class _Draws(Space):
+    """A space whose draws, but for the first ones, are those of the first simulation again."""
+
+    def __init__(self, space: Space) -> None:
+        vars(self).update(vars(space))
+        self._kept: list[dict[str, Any]] = []
+        """What the first simulation drew after ``NUM_OWN_DRAWS``."""
+        self._num_drawn = 0
+        self._is_first = True
+
+    def begin(self, *, first: bool) -> None:
+        """Begin the next simulation."""
+        self._is_first = first
+        self._num_drawn = 0
+
+    def sample(self, rng: np.random.Generator, *, levels: int | None = None) -> dict[str, Any]:
+        """Draw one configuration."""
+        place = self._num_drawn - NUM_OWN_DRAWS
+        self._num_drawn += 1
+        if not self._is_first and 0 <= place < len(self._kept):
+            return self._kept[place]
+        config = super().sample(rng, levels=levels)
+        if self._is_first and place >= 0:
+            self._kept.append(config)
+        return config

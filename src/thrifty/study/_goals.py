@@ -99,7 +99,7 @@ class Goals:
             raise UsageError(
                 f"metric is {metric!r}; it must be a metric's name, or a list of names"
             )
-        if not metrics or len(set(metrics)) < len(metrics):
+        if not metrics or not all(metrics) or len(set(metrics)) < len(metrics):
             raise UsageError(f"metric is {metric!r}; name at least one metric, each only once")
         modes = (mode,) if isinstance(mode, str) else mode
         if not isinstance(modes, Sequence) or any(m not in ("max", "min") for m in modes):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +14,7 @@ from thrifty.core import (
     StageDone,
     StageFailed,
     StageStarted,
+    plain_logger,
 )
 from thrifty.plan import Answer, Node, SearchPlan
 from thrifty.search import Decision, History, Proposal, Stop, Trial
@@ -22,6 +23,7 @@ from thrifty.store import (
     Changes,
     CheckpointAdded,
     CheckpointRemoved,
+    EpochAgain,
     EpochRecord,
     NodeRecord,
     PlanRecords,
@@ -38,13 +40,13 @@ from ._goals import Goals
 from ._trial_events import TrialAdvanced, TrialBegan, TrialEnded, TrialEvent
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 
 class Ledger:
     """Applies decisions and events to plan and history; ``outbox`` collects the records for the store.
 
-    Pure bookkeeping, no files: the forecast runs it on made-up events.
+    Pure bookkeeping, no files.
     """
 
     def __init__(
@@ -60,8 +62,7 @@ class Ledger:
     ) -> None:
         self.plan = plan
         self.history = History(prior=prior, max_epochs=max_epochs)
-        self.goals = goals
-        self.max_epochs = max_epochs
+        self.goals, self.max_epochs = goals, max_epochs
         self.outbox: list[Record] = []
         self.news: list[TrialEvent] = []
         """What observers have not been told yet."""
@@ -75,7 +76,13 @@ class Ledger:
         """For each ``(node, epoch)`` that the store had before this run: who trained it."""
         self.evaluated: set[tuple[int, int]] = set()
         """Each ``(node, epoch)`` that was not trained: its state was kept, and evaluated again."""
+        self.again: dict[tuple[int, int], tuple[int, float, float]] = {}
+        """How often a ``(node, epoch)`` was trained again, and the same two times of that."""
         self.kept_bytes = 0
+        self.touched: set[int] = set()
+        """Nodes with checkpoints that may have been superseded since somebody looked."""
+        self.stands: Counter[tuple[int, int]] = Counter()
+        """How many trials stand at a state, by its node and epoch."""
         self.best_value: float | None = None
         """The best of the first objective where a feasible trial stands, or stood."""
         self.trial_epochs = 0
@@ -83,12 +90,14 @@ class Ledger:
         self.epochs_trained = 0
         """Epochs that were trained for this study, in all of its runs, each counted once."""
         self._clock = clock
-        self.study_id = study_id
-        self.plan_id = plan_id
+        self.study_id, self.plan_id = study_id, plan_id
+        self.threads: int | None = None
+        """CPU threads that each worker trains the plan with, if that is fixed."""
         self.revision = 0
         """Of the plan in the store, up to which all is known."""
         self._num_nodes_recorded = 0
-        self._stage_began: dict[tuple[int, int], float] = {}
+        self._stage_began: dict[tuple[int, int], tuple[float, float]] = {}
+        """When a stage began, as a date and by a clock that never runs backwards."""
         self._passed: dict[int, int] = {}
         """The farthest epoch that a trial of this study has reached on each node."""
 
@@ -140,29 +149,13 @@ class Ledger:
     def handle(self, event: Event) -> None:
         """Applies what an executor reported."""
         if isinstance(event, StageStarted):
-            self._stage_began[event.node, event.start] = self._clock.now()
+            self._stage_began[event.node, event.start] = self._moment()
         elif isinstance(event, EpochDone):
-            alone = event.seconds if event.seconds_alone is None else event.seconds_alone
-            if (event.node, event.epoch) not in self.seconds:
-                self.epochs_trained += not event.evaluated
-            self._note_evaluated(event)
-            self.seconds.setdefault((event.node, event.epoch), (event.seconds, alone))
-            self.outbox.append(
-                EpochRecord(
-                    plan=self.plan_id,
-                    node=event.node,
-                    epoch=event.epoch,
-                    metrics=event.metrics,
-                    seconds=event.seconds,
-                    seconds_alone=event.seconds_alone,
-                    worker=event.worker,
-                    study=self.study_id,
-                    evaluated=event.evaluated,
-                )
-            )
+            self._epoch_done(event)
         elif isinstance(event, StageDone):
             self._log_stage(event, state="done")
             if event.checkpoint is not None:
+                self.touched.add(event.node)
                 self.kept_bytes += event.checkpoint.num_bytes
                 self.outbox.append(CheckpointAdded(plan=self.plan_id, ref=event.checkpoint))
         elif isinstance(event, StageFailed):
@@ -172,6 +165,39 @@ class Ledger:
             self._lost(event)
         for answer in self.plan.record(event):
             self._answered(answer)
+
+    def _epoch_done(self, event: EpochDone) -> None:
+        key, alone = (event.node, event.epoch), event.seconds_alone
+        alone = event.seconds if alone is None else alone
+        if key in self.seconds:  # a state was gone, so what led to it was trained again
+            num, seconds, seconds_alone = self.again.get(key, (0, 0.0, 0.0))
+            self.again[key] = num + 1, seconds + event.seconds, seconds_alone + alone
+            self.outbox.append(
+                EpochAgain(
+                    plan=self.plan_id,
+                    node=event.node,
+                    epoch=event.epoch,
+                    seconds=event.seconds,
+                    seconds_alone=alone,
+                )
+            )
+            return
+        self.epochs_trained += not event.evaluated
+        self._note_evaluated(event)
+        self.seconds[key] = event.seconds, alone
+        self.outbox.append(
+            EpochRecord(
+                plan=self.plan_id,
+                node=event.node,
+                epoch=event.epoch,
+                metrics=event.metrics,
+                seconds=event.seconds,
+                seconds_alone=event.seconds_alone,
+                worker=event.worker,
+                study=self.study_id,
+                evaluated=event.evaluated,
+            )
+        )
 
     def _answered(self, answer: Answer) -> None:
         number = answer.trial
@@ -244,6 +270,7 @@ class Ledger:
             self._fail(number, epoch, ("diverged", message, ""))
             return None
         violation = goals.violation(metrics)
+        self._stand(number, epoch)
         self.trial_epochs += epoch - self.history[number].reached
         self.history.record_scores(
             number,
@@ -259,6 +286,17 @@ class Ledger:
                 else goals.sign * max(goals.sign * best, goals.sign * value)
             )
         return curve
+
+    def _stand(self, number: int, epoch: int) -> None:
+        """A trial stands at another state than before."""
+        node, before = self.node_of[number], self.history[number].reached
+        if before:
+            left = self.plan.owner(node, before).id, before
+            self.stands[left] -= 1
+            if not self.stands[left]:
+                del self.stands[left]
+                self.touched.add(left[0])
+        self.stands[self.plan.owner(node, epoch).id, epoch] += 1
 
     def _fail(self, number: int, epoch: int, failure: tuple[str, str, str]) -> None:
         kind, message, traceback = failure
@@ -277,7 +315,7 @@ class Ledger:
         )
 
     def _log_stage(self, event: StageDone | StageFailed, *, state: str) -> None:
-        began = self._stage_began.pop((event.node, event.start), self._clock.now())
+        began, began_s = self._stage_began.pop((event.node, event.start), self._moment())
         self.outbox.append(
             StageRecord(
                 plan=self.plan_id,
@@ -287,10 +325,13 @@ class Ledger:
                 worker=event.worker,
                 state=state,
                 started_at=began,
-                seconds=self._clock.now() - began,
+                seconds=self._clock.monotonic() - began_s,
                 error=event.message if isinstance(event, StageFailed) else "",
             )
         )
+
+    def _moment(self) -> tuple[float, float]:
+        return self._clock.now(), self._clock.monotonic()
 
     def _lost(self, event: CheckpointLost) -> None:
         ref = event.checkpoint
@@ -323,6 +364,10 @@ class Ledger:
             assert made == node.node
         self._num_nodes_recorded = len(self.plan.nodes)
         for epoch in records.epochs:
+            if epoch.again:
+                times = epoch.again, epoch.again_s, epoch.again_alone_s
+                key = epoch.node, epoch.epoch
+                self.again[key] = max(times, self.again.get(key, times))
             if (epoch.node, epoch.epoch) in self.seconds:
                 continue
             self.epochs_trained += epoch.study == self.study_id and not epoch.evaluated
@@ -331,6 +376,7 @@ class Ledger:
             alone = epoch.seconds if epoch.seconds_alone is None else epoch.seconds_alone
             self.seconds[epoch.node, epoch.epoch] = (epoch.seconds, alone)
         for ref in records.checkpoints:
+            self.touched.add(ref.node)
             if not ref.borrowed and ref.epoch not in self.plan.nodes[ref.node].checkpoints:
                 self.kept_bytes += ref.num_bytes
         answers = self.plan.learn(
@@ -385,10 +431,13 @@ class Ledger:
                     self._answered(answer)
 
     def live(self) -> Iterable[tuple[int, int]]:
-        """Where trials stand that may still be asked to go on, or have gone all the way."""
+        """Where trials stand from which training may go on: a node and an epoch for each.
+
+        A trial that has reached the last epoch is not among them: nothing goes on from its state.
+        """
         for number in range(len(self.history)):
             trial = self.history[number]
-            if trial.state in ("running", "waiting"):
+            if trial.state in ("running", "waiting") and trial.reached < self.max_epochs:
                 yield self.node_of[number], trial.reached
 
 

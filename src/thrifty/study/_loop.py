@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from thrifty.core import Clock, Event, StageFailed, StateError
-from thrifty.plan import Chain, droppable
+from thrifty.core import CheckpointRef, Clock, Event, StageFailed, StateError, plain_logger
+from thrifty.plan import Chain
 from thrifty.run import Assignment, Executor
 from thrifty.search import Algorithm, Decision, Proposal
 from thrifty.space import Space
 from thrifty.store import Changes, CheckpointRemoved, Driver, Lease, Record, Store
 
+from ._budget import DiskBudget
 from ._forecast import ask_rng
 from ._ledger import Ledger
 from ._packing import Packing
+from ._passed_states import PassedStates
 from ._trial_events import TrialEvent
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 GROUP_S = 0.1
 """Records are written together, at least this often; what is lost in a crash is trained again."""
@@ -50,9 +51,10 @@ class Parts:
     clock: Clock
     seed: int
     plan_id: int
-    disk_budget_bytes: float
+    budget: DiskBudget
     observers: Sequence[Observer]
     packing: Packing
+    passed: PassedStates
     sleep: Callable[[float], None] = time.sleep
 
 
@@ -159,7 +161,7 @@ def _next_chain(parts: Parts, num_free: int) -> Chain | None:
             ledger.history,
             parts.space,
             num=num_free,
-            rng=ask_rng(parts.seed, ledger),
+            rng=ask_rng(parts.seed, ledger.history),
         )
         if not decisions:
             return None
@@ -197,25 +199,14 @@ def _learn(parts: Parts, *, anyway: bool = False) -> None:
 
 
 def _write(parts: Parts) -> None:
-    """Writes down what has happened since, then frees disk space if the budget asks for it."""
-    outbox = parts.ledger.outbox
-    parts.driver.record(outbox)
+    """Write what has happened since the last time, delete what is not needed, hold the disk budget."""
+    outbox, passed = parts.ledger.outbox, parts.passed.find(parts.ledger)
+    # in one transaction with the states that take their place; the files go after it
+    parts.driver.record([*outbox, *(_removed(parts, ref) for ref in passed)])
     outbox.clear()
-    if parts.ledger.kept_bytes > parts.disk_budget_bytes:
-        _free(parts)
+    parts.passed.delete(parts.ledger, passed)
+    parts.budget.hold(parts.ledger, driver=parts.driver, store=parts.store)
 
 
-def _free(parts: Parts) -> None:
-    ledger = parts.ledger
-    live = [*ledger.live()]
-    if parts.driver.shared:
-        live += parts.store.plans.standing(parts.plan_id, but=ledger.study_id)
-    refs = droppable(ledger.plan, live=live, budget_bytes=parts.disk_budget_bytes)
-    # the record goes first: a file nobody knows of is harmless, a record without its file is not
-    parts.driver.record([
-        CheckpointRemoved(plan=parts.plan_id, node=r.node, epoch=r.epoch) for r in refs
-    ])
-    for ref in refs:
-        ledger.plan.drop(ref)
-        ledger.kept_bytes -= ref.num_bytes
-        parts.store.checkpoints.delete(ref)
+def _removed(parts: Parts, ref: CheckpointRef) -> CheckpointRemoved:
+    return CheckpointRemoved(plan=parts.plan_id, node=ref.node, epoch=ref.epoch)

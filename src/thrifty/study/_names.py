@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from typing import Any
 
+from thrifty.core import plain_text
 from thrifty.space import Choice, Domain, Schedule
 
 
@@ -46,7 +47,7 @@ def escaped(name: str) -> str:
     >>> print(escaped("cost_$"))
     cost_\\$
     """
-    return name.replace("$", r"\$")
+    return plain_text(name).replace("$", r"\$")
 
 
 def _name(option: Any) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterable
 
-from thrifty.core import Calibrated, Event, PackShrunk, StoreUnreachableError
+from thrifty.core import Calibrated, Event, PackShrunk, StoreUnreachableError, plain_logger
 from thrifty.perf import PackCurve
 from thrifty.plan import Chain, Measured, SearchPlan, pack_size
 from thrifty.store import Store
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 
 class Packing:

@@ -16,7 +16,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from thrifty.core import Clock, EpochDone
+from thrifty.core import Clock, EpochDone, plain_text
 
 from ._ledger import Ledger
 
@@ -39,21 +39,21 @@ class Progress:
     """Shows a run on the terminal; where there is none, a line now and then."""
 
     def __init__(self, name: str, ledger: Ledger, *, clock: Clock) -> None:
-        self._metric = ledger.goals.metrics[0]
+        self._metric = plain_text(ledger.goals.metrics[0])
         self._ledger = ledger
         self._clock = clock
         self._bar = _TwoLines(
             SpinnerColumn(),
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TextColumn("unique epochs"),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.fields[left]}", markup=False),
             console=Console(stderr=True),
             refresh_per_second=8,
         )
-        self._task = self._bar.add_task(name, total=None, left="")
+        self._task = self._bar.add_task(plain_text(name), total=None, left="")
         self._drawn = 0.0
         self._began = clock.monotonic()
         self._done_before: int | None = None

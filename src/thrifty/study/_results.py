@@ -11,6 +11,7 @@ import torch
 
 from thrifty.core import ThriftyError
 from thrifty.search import Trial
+from thrifty.store import nondominated
 
 from ._goals import Goals
 from ._ledger import Ledger
@@ -66,6 +67,8 @@ class Savings:
         seconds: what was really spent in training, packing included.
         evaluated_epochs: epochs that were not trained because another plan had kept their states:
             only their metrics were computed again. Their seconds are those of the evaluation.
+        retrained_epochs: epochs that had to be trained again because a state was not kept. They
+            count in ``unique_epochs``, ``seconds_shared`` and ``seconds``, too.
     """
 
     trial_epochs: int
@@ -74,6 +77,7 @@ class Savings:
     seconds_shared: float
     seconds: float
     evaluated_epochs: int = 0
+    retrained_epochs: int = 0
 
     @property
     def epochs(self) -> int:
@@ -91,7 +95,12 @@ class Savings:
         return self.seconds_shared / self.seconds if self.seconds else 1.0
 
     def __str__(self) -> str:
-        again = f", {self.evaluated_epochs:,} evaluated again" if self.evaluated_epochs else ""
+        notes = []
+        if self.retrained_epochs:
+            notes.append(f" ({self.retrained_epochs:,} of them again)")
+        if self.evaluated_epochs:
+            notes.append(f", {self.evaluated_epochs:,} evaluated again")
+        again = "".join(notes)
         return (
             f"{self.unique_epochs:,} epochs trained{again} for {self.trial_epochs:,} trial-epochs: "
             f"{self.epochs:,} saved; training {self.seconds:,.1f} s instead of {self.seconds_alone:,.1f} s "
@@ -153,6 +162,17 @@ def best_of(ledger: Ledger) -> Trial | None:
     return max(feasible, key=lambda t: (t.objectives[0], -t.number), default=None)
 
 
+def best_ones(ledger: Ledger) -> list[Trial]:
+    """Return the best trial where training stands, or the Pareto front of several objectives."""
+    feasible = [
+        t for t in ledger.history if t.reached and t.state != "failed" and not t.violation
+    ]
+    if len(ledger.goals.metrics) > 1:
+        return [feasible[i] for i in nondominated([t.objectives for t in feasible])]
+    best = best_of(ledger)
+    return [] if best is None else [best]
+
+
 def _none_feasible(ledger: Ledger, reported: Sequence[Trial], *, name: str) -> str:
     nearest = min(reported, key=lambda t: (t.violation, t.number))
     metrics, goals = ledger.curve(nearest.number)[-1], ledger.goals
@@ -180,13 +200,22 @@ def savings(ledger: Ledger) -> Savings:
             seen[owner, epoch] = ledger.seconds.get((owner, epoch), (0.0, 0.0))
             alone += seen[owner, epoch][1]
     evaluated = len(seen.keys() & ledger.evaluated)
+    again = [ledger.again[key] for key in ledger.again.keys() & seen.keys()]
+    retrained = sum(num for num, _, _ in again)
     return Savings(
         trial_epochs=trial_epochs,
-        unique_epochs=len(seen) - evaluated,
+        unique_epochs=len(seen) - evaluated + retrained,
         evaluated_epochs=evaluated,
         seconds_alone=alone,
-        seconds_shared=sum(by_itself for _, by_itself in seen.values()),
-        seconds=sum(spent for spent, _ in seen.values()),
+        seconds_shared=math.fsum([
+            *(by_itself for _, by_itself in seen.values()),
+            *(each[2] for each in again),
+        ]),
+        seconds=math.fsum([
+            *(spent for spent, _ in seen.values()),
+            *(each[1] for each in again),
+        ]),
+        retrained_epochs=retrained,
     )
 
 

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Sequence
 from typing import Literal, Self
 
 from rich.console import Console
 from rich.text import Text
 
-from thrifty.core import fingerprint
+from thrifty.core import fingerprint, plain_logger
 from thrifty.run import ExecutorConfig
 from thrifty.store import Heartbeat, Lease, PlanInfo, Store, StudyInfo, StudyMoved
 
 from ._archive import Archive
+from ._budget import DiskBudget
 from ._ledger import Ledger
 from ._loop import Observer, Parts, run_loop, tell, tell_news
 from ._packing import Packing
+from ._passed_states import PassedStates
 from ._progress import Progress
 from ._provenance import Provenance
 from ._results import best_of
 from ._spared_heap import spared_heap
 from ._stop import StopOnSignal, StopWhen
+from ._threads import with_threads_of
 from ._trial_events import StudyBegan, StudyEnded, TrialAdvanced, TrialBegan, TrialEnded
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 
 def train(
@@ -43,6 +45,8 @@ def train(
     """Trains until the algorithm is done or somebody wants it to stop, and notes which of the two it was."""
     recipe, clock = archive.recipe, archive.clock
     plan = store.plans.get(ledger.plan_id)
+    executor = with_threads_of(ledger.plan_id, executor, store=store, name=archive.name)
+    ledger.threads = executor.threads
     driver = store.drive(lease, revision=ledger.revision)
     driver.record([StudyMoved(study=ledger.study_id, state="running")])
     watching = [*observers]
@@ -55,6 +59,7 @@ def train(
             watching.append(stack.enter_context(bar))
         asked = stack.enter_context(StopOnSignal())
         reason = _never if stop is None else stop.watch(ledger, clock)
+        leftovers = store.remove_leftovers(lease, folder=recipe.plan_identity())
         curves = store.curves.all()
         workers = executor.open(
             recipe.task,
@@ -74,7 +79,9 @@ def train(
             clock=clock,
             seed=recipe.seed,
             plan_id=ledger.plan_id,
-            disk_budget_bytes=archive.storage.disk_budget_bytes,
+            budget=DiskBudget(
+                archive.storage.disk_budget_bytes, other_bytes=leftovers.left_bytes
+            ),
             observers=watching,
             packing=Packing(
                 num_workers=executor.num_workers,
@@ -82,10 +89,13 @@ def train(
                 memory_margin=executor.memory_margin,
                 known=curves.keys(),
             ),
+            passed=PassedStates(store, clock=clock, shared=lease.shared),
         )
         ending = stack.enter_context(_Ending(watching, ledger))
         _begin(archive, ledger, watching, info=lease.study, plan=plan)
         done = run_loop(parts, stop_requested=lambda: asked.requested() or bool(reason()))
+        if done:
+            parts.budget.hold(ledger, driver=driver, store=store, done=True)
         ending.state = "done" if done else "stopped"
     driver.record([StudyMoved(study=ledger.study_id, state=ending.state)])
     say_where_from(archive, ledger, store=store, progress=progress)

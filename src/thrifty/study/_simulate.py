@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +18,12 @@ from thrifty.search import Algorithm, History
 from thrifty.space import Space, Timeline
 from thrifty.store import Store, StudyMoved
 
+from ._budget import DiskBudget
 from ._goals import Goals, Mode
 from ._ledger import Ledger
 from ._loop import Parts, run_loop
 from ._packing import Packing
+from ._passed_states import PassedStates
 from ._simulation_alone import UnsharedPlan
 from ._simulation_bound import least_s
 from ._simulation_curves import MadeUpCurve
@@ -140,13 +143,15 @@ def _script(members: Sequence[Member], *, share: bool) -> _Script:
     else:
         algorithm = JointAlgorithm(members)
         history = JointHistory(len(members), max_epochs=epochs)
-    branches = {e for m in members for e in m.space.branch_epochs(max_epochs=epochs)}
+    spaces = [member.space.branches(max_epochs=epochs) for member in members]
+    cuts = sorted({epoch for each in spaces for epoch in each.epochs})
+    intervals = tuple(dict.fromkeys(i for each in spaces for i in each.intervals))
     alone = UnsharedPlan(history)
     return _Script(
         algorithm=algorithm,
         space=members[0].space,
         history=history,
-        plan=SearchPlan(cuts=sorted(branches)) if share else alone,
+        plan=SearchPlan(cuts=cuts, intervals=intervals) if share else alone,
         shown=_as_it_is if share else alone.original,
     )
 
@@ -196,9 +201,10 @@ def _play(
                 clock=SystemClock(),  # writes in groups as large as in a run that is as busy
                 seed=seed,
                 plan_id=plan.id,
-                disk_budget_bytes=float("inf"),
+                budget=DiskBudget(math.inf),
                 observers=(),
                 packing=Packing(num_workers=1, fixed_size=1),
+                passed=PassedStates(store, clock=clock, shared=False),
             )
             run_loop(parts, stop_requested=lambda: False)
             driver.record([StudyMoved(study=info.id, state="done")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import signal
 import threading
@@ -10,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from thrifty.core import Clock, UsageError
+from thrifty.core import Clock, StopNow, UsageError, plain_logger
 
 from ._ledger import Ledger
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +95,8 @@ class StopOnSignal:
 
     def _on_signal(self, number: int, frame: object) -> None:
         if self._asked:
-            raise KeyboardInterrupt
+            raise StopNow
         self._asked = True
         logger.warning("stopping at the end of the epoch; once more to stop at once")
+
+    _on_signal.raises_stop_now = True  # type: ignore[attr-defined]

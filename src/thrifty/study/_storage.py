@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from thrifty.core import UsageError
+from thrifty.store import redact_url
+from thrifty.store._address import redact_root
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
     """A database for the records and a folder for the checkpoints.
 
-    ``url`` is an address of SQLite or PostgreSQL, as SQLAlchemy writes it. ``checkpoints`` is a folder or any fsspec address (default: beside the
-    database). ``disk_budget_bytes`` bounds what checkpoints may take: those nobody will go on
-    from are deleted first, cheapest to train again first (default: keep all).
-    ``shared`` lets several processes run studies of one task and seed at the same time: they train each stage once,
-    whoever needs it (default: on PostgreSQL).
+    Args:
+        url: An address of SQLite or PostgreSQL, as SQLAlchemy writes it.
+        checkpoints: A folder, or any fsspec address (default: beside the database).
+        disk_budget_bytes: How much the checkpoints of a plan may take, with the files that killed runs
+            have left (default: no limit). Over the budget, the states that are cheapest to train again
+            are deleted first, also those of trials that are done. Three kinds of states stay: where a
+            trial may go on, where work that waits begins, and the best trials'. If these alone are
+            over the budget, one warning says so. ``load_model`` trains a deleted state again.
+        shared: Whether several processes may run studies of one task and seed at the same time. They
+            train each stage once, whoever needs it (default: on PostgreSQL).
     """
 
     url: str = "sqlite:///thrifty.db"
@@ -21,9 +30,27 @@ class Storage:
     disk_budget_bytes: float = float("inf")
     shared: bool | None = None
 
+    def __repr__(self) -> str:
+        parts = [f"url={redact_url(self.url)!r}"]
+        if self.checkpoints is not None:
+            parts.append(f"checkpoints={redact_root(self.checkpoints)!r}")
+        if self.disk_budget_bytes != float("inf"):
+            parts.append(f"disk_budget_bytes={self.disk_budget_bytes!r}")
+        if self.shared is not None:
+            parts.append(f"shared={self.shared!r}")
+        return f"Storage({', '.join(parts)})"
+
     @classmethod
     def of(cls, value: Storage | str) -> Storage:
-        """A storage as it is, an address as the storage it names."""
+        """A storage as it is, an address as the storage it names.
+
+        Raises:
+            UsageError: It is neither.
+        """
+        if not isinstance(value, Storage | str):
+            raise UsageError(
+                f"storage is {value!r}; give an address such as 'sqlite:///thrifty.db', or a Storage"
+            )
         return value if isinstance(value, Storage) else cls(url=value)
 
     @property

@@ -24,9 +24,10 @@ from thrifty.run import ExecutorConfig, Faults, Local
 from thrifty.run._simulated import EpochSeconds
 from thrifty.search import Algorithm
 from thrifty.space import Space
-from thrifty.store import FrameBackend, frame, nondominated, shown
+from thrifty.store import FrameBackend, frame, nondominated, redact_url
 
 from ._archive import Archive, Source
+from ._arguments import check_max_epochs, check_run, checked_name, checked_seed
 from ._check import check_arguments, check_study
 from ._complete import complete
 from ._forecast import Forecast, forecast
@@ -35,6 +36,7 @@ from ._identity import Recipe
 from ._ledger import Ledger
 from ._loop import Observer
 from ._pictures import Pictures
+from ._reader import Reader
 from ._results import Savings, TrialResult, candidates, rows, savings, trial_result
 from ._session import say_where_from, train
 from ._simulate import simulate
@@ -93,23 +95,24 @@ class Study(Pictures):
         warm_start: str | Study | Sequence[str | Study] = (),
     ) -> None:
         check_arguments(task, space, algorithm=algorithm)
+        check_max_epochs(algorithm)
         self.task = task
         self.space = space
         self.algorithm = algorithm
         self.goals = Goals.of(metric, mode, constraints=constraints)
         self.storage = Storage.of(storage)
-        self.name = name
-        self.seed = seed
+        self.name = checked_name(name)
+        self.seed = checked_seed(seed)
         self.file: Path | None = None
         """The file that defines it, so that it can be resumed by name alone; the command line sets it."""
         self._earlier = _studies(warm_start)
         self._enqueued: list[Mapping[str, Any]] = []
         """All that this object was asked to enqueue, whether it is in the store or not."""
         self._clock: Clock = SystemClock()
-        self._ledger: Ledger | None = None
+        self._reader = Reader()
 
     def __repr__(self) -> str:
-        return f"Study({self.name!r}, {self.algorithm!r}, storage={shown(self.storage.url)!r})"
+        return f"Study({self.name!r}, {self.algorithm!r}, storage={redact_url(self.storage.url)!r})"
 
     @property
     def metric(self) -> str:
@@ -238,15 +241,16 @@ class Study(Pictures):
             StoreUnreachableError: the server of the database has not answered for minutes.
             StoreWriteError: full disk, read-only place.
         """
+        check_run(executor, stop, observers)
         archive = self._archive()
         with archive.open() as store:
             info = archive.find(store)
             if info is not None:
                 archive.enqueue(store, info, self._enqueued)
                 if info.state == "done":
-                    self._ledger = archive.load(store, info)
-                    if not self._ledger.history.enqueued:
-                        say_where_from(archive, self._ledger, store=store, progress=progress)
+                    known = self._reader.read(archive, store)
+                    if not known.history.enqueued:
+                        say_where_from(archive, known, store=store, progress=progress)
                         return self
             with archive.recipe.watched(fresh=info is None):
                 report = check_study(
@@ -265,11 +269,13 @@ class Study(Pictures):
                     enqueued=self._enqueued,
                     sources=self._sources(),
                 )
-                with store.lease(info, shared=self.storage.is_shared) as lease:
-                    self._ledger = archive.load(store, info)
+                with (
+                    store.lease(info, shared=self.storage.is_shared) as lease,
+                    self._reader.running(archive, store, info) as ledger,
+                ):
                     train(
                         archive,
-                        self._ledger,
+                        ledger,
                         store=store,
                         lease=lease,
                         executor=executor or Local(),
@@ -284,7 +290,8 @@ class Study(Pictures):
     @property
     def trials(self) -> list[TrialResult]:
         """All trials so far, in order."""
-        return [self._result(number) for number in range(len(self._books().history))]
+        ledger = self._books()
+        return [self._result(ledger, number) for number in range(len(ledger.history))]
 
     @property
     def best_trial(self) -> TrialResult:
@@ -299,8 +306,10 @@ class Study(Pictures):
                 f"study {self.name!r} has several objectives ({', '.join(self.goals.metrics)}), so there may be no "
                 "best trial; use best_trials, those that no other one beats in all of them"
             )
-        found = candidates(self._books(), name=self.name)
-        return self._result(max(found, key=lambda t: (t.objectives[0], -t.number)).number)
+        ledger = self._books()
+        found = candidates(ledger, name=self.name)
+        best = max(found, key=lambda t: (t.objectives[0], -t.number))
+        return self._result(ledger, best.number)
 
     @property
     def best_trials(self) -> list[TrialResult]:
@@ -312,9 +321,10 @@ class Study(Pictures):
         Raises:
             ThriftyError: no trial has reported yet, all have failed (with the first failure), or none is feasible.
         """
-        found = candidates(self._books(), name=self.name)
+        ledger = self._books()
+        found = candidates(ledger, name=self.name)
         front = nondominated([trial.objectives for trial in found])
-        return [self._result(found[index].number) for index in front]
+        return [self._result(ledger, found[index].number) for index in front]
 
     @property
     def savings(self) -> Savings:
@@ -371,12 +381,8 @@ class Study(Pictures):
         return None if path is None else str(Path(path).resolve())
 
     def _books(self) -> Ledger:
-        """The books of this process, or those in the store."""
-        if self._ledger is None:
-            archive = self._archive()
-            with archive.open(create=False) as store:
-                self._ledger = archive.load(store, store.studies.get(self.name))
-        return self._ledger
+        """What is known of the study now: by the run in this process, or in the database."""
+        return self._reader.current(self._archive())
 
     def _epoch_seconds(self) -> float | None:
         """The mean time of an epoch of this task, if some were timed."""
@@ -387,8 +393,7 @@ class Study(Pictures):
         spent = [each for each, _ in seconds.values()]
         return sum(spent) / len(spent) if spent else None
 
-    def _result(self, number: int) -> TrialResult:
-        ledger = self._books()
+    def _result(self, ledger: Ledger, number: int) -> TrialResult:
         return trial_result(
             ledger, number, load=lambda: self._archive().load_model(ledger, number)
         )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 
-from thrifty.core import SpaceError, StudyMismatchError
+from thrifty.core import SpaceError, StudyMismatchError, plain_logger
 from thrifty.search import Trial
 from thrifty.space import Coordinates, Space
 from thrifty.store import PriorRecord
@@ -14,7 +13,7 @@ from ._goals import Goals
 from ._ledger import Ledger
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 
 def check_goals(goals: Goals, *, source: str, theirs: Goals) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +56,37 @@ class LineTask(Task):
                 module.p = hp.get("dropout", 0.0)
 
 
+class UnspeakableError(Exception):
+    """An error whose text cannot be had."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+_ERRORS: Mapping[str, Callable[[], BaseException]] = {
+    "raise": lambda: RuntimeError("the task's own error"),
+    "exit": lambda: SystemExit(3),
+    "interrupt": KeyboardInterrupt,
+    "odd text": lambda: RuntimeError("half a pair \ud800, nothing \0, \x1b[31mred"),
+    "huge text": lambda: RuntimeError("x" * 5_000_000),
+    "no text": UnspeakableError,
+}
+
+
 class FaultyTask(LineTask):
     """A ``LineTask`` in which something goes wrong in the epochs where hyper-parameter ``fault`` says so.
 
-    ``"raise"`` raises, ``"nan"`` makes the loss NaN, ``"die"`` kills the process; ``fuse`` names a file
-    without which ``"die"`` does nothing, and which is gone afterwards: it dies once only. Inject with
-    ``fault=MultiStep(["", "raise"], milestones=[3])``.
+    - ``"raise"`` raises an error, ``"nan"`` makes the loss NaN.
+    - ``"exit"`` calls ``sys.exit()``, ``"interrupt"`` raises KeyboardInterrupt.
+    - ``"odd text"`` raises an error whose text no database takes, ``"huge text"`` one with megabytes of it,
+      ``"no text"`` one whose text cannot be had.
+    - ``"hang"`` does not come back.
+    - ``"die"`` kills the process. ``fuse`` names a file without which this does nothing, and which is gone
+      afterwards: it dies once only.
+
+    Inject with ``fault=MultiStep(["", "raise"], milestones=[3])``.
     """
 
     def __init__(self, *, fuse: str = "") -> None:
@@ -81,8 +107,10 @@ class FaultyTask(LineTask):
 
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
         """Mean squared error, unless something goes wrong."""
-        if model.training and self._fault == "raise":
-            raise RuntimeError("the task's own error")
+        if model.training and self._fault in _ERRORS:
+            raise _ERRORS[self._fault]()
+        if model.training and self._fault == "hang":
+            threading.Event().wait()
         if model.training and self._fault == "die" and (not self._fuse or self._burn()):
             os.kill(os.getpid(), signal.SIGKILL)
         loss = super().loss(model, batch)

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
@@ -22,8 +21,12 @@ from thrifty.core import PeerLostError, TooFewWorkersError
 from thrifty.hetero import Membership, View, Wait
 
 
-_LIMIT_S = 30.0
-"""No wait of a test is longer."""
+_LIMIT_S = 600.0
+"""Seconds after which a wait is taken for a deadlock.
+
+Waits end when a worker has answered or left; a worker that dies leaves. On a busy machine that may
+take a while.
+"""
 
 
 class WorkerKilled(BaseException):
@@ -70,10 +73,10 @@ class ThreadCluster:
             self._doomed[name] = (self._calls.get(name, 0) + after, delivers)
 
     def run(self, jobs: dict[str, Callable[[Membership], Any]]) -> dict[str, Any]:
-        """Runs a job for each worker in its own thread; results by name, without those of killed ones.
+        """Run a job for each worker in its own thread.
 
-        Raises:
-            TimeoutError: a worker hangs.
+        Returns:
+            Results by name, without those of killed workers.
         """
         members = {name: self.member(name) for name in jobs}
         with ThreadPoolExecutor(len(jobs)) as pool:
@@ -81,7 +84,7 @@ class ThreadCluster:
                 name: pool.submit(_until_killed, job, members[name])
                 for name, job in jobs.items()
             }
-            done = {name: future.result(4 * _LIMIT_S) for name, future in futures.items()}
+            done = {name: future.result() for name, future in futures.items()}
         return {name: result for name, result in done.items() if result is not WorkerKilled}
 
     # --- what memberships call
@@ -323,13 +326,13 @@ def check_lost_peer(make: MakeMember) -> None:
 
 def check_newcomer(make: MakeMember) -> None:
     """Who comes later is let in at an agreement, and everybody sees who is behind."""
-    there = threading.Event()
+    there, gone = threading.Event(), threading.Event()
 
     def first(member: Membership) -> Any:
         member.agree(step=0)
         there.set()
-        end, step = time.monotonic() + _LIMIT_S, 0
-        while time.monotonic() < end:  # a busy machine may start the newcomer late
+        step = 0
+        while not gone.is_set():
             step += 1
             view = member.agree(step=step)
             if len(view.names) == 2:
@@ -346,10 +349,11 @@ def check_newcomer(make: MakeMember) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         early = pool.submit(_closing, first, lambda: make("early"))
-        assert there.wait(_LIMIT_S)
+        early.add_done_callback(lambda _: there.set())  # an error is no reason to wait
+        there.wait()
         late = pool.submit(_closing, second, lambda: make("late"))
-        assert early.result(_LIMIT_S) == late.result(_LIMIT_S)
-        assert early.result() == (("early", "late"), "early", 2.0)
+        late.add_done_callback(lambda _: gone.set())
+        assert early.result() == late.result() == (("early", "late"), "early", 2.0)
 
 
 def check_close(make: MakeMember) -> None:
@@ -370,7 +374,7 @@ def _together(jobs: dict[str, Job], make: MakeMember) -> dict[str, Any]:
             name: pool.submit(_closing, job, lambda name=name: members[name])
             for name, job in jobs.items()
         }
-        return {name: future.result(2 * _LIMIT_S) for name, future in futures.items()}
+        return {name: future.result() for name, future in futures.items()}
 
 
 def _closing(job: Job, make: Callable[[], Membership]) -> Any:

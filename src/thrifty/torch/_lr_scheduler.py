@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from thrifty.core import ScheduleError
+from thrifty.core import ScheduleError, plain_logger
 from thrifty.space import Constant, Schedule, Timeline, last_value, schedule_from_json
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 _IDENTITY = ("schedule", "epochs", "steps_per_epoch", "name", "relative")
 """What a saved state and the scheduler that it is loaded into must agree on."""

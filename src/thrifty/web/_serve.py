@@ -65,7 +65,7 @@ class Server:
 
     app: FastAPI
     socket: socket.socket
-    address: str
+    address: str = field(repr=False)
     _uvicorn: Any = field(default=None, repr=False)
 
     def run(self) -> None:
@@ -103,6 +103,8 @@ def serve(
     listening = _listen(host, port)
     config = uvicorn.Config(
         app,
+        http=_module("uvicorn", "_connections").Connection,
+        ws="none",
         log_level="warning",
         server_header=False,
         date_header=False,

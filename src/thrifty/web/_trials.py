@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from thrifty.core import plain_text
 from thrifty.store import Order, StudyView, TrialFilter, Views
 
 from . import _models as models
@@ -47,7 +48,9 @@ def trial(views: Views, view: StudyView, row: Any, *, forest: StageForest) -> mo
     epochs = max(max_epochs(view) or 0, row.target, 1)
     paths = views.plans.paths(view.plan, [row.node])
     places = _places(forest, paths.origins, row)
-    kind, message, traceback = row.error or ("", "", "")
+    kind, message, traceback = (
+        plain_text(text, lines=True) for text in row.error or ("", "", "")
+    )
     stages = [_stage(forest, place, number=row.number) for place in places]
     return models.Trial(
         **_row(row, view).model_dump(exclude={"config"}),

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from tests.pack.identity._projects import project
+from tests.pack.identity._projects import load, project
 from thrifty.pack.identity import MISSING, Place, Reach, is_own, is_own_module, reach
 from thrifty.testing import LineTask
 
@@ -177,8 +177,6 @@ def test_submodules_by_either_way(tmp_path, monkeypatch):
         "def g():\n    return pkg.deep.Y\n"
         "def h():\n    import pkg.deep\n    return pkg.deep.Y\n"
     )
-    from tests.pack.identity._projects import load  # noqa: PLC0415
-
     mine = load(folder.parent, "mine", monkeypatch=monkeypatch)
     assert places(reach([mine.f]))["pkg.deep.X"] == 1
     assert places(reach([mine.f, mine.g]))["pkg.deep.Y"] == 2
@@ -199,9 +197,36 @@ def test_a_module_that_is_handed_on(tmp_path, monkeypatch, body):
     assert places(reach([mine.f]))["helpers.X"] == 3
 
 
-def test_globals_by_computed_access_to_the_namespace(tmp_path, monkeypatch):
-    mine = project(tmp_path, monkeypatch, mine="X = 3\ndef f():\n    return globals()['X']\n")
+@pytest.mark.parametrize("read", ["globals()['X']", "globals()['x'.upper()]", "eval('X + 1')"])
+def test_globals_by_computed_access_to_the_namespace(tmp_path, monkeypatch, read):
+    mine = project(tmp_path, monkeypatch, mine=f"X = 3\ndef f():\n    return {read}\n")
     assert places(reach([mine.f]))["X"] == 3
+
+
+def test_attributes_of_a_module_by_computed_names(tmp_path, monkeypatch):
+    mine = project(
+        tmp_path,
+        monkeypatch,
+        mine="import helpers\ndef f(kind):\n    return getattr(helpers, kind)()\n",
+        helpers="def net():\n    return 1\ndef other():\n    return 2\n",
+    )
+    assert functions(reach([mine.f])) == {"f", "helpers.net", "helpers.other"}
+
+
+@pytest.mark.parametrize("text", ["helpers", "package.inner"])
+def test_modules_imported_by_a_text(tmp_path, monkeypatch, text):
+    folder = tmp_path / "texts"
+    (folder / "package").mkdir(parents=True)
+    for path in ("helpers.py", "package/__init__.py", "package/inner.py"):
+        (folder / path).write_text("def net():\n    return 1\n")
+    (folder / "mine.py").write_text(
+        "from importlib import import_module\n"
+        f"def f(kind):\n    'Not a module.'\n    return import_module('{text}').net()\n"
+    )
+    mine = load(folder, "mine", monkeypatch=monkeypatch)
+    found = reach([mine.f])
+    assert functions(found) == {"f", f"{text}.net"}
+    assert not found.packages
 
 
 def test_code_inside_lambdas_and_comprehensions_counts(tmp_path, monkeypatch):
@@ -530,6 +555,8 @@ def test_whose_code_it_is():
     assert not is_own(logging.getLogger)
     assert not is_own(reach)
     assert not is_own(len)
+    assert not is_own(type(type(torch._C.ScriptFunction)))
+    assert not is_own(torch._C.ScriptFunction.__mro__[1])  # of a module without a file
     assert not is_own_module("torch.fx")
     assert is_own_module("nowhere_to_be_found")
     assert is_own_module("__main__")

@@ -111,7 +111,7 @@ def changed(one: TaskIdentity, two: TaskIdentity) -> tuple[set[str], set[str]]:
 def test_components_have_names(identity):
     found = identity()
     assert set(found.training) == {
-        "task", "optimizer", "package torch",
+        "task", "optimizer", "package torch", "torch default dtype", "torch matmul precision",
         "class Mine", "class helpers.Net",
         "function Mine.__init__", "function Mine.model", "function Mine.loss",
         "function Mine._margin", "function helpers.scale", "function helpers.Net.forward",
@@ -155,6 +155,7 @@ TRAINING = {
     "clipping": ("momentum=0.9", "momentum=0.9, clip_norm=1.0"),
     "another optimizer": ("momentum=0.9", "momentum=0.9, foreach=True"),
     "a decorator": ("    def loss", "    @torch.enable_grad()\n    def loss"),
+    "a decorator of a helper": ("def scale(x", "@torch.enable_grad()\ndef scale(x"),
     "a member that nobody names": ("    margin = 0.1", "    margin = 0.1\n    other = 3"),
 }
 
@@ -350,6 +351,16 @@ def test_an_override_that_extends_the_old_identity_gets_it_when_asked():
     assert "function" in " ".join(task.identity())
     with asking_legacy():
         assert set(task.identity()) == {"class", "source", "attributes", "version", "more"}
+
+
+def test_what_torch_is_set_to_is_a_part_of_training():
+    before = task_identity(LineTask())
+    torch.set_default_dtype(torch.float64)
+    try:
+        after = task_identity(LineTask())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert changed(before, after) == ({"torch default dtype"}, set())
 
 
 def test_a_trainable_is_all_training():

@@ -480,6 +480,23 @@ def test_wrappers_of_packages_count_with_what_they_hold():
     assert of(torch.no_grad()(nothing)) != of(torch.enable_grad()(nothing))
 
 
+def test_what_packages_keep_for_themselves_in_wrappers_does_not_count():
+    def wrapper(option, *, cache):
+        """As a package would make it."""
+        names = {"__name__": "torch.wrappers"}
+        exec(
+            "class Context:\n    pass\n"
+            "def wrap(function, context):\n    return lambda *a: context.enter(function, *a)",
+            names,
+        )
+        context = names["Context"]()
+        context.option, context.cache = option, cache
+        return names["wrap"](nothing, context)
+
+    assert of(wrapper(1, cache=[1])) == of(wrapper(1, cache=iter([2])))
+    assert of(wrapper(1, cache=[1])) != of(wrapper(2, cache=[1]))
+
+
 def test_compiled_functions_count_as_what_they_are_compiled_from():
     numba = pytest.importorskip("numba")
     fast, slow = numba.njit(fastmath=True)(scaled(1)), numba.njit(scaled(1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -10,10 +9,19 @@ from functools import partial
 import torch
 from torch.utils import _pytree as pytree
 
+from thrifty.core import plain_logger
 from thrifty.pack._backend import Outcome, UnverifiedError, guarded
 from thrifty.pack._data import Source
+from thrifty.pack._metric_sums import MetricSums
 from thrifty.pack._random import seed_everything
-from thrifty.pack.verify import CheckBudget, compare_metrics, relative_tolerance
+from thrifty.pack.verify import (
+    CheckBudget,
+    are_metrics_rounding,
+    compare_metrics,
+    exchanged,
+    own_tensors,
+    relative_tolerance,
+)
 
 from ._member import FusedTrial
 from ._programs import Programs
@@ -24,7 +32,7 @@ from ._structure import Structure
 from ._whole import evaluate_whole
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 MAX_ELEMENTS = 2**22
 """Elements of packed validation batches beyond which there is nothing to gain over one trial after the other."""
@@ -110,9 +118,7 @@ class Evaluation:
             self._structure.layout.dtype, num_terms=trial.source.num_train
         )
         difference = compare_metrics(found, alone, tolerance=tolerance)
-        if difference is not None and metrics_agree_in_double(
-            self._structure, trial, is_current=self._programs.evaluations_are_current
-        ):
+        if difference is not None and self._is_tie(trial, found, alone, tolerance=tolerance):
             self._budget.num_ties += 1
             difference = None
         self._budget.spend(time.perf_counter() - began)
@@ -126,6 +132,30 @@ class Evaluation:
         for other in block:
             other.is_evaluation_verified = False
         return UnverifiedError(str(difference), mismatch=False)
+
+    def _is_tie(
+        self,
+        trial: FusedTrial,
+        found: Mapping[str, float],
+        alone: Mapping[str, float],
+        *,
+        tolerance: float,
+    ) -> bool:
+        """Whether only rounding makes metrics differ: two outputs are equal but for their last bits."""
+
+        def evaluate(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, float]:
+            with exchanged(trial.model, tensors):
+                return trial.evaluate(trial.plan.epoch)
+
+        return metrics_agree_in_double(
+            self._structure, trial, is_current=self._programs.evaluations_are_current
+        ) and are_metrics_rounding(
+            found,
+            alone,
+            tensors=own_tensors(trial.model),
+            evaluate=evaluate,
+            tolerance=tolerance,
+        )
 
     def _give_up(self, reason: str) -> None:
         """Evaluate the trials of this structure one by one from now on."""
@@ -145,8 +175,7 @@ def evaluate_packed(
     Raises:
         UnfusableError: the metrics cannot be computed for all trials at once.
     """
-    sums: dict[str, torch.Tensor] = {}
-    num_seen = 0
+    sums = MetricSums()
     for batch, num in source.valid_batches(batch_size=batch_size):
         leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
         if size * sum(leaf.numel() for leaf in leaves) > MAX_ELEMENTS:
@@ -158,12 +187,8 @@ def evaluate_packed(
         with torch.no_grad():
             tape = programs.prepare(bound)
             tape()
-        for name, value in zip(bound.names, tape.outputs, strict=True):
-            assert value is not None
-            sums[name] = sums[name] + value * num if name in sums else value * num
-        num_seen += num
-    table = {name: total.tolist() for name, total in sums.items()}
-    return [{name: values[k] / num_seen for name, values in table.items()} for k in range(size)]
+        sums.add(dict(zip(bound.names, tape.outputs, strict=True)), num=num)
+    return sums.rows(size)
 
 
 def _alone(trial: FusedTrial) -> Outcome:

@@ -6,11 +6,11 @@ Their shapes change from step to step, so nothing is recorded: the user's code r
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 
 from thrifty.pack._data import Source
+from thrifty.pack._metric_sums import MetricSums
 
 from ._feed import Feed, IteratorFeed
 from ._member import FusedTrial
@@ -61,22 +61,17 @@ def evaluate_whole(
     structure: Structure, state: RowState, source: Source, *, size: int, at_once: int
 ) -> Sequence[Mapping[str, float]]:
     """The metrics of the trials in the first ``size`` rows, ``at_once`` trials at a time."""
-    sums: list[dict[str, Any]] = [{} for _ in range(0, size, at_once)]
-    num_seen = 0
+    parts = list(_parts(range(size), at_once))
+    sums = [MetricSums() for _ in parts]
     for batch, num in source.valid_batches(batch_size=structure.task.eval_batch_size):
-        for rows, total in zip(_parts(range(size), at_once), sums, strict=True):
+        for rows, total in zip(parts, sums, strict=True):
             found = structure.metrics(batch, state=state.of_rows(rows), size=len(rows))
-            for name, value in found.items():
-                total[name] = total.get(name, 0.0) + value * num
-        num_seen += num
-    out: list[dict[str, float]] = []
-    for total in sums:
-        table = {name: (value / num_seen).tolist() for name, value in total.items()}
-        out += [
-            dict(zip(table, values, strict=True))
-            for values in zip(*table.values(), strict=True)
-        ]
-    return out
+            total.add(found, num=num)
+    return [
+        means
+        for rows, total in zip(parts, sums, strict=True)
+        for means in total.rows(len(rows))
+    ]
 
 
 def _parts(rows: Sequence[int], size: int) -> Iterator[Sequence[int]]:

@@ -13,11 +13,15 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Import:
-    """An import statement inside a function: ``from module import names`` or ``import module``."""
+    """An import inside a function: ``from module import names`` or ``import module``.
+
+    ``guessed``: the function calls ``import_module``, and this text may be what it imports.
+    """
 
     module: str
-    level: int
-    names: tuple[str, ...]
+    level: int = 0
+    names: tuple[str, ...] = ()
+    guessed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +32,8 @@ class Mentions:
     in ``getattr(x, "scale")`` included, and ``stored`` those that are assigned. ``handed_on`` holds
     the globals that are used other than by an attribute: a module may then be read in places that
     do not name it. ``assigns`` says whether the code assigns to a global, or to an attribute of
-    something that it was given.
+    something that it was given. ``computes`` says whether it may read attributes whose names it
+    computes, ``reads_all`` whether it may do so with the globals of its module.
     """
 
     globals: frozenset[str]
@@ -37,13 +42,16 @@ class Mentions:
     stored: frozenset[str]
     imports: tuple[Import, ...]
     assigns: bool
+    computes: bool
+    reads_all: bool
 
 
 _READS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 _READS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _NAMED = frozenset(dis.hasname)
-_NAMESPACES = frozenset({"globals", "eval", "exec", "vars", "locals"})
-"""Where code names these, its text constants may name globals."""
+_NAMESPACES = frozenset({"globals", "eval", "exec"})
+_COMPUTED = frozenset({"getattr", "vars", "dir", "__dict__", "getmembers", "attrgetter"})
+_IMPORTERS = frozenset({"import_module", "__import__"})
 
 
 @functools.lru_cache(maxsize=4096)
@@ -65,9 +73,10 @@ def mentions(code: CodeType) -> Mentions:
                 (stored if step.opname.startswith("STORE") else attributes).add(step.argval)
         _read_instructions(steps, read, handed_on=handed_on, imports=imports)
         assigns = assigns or _assigns(each, steps)
-    if read & _NAMESPACES:
-        read |= texts
-        handed_on |= texts
+    named = read | attributes
+    if named & _IMPORTERS:
+        imports += [Import(module=text, guessed=True) for text in sorted(texts)]
+    texts = {text for text in texts if text.isidentifier()}
     return Mentions(
         globals=frozenset(read),
         handed_on=frozenset(handed_on),
@@ -75,6 +84,8 @@ def mentions(code: CodeType) -> Mentions:
         stored=frozenset(stored),
         imports=tuple(imports),
         assigns=assigns,
+        computes=bool(named & _COMPUTED),
+        reads_all=bool(read & _NAMESPACES),
     )
 
 
@@ -123,7 +134,8 @@ def _with_nested(code: CodeType) -> Iterator[CodeType]:
 
 
 def _identifiers(constant: Any) -> Iterator[str]:
-    if isinstance(constant, str) and constant.isidentifier():
+    """Texts in a constant that may be names, with or without dots."""
+    if isinstance(constant, str) and all(map(str.isidentifier, constant.split("."))):
         yield constant
     elif isinstance(constant, tuple | frozenset):
         for each in constant:

@@ -41,9 +41,30 @@ def is_own_module(name: str) -> bool:
     return top not in sys.stdlib_module_names and top not in sys.builtin_module_names
 
 
+def is_there(name: str) -> bool:
+    """Whether a module, or the package that it would be in, can be found."""
+    return _found_file(name.partition(".")[0]) is not None
+
+
 def is_own(thing: Any) -> bool:
     """Whether a function, a class or a module is the user's own code."""
-    return is_own_module(module_name(thing))
+    name = module_name(thing)
+    if not is_own_module(name):
+        return False
+    return (
+        not isinstance(thing, type)
+        or _is_written(thing)
+        or _file_of(sys.modules.get(name)) is not None
+    )
+
+
+def _is_written(kind: type) -> bool:
+    """Whether Python code has made a class; compiled packages make some in modules of no file."""
+    return (
+        "__dict__" in vars(kind)
+        or "__slots__" in vars(kind)
+        or any(isinstance(member, FunctionType) for member in vars(kind).values())
+    )
 
 
 def is_installed(thing: Any) -> bool:

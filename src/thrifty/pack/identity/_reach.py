@@ -22,7 +22,7 @@ from ._contents import CONTAINERS, NEUTRAL, PLAIN, elements, inside_of, is_a, sh
 from ._members import members_of
 from ._mentions import Import, mentions
 from ._names import Names
-from ._own import import_name, is_installed, is_own, is_own_module, module_name
+from ._own import import_name, is_installed, is_own, is_own_module, is_there, module_name
 from ._place import MISSING, Place, PlaceKind, slots_of, vars_of
 
 
@@ -119,6 +119,7 @@ class _Walk:
         self._packages: set[str] = set()
         self._mentioned: set[str] = set()
         self._handed_on: dict[str, ModuleType] = {}
+        self._read_whole: set[str] = set()
 
     def add_root(self, root: Any, name: str) -> None:
         self._roots.add(id(root))
@@ -133,8 +134,9 @@ class _Walk:
                 value, name = self._queue.popleft()
                 self._visit(value, name)
             num_mentioned = len(self._mentioned)
-            for module in list(self._handed_on.values()):
-                self._read_module(module, self._mentioned)
+            for name, module in list(self._handed_on.items()):
+                whole = name in self._read_whole
+                self._read_module(module, vars(module) if whole else self._mentioned)
         return Reach(
             places=tuple(self._places.values()),
             functions=tuple(self._functions.values()),
@@ -261,14 +263,15 @@ class _Walk:
         if function.__name__ != "__init__":
             self._mentioned |= found.stored
         names = function.__globals__
-        for each in sorted(found.globals):
+        others = {n for n in names if not n.startswith("__")} if found.reads_all else ()
+        for each in sorted(found.globals.union(others)):
             if each in names or not _is_builtin(names, each):  # it may be defined later
                 self._read_global(names, each)
             value: Any = names.get(each)
             if is_a(value, ModuleType):
                 self._read_module(value, found.attributes)
                 if each in found.handed_on:
-                    self._hand_on(value)
+                    self._hand_on(value, whole=found.computes)
         for imported in found.imports:
             self._read_import(imported, function=function)
         for cell in function.__closure__ or ():
@@ -286,8 +289,11 @@ class _Walk:
         except ImportError:
             return
         attributes = mentions(function.__code__).attributes
-        module = _module(full)
-        if module is None:
+        module = _module(full, guessed=statement.guessed)
+        if statement.guessed:
+            if module is not None and is_own_module(full):
+                self._hand_on(module, whole=True)
+        elif module is None:
             self._note_package(full)
         elif not statement.names:
             self._read_module(_module(full.partition(".")[0]), attributes)
@@ -298,10 +304,12 @@ class _Walk:
                 inner = vars(module).get(name) or _module(f"{full}.{name}")
                 self._read_module(inner, attributes)
 
-    def _hand_on(self, module: ModuleType) -> None:
-        """A module as a value: whoever gets it may read each name that any code mentions."""
+    def _hand_on(self, module: ModuleType, *, whole: bool = False) -> None:
+        """A module as a value: any code may read what it names, or ``whole``: all of it."""
         if is_own_module(module.__name__):
             self._handed_on[module.__name__] = module
+            if whole:
+                self._read_whole.add(module.__name__)
         else:
             self._note_package(module.__name__)
 
@@ -396,10 +404,10 @@ def _is_builtin(names: Mapping[str, Any], name: str) -> bool:
     return name in (vars(found) if is_a(found, ModuleType) else found)
 
 
-def _module(name: str) -> ModuleType | None:
+def _module(name: str, *, guessed: bool = False) -> ModuleType | None:
     """A module by its name; the user's own is imported if nobody has done so yet."""
     found = sys.modules.get(name)
-    if found is not None or not is_own_module(name):
+    if found is not None or not is_own_module(name) or (guessed and not is_there(name)):
         return found
     try:
         return importlib.import_module(name)
@@ -416,4 +424,4 @@ _MODULE_TABLES = frozenset({
 })  # fmt: skip
 """What ``nn.Module`` keeps for itself."""
 
-_NO_PACKAGE = frozenset({"thrifty", "builtins", "__main__"})
+_NO_PACKAGE = frozenset({"thrifty", "builtins", "__main__", "pybind11_builtins"})

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from types import FunctionType, ModuleType
 from typing import Any
 
+import torch
+
 from thrifty.core import TaskError
 
 from ._apart import only_evaluated
@@ -16,7 +18,7 @@ from ._contents import is_a
 from ._digest import digest
 from ._moved import MOVES, Key, Texts
 from ._names import Names
-from ._own import import_name, is_importable, is_own, module_name
+from ._own import import_name, is_importable, is_installed, is_own, module_name
 from ._packages import versions
 from ._place import MISSING, Place
 from ._plain import short_text
@@ -140,6 +142,8 @@ class _Identification:
                 parts.setdefault(name, []).append(first)
         for package, version in versions({*found.packages, "torch"}).items():
             parts[f"package {package}"] = [version]
+        parts["torch default dtype"] = [str(torch.get_default_dtype())]
+        parts["torch matmul precision"] = [torch.get_float32_matmul_precision()]
         parts.update(self._of_task())
         return {name: _together(texts) for name, texts in sorted(parts.items())}
 
@@ -233,9 +237,10 @@ class _Identification:
 
     def _name_if_enough(self, value: Any) -> str | None:
         """The name of a function or a class that counts by itself, or with its package."""
-        if is_a(value, type | FunctionType) and is_importable(value):
-            return f"<{self._names.of(value)}>"
-        return None
+        if not is_a(value, type | FunctionType) or not is_importable(value):
+            return None
+        # a package's wrapper around a function of the user's has the name of that function
+        return f"<{self._names.of(value)}>" if is_own(value) or is_installed(value) else None
 
 
 def stand_in_for(value: Any) -> Any:

@@ -21,8 +21,6 @@ from typing import Any
 
 import torch
 
-from thrifty.core import TaskError
-
 from ._arrays import writer_for
 from ._bytecode import content
 from ._contents import CACHED, compiled_from, is_a, short
@@ -95,6 +93,7 @@ class _Writer:
         self._names = names
         self._arrays = arrays
         self._known_as = known_as
+        self._shallow = False
         self._memo: dict[int, tuple[int, Any]] = {}  # the objects are kept, and so their ids
 
     def hexdigest(self) -> str:
@@ -182,6 +181,7 @@ class _Writer:
     def _apart(self, value: Any, path: str) -> str:
         """The digest of an element of a set: it has no place there, so it is written by itself."""
         inner = _Writer(self._names, arrays=self._arrays, known_as=self._known_as)
+        inner._shallow = self._shallow
         if type(value) not in PLAIN_WRITERS:
             inner._memo = dict(self._memo)
         inner.value(value, f"an element of {path}")
@@ -219,11 +219,13 @@ class _Writer:
         self._named(others if own else {}, path)
 
     def _inside_of_installed(self, value: Any, path: str) -> None:
-        """What a package's wrapper holds; where that has no content, the user can do nothing."""
-        try:
-            self.token(self._apart(value, path))
-        except TaskError:
-            self.token("unknown", self._names.of(type(value)))
+        """What a package's wrapper holds, such as the function that it wraps and its options.
+
+        Of a package's objects in there only plain attributes count: the others may be caches.
+        """
+        was, self._shallow = self._shallow, True
+        self.value(value, path)
+        self._shallow = was
 
     def _class(self, kind: type, path: str) -> None:
         name = self._names.of(kind)
@@ -297,6 +299,10 @@ class _Writer:
     def _object(self, value: Any, path: str) -> None:
         kind = type(value)
         self.token("object", self._names.of(kind))
+        if self._shallow and not is_own(kind):
+            found = vars_of(value)
+            self._named({k: v for k, v in found.items() if type(v) in PLAIN_WRITERS}, path)
+            return
         reason = why_no_content(value)
         if reason:
             raise no_content(path, value, reason)

@@ -152,6 +152,8 @@ def _content(value: Any, depth: int = 0) -> Any:
     if isinstance(value, torch.Tensor):
         tensor = value.detach()
         return (tuple(tensor.shape), str(tensor.dtype), tensor.reshape(-1).tolist()[:1024])
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return (value.shape, str(value.dtype), value.reshape(-1)[:1024].tobytes())
     make = _CONTAINERS.get(type(value))
     if make is not None and depth < 4:
         return make(value, depth)

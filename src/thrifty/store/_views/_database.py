@@ -7,10 +7,10 @@ from typing import Self
 from sqlalchemy import Engine
 
 from thrifty.core import UsageError
-from thrifty.store._engine import open_engine
+from thrifty.store._address import redact_url
+from thrifty.store._engine import forbid_writing, open_engine
 
 from ._plans import PlanViews
-from ._reading import forbid_writing
 from ._studies import StudyViews
 from ._trial_samples import TrialSamples
 from ._trials import TrialViews
@@ -56,7 +56,7 @@ class Views:
         if sqlite and engine.url.database in (None, "", ":memory:"):
             engine.dispose()
             raise UsageError(
-                f"{url!r} is a database in memory, which only its own process sees; name a file"
+                f"{redact_url(url)} is a database in memory, which only its own process sees; name a file"
             )
         engine.dispose()  # the connection that brought it up to date could write
         forbid_writing(engine)

@@ -47,7 +47,8 @@ function crumbs(parts) {
 }
 
 function explain(shown, error) {
-  shown.root.querySelector(":scope > .problem")?.remove();
+  // a page may show a problem of its own: a failed trial does
+  shown.root.querySelector(":scope > .problem[role=alert]")?.remove();
   if (!error) return;
   const lost = error instanceof Problem && error.status === 404;
   const box = h(

@@ -1,0 +1,34 @@
+"""Where a model is, and batches brought there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from thrifty.core import HeteroError
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of a model's parameters.
+
+    Raises:
+        HeteroError: it has none.
+    """
+    for parameter in model.parameters():
+        return parameter.device
+    raise HeteroError("the model has no parameters: there is nothing to train")
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Return the same batch on a device; what is no tensor stays."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        moved = [to_device(value, device) for value in batch]
+        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
+    return batch

@@ -1,0 +1,198 @@
+"""Random draws that are the same for every sample, so that a part of a batch draws as the whole."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class EqualDraws(TorchDispatchMode):
+    """Replaces each random tensor by one number, drawn once for the whole tensor.
+
+    A batch and its parts are then comparable: they draw equally often and get the same numbers.
+    Dropout keeps everything, ``randn`` gives one normal number for all elements, ``randperm`` the
+    identity. Draws that depend on the values of a tensor (``torch.multinomial``) stay as they are.
+
+    Attributes:
+        unequal: names of operations that drew otherwise.
+        eps: the coarsest precision in which something was computed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unequal: set[str] = set()
+        self.eps = 0.0
+
+    def summary(self) -> str:
+        """Return a text that is the same for passes which drew the same numbers.
+
+        It has a question mark where that cannot be known.
+        """
+        state = np.random.get_state()  # noqa: NPY002 -- looked at, not drawn from
+        streams = hash((random.getstate(), bytes(state[1]), state[2]))
+        return f"{streams}{'?' if self.unequal else ''}"
+
+    def __torch_dispatch__(  # noqa: PLR0917 -- torch's signature
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            out = self._drawn(func, args, kwargs)
+        else:
+            out = func(*args, **kwargs)
+        for each in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(each, Tensor) and each.is_floating_point() and each.numel() > 1:
+                self.eps = max(self.eps, torch.finfo(each.dtype).eps)
+        return out
+
+    def _drawn(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = func.overloadpacket.__name__
+        make = _MAKERS.get(name)
+        # No generator of the user's moves on because of a check.
+        given = {**kwargs, "generator": None} if "generator" in kwargs else kwargs
+        if make is not None:
+            return make(func, args, given)
+        if name.endswith("_") and isinstance(args[0], Tensor):
+            return _in_place(func, args, given)
+        if name.endswith("_like"):
+            return _filled(
+                func(args[0].new_empty(1), *args[1:], **given), args[0].shape, args[0]
+            )
+        self.unequal.add(name)
+        return func(*args, **kwargs)
+
+
+def _filled(one: Tensor, shape: Any, like: Tensor | None = None) -> Tensor:
+    out = one.reshape(()).expand(tuple(shape)).contiguous()
+    return out if like is None else out.to(like.device)
+
+
+def _in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """``uniform_``, ``normal_`` and their kin."""
+    out: Tensor = args[0]
+    if out.numel():
+        out.copy_(func(out.new_empty(1), *args[1:], **kwargs).reshape(()).expand_as(out))
+    return out
+
+
+def _by_size(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """``rand``, ``randn``, ``randint``: what has an argument ``size``."""
+    names = [argument.name for argument in func._schema.arguments]
+    at = names.index("size")
+    size = args[at] if at < len(args) else kwargs["size"]
+    if at < len(args):
+        return _filled(func(*args[:at], [1], *args[at + 1 :], **kwargs), size)
+    return _filled(func(*args, **{**kwargs, "size": [1]}), size)
+
+
+def _bernoulli_(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Fill with the mean, so that ``bernoulli_(p).div_(p)`` is 1."""
+    out, p = args[0], args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+    mean = p if out.is_floating_point() else p >= 0.5
+    filled: Tensor = out.copy_(mean) if isinstance(mean, Tensor) else out.fill_(mean)
+    return filled
+
+
+def _bernoulli(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    p = args[1] if len(args) > 1 else kwargs.get("p")
+    return args[0].clone() if p is None else torch.full_like(args[0], p)
+
+
+def _native_dropout(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    return x.clone(), torch.ones_like(x, dtype=torch.bool)
+
+
+def _normal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """``torch.normal`` of a tensor of means, of standard deviations, or of a size."""
+    mean, std = (*args, 1.0)[:2]
+    like = next((each for each in (mean, std) if isinstance(each, Tensor)), None)
+    if like is None:
+        return _by_size(func, args, kwargs)
+    return mean + std * like.new_empty(1).normal_()  # type: ignore[no-any-return]
+
+
+def _randperm(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    options = {key: value for key, value in kwargs.items() if key in {"dtype", "device"}}
+    return torch.arange(args[0], **options)
+
+
+_MAKERS: dict[str, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {
+    "rand": _by_size,
+    "randn": _by_size,
+    "randint": _by_size,
+    "bernoulli_": _bernoulli_,
+    "bernoulli": _bernoulli,
+    "native_dropout": _native_dropout,
+    "normal": _normal,
+    "randperm": _randperm,
+}
+
+
+# --- the streams of NumPy and Python
+
+_OF_NUMPY = (
+    "rand", "randn", "random", "random_sample", "randint", "uniform", "normal", "standard_normal",
+    "beta", "binomial", "exponential", "gamma", "lognormal", "poisson", "choice", "permutation",
+    "shuffle",
+)  # fmt: skip
+_OF_PYTHON = (
+    "random", "uniform", "randint", "randrange", "gauss", "normalvariate", "betavariate", "choice",
+    "choices", "sample", "shuffle",
+)  # fmt: skip
+_patching = threading.Lock()
+
+
+@contextmanager
+def equal_draws(seed: int) -> Iterator[EqualDraws]:
+    """Gives all samples the same draws from the global streams of torch, NumPy and Python.
+
+    Functions of ``numpy.random`` and ``random`` are replaced for the calling thread: each call
+    draws anew from the seed, and an array gets one number for all elements.
+    """
+    owner = threading.get_ident()
+    with _patching:
+        places = (
+            (np.random, _OF_NUMPY, partial(np.random.RandomState, seed & 0xFFFFFFFF)),
+            (random, _OF_PYTHON, partial(random.Random, seed)),
+        )
+        before = [
+            (place, name, getattr(place, name)) for place, names, _ in places for name in names
+        ]
+        try:
+            for place, names, stream in places:
+                for name in names:
+                    drawn = _one_for_all(getattr(place, name), name, stream, owner=owner)
+                    setattr(place, name, drawn)
+            with EqualDraws() as draws:
+                yield draws
+        finally:
+            for place, name, function in before:
+                setattr(place, name, function)
+
+
+def _one_for_all(
+    function: Callable[..., Any], name: str, stream: Callable[[], Any], *, owner: int
+) -> Callable[..., Any]:
+    def drawn(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != owner:
+            return function(*args, **kwargs)
+        if name == "shuffle":
+            return None
+        if name == "permutation":
+            return np.arange(args[0]) if isinstance(args[0], int) else np.array(args[0])
+        out = getattr(stream(), name)(*args, **kwargs)
+        if isinstance(out, np.ndarray) and out.size:
+            out[...] = out.reshape(-1)[0]
+        return out
+
+    return drawn

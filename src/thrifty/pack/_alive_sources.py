@@ -1,0 +1,66 @@
+"""Data sets that trials use, and a few that were used last; the others are freed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Generic, TypeVar
+from weakref import ref
+
+from ._data import Source
+
+
+NUM_RECENT = 2
+"""Data that no trial uses any more are kept for the next one, so many of them."""
+
+Key = TypeVar("Key")
+
+
+_NUMBERS = count()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known(Generic[Key]):
+    key: Key
+    source: Callable[[], Source | None]
+    number: int
+
+
+class AliveSources(Generic[Key]):
+    """Pairs of a key and a source, as long as somebody uses the source.
+
+    The sources used last are kept alive here. All others live as long as their trials do.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[_Known[Key]] = []
+        self._recent: list[Source] = []
+
+    def __iter__(self) -> Iterator[tuple[Key, Source]]:
+        self._known = [known for known in self._known if known.source() is not None]
+        for known in tuple(self._known):
+            source = known.source()
+            if source is not None:
+                yield known.key, source
+
+    def add(self, key: Key, source: Source) -> None:
+        """Take note of a source that was just loaded."""
+        self._known.append(_Known(key=key, source=self._weakly(source), number=next(_NUMBERS)))
+        self.use(source)
+
+    def number_of(self, source: Source) -> int:
+        """A number that no other source of this process ever has, while ``id`` is given again."""
+        return next(known.number for known in self._known if known.source() is source)
+
+    def use(self, source: Source) -> None:
+        """A trial has begun with a source."""
+        others = [other for other in self._recent if other is not source]
+        self._recent = [source, *others][:NUM_RECENT]
+
+    def _weakly(self, source: Source) -> Callable[[], Source | None]:
+        try:
+            return ref(source)
+        except TypeError:  # it takes no weak references: found while it is a recent one
+            number = id(source)
+            return lambda: next((s for s in self._recent if id(s) == number), None)

@@ -1,0 +1,154 @@
+"""What a template of a schedule can become, without drawing from it: all variants, or the extreme ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from itertools import product
+from typing import Any
+
+from . import _template
+from ._domain import Choice, Domain
+from .schedules import Schedule
+
+
+MAX_VARIANTS = 4096
+"""More variants of one template than these are not looked at one by one."""
+
+
+def templates_of(value: Any) -> Iterator[Schedule]:
+    """The schedules that a hyper-parameter may be, each as a template.
+
+    >>> from thrifty.space import Int, Step
+    >>> list(templates_of(Choice([0.1, Choice([Step(0.1, [Int(2, 4)]), Step(0.1, [5])])])))
+    [Step(0.1, (Int(low=2, high=4, log=False, step=1, conditions=()),)), Step(0.1, (5,))]
+    """
+    if isinstance(value, Choice):
+        for option in value.options:
+            yield from templates_of(option)
+    elif isinstance(value, Schedule):
+        yield value
+
+
+def variants(template: Schedule) -> Iterator[Schedule]:
+    """Schedules that a template can become, its longest one among them.
+
+    All of them where they are few (of an interval the two ends). Of many, those with each number at one
+    of its ends: lengths and limits of schedules are monotone in their fields. Of too many of
+    these, the longest one alone.
+
+    Raises:
+        ScheduleError: One of them is not well formed.
+    """
+    for levels in (every_value, ends):
+        if count(template, levels) <= MAX_VARIANTS:
+            yield from _template.expand(template, levels)
+            return
+    yield longest(template)
+
+
+def every_value(domain: Domain) -> tuple[Any, ...]:
+    """All values of a countable domain, the two ends of an interval."""
+    if math.isinf(domain.size()):
+        return domain.levels(2)
+    return domain.levels(min(int(domain.size()), MAX_VARIANTS + 1))
+
+
+def ends(domain: Domain) -> tuple[Any, ...]:
+    """The least and the greatest number of a domain; of a choice also the options that are no numbers."""
+    if not isinstance(domain, Choice):
+        return domain.levels(2)
+    numbers = [option for option in domain.options if _is_number(option)]
+    others = [option for option in domain.options if not _is_number(option)]
+    extremes = dict.fromkeys([min(numbers), max(numbers)]) if numbers else ()
+    return (*extremes, *others)
+
+
+def count(value: Any, levels: _template.Levels) -> int:
+    """How many values ``value`` can become, each domain giving what ``levels`` says."""
+    if isinstance(value, Domain):
+        return sum(count(option, levels) for option in levels(value))
+    parts: tuple[Any, ...] = value if isinstance(value, tuple) else ()
+    if isinstance(value, Schedule) and value.is_template():
+        parts = tuple(getattr(value, f.name) for f in fields(value))  # type: ignore[arg-type]
+    return math.prod(count(part, levels) for part in parts)
+
+
+def longest(template: Schedule) -> Schedule:
+    """The variant that needs the most epochs, found one field after the other.
+
+    >>> from thrifty.space import Float, Int, Step
+    >>> longest(Step(Float(0.1, 0.3), [Int(2, 90), Choice([95, 99])]))
+    Step(0.3, (90, 99))
+
+    Raises:
+        ScheduleError: It is not well formed.
+    """
+    candidates = {
+        f.name: _longest_values(getattr(template, f.name))
+        for f in fields(template)  # type: ignore[arg-type]
+    }
+    best = replace(template, **{name: values[0] for name, values in candidates.items()})  # type: ignore[type-var]
+    for name, values in candidates.items():
+        others = [replace(best, **{name: value}) for value in values]  # type: ignore[type-var]
+        best = max(others, key=Schedule.span)
+    return best
+
+
+def _longest_values(value: Any) -> list[Any]:
+    """What a field may be in the longest variant: the greatest number, and all that is no number."""
+    if isinstance(value, Schedule):
+        return [longest(value) if value.is_template() else value]
+    if isinstance(value, tuple):
+        return [tuple(_longest_values(item)[0] for item in value)]
+    if not isinstance(value, Domain):
+        return [value]
+    top = [max(numbers)] if (numbers := [v for v in ends(value) if _is_number(v)]) else []
+    others = [o for v in ends(value) if not _is_number(v) for o in _longest_values(v)]
+    return top + others
+
+
+def with_intervals(value: Any, levels: _template.Levels) -> Iterator[Any]:
+    """A template for each choice of its countable values, with its intervals left in."""
+    if isinstance(value, Domain):
+        if not isinstance(value, Choice) and math.isinf(value.size()):
+            yield value
+            return
+        for option in levels(value):
+            yield from with_intervals(option, levels)
+    elif isinstance(value, tuple):
+        yield from product(*(list(with_intervals(item, levels)) for item in value))
+    elif isinstance(value, Schedule) and value.is_template():
+        names = [f.name for f in fields(value)]  # type: ignore[arg-type]
+        parts = [list(with_intervals(getattr(value, name), levels)) for name in names]
+        for picks in product(*parts):
+            yield replace(value, **dict(zip(names, picks, strict=True)))  # type: ignore[type-var]
+    else:
+        yield value
+
+
+def is_continuous(value: Any, *, epochs: float) -> bool:
+    """Whether two draws of a hyper-parameter hardly ever agree, not even in the first of ``epochs`` epochs.
+
+    >>> from thrifty.space import Float, Step
+    >>> templates = Step(Float(0.1, 0.2), [3]), Step(0.1, [Float(2, 3)])
+    >>> tuple(is_continuous(template, epochs=9) for template in templates)
+    (True, False)
+    """
+    if isinstance(value, Choice):
+        return all(is_continuous(option, epochs=epochs) for option in value.options)
+    if isinstance(value, Domain):
+        return math.isinf(value.size())
+    if isinstance(value, tuple):
+        return any(is_continuous(item, epochs=epochs) for item in value)
+    if not isinstance(value, Schedule) or count(value, ends) > MAX_VARIANTS:
+        return False
+    return all(
+        len({s.segments(epochs)[0].piece for s in _template.expand(kept, ends)}) > 1
+        for kept in with_intervals(value, ends)
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

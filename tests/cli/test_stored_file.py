@@ -1,0 +1,149 @@
+"""The file that a database names is shown before it is run, and not run if somebody else may have written it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from sqlalchemy import text
+
+from tests.strangers import NOBODY, as_stranger, public_folder
+from thrifty.cli import _app
+from thrifty.core import UsageError
+from thrifty.store import Store
+
+
+STUDY = """
+import thrifty as th
+from pathlib import Path
+from thrifty.testing import LineTask
+
+Path({mark!r}).write_text("it was run")
+study = th.Study(LineTask(), th.Space(lr=th.Choice([0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0005])), algorithm=th.GridSearch(max_epochs=1),
+                 metric="mse", mode="min", name="s", seed=0, storage={url!r})
+"""
+COMMANDS = [["resume", "s", "--quiet"], ["importance", "s"], ["plot", "s", "history"]]
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+
+
+class Scene:
+    """A study in a database, whose file leaves a mark when it is run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.file, self.mark = folder, folder / "my_study.py", folder / "mark"
+        self.url = f"sqlite:///{folder}/t.db"
+        self.file.write_text(STUDY.format(mark=str(self.mark), url=self.url))
+        result = self.run("run", str(self.file), "--quiet")
+        assert result.exit_code == 0, result.output
+        self.mark.unlink()
+
+    def run(self, *words: str):
+        before = Path.cwd()
+        os.chdir(self.folder)
+        try:
+            return CliRunner().invoke(_app, list(words))
+        finally:
+            os.chdir(before)
+
+    def stored(self, *words: str):
+        return self.run(*words, "--storage", self.url)
+
+    def names(self, file: object) -> None:
+        """The database says that another file defines the study."""
+        with Store.open(self.url) as store, store._engine.begin() as connection:
+            spec = dict(store.studies.get("s").spec) | {"file": file}
+            connection.execute(text("UPDATE studies SET spec = :s"), {"s": json.dumps(spec)})
+
+
+@pytest.fixture
+def scene(tmp_path):
+    return Scene(tmp_path)
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+def test_the_file_is_named_before_it_is_run(scene, words):
+    result = scene.stored(*words)
+    assert result.exit_code == 0, result.output
+    assert f"loading {scene.file}, which the database names for study 's'" in result.output
+    assert scene.mark.exists()
+
+
+def refused(scene: Scene, words: list[str], why: str) -> None:
+    result = scene.stored(*words)
+    assert isinstance(result.exception, UsageError), result.output
+    assert why in str(result.exception)
+    assert "--trust-file" in str(result.exception)
+    assert str(scene.file) in result.output
+    assert not scene.mark.exists(), "it was run"
+    result = scene.stored(*words, "--trust-file")
+    assert result.exit_code == 0, result.output
+    assert scene.mark.exists()
+
+
+@needs_root
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+def test_a_file_of_another_user_is_refused(scene, words):
+    os.chown(scene.file, NOBODY, NOBODY)
+    refused(scene, words, "it belongs to user nobody")
+
+
+@needs_root
+def test_a_folder_of_another_user_is_refused(scene):
+    os.chown(scene.folder, 54321, NOBODY)
+    refused(scene, COMMANDS[0], "its folder belongs to user 54321")
+
+
+def test_a_file_that_everybody_can_change_is_refused(scene):
+    scene.file.chmod(0o666)
+    refused(scene, COMMANDS[0], "everybody can change it")
+
+
+def test_a_folder_that_everybody_can_change_is_refused(scene):
+    scene.folder.chmod(0o777)
+    refused(scene, COMMANDS[0], "everybody can change its folder")
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o600, 0o400])
+def test_what_only_my_group_can_change_is_run(scene, mode):
+    scene.file.chmod(mode)
+    scene.folder.chmod(0o1777)
+    assert scene.stored(*COMMANDS[0]).exit_code == 0
+
+
+def resumed(url: str) -> str:
+    os.chdir("/tmp")
+    result = CliRunner().invoke(_app, ["importance", "s", "--storage", url])
+    return f"{result.output}{result.exception!r}"
+
+
+@needs_root
+def test_files_of_root_are_run():
+    with public_folder() as folder:
+        scene = Scene(folder)
+        scene.mark.write_text("")
+        scene.mark.chmod(0o666)
+        assert "UsageError" not in as_stranger(resumed, scene.url)
+        assert scene.mark.read_text() == "it was run"
+
+
+@needs_root
+def test_a_link_to_a_file_of_another_user_is_refused(scene):
+    (scene.folder / "theirs").mkdir(mode=0o755)
+    target = scene.folder / "theirs" / "study.py"
+    scene.file.rename(target)
+    os.chown(target, NOBODY, NOBODY)
+    scene.file.symlink_to(target)
+    scene.names(str(scene.file))
+    refused(scene, COMMANDS[0], "belongs to user nobody")
+
+
+@pytest.mark.parametrize("file", [None, 5, ["x"], "", "/nowhere.py", "/", "\0", "x" * 10_000])
+def test_what_is_no_file_is_said_to_be_none(scene, file):
+    scene.names(file)
+    result = scene.stored(*COMMANDS[0])
+    assert isinstance(result.exception, UsageError), result.exception
+    assert "not known or gone" in str(result.exception)

@@ -1,0 +1,29 @@
+"""Durations are differences of a clock that never runs backwards."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import thrifty
+
+
+DATES = {
+    "core/_clock.py": "the machine's date, behind the interface",
+    "integrations/_mlflow.py": "a date that MLflow asks for",
+}
+"""Where the wall clock may be read directly."""
+
+
+def calls(tree: ast.AST) -> set[str]:
+    return {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+
+
+def test_the_wall_clock_is_read_where_a_date_is_wanted_only():
+    root = Path(thrifty.__file__).parent
+    found = {
+        str(path.relative_to(root))
+        for path in root.rglob("*.py")
+        if "time.time" in calls(ast.parse(path.read_text(encoding="utf-8")))
+    }
+    assert found == DATES.keys()

@@ -1,0 +1,215 @@
+"""Data sets read through a loader: batches keep their types, and each option counts for what it should."""
+
+import collections
+import dataclasses
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.utils.data import Dataset
+
+from thrifty.core import TaskError
+from thrifty.pack import ArrayData, DatasetPair, open_source
+from thrifty.pack._data import _to_device, steps_of
+from thrifty.run import Local
+from thrifty.search import GridSearch
+from thrifty.space import Choice, Space
+from thrifty.study import Study
+from thrifty.testing import LineTask
+
+
+CPU = torch.device("cpu")
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+class Rows(Dataset):
+    def __init__(self, num, make=Pair):
+        self.x = torch.linspace(-1, 1, num)[:, None]
+        self.make = make
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.make(self.x[index], 2 * self.x[index])
+
+
+def source(train=10, valid=10, make=Pair, **options):
+    return open_source(
+        DatasetPair(train=Rows(train, make), valid=Rows(valid, make), **options), device=CPU
+    )
+
+
+def train_batches(source, size=4):
+    return list(source.train_batches(seed=0, epoch=0, batch_size=size))
+
+
+# -- batches keep their types --------------------------------------------------------------
+
+
+def test_named_tuples_stay_named_tuples():
+    batch = train_batches(source())[0]
+    assert isinstance(batch, Pair)
+    assert torch.equal(batch.y, 2 * batch.x)
+    (valid, num), *_ = source().valid_batches(batch_size=4)
+    assert (type(valid), num) == (Pair, 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    x: torch.Tensor
+    y: torch.Tensor
+    about: dict = dataclasses.field(default_factory=dict)
+
+
+def collate(rows):
+    return Frozen(*(torch.stack(each) for each in zip(*rows, strict=True)), {"num": len(rows)})
+
+
+def test_dataclasses_stay_dataclasses():
+    batch = train_batches(source(collate_fn=collate))[0]
+    assert isinstance(batch, Frozen)
+    assert (len(batch.x), batch.about) == (4, {"num": 4})
+
+
+def test_nested_containers_keep_their_types():
+    x = torch.zeros(2)
+    batch = {
+        "list": [x, (x, [x])],
+        "pair": Pair(x, x),
+        "ordered": collections.OrderedDict(a=x, b=[x]),
+        "default": collections.defaultdict(list, a=x),
+        "text": "plain",
+        "nothing": None,
+    }
+    moved = _to_device(batch, torch.device("meta"))
+
+    def shape(value):
+        if isinstance(value, dict):
+            return type(value), {k: shape(v) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value), [shape(v) for v in value]
+        return type(value)
+
+    assert shape(moved) == shape(batch)
+    assert moved["ordered"]["b"][0].device.type == "meta"
+    assert moved["default"].default_factory is list
+    assert batch["list"][0].device.type == "cpu", "the batch itself is left alone"
+
+
+def test_what_knows_how_to_move_moves_itself():
+    sequence = pack_sequence([torch.zeros(3), torch.zeros(2)])
+    moved = _to_device([sequence], torch.device("meta"))[0]
+    assert isinstance(moved, PackedSequence)
+    assert (moved.data.device.type, moved.batch_sizes.device.type) == ("meta", "cpu")
+
+
+# -- options of the loader -----------------------------------------------------------------
+
+
+def test_drop_last_is_for_training_only():
+    some = source(drop_last=True)
+    assert [len(batch.x) for batch in train_batches(some)] == [4, 4]
+    assert steps_of(some, 4) == 2
+    assert [num for _, num in some.valid_batches(batch_size=4)] == [4, 4, 2]
+    assert steps_of(source(), 4) == len(train_batches(source())) == 3
+    assert steps_of(source(drop_last=False), 4) == 3
+
+
+def test_a_batch_larger_than_the_data_leaves_nothing():
+    assert steps_of(source(drop_last=True), 10) == 1
+    with pytest.raises(TaskError, match=r"batch_size is 11, but there are 10 training samples"):
+        steps_of(source(drop_last=True), 11)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 3},
+        {"shuffle": True},
+        {"shuffle": False},
+        {"sampler": [0, 1]},
+        {"batch_sampler": [[0]]},
+        {"generator": torch.Generator()},
+        {"dataset": None},
+    ],
+)
+def test_options_that_are_not_the_users_are_refused(options):
+    (name,) = options
+    with pytest.raises(TaskError, match=rf"DatasetPair\({name}=.*thrifty sets {name} itself"):
+        source(**options)
+
+
+def test_an_option_that_a_loader_does_not_have_is_refused():
+    with pytest.raises(TaskError, match=r"num_worker=...\): .* no such option; .*num_workers"):
+        source(num_worker=2)
+
+
+@pytest.mark.parametrize("value", [1, "yes", None])
+def test_drop_last_is_a_bool(value):
+    with pytest.raises(TaskError, match="must be True or False"):
+        source(drop_last=value)
+
+
+class Line(LineTask):
+    """20 samples to train on, 10 to validate; says how often it took a step."""
+
+    batch_size = 8
+    eval_batch_size = 4
+
+    def data(self, hp):
+        return DatasetPair(train=Rows(20), valid=Rows(10), drop_last=hp.drop_last)
+
+    def metrics(self, model, batch):
+        assert isinstance(batch, Pair)
+        return {
+            "mse": self.loss(model, batch),
+            "x": batch.x.mean() + 0 * self.loss(model, batch),
+        }
+
+
+def study(algorithm, pack, **params):
+    space = Space(lr=0.1, drop_last=Choice([True, False]), **params)
+    made = Study(
+        Line(),
+        space,
+        algorithm=algorithm,
+        metric="mse",
+        mode="min",
+        storage="sqlite://",
+        name="s",
+    )
+    made.run(progress=False, executor=Local(threads=1, pack=pack, pack_size=2))
+    return made
+
+
+@pytest.mark.parametrize("pack", ["solo", "concatenated", "fused"])
+def test_named_tuples_and_dropped_batches_in_every_back_end(pack):
+    dropped, whole = study(GridSearch(max_epochs=2), pack).trials
+    assert (dropped.state, whole.state) == ("done", "done"), dropped.error
+    assert dropped.curve != whole.curve
+    alone = study(GridSearch(max_epochs=2), "solo").trials
+    assert [t.value for t in (dropped, whole)] == pytest.approx([t.value for t in alone])
+
+
+def test_batches_are_never_parts_of_the_data():
+    """A forward pass that changes its input changes nothing for other trials and epochs."""
+    rows = [torch.ones(2), torch.ones(2)]
+    pair = DatasetPair(train=rows, valid=rows, collate_fn=lambda batch: batch[0])
+    arrays = ArrayData(train=(torch.ones(2, 2),), valid=(torch.ones(2, 2),))
+    for data in (pair, arrays):
+        source = open_source(data, device=torch.device("cpu"))
+        for _ in range(2):
+            batches = [
+                *source.train_batches(seed=0, epoch=0, batch_size=1),
+                *(batch for batch, _ in source.valid_batches(batch_size=1)),
+            ]
+            tensors = [b if isinstance(b, torch.Tensor) else b[0] for b in batches]
+            assert all(bool((t == 1).all()) for t in tensors)
+            for tensor in tensors:
+                tensor.zero_()

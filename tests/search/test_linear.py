@@ -1,0 +1,123 @@
+"""The work of all asks of a study grows as its number of trials does: counted, not timed."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from thrifty.core import derive_seed
+from thrifty.search import (
+    ASHA,
+    BOSS,
+    AsyncSubSampling,
+    GriddedSampler,
+    GridSearch,
+    History,
+    Hyperband,
+    MedianStopping,
+    PopulationBasedTraining,
+    Proposal,
+    RandomSampler,
+    RandomSearch,
+    Sampler,
+    SubSampling,
+    SuccessiveHalving,
+)
+from thrifty.space import Choice, Float, Int, Space
+
+
+SPACE = Space(lr=Float(0.01, 1.0), width=Int(1, 10**6), kind=Choice(["a", "b"]))
+
+
+class Cheap(Sampler):
+    """Random draws, asked for as those of a model are."""
+
+    adapts = True
+
+    def __hash__(self):
+        return 0
+
+    def sample(self, history, space, *, num, rng):
+        return RandomSampler().sample(history, space, num=num, rng=rng)
+
+
+class Counted(History):
+    """A history that hands its trials out one by one, where counting sees it."""
+
+    def __iter__(self):
+        for number in range(len(self)):
+            yield self[number]
+
+
+class Operations:
+    """Lines of Python that were run, the rounds of comprehensions and generators among them."""
+
+    def __init__(self):
+        self.num = 0
+
+    def __enter__(self):
+        self._before = sys.gettrace()
+        sys.settrace(self._count)
+        return self
+
+    def __exit__(self, *exc):
+        sys.settrace(self._before)
+
+    def _count(self, frame, event, arg):
+        self.num += 1
+        return self._count
+
+
+def num_operations(algorithm, *, workers=3):
+    """Of all asks of a study, also of those of workers that find nothing to do."""
+    history, rng, running = (
+        Counted(max_epochs=algorithm.max_epochs),
+        np.random.default_rng(0),
+        [],
+    )
+    operations = Operations()
+    while True:
+        seed = derive_seed(0, "ask", history.num_decisions)
+        with operations:
+            decisions = algorithm.ask(
+                history,
+                SPACE,
+                num=max(workers - len(running), 1),
+                rng=np.random.default_rng(seed),
+            )
+        for decision in decisions:
+            number = history.record_decision(decision)
+            if isinstance(decision, Proposal):
+                running.append(number)
+        if not running:
+            return operations.num
+        number = running.pop(int(rng.integers(min(workers, len(running)))))
+        # many ties, as where trials share their training
+        scores = np.cumsum(rng.integers(0, 9, size=history[number].target) / 8)
+        before = history[number].scores
+        history.record_scores(number, [*before, *scores[len(before) :].tolist()])
+
+
+ALGORITHMS = {
+    "asha": lambda n: ASHA(max_epochs=9, num_trials=n),
+    "sub-sampling without rounds": lambda n: AsyncSubSampling(max_epochs=9, num_trials=n),
+    "median": lambda n: MedianStopping(max_epochs=5, num_trials=n),
+    "halving": lambda n: SuccessiveHalving(max_epochs=9, num_trials=n),
+    "hyperband": lambda n: Hyperband(max_epochs=9, num_trials=n),
+    "hyperband that learns": lambda n: Hyperband(max_epochs=9, num_trials=n, sampler=Cheap()),
+    "boss": lambda n: BOSS(max_epochs=9, num_trials=n, sampler=RandomSampler()),
+    "boss that learns": lambda n: BOSS(max_epochs=9, num_trials=n, sampler=Cheap()),
+    "rounds": lambda n: SubSampling(max_epochs=9, num_trials=n),
+    "literal rounds": lambda n: SubSampling(max_epochs=9, num_trials=n, width="literal"),
+    "population": lambda n: PopulationBasedTraining(
+        max_epochs=6, population=n, interval=2, explore=("lr",)
+    ),
+    "random": lambda n: RandomSearch(max_epochs=9, num_trials=n, sampler=GriddedSampler()),
+    "grid": lambda n: GridSearch(max_epochs=9, levels=round((n / 2) ** 0.5)),
+}
+
+
+@pytest.mark.parametrize("kind", ALGORITHMS)
+def test_twice_the_trials_are_twice_the_work(kind):
+    few, many = (num_operations(ALGORITHMS[kind](n)) for n in (300, 600))
+    assert many / few < 2.6

@@ -1,0 +1,137 @@
+"""Odd arguments give one clear error each, when they are given."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tests.study.helpers import make_study
+from thrifty.core import AlgorithmError, UsageError
+from thrifty.run import Local, Ray
+from thrifty.search import Algorithm
+from thrifty.study import StopWhen, Storage
+
+
+class Odd(Algorithm):
+    def __init__(self, max_epochs):
+        self.max_epochs = max_epochs
+
+    def ask(self, history, space, *, num, rng):
+        return []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": None}, "name is None; it must be a text"),
+        ({"name": 3}, "name is 3; it must be a text"),
+        ({"name": b"digits"}, "it must be a text"),
+        ({"name": ""}, "name is ''; give the study a name"),
+        ({"name": " \t"}, "give the study a name"),
+        ({"name": "x" * 256}, "name has 256 characters; it may have at most 255"),
+        ({"name": "a\0b"}, "must not have NULs"),
+        ({"name": "\udc80"}, "characters that UTF-8 cannot encode"),
+        ({"seed": -1}, "seed is -1; it must be from 0"),
+        ({"seed": 2**63}, "it must be from 0 to 2\\*\\*63 - 1"),
+        ({"seed": 10**400}, "it must be from 0"),
+        ({"seed": "0"}, "seed is '0'; it must be an integer"),
+        ({"seed": 0.0}, "seed is 0.0; it must be an integer"),
+        ({"seed": True}, "seed is True; it must be an integer"),
+        ({"seed": np.True_}, "it must be an integer"),
+        ({"seed": None}, "seed is None; it must be an integer"),
+        ({"metric": ""}, "metric is ''; name at least one metric"),
+        ({"metric": ["mse", ""], "mode": ["min", "min"]}, "name at least one metric"),
+        ({"metric": ["mse", "mse"], "mode": ["min", "min"]}, "each only once"),
+        ({"metric": []}, "name at least one metric"),
+        ({"metric": None}, "must be a metric's name"),
+        ({"mode": None}, "mode is None"),
+        ({"storage": None}, "storage is None; give an address such as 'sqlite:///thrifty.db'"),
+        ({"storage": 3}, "storage is 3"),
+    ],
+)
+def test_what_makes_no_study(options, message):
+    with pytest.raises(UsageError, match=message):
+        make_study("", **options)
+
+
+@pytest.mark.parametrize("max_epochs", [0, -1, 3.0, "3", None, True, math.nan, np.int64(3)])
+def test_a_number_of_epochs_that_is_none(max_epochs):
+    with pytest.raises(
+        AlgorithmError, match=r"Odd.max_epochs is .*must be an integer, 1 or more"
+    ):
+        make_study("", algorithm=Odd(max_epochs))
+
+
+def test_seeds_and_names_at_their_limits():
+    assert make_study("", seed=2**63 - 1, name="x" * 255).seed == 2**63 - 1
+    seed = make_study("", seed=np.int64(7)).seed
+    assert (seed, type(seed)) == (7, int)
+
+
+@pytest.mark.parametrize("kind", [Local, Ray])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": True}, r"\(workers=True\): workers must be an integer"),
+        ({"workers": 2.0}, r"\(workers=2.0\): workers must be an integer"),
+        ({"workers": "2"}, "workers must be an integer"),
+        ({"workers": 0}, "needs at least one"),
+        ({"threads": 1.0}, "threads must be an integer"),
+        ({"pack_size": False}, "pack_size must be an integer"),
+        ({"memory_margin": "0.9"}, "memory_margin='0.9'\\): it must be a number"),
+        ({"memory_margin": True}, "it must be a number"),
+        ({"memory_margin": math.nan}, "a share above 0"),
+    ],
+)
+def test_what_makes_no_executor(kind, options, message):
+    with pytest.raises(UsageError, match=message):
+        kind(**options)
+
+
+@pytest.mark.parametrize("devices", ["cpu", (0, 1), [None]])
+def test_devices_are_names(devices):
+    with pytest.raises(UsageError, match="give a list of names"):
+        Local(devices=devices)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"epochs": 0},
+        {"epochs": 2.0},
+        {"epochs": True},
+        {"epochs": "5"},
+        {"seconds": -1},
+        {"seconds": math.nan},
+        {"seconds": math.inf},
+        {"seconds": "60"},
+        {"target": math.nan},
+        {"target": math.inf},
+        {"target": True},
+        {"target": "0.9"},
+    ],
+)
+def test_what_stops_no_run(options):
+    with pytest.raises(UsageError, match=r"StopWhen\("):
+        StopWhen(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"executor": "local"}, "executor is 'local'; give one such as thrifty.Local"),
+        ({"executor": Local}, "give one such as thrifty.Local"),
+        ({"stop": 5}, r"stop is 5; give thrifty.StopWhen"),
+        ({"observers": 3}, "observers is 3; give a list"),
+        ({"observers": [object()]}, r"with a method on_event\(event\)"),
+    ],
+)
+def test_what_makes_no_run(tmp_path, options, message):
+    with pytest.raises(UsageError, match=message):
+        make_study(tmp_path).run(progress=False, **options)
+    assert not list(tmp_path.iterdir()), "nothing was begun"
+
+
+def test_an_address_and_a_storage_are_taken():
+    assert Storage.of("sqlite://") == Storage.of(Storage(url="sqlite://"))

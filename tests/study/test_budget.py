@@ -1,0 +1,90 @@
+"""The disk budget: what it frees, what stays, and what is said when it cannot be held."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tests.study.helpers import SOLO, StopAfter, make_study
+from thrifty.search import GridSearch
+from thrifty.space import Choice, Space
+from thrifty.store import Store
+from thrifty.study import Storage
+
+
+SPACE = Space(lr=Choice([0.1, 0.05, 0.02, 0.01]))
+
+
+def study_of(folder, *, budget, epochs=2, **options):
+    storage = Storage(url=f"sqlite:///{folder}/t.db", disk_budget_bytes=budget)
+    return make_study(
+        folder, space=SPACE, algorithm=GridSearch(max_epochs=epochs), storage=storage, **options
+    )
+
+
+def files(folder):
+    return sorted(folder.rglob("*.safetensors"))
+
+
+def size_of_one(folder):
+    (folder / "one").mkdir()
+    study_of(folder / "one", budget=float("inf")).run(progress=False, executor=SOLO)
+    return max(file.stat().st_size for file in files(folder / "one"))
+
+
+def test_states_of_trials_that_are_done_go_and_the_best_stays(tmp_path, caplog):
+    budget = size_of_one(tmp_path) * 1.5
+    study = study_of(tmp_path, budget=budget).run(progress=False, executor=SOLO)
+    (left,) = [file for file in files(tmp_path) if "one" not in file.parts]
+    with Store.open(study.storage.url) as store:
+        (ref,) = store.plans.load(1).checkpoints
+    assert left.name == f"{ref.node}-{ref.epoch}.safetensors"
+    assert study._ledger.node_of[study.best_trial.number] == ref.node
+    assert "cannot be held" not in caplog.text
+
+
+def test_a_model_whose_state_is_gone_is_trained_again(tmp_path):
+    whole = study_of(tmp_path, budget=float("inf"), name="whole")
+    whole.run(progress=False, executor=SOLO)
+    expected = [next(t.load_model().parameters()).item() for t in whole.trials]
+    (tmp_path / "tight").mkdir()
+    tight = study_of(tmp_path / "tight", budget=1).run(progress=False, executor=SOLO)
+    assert [next(t.load_model().parameters()).item() for t in tight.trials] == expected
+
+
+def test_a_budget_that_cannot_be_held_is_said_once(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        study_of(tmp_path, budget=1).run(progress=False, executor=SOLO)
+    said = [r.getMessage() for r in caplog.records if "cannot be held" in r.getMessage()]
+    assert len(said) == 1
+    assert "best trials" in said[0]
+
+
+def test_what_killed_runs_left_counts(tmp_path, caplog):
+    """Files that cannot be removed safely take from the budget."""
+    budget = 100_000
+    study = study_of(tmp_path, budget=budget)
+    study.run(progress=False, executor=SOLO, observers=[StopAfter(2)])
+    folder = files(tmp_path)[0].parent
+    (folder / ".9-9.safetensors.elsewhere-1-2-3.tmp").write_bytes(b"x" * 99_999)
+    with caplog.at_level(logging.WARNING):
+        study_of(tmp_path, budget=budget).run(progress=False, executor=SOLO)
+    assert "99,999 bytes that killed runs have left" in caplog.text
+    assert len(files(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("budget", [1, 3_000])
+def test_where_trials_may_go_on_stays(tmp_path, budget):
+    """Another study of the plan that is not done keeps what it needs."""
+    first = study_of(tmp_path, budget=float("inf"), epochs=6, name="first")
+    first.run(progress=False, executor=SOLO, observers=[StopAfter(8)])
+    with Store.open(first.storage.url) as store:
+        before = {(c.node, c.epoch) for c in store.plans.load(1).checkpoints}
+        live = set(store.plans.standing(1, but=-1))
+    study_of(tmp_path, budget=budget, epochs=2, name="second").run(
+        progress=False, executor=SOLO
+    )
+    with Store.open(first.storage.url) as store:
+        after = {(c.node, c.epoch) for c in store.plans.load(1).checkpoints}
+    assert before & live <= after
