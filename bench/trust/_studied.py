@@ -147,9 +147,7 @@ def _study(named: Named, *, pack: str) -> tuple[th.Study, str]:
         name=named.name,
         seed=0,
     )
-    study.run(
-        progress=False, executor=th.Local(workers=1, threads=1, pack=pack, pack_size=4)
-    )
+    study.run(progress=False, executor=th.Local(workers=1, threads=1, pack=pack, pack_size=4))
     return study, "trained"
 
 

@@ -14,7 +14,7 @@ from thrifty.pack._backend import Outcome, UnverifiedError, guarded
 from thrifty.pack._data import Source
 from thrifty.pack._metric_sums import MetricSums
 from thrifty.pack._random import seed_everything
-from thrifty.pack.verify import CheckBudget, compare_metrics, relative_tolerance
+from thrifty.pack.verify import CheckBudget, SoloTimes, compare_metrics, relative_tolerance
 
 from ._member import FusedTrial
 from ._programs import Programs
@@ -39,6 +39,7 @@ class Evaluation:
         rows: The block's state.
         programs: Of the structure, bound to the rows.
         budget: Of checks.
+        solo_times: Where the times of evaluations alone are kept.
         at_once: How many trials are evaluated at once on whole batches.
     """
 
@@ -49,12 +50,14 @@ class Evaluation:
         programs: Programs,
         *,
         budget: CheckBudget,
+        solo_times: SoloTimes,
         at_once: int,
     ) -> None:
         self._structure = structure
         self._rows = rows
         self._programs = programs
         self._budget = budget
+        self._solo_times = solo_times
         self._at_once = at_once
 
     def evaluate(
@@ -68,7 +71,7 @@ class Evaluation:
         if self._structure.fused_metrics and 2 * len(trials) > len(block):
             found = self._together(trials, block)
         if found is None:
-            return {trial: _alone(trial) for trial in trials}
+            return {trial: self._alone(trial) for trial in trials}
         return {
             trial: self._checked(trial, found[block.index(trial)], block) for trial in trials
         }
@@ -103,10 +106,9 @@ class Evaluation:
         if trial.is_evaluation_verified and not self._budget.allows(trial.solo_evaluation_s):
             return found
         began = time.perf_counter()
-        alone = _alone(trial)
+        alone = self._alone(trial)
         if isinstance(alone, Exception):
             return alone
-        seconds = time.perf_counter() - began
         tolerance = relative_tolerance(
             self._structure.layout.dtype, num_terms=trial.source.num_train
         )
@@ -117,7 +119,6 @@ class Evaluation:
             self._budget.num_ties += 1
             difference = None
         self._budget.spend(time.perf_counter() - began)
-        trial.solo_evaluation_s = seconds
         if difference is None:
             trial.is_evaluation_verified = True
             return alone
@@ -127,6 +128,15 @@ class Evaluation:
         for other in block:
             other.is_evaluation_verified = False
         return UnverifiedError(str(difference), mismatch=False)
+
+    def _alone(self, trial: FusedTrial) -> Outcome:
+        """The metrics of a trial alone; how long that took is noted."""
+        began = time.perf_counter()
+        outcome = guarded(partial(trial.evaluate, trial.plan.epoch))
+        if isinstance(outcome, Mapping):
+            trial.solo_evaluation_s = time.perf_counter() - began
+            self._solo_times.note_evaluation(trial.time_key, trial.solo_evaluation_s)
+        return outcome
 
     def _give_up(self, reason: str) -> None:
         """Evaluate the trials of this structure one by one from now on."""
@@ -160,7 +170,3 @@ def evaluate_packed(
             tape()
         sums.add(dict(zip(bound.names, tape.outputs, strict=True)), num=num)
     return sums.rows(size)
-
-
-def _alone(trial: FusedTrial) -> Outcome:
-    return guarded(partial(trial.evaluate, trial.plan.epoch))
