@@ -103,6 +103,22 @@ def long_study(kind: str, *, quick: bool) -> dict[str, Any]:
     }
 
 
+def long_row(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of a table."""
+    low, high = result["packed_interval"] or (None, None)
+    return {
+        "study of a minute": f"{result['epochs']} epochs",
+        "seconds": result["seconds"],
+        "checks s": result["checks_s"],
+        "checks_share": result["checks_share"],
+        "packed epochs": result["packed_epochs"],
+        "shared": result["shared_factor"],
+        "packed": result["packed_factor"],
+        "low": low,
+        "high": high,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=NUM_TRIALS)
