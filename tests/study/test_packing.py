@@ -188,6 +188,9 @@ WRONG = Difference(what="the loss", found=1.0, allowed=0.0, is_rounding_possible
 class Failing(LineTask):
     """Wherever it is copied to, checks of packs fail; also in worker processes."""
 
+    def __init__(self):
+        self.label = "fails"  # an object without attributes is copied without this:
+
     def __setstate__(self, state):
         vars(self).update(state)
         StepCheck._judge = lambda *_, **__: WRONG

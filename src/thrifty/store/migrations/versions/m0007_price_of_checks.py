@@ -32,7 +32,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "refusals",
-        sa.Column("plan", sa.ForeignKey("plans.id"), primary_key=True),
+        sa.Column("plan", sa.Integer, sa.ForeignKey("plans.id"), primary_key=True),
         sa.Column("key", sa.String(64), primary_key=True),
         sa.Column("reason", sa.Text, nullable=False),
         sa.Column("study", sa.Integer),
