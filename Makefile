@@ -19,6 +19,7 @@ format: .venv/ready-test
 	$(BIN)/ruff check --fix .
 
 bench: .venv/ready-bench
+	$(BIN)/python -m bench.bench_trust
 	$(BIN)/python -m bench.bench_plan
 	$(BIN)/python -m bench.bench_store
 	$(BIN)/python -m bench.bench_sharing

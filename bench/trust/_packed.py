@@ -38,7 +38,8 @@ class Verdict:
 
     @property
     def is_silent_deviation(self) -> bool:
-        return self.how in ("fused", "in turn") and not self.deviation <= TOLERANCE
+        trained = ("fused", "in turn", "trained")
+        return self.how in trained and not self.deviation <= TOLERANCE
 
     @property
     def is_crash(self) -> bool:

@@ -222,9 +222,10 @@ def test_our_errors(odd):
 def test_the_progress_display(odd, tmp_path):
     study = make_study(tmp_path)
     study.run(progress=False)
-    study._ledger.goals = type(study.goals)(metrics=(odd,), modes=("min",), constraints=())
-    bar = Progress(odd, study._ledger, clock=study._clock)
-    bar._draw(study._ledger, elapsed_s=1.0)
+    ledger = study._reader.current(study._archive())
+    ledger.goals = type(study.goals)(metrics=(odd,), modes=("min",), constraints=())
+    bar = Progress(odd, ledger, clock=study._clock)
+    bar._draw(ledger, elapsed_s=1.0)
     out = io.StringIO()
     for shown in bar._bar.get_renderables():
         Console(file=out, width=1000, color_system=None).print(shown)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
+from collections import deque
 from itertools import tee
 
 import numpy as np
@@ -256,3 +257,18 @@ def test_one_batch_is_that_of_the_epoch(options):
 def test_a_batch_that_does_not_exist(place):
     with pytest.raises(GraphError):
         loader().batch(*place)
+
+
+def test_an_error_in_a_batch_is_everybodys():
+    """A generator that has failed just ends; each trial must learn of the error."""
+
+    one = next(iter(data().source(CPU).train_batches(seed=1, epoch=0, batch_size=20)))
+
+    def batches():
+        yield one
+        raise RuntimeError("the disk is gone")
+
+    first, second = tee(SharedEpoch(batches(), remake=lambda index: one, sharing=Sharing()))
+    for each in (first, second):
+        with pytest.raises(RuntimeError, match="disk"):
+            deque(each, maxlen=0)

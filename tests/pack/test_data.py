@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import Dataset
 
 from thrifty.core import TaskError
-from thrifty.pack import DatasetPair, open_source
+from thrifty.pack import ArrayData, DatasetPair, open_source
 from thrifty.pack._data import _to_device, steps_of
 from thrifty.run import Local
 from thrifty.search import GridSearch
@@ -195,3 +195,21 @@ def test_named_tuples_and_dropped_batches_in_every_back_end(pack):
     assert dropped.curve != whole.curve
     alone = study(GridSearch(max_epochs=2), "solo").trials
     assert [t.value for t in (dropped, whole)] == pytest.approx([t.value for t in alone])
+
+
+def test_batches_are_never_parts_of_the_data():
+    """A forward pass that changes its input changes nothing for other trials and epochs."""
+    rows = [torch.ones(2), torch.ones(2)]
+    pair = DatasetPair(train=rows, valid=rows, collate_fn=lambda batch: batch[0])
+    arrays = ArrayData(train=(torch.ones(2, 2),), valid=(torch.ones(2, 2),))
+    for data in (pair, arrays):
+        source = open_source(data, device=torch.device("cpu"))
+        for _ in range(2):
+            batches = [
+                *source.train_batches(seed=0, epoch=0, batch_size=1),
+                *(batch for batch, _ in source.valid_batches(batch_size=1)),
+            ]
+            tensors = [b if isinstance(b, torch.Tensor) else b[0] for b in batches]
+            assert all(bool((t == 1).all()) for t in tensors)
+            for tensor in tensors:
+                tensor.zero_()

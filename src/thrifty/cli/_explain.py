@@ -13,6 +13,7 @@ from thrifty.store._spec import is_legacy, likeness
 
 from ._completion import complete_study
 from ._options import storage_option
+from ._say import say
 
 
 @click.command("explain")
@@ -29,7 +30,7 @@ def command(*, name: str, other: str | None, storage: str) -> None:
         found = [info for info in store.studies.made().values() if info.id != one.id]
         two = store.studies.get(other) if other is not None else _most_alike(one, found)
     for line in explained(one, two):
-        click.echo(line)
+        say(line)
 
 
 def explained(one: StudyInfo, two: StudyInfo) -> Iterator[str]:

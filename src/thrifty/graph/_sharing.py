@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from thrifty.core import plain_logger
+from thrifty.pack._batches import LastingError
 
 from ._batch import Batch
 
@@ -92,7 +93,7 @@ class SharedEpoch(Iterator[Batch]):
     def __init__(
         self, batches: Iterator[Batch], *, remake: Callable[[int], Batch], sharing: Sharing
     ) -> None:
-        self._batches = batches
+        self._batches = batches if isinstance(batches, LastingError) else LastingError(batches)
         self._remake = remake
         self._sharing = sharing
         self._index = 0

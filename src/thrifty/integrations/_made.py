@@ -33,6 +33,9 @@ class Made:
     def __setstate__(self, make: Callable[[HyperParameters], Any]) -> None:
         self._make, self._known = make, []
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Made:
+        return self  # each trial has a task of its own, and all share this
+
     def get(self, hp: HyperParameters, *, seed: int) -> Any:
         """What it makes for these hyper-parameters."""
         for of_seed, given, value in self._known:

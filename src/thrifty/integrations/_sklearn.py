@@ -299,9 +299,12 @@ class ThriftySearchCV(MetaEstimatorMixin, BaseEstimator):
         began = time.perf_counter()
         everything = task.on_everything()
         timeline = Timeline(study.best_trial.config, epochs=study.algorithm.max_epochs)
-        train_alone(everything, timeline, seed=study.seed, epochs=self.best_epochs_)
-        assert everything.kept is not None
-        self.best_estimator_ = everything.kept[0].whole()
+        backend, _ = train_alone(
+            everything, timeline, seed=study.seed, epochs=self.best_epochs_
+        )
+        fitted = backend.trial.task
+        assert isinstance(fitted, EstimatorTask)
+        self.best_estimator_ = fitted.folds[0].whole()
         self.refit_time_ = time.perf_counter() - began
         if hasattr(self.best_estimator_, "feature_names_in_"):
             self.feature_names_in_ = self.best_estimator_.feature_names_in_

@@ -145,7 +145,6 @@ class EstimatorTask(Trainable):
         splits: Sequence[tuple[Any, Any]],
         scorer: Callable[..., Any] | None,
         resource: Resource,
-        keep: bool = False,
     ) -> None:
         self.estimator = estimator
         self._samples = samples
@@ -157,8 +156,6 @@ class EstimatorTask(Trainable):
         self._identity: dict[str, str] | None = None
         self.folds: list[Fold] = []
         """Of this trial."""
-        self.kept: list[Fold] | None = [] if keep else None
-        """Of the trial that was set up last, on whichever copy of the task."""
 
     def __thrifty_identity__(self) -> Mapping[str, Any]:
         """The estimator, the data, the folds, the scorer and the budget."""
@@ -188,7 +185,7 @@ class EstimatorTask(Trainable):
         return self._identity
 
     def on_everything(self) -> EstimatorTask:
-        """The same for all samples at once, without a score; the fitted estimator is kept."""
+        """The same for all samples at once, without a score."""
         rows = np.arange(_num_rows(self._samples.X) or 0)
         return EstimatorTask(
             self.estimator,
@@ -197,15 +194,12 @@ class EstimatorTask(Trainable):
             splits=[(rows, None)],
             scorer=None,
             resource=self.resource,
-            keep=True,
         )
 
     def setup(self, hp: HyperParameters, *, seed: int, device: torch.device) -> None:
         """Fits what prepares the data, and makes a fresh learner, for each fold."""
         values = self.space.values(hp)
         self.folds = [self._fold(values, train, test) for train, test in self._splits]
-        if self.kept is not None:
-            self.kept[:] = self.folds
 
     def train(self, epoch: int, hp: HyperParameters) -> None:
         """One epoch on each fold, with the hyper-parameters of that epoch."""

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import copy, deepcopy
 from typing import Any
 
 import numpy as np
 import torch
+
+
+class LastingError(Iterator[Any]):
+    """Batches for several trials: an error is raised for each, where a generator would just end."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches = batches
+        self._error: Exception | None = None
+
+    def __next__(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        try:
+            return next(self._batches)
+        except StopIteration:
+            raise
+        except Exception as error:
+            self._error = error
+            raise
 
 
 def own_copy(batch: Any) -> Any:

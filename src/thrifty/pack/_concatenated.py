@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ._backend import Backend, EpochPlan, Member, Outcome, guarded
-from ._batches import own_copy
+from ._batches import LastingError, own_copy
 from ._data import Batch, WholeBatch
 from ._state import State
 from ._task import Task
@@ -139,31 +139,17 @@ class _SharedBatches:
         if self._num_members[key] == 1:
             return trial.batches(plan)
         known = self._known.pop(key, None)
-        mine, kept = tee(_Batches(trial.batches(plan)) if known is None else known)
+        mine, kept = tee(_for_several(trial.batches(plan)) if known is None else known)
         self._known[key] = kept
         return map(_own, mine)
+
+
+def _for_several(batches: Iterator[Batch]) -> Iterator[Batch]:
+    # one that knows how to be copied sees to its errors itself
+    return batches if hasattr(batches, "__copy__") else LastingError(batches)
 
 
 def _own(batch: Batch) -> Batch:
     # whole batches see to it themselves
     is_whole = isinstance(batch, WholeBatch) and not isinstance(batch, torch.Tensor)
     return batch if is_whole else own_copy(batch)
-
-
-class _Batches(Iterator[Batch]):
-    """Batches for several trials: an error is raised for each, where a generator would just end."""
-
-    def __init__(self, batches: Iterator[Batch]) -> None:
-        self._batches = batches
-        self._error: Exception | None = None
-
-    def __next__(self) -> Batch:
-        if self._error is not None:
-            raise self._error
-        try:
-            return next(self._batches)
-        except StopIteration:
-            raise
-        except Exception as error:
-            self._error = error
-            raise

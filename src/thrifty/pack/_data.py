@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from thrifty.core import TaskError, derive_seed
 
+from ._batches import own_copy
+
 
 Batch = Any
 
@@ -190,15 +192,21 @@ class _DatasetSource:
             generator=generator,
             **self._data.loader,
         )
-        return (_to_device(batch, self._device) for batch in loader)
+        return (self._own(batch) for batch in loader)
 
     def valid_batches(self, *, batch_size: int) -> Iterator[tuple[Batch, int]]:
         options = {**self._data.loader, "drop_last": False}
         loader: DataLoader[Any] = DataLoader(self._data.valid, batch_size=batch_size, **options)
         left = len(self._data.valid)  # type: ignore[arg-type]
         for batch in loader:
-            yield _to_device(batch, self._device), min(batch_size, left)
+            yield self._own(batch), min(batch_size, left)
             left -= batch_size
+
+    def _own(self, batch: Batch) -> Batch:
+        """A batch on the device, which may be changed without changing the dataset."""
+        if "collate_fn" in self._data.loader:  # it may hand out parts of the dataset itself
+            batch = own_copy(batch)
+        return _to_device(batch, self._device)
 
 
 _OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "generator", "dataset")

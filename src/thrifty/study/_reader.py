@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import make_url
 
-from thrifty.core import StoreUnreachableError
+from thrifty.core import StoreUnreachableError, plain_logger
 from thrifty.store import Store, StudyInfo
 
 from ._archive import Archive
 from ._ledger import Ledger
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 
 class Reader:

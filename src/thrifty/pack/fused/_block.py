@@ -230,6 +230,8 @@ class Block:
         reading = self.trials[:1] if shared else self.trials
         for trial in reading:
             trial.fetch()
+        for trial in self.trials:
+            trial.look_around()
         num_rows = [t.feed.num_rows(t.step_index) for t in reading]
         # batches that differ are padded to the largest there is, not to the largest of this step: few tapes do
         longest = max(num_rows)

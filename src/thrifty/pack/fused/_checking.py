@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from thrifty.pack.verify import (
     Difference,
     StepTaken,
     compare_step,
+    gradients_alone,
+    is_rounding,
     own_state,
     own_tensors,
     step_alone,
@@ -106,9 +109,8 @@ class StepCheck:
             clip_norm=trial.options()[1],
         )
         self.solo_s = None if alone.is_first else alone.seconds
-        found = compare_step(
-            packed, alone, before=self.before.tensors, num_terms=_num_numbers(batch)
-        )
+        num_terms = _num_numbers(batch)
+        found = compare_step(packed, alone, before=self.before.tensors, num_terms=num_terms)
         if changed := trial.look_again():
             return Difference(
                 what=f"{changed.name}, which computing the loss changes,",
@@ -120,6 +122,12 @@ class StepCheck:
             return found
         self.tie = agrees_in_double(
             structure, trial, self.before.tensors, is_current=is_current
+        ) and is_rounding(
+            packed,
+            alone,
+            tensors=self.before.tensors,
+            step=partial(gradients_alone, trial.model, compute_loss=compute_loss),
+            num_terms=num_terms,
         )
         return None if self.tie else found
 

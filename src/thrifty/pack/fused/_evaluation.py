@@ -14,7 +14,15 @@ from thrifty.pack._backend import Outcome, UnverifiedError, guarded
 from thrifty.pack._data import Source
 from thrifty.pack._metric_sums import MetricSums
 from thrifty.pack._random import seed_everything
-from thrifty.pack.verify import CheckBudget, SoloTimes, compare_metrics, relative_tolerance
+from thrifty.pack.verify import (
+    CheckBudget,
+    SoloTimes,
+    are_metrics_rounding,
+    compare_metrics,
+    exchanged,
+    own_tensors,
+    relative_tolerance,
+)
 
 from ._member import FusedTrial
 from ._programs import Programs
@@ -113,9 +121,7 @@ class Evaluation:
             self._structure.layout.dtype, num_terms=trial.source.num_train
         )
         difference = compare_metrics(found, alone, tolerance=tolerance)
-        if difference is not None and metrics_agree_in_double(
-            self._structure, trial, is_current=self._programs.evaluations_are_current
-        ):
+        if difference is not None and self._is_tie(trial, found, alone, tolerance=tolerance):
             self._budget.num_ties += 1
             difference = None
         self._budget.spend(time.perf_counter() - began)
@@ -137,6 +143,30 @@ class Evaluation:
             trial.solo_evaluation_s = time.perf_counter() - began
             self._solo_times.note_evaluation(trial.time_key, trial.solo_evaluation_s)
         return outcome
+
+    def _is_tie(
+        self,
+        trial: FusedTrial,
+        found: Mapping[str, float],
+        alone: Mapping[str, float],
+        *,
+        tolerance: float,
+    ) -> bool:
+        """Whether only rounding makes metrics differ: two outputs are equal but for their last bits."""
+
+        def evaluate(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, float]:
+            with exchanged(trial.model, tensors):
+                return trial.evaluate(trial.plan.epoch)
+
+        return metrics_agree_in_double(
+            self._structure, trial, is_current=self._programs.evaluations_are_current
+        ) and are_metrics_rounding(
+            found,
+            alone,
+            tensors=own_tensors(trial.model),
+            evaluate=evaluate,
+            tolerance=tolerance,
+        )
 
     def _give_up(self, reason: str) -> None:
         """Evaluate the trials of this structure one by one from now on."""

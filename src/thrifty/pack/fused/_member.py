@@ -31,6 +31,10 @@ class FeedError(Exception):
         self.reason = reason
 
 
+WATCH_PARTS = 8
+"""All watched values are looked at in so many steps, where user code runs between steps."""
+
+
 class FusedTrial(TaskTrial):
     """A trial whose parameters are a row of a block.
 
@@ -68,6 +72,7 @@ class FusedTrial(TaskTrial):
         self.time_key: Hashable = None
         self.refusal_key = ""
         self._check_at: set[int] = set()
+        self._looks_around = False
         self._verified_step = -1
         """The last step of this epoch that was checked."""
         self.tensor_ids: set[int] = set()
@@ -141,6 +146,7 @@ class FusedTrial(TaskTrial):
         self.feed = feed
         self.rates = dropout_rates(self.model)
         self.begin_steps(self.num_steps(plan.values), tick=tick)
+        self._looks_around = isinstance(feed, IteratorFeed)
         self._epoch_seed = derive_seed(self.seed, "epoch", plan.epoch)
         self._draw_key = (self._epoch_seed, *self.rates.items())
         self._options = table
@@ -153,6 +159,7 @@ class FusedTrial(TaskTrial):
         self.steps_left = num
         self.first_tick = tick
         self._check_at = set()
+        self._looks_around = False
         self._verified_step = -1
 
     # -- checks --------------------------------------------------------------------------
@@ -179,6 +186,17 @@ class FusedTrial(TaskTrial):
     def is_verified_here(self) -> bool:
         """Whether the step before this one was checked, so that nothing is left unverified."""
         return self._verified_step == self.step_index - 1
+
+    def look_around(self) -> None:
+        """Have this step checked if a watched value has changed since the epoch began.
+
+        The code of a dataset runs between steps. A part of the values is looked at in each step.
+        """
+        if self._looks_around and self.watch.changed(
+            self.step_index % WATCH_PARTS, WATCH_PARTS
+        ):
+            self.check_at(self.step_index)
+            self._watch, self._looks_around = None, False
 
     def note_check(self, difference: Difference | None) -> None:
         """Take note of what a check of this step has found."""

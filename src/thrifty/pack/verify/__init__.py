@@ -10,9 +10,11 @@ from ._compare import (
     StepTaken as StepTaken,
     compare_metrics as compare_metrics,
     compare_step as compare_step,
+    differences as differences,
     relative_tolerance as relative_tolerance,
 )
 from ._keeper import Keeper as Keeper, training_places as training_places
+from ._nudged import are_metrics_rounding as are_metrics_rounding, is_rounding as is_rounding
 from ._probe import (
     FIRST_BATCH as FIRST_BATCH,
     Probe as Probe,
@@ -24,6 +26,8 @@ from ._probe import (
 from ._reference import (
     OwnState as OwnState,
     StepAlone as StepAlone,
+    exchanged as exchanged,
+    gradients_alone as gradients_alone,
     own_state as own_state,
     own_tensors as own_tensors,
     step_alone as step_alone,
@@ -51,9 +55,14 @@ __all__ = [
     "StepAlone",
     "StepTaken",
     "Watch",
+    "are_metrics_rounding",
     "compare_metrics",
     "compare_step",
+    "differences",
+    "exchanged",
+    "gradients_alone",
     "how_far_apart",
+    "is_rounding",
     "median_interval",
     "outside_of_state",
     "own_state",

@@ -7,7 +7,7 @@ computed in another order differs by a few units in the last place.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -41,6 +41,11 @@ class Difference:
     found: float
     allowed: float
     is_rounding_possible: bool = True
+
+    @property
+    def excess(self) -> float:
+        """How many times as large as allowed it is."""
+        return self.found / self.allowed if self.allowed else math.inf
 
     def __str__(self) -> str:
         return (
@@ -91,13 +96,23 @@ def compare_step(
         num_terms: How many values a gradient sums up, roughly: the numbers in the batch.
 
     Returns:
-        The first difference that is too large to be rounding; None if there is none.
+        A difference that is too large to be rounding; None if there is none. One that rounding
+        cannot explain in any case comes first, then the largest beside what is allowed.
     """
-    return (
-        _loss_difference(packed.loss, alone.loss, num_terms=num_terms)
-        or _gradient_difference(packed, alone, num_terms=num_terms)
-        or _tensor_difference(packed, alone, before)
-    )
+    found = [
+        *differences(packed, alone, num_terms=num_terms),
+        *_tensor_differences(packed, alone, before),
+    ]
+    hard = (difference for difference in found if not difference.is_rounding_possible)
+    return next(hard, None) or max(found, key=lambda d: d.excess, default=None)
+
+
+def differences(packed: StepTaken, alone: StepTaken, *, num_terms: int) -> Iterator[Difference]:
+    """Find all differences of the losses and the gradients of two steps that are no rounding."""
+    loss = _loss_difference(packed.loss, alone.loss, num_terms=num_terms)
+    if loss is not None:
+        yield loss
+    yield from _gradient_differences(packed, alone, num_terms=num_terms)
 
 
 def compare_metrics(
@@ -145,9 +160,9 @@ def _loss_difference(
     return Difference(what="the loss", found=found, allowed=allowed * scale)
 
 
-def _gradient_difference(
+def _gradient_differences(
     packed: StepTaken, alone: StepTaken, *, num_terms: int
-) -> Difference | None:
+) -> Iterator[Difference]:
     largest = 0.0
     for name in dict.fromkeys((*alone.gradients, *packed.gradients)):
         mine, own = packed.gradients.get(name), alone.gradients.get(name)
@@ -159,7 +174,7 @@ def _gradient_difference(
             assert rest is not None
             size = _largest(rest)
             if size > SMALLEST:
-                return Difference(
+                yield Difference(
                     what=f"the gradient of {name!r}",
                     found=size,
                     allowed=0.0,
@@ -177,38 +192,44 @@ def _gradient_difference(
         allowed = tolerance * max(_largest(own), SHARE_OF_LARGEST * largest) + SMALLEST
         found = _distance(mine, own)
         if not found <= allowed:
-            return Difference(what=f"the gradient of {name!r}", found=found, allowed=allowed)
-    return None
+            yield Difference(what=f"the gradient of {name!r}", found=found, allowed=allowed)
 
 
-def _tensor_difference(
+def _tensor_differences(
     packed: StepTaken, alone: StepTaken, before: Mapping[str, torch.Tensor]
-) -> Difference | None:
+) -> Iterator[Difference]:
     for name, own in alone.tensors.items():
         mine = packed.tensors.get(name)
         if mine is None:
-            return Difference(
+            yield Difference(
                 what=f"{name!r}, which the pack does not have,",
                 found=_largest(own),
                 allowed=0.0,
                 is_rounding_possible=False,
             )
+            continue
         if torch.equal(mine, own):
             continue
         found = _distance(mine, own)
         if not _is_inexact(own):
-            return Difference(
+            yield Difference(
                 what=f"{name!r} after the step",
                 found=found,
                 allowed=0.0,
                 is_rounding_possible=False,
             )
+            continue
         eps = torch.finfo(own.dtype).eps
         update = _distance(own, before[name])
         allowed = eps * (ULPS_OF_VALUE * _largest(own) + ULPS_OF_UPDATE * update) + SMALLEST
         if not found <= allowed:
-            return Difference(what=f"{name!r} after the step", found=found, allowed=allowed)
-    return None
+            # both updates were made from the same gradients: nothing in them can tie
+            yield Difference(
+                what=f"{name!r} after the step",
+                found=found,
+                allowed=allowed,
+                is_rounding_possible=packed.gradients.get(name) is None,
+            )
 
 
 def _largest(tensor: torch.Tensor) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from thrifty.pack.identity import vars_of
@@ -151,6 +152,8 @@ def _content(value: Any, depth: int = 0) -> Any:
     if isinstance(value, torch.Tensor):
         tensor = value.detach()
         return (tuple(tensor.shape), str(tensor.dtype), tensor.reshape(-1).tolist()[:1024])
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return (value.shape, str(value.dtype), value.reshape(-1)[:1024].tobytes())
     make = _CONTAINERS.get(type(value))
     if make is not None and depth < 4:
         return make(value, depth)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +85,47 @@ def step_alone(
         gradients: What the block has found, before clipping.
         clip_norm: Clips the norm of all gradients before the update; None for no clipping.
     """
+    with exchanged(model, state.tensors):
+        try:
+            return _step(
+                model,
+                optimizer,
+                state,
+                compute_loss=compute_loss,
+                gradients=gradients,
+                clip_norm=clip_norm,
+            )
+        finally:
+            optimizer.state.clear()
+
+
+def gradients_alone(
+    model: torch.nn.Module,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    compute_loss: Callable[[], torch.Tensor],
+) -> StepTaken:
+    """Compute loss and gradients of a module with other tensors, and leave the module as it was.
+
+    Args:
+        model: The trial's own module.
+        tensors: Its parameters and buffers for a while. Buffers are changed as the module does.
+        compute_loss: Seeds the random streams and computes the loss of the step's batch.
+    """
+    with exchanged(model, tensors), torch.enable_grad():
+        model.train()
+        loss = compute_loss()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return StepTaken(
+            loss=loss.detach(),
+            gradients={n: p.grad for n, p in model.named_parameters() if p.requires_grad},
+            tensors=own_tensors(model),
+        )
+
+
+@contextmanager
+def exchanged(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Within, a module has other tensors; afterwards it is as it was, without gradients."""
     own: dict[str, torch.Tensor] = {
         **dict(model.named_parameters()),
         **dict(model.named_buffers()),
@@ -92,17 +134,10 @@ def step_alone(
     training = {module: module.training for module in model.modules()}
     try:
         for name, tensor in own.items():
-            tensor.data = state.tensors[name]
-        return _step(
-            model,
-            optimizer,
-            state,
-            compute_loss=compute_loss,
-            gradients=gradients,
-            clip_norm=clip_norm,
-        )
+            tensor.data = tensors[name]
+            tensor.grad = None
+        yield
     finally:
-        optimizer.state.clear()
         for name, tensor in own.items():
             tensor.data = homes[name]
             tensor.grad = None

@@ -1,0 +1,165 @@
+"""Trust: user code that tries to break sharing, packed and in studies, against plain PyTorch loops.
+
+    python -m bench.bench_trust [--quick] [--show]
+
+- Each case of the corpus through ``thrifty.pack`` and through a study for each way of packing, in which trials share stages,
+  beside the loop that one would write without thrifty. Each run has a process of its own.
+- Tasks that move hyper-parameters (C), keep state of their own (D) and group parameters (E), in the same studies.
+- Random edits of a small project, and what they do to a task's identity (B).
+
+A *silent deviation* is a result that differs from the plain loop's and was not refused. A *crash* is an error that plain PyTorch
+does not raise and that does not say what to do.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from bench import _trust_mutations
+from bench._harness import Goal, at_least, at_most, equal, finish, parser, table
+from bench.trust import CORPUS, MOVING, Verdict, run_moving, run_packed, run_studied
+
+
+PACKS = ("auto", "fused", "concatenated", "solo")
+NUM_EDITS = 200
+QUICK = 12
+"""A smoke run takes each so manieth case."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One run: a case through ``thrifty.pack``, or a case or a task through a study."""
+
+    kind: str
+    name: str
+    pack: str = ""
+
+
+def jobs(*, every: int) -> Iterator[Job]:
+    """All runs, or each so manieth."""
+    for name in list(CORPUS)[::every]:
+        yield Job(kind="pack", name=name)
+    for name in [n for n, named in CORPUS.items() if named.in_study][::every]:
+        for pack in PACKS:
+            yield Job(kind="study", name=name, pack=pack)
+    for name in list(MOVING)[::every]:
+        for pack in PACKS:
+            yield Job(kind="task", name=name, pack=pack)
+
+
+def judge(job: Job) -> Verdict:
+    """Run a job, in a process of its own."""
+    torch.set_num_threads(1)
+    if job.kind == "pack":
+        return run_packed(CORPUS[job.name])
+    if job.kind == "study":
+        return run_studied(CORPUS[job.name], pack=job.pack)
+    return run_moving(MOVING[job.name], pack=job.pack)
+
+
+def run_all(every: int, *, processes: int) -> list[tuple[Job, Verdict]]:
+    """Run all jobs, each in a fresh process: cases change globals, and patch torch."""
+    todo = list(jobs(every=every))
+    # forked, so that torch is imported once; nothing has computed here before
+    context = multiprocessing.get_context("fork")
+    with context.Pool(processes, maxtasksperchild=1) as pool:
+        return list(zip(todo, pool.imap(judge, todo, chunksize=1), strict=True))
+
+
+def summary(found: Sequence[tuple[Job, Verdict]]) -> list[dict[str, Any]]:
+    """A row for each way of sharing."""
+    rows = []
+    groups: dict[tuple[str, str], list[Verdict]] = {}
+    for job, verdict in found:
+        groups.setdefault((job.kind, job.pack), []).append(verdict)
+    for (kind, pack), verdicts in groups.items():
+        counts = Counter(v.how for v in verdicts)
+        rows.append({
+            "through": "thrifty.pack" if kind == "pack" else f"a study, pack={pack!r}",
+            "cases": "A" if kind != "task" else "C, D, E",
+            "runs": len(verdicts),
+            "fused": counts["fused"] if kind == "pack" else None,
+            "in turn": counts["in turn"] if kind == "pack" else None,
+            "trained": counts["trained"] if kind != "pack" else None,
+            "refused": counts["refused"],
+            "plain fails, too": counts["plain fails, too"],
+            "silent deviations": sum(v.is_silent_deviation for v in verdicts),
+            "crashes": sum(v.is_crash for v in verdicts),
+        })
+    return rows
+
+
+def show(found: Sequence[tuple[Job, Verdict]]) -> None:
+    """Print each run of the corpus."""
+    table([
+        {
+            "case": job.name,
+            "through": job.pack or "thrifty.pack",
+            "how": v.how,
+            "deviation": f"{v.deviation:.0e}",
+            "why": v.why[:90],
+        }
+        for job, v in found
+    ])
+    print()
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--show", action="store_true", help="print a row for each run")
+    arguments.add_argument("--processes", type=int, default=2, help="runs at a time")
+    options = arguments.parse_args()
+    began = time.perf_counter()
+    every = QUICK if options.quick else 1
+    found = run_all(every, processes=options.processes)
+    if options.show:
+        show(found)
+    rows = summary(found)
+    table(rows)
+    print()
+    mutations = _trust_mutations.run(edits=20 if options.quick else NUM_EDITS)
+    table([{k: v for k, v in mutations.items() if k != "wrong"}])
+    bad = [(job, v) for job, v in found if v.is_silent_deviation or v.is_crash]
+    for job, v in bad:
+        print(
+            f"WRONG: {job.name} through {job.pack or 'thrifty.pack'}: {v.how}, {v.deviation:.1e}, {v.why}"
+        )
+    figures = {
+        "runs": rows,
+        "mutations": mutations,
+        "wrong": [{**asdict(job), **asdict(v)} for job, v in bad],
+        "how": {f"{job.name}/{job.pack or 'pack'}": v.how for job, v in found},
+        "seconds": time.perf_counter() - began,
+    }
+    finish("trust", figures, goals(found, mutations))
+
+
+def goals(found: Sequence[tuple[Job, Verdict]], mutations: dict[str, Any]) -> list[Goal]:
+    """What the corpus has to show."""
+    packed = {job.name: v for job, v in found if job.kind == "pack"}
+    adversarial = sum(CORPUS[name].adversarial for name in packed)
+    rightly_fused = [name for name in packed if CORPUS[name].fuses]
+    return [
+        at_least("cases and tasks", len({job.name for job, _ in found}), 120),
+        at_least("share of cases that are adversarial", adversarial / len(packed), 0.5),
+        equal("silent deviations", sum(v.is_silent_deviation for _, v in found), 0),
+        equal("crashes", sum(v.is_crash for _, v in found), 0),
+        equal(
+            "models that should be fused and are not",
+            sum(packed[name].how != "fused" for name in rightly_fused),
+            0,
+        ),
+        equal("false reuse after an edit", mutations["false_reuse"], 0),
+        at_most("retraining for edits that change nothing", mutations["needless"], 0),
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""Trials in a block are compared with themselves alone while they train; whatever is wrong is found."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from tests.pack._drive import Trial, alone, assert_same, together
+from tests.pack._toys import Toy, normal
+from thrifty.pack import (
+    AutoBackend,
+    EpochPlan,
+    FusedBackend,
+    Member,
+    UnfusableError,
+    UnverifiedError,
+)
+from thrifty.pack.fused._row_state import RowState
+from thrifty.run import train_alone
+from thrifty.space import Timeline
+
+
+TRIALS = [Trial(config={"lr": lr}, epochs=2) for lr in (0.02, 0.05, 0.1)]
+
+
+@pytest.fixture
+def wrong_updates(monkeypatch):
+    """Makes updates of blocks wrong, from the ``first`` to before the ``last``."""
+
+    def make(first, last=10**9):
+        right = RowState.updater
+        number = [0]
+
+        def updater(self, options):
+            update = right(self, options)
+
+            def wrong():
+                update()
+                if first <= number[0] < last:
+                    self._parameters.mul_(1.01)
+                number[0] += 1
+
+            return wrong
+
+        monkeypatch.setattr(RowState, "updater", updater)
+
+    return make
+
+
+def begun(task, trials=TRIALS):
+    backend = FusedBackend(task)
+    for slot, trial in enumerate(trials):
+        backend.stack(slot, trial.member)
+    return backend
+
+
+def epoch(backend, number, trials=TRIALS, *, verify=True):
+    plans = {
+        slot: EpochPlan(epoch=number, values=trial.timeline.at(number), verify=verify)
+        for slot, trial in enumerate(trials)
+    }
+    return backend.step(plans)
+
+
+def test_the_first_step_is_checked(wrong_updates):
+    wrong_updates(0)
+    outcomes = epoch(begun(Toy()), 0)
+    assert all(isinstance(outcome, UnverifiedError) for outcome in outcomes.values())
+    assert outcomes[0].mismatch
+    assert "differs" in str(outcomes[0])
+
+
+def test_what_goes_wrong_later_is_found_before_the_epoch_counts(wrong_updates):
+    wrong_updates(4)
+    backend = begun(Toy())
+    assert not isinstance(epoch(backend, 0)[0], Exception)
+    assert backend.num_unverified(0) == 0
+    assert all(isinstance(outcome, UnverifiedError) for outcome in epoch(backend, 1).values())
+
+
+class Even(Toy):
+    """All batches of one size, so that there is one program."""
+
+    batch_size = 5
+
+
+def test_an_epoch_that_need_not_be_verified_yet_is_not_said_to_be(wrong_updates):
+    wrong_updates(8)
+    backend = begun(Even())
+    assert not isinstance(epoch(backend, 0)[1], Exception)
+    assert backend.num_unverified(1) == 0
+    assert not isinstance(epoch(backend, 1, verify=False)[1], Exception)
+    assert backend.num_unverified(1) == 1
+    assert isinstance(epoch(backend, 2)[1], UnverifiedError)
+
+
+def test_a_structure_that_failed_is_not_fused_again(wrong_updates):
+    wrong_updates(0, 1)
+    backend = begun(Toy())
+    epoch(backend, 0)
+    for slot in range(3):
+        backend.release(slot)
+    with pytest.raises(UnfusableError, match="differs"):
+        backend.stack(7, TRIALS[0].member)
+
+
+def test_the_automatic_back_end_fuses_what_agrees():
+    """So that the other tests do not pass because nothing is fused."""
+    backend = AutoBackend(Toy(), prefer="fused")
+    assert_same(together(backend, TRIALS), alone(Toy(), TRIALS), tolerance=2e-5)
+    assert backend.checks.num_checks >= len(TRIALS)
+    assert backend.checks.spent_s > 0
+
+
+def test_metrics_that_differ_are_computed_one_by_one(monkeypatch, caplog):
+    def wrong(*args, size, **options):
+        return [{"mse": 1000.0 + k} for k in range(size)]
+
+    monkeypatch.setattr("thrifty.pack.fused._evaluation.evaluate_packed", wrong)
+    found = together(AutoBackend(Toy(), prefer="fused"), TRIALS)
+    assert_same(found, alone(Toy(), TRIALS), tolerance=2e-5)
+    assert "one trial after the other" in caplog.text
+
+
+def test_metrics_that_differ_later_have_the_epoch_trained_again(monkeypatch):
+    backend = begun(Toy())
+    assert not isinstance(epoch(backend, 0)[0], Exception)
+
+    def wrong(*args, size, **options):
+        return [{"mse": 1000.0} for _ in range(size)]
+
+    monkeypatch.setattr("thrifty.pack.fused._evaluation.evaluate_packed", wrong)
+    monkeypatch.setattr(type(backend.budget), "allows", lambda self, seconds: True)
+    outcomes = epoch(backend, 1)
+    assert any(isinstance(outcome, UnverifiedError) for outcome in outcomes.values())
+
+
+class Scaled(nn.Module):
+    def __init__(self, settings):
+        super().__init__()
+        self.inner = nn.Linear(6, 1)
+        self.settings = settings
+
+    def forward(self, x):
+        return self.inner(x) * self.settings["factor"]
+
+
+class Meddling(Dataset):
+    """A dataset whose code changes a setting of the models while it is read."""
+
+    def __init__(self, settings, *, at):
+        self.settings, self.at = settings, at
+        self.x = normal(320, 6, seed=3)
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        # by row, so that it does not matter who reads it how often
+        self.settings["factor"] = 2.0 if index < self.at else 1.0
+        return self.x[index], self.x[index].sum().reshape(1)
+
+
+SETTINGS = {"factor": 1.0}
+
+
+class Meddled(Toy):
+    def data(self, hp):
+        return Meddling(SETTINGS, at=40), Meddling(SETTINGS, at=0)
+
+    def network(self, hp):
+        return Scaled(SETTINGS)
+
+
+def test_what_a_dataset_changes_within_an_epoch_is_noticed():
+    trials = TRIALS[:2]
+    backend = AutoBackend(Meddled(), prefer="fused")
+    found = together(backend, trials)
+    for one, config in zip(found, trials, strict=True):
+        if one.error is not None:
+            assert isinstance(one.error, UnverifiedError)
+            continue
+        (wanted,) = alone(Meddled(), [config])
+        assert_same([one], [wanted], tolerance=2e-5)
+
+
+def test_a_state_that_a_block_gives_is_that_of_the_trial_alone():
+    backend = begun(Toy())
+    epoch(backend, 0)
+    mine, _ = train_alone(Toy(), Timeline({"lr": 0.02}, epochs=20), seed=0, epochs=1)
+    for name, tensor in mine.unstack(0).tensors.items():
+        assert torch.allclose(backend.unstack(0).tensors[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_a_trial_that_must_stay_alone_is_not_fused():
+    backend = AutoBackend(Toy(), prefer="fused")
+    backend.stack(0, Member(values={"lr": 0.1}, seed=0, alone=True))
+    backend.step({0: EpochPlan(epoch=0, values={"lr": 0.1})})
+    assert backend.checks.num_checks == 0
