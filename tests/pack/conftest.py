@@ -6,10 +6,14 @@ from tests.pack._measuring import Measuring
 
 
 @pytest.fixture
+def free_checks(monkeypatch):
+    """Checks cost nothing: most tests have few steps, and are about something else."""
+    monkeypatch.setattr("thrifty.pack._judge._price", lambda *_, **__: 0.0)
+
+
+@pytest.fixture
 def measure(monkeypatch):
-    def patch(fused, *, free_checks=True):
-        if free_checks:  # most tests have few steps, and are about something else
-            monkeypatch.setattr("thrifty.pack._judge._price", lambda *_, **__: 0.0)
+    def patch(fused):
         measuring = Measuring(fused)
         monkeypatch.setattr("thrifty.pack._judge.calibrate", measuring)
         return measuring

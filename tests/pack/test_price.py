@@ -121,7 +121,7 @@ def test_a_step_that_makes_the_state_of_its_optimizer_is_not_timed():
 
 @pytest.mark.parametrize(("num_epochs", "wins"), [(1, False), (2, False), (100, True)])
 def test_trials_too_short_to_pay_for_checks_train_in_turn(measure, num_epochs, wins):
-    measuring = measure({1: 0.5, 4: 1.0}, free_checks=False)
+    measuring = measure({1: 0.5, 4: 1.0})
     trials = [replace(t.member, stop=num_epochs) for t in TRIALS]
     backend = AutoBackend(Toy())
     for slot, member in enumerate(trials):
@@ -131,13 +131,13 @@ def test_trials_too_short_to_pay_for_checks_train_in_turn(measure, num_epochs, w
 
 
 def test_an_unknown_number_of_epochs_counts_as_one(measure):
-    measure({1: 0.01}, free_checks=False)
+    measure({1: 0.01})
     assert fused_slots(AutoBackend(Toy())) == []
 
 
 def test_what_is_gained_must_exceed_what_checks_cost(measure):
     # one step in ten is gained: after ten times as many steps as the checks cost
-    measure({1: 0.9}, free_checks=False)
+    measure({1: 0.9})
     num_epochs = 10 * (CHECKS + 1) / STEPS
     found = []
     for factor in (0.5, 1.5):
@@ -148,7 +148,7 @@ def test_what_is_gained_must_exceed_what_checks_cost(measure):
 
 
 def test_epochs_that_are_left_count_when_a_trial_is_asked_again(measure):
-    measure({1: 0.5, 4: 1.0}, free_checks=False)
+    measure({1: 0.5, 4: 1.0})
     backend = AutoBackend(Toy())
     fused_slots(backend, TRIALS)
     epochs(backend, 1, stop=2)
