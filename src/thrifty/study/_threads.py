@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from thrifty.core import UsageError, plain_logger
 from thrifty.run import ExecutorConfig, Local
 from thrifty.run._local import num_cores
