@@ -109,6 +109,7 @@ def auto(
     return {
         "rate": sum(p["trial_steps"] for p in parts) / seconds,
         "calibration_s": max(p["calibration_s"] for p in parts),
+        "checks_share": sum(p["checks_s"] for p in parts) / sum(p["seconds"] for p in parts),
         "choice": ", ".join(dict.fromkeys(p["choice"] for p in parts)),
     }
 
@@ -133,11 +134,15 @@ def _part(
         pack = Pack(backend, members)
         pack.train(WARM_UP)
         peers._barrier.wait()
+        checks_s = backend.checks.spent_s
         start = time.perf_counter()
         trial_steps = pack.train(steps)
+        ended = time.perf_counter()
         return {
             "began": start,
-            "ended": time.perf_counter(),
+            "ended": ended,
+            "seconds": ended - start,
+            "checks_s": backend.checks.spent_s - checks_s,
             "trial_steps": trial_steps,
             "calibration_s": calibrated[0] if calibrated else 0.0,
             "choice": _choice(backend),

@@ -139,7 +139,7 @@ class Books:
     def close(self, study: th.Study) -> None:
         self.studies += 1
         self.trial_epochs += study.savings.trial_epochs
-        self.seconds_alone += study.savings.seconds_alone
+        self.seconds_alone += study.savings.seconds_alone or 0.0
         self.failed += sum(trial.state == "failed" for trial in study.trials)
 
 

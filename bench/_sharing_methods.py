@@ -132,8 +132,11 @@ def thrifty(args: argparse.Namespace) -> dict[str, Any]:
             "best": study.best_trial.value,
             "minimum": digits.minimum_epochs(requests),
             "trial_epochs": study.savings.trial_epochs,
+            "checks_s": study.savings.seconds_checks,
+            "checks_share": study.savings.seconds_checks / study.savings.seconds,
             "shared_factor": study.savings.shared_factor,
             "packed_factor": study.savings.packed_factor,
+            "packed_interval": study.savings.packed_interval,
         }
 
 

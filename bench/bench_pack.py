@@ -26,12 +26,22 @@ from unittest import mock
 import torch
 
 from bench import _pack_precision as precision
-from bench._harness import RESULT, Goal, at_least, finish, in_fresh_process, parser, table
+from bench._harness import (
+    RESULT,
+    Goal,
+    at_least,
+    at_most,
+    finish,
+    in_fresh_process,
+    parser,
+    table,
+)
+from bench._long_study import long_row
 from bench._pack_ours import SWEPT
 
 
 OURS, PEERS, PRECISION = "bench._pack_ours", "bench._pack_peers", "bench._pack_precision"
-PRODUCTS = "bench._pack_products"
+PRODUCTS, LONG = "bench._pack_products", "bench._long_study"
 SECONDS = 1.5
 Run = Callable[..., dict[str, Any]]
 Results = Mapping[str, Mapping[str, Any]]
@@ -138,6 +148,7 @@ def speed_rows(runs: Runs) -> list[dict[str, Any]]:
             "1 thread": _ratio(methods, "ours, 1 thread", "sequential, 1 thread"),
             "chosen": " | ".join(dict.fromkeys(r["choice"] for r in (*ours, *one))),
             "calibration s": median(r["calibration_s"] for r in ours),
+            "checks_share": median(r["checks_share"] for r in ours),
         })
     return out
 
@@ -188,8 +199,10 @@ def on_cpu(*, quick: bool, rounds: int, models: Sequence[str]) -> None:
     flags = ["--quick"] if quick else []
     results: Results = {subject: run(PRECISION, subject, *flags) for subject in subjects}
     asks_mlp = any(s.workload == "mlp" for s in studies)
+    long = [run(LONG, "pack", *flags) for _ in range(1 if quick else rounds)]
     rows = {
         "speed": speed_rows(runs),
+        "study of a minute": [long_row(result) for result in long],
         "block sizes": curves,
         "products of mlp alone": _products(run(PRODUCTS, *flags)) if asks_mlp else [],
         "precision": precision.rows(results),
@@ -199,8 +212,10 @@ def on_cpu(*, quick: bool, rounds: int, models: Sequence[str]) -> None:
         digits = results["digits"]
         error = f"{digits['standard_error']:.2g}"
         print(f"digits: packed - solo = {digits['difference']:.2g} +- {error} in accuracy")
-    figures = {"rows": rows, "runs": runs, "precision": results}
-    finish("pack", figures, [*speed_goals(runs), *precision.goals(results)])
+    figures = {"rows": rows, "runs": runs, "precision": results, "long": long}
+    share = median(result["checks_share"] for result in long)
+    price = at_most("a study of a minute: checks_share", share, 0.02)
+    finish("pack", figures, [*speed_goals(runs), *precision.goals(results), price])
 
 
 def _products(found: Mapping[str, float]) -> list[dict[str, Any]]:

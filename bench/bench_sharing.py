@@ -23,9 +23,11 @@ from bench._harness import (
     parser,
     table,
 )
+from bench._long_study import long_row
 
 
 METHODS = "bench._sharing_methods"
+LONG = "bench._long_study"
 Runs = dict[str, list[dict[str, Any]]]
 
 
@@ -68,10 +70,12 @@ def main() -> None:
         run("Optuna", "optuna")
         if args.with_ray or not (args.quick or args.no_ray):
             run("Ray Tune", "ray")
-    report(runs)
+    flags = ["--quick"] if args.quick else []
+    long = [in_fresh_process(LONG, "sharing", *flags) for _ in range(args.repeats)]
+    report(runs, long)
 
 
-def report(runs: Runs) -> None:
+def report(runs: Runs, long: list[dict[str, Any]]) -> None:
     rows = []
     for name, results in runs.items():
         rows.append({
@@ -82,11 +86,17 @@ def report(runs: Runs) -> None:
             "peak MB": median(r["peak_mb"] for r in results),
             "shared": results[0].get("shared_factor"),
             "packed": results[0].get("packed_factor"),
+            "checks": median(r.get("checks_share", 0.0) for r in results),
             "runs": len(results),
         })
     table(rows)
     by_name = {row["method"]: row for row in rows}
-    finish("sharing", {"rows": rows, "runs": runs}, goals(by_name, runs))
+    print()
+    table([long_row(result) for result in long])
+    share = median(result["checks_share"] for result in long)
+    price = at_most("a study of a minute: checks_share", share, 0.02)
+    figures = {"rows": rows, "runs": runs, "long": long}
+    finish("sharing", figures, [*goals(by_name, runs), price])
 
 
 def goals(rows: dict[str, dict[str, Any]], runs: Runs) -> list[Goal]:

@@ -6,6 +6,12 @@ from tests.pack._measuring import Measuring
 
 
 @pytest.fixture
+def free_checks(monkeypatch):
+    """Checks cost nothing: most tests have few steps, and are about something else."""
+    monkeypatch.setattr("thrifty.pack._judge._price", lambda *_, **__: 0.0)
+
+
+@pytest.fixture
 def measure(monkeypatch):
     def patch(fused):
         measuring = Measuring(fused)

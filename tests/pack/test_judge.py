@@ -13,6 +13,9 @@ from thrifty.pack._judge import max_padding
 from thrifty.perf import PackCurve
 
 
+pytestmark = pytest.mark.usefixtures("free_checks")
+
+
 class Kin(Toy):
     """Trials that cost about the same, and may differ in activation, kind of optimiser and batch size."""
 

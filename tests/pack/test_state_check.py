@@ -348,6 +348,47 @@ def test_data_that_are_others_each_time():
         run_check(Unreadable())
 
 
+class OtherRows(Toy):
+    """Draws noise from a generator that nobody seeds."""
+
+    def inputs(self, num, seed):
+        return super().inputs(num, seed) + torch.rand(num, 6, generator=self.generator())
+
+    def generator(self):
+        found = torch.Generator()
+        found.seed()
+        return found
+
+
+class OtherValidation(OtherRows):
+    def inputs(self, num, seed):
+        return super().inputs(num, seed) if seed == 2 else normal(num, 6, seed=seed)
+
+
+class SeededRows(OtherRows):
+    """Draws from the global stream, which is seeded before data are loaded."""
+
+    def generator(self):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("task", "which"), [(OtherRows, "training"), (OtherValidation, "validation")]
+)
+def test_data_that_are_others_each_time_that_they_are_loaded(task, which):
+    with pytest.raises(StateError, match=f"data gives other {which} data each time"):
+        run_check(task())
+
+
+def test_data_that_draw_from_the_seeded_streams():
+    run_check(SeededRows())
+
+
+def test_data_that_take_long_are_not_loaded_twice(monkeypatch):
+    monkeypatch.setattr("thrifty.pack._data_check.QUICK_S", -1.0)
+    run_check(OtherRows())
+
+
 class AnotherStart(Toy):
     def network(self, hp):
         model = super().network(hp)

@@ -75,7 +75,10 @@ def test_what_an_epoch_takes_alone_is_kept(store):
             metrics={"loss": 1.0},
             seconds=0.5,
             worker="w",
+            seconds_checks=0.1,
             seconds_alone=alone,
+            seconds_alone_low=None if alone is None else 1.5,
+            seconds_alone_high=None if alone is None else 2.5,
         )
         for number, alone in enumerate([None, 2.0], start=1)
     ]
@@ -97,7 +100,13 @@ def test_a_database_of_version_0001_keeps_its_rows(url, monkeypatch):
         assert store.plans.open("identity", task="T").created_at == 10.0
         (epoch,) = store.plans.load(1).epochs
         assert epoch == EpochRecord(
-            plan=1, node=0, epoch=1, metrics={"loss": 0.25}, seconds=0.5, worker="w"
+            plan=1,
+            node=0,
+            epoch=1,
+            metrics={"loss": 0.25},
+            seconds=0.5,
+            worker="w",
+            seconds_alone=0.5,
         )
         put(store, "a", CURVES)
     with Store.open(url, create=False) as again:

@@ -6,7 +6,7 @@ from sqlalchemy import create_engine, text
 
 from tests.study.helpers import make_study
 from thrifty.core import EpochDone
-from thrifty.store import Store, _migrate
+from thrifty.store import EpochAgain, EpochRecord, RefusalRecord, Store, _migrate
 
 
 def old_database(url, version, monkeypatch) -> None:
@@ -52,6 +52,56 @@ def test_a_study_of_an_older_version_is_read_and_run(tmp_path, monkeypatch):
         summary = store.studies.summary("s")
         assert summary.best_trial == study.best_trial.number
         assert store.studies.priors(1) == store.studies.enqueued(1) == []
+
+
+def test_what_an_older_version_has_not_measured_is_not_known(tmp_path, monkeypatch):
+    url = f"sqlite:///{tmp_path}/old.db"
+    old_database(url, "0006", monkeypatch)
+    with create_engine(url).begin() as connection:
+        connection.execute(
+            text("INSERT INTO plans (id, identity, task, created_at) VALUES (1, 'i', 'T', 0)")
+        )
+        for epoch, alone, again_alone in [(1, "NULL", 0.5), (2, "3.0", 2.0)]:
+            connection.execute(
+                text(
+                    "INSERT INTO epochs (plan, node, epoch, metrics, seconds, worker, seconds_alone, "
+                    f"again, again_s, again_alone_s) VALUES (1, 0, {epoch}, '{{}}', 0.5, 'w', "
+                    f"{alone}, 1, 0.5, {again_alone})"
+                )
+            )
+    with Store.open(url) as store:
+        one, other = store.plans.load(1).epochs
+        assert store.plans.refusals(1) == {}
+    # the first was alone; the other in a pack, and one measurement says too little
+    assert (one.seconds_alone, one.seconds_checks, one.again_alone_low_s) == (0.5, 0.0, 0.5)
+    assert (other.seconds_alone, other.again_alone_low_s) == (None, None)
+
+
+def test_epochs_trained_again_are_summed_until_one_is_not_measured(tmp_path):
+    key = {"plan": 1, "node": 0, "epoch": 1}
+    with Store.open(f"sqlite:///{tmp_path}/t.db") as store:
+        store.plans.open("i", task="T")
+        store.record([EpochRecord(**key, metrics={}, seconds=1.0, worker="w")])
+        ends = {"seconds_alone_low": 1.0, "seconds_alone_high": 4.0}
+        again = EpochAgain(**key, seconds=1.0, seconds_checks=0.5, seconds_alone=2.0, **ends)
+        store.record([again])
+        store.record([again])
+        (epoch,) = store.plans.load(1).epochs
+        assert (epoch.again, epoch.again_s, epoch.again_checks_s) == (2, 2.0, 1.0)
+        assert (epoch.again_alone_low_s, epoch.again_alone_s) == (2.0, 4.0)
+        assert epoch.again_alone_high_s == 8.0
+        store.record([EpochAgain(**key, seconds=1.0)])
+        (epoch,) = store.plans.load(1).epochs
+        assert epoch.again_alone_low_s is epoch.again_alone_high_s is None
+
+
+def test_the_first_reason_of_a_refusal_stays(tmp_path):
+    with Store.open(f"sqlite:///{tmp_path}/t.db") as store:
+        plans = [store.plans.open(name, task="T").id for name in "ab"]
+        for reason in ("first", "second"):
+            store.record([RefusalRecord(plan=plans[0], key="k", reason=reason, study=1)])
+        assert store.plans.refusals(plans[0]) == {"k": "first"}
+        assert store.plans.refusals(plans[1]) == {}
 
 
 def test_the_status_is_answered_from_its_index(tmp_path):

@@ -46,9 +46,20 @@ class StageStarted:
 class EpochDone:
     """One epoch was trained and evaluated.
 
-    ``seconds`` is its share of the wall-clock time of the pack it was trained in. ``seconds_alone``
-    is what it would have taken by itself, where that was measured (None: it was alone).
-    ``evaluated`` says that it was not trained: its state was kept, and only evaluated.
+    Attributes:
+        node: The node of the search plan.
+        epoch: Epochs of training so far.
+        metrics: What the task has computed.
+        seconds: Its share of the wall-clock time of the pack it was trained in, checks included.
+        worker: The worker that trained it.
+        seconds_checks: The part of ``seconds`` that went into checks of what packing and
+            checkpoints do.
+        seconds_alone: What it would have taken by itself, without checks: the time itself where it
+            was trained alone, else the median time of verifying steps times the number of steps,
+            and its evaluation. None: not measured.
+        seconds_alone_low: Low end of the range of ``seconds_alone``; None where it was alone.
+        seconds_alone_high: High end of this range.
+        evaluated: Whether it was not trained: its state was kept, and only evaluated.
     """
 
     node: int
@@ -56,7 +67,10 @@ class EpochDone:
     metrics: Mapping[str, float]
     seconds: float
     worker: str
+    seconds_checks: float = 0.0
     seconds_alone: float | None = None
+    seconds_alone_low: float | None = None
+    seconds_alone_high: float | None = None
     evaluated: bool = False
 
 
@@ -117,6 +131,23 @@ class Calibrated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A check has failed: trials of a structure are not fused again in this search plan.
+
+    Attributes:
+        key: Names the structure in every process.
+        structure: The task, in words.
+        reason: What differed, by how much, and why if that is known.
+        worker: The worker that has found it.
+    """
+
+    key: str
+    structure: str
+    reason: str
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PackShrunk:
     """A worker ran out of memory and trains at most ``size`` trials at a time from now on."""
 
@@ -133,4 +164,5 @@ Event = (
     | StageFailed
     | Calibrated
     | PackShrunk
+    | Refused
 )

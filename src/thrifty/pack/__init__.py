@@ -14,6 +14,7 @@ from ._backend import (
     EpochPlan as EpochPlan,
     Member as Member,
     Outcome as Outcome,
+    TimeShare as TimeShare,
     UnverifiedError as UnverifiedError,
     out_of_memory as out_of_memory,
 )
@@ -96,6 +97,7 @@ __all__ = [
     "Task",
     "TaskIdentity",
     "TaskReport",
+    "TimeShare",
     "Trainable",
     "Trial",
     "UnfusableError",

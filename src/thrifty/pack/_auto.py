@@ -11,7 +11,7 @@ import torch
 from thrifty.core import TaskError, plain_logger
 from thrifty.perf import PackCurve
 
-from ._backend import Backend, EpochPlan, Member, Outcome, UnverifiedError
+from ._backend import Backend, EpochPlan, Member, Outcome, TimeShare, UnverifiedError
 from ._company import check_parameters
 from ._concatenated import ConcatenatedBackend
 from ._fused import FusedBackend
@@ -22,7 +22,7 @@ from ._state_probe import Trial
 from ._task import Task, Trainable
 from .fused._member import FusedTrial
 from .fused._registry import UnfusableError
-from .verify import CheckBudget
+from .verify import AloneTime, CheckBudget
 
 
 logger = plain_logger(__name__)
@@ -33,9 +33,19 @@ Prefer = Literal["auto", "fused", "concatenated", "solo"]
 class AutoBackend(Backend):
     """Any number of slots. Each structure goes to the back-end that a short measurement finds best.
 
-    Options: ``device``; ``prefer`` one back-end (``"concatenated"`` and ``"solo"`` are bit-identical to a trial alone); ``known``
-    calibrations by key; ``on_calibrated`` is told each one, known or new; ``patient``: measure only once there has
-    been enough plain training to pay for it.
+    Args:
+        task: What the trials train.
+        device: Where they are trained.
+        prefer: One back-end (``"concatenated"`` and ``"solo"`` are bit-identical to a trial alone).
+        known: Calibrations by key.
+        on_calibrated: Is told each calibration, known or new.
+        patient: Measure only once there has been enough plain training to pay for it.
+        refused: Structures that are not fused, and why, by a key that holds in every process.
+        on_refused: Is told the key and the reason of each structure whose check fails. Without it
+            the reason is logged.
+
+    Attributes:
+        shares: The share of each slot in the time of the last ``step``.
     """
 
     def __init__(
@@ -47,13 +57,15 @@ class AutoBackend(Backend):
         known: Mapping[str, Sequence[PackCurve]] | None = None,
         on_calibrated: Callable[[Calibration], None] = lambda _: None,
         patient: bool = False,
+        refused: Mapping[str, str] | None = None,
+        on_refused: Callable[[str, str], None] | None = None,
     ) -> None:
         self._task = task
         self._prefer: Prefer = prefer
         self._plain = _Plain(task, torch.device(device))
         self._fused: FusedBackend | None = None
         if isinstance(task, Task) and prefer in ("auto", "fused"):
-            self._fused = FusedBackend(task, device=device)
+            self._fused = FusedBackend(task, device=device, refused=refused)
         self._judge = Judge(
             task,
             torch.device(device),
@@ -62,7 +74,11 @@ class AutoBackend(Backend):
             patient=patient and prefer == "auto",
         )
         self._where: dict[int, Backend] = {}
-        self._said: set[str] = set()
+        self.shares: Mapping[int, TimeShare] = {}
+        self._on_refused = on_refused
+        self._num_refused = len(refused or {})
+        # who has found these has said so
+        self._said = set((refused or {}).values())
 
     def stack(self, slot: int, member: Member) -> None:
         """Puts a trial into a slot of the back-end that is best for it.
@@ -76,7 +92,8 @@ class AutoBackend(Backend):
             return
         trial = self._fused.prepare(member)
         check_parameters(trial, map(self.trial, self._where))
-        if not self._goes_fused(slot, trial, member.values):
+        num_epochs = 1 if member.stop is None else max(1, member.stop - member.epoch)
+        if not self._goes_fused(slot, trial, member.values, num_epochs=num_epochs):
             self._plain.place(slot, trial)
             self._where[slot] = self._plain
 
@@ -86,11 +103,14 @@ class AutoBackend(Backend):
 
     def step(self, plans: Mapping[int, EpochPlan]) -> Mapping[int, Outcome]:
         """Every back-end goes on until one of its trials has ended its epoch."""
+        whole = _Stopwatch(self.checks)
         outcomes: dict[int, Outcome] = {}
+        shares: dict[int, TimeShare] = {}
         for slot, plan in plans.items():
             trial = self._plain.trial(slot)
             if self._fused is not None and trial is not None:
-                self._goes_fused(slot, trial, plan.values)
+                num_epochs = 1 if plan.stop is None else max(1, plan.stop - plan.epoch)
+                self._goes_fused(slot, trial, plan.values, num_epochs=num_epochs)
             elif self._where[slot] is self._fused and self._prefer == "auto":
                 try:
                     self._may_go_back(slot)
@@ -99,16 +119,53 @@ class AutoBackend(Backend):
         begins = {slot: plan for slot, plan in plans.items() if slot not in outcomes}
         for backend in dict.fromkeys(self._where.values()):
             mine = {slot: plan for slot, plan in begins.items() if self._where[slot] is backend}
-            began = time.perf_counter()
+            watch = _Stopwatch(self.checks)
             outcomes.update(backend.step(mine))
+            spent = watch.spent()
+            slots = [slot for slot, where in self._where.items() if where is backend]
+            shares.update(dict.fromkeys(slots, _divided(spent, len(slots))))
             if backend is self._plain:
-                self._judge.spent(self._plain.trials(), time.perf_counter() - began)
+                self._judge.spent(self._plain.trials(), spent.seconds)
+        self._tell_refused()
         for slot, outcome in list(outcomes.items()):
             if isinstance(outcome, UnfusableError):
+                watch = _Stopwatch(self.checks)
                 outcomes[slot] = self._leaves_fused(slot, plans.get(slot), outcome)
+                shares[slot] = shares[slot].plus(watch.spent())
             elif isinstance(outcome, UnverifiedError):
                 self._say(str(outcome))
+        # what is left belongs to all, such as measurements
+        left = whole.spent().seconds - sum(share.seconds for share in shares.values())
+        each = TimeShare(seconds=max(0.0, left) / max(1, len(shares)))
+        self.shares = {slot: share.plus(each) for slot, share in shares.items()}
         return outcomes
+
+    def is_fused(self, slot: int) -> bool:
+        """Whether a trial is trained in a block."""
+        return self._fused is not None and self._where.get(slot) is self._fused
+
+    def alone_time(self, slot: int, values: Mapping[str, Any]) -> AloneTime | None:
+        """What an epoch of a fused trial takes alone, measured by checks; None while that is not known."""
+        assert self._fused is not None
+        return self._fused.alone_time(slot, values)
+
+    def refuse(self, key: str, reason: str) -> None:
+        """Fuse no more trials of a structure, because a check has failed elsewhere."""
+        self._said.add(reason)
+        if self._fused is not None and key not in self._fused.refused:
+            self._fused.refuse(key, reason)
+            self._num_refused += 1
+
+    def _tell_refused(self) -> None:
+        """Tell of structures that were refused in this step."""
+        if self._fused is None:
+            return
+        fresh = list(self._fused.refused.items())[self._num_refused :]
+        self._num_refused += len(fresh)
+        if self._on_refused is not None:
+            for key, reason in fresh:
+                self._said.add(reason)
+                self._on_refused(key, reason)
 
     def num_unverified(self, slot: int) -> int:
         """How many of the last epochs of a member are not verified yet."""
@@ -149,13 +206,21 @@ class AutoBackend(Backend):
             return None
         return self._judge.calibration(self._fused.trial(slot))
 
-    def _goes_fused(self, slot: int, trial: FusedTrial, values: Mapping[str, Any]) -> bool:
+    def _goes_fused(
+        self, slot: int, trial: FusedTrial, values: Mapping[str, Any], *, num_epochs: int
+    ) -> bool:
         """Gives a trial a place in the fused back-end, if that is where it belongs."""
         assert self._fused is not None
         if trial.stays_alone:
             return False
         try:
-            wins = self._judge.fuses(self._fused, trial, values)
+            wins = self._judge.fuses(
+                self._fused,
+                trial,
+                values,
+                num_epochs=num_epochs,
+                checked=self._prefer == "auto",
+            )
             if not wins and self._prefer == "auto":
                 return False
             self._fused.place(slot, trial, values)
@@ -197,6 +262,25 @@ class AutoBackend(Backend):
                 type(self._task).__name__,
                 reason,
             )
+
+
+class _Stopwatch:
+    """Measures time, and the part of it that goes into checks."""
+
+    def __init__(self, checks: CheckBudget) -> None:
+        self._checks = checks
+        self._checks_before = checks.spent_s
+        self._began = time.perf_counter()
+
+    def spent(self) -> TimeShare:
+        return TimeShare(
+            seconds=time.perf_counter() - self._began,
+            checks=self._checks.spent_s - self._checks_before,
+        )
+
+
+def _divided(spent: TimeShare, num: int) -> TimeShare:
+    return TimeShare(seconds=spent.seconds / max(1, num), checks=spent.checks / max(1, num))
 
 
 class _Plain(Backend):

@@ -28,6 +28,7 @@ class Member:
              that a continued trial is the same as one that was never interrupted. None: ``values``.
         moving: The hyper-parameters that are known to move while it trains.
         alone: Whether it must not be fused with others, because a check of it has failed.
+        stop: The epoch at which its stage ends; None if that is not known.
     """
 
     values: Mapping[str, Any]
@@ -37,6 +38,7 @@ class Member:
     first: Mapping[str, Any] | None = None
     moving: frozenset[str] = frozenset()
     alone: bool = False
+    stop: int | None = None
 
     @property
     def first_values(self) -> Mapping[str, Any]:
@@ -54,12 +56,33 @@ class EpochPlan:
         moving: Those that move within the epoch; each sequence has a value for each step.
         verify: Whether the results leave the worker after this epoch, so that they must be verified by then. If it
             is False, a back-end may leave epochs unverified for a while (see ``Backend.num_unverified``).
+        stop: The epoch at which its stage ends; None if that is not known.
     """
 
     epoch: int
     values: Mapping[str, Any]
     moving: Mapping[str, Sequence[float]] = field(default_factory=dict)
     verify: bool = True
+    stop: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeShare:
+    """A member's share of the time that was spent.
+
+    Attributes:
+        seconds: All of it.
+        checks: The part of ``seconds`` that went into checks.
+    """
+
+    seconds: float = 0.0
+    checks: float = 0.0
+
+    def plus(self, other: TimeShare) -> TimeShare:
+        """Return the sum."""
+        return TimeShare(
+            seconds=self.seconds + other.seconds, checks=self.checks + other.checks
+        )
 
 
 Outcome = Mapping[str, float] | Exception

@@ -142,12 +142,18 @@ def steps_of(source: Source, batch_size: int) -> int:
     return source.num_train // batch_size
 
 
+def num_valid_of(source: Source) -> int | None:
+    """Return how many validation samples there are; None for a source of the user's own."""
+    return source.num_valid if isinstance(source, _ArraySource | _DatasetSource) else None
+
+
 class _ArraySource:
     def __init__(self, data: ArrayData, device: torch.device) -> None:
         self.arrays = self._train = tuple(t.to(device) for t in data.train)
         self._valid = tuple(t.to(device) for t in data.valid)
         self._device = device
         self.num_train = len(self._train[0])
+        self.num_valid = len(self._valid[0])
 
     def train_batches(self, *, seed: int, epoch: int, batch_size: int) -> Iterator[Batch]:
         order = epoch_order(self.num_train, seed=seed, epoch=epoch).to(self._device)
@@ -170,7 +176,8 @@ class _DatasetSource:
         self.has_workers = bool(data.loader.get("num_workers"))
         self.drop_last = bool(data.loader.get("drop_last", False))
         self.num_train = len(data.train)  # type: ignore[arg-type]
-        if not self.num_train or not len(data.valid):  # type: ignore[arg-type]
+        self.num_valid = len(data.valid)  # type: ignore[arg-type]
+        if not self.num_train or not self.num_valid:
             raise TaskError(
                 "Task.data returned an empty dataset; both sets need at least one sample"
             )

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from thrifty.core import derive_seed, error_text
+from thrifty.core import derive_seed, error_text, fingerprint
 
 from ._backend import (
     Backend,
@@ -39,7 +39,7 @@ from .fused._signature import check_memory, dropout_rates, family, kin, settings
 from .fused._structure import Structure
 from .fused._tape import Arena
 from .fused.optimizers import GroupedOptimizer, grouped_optimizer
-from .verify import CheckBudget
+from .verify import AloneTime, CheckBudget, SoloTimes
 
 
 Structures = dict[Hashable, Structure | str]
@@ -63,8 +63,18 @@ class Traits:
 class FusedBackend(Backend):
     """Any number of slots; trials of equal structure share blocks of up to ``block_size``.
 
-    Options: ``device`` to train on; ``block``, how trials are fused, where ``configure`` says nothing else; ``structures``, what dry runs
-    have found so far.
+    Args:
+        task: What the trials train.
+        device: Where they are trained.
+        block: How trials are fused, where ``configure`` says nothing else.
+        structures: What dry runs have found so far.
+        refused: Structures that are not fused, and why, by ``refusal_key``.
+
+    Attributes:
+        structures: What dry runs have found so far.
+        refused: Structures that are not fused, because a check has failed, and why.
+        budget: What checks have cost.
+        solo_times: What steps and evaluations take alone.
     """
 
     def __init__(
@@ -74,6 +84,7 @@ class FusedBackend(Backend):
         device: torch.device | str = "cpu",
         block: BlockOptions = BlockOptions(),
         structures: Structures | None = None,
+        refused: Mapping[str, str] | None = None,
     ) -> None:
         self._default = block
         self._options: dict[Hashable, BlockOptions] = {}
@@ -86,13 +97,14 @@ class FusedBackend(Backend):
         self._home: dict[FusedTrial, Block] = {}
         self._keys: dict[FusedTrial, tuple[Hashable, Hashable, Hashable]] = {}
         self.structures = {} if structures is None else structures
-        self.refused: dict[Hashable, str] = {}
-        """Structures whose trials were found to differ from themselves alone, and how."""
+        self.refused = dict(refused or {})
         self._feeds: dict[Hashable, Feed] = {}
         self._fits: dict[tuple[Hashable, Hashable], bool] = {}
         self._built_in: dict[Hashable, tuple[str, ...]] = {}
         """Dropout rates that models of a structure compute with, so that they are part of the structure."""
         self.budget = CheckBudget()
+        self.solo_times = SoloTimes()
+        self._refusal_keys: dict[Hashable, str] = {}
 
     def stack(self, slot: int, member: Member) -> None:
         """Puts a trial into a slot.
@@ -136,8 +148,7 @@ class FusedBackend(Backend):
         Raises:
             UnfusableError: the model has hooks, or there is no such optimiser over rows.
         """
-        arrays = trial.source.arrays
-        rows = arrays and tuple((tuple(a.shape[1:]), str(a.dtype)) for a in arrays)
+        rows = _rows(trial)
         batch_size = trial.batch_size(values)
         group = (
             trial.signature,
@@ -160,9 +171,9 @@ class FusedBackend(Backend):
         self, trial: FusedTrial, values: Mapping[str, Any], *, channels_last: bool = False
     ) -> Structure:
         """The tested structure of a prepared trial. Raises as ``key`` does."""
+        if self.refused and (reason := self.refused.get(self.refusal_key(trial))):
+            raise UnfusableError(reason)
         key = self._structure_key(trial)
-        if key in self.refused:
-            raise UnfusableError(self.refused[key])
         if key not in self.structures:
             known = _found_out(trial, values)
             if isinstance(known, Structure) and known.built_in:
@@ -242,9 +253,40 @@ class FusedBackend(Backend):
         """How many of the last epochs of a member no check has followed yet."""
         return self._trials[slot].num_unverified
 
-    def refuse(self, trial: FusedTrial, reason: str) -> None:
-        """Fuse no more trials of this one's structure."""
-        self.refused[self._structure_key(trial)] = reason
+    def refusal_key(self, trial: FusedTrial) -> str:
+        """Name the structure of a trial for all processes: by the content of its model, task and data.
+
+        Raises:
+            UnfusableError: The model has hooks.
+        """
+        key = (trial.signature, _rows(trial))
+        if key not in self._refusal_keys:
+            self._refusal_keys[key] = fingerprint([repr(part) for part in key])
+        return self._refusal_keys[key]
+
+    def refuse(self, key: str, reason: str) -> None:
+        """Fuse no more trials of a structure; those that are fused now are checked at their next step."""
+        self.refused[key] = reason
+        for trial in self._home:
+            trial.is_step_verified &= trial.refusal_key != key
+
+    def alone_time(self, slot: int, values: Mapping[str, Any]) -> AloneTime | None:
+        """What an epoch of a trial takes alone; None while too little was measured."""
+        trial = self._trials[slot]
+        key = self._time_key(trial, values)
+        return self.solo_times.epoch(key, num_steps=trial.num_steps(values))
+
+    def evaluation_s(self, trial: FusedTrial, values: Mapping[str, Any]) -> float | None:
+        """What an evaluation of a trial takes alone, if a check has measured it."""
+        return self.solo_times.evaluation_s(self._time_key(trial, values))
+
+    def _time_key(self, trial: FusedTrial, values: Mapping[str, Any]) -> Hashable:
+        """What the time of a trial alone depends on."""
+        return (
+            self._structure_key(trial),
+            self._kind(trial, values),
+            trial.batch_size(values),
+        )
 
     def _retire_programs(self) -> None:
         """Record anew from now on: programs may have other values built in than they would have today."""
@@ -257,7 +299,7 @@ class FusedBackend(Backend):
         """Take note of what came of an epoch."""
         if isinstance(outcome, UnverifiedError):
             if outcome.mismatch:
-                self.refuse(trial, str(outcome))
+                self.refuse(trial.refusal_key, str(outcome))
             trial.difference = None
         elif not isinstance(outcome, Exception) and not trial.is_verified_here:
             trial.num_unverified += 1
@@ -351,9 +393,11 @@ class FusedBackend(Backend):
                 device=self._device,
                 arena=self._arena,
                 budget=self.budget,
+                solo_times=self.solo_times,
             )
             blocks.append(block)
         block.add(trial)
+        trial.refusal_key = self.refusal_key(trial)
         self._home[trial], self._keys[trial] = block, key
 
     def _check_tensors(self, trial: FusedTrial) -> None:
@@ -405,6 +449,7 @@ class FusedBackend(Backend):
             self._settle(trial, plan.values)
         num_steps = trial.num_steps(plan.values)
         block = self._home[trial]
+        trial.time_key = self._time_key(trial, plan.values)
         trial.start_fused(plan, self._feed(trial, plan), tick=block.start(num_steps))
         block.plan_checks(trial)
         return {}
@@ -459,6 +504,12 @@ def _found_out(trial: FusedTrial, values: Mapping[str, Any]) -> Structure | str:
         if out_of_memory(error):
             raise
         return f"its dry run failed with {error_text(error)}"
+
+
+def _rows(trial: FusedTrial) -> Hashable:
+    """Shapes and types of the rows of a trial's data, where they are in memory."""
+    arrays = trial.source.arrays
+    return arrays and tuple((tuple(a.shape[1:]), str(a.dtype)) for a in arrays)
 
 
 def _advanced(block: Block) -> dict[FusedTrial, Outcome]:

@@ -17,6 +17,7 @@ from thrifty.perf import PackCurve
 
 from ._backend import Member
 from ._calibrate import calibrate
+from ._data import num_valid_of
 from ._fused import FusedBackend, Traits
 from ._task import Task, Trainable
 from .fused._member import FusedTrial
@@ -34,6 +35,15 @@ MOST_PADDING = 1.5
 """A batch is padded with zeros to that many times its size at most."""
 CHANGE = 1.03
 """A fused trial goes back to plain training if that is so much quicker: not for every change of its company."""
+
+
+CHECKED_STEPS = 2
+"""Steps of each stage that are always checked: the first in a block, and the last."""
+CHECK_STEPS = 4.0
+"""What a check of a step costs, in steps alone: the step itself, copies of the state, and the comparison cost two to
+three; a second opinion in double precision ten or more, where rounding asks for one."""
+FORWARD_STEPS = 1 / 3
+"""What evaluating a batch costs, in steps alone: a step has a backward pass as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +108,23 @@ class Judge:
         self._traits: WeakKeyDictionary[FusedTrial, Traits] = WeakKeyDictionary()
         self._spent: dict[Hashable, tuple[float, int]] = {}
 
-    def fuses(self, fused: FusedBackend, trial: FusedTrial, values: Mapping[str, Any]) -> bool:
+    def fuses(
+        self,
+        fused: FusedBackend,
+        trial: FusedTrial,
+        values: Mapping[str, Any],
+        *,
+        num_epochs: int = 1,
+        checked: bool = True,
+    ) -> bool:
         """Whether fusing is quicker for a trial, beside those of its kind; no while it is too early to tell.
+
+        Args:
+            fused: Where it would be fused.
+            trial: The trial.
+            values: Its hyper-parameters.
+            num_epochs: How long it will be trained.
+            checked: Whether the price of the checks that are never skipped counts.
 
         Raises:
             UnfusableError: it cannot be fused.
@@ -110,8 +135,14 @@ class Judge:
             self._traits[trial] = fused.traits_of(host)
         traits = self._traits[trial]
         num = self._num_like(traits)
+        steps = num_epochs * trial.num_steps(values)
+        if checked and steps <= _price(fused, trial, values):
+            return False  # not even packs that take no time at all would pay
         calibration = self._found(fused, trial, values, num=num)
-        return calibration is not None and calibration.fuses(num)
+        if calibration is None or not calibration.fuses(num):
+            return False
+        price = _price(fused, trial, values, solo_s=calibration.solo_s) if checked else 0.0
+        return steps * (1 - 1 / calibration.gain(num)) > price
 
     def stays(self, trial: FusedTrial) -> bool:
         """Whether a fused trial is still about as quick as it would be by itself."""
@@ -208,6 +239,29 @@ class Judge:
         _configure(fused, trial, calibration, values=values)
         self._on_calibrated(calibration)
         return calibration
+
+
+def _price(
+    fused: FusedBackend,
+    trial: FusedTrial,
+    values: Mapping[str, Any],
+    *,
+    solo_s: float | None = None,
+) -> float:
+    """What the checks of a stage that are never skipped cost, in steps of a trial alone.
+
+    Args:
+        fused: Knows how long an evaluation takes, if one was measured.
+        trial: The trial.
+        values: Its hyper-parameters.
+        solo_s: Seconds of a step alone, if that is known.
+    """
+    num_valid = num_valid_of(trial.source) or 0
+    evaluation = FORWARD_STEPS * num_valid / trial.batch_size(values)
+    measured_s = fused.evaluation_s(trial, values)
+    if measured_s is not None and solo_s:
+        evaluation = measured_s / solo_s
+    return CHECKED_STEPS * CHECK_STEPS + evaluation
 
 
 def _configure(

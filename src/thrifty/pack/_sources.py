@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -18,6 +19,8 @@ class Sources:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._known = AliveSources[HyperParameters]()
+        self.load_s = 0.0
+        """How long the data took to load that were loaded last."""
 
     def get(self, task: Task, hp: HyperParameters) -> Source:
         """The data for these hyper-parameters, loaded if need be."""
@@ -29,7 +32,9 @@ class Sources:
                 share(given, hp)
                 self._known.use(source)
                 return source
+        began = time.perf_counter()
         given, source = self._load(task, hp)
+        self.load_s = time.perf_counter() - began
         self._known.add(given, source)
         hp.names_read |= given.names_read
         return source

@@ -6,7 +6,6 @@ differs lives outside of the state: a counter, a buffer that is not persistent, 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
@@ -16,9 +15,10 @@ from weakref import ReferenceType
 
 import torch
 
-from thrifty.core import StateError, TaskError
+from thrifty.core import StateError, TaskError, plain_logger
 
 from ._backend import EpochPlan, Member, out_of_memory
+from ._data_check import check_data
 from ._state_probe import Trial, probe
 from ._task import Task, Trainable
 from ._trainable_trial import TrainableTrial
@@ -37,7 +37,7 @@ from .verify import (
 )
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 SHORT_S = 1.0
 """An epoch of a ``Trainable`` is trained again for the comparison if it takes no longer."""
@@ -191,6 +191,12 @@ class StateCheck:
         changed = sorted(self._changed())
         restored = self._restored(case)
         theirs = case.probe(restored)
+        if (
+            isinstance(case.live, TaskTrial)
+            and isinstance(self._task, Task)
+            and not self._passed
+        ):
+            check_data(self._task, case.live)
         _put_back(now)
         meant = self._meant(case.live)
         mine = case.probe(case.live)

@@ -74,17 +74,25 @@ def member_at(
         first=timeline.at(0),
         moving=timeline.moving(stop=stop),
         alone=alone,
+        stop=stop,
     )
 
 
 def epoch_plan(
-    backend: Backend, timeline: Timeline, *, epoch: int, slot: int, verify: bool = True
+    backend: Backend,
+    timeline: Timeline,
+    *,
+    epoch: int,
+    slot: int,
+    verify: bool = True,
+    stop: int | None = None,
 ) -> EpochPlan:
     """The values of all hyper-parameters in one epoch, at each step for those that move within it.
 
-    ``verify`` is that of ``EpochPlan``.
+    ``verify`` and ``stop`` are those of ``EpochPlan``.
     """
-    return plan_of(partial(backend.num_steps, slot), timeline, epoch=epoch, verify=verify)
+    plan = plan_of(partial(backend.num_steps, slot), timeline, epoch=epoch)
+    return replace(plan, verify=verify, stop=stop)
 
 
 def plan_of(
@@ -92,7 +100,6 @@ def plan_of(
     timeline: Timeline,
     *,
     epoch: int,
-    verify: bool = True,
 ) -> EpochPlan:
     """The same for a trial that is in no back-end, whose ``num_steps`` is given."""
     values = timeline.at(epoch)
@@ -102,7 +109,7 @@ def plan_of(
         for name in timeline.config
         if isinstance(now := timeline.values(name, epoch, num_steps=steps), list)
     }
-    return EpochPlan(epoch=epoch, values=values, moving=moving, verify=verify)
+    return EpochPlan(epoch=epoch, values=values, moving=moving)
 
 
 def model_of(backend: SoloBackend) -> torch.nn.Module:

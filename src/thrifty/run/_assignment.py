@@ -18,6 +18,14 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Trials of a structure are not fused any more; ``key`` and ``reason`` are those of ``Refused``."""
+
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """Something happened to an assignment; ``event`` is None when its worker is through with it."""
 

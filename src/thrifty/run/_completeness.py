@@ -23,6 +23,11 @@ class Completeness:
         """Take note of time that went into training."""
         self._check.budget.trained_s += seconds
 
+    @property
+    def spent_s(self) -> float:
+        """Seconds of all comparisons so far."""
+        return self._check.budget.spent_s
+
     def note(self, trial: Trial) -> None:
         """Take note of a new trial before it is trained."""
         self._check.note(trial)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 
 from thrifty.core import CheckpointRef, EpochDone, Event
-from thrifty.pack import Member, State
+from thrifty.pack import Member, State, TimeShare
 from thrifty.plan import Stage
 
 from ._alone import member_at
@@ -22,7 +22,10 @@ class Course:
         self._index = 0
         self.epoch = self.stage.start
         self.under_way = False
-        self.seconds = 0.0
+        self.spent = TimeShare()
+        """What its present epoch has taken so far."""
+        self.dropped = TimeShare()
+        """What epochs have taken that do not count; it is reported with the next one."""
         self.writes: list[tuple[Stage, Future[CheckpointRef | None]]] = []
         self.passed: State | None = None
         """The state at the end of its last epoch, if that was not trained: it is in no slot yet."""
@@ -70,6 +73,8 @@ class Course:
         num_ready = len(self.held) - num_unverified
         ready, self.held = self.held[:num_ready], self.held[num_ready:]
         fresh = [event for event in ready if event.epoch > self._num_reported]
+        for event in ready[: len(ready) - len(fresh)]:
+            self._drop(event)
         self._num_reported = max([self._num_reported, *(event.epoch for event in ready)])
         return [self.report(event) for event in fresh]
 
@@ -79,8 +84,18 @@ class Course:
         self.under_way = False
         self.is_again = self.is_alone = True
         self.parked = self.passed = None
-        self.seconds += sum(done.seconds for done in self.held)  # they were spent all the same
+        self.drop_spent()
+        for event in self.held:
+            self._drop(event)
         self.held.clear()
+
+    def drop_spent(self) -> None:
+        """Count what was spent on the present epoch among what does not count."""
+        self.dropped, self.spent = self.dropped.plus(self.spent), TimeShare()
+
+    def _drop(self, event: EpochDone) -> None:
+        lost = TimeShare(seconds=event.seconds, checks=event.seconds_checks)
+        self.dropped = self.dropped.plus(lost)
 
     @property
     def stage(self) -> Stage:

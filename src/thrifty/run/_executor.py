@@ -33,6 +33,15 @@ class Executor(ABC):
     def poll(self, timeout_s: float) -> Sequence[Report]:
         """What has happened since, waiting up to ``timeout_s`` seconds for something to happen."""
 
+    def refuse(self, key: str, reason: str) -> None:
+        """Tell workers under way that trials of a structure are not fused; those that cannot be told find out.
+
+        Args:
+            key: Names the structure in every process.
+            reason: What a check has found.
+        """
+        return
+
     @abstractmethod
     def stop(self) -> None:
         """Asks all workers to keep their present states at the next epoch's end and be through."""
@@ -77,10 +86,12 @@ class ExecutorConfig(ABC):
         checkpoints: str,
         folder: str,
         curves: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+        refused: Mapping[str, str] | None = None,
     ) -> Executor:
         """The executor for a task; workers keep states under ``checkpoints``/``folder``.
 
-        ``curves`` is what is known of joint training, by the key of ``Calibrated``.
+        ``curves`` is what is known of joint training, by the key of ``Calibrated``; ``refused`` are the
+        structures that are not fused, with the reasons, by the key of ``Refused``.
         """
 
 

@@ -24,6 +24,10 @@ class InlineExecutor(Executor):
         """Gives an assignment to the worker."""
         self._worker.submit(assignment)
 
+    def refuse(self, key: str, reason: str) -> None:
+        """Tell the worker that trials of a structure are not fused."""
+        self._worker.refuse(key, reason)
+
     def poll(self, timeout_s: float) -> Sequence[Report]:
         """Trains until something has happened."""
         return self._worker.advance()

@@ -24,11 +24,13 @@ def evaluated(
     assert ref.train_loss is not None
     began = time.perf_counter()
     metrics = {TRAIN_LOSS: ref.train_loss, **evaluate_state(task, member, device=device)}
+    seconds = time.perf_counter() - began
     return EpochDone(
         node=ref.node,
         epoch=ref.epoch,
         metrics=metrics,
-        seconds=time.perf_counter() - began,
+        seconds=seconds,
+        seconds_alone=seconds,
         worker=worker,
         evaluated=True,
     )

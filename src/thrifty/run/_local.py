@@ -68,6 +68,7 @@ class Local(ExecutorConfig):
         checkpoints: str,
         folder: str,
         curves: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+        refused: Mapping[str, str] | None = None,
     ) -> Executor:
         """The executor for a task."""
         devices = self.devices or _default_devices()
@@ -82,6 +83,7 @@ class Local(ExecutorConfig):
                 folder=folder,
                 pack=self.pack,
                 curves=curves or {},
+                refused=refused or {},
             )
             for i in range(workers)
         ]

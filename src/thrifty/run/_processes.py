@@ -10,7 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cloudpickle
 
@@ -18,7 +18,7 @@ from thrifty.core import StoreWriteError, UsageError
 from thrifty.core._child import Child, ChildEndedError, wait_for
 from thrifty.pack import Task, Trainable
 
-from ._assignment import Assignment, Report
+from ._assignment import Assignment, Refusal, Report
 from ._executor import Executor
 from ._seat import Seat
 from ._worker import WorkerSpec
@@ -90,6 +90,11 @@ class ProcessExecutor(Executor):
             reports.extend(worker.end_if_hung())
         return reports
 
+    def refuse(self, key: str, reason: str) -> None:
+        """Tell all workers that trials of a structure are not fused, also those that start later."""
+        for worker in self._workers:
+            worker.refuse(Refusal(key=key, reason=reason))
+
     def stop(self) -> None:
         """Asks all workers to keep their present states and be through."""
         for worker in self._workers:
@@ -159,6 +164,12 @@ class _Process:
             return []
         self.end()
         return self.seat.time_out(self._limit_s)
+
+    def refuse(self, refusal: Refusal) -> None:
+        refused = {**self._spec.refused, refusal.key: refusal.reason}
+        self._spec = replace(self._spec, refused=refused)
+        if self.child is not None:
+            self.child.send(refusal)
 
     def ask_to_stop(self) -> None:
         if self.seat.assignments and self.child is not None:

@@ -108,6 +108,7 @@ class Ray(ExecutorConfig):
         checkpoints: str,
         folder: str,
         curves: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+        refused: Mapping[str, str] | None = None,
     ) -> Executor:
         """The executor for a task.
 
@@ -128,6 +129,7 @@ class Ray(ExecutorConfig):
                 folder=folder,
                 pack=self.pack,
                 curves=curves or {},
+                refused=refused or {},
             )
             for i in range(self.workers or max(1, room))
         ]

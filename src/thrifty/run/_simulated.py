@@ -141,6 +141,7 @@ class Simulated(ExecutorConfig):
         checkpoints: str = "",
         folder: str = "",
         curves: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+        refused: Mapping[str, str] | None = None,
     ) -> SimulatedExecutor:
         """The executor; its clock has to be the one of whoever uses it.
 
@@ -294,6 +295,7 @@ class SimulatedExecutor(Executor):
                 self._config.shown(course.timeline), course.epoch, course.assignment.seed
             ),
             seconds=course.seconds,
+            seconds_alone=course.seconds,
             worker=worker.name,
         )
         reports.append(course.report(event))

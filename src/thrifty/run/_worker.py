@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +20,7 @@ from thrifty.core import (
     DivergedError,
     EpochDone,
     PackShrunk,
+    Refused,
     StageDone,
     StageFailed,
     StageStarted,
@@ -38,6 +39,7 @@ from thrifty.pack import (
     Prefer,
     State,
     Task,
+    TimeShare,
     Trainable,
     UnverifiedError,
     borrowed_streams,
@@ -74,7 +76,8 @@ CACHE_BYTES = 256 * 2**20
 class WorkerSpec:
     """All that a worker is told about itself.
 
-    ``pack`` says how several trials are trained jointly; ``curves`` what is known of that, by key.
+    ``pack`` says how several trials are trained jointly; ``curves`` what is known of that, by key. ``refused`` are the
+    structures that are not fused, because a check has failed, with the reasons, by key.
     """
 
     name: str
@@ -84,6 +87,7 @@ class WorkerSpec:
     folder: str
     pack: Prefer = "auto"
     curves: Mapping[str, Sequence[Mapping[str, Any]]]
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 class Worker:
@@ -112,6 +116,8 @@ class Worker:
             for key, curves in spec.curves.items()
         }
         self._calibrated: list[Calibration] = []
+        self._refused = dict(spec.refused)
+        self._newly_refused: list[tuple[str, str]] = []
         self._backend = self._new_backend()
         self._complete = Completeness(task, device=torch.device(spec.device))
         self._waiting: deque[Course] = deque()
@@ -130,6 +136,11 @@ class Worker:
     def submit(self, assignment: Assignment) -> None:
         """Takes one more assignment."""
         self._waiting.append(Course(assignment))
+
+    def refuse(self, key: str, reason: str) -> None:
+        """Fuse no more trials of a structure, because another worker's check has failed."""
+        self._refused[key] = reason
+        self._backend.refuse(key, reason)
 
     def close(self) -> None:
         """Waits for states that are still being written."""
@@ -158,7 +169,8 @@ class Worker:
                 continue
             try:
                 with self._own_process_state():
-                    self._complete.at_begin(course, member)
+                    with self._checking(course):
+                        self._complete.at_begin(course, member)
                     self._backend.stack(course.number, member)
                     self._complete.note(self._backend.trial(course.number))
             except CheckpointError as error:
@@ -232,7 +244,6 @@ class Worker:
         plans = self._plans()
         if not self._courses:
             return
-        began = time.perf_counter()
         try:
             with self._own_process_state():
                 outcomes = self._backend.step(plans)
@@ -241,10 +252,11 @@ class Worker:
                 raise
             self._shrink(error, out)
             return
-        share = (time.perf_counter() - began) / len(self._courses)
         for course in self._courses.values():
-            course.seconds += share
+            share = self._backend.shares.get(course.number, TimeShare())
+            course.spent = course.spent.plus(share)
         self._report_calibrations(next(iter(self._courses.values())), out)
+        self._report_refused(next(iter(self._courses.values())), out)
         for number, outcome in outcomes.items():
             self._take(self._courses[number], outcome, out)
         self._proven = max(self._proven, len(self._courses))
@@ -267,6 +279,7 @@ class Worker:
                         epoch=course.epoch,
                         slot=course.number,
                         verify=stopping or course.epoch + 1 == course.stage.stop,
+                        stop=course.stage.stop,
                     )
             except Exception as error:  # noqa: BLE001 (user code may raise anything)
                 self._fail(course, error)
@@ -307,16 +320,22 @@ class Worker:
         stage = course.stage
         course.epoch += 1
         done = self._epoch_done(course, outcome)
+        num_unverified = self._backend.num_unverified(course.number)
+        course.held = [self._with_time_alone(course, held) for held in course.held]
+        ends, error = course.epoch == stage.stop, None
+        state = self._state_of(course) if ends else None
+        if state is not None:
+            with self._own_process_state(), self._checking(course):
+                error = self._complete.at_end(course, self._backend, state)
+            done = _plus(done, course.spent)
+            course.spent = TimeShare()
         # what is not verified does not leave the worker, so that nothing has ever to be taken back
-        out.extend(course.verified(done, self._backend.num_unverified(course.number)))
-        if course.epoch < stage.stop:
+        out.extend(course.verified(done, num_unverified))
+        if not ends:
             return
         assert not course.held, "the end of a stage is always verified"
-        state = self._state_of(course)
         if state is None:
             return
-        with self._own_process_state():
-            error = self._complete.at_end(course, self._backend, state)
         if error is not None:
             self._fail(course, error)
             return
@@ -384,22 +403,45 @@ class Worker:
             return False
         return True
 
+    @contextmanager
+    def _checking(self, course: Course) -> Iterator[None]:
+        """Count what comparisons of states cost while this lasts as time of a course."""
+        before = self._complete.spent_s
+        yield
+        seconds = self._complete.spent_s - before
+        course.spent = course.spent.plus(TimeShare(seconds=seconds, checks=seconds))
+
     def _epoch_done(self, course: Course, metrics: Mapping[str, float]) -> EpochDone:
-        seconds, course.seconds = course.seconds, 0.0
-        course.epoch_s = seconds
-        self._complete.trained(seconds)
-        calibration = self._backend.calibration(course.number)
-        alone = None
-        if calibration is not None:
-            values = course.chain.timeline.at(course.epoch - 1)
-            alone = calibration.solo_s * self._backend.num_steps(course.number, values)
-        return EpochDone(
+        spent, dropped = course.spent, course.dropped
+        course.spent = course.dropped = TimeShare()
+        own_s = spent.seconds - spent.checks
+        course.epoch_s = spent.seconds
+        self._complete.trained(own_s)
+        is_alone = not self._backend.is_fused(course.number)
+        done = EpochDone(
             node=course.stage.node,
             epoch=course.epoch,
             metrics=metrics,
-            seconds=seconds,
-            seconds_alone=alone,
+            seconds=spent.seconds,
+            seconds_checks=spent.checks,
+            seconds_alone=own_s if is_alone else None,
             worker=self.name,
+        )
+        return self._with_time_alone(course, _plus(done, dropped))
+
+    def _with_time_alone(self, course: Course, done: EpochDone) -> EpochDone:
+        """Add what an epoch in a block would have taken alone, if that is known by now."""
+        if done.seconds_alone is not None or not self._backend.is_fused(course.number):
+            return done
+        values = course.chain.timeline.at(done.epoch - 1)
+        alone = self._backend.alone_time(course.number, values)
+        if alone is None:
+            return done
+        return replace(
+            done,
+            seconds_alone=alone.seconds,
+            seconds_alone_low=alone.low,
+            seconds_alone_high=alone.high,
         )
 
     def _shrink(self, error: Exception, out: list[Report]) -> None:
@@ -419,7 +461,7 @@ class Worker:
                 self._closing.append(course)
             else:
                 course.under_way = False
-                course.seconds = 0.0
+                course.drop_spent()
                 self._waiting.appendleft(course)
 
     def _limit_to(self, size: int, error: Exception, out: list[Report]) -> None:
@@ -442,7 +484,21 @@ class Worker:
             known=self._known,
             on_calibrated=self._calibrated.append,
             patient=True,
+            refused=self._refused,
+            on_refused=self._note_refused,
         )
+
+    def _note_refused(self, key: str, reason: str) -> None:
+        self._refused[key] = reason
+        self._newly_refused.append((key, reason))
+
+    def _report_refused(self, course: Course, out: list[Report]) -> None:
+        for key, reason in self._newly_refused:
+            event = Refused(
+                key=key, structure=type(self._task).__name__, reason=reason, worker=self.name
+            )
+            out.append(course.report(event))
+        self._newly_refused.clear()
 
     def _report_calibrations(self, course: Course, out: list[Report]) -> None:
         for calibration in self._calibrated:
@@ -539,6 +595,15 @@ class Worker:
 
     def _own_process_state(self) -> _ProcessState:
         return _ProcessState(self._spec.threads)
+
+
+def _plus(done: EpochDone, more: TimeShare) -> EpochDone:
+    """An epoch with more time spent on it."""
+    return replace(
+        done,
+        seconds=done.seconds + more.seconds,
+        seconds_checks=done.seconds_checks + more.checks,
+    )
 
 
 class _ProcessState:

@@ -10,7 +10,7 @@ from typing import Any
 
 from thrifty.core import StoreWriteError, error_traceback
 from thrifty.core._child import parent_of
-from thrifty.run._assignment import Assignment
+from thrifty.run._assignment import Assignment, Refusal
 from thrifty.run._processes import LoadError, WriteError
 from thrifty.run._worker import Worker
 
@@ -41,6 +41,8 @@ def _serve(connection: Connection) -> None:
         nonlocal stopping
         if message == "stop":
             stopping = True
+        elif isinstance(message, Refusal):
+            worker.refuse(message.key, message.reason)
         else:
             assert isinstance(message, Assignment)
             worker.submit(message)

@@ -107,6 +107,13 @@ class Plans:
         assert fixed is not None
         return fixed
 
+    def refusals(self, plan: int) -> dict[str, str]:
+        """Return the structures of a plan that are not fused: the reason, by the structure's key."""
+        table = schema.refusals
+        query = select(table.c.key, table.c.reason).where(table.c.plan == plan)
+        with user_errors(self._engine), self._engine.connect() as connection:
+            return {row.key: row.reason for row in connection.execute(query)}
+
     def load(self, plan: int) -> PlanRecords:
         """All that is known of a plan."""
         with user_errors(self._engine), self._engine.connect() as connection:
@@ -198,12 +205,18 @@ def news_of(
                 metrics=json.loads(row.metrics),
                 seconds=row.seconds,
                 worker=row.worker,
+                seconds_checks=row.seconds_checks,
                 seconds_alone=row.seconds_alone,
+                seconds_alone_low=row.seconds_alone_low,
+                seconds_alone_high=row.seconds_alone_high,
                 study=row.study,
                 evaluated=bool(row.evaluated),
                 again=row.again,
                 again_s=row.again_s,
+                again_checks_s=row.again_checks_s,
                 again_alone_s=row.again_alone_s,
+                again_alone_low_s=row.again_alone_low_s,
+                again_alone_high_s=row.again_alone_high_s,
             )
             for row in epochs
         ],

@@ -25,9 +25,10 @@ class NodeRecord:
 class EpochRecord:
     """The metrics of a node after an epoch; the first record of an epoch stays.
 
-    ``seconds``, ``seconds_alone`` and ``evaluated`` are those of ``EpochDone``; ``study`` is the
-    one whose run trained it. ``again`` is how often it was trained again since, and ``again_s`` and
-    ``again_alone_s`` how long that took; they are only read (see ``EpochAgain``).
+    ``seconds``, ``seconds_checks``, ``seconds_alone`` with its ends, and ``evaluated`` are those of
+    ``EpochDone``; ``study`` is the one whose run trained it. ``again`` is how often it was trained
+    again since. The fields that begin with ``again_`` are the sums of the same times; they are only
+    read (see ``EpochAgain``). Their ends are None if a part of ``again_alone_s`` was not measured.
     """
 
     plan: int
@@ -36,12 +37,18 @@ class EpochRecord:
     metrics: Mapping[str, float]
     seconds: float
     worker: str
+    seconds_checks: float = 0.0
     seconds_alone: float | None = None
+    seconds_alone_low: float | None = None
+    seconds_alone_high: float | None = None
     study: int | None = None
     evaluated: bool = False
     again: int = 0
     again_s: float = 0.0
+    again_checks_s: float = 0.0
     again_alone_s: float = 0.0
+    again_alone_low_s: float | None = 0.0
+    again_alone_high_s: float | None = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +59,27 @@ class EpochAgain:
     node: int
     epoch: int
     seconds: float
-    seconds_alone: float
+    seconds_checks: float = 0.0
+    seconds_alone: float | None = None
+    seconds_alone_low: float | None = None
+    seconds_alone_high: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusalRecord:
+    """A check has failed: trials of this structure are not fused again; the first record stays.
+
+    Attributes:
+        plan: The plan of the trials.
+        key: Names the structure in every process.
+        reason: What differed, and by how much.
+        study: The study whose run has found it.
+    """
+
+    plan: int
+    key: str
+    reason: str
+    study: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +185,7 @@ Record = (
     | NodeRecord
     | EpochRecord
     | EpochAgain
+    | RefusalRecord
     | CheckpointAdded
     | CheckpointRemoved
     | StageRecord

@@ -18,7 +18,7 @@ from sqlalchemy import (
 )
 
 
-VERSION = "0006"
+VERSION = "0007"
 
 metadata = MetaData()
 
@@ -40,6 +40,18 @@ plans = Table(
     Column("revision", BigInteger, nullable=False, server_default="0"),
     # of each worker on a CPU; results may depend on it, so it stays what it was for the first run
     Column("threads", Integer),
+)
+
+# structures of a plan that are not fused, because a check has failed
+refusals = Table(
+    "refusals",
+    metadata,
+    Column("plan", ForeignKey("plans.id"), primary_key=True),
+    Column("key", String(64), primary_key=True),
+    Column("reason", Text, nullable=False),
+    # whose run has found it; no foreign key, because the refusal outlives the study
+    Column("study", Integer),
+    Column("at", Float, nullable=False),
 )
 
 # which processes run a study now
@@ -94,7 +106,12 @@ epochs = Table(
     ),  # JSON with NaN and Infinity, which the JSON type of some databases refuses
     Column("seconds", Float, nullable=False),
     Column("worker", Text, nullable=False),
+    # the part of the seconds that went into checks
+    Column("seconds_checks", Float, nullable=False, server_default="0"),
+    # NULL where that was not measured; both ends are NULL where the trial was trained alone
     Column("seconds_alone", Float),
+    Column("seconds_alone_low", Float),
+    Column("seconds_alone_high", Float),
     # the study whose run trained it first; no foreign key, because the epoch outlives the study
     Column("study", Integer),
     # whether it was not trained: its state was kept, and evaluated again
@@ -102,7 +119,11 @@ epochs = Table(
     # how often it was trained again, because its state was gone, and for how long
     Column("again", Integer, nullable=False, server_default="0"),
     Column("again_s", Float, nullable=False, server_default="0"),
+    Column("again_checks_s", Float, nullable=False, server_default="0"),
     Column("again_alone_s", Float, nullable=False, server_default="0"),
+    # NULL where a part of it was not measured
+    Column("again_alone_low_s", Float, server_default="0"),
+    Column("again_alone_high_s", Float, server_default="0"),
     Column("revision", BigInteger, nullable=False, server_default="0"),
     Index("epochs_revision", "plan", "revision"),
 )

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Table, bindparam, delete, insert, update
+from sqlalchemy import Connection, Float, Table, bindparam, delete, insert, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from thrifty.core import plain_text
@@ -20,6 +20,7 @@ from ._records import (
     EpochRecord,
     NodeRecord,
     Record,
+    RefusalRecord,
     StageRecord,
     StudyMoved,
     TrialAsked,
@@ -56,6 +57,7 @@ def write(
         [r for r in records if isinstance(r, CheckpointAdded | CheckpointRemoved)],
         revisions,
     )
+    _refusals(connection, [r for r in records if isinstance(r, RefusalRecord)], at=at)
     if shared:
         _touch(connection, about_plans, revisions)
     _stages(connection, [r for r in records if isinstance(r, StageRecord)])
@@ -146,7 +148,10 @@ def _epochs(
             "metrics": json.dumps(dict(r.metrics)),
             "seconds": r.seconds,
             "worker": r.worker,
+            "seconds_checks": r.seconds_checks,
             "seconds_alone": r.seconds_alone,
+            "seconds_alone_low": r.seconds_alone_low,
+            "seconds_alone_high": r.seconds_alone_high,
             "study": r.study,
             "evaluated": r.evaluated or None,
             "revision": revisions[r.plan],
@@ -172,7 +177,11 @@ def _again(
         .values(
             again=table.c.again + 1,
             again_s=table.c.again_s + bindparam("s"),
+            again_checks_s=table.c.again_checks_s + bindparam("c"),
             again_alone_s=table.c.again_alone_s + bindparam("a"),
+            # NULL once a part of it is not known
+            again_alone_low_s=table.c.again_alone_low_s + bindparam("l", type_=Float),
+            again_alone_high_s=table.c.again_alone_high_s + bindparam("h", type_=Float),
             revision=bindparam("r"),
         )
     )
@@ -182,12 +191,29 @@ def _again(
             "n": r.node,
             "e": r.epoch,
             "s": r.seconds,
-            "a": r.seconds_alone,
+            "c": r.seconds_checks,
+            "a": r.seconds_alone or 0.0,
+            "l": r.seconds_alone if r.seconds_alone_low is None else r.seconds_alone_low,
+            "h": r.seconds_alone if r.seconds_alone_high is None else r.seconds_alone_high,
             "r": revisions[r.plan],
         }
         for r in records
     ]
     connection.execute(statement, rows)
+
+
+def _refusals(connection: Connection, records: Sequence[RefusalRecord], *, at: float) -> None:
+    rows = [
+        {
+            "plan": r.plan,
+            "key": r.key,
+            "reason": plain_text(r.reason, lines=True),
+            "study": r.study,
+            "at": at,
+        }
+        for r in records
+    ]
+    keep_first(connection, schema.refusals, rows)
 
 
 def _checkpoints(

@@ -11,6 +11,7 @@ from thrifty.core import (
     Clock,
     EpochDone,
     Event,
+    Refused,
     StageDone,
     StageFailed,
     StageStarted,
@@ -28,6 +29,7 @@ from thrifty.store import (
     NodeRecord,
     PlanRecords,
     Record,
+    RefusalRecord,
     StageRecord,
     StudyRecords,
     TrialAsked,
@@ -36,6 +38,7 @@ from thrifty.store import (
     TrialStopped,
 )
 
+from ._epoch_times import EpochTimes
 from ._goals import Goals
 from ._trial_events import TrialAdvanced, TrialBegan, TrialEnded, TrialEvent
 
@@ -70,14 +73,14 @@ class Ledger:
         """The node that each trial's timeline ends on, by trial number."""
         self.errors: dict[int, tuple[str, str, str]] = {}
         """Kind, message and traceback of failed trials."""
-        self.seconds: dict[tuple[int, int], tuple[float, float]] = {}
-        """Seconds that each ``(node, epoch)`` took, and what it would have taken without others beside it."""
+        self.times: dict[tuple[int, int], EpochTimes] = {}
+        """What each ``(node, epoch)`` took."""
         self.origins: dict[tuple[int, int], int | None] = {}
         """For each ``(node, epoch)`` that the store had before this run: who trained it."""
         self.evaluated: set[tuple[int, int]] = set()
         """Each ``(node, epoch)`` that was not trained: its state was kept, and evaluated again."""
-        self.again: dict[tuple[int, int], tuple[int, float, float]] = {}
-        """How often a ``(node, epoch)`` was trained again, and the same two times of that."""
+        self.again: dict[tuple[int, int], tuple[int, EpochTimes]] = {}
+        """How often a ``(node, epoch)`` was trained again, and what that took."""
         self.kept_bytes = 0
         self.touched: set[int] = set()
         """Nodes with checkpoints that may have been superseded since somebody looked."""
@@ -91,8 +94,10 @@ class Ledger:
         """Epochs that were trained for this study, in all of its runs, each counted once."""
         self._clock = clock
         self.study_id, self.plan_id = study_id, plan_id
+        # CPU threads that each worker trains the plan with, if that is fixed
         self.threads: int | None = None
-        """CPU threads that each worker trains the plan with, if that is fixed."""
+        # why structures of the plan are not fused, by key
+        self.refused: dict[str, str] = {}
         self.revision = 0
         """Of the plan in the store, up to which all is known."""
         self._num_nodes_recorded = 0
@@ -163,28 +168,32 @@ class Ledger:
             logger.warning("stage of node %d failed: %s", event.node, event.message)
         elif isinstance(event, CheckpointLost):
             self._lost(event)
+        elif isinstance(event, Refused):
+            self._refuse(event)
         for answer in self.plan.record(event):
             self._answered(answer)
 
     def _epoch_done(self, event: EpochDone) -> None:
-        key, alone = (event.node, event.epoch), event.seconds_alone
-        alone = event.seconds if alone is None else alone
-        if key in self.seconds:  # a state was gone, so what led to it was trained again
-            num, seconds, seconds_alone = self.again.get(key, (0, 0.0, 0.0))
-            self.again[key] = num + 1, seconds + event.seconds, seconds_alone + alone
+        key, times = (event.node, event.epoch), EpochTimes.of(event)
+        if key in self.times:  # a state was gone, so what led to it was trained again
+            num, before = self.again.get(key, (0, EpochTimes()))
+            self.again[key] = num + 1, before.plus(times)
             self.outbox.append(
                 EpochAgain(
                     plan=self.plan_id,
                     node=event.node,
                     epoch=event.epoch,
                     seconds=event.seconds,
-                    seconds_alone=alone,
+                    seconds_checks=event.seconds_checks,
+                    seconds_alone=event.seconds_alone,
+                    seconds_alone_low=event.seconds_alone_low,
+                    seconds_alone_high=event.seconds_alone_high,
                 )
             )
             return
         self.epochs_trained += not event.evaluated
         self._note_evaluated(event)
-        self.seconds[key] = event.seconds, alone
+        self.times[key] = times
         self.outbox.append(
             EpochRecord(
                 plan=self.plan_id,
@@ -192,7 +201,10 @@ class Ledger:
                 epoch=event.epoch,
                 metrics=event.metrics,
                 seconds=event.seconds,
+                seconds_checks=event.seconds_checks,
                 seconds_alone=event.seconds_alone,
+                seconds_alone_low=event.seconds_alone_low,
+                seconds_alone_high=event.seconds_alone_high,
                 worker=event.worker,
                 study=self.study_id,
                 evaluated=event.evaluated,
@@ -340,6 +352,20 @@ class Ledger:
             self.kept_bytes -= ref.num_bytes
         self.outbox.append(CheckpointRemoved(plan=self.plan_id, node=ref.node, epoch=ref.epoch))
 
+    def _refuse(self, event: Refused) -> None:
+        """Note, and say once, that a structure is not fused."""
+        if event.key in self.refused:
+            return
+        self.refused[event.key] = event.reason
+        logger.warning(
+            "%s is trained by plain PyTorch, not fused: %s", event.structure, event.reason
+        )
+        self.outbox.append(
+            RefusalRecord(
+                plan=self.plan_id, key=event.key, reason=event.reason, study=self.study_id
+            )
+        )
+
     def _note_evaluated(self, epoch: EpochDone | EpochRecord) -> None:
         if epoch.evaluated:
             self.evaluated.add((epoch.node, epoch.epoch))
@@ -365,16 +391,15 @@ class Ledger:
         self._num_nodes_recorded = len(self.plan.nodes)
         for epoch in records.epochs:
             if epoch.again:
-                times = epoch.again, epoch.again_s, epoch.again_alone_s
                 key = epoch.node, epoch.epoch
-                self.again[key] = max(times, self.again.get(key, times))
-            if (epoch.node, epoch.epoch) in self.seconds:
+                if epoch.again >= self.again.get(key, (0, None))[0]:
+                    self.again[key] = epoch.again, EpochTimes.of_again(epoch)
+            if (epoch.node, epoch.epoch) in self.times:
                 continue
             self.epochs_trained += epoch.study == self.study_id and not epoch.evaluated
             self.origins[epoch.node, epoch.epoch] = epoch.study
             self._note_evaluated(epoch)
-            alone = epoch.seconds if epoch.seconds_alone is None else epoch.seconds_alone
-            self.seconds[epoch.node, epoch.epoch] = (epoch.seconds, alone)
+            self.times[epoch.node, epoch.epoch] = EpochTimes.of(epoch)
         for ref in records.checkpoints:
             self.touched.add(ref.node)
             if not ref.borrowed and ref.epoch not in self.plan.nodes[ref.node].checkpoints:

@@ -7,7 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from thrifty.core import CheckpointRef, Clock, Event, StageFailed, StateError, plain_logger
+from thrifty.core import (
+    CheckpointRef,
+    Clock,
+    Event,
+    Refused,
+    StageFailed,
+    StateError,
+    plain_logger,
+)
 from thrifty.plan import Chain
 from thrifty.run import Assignment, Executor
 from thrifty.search import Algorithm, Decision, Proposal
@@ -106,6 +114,8 @@ def _hear(parts: Parts, chains: dict[int, Chain]) -> None:
 def _take(parts: Parts, event: Event) -> None:
     parts.packing.on_event(event, parts.store)
     parts.ledger.handle(event)
+    if isinstance(event, Refused):
+        parts.executor.refuse(event.key, event.reason)
     tell(parts.observers, event)
     tell_news(parts.observers, parts.ledger)
     if isinstance(event, StageFailed) and event.kind == "task":

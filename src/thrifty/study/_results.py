@@ -13,6 +13,7 @@ from thrifty.core import ThriftyError
 from thrifty.search import Trial
 from thrifty.store import nondominated
 
+from ._epoch_times import EpochTimes
 from ._goals import Goals
 from ._ledger import Ledger
 
@@ -59,12 +60,24 @@ class TrialResult:
 class Savings:
     """What sharing (and packing) saved.
 
+    What an epoch in a pack would have taken alone is measured by the steps that verify it: the
+    median of at least three of them times the number of steps, and an evaluation. Its range is a
+    95 % confidence interval of the median (with fewer than six steps: the shortest and the longest).
+    Ends of a sum are sums of the ends, so the range does not become narrower with more epochs.
+    Where an epoch was not measured so, nothing is said about seconds saved.
+
     Attributes:
         trial_epochs: epochs that the trials would have trained one by one.
         unique_epochs: epochs that are left when equal prefixes are trained once.
-        seconds_alone: what the trials would have taken one by one.
-        seconds_shared: what is left of that when equal prefixes are trained once.
-        seconds: what was really spent in training, packing included.
+        seconds_alone: what the trials would have taken one by one; None if that was not measured.
+        seconds_shared: what is left of that when equal prefixes are trained once; None if that was
+            not measured.
+        seconds: what was really spent in training, packing and checks included.
+        seconds_checks: the part of ``seconds`` that went into checks.
+        seconds_shared_low: low end of the range of ``seconds_shared``.
+        seconds_shared_high: high end of this range.
+        packed_epochs: epochs that were trained in a block with other trials.
+        unmeasured_epochs: those of them of which it was not measured what they would have taken alone.
         evaluated_epochs: epochs that were not trained because another plan had kept their states:
             only their metrics were computed again. Their seconds are those of the evaluation.
         retrained_epochs: epochs that had to be trained again because a state was not kept. They
@@ -73,9 +86,14 @@ class Savings:
 
     trial_epochs: int
     unique_epochs: int
-    seconds_alone: float
-    seconds_shared: float
+    seconds_alone: float | None
+    seconds_shared: float | None
     seconds: float
+    seconds_checks: float = 0.0
+    seconds_shared_low: float = 0.0
+    seconds_shared_high: float = 0.0
+    packed_epochs: int = 0
+    unmeasured_epochs: int = 0
     evaluated_epochs: int = 0
     retrained_epochs: int = 0
 
@@ -85,14 +103,30 @@ class Savings:
         return self.trial_epochs - self.unique_epochs
 
     @property
-    def shared_factor(self) -> float:
-        """How many times less work sharing made of it."""
+    def shared_factor(self) -> float | None:
+        """How many times less work sharing made of it; None if that was not measured."""
+        if self.seconds_alone is None or self.seconds_shared is None:
+            return None
         return self.seconds_alone / self.seconds_shared if self.seconds_shared else 1.0
 
     @property
-    def packed_factor(self) -> float:
-        """How many times faster joint training made what was left."""
+    def packed_factor(self) -> float | None:
+        """How many times faster joint training made what was left; None if that was not measured.
+
+        Checks count as a part of joint training: without any packing it is at most 1.
+        """
+        if self.seconds_shared is None:
+            return None
         return self.seconds_shared / self.seconds if self.seconds else 1.0
+
+    @property
+    def packed_interval(self) -> tuple[float, float] | None:
+        """The range of ``packed_factor``, from that of the time alone; None if it was not measured."""
+        if self.seconds_shared is None:
+            return None
+        if not self.seconds:
+            return (1.0, 1.0)
+        return self.seconds_shared_low / self.seconds, self.seconds_shared_high / self.seconds
 
     def __str__(self) -> str:
         notes = []
@@ -101,11 +135,37 @@ class Savings:
         if self.evaluated_epochs:
             notes.append(f", {self.evaluated_epochs:,} evaluated again")
         again = "".join(notes)
+        price, gain = self._price(), self._gain()
         return (
             f"{self.unique_epochs:,} epochs trained{again} for {self.trial_epochs:,} trial-epochs: "
-            f"{self.epochs:,} saved; training {self.seconds:,.1f} s instead of {self.seconds_alone:,.1f} s "
-            f"({self.shared_factor:.2f}x by sharing, {self.packed_factor:.2f}x by packing)"
+            f"{self.epochs:,} saved; training {self.seconds:,.1f} s{price}{',' if price and gain else ''}{gain}"
         )
+
+    def _price(self) -> str:
+        """What checks cost, if there were any."""
+        if not self.seconds_checks:
+            return ""
+        share = self.seconds_checks / self.seconds if self.seconds else 0.0
+        return f", {_short(self.seconds_checks)} s ({_short(100 * share)} %) of it for checks"
+
+    def _gain(self) -> str:
+        """The factors, if they were measured."""
+        if self.seconds_alone is None or self.packed_interval is None:
+            return ""
+        factors = f"{self.shared_factor:.2f}x by sharing"
+        if self.packed_epochs:
+            low, high = self.packed_interval
+            factors += f", {self.packed_factor:.2f}x by packing ({low:.2f} to {high:.2f})"
+        return f" instead of {self.seconds_alone:,.1f} s ({factors})"
+
+
+def _short(value: float) -> str:
+    """A number with one decimal, or with two digits if that would be 0.0 or nearly so.
+
+    >>> _short(12.34), _short(0.012)
+    ('12.3', '0.012')
+    """
+    return f"{value:,.1f}" if value >= 0.95 else f"{value:.2g}"
 
 
 def trial_result(
@@ -189,34 +249,41 @@ def _none_feasible(ledger: Ledger, reported: Sequence[Trial], *, name: str) -> s
 
 def savings(ledger: Ledger) -> Savings:
     """What was saved so far."""
-    seen: dict[tuple[int, int], tuple[float, float]] = {}
-    alone, trial_epochs = 0.0, 0
+    seen: dict[tuple[int, int], EpochTimes] = {}
+    alone: list[float | None] = []
+    trial_epochs = 0
     for number in range(len(ledger.history)):
         reached = ledger.history[number].reached
         trial_epochs += reached
         node = ledger.node_of[number]
         for epoch in range(reached, 0, -1):
             owner = ledger.plan.owner(node, epoch).id
-            seen[owner, epoch] = ledger.seconds.get((owner, epoch), (0.0, 0.0))
-            alone += seen[owner, epoch][1]
+            times = seen[owner, epoch] = ledger.times.get((owner, epoch), EpochTimes())
+            alone.append(times.alone)
     evaluated = len(seen.keys() & ledger.evaluated)
     again = [ledger.again[key] for key in ledger.again.keys() & seen.keys()]
-    retrained = sum(num for num, _, _ in again)
+    retrained = sum(num for num, _ in again)
+    spent = [*seen.values(), *(times for _, times in again)]
     return Savings(
         trial_epochs=trial_epochs,
         unique_epochs=len(seen) - evaluated + retrained,
         evaluated_epochs=evaluated,
-        seconds_alone=alone,
-        seconds_shared=math.fsum([
-            *(by_itself for _, by_itself in seen.values()),
-            *(each[2] for each in again),
-        ]),
-        seconds=math.fsum([
-            *(spent for spent, _ in seen.values()),
-            *(each[1] for each in again),
-        ]),
+        seconds_alone=_sum(alone),
+        seconds_shared=_sum([times.alone for times in spent]),
+        seconds=math.fsum(times.seconds for times in spent),
+        seconds_checks=math.fsum(times.checks for times in spent),
+        seconds_shared_low=math.fsum(times.alone_low for times in spent),
+        seconds_shared_high=math.fsum(times.alone_high for times in spent),
+        packed_epochs=sum(times.packed for times in spent),
+        unmeasured_epochs=sum(times.alone is None for times in spent),
         retrained_epochs=retrained,
     )
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    """The sum; None if a value is not known."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) if len(known) == len(values) else None
 
 
 def rows(trials: Sequence[TrialResult], goals: Goals) -> list[dict[str, Any]]:

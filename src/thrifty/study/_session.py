@@ -61,11 +61,13 @@ def train(
         reason = _never if stop is None else stop.watch(ledger, clock)
         leftovers = store.remove_leftovers(lease, folder=recipe.plan_identity())
         curves = store.curves.all()
+        ledger.refused = store.plans.refusals(ledger.plan_id)
         workers = executor.open(
             recipe.task,
             checkpoints=store.checkpoints.root,
             folder=plan.identity,
             curves=curves,
+            refused=ledger.refused,
         )
         stack.callback(workers.close)
         parts = Parts(

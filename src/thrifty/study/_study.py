@@ -387,10 +387,10 @@ class Study(Pictures):
     def _epoch_seconds(self) -> float | None:
         """The mean time of an epoch of this task, if some were timed."""
         try:
-            seconds = self._books().seconds
+            times = self._books().times
         except ThriftyError:
             return None
-        spent = [each for each, _ in seconds.values()]
+        spent = [each.seconds for each in times.values()]
         return sum(spent) / len(spent) if spent else None
 
     def _result(self, ledger: Ledger, number: int) -> TrialResult:

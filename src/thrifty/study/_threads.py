@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-
-from thrifty.core import UsageError
+from thrifty.core import UsageError, plain_logger
 from thrifty.run import ExecutorConfig, Local
 from thrifty.run._local import num_cores
 from thrifty.store import Store
 
 
-logger = logging.getLogger(__name__)
+logger = plain_logger(__name__)
 
 
 def with_threads_of(

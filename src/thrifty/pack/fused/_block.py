@@ -13,7 +13,7 @@ from thrifty.core import DivergedError, derive_seed
 from thrifty.pack._backend import Outcome, UnverifiedError, guarded
 from thrifty.pack._state import State, pack_state
 from thrifty.pack._trial import TRAIN_LOSS, check_finite
-from thrifty.pack.verify import CheckBudget, OwnState
+from thrifty.pack.verify import CheckBudget, OwnState, SoloTimes
 
 from ._checking import StepCheck
 from ._denormals import denormals_flushed
@@ -47,6 +47,7 @@ class Block:
         device: Where they are trained.
         arena: Memory for buffers, shared with other blocks.
         budget: What checks may cost.
+        solo_times: Where the times of steps and evaluations alone are kept.
         checks_all: Whether all trials take the first step of a new program alone, too, not only one of them.
 
     Attributes:
@@ -64,6 +65,7 @@ class Block:
         device: torch.device,
         arena: Arena,
         budget: CheckBudget,
+        solo_times: SoloTimes | None = None,
         checks_all: bool = False,
     ) -> None:
         self.structure = structure
@@ -76,11 +78,16 @@ class Block:
         )
         self._losses = LossHistory(self.capacity, dtype=structure.layout.dtype, device=device)
         self._budget = budget
+        self._solo_times = SoloTimes() if solo_times is None else solo_times
         self._evaluation = Evaluation(
-            structure, self._state, self._programs, budget=budget, at_once=options.size
+            structure,
+            self._state,
+            self._programs,
+            budget=budget,
+            solo_times=self._solo_times,
+            at_once=options.size,
         )
         self._checks_all = checks_all
-        self._solo_s: list[float] = []
         self.checks: list[StepCheck] = []
         self.check_s = 0.0
 
@@ -208,7 +215,7 @@ class Block:
                 for trial in self.trials:
                     trial.is_step_verified &= trial.difference is not None
             elif check.solo_s is not None:
-                self._solo_s.append(check.solo_s)
+                self._solo_times.note_step(check.trial.time_key, check.solo_s)
         if bound is not None and checks:
             bound.is_checked = all(c.trial.difference is None for c in checks)
 

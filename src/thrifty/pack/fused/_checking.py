@@ -34,7 +34,8 @@ class StepCheck:
     Attributes:
         before: The trial's state before the step.
         seconds: What the check has cost so far.
-        solo_s: How long the step took alone; None before it was judged.
+        solo_s: How long the step took alone; None before it was judged, and where it took longer
+            than others because its optimizer had no state yet.
         tie: Whether single precision differed and double precision agreed.
     """
 
@@ -107,7 +108,7 @@ class StepCheck:
             gradients=self._gradients,
             clip_norm=trial.options()[1],
         )
-        self.solo_s = alone.seconds
+        self.solo_s = None if alone.is_first else alone.seconds
         num_terms = _num_numbers(batch)
         found = compare_step(packed, alone, before=self.before.tensors, num_terms=num_terms)
         if changed := trial.look_again():

@@ -16,6 +16,7 @@ from thrifty.pack._metric_sums import MetricSums
 from thrifty.pack._random import seed_everything
 from thrifty.pack.verify import (
     CheckBudget,
+    SoloTimes,
     are_metrics_rounding,
     compare_metrics,
     exchanged,
@@ -46,6 +47,7 @@ class Evaluation:
         rows: The block's state.
         programs: Of the structure, bound to the rows.
         budget: Of checks.
+        solo_times: Where the times of evaluations alone are kept.
         at_once: How many trials are evaluated at once on whole batches.
     """
 
@@ -56,12 +58,14 @@ class Evaluation:
         programs: Programs,
         *,
         budget: CheckBudget,
+        solo_times: SoloTimes,
         at_once: int,
     ) -> None:
         self._structure = structure
         self._rows = rows
         self._programs = programs
         self._budget = budget
+        self._solo_times = solo_times
         self._at_once = at_once
 
     def evaluate(
@@ -75,7 +79,7 @@ class Evaluation:
         if self._structure.fused_metrics and 2 * len(trials) > len(block):
             found = self._together(trials, block)
         if found is None:
-            return {trial: _alone(trial) for trial in trials}
+            return {trial: self._alone(trial) for trial in trials}
         return {
             trial: self._checked(trial, found[block.index(trial)], block) for trial in trials
         }
@@ -110,10 +114,9 @@ class Evaluation:
         if trial.is_evaluation_verified and not self._budget.allows(trial.solo_evaluation_s):
             return found
         began = time.perf_counter()
-        alone = _alone(trial)
+        alone = self._alone(trial)
         if isinstance(alone, Exception):
             return alone
-        seconds = time.perf_counter() - began
         tolerance = relative_tolerance(
             self._structure.layout.dtype, num_terms=trial.source.num_train
         )
@@ -122,7 +125,6 @@ class Evaluation:
             self._budget.num_ties += 1
             difference = None
         self._budget.spend(time.perf_counter() - began)
-        trial.solo_evaluation_s = seconds
         if difference is None:
             trial.is_evaluation_verified = True
             return alone
@@ -132,6 +134,15 @@ class Evaluation:
         for other in block:
             other.is_evaluation_verified = False
         return UnverifiedError(str(difference), mismatch=False)
+
+    def _alone(self, trial: FusedTrial) -> Outcome:
+        """The metrics of a trial alone; how long that took is noted."""
+        began = time.perf_counter()
+        outcome = guarded(partial(trial.evaluate, trial.plan.epoch))
+        if isinstance(outcome, Mapping):
+            trial.solo_evaluation_s = time.perf_counter() - began
+            self._solo_times.note_evaluation(trial.time_key, trial.solo_evaluation_s)
+        return outcome
 
     def _is_tie(
         self,
@@ -189,7 +200,3 @@ def evaluate_packed(
             tape()
         sums.add(dict(zip(bound.names, tape.outputs, strict=True)), num=num)
     return sums.rows(size)
-
-
-def _alone(trial: FusedTrial) -> Outcome:
-    return guarded(partial(trial.evaluate, trial.plan.epoch))

@@ -50,6 +50,8 @@ class FusedTrial(TaskTrial):
         is_evaluation_verified: The same of its metrics.
         solo_evaluation_s: How long its last evaluation alone took.
         difference: What the last check has found; None if it passed.
+        time_key: What its time alone depends on.
+        refusal_key: Names its structure, as it was when it joined its block, in every process.
     """
 
     feed: Feed
@@ -68,6 +70,8 @@ class FusedTrial(TaskTrial):
         self.is_evaluation_verified = False
         self.solo_evaluation_s = 0.0
         self.difference: Difference | None = None
+        self.time_key: Hashable = None
+        self.refusal_key = ""
         self._check_at: set[int] = set()
         self._looks_around = False
         self._verified_step = -1

@@ -33,11 +33,17 @@ from ._reference import (
     step_alone as step_alone,
 )
 from ._same import same as same
+from ._solo_times import (
+    AloneTime as AloneTime,
+    SoloTimes as SoloTimes,
+    median_interval as median_interval,
+)
 from ._watch import Change as Change, Watch as Watch
 
 
 __all__ = [
     "FIRST_BATCH",
+    "AloneTime",
     "Change",
     "CheckBudget",
     "Difference",
@@ -45,6 +51,7 @@ __all__ = [
     "MetricsDifference",
     "OwnState",
     "Probe",
+    "SoloTimes",
     "StepAlone",
     "StepTaken",
     "Watch",
@@ -56,6 +63,7 @@ __all__ = [
     "gradients_alone",
     "how_far_apart",
     "is_rounding",
+    "median_interval",
     "outside_of_state",
     "own_state",
     "own_tensors",

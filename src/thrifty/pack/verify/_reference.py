@@ -41,9 +41,13 @@ class OwnState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepAlone(StepTaken):
-    """A step alone, and how long its forward and backward pass and its update took."""
+    """A step alone, and how long its forward and backward pass and its update took.
+
+    ``is_first`` says that the optimizer had no state yet and has made it, which takes time of its own.
+    """
 
     seconds: float
+    is_first: bool = False
 
 
 def own_state(
@@ -155,28 +159,36 @@ def _step(
     for name, moments in state.moments.items():
         optimizer.state[parameters[name]] = dict(moments)
     model.train()
-    began = time.perf_counter()
+    began = _now(parameters)
     with torch.enable_grad():
         optimizer.zero_grad(set_to_none=True)
         loss = compute_loss()
         loss.backward()  # type: ignore[no-untyped-call]
-    forward_s = time.perf_counter() - began
+    forward_s = _now(parameters) - began
     own = {name: p.grad for name, p in parameters.items() if p.requires_grad}
     for name, parameter in parameters.items():
         found = gradients.get(name)
         if own.get(name) is not None and found is not None:
             parameter.grad = found.reshape(parameter.shape).clone()  # clipping changes it
-    began = time.perf_counter()
+    began = _now(parameters)
     if clip_norm is not None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
     optimizer.step()
     with torch.no_grad():
         for counter in step_counters(model).values():
             counter += 1
-    seconds = forward_s + time.perf_counter() - began
+    seconds = forward_s + _now(parameters) - began
     return StepAlone(
         loss=loss.detach(),
         gradients=own,
         tensors=own_tensors(model),
         seconds=seconds,
+        is_first=not state.moments and bool(optimizer.state),
     )
+
+
+def _now(parameters: Mapping[str, torch.Tensor]) -> float:
+    """The time at which all that a GPU was told to do is done."""
+    if any(parameter.is_cuda for parameter in parameters.values()):
+        torch.cuda.synchronize()
+    return time.perf_counter()

@@ -1,0 +1,66 @@
+"""Whether a task's data are the same each time they are loaded, as other processes load them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thrifty.core import StateError, derive_seed
+
+from ._data import Source, open_source
+from ._hyperparameters import HyperParameters
+from ._own_task import own_task
+from ._random import seed_everything
+from ._sources import sources_of
+from ._task import Task
+from ._trial import TaskTrial
+from .verify import same, stand_in
+
+
+QUICK_S = 1.0
+"""Data that took longer to load are not loaded again for a comparison."""
+MAX_BYTES = 2**28
+"""Arrays that take more memory are not loaded twice."""
+
+
+def check_data(task: Task, live: TaskTrial) -> None:
+    """Load a task's data once more if that is quick, and compare their first batches.
+
+    Args:
+        task: The task as the user gave it.
+        live: A trial with data.
+
+    Raises:
+        StateError: They are other data, so other processes train on others, too.
+    """
+    sources = sources_of(task, live.device)
+    arrays = live.source.arrays or ()
+    if sources.load_s > QUICK_S or sum(array.nbytes for array in arrays) > MAX_BYTES:
+        return
+    hp = HyperParameters(live.readings.first)
+    seed_everything(derive_seed(live.seed, "data"))
+    again = open_source(own_task(task).data(hp), device=live.device)
+    size = live.source.num_train if arrays else live.task.eval_batch_size
+    mine = _first(live.source, size=size, seed=live.seed)
+    theirs = _first(again, size=size, seed=live.seed)
+    for which in range(2):
+        if same(mine[which], theirs[which]):
+            continue
+        if same(mine[which], _first(live.source, size=size, seed=live.seed)[which]):
+            raise _differ(task, ("training", "validation")[which])
+        return  # they are others each time they are read: the comparison of a step says so
+
+
+def _first(source: Source, *, size: int, seed: int) -> tuple[Any, Any]:
+    """A training and a validation batch of a source."""
+    seed_everything(seed)
+    train = next(iter(source.train_batches(seed=seed, epoch=0, batch_size=size)))
+    valid, _ = next(iter(source.valid_batches(batch_size=size)))
+    return stand_in(train), stand_in(valid)
+
+
+def _differ(task: Task, which: str) -> StateError:
+    return StateError(
+        f"{type(task).__name__}.data gives other {which} data each time, for the same seed and the same "
+        "hyper-parameters, so trials in other processes would train on others; draw from torch's, "
+        "NumPy's or Python's global stream, which thrifty seeds, or from a generator with a fixed seed"
+    )

@@ -1,0 +1,103 @@
+"""How long trials take alone, measured by the steps that verify them."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+
+MIN_SAMPLES = 3
+"""Fewer steps say too little about how long a step takes."""
+MAX_SAMPLES = 1000
+"""The latest are kept."""
+TAIL = 0.025
+"""The probability that the median lies beyond either end of its interval."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AloneTime:
+    """Seconds that something takes alone, and the ends of their interval."""
+
+    seconds: float
+    low: float
+    high: float
+
+
+def median_interval(samples: Sequence[float]) -> AloneTime:
+    """Return the median of some times with a distribution-free 95 % confidence interval.
+
+    Its ends are order statistics; with fewer than six samples they are the least and the greatest.
+
+    >>> median_interval([3.0, 1.0, 2.0])
+    AloneTime(seconds=2.0, low=1.0, high=3.0)
+    >>> median_interval([float(k) for k in range(20)])
+    AloneTime(seconds=9.5, low=5.0, high=14.0)
+    """
+    ordered, num = sorted(samples), len(samples)
+    below, outside = 0.5**num, 0
+    while below <= TAIL and 2 * (outside + 1) < num:
+        outside += 1
+        below += math.comb(num, outside) * 0.5**num
+    first = max(outside - 1, 0)
+    return AloneTime(seconds=median(ordered), low=ordered[first], high=ordered[-1 - first])
+
+
+class SoloTimes:
+    """Collects the times of steps and evaluations alone, by what they depend on.
+
+    The first step of each kind is dropped, because libraries and memory are prepared then; the first
+    evaluation counts only while there is no other.
+    """
+
+    def __init__(self) -> None:
+        self._steps: defaultdict[Hashable, deque[float]] = defaultdict(_samples)
+        self._evaluations: defaultdict[Hashable, deque[float]] = defaultdict(_samples)
+        self._first: dict[Hashable, float] = {}
+        """The first evaluation of each kind: better than none."""
+        self._warm: set[tuple[str, Hashable]] = set()
+
+    def note_step(self, key: Hashable, seconds: float) -> None:
+        """Take note of a step alone."""
+        if self._is_warm("step", key):
+            self._steps[key].append(seconds)
+
+    def note_evaluation(self, key: Hashable, seconds: float) -> None:
+        """Take note of an evaluation alone."""
+        if not self._is_warm("evaluation", key):
+            self._first[key] = seconds
+        else:
+            self._evaluations[key].append(seconds)
+
+    def evaluation_s(self, key: Hashable) -> float | None:
+        """The median time of an evaluation; None if there was none."""
+        found = self._all_evaluations(key)
+        return median(found) if found else None
+
+    def epoch(self, key: Hashable, *, num_steps: int) -> AloneTime | None:
+        """Return what an epoch takes alone; None while too little was measured."""
+        steps, evaluations = self._steps.get(key, ()), self._all_evaluations(key)
+        if len(steps) < MIN_SAMPLES or not evaluations:
+            return None
+        step, evaluation = median_interval(steps), median_interval(evaluations)
+        return AloneTime(
+            seconds=num_steps * step.seconds + evaluation.seconds,
+            low=num_steps * step.low + evaluation.low,
+            high=num_steps * step.high + evaluation.high,
+        )
+
+    def _all_evaluations(self, key: Hashable) -> Sequence[float]:
+        first = [self._first[key]] if key in self._first else []
+        return self._evaluations.get(key) or first
+
+    def _is_warm(self, what: str, key: Hashable) -> bool:
+        """Whether there was one before; from here on there was."""
+        is_warm = (what, key) in self._warm
+        self._warm.add((what, key))
+        return is_warm
+
+
+def _samples() -> deque[float]:
+    return deque(maxlen=MAX_SAMPLES)
