@@ -74,8 +74,6 @@ class Completeness:
             if self._check.is_due(live):
                 self._compare(course, live, member.state, epoch=course.epoch)
 
-    def _compare(
-        self, course: Course, live: Trial, state: State | None, *, epoch: int
-    ) -> None:
+    def _compare(self, course: Course, live: Trial, state: State | None, *, epoch: int) -> None:
         plan = plan_of(live.num_steps, course.chain.timeline, epoch=epoch)
         self._check.check(live, course.member(state), plan, seconds=course.epoch_s)
