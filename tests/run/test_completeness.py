@@ -129,6 +129,34 @@ def test_trials_that_draw_get_what_they_get_alone(tmp_path, pack):
         assert results.metrics(number) == alone(Drawing(), config, number)
 
 
+FACTOR = {"now": 1.0}
+
+
+class Following(LineTask):
+    """Follows a hyper-parameter through a variable that all trials share."""
+
+    def adapt(self, model, hp):
+        super().adapt(model, hp)
+        FACTOR["now"] = 1.0 + hp.t
+
+    def loss(self, model, batch):
+        return super().loss(model, batch) * FACTOR["now"]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("pack", PACKS)
+def test_a_shared_variable_that_adapt_sets(tmp_path, pack, size):
+    moves = [range(4), range(3, -1, -1), [0, 0, 2, 3]]
+    configs = [
+        {"lr": 0.02, "width": 4, "t": MultiStep(list(each), milestones=[1, 2, 3])}
+        for each in moves
+    ]
+    results = run(tmp_path, Following(), configs, pack=pack, size=size)
+    assert not results.every(StageFailed)
+    for number, config in enumerate(configs):
+        nearly(results.metrics(number), alone(Following(), config, number))
+
+
 class Scaling(LineTask):
     """Does in ``adapt`` what must be done once for each epoch."""
 

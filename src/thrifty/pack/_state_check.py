@@ -144,7 +144,10 @@ class StateCheck:
         situation = _situation(trial, self._changed())
         if situation not in self._passed:
             return True
-        return bool(situation.changed) and (is_first or self.budget.allows(self._seconds))
+        affordable = self.budget.allows(self._seconds)
+        if situation.changed:
+            return is_first or affordable
+        return affordable and trial.adapts
 
     def is_changed(self) -> bool:
         """Whether a variable that trials share is not what it was at first."""

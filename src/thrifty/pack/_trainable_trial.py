@@ -21,6 +21,9 @@ from ._task import Trainable
 class TrainableTrial:
     """One trial of a task that owns its loop."""
 
+    adapts = False
+    """Whether something follows hyper-parameters between epochs; ``train`` does so itself."""
+
     def __init__(self, task: Trainable, device: torch.device) -> None:
         # one instance is one trial; a pack has several
         self.task = own_task(task)

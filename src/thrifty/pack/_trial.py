@@ -107,6 +107,11 @@ class TaskTrial:
         return Watch({"task": self.task, "model": self.model})
 
     @property
+    def adapts(self) -> bool:
+        """Whether the task overrides ``adapt``."""
+        return adapts(self.task)
+
+    @property
     def optimizer(self) -> torch.optim.Optimizer:
         """The torch optimizer."""
         return self.followed.torch

@@ -107,12 +107,12 @@ class Course:
         self.writes.append((stage, writing))
         self._start = (self.epoch, writing)
 
-    def member(self, state: State | None) -> Member:
-        """Its trial as it stands, with this state."""
+    def member(self, state: State | None, *, epoch: int | None = None) -> Member:
+        """Its trial with a state, before ``epoch``; as it stands if that is None."""
         return member_at(
             self.chain.timeline,
             seed=self.assignment.seed,
-            epoch=self.epoch,
+            epoch=self.epoch if epoch is None else epoch,
             stop=self.stage.stop,
             state=state,
             alone=self.is_alone,

@@ -192,9 +192,13 @@ class Block:
     def _due(self, bound: Bound | None) -> list[FusedTrial]:
         """The trials that take this step alone, too: at least one for each new program."""
         due = [trial for trial in self.trials if trial.is_due]
-        if due or bound is None or bound.is_checked:
+        if bound is None or bound.is_checked:
             return due
-        return list(self.trials) if self._checks_all else self.trials[:1]
+        if self._checks_all:
+            return due or list(self.trials)
+        # a new program has values built in as they are now, which another trial may have set
+        moved = [trial for trial in self.trials if trial.watch.changed()]
+        return list(dict.fromkeys([*(due or self.trials[:1]), *moved]))
 
     def _judge(
         self, checks: Sequence[StepCheck], losses: torch.Tensor, bound: Bound | None

@@ -116,9 +116,12 @@ class FusedTrial(TaskTrial):
     def watch(self) -> Watch:
         """The values that the trial's code reads, since they were looked at last."""
         if self._watch is None:
-            roots = {"task": self.task, "model": self.model}
-            self._watch = Watch(roots, ignored=rate_places(self.model))
+            self._watch = self._new_watch()
         return self._watch
+
+    def _new_watch(self) -> Watch:
+        roots = {"task": self.task, "model": self.model}
+        return Watch(roots, ignored=rate_places(self.model))
 
     def new_watch(self) -> Watch:
         """The values that its code reads, as they are now."""
@@ -141,7 +144,9 @@ class FusedTrial(TaskTrial):
         """A watched value that has changed, if there is one; from here on it counts as it is now."""
         changed = self.watch.changed()
         if changed:
-            self._watch = self._signature = None
+            # at once: later another trial may have set what it sets
+            self._watch = self._new_watch()
+            self._signature = None
             self.tensor_ids = set()
         return changed
 
