@@ -29,6 +29,7 @@ from thrifty.core import (
     error_text,
     error_traceback,
     plain_logger,
+    plain_text,
 )
 from thrifty.pack import (
     AutoBackend,
@@ -466,7 +467,7 @@ class Worker:
 
     def _limit_to(self, size: int, error: Exception, out: list[Report]) -> None:
         self._limit = size
-        reason = error_text(error).split("\n")[0]
+        reason = plain_text(error, lines=True).split("\n")[0]
         logger.warning(
             "%s: out of memory; at most %d trials at a time from now on (%s)",
             self.name,
