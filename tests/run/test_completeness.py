@@ -13,8 +13,8 @@ from tests.run.test_packing import CONFIGS, EPOCHS, Run, alone, nearly
 from thrifty.core import EpochDone, StageDone, StageFailed
 from thrifty.pack import Member, Trainable, evaluate_state
 from thrifty.run import Local, state_from_arrays, train_alone
-from thrifty.space import Timeline
-from thrifty.testing import LineTask
+from thrifty.space import MultiStep, Timeline
+from thrifty.testing import FaultyTask, LineTask
 
 
 PACKS = ["fused", "concatenated", "solo"]
@@ -197,6 +197,15 @@ def test_a_trial_that_diverges_does_so_alone(tmp_path, pack):
     assert "pack" not in failed.message
     for number in (0, 2):
         nearly(results.metrics(number), alone(TooFast(), configs[number], number))
+
+
+@pytest.mark.parametrize("pack", PACKS)
+def test_what_goes_wrong_later_does_not_fail_the_stage_before(tmp_path, pack):
+    configs = [{"lr": 0.1, "width": 4, "fault": MultiStep(["", "raise"], milestones=[2])}]
+    results = run(tmp_path, FaultyTask(), configs, pack=pack)
+    assert [(each.start, each.stop) for each in results.every(StageDone)] == [(0, 2)]
+    (failed,) = results.every(StageFailed)
+    assert (failed.start, failed.kind) == (2, "error")
 
 
 class Owner(Trainable):

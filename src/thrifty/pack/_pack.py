@@ -37,6 +37,8 @@ Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 
 WATCH_SHARE = 0.1
 """The part of a step that looking for changed values may take."""
+SHORT_LOOK_S = 1e-4
+"""A look at all values may always take as long."""
 MAX_RECORDINGS = 3
 """Models are trained in turn when values that they read have changed so often."""
 
@@ -91,6 +93,7 @@ class Pack:
         self._num_recordings = 0
         self._watch: Watch
         self._parts = 1
+        self._look_s = math.inf
         self._first_unverified = [0] * len(self.models)
 
     def step(self, batch: Any = None, *, batches: Sequence[Any] | None = None) -> torch.Tensor:
@@ -168,9 +171,11 @@ class Pack:
         changed = self._watch.changed(self._num_steps % self._parts, self._parts)
         seconds = time.perf_counter() - began
         self.checks.spent_s += seconds
-        # looks may take a tenth of a step; where they would take longer, each sees a part
+        # looks may take a tenth of a step; where they would take longer, each sees a part. The
+        # fastest counts: a look that the machine has interrupted says nothing of the others
+        self._look_s = min(self._look_s, self._parts * seconds)
         allowed = WATCH_SHARE * self.checks.trained_s / max(self._num_steps, 1)
-        self._parts = max(1, math.ceil(self._parts * seconds / max(allowed, 1e-9)))
+        self._parts = max(1, math.ceil(self._look_s / max(allowed, SHORT_LOOK_S)))
         if changed is None:
             return
         self._unfuse(f"{changed.name}, which they read, has changed", back_to=None)
@@ -191,7 +196,7 @@ class Pack:
             block.add(trial)
         self._block = block
         self._watch = self._new_watch()
-        self._parts = 1
+        self._parts, self._look_s = 1, math.inf
         self.fused = True
 
     def _new_watch(self) -> Watch:

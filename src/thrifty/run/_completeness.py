@@ -55,7 +55,8 @@ class Completeness:
         arrays, meta = state_to_arrays(state)
         meta = json.loads(json.dumps(meta))  # as a checkpoint is written and read
         try:
-            self._compare(course, live, state_from_arrays(arrays, meta))
+            # the epoch that has just ended: what goes wrong in the next one is not this stage's affair
+            self._compare(course, live, state_from_arrays(arrays, meta), epoch=course.epoch - 1)
         except Exception as error:  # noqa: BLE001 (user code may raise anything)
             return error
         return None
@@ -71,9 +72,8 @@ class Completeness:
         if self._check.is_changed():
             live = self._check.begin(member)
             if self._check.is_due(live):
-                self._compare(course, live, member.state)
+                self._compare(course, live, member.state, epoch=course.epoch)
 
-    def _compare(self, course: Course, live: Trial, state: State | None) -> None:
-        epoch = min(course.epoch, course.chain.timeline.epochs - 1)
+    def _compare(self, course: Course, live: Trial, state: State | None, *, epoch: int) -> None:
         plan = plan_of(live.num_steps, course.chain.timeline, epoch=epoch)
         self._check.check(live, course.member(state), plan, seconds=course.epoch_s)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
+from pathlib import Path
 
 import pytest
 from torch import nn
 
-from thrifty.pack.verify import Watch
+from thrifty.pack.verify import Keeper, Watch, training_places
 
 
 FACTOR = 1.0
@@ -110,6 +111,17 @@ def test_attributes_may_be_followed_in_another_way():
     watch = Watch({"model": net}, ignored=[(net, "scale")])
     net.scale = 2.0
     assert watch.changed() is None
+
+
+def test_what_an_installed_class_caches_is_no_change():
+    net = Net()
+    net.helper = Path("a") / "b"
+    places = training_places({"model": net})
+    watch, keeper = Watch({"model": net}), Keeper(places)
+    assert str(net.helper) == "a/b"
+    assert any(place.key == "_str" for place in places)
+    assert watch.changed() is None
+    assert keeper.changed() == []
 
 
 def test_iterators_cannot_be_watched():

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from thrifty.pack.identity import Place, reach, vars_of
+from thrifty.pack.identity import MISSING, Place, reach, vars_of
 
 from ._same import same
 
@@ -77,7 +77,7 @@ class Keeper:
             for place, value, contents in zip(
                 self._places, self._values, self._contents, strict=True
             )
-            if _is_other(place.get(), value)
+            if (_is_other(place.get(), value) and not is_cache(place, value))
             or any(not held.is_as_before() for held in contents)
         ]
         for place, names, before in self._spaces:
@@ -131,6 +131,11 @@ def _environment_places(functions: Iterable[FunctionType]) -> Iterator[Place]:
         elif isinstance(constant, str) and _VARIABLE.fullmatch(constant):
             name = f"os.environ[{constant!r}]"
             yield Place(name=name, kind="item", holder=os.environ, key=constant)
+
+
+def is_cache(place: Place, before: Any) -> bool:
+    """Whether a value that is new is one that an installed class keeps to itself, such as the text of a path."""
+    return before is MISSING and not place.own
 
 
 def _is_other(now: Any, before: Any) -> bool:

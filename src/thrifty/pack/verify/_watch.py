@@ -126,7 +126,7 @@ class Watch:
             if module.changed():
                 yield _change(module.name, module.module, is_own=True)
         for place, before in self._contents[part::parts]:
-            if token(place.get()) != before:
+            if token(place.get()) != before and not (before == _NOTHING and not place.own):
                 yield self._change(place)
 
     def objects(self) -> set[int]:
@@ -258,6 +258,8 @@ _TOKENS: dict[type, Callable[[Any, int], Any]] = {
     frozenset: _set,
     np.ndarray: _array,
 }
+
+_NOTHING = token(MISSING)
 
 
 def _namespace(place: Place) -> Mapping[str, Any] | None:
