@@ -625,3 +625,48 @@ def test_streams_are_not_part_of_it():
             return super().loss(model, batch) * (1 + random.random()) + torch.rand(()) * 0
 
     assert run_check(Drawing(), epochs=2).budget.num_checks == 1
+
+
+# -- errors of the user's own --------------------------------------------------------------
+
+
+class Failing(Toy):
+    """Fails in its second epoch."""
+
+    def adapt(self, model, hp):
+        if hp.lr == 0.5:
+            raise ValueError("no such rate")
+
+
+def check_next_epoch(task, *, lr):
+    with borrowed_streams():
+        check = StateCheck(task, device=CPU)
+        trial, member = trained(task, check)
+        check.check(trial, member, EpochPlan(epoch=1, values={"lr": lr}), seconds=0.0)
+        return check, trained(task, check)[0]
+
+
+def test_what_fails_in_the_next_epoch_is_not_the_fault_of_this_one():
+    check, trial = check_next_epoch(Failing(), lr=0.5)
+    assert check.is_due(trial), "nothing is known yet"
+    check, trial = check_next_epoch(Failing(), lr=0.05)
+    assert not check.is_due(trial)
+
+
+class Beginning(Toy):
+    def network(self, hp):
+        model = super().network(hp)
+        model.begun = False
+        return model
+
+    def adapt(self, model, hp):
+        if hp.lr == 0.5 and not model.begun:
+            raise ValueError("it has not begun")
+        model.begun = True
+
+
+def test_an_error_of_a_restored_trial_only_is_a_difference():
+    with pytest.raises(
+        StateError, match="only one of them raises ValueError: it has not begun"
+    ):
+        check_next_epoch(Beginning(), lr=0.5)

@@ -175,25 +175,29 @@ class StateCheck:
         began = time.perf_counter()
         now = [keeper.now() for keeper in self._keepers]
         try:
-            self._compare(_Case(live=live, member=member, plan=plan, trains=seconds <= SHORT_S))
+            if self._compare(
+                _Case(live=live, member=member, plan=plan, trains=seconds <= SHORT_S)
+            ):
+                self._passed.add(situation)
         except Exception as error:
             if not out_of_memory(error):
                 raise
             self._warn(f"{self._name}: there was no memory to check that its state is complete")
+            self._passed.add(situation)
         finally:
             for keeper in now:
                 keeper.put_back()
-        self._passed.add(situation)
         self._seconds = time.perf_counter() - began
         self.budget.spend(self._seconds)
 
     # -- one comparison ------------------------------------------------------------------
 
-    def _compare(self, case: _Case) -> None:
+    def _compare(self, case: _Case) -> bool:
+        """Compare two trials; False if nothing can be said, because the user's code fails in both."""
         now = [keeper.now() for keeper in self._keepers]
         changed = sorted(self._changed())
         restored = self._restored(case)
-        theirs = case.probe(restored)
+        theirs = _attempted(case, restored)
         if (
             isinstance(case.live, TaskTrial)
             and isinstance(self._task, Task)
@@ -202,12 +206,16 @@ class StateCheck:
             check_data(self._task, case.live)
         _put_back(now)
         meant = self._meant(case.live)
-        mine = case.probe(case.live)
+        mine = _attempted(case, case.live)
+        if isinstance(mine, Exception) or isinstance(theirs, Exception):
+            if isinstance(mine, Exception) and isinstance(theirs, Exception):
+                return False  # it fails when it is trained, and says so
+            raise StateError(self._incomplete(_raised(mine, theirs), changed))
         difference = probes_differ(mine, theirs)
         outside = [*_outside(case.live, restored, meant=self._task.not_state), *changed]
         if not difference:
             self._note_attributes(outside)
-            return
+            return True
         again = case.probe(self._restored(case))
         noise = how_far_apart(theirs, again)
         if noise > NOISE:
@@ -219,6 +227,7 @@ class StateCheck:
             )
         elif not (meant and self._agrees(case, mine, meant)):
             raise StateError(self._incomplete(difference, outside))
+        return True
 
     def _restored(self, case: _Case) -> Trial:
         """A trial from the checkpoint, as another process would make it.
@@ -374,6 +383,22 @@ def _outside(live: Trial, restored: Trial, *, meant: Collection[str]) -> list[st
     if isinstance(live, TaskTrial) and isinstance(restored, TaskTrial):
         mine["model"], theirs["model"] = live.model, restored.model  # type: ignore[assignment]
     return outside_of_state(mine, theirs, meant=meant)
+
+
+def _attempted(case: _Case, trial: Trial) -> Probe | Exception:
+    """What a trial does next, or the error that its code raises there."""
+    try:
+        return case.probe(trial)
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        return error
+
+
+def _raised(*found: Probe | Exception) -> str:
+    """The error that only one of two trials raises."""
+    error = next(each for each in found if isinstance(each, Exception))
+    return f"only one of them raises {type(error).__name__}: {error}, and so what it does"
 
 
 def _put_back(keepers: Sequence[Keeper]) -> None:

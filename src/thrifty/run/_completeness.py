@@ -55,8 +55,9 @@ class Completeness:
         arrays, meta = state_to_arrays(state)
         meta = json.loads(json.dumps(meta))  # as a checkpoint is written and read
         state = state_from_arrays(arrays, meta)
-        # Epochs that were trained already: what goes wrong in the next one is not this stage's
-        # affair. What ``adapt`` has done once, at some values, is seen at others.
+        # The values of epochs that were trained already: what hangs or fails at those of the next
+        # one is not this stage's affair. What ``adapt`` has done once, at some values, is seen at
+        # others.
         last, timeline = course.epoch - 1, course.chain.timeline
         try:
             self._compare(course, live, state, epoch=last)

@@ -29,6 +29,7 @@ from thrifty.core import (
     error_text,
     error_traceback,
     plain_logger,
+    plain_text,
 )
 from thrifty.pack import (
     AutoBackend,
@@ -123,8 +124,8 @@ class Worker:
         self._waiting: deque[Course] = deque()
         self._courses: dict[int, Course] = {}
         self._closing: list[Course] = []
-        self._lost: set[tuple[int, int, str]] = set()
-        """States that nothing could go on from; one that is made again just the same is a failure."""
+        self._unusable: set[tuple[int, int, str]] = set()
+        """States that the task could not go on from; one that is made again just the same is a failure."""
         self._limit: float = float("inf")
         self._proven = 1
 
@@ -165,7 +166,7 @@ class Worker:
             try:
                 member = self._member(course)
             except CheckpointError as error:
-                self._lose(course, error)
+                self._lose(course, error)  # its file is damaged or gone
                 continue
             try:
                 with self._own_process_state():
@@ -174,9 +175,8 @@ class Worker:
                     self._backend.stack(course.number, member)
                     self._complete.note(self._backend.trial(course.number))
             except CheckpointError as error:
-                # The file is as it was written, but the task cannot go on from what is in it.
                 self._backend.release(course.number)
-                self._lose(course, error)
+                self._cannot_use(course, error)
                 continue
             except Exception as error:  # noqa: BLE001 (user code may raise anything; the study goes on)
                 if out_of_memory(error) and self._courses:
@@ -192,16 +192,21 @@ class Worker:
                 out.append(course.report(self._started(course)))
 
     def _lose(self, course: Course, error: CheckpointError) -> None:
-        """The state that a chain was to go on from is lost: what made it is trained again, once."""
+        """The state that a chain was to go on from is lost: what made it is trained again."""
         resume = course.resume
-        if resume is None or (resume.node, resume.epoch, resume.digest) in self._lost:
-            course.finale = self._failed(course, error)
-        else:
-            self._lost.add((resume.node, resume.epoch, resume.digest))
-            course.finale = CheckpointLost(
-                checkpoint=resume, reason=str(error), worker=self.name
-            )
+        assert resume is not None
+        course.finale = CheckpointLost(checkpoint=resume, reason=str(error), worker=self.name)
         self._closing.append(course)
+
+    def _cannot_use(self, course: Course, error: CheckpointError) -> None:
+        """The task cannot go on from a state whose file is as it was written."""
+        resume = course.resume
+        if resume is None or (resume.node, resume.epoch, resume.digest) in self._unusable:
+            course.finale = self._failed(course, error)
+            self._closing.append(course)
+            return
+        self._unusable.add((resume.node, resume.epoch, resume.digest))
+        self._lose(course, error)
 
     def _member(self, course: Course) -> Member:
         if course.parked is not None:
@@ -466,7 +471,7 @@ class Worker:
 
     def _limit_to(self, size: int, error: Exception, out: list[Report]) -> None:
         self._limit = size
-        reason = error_text(error).split("\n")[0]
+        reason = plain_text(error, lines=True).split("\n")[0]
         logger.warning(
             "%s: out of memory; at most %d trials at a time from now on (%s)",
             self.name,

@@ -59,7 +59,7 @@ def train(
             watching.append(stack.enter_context(bar))
         asked = stack.enter_context(StopOnSignal())
         reason = _never if stop is None else stop.watch(ledger, clock)
-        leftovers = store.remove_leftovers(lease, folder=recipe.plan_identity())
+        leftovers = store.remove_leftovers(lease, folder=plan.identity)
         curves = store.curves.all()
         ledger.refused = store.plans.refusals(ledger.plan_id)
         workers = executor.open(

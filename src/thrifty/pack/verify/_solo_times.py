@@ -6,12 +6,13 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import median
 
 
 MIN_SAMPLES = 3
 """Fewer steps say too little about how long a step takes."""
-MAX_SAMPLES = 1000
+MAX_SAMPLES = 200
 """The latest are kept."""
 TAIL = 0.025
 """The probability that the median lies beyond either end of its interval."""
@@ -36,13 +37,18 @@ def median_interval(samples: Sequence[float]) -> AloneTime:
     >>> median_interval([float(k) for k in range(20)])
     AloneTime(seconds=9.5, low=5.0, high=14.0)
     """
-    ordered, num = sorted(samples), len(samples)
+    ordered, first = sorted(samples), _first_inside(len(samples))
+    return AloneTime(seconds=median(ordered), low=ordered[first], high=ordered[-1 - first])
+
+
+@cache
+def _first_inside(num: int) -> int:
+    """The place of the low end of the interval among so many ordered samples."""
     below, outside = 0.5**num, 0
     while below <= TAIL and 2 * (outside + 1) < num:
         outside += 1
         below += math.comb(num, outside) * 0.5**num
-    first = max(outside - 1, 0)
-    return AloneTime(seconds=median(ordered), low=ordered[first], high=ordered[-1 - first])
+    return max(outside - 1, 0)
 
 
 class SoloTimes:
