@@ -234,7 +234,7 @@ class FusedTrial(TaskTrial):
             self.step_index % WATCH_PARTS, WATCH_PARTS
         ):
             self.check_at(self.step_index)
-            self._watch, self._looks_around = None, False
+            self._watch, self._looks_around = self._new_watch(), False
 
     def note_check(self, difference: Difference | None) -> None:
         """Take note of what a check of this step has found."""
