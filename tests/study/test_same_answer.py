@@ -121,7 +121,7 @@ def test_studies_that_train_for_longer_or_shorter_share_what_is_the_same(tmp_pat
             tmp_path, space=space, algorithm=GridSearch(max_epochs=epochs), name=name
         )
         study.run(progress=False, executor=SOLO)
-        study._ledger = None  # as another process would read it
+        study._reader = Reader()  # as another process would read it
         for trial in study.trials:
             metrics = alone.train(
                 LineTask(), trial.config, epochs=epochs, run_epochs=epochs, seed=0
