@@ -25,6 +25,7 @@ from thrifty.search import (
     SuccessiveHalving,
 )
 from thrifty.space import Choice, Cosine, Float, Space, Step
+from thrifty.study._reader import Reader
 from thrifty.testing import LineTask
 
 
