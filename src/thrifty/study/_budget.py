@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from thrifty.core import plain_logger
+from thrifty.core import StoreUnreachableError, plain_logger
 from thrifty.plan import droppable
 from thrifty.store import CheckpointRemoved, Driver, Store
 
@@ -44,7 +44,10 @@ class DiskBudget:
             return
         live = [] if done else [*ledger.live()]
         live += [(ledger.node_of[trial.number], trial.reached) for trial in best_ones(ledger)]
-        live += store.plans.standing(ledger.plan_id, but=ledger.study_id)
+        try:
+            live += store.plans.standing(ledger.plan_id, but=ledger.study_id)
+        except StoreUnreachableError:
+            return  # the next time: without the server nobody knows what other studies need
         refs = droppable(ledger.plan, live=live, budget_bytes=max(left, 0.0))
         # The record goes first: a file without a record is harmless, a record without its file is not.
         driver.record([

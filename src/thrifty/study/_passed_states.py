@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thrifty.core import CheckpointRef, Clock
+from thrifty.core import CheckpointRef, Clock, StoreUnreachableError
 from thrifty.plan import superseded
 from thrifty.store import Store
 
@@ -63,7 +63,10 @@ class PassedStates:
                 return True  # a lease keeps all others from training
             if now - self._looked_at < LOOK_S:
                 return False
-        ends = self._store.plans.ends(ledger.plan_id, but=ledger.study_id)
+        try:
+            ends = self._store.plans.ends(ledger.plan_id, but=ledger.study_id)
+        except StoreUnreachableError:
+            return False  # files may stay a little longer; what has to be written waits for the server
         if any(node >= len(ledger.plan.nodes) for node, _ in ends):
             return False  # another process has just added it; the plan learns of it first
         self._others = {(ledger.plan.owner(node, epoch).id, epoch) for node, epoch in ends}
