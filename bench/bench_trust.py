@@ -1,6 +1,6 @@
 """Trust: user code that tries to break sharing, packed and in studies, against plain PyTorch loops.
 
-    python -m bench.bench_trust [--quick] [--show]
+    python -m bench.bench_trust [--quick] [--show] [--every N]
 
 - Each case of the corpus through ``thrifty.pack`` and through a study for each way of packing, in which trials share stages,
   beside the loop that one would write without thrifty. Each run has a process of its own.
@@ -114,10 +114,11 @@ def show(found: Sequence[tuple[Job, Verdict]]) -> None:
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--show", action="store_true", help="print a row for each run")
+    arguments.add_argument("--every", type=int, default=1, help="take each so manieth case")
     arguments.add_argument("--processes", type=int, default=2, help="runs at a time")
     options = arguments.parse_args()
     began = time.perf_counter()
-    every = QUICK if options.quick else 1
+    every = QUICK if options.quick else options.every
     found = run_all(every, processes=options.processes)
     if options.show:
         show(found)
