@@ -13,7 +13,18 @@ from thrifty.plan import (
     stage_forest,
     superseded,
 )
-from thrifty.space import Constant, Cosine, Float, MultiStep, Space, Step, Timeline
+from thrifty.space import (
+    Choice,
+    Constant,
+    Cosine,
+    Float,
+    MultiStep,
+    Space,
+    Step,
+    Timeline,
+    Warmup,
+    common_prefix,
+)
 
 
 EPOCHS = 12
@@ -359,6 +370,44 @@ def test_states_where_the_space_may_branch_in_an_interval_are_kept_up_to_the_mil
     for stage in stages:
         plan.restore(ref(node, stage.stop))
     assert passed(plan, node) == []
+
+
+SCHEDULES = st.one_of(
+    st.sampled_from([0.1, 0.2]),
+    st.builds(
+        Step,
+        st.sampled_from([0.1, 0.2]),
+        st.lists(st.sampled_from([2, 3, 3.5, 4.5, 6]), min_size=1, max_size=3, unique=True).map(
+            sorted
+        ),
+        gamma=st.sampled_from([0.5, 1.0]),
+    ),
+    st.builds(Warmup, st.sampled_from([2, 2.5, 3]), st.builds(Cosine, st.just(0.1))),
+)
+
+
+@given(
+    lr=st.lists(SCHEDULES, min_size=2, max_size=5, unique=True),
+    wd=st.lists(SCHEDULES, min_size=1, max_size=3, unique=True),
+)
+def test_wherever_two_trials_of_a_space_part_both_keep_their_states(lr, wd):
+    space = Space(lr=Choice(lr), wd=Choice(wd))
+    found = space.branches(max_epochs=9)
+    plan = SearchPlan(cuts=found.epochs, intervals=found.intervals)
+    lines = [Timeline({"lr": a, "wd": b}, epochs=9) for a in lr for b in wd]
+    for one in lines:
+        for other in lines:
+            if 0 < (epoch := common_prefix(one, other)) < 9:
+                node = plan.nodes[plan.insert(one)]
+                assert plan.may_branch(plan.owner(node.id, epoch), epoch)
+
+
+def test_no_state_is_kept_where_nobody_follows_the_piece_that_ends():
+    space = Space(lr=Choice([Step(0.1, [drop]) for drop in (2, 4, 6)]))
+    plan = SearchPlan(intervals=space.branches(max_epochs=9).intervals)
+    node = plan.insert(Timeline({"lr": Step(0.1, [4])}, epochs=9))
+    plan.request("trial", node, 9)
+    assert [stage.stop for stage in plan.next_chain().stages] == [2, 4, 9]
 
 
 def test_states_that_a_node_branches_off_are_kept():

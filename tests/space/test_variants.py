@@ -71,8 +71,8 @@ def intervals(max_epochs=50, **params):
 def test_trials_may_part_anywhere_in_an_interval():
     assert intervals(lr=Step(0.1, [Float(10, 30)])) == ((), [("lr", 10, 30)])
     assert intervals(lr=Step(0.1, [5, Float(10, 30)]), width=Int(1, 4)) == (
-        (5,),
-        [("lr", 10, 30)],
+        (),
+        [("lr", 5, 5), ("lr", 10, 30)],
     )
 
 

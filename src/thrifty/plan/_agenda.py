@@ -10,7 +10,7 @@ entry that is true is the longest path.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from heapq import heapify, heappop, heappush
 
 from thrifty.space import BranchInterval
@@ -36,7 +36,13 @@ class Agenda:
     ) -> None:
         self._nodes = nodes
         self._cuts = tuple(cuts)
-        self._intervals = tuple(intervals)
+        self._intervals = [each for each in intervals if each.first < each.last]
+        self._ends: dict[int, dict[str, set[Hashable]]] = {}
+        """The pieces that end at an epoch, by hyper-parameter."""
+        for each in intervals:
+            if each.first == each.last:
+                ends = self._ends.setdefault(each.first, {})
+                ends.setdefault(each.name, set()).add(each.piece)
         self._keep_branches = keep_branches
         self.beginning = Point(None, 0)
         # entries: (-cost of the longest path, node id, epoch); epoch is -1 for a node that
@@ -95,6 +101,12 @@ class Agenda:
     def cuts(self, node: Node, start: int, *, stop: int) -> set[int]:
         """The epochs after ``start``, up to ``stop``, at which the search space may branch off a node."""
         found = {epoch for epoch in self._cuts if start < epoch <= stop}
+        found.update(
+            epoch
+            for epoch, ends in self._ends.items()
+            if start < epoch <= stop
+            and any(node.timeline.piece(name, epoch - 1) in ends[name] for name in ends)
+        )
         for each in self._intervals:
             inside = range(max(each.first, start + 1), min(each.last, stop) + 1)
             found.update(

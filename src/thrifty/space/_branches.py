@@ -48,7 +48,8 @@ def branches_of(params: Mapping[str, Any], *, max_epochs: int) -> Branches:
 
     Two timelines part only where a piece of one of them ends. If that time is drawn from an interval, it
     may be any epoch of the interval, but only for trials that share all before it. No two trials do
-    so if an earlier time, or another hyper-parameter, was drawn from an interval.
+    so if an earlier time, or another hyper-parameter, was drawn from an interval. Where the piece that
+    ends is known, trials that follow another one do not part there.
     """
     epochs: set[int] = set()
     intervals: list[BranchInterval] = []
@@ -59,9 +60,9 @@ def branches_of(params: Mapping[str, Any], *, max_epochs: int) -> Branches:
             fixed, spans = _of_template(template, max_epochs=max_epochs)
             epochs |= fixed
             for piece, first, last in spans:
-                if alone:
+                if alone and first < last:
                     epochs |= {first, last}
-                else:
+                elif last > 0 and first < max_epochs:
                     one = BranchInterval(name=name, piece=piece, first=first, last=last)
                     intervals.append(one)
     return Branches(
@@ -101,9 +102,12 @@ def _of_group(group: Sequence[Sequence[Segment]]) -> tuple[set[int], Spans]:
         starts = {segments[index].start for segments in group}
         first, last = math.floor(min(starts)), math.floor(max(starts))
         alike = alike and len(pieces) == 1
+        is_whole = all(segments[index - 1].start <= first - 1 for segments in group)
         if alike and len(starts) > 1:
             spans.append((pieces.pop(), first, last))
             alike = False
+        elif alike and is_whole:
+            spans.append((pieces.pop(), first, first))
         else:
             epochs |= {first, last}
     return epochs, spans

@@ -119,8 +119,9 @@ class Space:
         The states there are worth keeping: whatever trial is asked for later starts from one of them.
 
         >>> from thrifty.space import Float, Step
-        >>> Space(lr=Step(0.1, [3, 6])).branches(max_epochs=9).epochs
-        (3, 6)
+        >>> found = Space(lr=Step(0.1, [3, 6])).branches(max_epochs=9)
+        >>> [interval.first for interval in found.intervals]
+        [3, 6]
         >>> [interval] = Space(lr=Step(0.1, [Float(3, 6)])).branches(max_epochs=9).intervals
         >>> interval.first, interval.last
         (3, 6)
