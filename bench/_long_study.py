@@ -21,7 +21,7 @@ from bench._harness import say_result
 WIDTH, NUM_INPUTS, NUM_CLASSES, BATCH = 256, 64, 10, 128
 STEPS, EPOCHS = 100, 10
 """Of an epoch, and of a trial: 1,000 steps."""
-NUM_TRIALS = {"pack": 48, "sharing": 96}
+NUM_TRIALS = {"pack": 112, "sharing": 144}
 
 
 class Noise(th.Task):

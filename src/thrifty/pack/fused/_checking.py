@@ -17,7 +17,6 @@ from thrifty.pack.verify import (
     compare_step,
     gradients_alone,
     is_rounding,
-    own_state,
     own_tensors,
     step_alone,
 )
@@ -46,15 +45,14 @@ class StepCheck:
         self.tie = False
         self._rows = rows
         self._row = row
-        self.before = own_state(trial.model, rows.moments_by_name(trial, row))
+        self.before = rows.own_state(trial, row)
         self._gradients: dict[str, torch.Tensor | None] = {}
         self.seconds = time.perf_counter() - began
 
     def note_gradients(self) -> None:
         """Copy what the block has found; clipping and optimizers change it in place."""
         began = time.perf_counter()
-        views = self._rows.gradients_by_name(self.trial, self._row)
-        self._gradients = {name: view.clone() for name, view in views.items()}
+        self._gradients = dict(self._rows.own_gradients(self.trial, self._row))
         self.seconds += time.perf_counter() - began
 
     def judge(
@@ -89,7 +87,7 @@ class StepCheck:
         packed = StepTaken(
             loss=loss.detach().clone(),
             gradients=self._gradients,
-            tensors={name: t.clone() for name, t in own_tensors(trial.model).items()},
+            tensors=own_tensors(trial.model),
         )
         trial.apply_options()
         batch: Any = None

@@ -201,10 +201,24 @@ class RowState:
 
     def moments(self, trial: FusedTrial, row: int) -> dict[str, dict[str, Any]]:
         """The optimizer's state of a trial's trained parameters by name; views, not copies."""
-        views = {
-            moment: dict(self._views(trial, tensor[row]))
-            for moment, tensor in self._moments.items()
-        }
+        rows = {moment: tensor[row] for moment, tensor in self._moments.items()}
+        return self._moments_in(rows, trial, row)
+
+    def own_state(self, trial: FusedTrial, row: int) -> OwnState:
+        """A copy of all that a trial consists of."""
+        trained = dict(self._views(trial, self._parameters[row].clone()))
+        own = own_tensors(trial.model)
+        rows = {moment: tensor[row].clone() for moment, tensor in self._moments.items()}
+        return OwnState(
+            tensors={n: trained[n] if n in trained else t.clone() for n, t in own.items()},
+            moments=self._moments_in(rows, trial, row),
+        )
+
+    def _moments_in(
+        self, held: Mapping[str, torch.Tensor], trial: FusedTrial, row: int
+    ) -> dict[str, dict[str, Any]]:
+        """The same from one row of each moment."""
+        views = {moment: dict(self._views(trial, own)) for moment, own in held.items()}
         out: dict[str, dict[str, Any]] = {}
         for optimizer, names, rows, options in zip(
             self._optimizer.optimizers,
@@ -222,16 +236,6 @@ class RowState:
                 out[name] = {**counted, **kept}
         return out
 
-    def moments_by_name(self, trial: FusedTrial, row: int) -> dict[str, dict[str, Any]]:
-        """A copy of the optimizer's state of a trial, by parameter name."""
-        return {
-            name: {
-                key: value.clone() if isinstance(value, torch.Tensor) else value
-                for key, value in moments.items()
-            }
-            for name, moments in self.moments(trial, row).items()
-        }
-
     def restore(self, trial: FusedTrial, row: int, state: OwnState) -> None:
         """Put a trial back to another state."""
         with torch.no_grad():
@@ -241,9 +245,9 @@ class RowState:
                 rows.clear(row)
             self._fill_moments(trial, row, state.moments)
 
-    def gradients_by_name(self, trial: FusedTrial, row: int) -> dict[str, torch.Tensor]:
-        """The gradients of a trial as views, in the shapes of its own parameters."""
-        return dict(self._views(trial, self._gradients[row]))
+    def own_gradients(self, trial: FusedTrial, row: int) -> dict[str, torch.Tensor]:
+        """A copy of the gradients of a trial, in the shapes of its own parameters."""
+        return dict(self._views(trial, self._gradients[row].clone()))
 
     def _load_moments(self, trial: FusedTrial, row: int) -> None:
         state = trial.followed.moments()

@@ -223,8 +223,10 @@ def _tensor_differences(
             )
             continue
         eps = torch.finfo(own.dtype).eps
-        update = _distance(own, before[name])
-        allowed = eps * (ULPS_OF_VALUE * _largest(own) + ULPS_OF_UPDATE * update) + SMALLEST
+        allowed = eps * ULPS_OF_VALUE * _largest(own) + SMALLEST
+        if found <= allowed:
+            continue
+        allowed += eps * ULPS_OF_UPDATE * _distance(own, before[name])
         if not found <= allowed:
             # both updates were made from the same gradients: nothing in them can tie
             yield Difference(
@@ -253,6 +255,9 @@ def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
     if not _is_inexact(other):
         return float((one.double() - other.double()).abs().max())
     difference = (one - other).abs()
+    largest = float(difference.max())
+    if math.isfinite(largest):
+        return largest
     same = (one == other) | (torch.isnan(one) & torch.isnan(other))
     difference = torch.where(same, torch.zeros_like(difference), difference)
     return float(torch.nan_to_num(difference, nan=math.inf).max())
