@@ -12,6 +12,7 @@ from thrifty.core import derive_seed
 
 from ._followed_optimizer import FollowedOptimizer
 from ._hyperparameters import HyperParameters
+from ._outputs import check_metrics
 from ._own_task import own_task
 from ._purity import changes_nothing
 from ._random import borrowed_streams, seed_everything
@@ -73,11 +74,12 @@ def inspect_task(
         adapted = HyperParameters(values)
         own.adapt(model, adapted)
         batch, _ = next(iter(source.valid_batches(batch_size=task.eval_batch_size)))
-        metrics: dict[str, Any] = {}
+        found: list[Any] = []
         with torch.no_grad():
             pure = changes_nothing(
-                lambda: metrics.update(own.metrics(model, batch)), task=own, model=model
+                lambda: found.append(own.metrics(model, batch)), task=own, model=model
             )
+        metrics = check_metrics(found[0], task=type(task).__name__)
         readings.followed |= {*followed.names, *adapted.names_read}
         if isinstance(task.batch_size, str):
             readings.followed.add(task.batch_size)

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from ._outputs import as_number
+
 
 class MetricSums:
     """Sums of metrics in double precision, each batch weighted by its samples.
@@ -49,7 +51,7 @@ class MetricSums:
 
 def _double(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
-        return float(value)
+        return as_number(value)
     value = value.detach()
     return (
         value.cpu() if value.device.type == "mps" else value

@@ -11,6 +11,7 @@ from thrifty.core import TaskError, derive_seed
 
 from ._backend import EpochPlan, Member
 from ._hyperparameters import HyperParameters
+from ._outputs import as_number, check_metrics
 from ._own_task import own_task
 from ._random import seed_everything
 from ._readings import Readings
@@ -78,4 +79,7 @@ class TrainableTrial:
         self.task.train(plan.epoch, hp)
         self._readings.followed |= hp.names_read
         self._readings.check_epoch(plan)
-        return {name: float(value) for name, value in self.task.evaluate().items()}
+        metrics = check_metrics(
+            self.task.evaluate(), task=type(self.task).__name__, method="evaluate"
+        )
+        return {name: as_number(value) for name, value in metrics.items()}

@@ -20,6 +20,7 @@ from ._followed_optimizer import FollowedOptimizer
 from ._hyperparameters import HyperParameters
 from ._metric_sums import MetricSums
 from ._optimizer import Optimizer
+from ._outputs import check_loss, check_metrics
 from ._own_task import own_task
 from ._random import seed_everything, seed_step
 from ._readings import Readings
@@ -221,7 +222,7 @@ class TaskTrial:
             self.followed.follow(values_at_step(self.plan, step))
         seed_step(step_seed(self._epoch_seed, step), self.device)
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.task.loss(self.model, batch)
+        loss = check_loss(self.task.loss(self.model, batch), task=type(self.task).__name__)
         loss.backward()
         if self.followed.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.followed.clip_norm)
@@ -273,7 +274,8 @@ def evaluate(
     seed_everything(seed)
     with torch.no_grad():
         for batch, num in source.valid_batches(batch_size=task.eval_batch_size):
-            sums.add(task.metrics(model, batch), num=num)
+            found = check_metrics(task.metrics(model, batch), task=type(task).__name__)
+            sums.add(found, num=num)
     return sums.means()
 
 

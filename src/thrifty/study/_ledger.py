@@ -165,13 +165,15 @@ class Ledger:
                 self.outbox.append(CheckpointAdded(plan=self.plan_id, ref=event.checkpoint))
         elif isinstance(event, StageFailed):
             self._log_stage(event, state=event.kind)
-            logger.warning("stage of node %d failed: %s", event.node, event.message)
         elif isinstance(event, CheckpointLost):
             self._lost(event)
         elif isinstance(event, Refused):
             self._refuse(event)
-        for answer in self.plan.record(event):
+        answers = self.plan.record(event)
+        for answer in answers:
             self._answered(answer)
+        if isinstance(event, StageFailed) and event.kind != "task":  # which is raised
+            _say_failure(event, answers)
 
     def _epoch_done(self, event: EpochDone) -> None:
         key, times = (event.node, event.epoch), EpochTimes.of(event)
@@ -492,3 +494,14 @@ def done(epoch: EpochRecord) -> EpochDone:
 
 def _hashable(group: Any) -> Any:
     return tuple(_hashable(item) for item in group) if isinstance(group, list) else group
+
+
+def _say_failure(event: StageFailed, answers: Sequence[Answer]) -> None:
+    """Log whose training has failed; nobody's if it is tried again."""
+    numbers = sorted(int(str(a.trial)) for a in answers if a.failure is not None)
+    if not numbers:
+        logger.warning("training failed and is tried again: %s", event.message)
+    elif len(numbers) == 1:
+        logger.warning("trial %d failed: %s", numbers[0], event.message)
+    else:
+        logger.warning("trials %s failed: %s", ", ".join(map(str, numbers)), event.message)

@@ -9,7 +9,7 @@ from typing import Literal, Self
 from rich.console import Console
 from rich.text import Text
 
-from thrifty.core import fingerprint, plain_logger
+from thrifty.core import StateError, fingerprint, plain_logger
 from thrifty.run import ExecutorConfig
 from thrifty.store import Heartbeat, Lease, PlanInfo, Store, StudyInfo, StudyMoved
 
@@ -95,7 +95,12 @@ def train(
         )
         ending = stack.enter_context(_Ending(watching, ledger))
         _begin(archive, ledger, watching, info=lease.study, plan=plan)
-        done = run_loop(parts, stop_requested=lambda: asked.requested() or bool(reason()))
+        try:
+            done = run_loop(parts, stop_requested=lambda: asked.requested() or bool(reason()))
+        except StateError:
+            # nobody runs it any more, and running it again would say the same
+            driver.record([StudyMoved(study=ledger.study_id, state="stopped")])
+            raise
         if done:
             parts.budget.hold(ledger, driver=driver, store=store, done=True)
         ending.state = "done" if done else "stopped"
