@@ -93,8 +93,8 @@ class Forecast:
         return (
             f"{self.num_trials:,} trials, {about}{self.trial_epochs:,.0f} trial-epochs\n"
             f"{about}{self.unique_epochs:,.0f} unique epochs to train{span}\n"
-            f"merge rate {self.merge_rate:.2f}: {1 - 1 / max(self.merge_rate, 1):.0%} of the epochs are never "
-            f"trained twice{known}{time}"
+            f"merge rate {self.merge_rate:.2f}: sharing saves {1 - 1 / max(self.merge_rate, 1):.0%} of the "
+            f"trial-epochs{known}{time}"
         )
 
 
