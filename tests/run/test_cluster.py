@@ -36,6 +36,7 @@ class FakeCluster:
         self.dismissed = []
         self.on_board = defaultdict(list)
         self.stopped = set()
+        self.told = defaultdict(list)
         self.over = {}
         self.open = {}
         self.gone = ""
@@ -47,10 +48,12 @@ class FakeCluster:
         return self.workers - 1
 
     def prepare(self, worker, spec):
+        self.told[worker] += spec.refused
         return self._call(worker)
 
-    def advance(self, worker, assignments, *, stop):
+    def advance(self, worker, assignments, *, refusals, stop):
         assert worker not in self.open, "one call at a time"
+        self.told[worker] += [refusal.key for refusal in refusals]
         self.on_board[worker] += [each.number for each in assignments]
         if stop:
             self.stopped.add(worker)
@@ -601,3 +604,25 @@ def test_whatever_happens_each_assignment_has_one_last_word(workers, expected, s
 
 def workers_up(world):
     return {hand.worker for hand in world.executor._hands if hand.up}
+
+
+def test_all_workers_learn_once_that_a_structure_is_refused():
+    world = World(3, expected=2)
+    world.submit(2)
+    world.cluster.up(0)
+    world.poll()
+    world.executor.refuse("one", "it differs")  # 0 trains, 1 is starting, 2 comes later
+    world.cluster.up(1)
+    world.poll()
+    world.cluster.work(0, through=False)
+    world.poll()
+    world.cluster.work(0, through=False)
+    world.cluster.work(1, through=False)
+    world.poll()
+    assert [world.cluster.told[0], world.cluster.told[1]] == [["one"], ["one"]]
+    world.cluster.kill(0)
+    world.poll()
+    world.submit(2)
+    world.cluster.up(2)
+    world.poll()
+    assert world.cluster.told[2] == ["one"]

@@ -14,6 +14,7 @@ import pytest
 from thrifty.core import EpochDone, StageDone, StageStarted
 from thrifty.plan import Chain, Stage
 from thrifty.run import Assignment, _remote
+from thrifty.run._assignment import Refusal
 from thrifty.run._remote import RemoteWorker, user_paths
 from thrifty.run._worker import WorkerSpec
 from thrifty.space import Timeline
@@ -143,3 +144,12 @@ def test_the_user_s_modules_are_sent_and_the_installation_is_not(monkeypatch, tm
     monkeypatch.setattr(sys, "path", path)
     here = Path.cwd()
     assert user_paths() == [str(here), str(tmp_path), str(here / "lib"), "/srv/my.zip"]
+
+
+def test_a_refusal_reaches_the_worker(worker, monkeypatch):
+    told = []
+    monkeypatch.setattr(
+        _remote.Worker, "refuse", lambda self, key, reason: told.append((key, reason))
+    )
+    worker.advance([], refusals=[Refusal(key="one", reason="it differs")])
+    assert told == [("one", "it differs")]

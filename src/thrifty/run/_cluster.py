@@ -6,11 +6,12 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from thrifty.core import StoreWriteError, UsageError, WorkerLostError, plain_logger
 
-from ._assignment import Assignment, Report
+from ._assignment import Assignment, Refusal, Report
 from ._executor import Executor
 from ._remote import TURN_S, Turn
 from ._seat import Seat
@@ -44,7 +45,14 @@ class Cluster(Protocol):
         """Calls ``prepare`` on a worker, with the task."""
         ...
 
-    def advance(self, worker: Any, assignments: Sequence[Assignment], *, stop: bool) -> Any:
+    def advance(
+        self,
+        worker: Any,
+        assignments: Sequence[Assignment],
+        *,
+        refusals: Sequence[Refusal],
+        stop: bool,
+    ) -> Any:
         """Calls ``advance`` on a worker."""
         ...
 
@@ -148,6 +156,11 @@ class ClusterExecutor(Executor):
             self._share()
             if reports or idle or self._clock() >= until:
                 return reports
+
+    def refuse(self, key: str, reason: str) -> None:
+        """Tell all workers that trials of a structure are not fused: with their next call, or when they start."""
+        for hand in self._hands:
+            hand.refuse(Refusal(key=key, reason=reason))
 
     def stop(self) -> None:
         """Asks all workers to keep their present states and be through."""
@@ -286,6 +299,8 @@ class _Hand:
         self._expected = expected
         self.seat = Seat(spec.name)
         self.waiting: deque[Assignment] = deque()
+        self._refusals: list[Refusal] = []
+        """What its worker has not been told yet."""
         self.worker: Any = None
         self.call: Any = None
         self.up = False
@@ -315,7 +330,14 @@ class _Hand:
     def num_free(self, pack_size: int) -> int:
         return max(0, self.seat.num_free(pack_size) - len(self.waiting))
 
+    def refuse(self, refusal: Refusal) -> None:
+        refused = {**self._spec.refused, refusal.key: refusal.reason}
+        self._spec = replace(self._spec, refused=refused)
+        if self.worker is not None:
+            self._refusals.append(refusal)
+
     def start(self) -> None:
+        self._refusals.clear()  # its specification has them
         self.worker = self._cluster.hire()
         self.call = self._cluster.prepare(self.worker, self._spec)
         self.since = self._clock()
@@ -335,7 +357,10 @@ class _Hand:
         self.waiting.clear()
         for assignment in assignments:
             self.seat.take(assignment)
-        self.call = self._cluster.advance(self.worker, assignments, stop=stop)
+        refusals, self._refusals = self._refusals, []
+        self.call = self._cluster.advance(
+            self.worker, assignments, refusals=refusals, stop=stop
+        )
         self.since = self._clock()
 
     def end(self) -> None:

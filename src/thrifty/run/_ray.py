@@ -20,7 +20,7 @@ from thrifty.core import MissingExtraError, UsageError, WorkerLostError, plain_l
 from thrifty.pack import Prefer, Task, Trainable
 from thrifty.store._address import redact_root
 
-from ._assignment import Assignment
+from ._assignment import Assignment, Refusal
 from ._cluster import ClusterExecutor, WorkerEvictedError
 from ._executor import Executor, ExecutorConfig, check_options
 from ._pulse import Pulse
@@ -192,9 +192,16 @@ class RayCluster:
         """Calls ``prepare`` on an actor, with the task."""
         return worker.prepare.remote(spec, self._paths, self._task)
 
-    def advance(self, worker: Any, assignments: Sequence[Assignment], *, stop: bool) -> Any:
+    def advance(
+        self,
+        worker: Any,
+        assignments: Sequence[Assignment],
+        *,
+        refusals: Sequence[Refusal],
+        stop: bool,
+    ) -> Any:
         """Calls ``advance`` on an actor."""
-        return worker.advance.remote(assignments, stop=stop)
+        return worker.advance.remote(assignments, refusals=refusals, stop=stop)
 
     def wait(self, calls: Sequence[Any], timeout_s: float) -> Sequence[Any]:
         """The calls that are over, waiting for one if none is."""

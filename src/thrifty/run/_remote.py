@@ -12,7 +12,7 @@ from pathlib import Path
 
 from thrifty.core import EpochDone, StoreWriteError, error_traceback
 
-from ._assignment import Assignment, Report
+from ._assignment import Assignment, Refusal, Report
 from ._worker import Worker, WorkerSpec
 
 
@@ -46,11 +46,19 @@ class RemoteWorker:
             return error_traceback(error)
         return ""
 
-    def advance(self, assignments: Sequence[Assignment], *, stop: bool = False) -> Turn:
+    def advance(
+        self,
+        assignments: Sequence[Assignment],
+        *,
+        refusals: Sequence[Refusal] = (),
+        stop: bool = False,
+    ) -> Turn:
         """Takes more assignments, and trains until somebody should hear of it."""
         worker = self._worker
         assert worker is not None, "prepare() comes first"
         self._stopping = stop
+        for refusal in refusals:
+            worker.refuse(refusal.key, refusal.reason)
         for assignment in assignments:
             worker.submit(assignment)
         reports: list[Report] = []

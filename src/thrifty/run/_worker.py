@@ -255,6 +255,7 @@ class Worker:
         except Exception as error:
             if not out_of_memory(error):
                 raise
+            self._report_refused(next(iter(self._courses.values())), out)
             self._shrink(error, out)
             return
         for course in self._courses.values():
