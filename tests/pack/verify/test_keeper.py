@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import random
+import threading
+from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
+from contextvars import ContextVar
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from thrifty.pack.identity import Place
-from thrifty.pack.verify import Keeper, same, training_places
+from thrifty.pack.verify import Keeper, Watch, same, training_places
 from thrifty.pack.verify._keeper import MAX_BYTES
 
 
@@ -108,18 +112,89 @@ def test_the_same_places_at_another_time():
     assert value == [1]
 
 
-def test_large_tensors_and_defaults_are_left_alone():
+def test_large_tensors_are_left_alone():
     large = torch.empty(MAX_BYTES // 4 + 1)
     keeper, _ = keeper_of(large)
     large.add_(1)
     assert keeper.changed() == []
 
-    def default(x=1):
-        return x
 
-    fixed = Keeper([Place(name="x", kind="default", holder=default, key=0)])
-    default.__defaults__ = (2,)
-    assert fixed.changed() == []
+class Table(dict):
+    """A container of the user's own."""
+
+    def update(self, *args, **kwargs):
+        raise AssertionError("no code of the user's runs")
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (lambda: array("d", [1.0]), lambda v: v.append(2.0)),
+        (lambda: array("d", [1.0]), lambda v: v.__setitem__(0, 2.0)),
+        (threading.local, lambda v: setattr(v, "n", 1)),
+        (lambda: ContextVar("x", default=1), lambda v: v.set(2)),
+        (lambda: Table(a=[1]), lambda v: v["a"].append(2)),
+        (lambda: Table(a=[1]), lambda v: v.pop("a")),
+        (lambda: {1: {2: {3: {4: {5: [6]}}}}}, lambda v: v[1][2][3][4][5].append(7)),
+    ],
+)
+def test_holders_of_any_class(make, change):
+    value = make()
+    keeper, _ = keeper_of(value)
+    watch = Watch({"read": lambda: value})
+    assert (keeper.changed(), watch.changed()) == ([], None)
+    change(value)
+    assert keeper.changed() == ["x"]
+    assert watch.changed() is not None
+    keeper.put_back()
+    assert (keeper.changed(), watch.changed()) == ([], None)
+
+
+def test_a_context_variable_that_was_set():
+    value = ContextVar("x")
+    value.set([1])
+    keeper, _ = keeper_of(value)
+    value.get().append(2)
+    assert keeper.changed() == ["x"]
+    keeper.put_back()
+    assert value.get() == [1]
+    value.set([3])
+    keeper.put_back()
+    assert value.get() == [1]
+
+
+def counts(seen=OrderedDict()):  # noqa: B006 (what users do)
+    seen["n"] = seen.get("n", 0) + 1
+    counts.calls = getattr(counts, "calls", 0) + 1
+    Noted.calls = getattr(Noted, "calls", 0) + 1
+    return seen
+
+
+class Noted:
+    """A class that is given an attribute."""
+
+
+def test_what_functions_and_classes_are_given():
+    keeper = Keeper(training_places({"counts": counts}))
+    counts()
+    assert sorted(keeper.changed()) == ["Noted.calls", "counts default 'seen'", "counts.calls"]
+    keeper.put_back()
+    assert keeper.changed() == []
+    assert (counts.__dict__, vars(Noted).get("calls"), counts.__defaults__) == ({}, None, ({},))
+
+
+def test_settings_of_the_process(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path.parent)
+    keeper, watch = Keeper(training_places({"counts": counts})), Watch({"counts": counts})
+    torch.set_default_dtype(torch.float64)
+    monkeypatch.chdir(tmp_path)
+    try:
+        assert keeper.changed() == ["torch.get_default_dtype()", "os.getcwd()"]
+        assert watch.changed().name == "torch.get_default_dtype()"
+        keeper.put_back()
+        assert (torch.get_default_dtype(), Path.cwd()) == (torch.float32, tmp_path.parent)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def reads_the_environment():

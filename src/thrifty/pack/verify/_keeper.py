@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import random
 import re
-from collections import Counter, OrderedDict, defaultdict, deque
+import threading
+from array import array
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
@@ -14,18 +17,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from thrifty.pack.identity import MISSING, Place, reach, vars_of
+from thrifty.pack.identity import MISSING, Place, Reach, reach, vars_of
 
 from ._same import same
+from ._settings import SETTINGS
 
 
 MAX_BYTES = 64 * 2**20
 """Larger arrays and tensors are not kept."""
 MAX_ELEMENTS = 10_000
 """Longer containers are kept, but not what is inside their elements."""
-MAX_DEPTH = 4
+MAX_DEPTH = 8
 
-KINDS = frozenset({"global", "closure", "class attribute", "attribute", "item", "slot"})
+KINDS = frozenset({
+    "global", "closure", "default", "class attribute", "attribute", "item", "slot",
+})  # fmt: skip
 """Places that training code may write to."""
 
 _VARIABLE = re.compile("[A-Z][A-Z0-9_]+")
@@ -56,10 +62,7 @@ class Keeper:
         self._places = [place for place in places if place.kind in KINDS]
         self._values = [place.get() for place in self._places]
         self._contents = [list(_contents(value)) for value in self._values]
-        self._spaces = [
-            (place, vars_of(place.holder), dict(vars_of(place.holder)))
-            for place in _one_for_each_holder(self._places)
-        ]
+        self._spaces = [_Space.of(place) for place in _one_for_each_holder(self._places)]
 
     @property
     def keys(self) -> set[tuple[int, Any]]:
@@ -80,10 +83,7 @@ class Keeper:
             if (_is_other(place.get(), value) and not is_cache(place, value))
             or any(not held.is_as_before() for held in contents)
         ]
-        for place, names, before in self._spaces:
-            owner = place.name.rpartition(".")[0]
-            out += [f"{owner}.{name}" for name in names.keys() - before.keys()]
-        return out
+        return [*out, *(name for space in self._spaces for name in space.added())]
 
     def put_back(self) -> None:
         """Put everything back that is not what it was."""
@@ -94,15 +94,53 @@ class Keeper:
         for place, value in zip(self._places, self._values, strict=True):
             if place.get() is not value:
                 place.set(value)
-        for _, names, before in self._spaces:
-            for name in names.keys() - before.keys():
-                del names[name]
-            for name in before.keys() - names.keys():
-                names[name] = before[name]
+        for space in self._spaces:
+            space.put_back()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Space:
+    """The names that an instance, a function or a class has, as they were."""
+
+    owner: str
+    holder: Any
+    before: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, place: Place) -> _Space:
+        owner = place.name.rpartition(".")[0]
+        return cls(owner=owner, holder=place.holder, before=dict(_names_of(place.holder)))
+
+    def added(self) -> list[str]:
+        """The names that are new."""
+        return [f"{self.owner}.{n}" for n in _names_of(self.holder).keys() - self.before.keys()]
+
+    def put_back(self) -> None:
+        names = _names_of(self.holder)
+        for name in names.keys() - self.before.keys():
+            if isinstance(self.holder, type):
+                type.__delattr__(self.holder, name)
+            else:
+                del vars_of(self.holder)[name]
+        for name in self.before.keys() - names.keys():
+            if isinstance(self.holder, type):
+                type.__setattr__(self.holder, name, self.before[name])
+            else:
+                vars_of(self.holder)[name] = self.before[name]
+
+
+def _names_of(holder: Any) -> Mapping[str, Any]:
+    """What an object holds by name; of a class what the user's code may have put there."""
+    if not isinstance(holder, type):
+        return vars_of(holder)
+    found = type.__dict__["__dict__"].__get__(holder)
+    # Python notes down things of its own there: __annotations__, _abc_impl
+    return {n: found[n] for n in found if not n.startswith(("__", "_abc_"))}
 
 
 def _one_for_each_holder(places: Iterable[Place]) -> list[Place]:
-    return list({id(p.holder): p for p in places if p.kind == "attribute"}.values())
+    kinds = ("attribute", "class attribute")
+    return list({id(p.holder): p for p in places if p.kind in kinds}.values())
 
 
 def training_places(roots: Mapping[str, Any]) -> list[Place]:
@@ -115,8 +153,25 @@ def training_places(roots: Mapping[str, Any]) -> list[Place]:
     others = {n: root for n, root in roots.items() if n not in models}
     both = (reach(others, without=_MAKERS), reach(models))
     functions = [each.value for found in both for each in found.functions]
-    places = [*both[0].places, *both[1].places, *_environment_places(functions)]
+    places = [
+        *both[0].places,
+        *both[1].places,
+        *_empty_places(both),
+        *_environment_places(functions),
+        *SETTINGS.places(),
+    ]
     return list({(id(place.holder), place.key): place for place in places}.values())
+
+
+def _empty_places(found: Iterable[Reach]) -> Iterator[Place]:
+    """A place that stays empty in each function and class: so that what they are given later is seen."""
+    for each in found:
+        for function in each.functions:
+            yield Place(
+                name=f"{function.name}.", kind="attribute", holder=function.value, key=""
+            )
+        for kind in each.classes:
+            yield Place(name=f"{kind.name}.", kind="class attribute", holder=kind.value, key="")
 
 
 def _environment_places(functions: Iterable[FunctionType]) -> Iterator[Place]:
@@ -172,12 +227,30 @@ def _contents(value: Any, depth: int = 0) -> Iterator[_Held]:
     if isinstance(value, torch.nn.Module):
         for tensor in (*value.parameters(), *value.buffers()):
             yield from _contents(tensor, depth)
-    if depth < MAX_DEPTH and type(value) in _ITERATED and len(value) <= MAX_ELEMENTS:
-        for each in list(value.values() if isinstance(value, dict) else value):
+    if depth < MAX_DEPTH:
+        for each in elements(value):
             yield from _contents(each, depth + 1)
 
 
+def elements(value: Any) -> list[Any]:
+    """What is inside a container of any class, without running code of the user's."""
+    own = type(value)
+    if issubclass(own, dict):
+        return list(dict.values(value)) if dict.__len__(value) <= MAX_ELEMENTS else []
+    if issubclass(own, threading.local):
+        return list(local_names(value).values())
+    if issubclass(own, ContextVar):
+        return [context_value(value)]
+    for kind in (list, tuple, deque):
+        if issubclass(own, kind):
+            return list(kind.__iter__(value)) if kind.__len__(value) <= MAX_ELEMENTS else []
+    return []
+
+
 def _handler_of(value: Any) -> _Handler | None:
+    for kind, handler in _BY_CLASS.items():
+        if issubclass(type(value), kind):
+            return handler
     if isinstance(value, torch.Tensor):
         return _TENSOR if not value.is_sparse and value.nbytes <= MAX_BYTES else None
     if isinstance(value, np.ndarray):
@@ -188,14 +261,43 @@ def _handler_of(value: Any) -> _Handler | None:
     return None
 
 
-def _fill(value: Any, before: Any) -> None:
-    value.clear()
-    value.update(before)
+def _filled(kind: Any, extend: str) -> Callable[[Any, Any], None]:
+    """Write a container of a class, or of one derived from it, without running code of the user's."""
+
+    def write(value: Any, before: Any) -> None:
+        kind.clear(value)
+        getattr(kind, extend)(value, before)
+
+    return write
 
 
-def _fill_sequence(value: Any, before: Any) -> None:
-    value.clear()
-    value.extend(before)
+def local_names(value: threading.local) -> dict[str, Any]:
+    """Return what a ``threading.local`` holds for this thread."""
+    found: dict[str, Any] = threading.local.__getattribute__(value, "__dict__")
+    return found
+
+
+def _write_local(value: Any, before: Any) -> None:
+    names = local_names(value)
+    names.clear()
+    names.update(before)
+
+
+def _write_buffer(value: Any, before: Any) -> None:
+    value[:] = before
+
+
+def _write_context(value: ContextVar[Any], before: Any) -> None:
+    if before is not MISSING:  # it cannot be emptied again
+        value.set(before)
+
+
+def context_value(value: ContextVar[Any]) -> Any:
+    """Return what a context variable holds now, or its default, or ``MISSING``."""
+    try:
+        return value.get()
+    except LookupError:
+        return MISSING
 
 
 def _shallow(one: Any, other: Any) -> bool:
@@ -220,8 +322,6 @@ def _write_array(value: Any, before: Any) -> None:
     value[...] = before
 
 
-_SEQUENCE = _Handler(list, _fill_sequence, _shallow)
-_MAPPING = _Handler(dict, _fill, _shallow_mapping)
 _TENSOR = _Handler(lambda value: value.detach().clone(), _write_tensor)
 _ARRAY = _Handler(lambda value: value.copy(), _write_array)
 _PYTHON_RANDOM = _Handler(lambda value: value.getstate(), lambda value, s: value.setstate(s))
@@ -232,14 +332,6 @@ def _write_numpy_generator(value: np.random.Generator, before: Any) -> None:
 
 
 _HANDLERS: Mapping[type, _Handler] = {
-    list: _SEQUENCE,
-    deque: _SEQUENCE,
-    bytearray: _SEQUENCE,
-    dict: _MAPPING,
-    defaultdict: _MAPPING,
-    OrderedDict: _MAPPING,
-    Counter: _MAPPING,
-    set: _Handler(set, _fill),
     torch.Generator: _Handler(
         lambda value: value.get_state().clone(), lambda value, state: value.set_state(state)
     ),
@@ -251,4 +343,25 @@ _HANDLERS: Mapping[type, _Handler] = {
     ),
 }
 
-_ITERATED = frozenset({list, tuple, deque, dict, defaultdict, OrderedDict})
+_BY_CLASS: Mapping[type, _Handler] = {
+    OrderedDict: _Handler(
+        lambda value: dict(OrderedDict.items(value)),
+        _filled(OrderedDict, "update"),
+        _shallow_mapping,
+    ),
+    dict: _Handler(
+        lambda value: dict(dict.items(value)), _filled(dict, "update"), _shallow_mapping
+    ),
+    list: _Handler(lambda value: list(list.__iter__(value)), _filled(list, "extend"), _shallow),
+    deque: _Handler(
+        lambda value: list(deque.__iter__(value)), _filled(deque, "extend"), _shallow
+    ),
+    set: _Handler(lambda value: set(set.__iter__(value)), _filled(set, "update")),
+    bytearray: _Handler(bytes, _write_buffer),
+    array: _Handler(lambda value: value[:], _write_buffer),
+    threading.local: _Handler(
+        lambda value: dict(local_names(value)), _write_local, _shallow_mapping
+    ),
+    ContextVar: _Handler(context_value, _write_context, lambda a, b: a is b or same(a, b)),
+}
+"""By the class that a value's own class is, or derives from."""

@@ -6,8 +6,14 @@ step and not only by the next check. The model to read is the guards of ``torch.
 
 from __future__ import annotations
 
+import threading
+from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,12 +21,12 @@ import torch
 
 from thrifty.pack.identity import MISSING, Place, is_iterator, vars_of
 
-from ._keeper import training_places
+from ._keeper import context_value, elements, local_names, training_places
 
 
 MAX_ELEMENTS = 256
 """A container with more elements is compared by its length, and by some of its elements."""
-MAX_DEPTH = 4
+MAX_DEPTH = 8
 
 _HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
 
@@ -217,7 +223,7 @@ def token(value: Any, depth: int = 0) -> Any:
     kind = type(value)
     if kind in _IMMUTABLE:
         return (kind, value)
-    make = _TOKENS.get(kind)
+    make = _maker(kind)
     if make is not None and depth < MAX_DEPTH:
         return make(value, depth)
     if isinstance(value, torch.Tensor):
@@ -230,14 +236,29 @@ def token(value: Any, depth: int = 0) -> Any:
 
 
 def _sequence(value: Any, depth: int) -> Any:
-    some = value if len(value) <= MAX_ELEMENTS else value[:: len(value) // MAX_ELEMENTS]
-    return (type(value), len(value), *(token(each, depth + 1) for each in some))
+    kind = next(each for each in _SEQUENCES if issubclass(type(value), each))
+    num = kind.__len__(value)
+    some = islice(kind.__iter__(value), None, None, max(1, num // MAX_ELEMENTS))
+    return (type(value), num, *(token(each, depth + 1) for each in some))
 
 
 def _mapping(value: Any, depth: int) -> Any:
-    if len(value) > MAX_ELEMENTS:
-        return (dict, id(value), len(value))
-    return (dict, *((token(k, depth), token(v, depth + 1)) for k, v in value.items()))
+    if dict.__len__(value) > MAX_ELEMENTS:
+        return (dict, id(value), dict.__len__(value))
+    return (dict, *((token(k, depth), token(v, depth + 1)) for k, v in dict.items(value)))
+
+
+def _local(value: Any, depth: int) -> Any:
+    return (threading.local, _mapping(local_names(value), depth))
+
+
+def _context(value: Any, depth: int) -> Any:
+    return (ContextVar, token(context_value(value), depth + 1))
+
+
+def _numbers(value: Any, depth: int) -> Any:  # noqa: ARG001 (the signature of all of them)
+    some = value if len(value) <= MAX_ELEMENTS else value[:: len(value) // MAX_ELEMENTS]
+    return (type(value), len(value), bytes(some))
 
 
 def _set(value: Any, depth: int) -> Any:  # noqa: ARG001 (the signature of all of them)
@@ -250,14 +271,29 @@ def _array(value: Any, depth: int) -> Any:  # noqa: ARG001
     return (id(value), value.shape, some.tobytes())
 
 
+_SEQUENCES = (list, tuple, deque)
+
 _TOKENS: dict[type, Callable[[Any, int], Any]] = {
     list: _sequence,
     tuple: _sequence,
+    deque: _sequence,
     dict: _mapping,
     set: _set,
     frozenset: _set,
     np.ndarray: _array,
+    bytearray: _numbers,
+    array: _numbers,
+    threading.local: _local,
+    ContextVar: _context,
 }
+
+
+@cache
+def _maker(kind: type) -> Callable[[Any, int], Any] | None:
+    """How to stand in for values of a class, or of one derived from it."""
+    found = (make for each, make in _TOKENS.items() if issubclass(kind, each))
+    return next(found, None)
+
 
 _NOTHING = token(MISSING)
 
@@ -277,7 +313,7 @@ def _namespace(place: Place) -> Mapping[str, Any] | None:
 
 def _has_contents(value: Any) -> bool:
     """Whether something in a value may change while the value stays the same object."""
-    return type(value) in _TOKENS or isinstance(
+    return _maker(type(value)) is not None or isinstance(
         value, torch.Tensor | torch.Generator | np.random.Generator
     )
 
@@ -287,8 +323,8 @@ def _inside(value: Any, depth: int = 0) -> Iterator[int]:
     if type(value) in _IMMUTABLE or isinstance(value, type) or callable(value):
         return
     yield id(value)
-    if depth < MAX_DEPTH and type(value) in _TOKENS and type(value) is not np.ndarray:
-        for each in list(value.values() if isinstance(value, dict) else value)[:MAX_ELEMENTS]:
+    if depth < MAX_DEPTH:
+        for each in elements(value)[:MAX_ELEMENTS]:
             yield from _inside(each, depth + 1)
 
 
