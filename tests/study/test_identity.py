@@ -133,15 +133,15 @@ def test_after_a_change_of_metrics_only_what_is_kept_is_evaluated_again(project)
     forecast = second.plan()
     assert (forecast.known_epochs, forecast.evaluated_epochs) == (0, len(states))
     assert forecast.epochs_to_train == 12 - len(states)
-    assert "6 evaluated again with kept states: 6 left to train" in str(forecast)
+    assert "5 evaluated again with kept states: 7 left to train" in str(forecast)
     seen = run(second)
     assert seen.evaluated == len(states) == forecast.evaluated_epochs
     assert seen.trained == forecast.epochs_to_train
     afresh = project(METRIC, name="b", folder="afresh")
     run(afresh)
     assert curves(second) == curves(afresh)
-    assert (second.savings.unique_epochs, second.savings.evaluated_epochs) == (6, 6)
-    assert "6 epochs trained, 6 evaluated again for 18 trial-epochs" in str(second.savings)
+    assert (second.savings.unique_epochs, second.savings.evaluated_epochs) == (7, 5)
+    assert "7 epochs trained, 5 evaluated again for 18 trial-epochs" in str(second.savings)
     assert second.plan().known_epochs == 12
     assert second.plan().epochs_to_train == 0
 
@@ -222,7 +222,7 @@ def test_a_run_that_was_interrupted_goes_on(project):
     second = project(METRIC, name="b")
     before = run(second, observers=[StopAfter(4)])
     after = run(project(METRIC, name="b"))
-    assert (before.trained + after.trained, before.evaluated + after.evaluated) == (6, 6)
+    assert (before.trained + after.trained, before.evaluated + after.evaluated) == (7, 5)
     afresh = project(METRIC, name="b", folder="afresh")
     run(afresh)
     assert curves(project(METRIC, name="b")) == curves(afresh)
@@ -236,7 +236,7 @@ def test_on_other_executors(project, executor):
     run(project())
     second = project(METRIC, name="b")
     seen = run(second, executor=executor)
-    assert (seen.trained, seen.evaluated) == (6, 6)
+    assert (seen.trained, seen.evaluated) == (7, 5)
     afresh = project(METRIC, name="b", folder="afresh")
     run(afresh, executor=executor)
     assert curves(second) == curves(afresh)
