@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from functools import lru_cache
 
 import pytest
+import torch
 
 from tests.pack._toys import Toy
 from thrifty.pack.fused._row_state import RowState
@@ -108,3 +110,41 @@ def test_a_trial_that_diverges_in_a_pack_is_trained_again(tmp_path, monkeypatch,
     monkeypatch.setattr(RowState, "updater", updater)
     study = trained(tmp_path, "diverged", pack="fused")
     assert_same_curves(curves(study), alone)
+
+
+@lru_cache
+def drawn(num):
+    return (torch.rand(num) < 0.7) * 1.0
+
+
+@lru_cache
+def weights(num):
+    return torch.arange(num) / num
+
+
+class Masked(Toy):
+    """Its mask is drawn by the first call, and kept."""
+
+    mask = staticmethod(drawn)
+
+    def loss(self, model, batch):
+        x, y = batch
+        return super().loss(model, (x * type(self).mask(6), y))
+
+
+class Weighted(Masked):
+    """Its weights are computed by the first call, and kept."""
+
+    mask = staticmethod(weights)
+
+
+@pytest.mark.parametrize("task", [Masked, Weighted])
+def test_values_that_are_cached_by_the_first_call(tmp_path, task):
+    found = []
+    for pack in ("solo", "fused"):
+        drawn.cache_clear()
+        weights.cache_clear()
+        found.append(trained(tmp_path, pack, pack=pack, task=task))
+    alone, packed = found
+    assert_same_curves(curves(packed), curves(alone))
+    assert bool(packed.savings.packed_epochs) == (task is Weighted)

@@ -19,6 +19,7 @@ from ._random import borrowed_streams, seed_everything
 from ._readings import Readings
 from ._sources import sources_of
 from ._task import Task
+from .verify import as_it_was
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,7 @@ def inspect_task(
         own.adapt(model, adapted)
         batch, _ = next(iter(source.valid_batches(batch_size=task.eval_batch_size)))
         found: list[Any] = []
-        with torch.no_grad():
+        with torch.no_grad(), as_it_was({"task": own, "model": model}):
             pure = changes_nothing(
                 lambda: found.append(own.metrics(model, batch)), task=own, model=model
             )

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from thrifty.pack._data import WholeBatch
 from thrifty.pack._task import Task
-from thrifty.pack.verify import Keeper, Watch, training_places
+from thrifty.pack.verify import Watch, as_it_was
 
 from ._alone import evaluate_alone, train_alone
 from ._experiment import Experiment, run_packed, stacked
@@ -44,11 +44,35 @@ def dry_run(task: Task, model: torch.nn.Module, batch: Any) -> Structure:
     Raises:
         UnfusableError: it cannot be fused; the message says why.
     """
-    keeper = Keeper(training_places({"task": task, "model": model}))
-    try:
+    with as_it_was({"task": task, "model": model}) as caches:
+        if caches:
+            _check_caches(caches, task, model, batch)
         return _dry_run(task, model, batch)
-    finally:
-        keeper.put_back()
+
+
+def _check_caches(
+    caches: Sequence[Any], task: Task, model: torch.nn.Module, batch: Any
+) -> None:
+    """Check that functions whose results are cached draw no random numbers at their first call.
+
+    A pack would call them first at another place of the random stream.
+
+    Raises:
+        UnfusableError: one of them does.
+    """
+    states = []
+    with torch.no_grad(), suppress(Exception):  # what fails here fails in what follows
+        for _ in range(2):
+            torch.default_generator.manual_seed(0)
+            task.loss(deepcopy(model), pytree.tree_map(_copied, batch))
+            states.append(torch.get_rng_state())
+    filled = any(cache.cache_info().currsize for cache in caches)
+    if filled and len(states) == 2 and not torch.equal(*states):
+        raise UnfusableError("it caches a value that is drawn at random")
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _dry_run(task: Task, model: torch.nn.Module, batch: Any) -> Structure:

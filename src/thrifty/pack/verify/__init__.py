@@ -13,7 +13,11 @@ from ._compare import (
     differences as differences,
     relative_tolerance as relative_tolerance,
 )
-from ._keeper import Keeper as Keeper, training_places as training_places
+from ._keeper import (
+    Keeper as Keeper,
+    as_it_was as as_it_was,
+    training_places as training_places,
+)
 from ._nudged import are_metrics_rounding as are_metrics_rounding, is_rounding as is_rounding
 from ._probe import (
     FIRST_BATCH as FIRST_BATCH,
@@ -56,6 +60,7 @@ __all__ = [
     "StepTaken",
     "Watch",
     "are_metrics_rounding",
+    "as_it_was",
     "compare_metrics",
     "compare_step",
     "differences",

@@ -9,8 +9,10 @@ import threading
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -36,6 +38,8 @@ KINDS = frozenset({
 
 _VARIABLE = re.compile("[A-Z][A-Z0-9_]+")
 """What names of environment variables look like."""
+
+_CACHED = type(lru_cache(len))
 
 _MAKERS = ("data", "model", "optimizer")
 """Methods of a task that run before training, and may keep caches."""
@@ -172,6 +176,26 @@ def _empty_places(found: Iterable[Reach]) -> Iterator[Place]:
             )
         for kind in each.classes:
             yield Place(name=f"{kind.name}.", kind="class attribute", holder=kind.value, key="")
+
+
+@contextmanager
+def as_it_was(roots: Mapping[str, Any]) -> Iterator[list[Any]]:
+    """Put all that some code may change back afterwards; give the empty ``functools.lru_cache`` that it reaches.
+
+    Args:
+        roots: Code and objects by name: a task, a loss, a module.
+    """
+    places = training_places(roots)
+    keeper = Keeper(places)
+    found = [place.get() for place in places]
+    values = [v.__func__ if type(v) in (staticmethod, classmethod) else v for v in found]
+    caches = [v for v in values if type(v) is _CACHED and not v.cache_info().currsize]
+    try:
+        yield caches
+    finally:
+        keeper.put_back()
+        for cache in caches:
+            cache.cache_clear()
 
 
 def _environment_places(functions: Iterable[FunctionType]) -> Iterator[Place]:
