@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import random
 from functools import lru_cache
@@ -24,9 +25,13 @@ from thrifty.pack import (
     borrowed_streams,
     task_identity,
 )
+from thrifty.pack._state import pack_state, unpack_state
 from thrifty.pack._state_check import SHORT_S
+from thrifty.pack._state_probe import FURTHER_STEPS, probe, probe_further
 from thrifty.pack._trainable_trial import TrainableTrial
 from thrifty.pack._trial import TaskTrial
+from thrifty.pack.verify import same
+from thrifty.run import state_from_arrays, state_to_arrays
 
 
 CPU = torch.device("cpu")
@@ -223,14 +228,257 @@ class OwnOptimizer(Toy):
         (MetricsCounter, "'self.calls'"),
         (Caching, "'model.scale'"),
         (OwnGenerator, "'model.rng'"),
-        (OwnOptimizer, "something that is not an attribute"),
+        (OwnOptimizer, "'optimizer.num_steps'"),
     ],
 )
 def test_what_is_outside_of_the_state_is_named(task, what):
     with pytest.raises(StateError, match=r"keeps state outside of its checkpoint") as caught:
         run_check(task())
     assert what in str(caught.value).replace("tests.pack.test_state_check.", "")
-    assert "register_buffer" in str(caught.value)
+    mend = "self.state[p]" if task is OwnOptimizer else "register_buffer"
+    assert mend in str(caught.value)
+
+
+# -- state that acts later than in the next step -----------------------------------------------
+
+
+class Lookahead(torch.optim.SGD):
+    """Pulls weights back at each fifth step, and keeps all that it needs for that to itself."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, lr=lr)
+        self.num_steps = 0
+        self.slow = [p.detach().clone() for p in self.param_groups[0]["params"]]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        self.num_steps += 1
+        if self.num_steps % 5 == 0:
+            for p, slow in zip(self.param_groups[0]["params"], self.slow, strict=True):
+                p.copy_(slow.lerp_(p, 0.5))
+
+
+class PulledBack(Toy):
+    optimizer = Optimizer(Lookahead, lr="lr")
+
+
+class Wrapping(torch.optim.SGD):
+    """Has an optimizer inside, and one in a list."""
+
+    def __init__(self, params, lr):
+        params = list(params)
+        super().__init__(params, lr=lr)
+        self.inner = Lookahead(params, lr)
+        self.others = [Lookahead(params, lr)]
+
+    def step(self, closure=None):
+        self.inner.step()
+        self.others[0].step()
+
+
+class Wrapped(Toy):
+    optimizer = Optimizer(Wrapping, lr="lr")
+
+
+class Periodic(Toy):
+    """Acts once in a number of steps that is longer than an epoch."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def loss(self, model, batch):
+        self.calls += 1
+        return super().loss(model, batch) * (2 if self.calls % 60 == 0 else 1)
+
+
+class Schedule:
+    def __init__(self):
+        self.calls = 0
+
+
+class InnerPeriodic(Periodic):
+    """Keeps its count in an object."""
+
+    def __init__(self):
+        self.schedule = Schedule()
+
+    def loss(self, model, batch):
+        self.schedule.calls += 1
+        factor = 2 if self.schedule.calls % 7 == 0 else 1
+        return super(Periodic, self).loss(model, batch) * factor
+
+
+class PeriodicMetrics(Periodic):
+    """Acts in each second epoch's evaluation."""
+
+    def loss(self, model, batch):
+        return super(Periodic, self).loss(model, batch)
+
+    def metrics(self, model, batch):
+        self.calls += 1
+        return {"calls": self.calls // 4}
+
+
+class Breaking(Periodic):
+    def loss(self, model, batch):
+        self.calls += model.training
+        if self.calls == FURTHER_STEPS + 2:  # which the restored trial does not get to
+            raise ValueError("too many calls")
+        return super(Periodic, self).loss(model, batch)
+
+
+@pytest.mark.parametrize(
+    ("task", "what"),
+    [
+        (PulledBack, "'optimizer.num_steps', 'optimizer.slow'"),
+        (Wrapped, "'optimizer.inner.num_steps', 'optimizer.inner.slow', 'optimizer.others[0]."),
+        (Periodic, "'self.calls'"),
+        (InnerPeriodic, "'self.schedule.calls'"),
+        (PeriodicMetrics, "'self.calls'"),
+    ],
+)
+def test_state_that_acts_later_than_in_the_next_step(task, what):
+    with pytest.raises(
+        StateError, match=r"keeps state outside.*(further steps|calls of evaluation)"
+    ) as caught:
+        run_check(task(), epochs=2)
+    assert what in str(caught.value)
+
+
+def test_an_error_of_one_trial_only_in_a_later_step():
+    with pytest.raises(StateError, match="only one of them raises ValueError: too many calls"):
+        run_check(Breaking())
+
+
+def test_an_error_of_both_trials_in_a_later_step_says_nothing(monkeypatch, caplog):
+    def fails(*_, **__):
+        raise ValueError("too many calls")
+
+    monkeypatch.setattr("thrifty.pack._state_check.probe_further", fails)
+    with caplog.at_level(logging.WARNING):
+        run_check(Logging())
+    assert "'self.notes'" in caplog.text
+
+
+def test_trials_go_no_further_if_nothing_is_outside_of_the_state(monkeypatch):
+    monkeypatch.setattr("thrifty.pack._state_check.probe_further", pytest.fail)
+    for task in (Toy, Adam, Normed, Buffered):
+        run_check(task())
+
+
+def test_what_is_meant_may_matter_later():
+    class Meant(PulledBack):
+        not_state = ("num_steps", "slow")
+
+    class Partly(Logging, Periodic):
+        not_state = ("calls",)
+
+        def __init__(self):
+            self.notes, self.calls = [], 0
+
+        def loss(self, model, batch):
+            self.notes.append(1)
+            return Periodic.loss(self, model, batch)
+
+    run_check(Meant())
+    run_check(Partly())
+
+
+def test_going_further_ends_when_the_time_is_up(monkeypatch):
+    with borrowed_streams():
+        check = StateCheck(Toy(), device=CPU)
+        trial, _ = trained(Toy(), check)
+        probe(trial, plan(1), trains=False)
+        assert probe_further(trial, plan(1), limit_s=0.0)[1] == 0
+        assert probe_further(trial, plan(1), num_steps=7, limit_s=0.0)[1] == 7
+
+
+def test_trials_go_further_once_for_what_is_outside(monkeypatch, caplog):
+    calls = []
+
+    def counted(*args, **options):
+        calls.append(1)
+        return probe_further(*args, **options)
+
+    monkeypatch.setattr("thrifty.pack._state_check.probe_further", counted)
+    with borrowed_streams():
+        check = StateCheck(Logging(), device=CPU)
+        for _ in range(2):
+            trial, member = trained(Logging(), check)
+            check.check(trial, member, plan(1), seconds=0.0)
+    assert len(calls) == 2, "the live trial and the restored one"
+
+
+# -- what cannot be compared by ordinary means ----------------------------------------------------
+
+
+class Graph(nn.Module):
+    """Has a sparse matrix in each layout as a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 1)
+        matrix = torch.ones(6, 6).tril() / 6
+        twice = torch.tensor([[0, 0], [1, 1]])
+        self.register_buffer("coo", matrix.to_sparse())
+        self.register_buffer("csr", matrix.to_sparse_csr())
+        self.register_buffer("csc", matrix.to_sparse_csc())
+        self.register_buffer(
+            "twice", torch.sparse_coo_tensor(twice, torch.tensor([1.0, 2.0]), (6, 6))
+        )
+
+    def forward(self, x):
+        return self.inner(torch.sparse.mm(self.coo, x.t()).t())
+
+
+of_sparse = pytest.mark.filterwarnings("ignore:Sparse (CSR|CSC|invariant)")
+
+
+class Sparse(Toy):
+    def network(self, hp):
+        return Graph()
+
+
+@of_sparse
+def test_sparse_buffers(caplog):
+    run_check(Sparse())
+    assert not caplog.messages
+
+
+@of_sparse
+def test_sparse_tensors_in_a_state():
+    held = dict(Graph().state_dict())
+    arrays, meta = state_to_arrays(pack_state(held))
+    again = unpack_state(state_from_arrays(arrays, json.loads(json.dumps(meta))))
+    assert same(held, again)
+    assert again["coo"].is_coalesced()
+    assert not again["twice"].is_coalesced()
+    for key in ("coo", "csr", "csc"):
+        other = {**again, key: again[key] * 2}
+        assert not same(held, other)
+        assert not same(held, {**again, key: again[key].to_dense()})
+
+
+class OtherSparse(Toy):
+    """Changes a sparse buffer that is not persistent."""
+
+    def network(self, hp):
+        model = super().network(hp)
+        matrix = torch.ones(6, 6).tril().to_sparse()
+        model.register_buffer("matrix", matrix, persistent=False)
+        return model
+
+    def loss(self, model, batch):
+        model.matrix = model.matrix * 0.5
+        return super().loss(model, batch) * torch.sparse.sum(model.matrix)
+
+
+def test_a_sparse_buffer_that_is_not_persistent():
+    with pytest.raises(
+        StateError, match=r"'model\.matrix \(a buffer that is not persistent\)'"
+    ):
+        run_check(OtherSparse())
 
 
 def test_variables_are_put_back_after_a_comparison():

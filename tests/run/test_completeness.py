@@ -52,6 +52,32 @@ def test_what_is_meant_not_to_be_state_is_trained(tmp_path):
     assert not run(tmp_path, Meant()).every(StageFailed)
 
 
+class Orthogonal(LineTask):
+    """Has a buffer whose order of memory is not that of its dimensions."""
+
+    def model(self, hp):
+        layer = nn.utils.parametrizations.orthogonal(nn.Linear(1, 8))
+        return nn.Sequential(layer, nn.Tanh(), nn.Linear(8, 1))
+
+
+class SparseBuffer(LineTask):
+    def model(self, hp):
+        model = super().model(hp)
+        model.register_buffer("matrix", torch.tensor([[0.0, 2.0]]).to_sparse())
+        return model
+
+    def loss(self, model, batch):
+        return super().loss(model, batch) * torch.sparse.sum(model.matrix)
+
+
+@pytest.mark.parametrize("pack", PACKS)
+@pytest.mark.parametrize("task", [Orthogonal, SparseBuffer])
+def test_tensors_that_are_not_laid_out_in_order(tmp_path, task, pack):
+    found = run(tmp_path, task(), pack=pack)
+    assert not found.every(StageFailed)
+    assert {each.stop for each in found.every(StageDone)} == {2, EPOCHS}
+
+
 STARTED: list[int] = []
 
 

@@ -10,10 +10,17 @@ import torch
 
 from thrifty.core import TaskError
 
+from .identity import parts_of
+
+
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """``tree`` is JSON in which ``{"tensor": key}`` stands for ``tensors[key]``.
+    """``tree`` is JSON in which ``{"tensor": key}`` stands for ``tensors[key]``, which is dense.
+
+    A sparse tensor is the layout, shape and keys of its indices and values.
 
     Nothing in it needs pickle, so a checkpoint from anywhere can be read without running code from it.
     """
@@ -46,6 +53,8 @@ def unpack_state(state: State) -> Any:
 
 def _take_apart(value: Any, tensors: dict[str, torch.Tensor], *, path: str) -> Any:
     if isinstance(value, torch.Tensor):
+        if value.layout in _COMPRESSED or value.layout is torch.sparse_coo:
+            return {"sparse": _sparse(value.detach(), tensors, path=path)}
         key = _free_key(path or "value", tensors)
         tensors[key] = value.detach().clone()
         return {"tensor": key}
@@ -69,6 +78,38 @@ def _take_apart(value: Any, tensors: dict[str, torch.Tensor], *, path: str) -> A
     )
 
 
+def _sparse(
+    value: torch.Tensor, tensors: dict[str, torch.Tensor], *, path: str
+) -> dict[str, Any]:
+    keys = []
+    for part in parts_of(value):
+        keys.append(_free_key(path or "value", tensors))
+        tensors[keys[-1]] = part.clone()
+    return {
+        "layout": str(value.layout).removeprefix("torch."),
+        "shape": list(value.shape),
+        "parts": keys,
+        # how they are added up, where an entry stands several times, must not change
+        "coalesced": value.layout is torch.sparse_coo and value.is_coalesced(),
+    }
+
+
+def _made_sparse(
+    inside: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
+    parts = [tensors[key].clone() for key in inside["parts"]]
+    layout, shape = getattr(torch, inside["layout"]), inside["shape"]
+    if layout is torch.sparse_coo:
+        indices, values = parts
+        return torch.sparse_coo_tensor(
+            indices, values, shape, is_coalesced=inside["coalesced"], check_invariants=True
+        )
+    compressed, plain, values = parts
+    return torch.sparse_compressed_tensor(
+        compressed, plain, values, shape, layout=layout, check_invariants=True
+    )
+
+
 def _free_key(path: str, taken: Container[str]) -> str:
     """The path, or one like it if it is taken.
 
@@ -87,6 +128,8 @@ def _put_together(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     ((kind, inside),) = tree.items()
     if kind == "tensor":
         return tensors[inside].clone()
+    if kind == "sparse":
+        return _made_sparse(inside, tensors)
     if kind == "dict":
         return {key: _put_together(v, tensors) for key, v in inside}
     parts = [_put_together(v, tensors) for v in inside]

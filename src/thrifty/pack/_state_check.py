@@ -7,10 +7,11 @@ differs lives outside of the state: a counter, a buffer that is not persistent, 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 from weakref import ReferenceType
 
 import torch
@@ -19,7 +20,7 @@ from thrifty.core import StateError, TaskError, plain_logger
 
 from ._backend import EpochPlan, Member, out_of_memory
 from ._data_check import check_data
-from ._state_probe import Trial, probe
+from ._state_probe import Trial, probe, probe_further
 from ._task import Task, Trainable
 from ._trainable_trial import TrainableTrial
 from ._trial import TaskTrial
@@ -39,8 +40,12 @@ from .verify import (
 
 logger = plain_logger(__name__)
 
+Result = TypeVar("Result")
+
 SHORT_S = 1.0
-"""An epoch of a ``Trainable`` is trained again for the comparison if it takes no longer."""
+"""An epoch of a ``Trainable`` is trained again for the comparison if it takes no longer.
+
+Two trials that go on for more than one step take about as long, together."""
 NOISE = 1e-3
 """Two equal steps may differ by so much, relatively, where the device adds in any order."""
 
@@ -63,6 +68,16 @@ class _Case:
 
     def probe(self, trial: Trial) -> Probe:
         return probe(trial, self.plan, trains=self.trains)
+
+    def again(self, trial: Trial, num_steps: int) -> Probe:
+        """What a trial does in one step, or in so many more after it."""
+        first = self.probe(trial)
+        return self.further(trial, num_steps)[0] if num_steps else first
+
+    def further(self, trial: Trial, num_steps: int | None = None) -> tuple[Probe, int]:
+        """What a trial that was probed does in the steps after that, and how many there are."""
+        assert isinstance(trial, TaskTrial)
+        return probe_further(trial, self.plan, num_steps=num_steps, limit_s=SHORT_S / 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +113,7 @@ class StateCheck:
         self._keepers = [Keeper(training_places({"task": task}))]
         self._kinds: set[frozenset[type]] = set()
         self._passed: set[_Situation] = set()
+        self._followed: set[tuple[frozenset[type], frozenset[str]]] = set()
         self._warned: set[str] = set()
         self._seconds = 0.0
         self._trained: dict[int, ReferenceType[torch.Tensor]] = {}
@@ -197,7 +213,8 @@ class StateCheck:
         now = [keeper.now() for keeper in self._keepers]
         changed = sorted(self._changed())
         restored = self._restored(case)
-        theirs = _attempted(case, restored)
+        theirs = _attempted(case.probe, restored)
+        left = [keeper.now() for keeper in self._keepers]
         if (
             isinstance(case.live, TaskTrial)
             and isinstance(self._task, Task)
@@ -206,28 +223,102 @@ class StateCheck:
             check_data(self._task, case.live)
         _put_back(now)
         meant = self._meant(case.live)
-        mine = _attempted(case, case.live)
+        mine = _attempted(case.probe, case.live)
         if isinstance(mine, Exception) or isinstance(theirs, Exception):
             if isinstance(mine, Exception) and isinstance(theirs, Exception):
                 return False  # it fails when it is trained, and says so
             raise StateError(self._incomplete(_raised(mine, theirs), changed))
         difference = probes_differ(mine, theirs)
         outside = [*_outside(case.live, restored, meant=self._task.not_state), *changed]
+        if difference:
+            self._judge(case, mine, theirs, meant=meant, outside=outside)
+        elif outside:
+            self._go_on(case, restored, left, meant=meant, outside=outside)
+        return True
+
+    def _go_on(
+        self,
+        case: _Case,
+        restored: Trial,
+        left: Sequence[Keeper],
+        *,
+        meant: Sequence[Mapping[str, Any]],
+        outside: Sequence[str],
+    ) -> None:
+        """Compare further steps of two trials that have taken the same one.
+
+        What acts each fifth step, or at the end of an epoch, is not seen in a single step.
+
+        Args:
+            case: The trials.
+            restored: The one that was restored. Both have been probed.
+            left: Variables as it has left them.
+            meant: What is meant not to be state.
+            outside: What is outside of the state.
+        """
+        known = (_kind(case.live), frozenset(outside))
+        if isinstance(case.live, TaskTrial) and (
+            known not in self._followed or self.budget.allows(2 * SHORT_S)
+        ):
+            now = [keeper.now() for keeper in self._keepers]
+            _put_back(left)
+            theirs = _attempted(case.further, restored)
+            num_steps = None if isinstance(theirs, Exception) else theirs[1]
+            _put_back(now)
+            mine = _attempted(partial(case.further, num_steps=num_steps), case.live)
+            if isinstance(mine, Exception) != isinstance(theirs, Exception):
+                raise StateError(self._incomplete(_raised(mine, theirs), outside))
+            if not isinstance(mine, Exception) and not isinstance(theirs, Exception):
+                self._judge(
+                    case,
+                    mine[0],
+                    theirs[0],
+                    meant=meant,
+                    outside=outside,
+                    num_steps=mine[1],
+                )
+            self._followed.add(known)
+        self._note_attributes(outside)
+
+    def _judge(
+        self,
+        case: _Case,
+        mine: Probe,
+        theirs: Probe,
+        *,
+        meant: Sequence[Mapping[str, Any]],
+        outside: Sequence[str],
+        num_steps: int = 0,
+    ) -> None:
+        """Find out why two trials differ, if they do.
+
+        Args:
+            case: The trials.
+            mine: What the live one did.
+            theirs: What the restored one did.
+            meant: What is meant not to be state.
+            outside: What is outside of the state.
+            num_steps: How many steps further than the first one they have gone.
+
+        Raises:
+            StateError: State outside of the checkpoint is why, or the task is not repeatable.
+        """
+        after = f"{num_steps} further steps" if num_steps else "the next step"
+        difference = probes_differ(mine, theirs, after=after)
         if not difference:
-            self._note_attributes(outside)
-            return True
-        again = case.probe(self._restored(case))
+            return
+        again = case.again(self._restored(case), num_steps)
         noise = how_far_apart(theirs, again)
-        if noise > NOISE:
+        # rounding noise grows from step to step, so many steps do not tell it from another result
+        if noise > NOISE and not num_steps:
             raise StateError(self._not_repeatable(probes_differ(theirs, again)))
         if noise and how_far_apart(mine, theirs) <= max(NOISE, 10 * noise):
             self._warn(
                 f"{self._name}: equal steps differ in their last bits on {self._device}, "
                 "so its state cannot be checked exactly"
             )
-        elif not (meant and self._agrees(case, mine, meant)):
+        elif not (meant and self._agrees(case, mine, meant, num_steps=num_steps)):
             raise StateError(self._incomplete(difference, outside))
-        return True
 
     def _restored(self, case: _Case) -> Trial:
         """A trial from the checkpoint, as another process would make it.
@@ -303,12 +394,19 @@ class StateCheck:
         held = [{n: vars(one)[n] for n in names if n in vars(one)} for one in _places(live)]
         return deepcopy(held) if any(held) else []
 
-    def _agrees(self, case: _Case, mine: Probe, meant: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether a restored trial takes the same step once it has what is meant not to be state."""
+    def _agrees(
+        self,
+        case: _Case,
+        mine: Probe,
+        meant: Sequence[Mapping[str, Any]],
+        *,
+        num_steps: int,
+    ) -> bool:
+        """Whether a restored trial takes the same steps once it has what is meant not to be state."""
         restored = self._restored(case)
         for one, values in zip(_places(restored), meant, strict=False):
             vars(one).update(deepcopy(values))
-        return not probes_differ(mine, case.probe(restored))
+        return not probes_differ(mine, case.again(restored, num_steps))
 
     # -- what is said --------------------------------------------------------------------
 
@@ -321,6 +419,8 @@ class StateCheck:
         mend = (
             "keep it in state() and load_state()"
             if isinstance(self._task, Trainable)
+            else "keep it in the optimizer's state of a parameter (self.state[p]), or in its param_groups"
+            if outside and all(name.startswith("optimizer.") for name in outside)
             else "keep it in a buffer of the model (register_buffer), or make it follow from the "
             "hyper-parameters and the epoch in adapt"
         )
@@ -347,7 +447,7 @@ class StateCheck:
             names = ", ".join(map(repr, outside[:5]))
             self._warn(
                 f"{self._name}: not in the checkpoint: {names}. A restored trial takes the same next "
-                "step; if that is meant, name the attributes in not_state"
+                "steps; if that is meant, name the attributes in not_state"
             )
 
     def _warn(self, text: str) -> None:
@@ -374,28 +474,31 @@ def _kind(trial: Trial) -> frozenset[type]:
 
 def _places(trial: Trial) -> list[Any]:
     """The objects of a trial that may have attributes of the user's."""
-    modules = trial.model.modules() if isinstance(trial, TaskTrial) else ()
-    return [trial.task, *modules]
+    if not isinstance(trial, TaskTrial):
+        return [trial.task]
+    return [trial.task, *trial.model.modules(), trial.optimizer]
 
 
 def _outside(live: Trial, restored: Trial, *, meant: Collection[str]) -> list[str]:
-    mine, theirs = {"self": live.task}, {"self": restored.task}
+    mine: dict[str, Any] = {"self": live.task}
+    theirs: dict[str, Any] = {"self": restored.task}
     if isinstance(live, TaskTrial) and isinstance(restored, TaskTrial):
-        mine["model"], theirs["model"] = live.model, restored.model  # type: ignore[assignment]
+        mine |= {"model": live.model, "optimizer": live.optimizer}
+        theirs |= {"model": restored.model, "optimizer": restored.optimizer}
     return outside_of_state(mine, theirs, meant=meant)
 
 
-def _attempted(case: _Case, trial: Trial) -> Probe | Exception:
-    """What a trial does next, or the error that its code raises there."""
+def _attempted(does: Callable[[Trial], Result], trial: Trial) -> Result | Exception:
+    """What a trial does, or the error that its code raises there."""
     try:
-        return case.probe(trial)
+        return does(trial)
     except Exception as error:
         if out_of_memory(error):
             raise
         return error
 
 
-def _raised(*found: Probe | Exception) -> str:
+def _raised(*found: object) -> str:
     """The error that only one of two trials raises."""
     error = next(each for each in found if isinstance(each, Exception))
     return f"only one of them raises {type(error).__name__}: {error}, and so what it does"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +21,9 @@ from .verify import Probe, stand_in
 
 Trial = TaskTrial | TrainableTrial
 
+FURTHER_STEPS = 100
+"""State outside of the checkpoint that acts no more often than this may be missed in short epochs."""
+
 
 def probe(trial: Trial, plan: EpochPlan, *, trains: bool) -> Probe:
     """Let a trial take one step of an epoch, and evaluate.
@@ -33,32 +38,87 @@ def probe(trial: Trial, plan: EpochPlan, *, trains: bool) -> Probe:
     return _one_epoch(trial, plan) if trains else _no_epoch(trial)
 
 
+def probe_further(
+    trial: TaskTrial, plan: EpochPlan, *, num_steps: int | None = None, limit_s: float
+) -> tuple[Probe, int]:
+    """Let a trial that was probed go on: to the end of the epoch, and into others.
+
+    Args:
+        trial: It is used up.
+        plan: The epoch that it was probed in. Later ones have the same values.
+        num_steps: How many steps to take (default: an epoch and one more, but ``FURTHER_STEPS`` at
+            least, as far as the time allows).
+        limit_s: How long that may take. It counts only without ``num_steps``.
+
+    Returns:
+        What came of them, and how many steps it was.
+    """
+    began = time.perf_counter()
+    enough = max(trial.num_steps(plan.values) + 1, FURTHER_STEPS)
+    losses: list[torch.Tensor] = []
+    metrics: list[Mapping[str, Any]] = []
+
+    def goes_on() -> bool:
+        if num_steps is not None:
+            return len(losses) < num_steps
+        return len(losses) < enough and time.perf_counter() - began < limit_s
+
+    trial.model.train()
+    while goes_on():
+        if trial.step():
+            losses.append(trial.losses[-1])
+        else:
+            metrics.append(_metrics(trial, plan)[1])
+            plan = replace(plan, epoch=plan.epoch + 1)
+            trial.start(plan)
+    metrics.append(_metrics(trial, plan)[1])
+    found = Probe(
+        loss=torch.stack(losses) if losses else torch.zeros(0),
+        batch=None,
+        tensors=stand_in(dict(trial.model.state_dict())),
+        moments=trial.followed.moments(),
+        metrics={
+            f"{name} of evaluation {number}": value
+            for number, each in enumerate(metrics, start=1)
+            for name, value in each.items()
+        },
+    )
+    return found, len(losses)
+
+
 def _one_step(trial: TaskTrial, plan: EpochPlan) -> Probe:
     """One step of an epoch, then the metrics of one validation batch."""
     seen: list[Any] = []
 
     def noted() -> Iterator[Batch]:
-        for batch in trial.batches(plan):
-            seen.append(stand_in(batch))
+        for number, batch in enumerate(trial.batches(plan)):
+            if not number:
+                seen.append(stand_in(batch))
             yield batch
 
     trial.start(plan, batches=noted())
     trial.step()
     loss = trial.losses[-1]
-    trial.model.eval()
-    seed_everything(derive_seed(trial.seed, "evaluate", plan.epoch))
-    with torch.no_grad():
-        batches = trial.source.valid_batches(batch_size=trial.task.eval_batch_size)
-        batch, _ = next(iter(batches))
-        seen.append(stand_in(batch))
-        metrics = trial.task.metrics(trial.model, batch)
+    batch, metrics = _metrics(trial, plan)
+    seen.append(batch)
     return Probe(
         loss=loss,
         batch=seen,
         tensors=stand_in(dict(trial.model.state_dict())),
         moments=trial.followed.moments(),
-        metrics=dict(metrics),
+        metrics=metrics,
     )
+
+
+def _metrics(trial: TaskTrial, plan: EpochPlan) -> tuple[Any, dict[str, Any]]:
+    """A stand-in for one validation batch, and its metrics."""
+    trial.model.eval()
+    seed_everything(derive_seed(trial.seed, "evaluate", plan.epoch))
+    with torch.no_grad():
+        batches = trial.source.valid_batches(batch_size=trial.task.eval_batch_size)
+        batch, _ = next(iter(batches))
+        seen = stand_in(batch)
+        return seen, dict(trial.task.metrics(trial.model, batch))
 
 
 def _no_epoch(trial: TrainableTrial) -> Probe:

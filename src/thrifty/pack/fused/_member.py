@@ -43,6 +43,7 @@ class FusedTrial(TaskTrial):
 
     Attributes:
         idle_moments: The optimizer's state of parameters that its block does not train, by name.
+        layouts: The order of memory that its tensors had before they became a row, by name.
         stays_alone: Whether it must not join a block.
         num_unverified: How many of its last epochs no check has followed yet.
         is_step_verified: Whether a check has passed since it joined its block, and nothing has
@@ -57,6 +58,7 @@ class FusedTrial(TaskTrial):
     feed: Feed
     rates: Mapping[str, float]
     idle_moments: Mapping[str, Mapping[str, Any]]
+    layouts: Mapping[str, torch.Tensor]
 
     def __init__(self, task: Task, device: torch.device) -> None:
         super().__init__(task, device)

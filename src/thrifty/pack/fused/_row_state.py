@@ -132,6 +132,7 @@ class RowState:
     def put(self, trial: FusedTrial, row: int) -> None:
         """A trial takes a row, with its values and moments; its module's tensors become views of it."""
         own = {**dict(trial.model.named_parameters()), **dict(trial.model.named_buffers())}
+        trial.layouts = {name: _layout(tensor) for name, tensor in own.items()}
         untrained = self._structure.untrained
         if not self._others:
             self._others = [
@@ -160,9 +161,18 @@ class RowState:
         self._attach(trial, target)
 
     def release(self, trial: FusedTrial) -> None:
-        """The tensors of a trial's module are its own again."""
-        for tensor in (*trial.model.parameters(), *trial.model.buffers()):
-            tensor.data = tensor.data.clone()
+        """The tensors of a trial's module are its own again, in the order of memory that they had.
+
+        Some kernels add in another order where memory has another one, so a trial that goes on alone
+        would else differ in last bits from one that is restored.
+        """
+        own = {**dict(trial.model.named_parameters()), **dict(trial.model.named_buffers())}
+        for name, tensor in own.items():
+            layout = trial.layouts.get(name)
+            if layout is None or layout.shape != tensor.shape:
+                tensor.data = tensor.data.clone()
+            else:
+                tensor.data = torch.empty_like(layout, device=tensor.device).copy_(tensor.data)
 
     def _attach(self, trial: FusedTrial, row: int) -> None:
         own = {**dict(trial.model.named_buffers()), **dict(trial.model.named_parameters())}
@@ -271,6 +281,11 @@ class RowState:
 
     def _trained_groups(self) -> Iterator[Rows]:
         return (rows for rows in self._groups if rows is not None)
+
+
+def _layout(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same shape and order of memory, without memory."""
+    return torch.empty_like(tensor, device="meta", requires_grad=False)
 
 
 def _addresses(trial: FusedTrial) -> list[int]:

@@ -77,12 +77,14 @@ def check_memory(models: Sequence[torch.nn.Module]) -> None:
     """Check that each tensor of some models has memory of its own, which can become a row of a pack.
 
     Raises:
-        UnfusableError: two tensors share memory, within a model or between two.
+        UnfusableError: two tensors share memory, within a model or between two, or one is sparse.
     """
     owners: dict[int, int] = {}
     for model in models:
         own = {id(t): t for t in (*model.parameters(), *model.buffers())}
         for key, tensor in own.items():
+            if tensor.layout is not torch.strided:
+                raise UnfusableError("one of its parameters or buffers is sparse")
             if not tensor.numel():
                 continue
             memory = tensor.untyped_storage().data_ptr()

@@ -1,5 +1,6 @@
 """What a task is, by content: the code and the values that training and evaluation depend on."""
 
+from ._arrays import parts_of as parts_of
 from ._legacy import (
     asking_legacy as asking_legacy,
     is_legacy_asked as is_legacy_asked,
@@ -35,6 +36,7 @@ __all__ = [
     "is_own_module",
     "legacy_identity",
     "note_moves",
+    "parts_of",
     "places_of",
     "reach",
     "vars_of",

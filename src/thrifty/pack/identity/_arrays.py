@@ -217,6 +217,20 @@ _PARTS: dict[torch.layout, list[Callable[[torch.Tensor], Any]]] = {
     },
 }  # fmt: skip
 
+
+def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The dense tensors that a tensor consists of: itself, or the indices and values of a sparse one.
+
+    >>> [part.tolist() for part in parts_of(torch.tensor([0.0, 2.0]).to_sparse())]
+    [[[1]], [2.0]]
+    """
+    if tensor.layout is torch.strided:
+        return [tensor]
+    plain = tensor.detach()
+    found = [part(plain) for part in _PARTS.get(tensor.layout, [torch.Tensor.to_dense])]
+    return [part for part in found if isinstance(part, torch.Tensor)]
+
+
 _WRITERS: tuple[tuple[type, Writer], ...] = (
     (torch.Tensor, _tensor),
     (np.ndarray, _array),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
-from thrifty.pack.identity import vars_of
+from thrifty.pack.identity import parts_of, vars_of
 
 from ._same import same
 
@@ -38,18 +41,24 @@ class Probe:
     metrics: Mapping[str, Any]
 
 
-def probes_differ(live: Probe, restored: Probe) -> str:
-    """Say what differs between two probes; "" if they are equal to the last bit."""
+def probes_differ(live: Probe, restored: Probe, *, after: str = "the next step") -> str:
+    """Say what differs between two probes; "" if they are equal to the last bit.
+
+    Args:
+        live: That of the live trial.
+        restored: That of the restored one.
+        after: What both have done, in words.
+    """
     if not same(live.batch, restored.batch):
         return FIRST_BATCH
     if not same(live.loss, restored.loss):
-        return "the loss of the next step"
+        return f"the loss of {after}"
     for name in dict.fromkeys((*live.tensors, *restored.tensors)):
         if not same(live.tensors.get(name), restored.tensors.get(name)):
-            return f"{name!r} after the next step"
+            return f"{name!r} after {after}"
     for name in dict.fromkeys((*live.moments, *restored.moments)):
         if not same(live.moments.get(name), restored.moments.get(name)):
-            return f"the optimizer's state of {name!r} after the next step"
+            return f"the optimizer's state of {name!r} after {after}"
     for name in dict.fromkeys((*live.metrics, *restored.metrics)):
         if not same(live.metrics.get(name), restored.metrics.get(name)):
             return f"the metric {name!r}"
@@ -70,13 +79,9 @@ def outside_of_state(
         meant: Names of attributes that are meant not to be part of the state.
     """
     found = []
+    seen: set[int] = set()
     for name, mine, theirs in _pairs(live, restored):
-        inside, other = vars_of(mine), vars_of(theirs)
-        for key in dict.fromkeys((*inside, *other)):
-            if key in _NOT_STATE or key in meant or str(key).endswith("_hooks"):
-                continue
-            if _content(inside.get(key)) != _content(other.get(key)):
-                found.append(f"{name}.{key}" if name else str(key))
+        found += _attributes_apart(name, mine, theirs, meant=meant, seen=seen)
         if isinstance(mine, torch.nn.Module) and isinstance(theirs, torch.nn.Module):
             found += [
                 f"{name}.{key} (a buffer that is not persistent)"
@@ -109,6 +114,12 @@ def _apart(one: Any, other: Any) -> float:
         return 0.0
     if isinstance(one, Mapping) and isinstance(other, Mapping) and one.keys() == other.keys():
         return max(_apart(one[key], other[key]) for key in one)
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        if one.layout != other.layout:
+            return math.inf
+        if one.layout != torch.strided:
+            pairs = zip(parts_of(one), parts_of(other), strict=True)
+            return max(_apart(*pair) for pair in pairs)
     try:
         first, second = torch.as_tensor(one).double(), torch.as_tensor(other).double()
         scale = torch.maximum(first.abs().max(), second.abs().max())
@@ -147,11 +158,58 @@ def _pairs(
     return out
 
 
+def _attributes_apart(
+    name: str, mine: Any, theirs: Any, *, meant: Collection[str], seen: set[int], depth: int = 0
+) -> list[str]:
+    """The attributes of two objects that differ, and those of the objects in their attributes."""
+    if mine is theirs or id(mine) in seen:
+        return []
+    seen.add(id(mine))
+    inside, other = vars_of(mine), vars_of(theirs)
+    left_out = _KEPT_BY_TORCH if isinstance(mine, torch.optim.Optimizer) else _NOT_STATE
+    found: list[str] = []
+    for key in dict.fromkeys((*inside, *other)):
+        if key in left_out or key in meant or str(key).endswith("_hooks"):
+            continue
+        value, its = inside.get(key), other.get(key)
+        path = f"{name}.{key}" if name else str(key)
+        if _content(value) != _content(its):
+            found.append(path)
+        elif depth < _MAX_DEPTH and len(seen) < _MAX_OBJECTS:
+            for number, (one, two) in enumerate(_objects(value, its)):
+                inner = path if one is value else f"{path}[{number}]"
+                found += _attributes_apart(
+                    inner, one, two, meant=meant, seen=seen, depth=depth + 1
+                )
+    return found
+
+
+def _objects(one: Any, other: Any) -> list[tuple[Any, Any]]:
+    """What has attributes of its own in two equal attributes: themselves, or what they contain."""
+    if type(one) is not type(other):
+        return []
+    if isinstance(one, list | tuple):
+        pairs = list(zip(one, other, strict=False))
+    elif isinstance(one, dict):
+        pairs = list(zip(one.values(), other.values(), strict=False))
+    else:
+        pairs = [(one, other)]
+    return [
+        (a, b)
+        for a, b in pairs[:_MAX_OBJECTS]
+        if type(a) is type(b) and not isinstance(a, _LOOKED_AT_ELSEWHERE) and vars_of(a)
+    ]
+
+
 def _content(value: Any, depth: int = 0) -> Any:
     """A stand-in for the content of a value; equal for what cannot be compared."""
     if isinstance(value, torch.Tensor):
         tensor = value.detach()
-        return (tuple(tensor.shape), str(tensor.dtype), tensor.reshape(-1).tolist()[:1024])
+        return (
+            tuple(tensor.shape),
+            str(tensor.dtype),
+            [part.reshape(-1)[:1024].tolist() for part in parts_of(tensor)],
+        )
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return (value.shape, str(value.dtype), value.reshape(-1)[:1024].tobytes())
     make = _CONTAINERS.get(type(value))
@@ -187,7 +245,14 @@ def _of_sequence(value: Any, depth: int) -> Any:
 
 def _of_mapping(value: Any, depth: int) -> Any:
     items = list(value.items())[:256]
-    return [len(value), *[(repr(k), _content(v, depth + 1)) for k, v in items]]
+    return [len(value), *[(_key(k, depth), _content(v, depth + 1)) for k, v in items]]
+
+
+def _key(value: Any, depth: int) -> Any:
+    """A key by its content; what is told apart by identity alone, such as a parameter, has none."""
+    if isinstance(value, torch.Tensor):
+        return (tuple(value.shape), str(value.dtype))
+    return _content(value, depth + 1)
 
 
 _CONTAINERS: Mapping[type, Callable[[Any, int], Any]] = {
@@ -201,3 +266,18 @@ _NOT_STATE = frozenset({
     "_backward_hooks", "_forward_hooks", "_is_full_backward_hook",
 })  # fmt: skip
 """What every module keeps, and what is state anyway."""
+
+_KEPT_BY_TORCH = frozenset(
+    vars(torch.optim.Optimizer([torch.nn.Parameter(torch.empty(0))], {}))
+)
+"""What every optimizer keeps: its state, its options, hooks and notes for profilers."""
+
+_LOOKED_AT_ELSEWHERE = (
+    torch.Tensor, torch.nn.Module, type, ModuleType, FunctionType, MethodType, partial,
+    logging.Logger,
+)  # fmt: skip
+"""Modules are compared in pairs of their own, tensors by their content, variables of code by keepers."""
+
+_MAX_DEPTH = 3
+_MAX_OBJECTS = 1000
+"""Objects in attributes are looked at so deep, and so many."""

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from thrifty.pack.identity import parts_of
+
 
 def same(one: Any, other: Any) -> bool:
     """Say whether two values are equal, tensors and arrays to the last bit; not a number equals itself.
@@ -46,7 +48,11 @@ def same(one: Any, other: Any) -> bool:
 def _same_tensors(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
         return False
+    if one.layout != other.layout:
+        return False
     one, other = one.detach(), other.detach()
+    if one.layout != torch.strided:
+        return all(map(_same_tensors, parts_of(one), parts_of(other)))
     if one.dtype.is_floating_point or one.dtype.is_complex:
         nan = torch.isnan(one) & torch.isnan(other)
         return bool(((one == other) | nan).all())
