@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import logging
 import types
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 from ._own import is_own
+from ._place import MISSING
 
 
 CACHED = type(functools.lru_cache(len))
@@ -82,8 +84,19 @@ def inside_of(value: Any) -> list[Any]:
         return [value.__wrapped__]
     if is_a(value, types.BuiltinMethodType) and not is_a(value.__self__, ModuleType):
         return [value.__self__]
+    if is_a(value, contextvars.ContextVar):
+        held = held_by(value)
+        return [] if held is MISSING else [held]
     inner = compiled_from(value)
     return [] if inner is None else [inner]
+
+
+def held_by(variable: contextvars.ContextVar[Any]) -> Any:
+    """What a context variable holds in this context, or its default; ``MISSING`` without one."""
+    try:
+        return variable.get()
+    except LookupError:
+        return MISSING
 
 
 def compiled_from(value: Any) -> FunctionType | None:

@@ -29,14 +29,16 @@ class Mentions:
     """What a function and the functions inside it name.
 
     ``attributes`` holds each name that may be an attribute that is read, constants such as the one
-    in ``getattr(x, "scale")`` included, and ``stored`` those that are assigned. ``handed_on`` holds
-    the globals that are used other than by an attribute: a module may then be read in places that
-    do not name it. ``assigns`` says whether the code assigns to a global, or to an attribute of
+    in ``getattr(x, "scale")`` included, and ``stored`` those that are assigned. ``chains`` holds
+    each global with the attributes that are read of it, ``("a", "b")`` for ``a.b``, and
+    ``handed_on`` the globals that are used other than by an attribute: a module may then be read in
+    places that do not name it. ``assigns`` says whether the code assigns to a global, or to an attribute of
     something that it was given. ``computes`` says whether it may read attributes whose names it
     computes, ``reads_all`` whether it may do so with the globals of its module.
     """
 
     globals: frozenset[str]
+    chains: frozenset[tuple[str, ...]]
     handed_on: frozenset[str]
     attributes: frozenset[str]
     stored: frozenset[str]
@@ -58,6 +60,7 @@ _IMPORTERS = frozenset({"import_module", "__import__"})
 def mentions(code: CodeType) -> Mentions:
     """What a code object names, together with the code objects inside it."""
     read: set[str] = set()
+    chains: set[tuple[str, ...]] = set()
     handed_on: set[str] = set()
     attributes: set[str] = set()
     imports: list[Import] = []
@@ -71,6 +74,7 @@ def mentions(code: CodeType) -> Mentions:
         for step in steps:
             if step.opcode in _NAMED:
                 (stored if step.opname.startswith("STORE") else attributes).add(step.argval)
+        chains.update(_chains(steps))
         _read_instructions(steps, read, handed_on=handed_on, imports=imports)
         assigns = assigns or _assigns(each, steps)
     named = read | attributes
@@ -79,6 +83,7 @@ def mentions(code: CodeType) -> Mentions:
     texts = {text for text in texts if text.isidentifier()}
     return Mentions(
         globals=frozenset(read),
+        chains=frozenset(chains),
         handed_on=frozenset(handed_on),
         attributes=frozenset(attributes | texts),
         stored=frozenset(stored),
@@ -111,6 +116,17 @@ def _read_instructions(
                     names=names if isinstance(names, tuple) else (),
                 )
             )
+
+
+def _chains(steps: Sequence[dis.Instruction]) -> Iterator[tuple[str, ...]]:
+    """Yield ``("a", "b", "c")`` for ``a.b.c`` where ``a`` is a global."""
+    steps = [step for step in steps if step.opname != "EXTENDED_ARG"]
+    for index, step in enumerate(steps):
+        if step.opname in _READS_GLOBAL:
+            after = itertools.takewhile(
+                lambda each: each.opname in _READS_ATTRIBUTE, steps[index + 1 :]
+            )
+            yield (step.argval, *(each.argval for each in after))
 
 
 def _assigns(code: CodeType, steps: Sequence[dis.Instruction]) -> bool:

@@ -37,7 +37,7 @@ def is_own_module(name: str) -> bool:
         return False
     file = _file_of(sys.modules.get(name)) or _file_of(sys.modules.get(top)) or _found_file(top)
     if file is not None:
-        return _is_own_file(file)
+        return is_own_file(file)
     return top not in sys.stdlib_module_names and top not in sys.builtin_module_names
 
 
@@ -46,16 +46,17 @@ def is_there(name: str) -> bool:
     return _found_file(name.partition(".")[0]) is not None
 
 
+def is_written_in_a_file(name: str) -> bool:
+    """Whether a module is loaded and comes from a file; some that compilers make up do not."""
+    return _file_of(sys.modules.get(name)) is not None
+
+
 def is_own(thing: Any) -> bool:
     """Whether a function, a class or a module is the user's own code."""
     name = module_name(thing)
     if not is_own_module(name):
         return False
-    return (
-        not isinstance(thing, type)
-        or _is_written(thing)
-        or _file_of(sys.modules.get(name)) is not None
-    )
+    return not isinstance(thing, type) or _is_written(thing) or is_written_in_a_file(name)
 
 
 def _is_written(kind: type) -> bool:
@@ -135,7 +136,8 @@ def _found_file(top: str) -> str | None:
 
 
 @functools.cache
-def _is_own_file(file: str) -> bool:
+def is_own_file(file: str) -> bool:
+    """Whether a file is the user's own code, by the folder that it lies in."""
     path = Path(file)
     if {"site-packages", "dist-packages"} & set(path.parts):
         return False

@@ -61,6 +61,8 @@ def reach(
     without: Collection[str] = (),
     instead: Callable[[Any], Any] | None = None,
     follow: Callable[[Place], bool] | None = None,
+    places: Iterable[Place] = (),
+    values: Mapping[str, Any] | None = None,
 ) -> Reach:
     """Find what functions, classes and instances of the user's own code read.
 
@@ -71,6 +73,8 @@ def reach(
         without: names of members of the roots that are left out.
         instead: gives what stands for the attributes of an instance, or ``MISSING``.
         follow: says of a place whether its value is followed.
+        places: places that are read besides.
+        values: what is reached besides, by name; ``without`` does not apply to it.
 
     Nothing of the user's runs, except that a module which a function imports is imported.
 
@@ -92,6 +96,7 @@ def reach(
     )
     for name, root in named:
         walk.add_root(root, name)
+    walk.add(places, values or {})
     return walk.run()
 
 
@@ -126,6 +131,12 @@ class _Walk:
         if not is_a(root, type | FunctionType):
             self._roots.add(id(type(root)))
         self._queue.append((root, name or self._names.of(_code_of(root))))
+
+    def add(self, places: Iterable[Place], values: Mapping[str, Any]) -> None:
+        for place in places:
+            self._note(place)
+        for name, value in values.items():
+            self._follow(value, name)
 
     def run(self) -> Reach:
         num_mentioned = -1
@@ -272,12 +283,15 @@ class _Walk:
                 self._read_module(value, found.attributes)
                 if each in found.handed_on:
                     self._hand_on(value, whole=found.computes)
+        for chain in sorted(found.chains):
+            self._ask(names.get(chain[0]), chain[1:])
         for imported in found.imports:
             self._read_import(imported, function=function)
         for cell in function.__closure__ or ():
             with suppress(ValueError):
                 if is_a(cell.cell_contents, ModuleType):
                     self._read_module(cell.cell_contents, found.attributes)
+                    self._read_getattr(cell.cell_contents)
 
     def _read_import(self, statement: Import, *, function: FunctionType) -> None:
         space = function.__globals__
@@ -296,18 +310,22 @@ class _Walk:
         elif module is None:
             self._note_package(full)
         elif not statement.names:
-            self._read_module(_module(full.partition(".")[0]), attributes)
-            self._read_module(module, attributes)
+            for each in (_module(full.partition(".")[0]), module):
+                self._read_module(each, attributes)
+                self._read_getattr(each)
         elif "*" not in statement.names:
             self._read_module(module, statement.names)
             for name in statement.names:
                 inner = vars(module).get(name) or _module(f"{full}.{name}")
+                self._ask(module, (name,))
                 self._read_module(inner, attributes)
+                self._read_getattr(inner)
 
     def _hand_on(self, module: ModuleType, *, whole: bool = False) -> None:
         """A module as a value: any code may read what it names, or ``whole``: all of it."""
         if is_own_module(module.__name__):
             self._handed_on[module.__name__] = module
+            self._read_getattr(module)
             if whole:
                 self._read_whole.add(module.__name__)
         else:
@@ -329,6 +347,22 @@ class _Walk:
                 if not (name.startswith("__") and name.endswith("__")):
                     self._read_global(inside, name)
                     queue.append(inside[name])
+
+    def _ask(self, module: Any, names: Iterable[str]) -> None:
+        """Follow names from a module on, up to one that a module of the user's has to make."""
+        for name in names:
+            if not is_a(module, ModuleType):
+                return
+            if name not in vars(module):
+                self._read_getattr(module)
+                return
+            module = vars(module)[name]
+
+    def _read_getattr(self, module: Any) -> None:
+        """Read the function that a module of the user's has for names that it does not have."""
+        has_one = is_a(module, ModuleType) and "__getattr__" in vars(module)
+        if has_one and is_own_module(module.__name__):
+            self._read_global(vars(module), "__getattr__")
 
     def _read_global(self, names: dict[str, Any], name: str) -> None:
         module = str(names.get("__name__", "__main__"))
@@ -366,15 +400,16 @@ class _Walk:
     def _note_place(
         self, kind: PlaceKind, holder: Any, key: Any, *, name: str, own: bool = True
     ) -> None:
-        if (id(holder), key) in self._places:
-            return
-        place = Place(name=name, kind=kind, holder=holder, key=key, own=own)
-        self._places[id(holder), key] = place
+        if (id(holder), key) not in self._places:
+            self._note(Place(name=name, kind=kind, holder=holder, key=key, own=own))
+
+    def _note(self, place: Place) -> None:
+        self._places[id(place.holder), place.key] = place
         value = place.get()
         if self._may_follow is not None and not self._may_follow(place):
             return
-        if kind != "global" or not is_a(value, ModuleType):
-            self._follow_from(value, name)
+        if place.kind != "global" or not is_a(value, ModuleType):
+            self._follow_from(value, place.name)
 
     def _follow_from(self, value: Any, name: str) -> None:
         if value is not MISSING:

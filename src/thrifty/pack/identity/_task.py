@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import FunctionType, ModuleType
 from typing import Any
@@ -22,6 +22,7 @@ from ._own import import_name, is_importable, is_installed, is_own, module_name
 from ._packages import versions
 from ._place import MISSING, Place
 from ._plain import short_text
+from ._planted import planted_in, registered
 from ._reach import Reach, reach
 from ._source import code_digest
 from ._values import HOOK, Values
@@ -117,14 +118,33 @@ class _Identification:
         self._values = Values(self._names)
         self._codes: dict[int, tuple[FunctionType, str]] = {}
         self._texts: dict[Key, str] = {}
+        self._registered = registered()
+        self._planted_in: dict[frozenset[str], tuple[Place, ...]] = {}
 
     def reach(self, without: Collection[str] = ()) -> Reach:
+        """What the task reaches, with what the user has put into the packages that it uses."""
+        found, known = self._reach(without, planted=()), frozenset[str]()
+        while True:
+            packages = known | found.packages | {"torch"}
+            planted = () if packages == known else self._planted(packages)
+            if not planted:
+                return found
+            found, known = self._reach(without, planted=planted), packages
+
+    def _planted(self, packages: frozenset[str]) -> tuple[Place, ...]:
+        if packages not in self._planted_in:
+            self._planted_in[packages] = planted_in(packages)
+        return self._planted_in[packages]
+
+    def _reach(self, without: Collection[str], *, planted: Iterable[Place]) -> Reach:
         return reach(
             {self._names.of(type(self._task)): self._task},
             home=self._names.home,
             without=without,
             instead=stand_in_for,
             follow=self._is_followed,
+            places=planted,
+            values=self._registered,
         )
 
     def components(self, found: Reach) -> Components:
@@ -144,6 +164,8 @@ class _Identification:
             parts[f"package {package}"] = [version]
         parts["torch default dtype"] = [str(torch.get_default_dtype())]
         parts["torch matmul precision"] = [torch.get_float32_matmul_precision()]
+        for name, entries in self._registered.items():
+            parts[f"registered {name}"] = [f"#{self._values.digest(entries, path=name)}"]
         parts.update(self._of_task())
         return {name: _together(texts) for name, texts in sorted(parts.items())}
 

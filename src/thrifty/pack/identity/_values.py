@@ -8,6 +8,7 @@ import functools
 import hashlib
 import typing
 from collections import defaultdict, deque
+from contextvars import ContextVar
 from types import (
     CodeType,
     FunctionType,
@@ -23,11 +24,11 @@ import torch
 
 from ._arrays import writer_for
 from ._bytecode import content
-from ._contents import CACHED, compiled_from, is_a, short
+from ._contents import CACHED, compiled_from, held_by, is_a, short
 from ._members import members_of
 from ._names import Names
 from ._own import is_installed, is_own
-from ._place import slots_of, vars_of
+from ._place import MISSING, slots_of, vars_of
 from ._plain import LISTABLE, PLAIN_WRITERS, SUBCLASSED
 from ._source import code_digest, extension_digest
 from ._without_content import BUILT_IN, is_iterator, neutral_name, no_content, why_no_content
@@ -249,6 +250,11 @@ class _Writer:
             self.value(value.__wrapped__, path)
         elif is_a(value, BUILT_IN):
             self._built_in(value, path)
+        elif is_a(value, ContextVar):
+            held = held_by(value)
+            self.token("context variable", value.name, "empty" if held is MISSING else "")
+            if held is not MISSING:
+                self.value(held, f"{path}.get()")
         elif is_a(value, CodeType):
             self.token("code", repr(content(value)))
         elif kind.__module__ == "typing" or is_a(value, (GenericAlias, UnionType)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import io
 import logging
 import multiprocessing.process
@@ -25,7 +24,7 @@ from ._own import is_own
 
 def neutral_name(value: Any) -> str | None:
     """The name of something that changes no computation, such as a logger or a lock; else None."""
-    if is_a(value, (logging.Logger, contextvars.ContextVar)):
+    if is_a(value, logging.Logger):
         return str(value.name)
     if is_a(value, ModuleType):
         return str(value.__name__)

@@ -1,0 +1,228 @@
+"""User code inside installed packages: a function or a class put in place of theirs, hooks.
+
+A package counts by name and version. That is its content only as long as nobody has put something
+else into it, such as ``torch.nn.functional.mse_loss = mine``.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from types import CellType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from ._contents import CACHED, is_a
+from ._own import is_own_file, is_own_module, is_written_in_a_file
+from ._place import Place
+
+
+def planted_in(packages: Collection[str]) -> tuple[Place, ...]:
+    """Find the user's own code in what is loaded of some installed packages.
+
+    Functions, classes, objects of the user's classes, and what wraps them, are found where a
+    module or a class has them as an attribute.
+    """
+    places: list[Place] = []
+    seen: set[int] = set()
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] not in packages or not isinstance(module, ModuleType):
+            continue
+        if id(module) not in seen:
+            seen.add(id(module))
+            _look_into(module, name, places=places, seen=seen, packages=packages)
+    return tuple(places)
+
+
+def _look_into(
+    module: ModuleType,
+    name: str,
+    *,
+    places: list[Place],
+    seen: set[int],
+    packages: Collection[str],
+) -> None:
+    names = vars(module)
+    found = _scan(module)
+    for key in found.own:
+        places.append(Place(name=f"{name}.{key}", kind="global", holder=names, key=key))
+    for kind in found.classes:
+        if id(kind) in seen:
+            continue
+        seen.add(id(kind))
+        if not _is_of(kind, packages):
+            continue
+        where = f"{kind.__module__}.{kind.__qualname__}"
+        for key in _scan(kind).own:
+            places.append(
+                Place(name=f"{where}.{key}", kind="class attribute", holder=kind, key=key)
+            )
+
+
+def _is_of(kind: type, packages: Collection[str]) -> bool:
+    module = kind.__module__
+    return isinstance(module, str) and module.partition(".")[0] in packages
+
+
+# -- what is found in one namespace ------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """``values`` are kept: as long as all are the same objects, so is the rest."""
+
+    values: list[Any]
+    own: list[str]
+    classes: list[type]
+
+
+_FOUND: dict[int, tuple[Any, _Found]] = {}
+"""By the id of the module or the class, which is kept. To look anew each time takes ten times as
+long."""
+
+
+def _scan(holder: ModuleType | type) -> _Found:
+    known = _FOUND.get(id(holder))
+    names = vars(holder)
+    if (
+        known is not None
+        and len(known[1].values) == len(names)
+        and all(map(operator.is_, known[1].values, names.values()))
+    ):
+        return known[1]
+    items = list(names.items())
+    possible = [(key, value) for key, value in items if type(value) not in _NO_CODE]
+    found = _Found(
+        values=[value for _, value in items],
+        own=[key for key, value in possible if isinstance(key, str) and _is_users(value)],
+        classes=[value for _, value in possible if is_a(value, type)],
+    )
+    _FOUND[id(holder)] = (holder, found)
+    return found
+
+
+def _is_users(value: Any, depth: int = 0) -> bool:
+    """Whether a value is the user's own code, or wraps some."""
+    kind = type(value)
+    if kind is FunctionType:
+        if _is_users_function(value):
+            return True
+        if value.__closure__ is None or depth > _DEEPEST:
+            return False
+        return any(_is_users(each, depth + 1) for each in _inside_cells(value.__closure__))
+    if kind in _INSIDE:
+        return depth <= _DEEPEST and any(
+            _is_users(each, depth + 1) for each in _INSIDE[kind](value)
+        )
+    if issubclass(kind, type):
+        return _is_users_class(value)
+    own = _is_users_class(kind)
+    if not own:
+        _NO_CODE.add(kind)
+    return own
+
+
+def _is_users_function(function: FunctionType) -> bool:
+    file = function.__code__.co_filename
+    if file in _PACKAGES_FILES:
+        return False
+    name = function.__globals__.get("__name__")
+    if name == "__main__":
+        return True
+    # what a package makes with `exec` has no file
+    own = isinstance(name, str) and not file.startswith("<") and is_own_module(name)
+    if own and is_own_file(file):
+        return True
+    if isinstance(name, str) and not file.startswith("<"):
+        _PACKAGES_FILES.add(file)
+    return False
+
+
+def _is_users_class(kind: type) -> bool:
+    name = kind.__module__  # of compiled packages, some classes say that they are built in
+    return isinstance(name, str) and _is_users_module(name)
+
+
+def _is_users_module(name: str) -> bool:
+    return name == "__main__" or (name not in _PACKAGES_MODULES and _is_users_module_anew(name))
+
+
+def _is_users_module_anew(name: str) -> bool:
+    own = is_written_in_a_file(name) and is_own_module(name)
+    if not own and name in sys.modules:
+        _PACKAGES_MODULES.add(name)
+    return own
+
+
+_NO_CODE: set[type] = set()
+"""Types of packages whose objects are not looked into."""
+_PACKAGES_FILES: set[str] = set()
+_PACKAGES_MODULES: set[str] = set()
+"""Files and modules that were found not to be the user's: asking again for each function is slow."""
+
+
+def _inside_cells(cells: tuple[CellType, ...]) -> Iterator[Any]:
+    for cell in cells:
+        try:
+            yield cell.cell_contents
+        except ValueError:
+            continue
+
+
+def _inside_partial(value: Any) -> tuple[Any, ...]:
+    return (value.func, *value.args, *value.keywords.values())
+
+
+_DEEPEST = 4
+"""Wrappers inside wrappers; packages keep whole graphs of objects in closures."""
+
+_INSIDE: dict[type, Callable[[Any], tuple[Any, ...]]] = {
+    staticmethod: lambda value: (value.__func__,),
+    classmethod: lambda value: (value.__func__,),
+    property: lambda value: (value.fget, value.fset, value.fdel),
+    functools.cached_property: lambda value: (value.func,),
+    functools.partial: _inside_partial,
+    functools.partialmethod: _inside_partial,
+    MethodType: lambda value: (value.__func__, value.__self__),
+    CACHED: lambda value: (value.__wrapped__,),
+}
+
+
+# -- tables ------------------------------------------------------------------------------
+
+
+def registered() -> dict[str, list[Any]]:
+    """Find the user's own hooks and handlers that PyTorch calls for all modules or objects.
+
+    By the name of the table that holds them, in the order in which they are called.
+    """
+    out: dict[str, list[Any]] = {}
+    for module, is_table in _TABLES.items():
+        inside = vars(sys.modules[module]) if module in sys.modules else {}
+        tables = {k: v for k, v in inside.items() if is_table(k) and isinstance(v, dict)}
+        for name, table in tables.items():
+            entries = [_entry(k, v, tables) for k, v in list(table.items()) if _is_users(v)]
+            if entries:
+                out[f"{module}.{name}"] = entries
+    return out
+
+
+def _entry(key: Any, value: Any, tables: Mapping[str, Any]) -> Any:
+    """A handler with its key. Keys of hooks count what this process has made, so they do not count.
+
+    Other tables say of a hook how it is called.
+    """
+    if not isinstance(key, int):
+        return (key, value)
+    return (value, [name for name, table in tables.items() if table.get(key) is True])
+
+
+_TABLES: dict[str, Callable[[str], bool]] = {
+    "torch.nn.modules.module": lambda name: name.startswith("_global_"),
+    "torch.optim.optimizer": lambda name: name.startswith("_global_"),
+    "torch.distributions.kl": lambda name: name == "_KL_REGISTRY",
+    "torch.utils.data._utils.collate": lambda name: name == "default_collate_fn_map",
+}
+"""Where PyTorch keeps the functions that its ``register_...`` functions are given for all."""
