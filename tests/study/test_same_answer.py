@@ -71,14 +71,14 @@ def check(algorithm, space, seed, *, executor=SOLO, same=operator.eq) -> None:
     with tempfile.TemporaryDirectory() as folder:
         study = make_study(folder, space=space, algorithm=algorithm, seed=seed)
         study.run(progress=False, observers=[counting], executor=executor)
-    assert set(counting.trained.values()) == {1}
-    assert sum(counting.trained.values()) == study.savings.unique_epochs
-    assert study.trials
-    for trial in study.trials:
-        metrics = alone.train(
-            LineTask(), trial.config, epochs=trial.epochs, run_epochs=6, seed=seed
-        )
-        assert same(trial.curve, tuple(m["mse"] for m in metrics))
+        assert set(counting.trained.values()) == {1}
+        assert sum(counting.trained.values()) == study.savings.unique_epochs
+        assert study.trials
+        for trial in study.trials:
+            metrics = alone.train(
+                LineTask(), trial.config, epochs=trial.epochs, run_epochs=6, seed=seed
+            )
+            assert same(trial.curve, tuple(m["mse"] for m in metrics))
 
 
 @given(st.sampled_from(ALGORITHMS), st.sampled_from(SPACES), st.integers(0, 1000))
