@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -33,6 +34,12 @@ _MOST_ELSEWHERE = 32
 """Samples that are compared; accelerators compute slowly in double precision."""
 _FEW = 4
 """Samples where more do not fit into memory."""
+
+_MORE = 3
+"""Comparisons more, where draws differ: a model draws each time, other threads of the process only sometimes."""
+
+_ONE_AT_A_TIME = threading.RLock()
+"""Random streams, and what a loss reads, belong to the process: checks in threads would mix them up."""
 
 
 class LossCheck:
@@ -80,7 +87,7 @@ class LossCheck:
         if num < 2:
             return ""
         failure: Exception | None = None
-        with borrowed_streams(), untouched(self._model, *self._functions):
+        with _ONE_AT_A_TIME, borrowed_streams(), untouched(self._model, *self._functions):
             for size in dict.fromkeys((num, min(num, _FEW))):
                 for double in (True, False):
                     try:
@@ -91,6 +98,10 @@ class LossCheck:
 
     def _find(self, probe: _Probe, *, double: bool) -> str:
         found = self._compared(probe, double=double)
+        for _ in range(_MORE):
+            if found.difference is None or not found.draws:
+                break
+            found = self._compared(probe, double=double)
         if found.difference is None:
             return self._state(probe, found, double=double)
         if found.draws or not self._repeats(probe, double=double):
