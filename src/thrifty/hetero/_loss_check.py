@@ -35,8 +35,8 @@ _MOST_ELSEWHERE = 32
 _FEW = 4
 """Samples where more do not fit into memory."""
 
-_MORE = 3
-"""Comparisons more, where draws differ: a model draws each time, other threads of the process only sometimes."""
+_MORE = 10
+"""Comparisons more, where draws differ and there are other threads: a model draws each time, they only sometimes."""
 
 _ONE_AT_A_TIME = threading.RLock()
 """Random streams, and what a loss reads, belong to the process: checks in threads would mix them up."""
@@ -98,7 +98,7 @@ class LossCheck:
 
     def _find(self, probe: _Probe, *, double: bool) -> str:
         found = self._compared(probe, double=double)
-        for _ in range(_MORE):
+        for _ in range(_MORE if threading.active_count() > 1 else 0):
             if found.difference is None or not found.draws:
                 break
             found = self._compared(probe, double=double)
