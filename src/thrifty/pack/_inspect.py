@@ -76,19 +76,22 @@ def inspect_task(
         own.adapt(model, adapted)
         batch, _ = next(iter(source.valid_batches(batch_size=task.eval_batch_size)))
         found: list[Any] = []
-        with torch.no_grad(), as_it_was({"task": own, "model": model}):
-            pure = changes_nothing(
-                lambda: found.append(own.metrics(model, batch)), task=own, model=model
-            )
-        metrics = check_metrics(found[0], task=type(task).__name__)
-        readings.followed |= {*followed.names, *adapted.names_read}
-        if isinstance(task.batch_size, str):
-            readings.followed.add(task.batch_size)
-        readings.check()
+        with as_it_was({"task": own, "model": model}):
+            with torch.no_grad():
+                pure = changes_nothing(
+                    lambda: found.append(own.metrics(model, batch)), task=own, model=model
+                )
+            metrics = check_metrics(found[0], task=type(task).__name__)
+            readings.followed |= {*followed.names, *adapted.names_read}
+            if isinstance(task.batch_size, str):
+                readings.followed.add(task.batch_size)
+            # before all is put back: a model that keeps its hyper-parameters notes down what it reads
+            readings.check()
+            read_once = frozenset(readings.read_once)
         followed.check(readings.moving)
     return TaskReport(
         metrics=frozenset(metrics),
-        structural=frozenset(readings.read_once),
+        structural=read_once,
         followed=frozenset(readings.followed),
         pure=pure,
     )
