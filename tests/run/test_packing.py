@@ -7,7 +7,15 @@ from collections import defaultdict
 import pytest
 import torch
 
-from thrifty.core import EpochDone, PackShrunk, StageDone, StageFailed, StageStarted, UsageError
+from thrifty.core import (
+    EpochDone,
+    PackShrunk,
+    Refused,
+    StageDone,
+    StageFailed,
+    StageStarted,
+    UsageError,
+)
 from thrifty.pack import AutoBackend
 from thrifty.plan import Chain, Stage
 from thrifty.run import Assignment, Local, state_from_arrays, train_alone
@@ -227,6 +235,27 @@ def test_out_of_memory_in_the_middle(tmp_path, monkeypatch):
         assert found == wanted[: len(found)]
         assert bool(crowded_out) == (len(found) < EPOCHS)
         assert all(event.kind == "crowded" for event in crowded_out)
+
+
+def test_a_refusal_is_reported_from_a_step_that_runs_out_of_memory(tmp_path, monkeypatch):
+    original, calls = AutoBackend.step, []
+
+    def crowded(self, plans):
+        calls.append(plans)
+        if len(calls) == 1:
+            self._on_refused("one", "it differs")
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        if len(calls) == 2:
+            assert self._fused.refused == {"one": "it differs"}, "the new back-end knows it"
+        return original(self, plans)
+
+    monkeypatch.setattr(AutoBackend, "step", crowded)
+    run = Run(
+        Local(workers=1, threads=1, pack="fused", pack_size=5), tmp_path, LineTask(), CONFIGS
+    )
+    assert [(event.key, event.reason) for event in run.every(Refused)] == [
+        ("one", "it differs")
+    ]
 
 
 @pytest.mark.parametrize("where", ["step", "stack"])

@@ -36,10 +36,12 @@ _FEW = 4
 """Samples where more do not fit into memory."""
 
 _MORE = 10
-"""Comparisons more, where draws differ and there are other threads: a model draws each time, they only sometimes."""
+"""Comparisons more, where draws differ and there are other threads.
+
+A model draws each time, they do only sometimes."""
 
 _ONE_AT_A_TIME = threading.RLock()
-"""Random streams, and what a loss reads, belong to the process: checks in threads would mix them up."""
+"""Random streams, and what a loss reads, belong to the process: two checks would mix them up."""
 
 
 class LossCheck:

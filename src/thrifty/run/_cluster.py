@@ -158,7 +158,7 @@ class ClusterExecutor(Executor):
                 return reports
 
     def refuse(self, key: str, reason: str) -> None:
-        """Tell all workers that trials of a structure are not fused: with their next call, or when they start."""
+        """Tell all workers, by their next call or their start, that a structure is not fused."""
         for hand in self._hands:
             hand.refuse(Refusal(key=key, reason=reason))
 

@@ -34,7 +34,7 @@ class Executor(ABC):
         """What has happened since, waiting up to ``timeout_s`` seconds for something to happen."""
 
     def refuse(self, key: str, reason: str) -> None:
-        """Tell workers under way that trials of a structure are not fused; those that are not told find out.
+        """Tell workers that trials of a structure are not fused; who is not told finds out.
 
         Args:
             key: Names the structure in every process.

@@ -497,10 +497,11 @@ def _hashable(group: Any) -> Any:
 
 
 def _say_failure(event: StageFailed, answers: Sequence[Answer]) -> None:
-    """Log whose training has failed; nobody's if it is tried again."""
-    numbers = sorted(int(str(a.trial)) for a in answers if a.failure is not None)
+    """Log whose training has failed; nobody's if it is tried again, or if nobody asks for it any more."""
+    failed = [answer.trial for answer in answers if answer.failure is not None]
+    numbers = sorted(number for number in failed if isinstance(number, int))
     if not numbers:
-        logger.warning("training failed and is tried again: %s", event.message)
+        logger.warning("training failed, but no trial for that: %s", event.message)
     elif len(numbers) == 1:
         logger.warning("trial %d failed: %s", numbers[0], event.message)
     else:

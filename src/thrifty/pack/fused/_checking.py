@@ -52,7 +52,7 @@ class StepCheck:
     def note_gradients(self) -> None:
         """Copy what the block has found; clipping and optimizers change it in place."""
         began = time.perf_counter()
-        self._gradients = dict(self._rows.own_gradients(self.trial, self._row))
+        self._gradients = self._rows.own_gradients(self.trial, self._row)
         self.seconds += time.perf_counter() - began
 
     def judge(

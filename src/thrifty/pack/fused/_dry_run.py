@@ -46,12 +46,12 @@ def dry_run(task: Task, model: torch.nn.Module, batch: Any) -> Structure:
     """
     with as_it_was({"task": task, "model": model}) as caches:
         if caches:
-            _check_caches(caches, task, model, batch)
+            _check_caches(caches, task=task, model=model, batch=batch)
         return _dry_run(task, model, batch)
 
 
 def _check_caches(
-    caches: Sequence[Any], task: Task, model: torch.nn.Module, batch: Any
+    caches: Sequence[Any], *, task: Task, model: torch.nn.Module, batch: Any
 ) -> None:
     """Check that functions whose results are cached draw no random numbers at their first call.
 

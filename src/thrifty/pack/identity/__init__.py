@@ -1,6 +1,7 @@
 """What a task is, by content: the code and the values that training and evaluation depend on."""
 
 from ._arrays import parts_of as parts_of
+from ._contents import held_by as held_by
 from ._legacy import (
     asking_legacy as asking_legacy,
     is_legacy_asked as is_legacy_asked,
@@ -29,6 +30,7 @@ __all__ = [
     "TaskIdentity",
     "asking_legacy",
     "content_digest",
+    "held_by",
     "identify",
     "is_iterator",
     "is_legacy_asked",

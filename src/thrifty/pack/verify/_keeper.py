@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from thrifty.pack.identity import MISSING, Place, Reach, reach, vars_of
+from thrifty.pack.identity import MISSING, Place, Reach, held_by, reach, vars_of
 
 from ._same import same
 from ._settings import SETTINGS
@@ -168,7 +168,7 @@ def training_places(roots: Mapping[str, Any]) -> list[Place]:
 
 
 def _empty_places(found: Iterable[Reach]) -> Iterator[Place]:
-    """A place that stays empty in each function and class: so that what they are given later is seen."""
+    """A place that stays empty in each function and class, to see what they are given later."""
     for each in found:
         for function in each.functions:
             yield Place(
@@ -180,7 +180,9 @@ def _empty_places(found: Iterable[Reach]) -> Iterator[Place]:
 
 @contextmanager
 def as_it_was(roots: Mapping[str, Any]) -> Iterator[list[Any]]:
-    """Put all that some code may change back afterwards; give the empty ``functools.lru_cache`` that it reaches.
+    """Put all that some code may change back afterwards.
+
+    Gives the functions under ``functools.lru_cache`` that it reaches and that hold nothing yet.
 
     Args:
         roots: Code and objects by name: a task, a loss, a module.
@@ -264,7 +266,7 @@ def elements(value: Any) -> list[Any]:
     if issubclass(own, threading.local):
         return list(local_names(value).values())
     if issubclass(own, ContextVar):
-        return [context_value(value)]
+        return [held_by(value)]
     for kind in (list, tuple, deque):
         if issubclass(own, kind):
             return list(kind.__iter__(value)) if kind.__len__(value) <= MAX_ELEMENTS else []
@@ -286,7 +288,7 @@ def _handler_of(value: Any) -> _Handler | None:
 
 
 def _filled(kind: Any, extend: str) -> Callable[[Any, Any], None]:
-    """Write a container of a class, or of one derived from it, without running code of the user's."""
+    """Write a container of a class, or of a derived one, without running code of the user's."""
 
     def write(value: Any, before: Any) -> None:
         kind.clear(value)
@@ -314,14 +316,6 @@ def _write_buffer(value: Any, before: Any) -> None:
 def _write_context(value: ContextVar[Any], before: Any) -> None:
     if before is not MISSING:  # it cannot be emptied again
         value.set(before)
-
-
-def context_value(value: ContextVar[Any]) -> Any:
-    """Return what a context variable holds now, or its default, or ``MISSING``."""
-    try:
-        return value.get()
-    except LookupError:
-        return MISSING
 
 
 def _shallow(one: Any, other: Any) -> bool:
@@ -386,6 +380,6 @@ _BY_CLASS: Mapping[type, _Handler] = {
     threading.local: _Handler(
         lambda value: dict(local_names(value)), _write_local, _shallow_mapping
     ),
-    ContextVar: _Handler(context_value, _write_context, lambda a, b: a is b or same(a, b)),
+    ContextVar: _Handler(held_by, _write_context, lambda a, b: a is b or same(a, b)),
 }
 """By the class that a value's own class is, or derives from."""

@@ -40,7 +40,7 @@ class Settings:
             "torch.are_deterministic_algorithms_enabled()": _Setting(
                 torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms
             ),
-            "os.getcwd()": _Setting(_folder, os.chdir),
+            "os.getcwd()": _Setting(_folder, _go_to),
         }
 
     def get(self, name: str, default: Any = MISSING) -> Any:
@@ -66,6 +66,11 @@ def _folder() -> str | None:
         return str(Path.cwd())
     except OSError:  # it was removed
         return None
+
+
+def _go_to(folder: str | None) -> None:
+    if folder is not None:
+        os.chdir(folder)
 
 
 SETTINGS = Settings()

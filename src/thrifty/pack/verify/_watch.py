@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from thrifty.pack.identity import MISSING, Place, is_iterator, vars_of
+from thrifty.pack.identity import MISSING, Place, held_by, is_iterator, vars_of
 
-from ._keeper import context_value, elements, local_names, training_places
+from ._keeper import elements, local_names, training_places
 
 
 MAX_ELEMENTS = 256
@@ -253,7 +253,7 @@ def _local(value: Any, depth: int) -> Any:
 
 
 def _context(value: Any, depth: int) -> Any:
-    return (ContextVar, token(context_value(value), depth + 1))
+    return (ContextVar, token(held_by(value), depth + 1))
 
 
 def _numbers(value: Any, depth: int) -> Any:  # noqa: ARG001 (the signature of all of them)
