@@ -172,7 +172,8 @@ class RowState:
             if layout is None or layout.shape != tensor.shape:
                 tensor.data = tensor.data.clone()
             else:
-                tensor.data = torch.empty_like(layout, device=tensor.device).copy_(tensor.data)
+                like = torch.empty_like(layout, dtype=tensor.dtype, device=tensor.device)
+                tensor.data = like.copy_(tensor.data)
 
     def _attach(self, trial: FusedTrial, row: int) -> None:
         own = {**dict(trial.model.named_buffers()), **dict(trial.model.named_parameters())}
