@@ -214,7 +214,7 @@ def test_workers_end_when_their_driver_is_killed(tmp_path):
     while not (tmp_path / "hangs").exists():
         assert driver.is_alive()
         psutil.Process(driver.pid).cpu_percent(interval=0.05)
-    workers = psutil.Process(driver.pid).children()
+    workers = psutil.Process(driver.pid).children(recursive=True)
     assert int((tmp_path / "hangs").read_text()) in [worker.pid for worker in workers]
     driver.kill()
     driver.join()

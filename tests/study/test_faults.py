@@ -87,9 +87,11 @@ def disturbed(scene: Scene) -> None:
 
 
 def kill_a_worker() -> None:
-    for child in psutil.Process().children():
-        if any("_worker_main" in word for word in child.cmdline()):
-            child.kill()
+    """One of those that there are at that event."""
+    for parent in psutil.Process().children():
+        assert "thrifty.core._fork_server" in parent.cmdline()
+        for worker in parent.children():
+            worker.kill()
             return
 
 

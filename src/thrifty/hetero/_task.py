@@ -117,6 +117,10 @@ class HeteroTask(Trainable):
         self._crew.hear()
 
 
+_PRELOAD = ("thrifty.hetero._trainer", "torch.distributed", "torch._dynamo")
+"""torch imports the last one when a first optimizer is made."""
+
+
 class _Processes:
     """The workers of one trial."""
 
@@ -129,7 +133,7 @@ class _Processes:
         self, task: bytes, begin: Mapping[str, Any], cores: Sequence[Sequence[int]] | None
     ) -> None:
         for rank in range(self._num):
-            self._children.append(Child("thrifty.hetero._task_main"))
+            self._children.append(Child("thrifty.hetero._task_main", preload=_PRELOAD))
             bound = None if cores is None else list(cores[rank])
             self._send(rank, sys.path, task, {**begin, "rank": rank, "cores": bound})
         # The first one makes the place where they meet.

@@ -38,6 +38,10 @@ class LoadError:
     traceback: str
 
 
+_PRELOAD = ("thrifty.run._worker", "torch._dynamo")
+"""torch imports the second one when a first optimizer is made."""
+
+
 class ProcessExecutor(Executor):
     """Starts a process for each worker when it first gets work, and again if it dies.
 
@@ -183,7 +187,7 @@ class _Process:
     def _start(self, task: bytes) -> None:
         self.end()
         self._heard_at = math.inf
-        self.child = Child("thrifty.run._worker_main")
+        self.child = Child("thrifty.run._worker_main", preload=_PRELOAD)
         self.child.send(self._spec)
         self.child.send(sys.path)
         self.child.send_bytes(task)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import random
@@ -166,7 +167,7 @@ def _attributes_apart(
         return []
     seen.add(id(mine))
     inside, other = vars_of(mine), vars_of(theirs)
-    left_out = _KEPT_BY_TORCH if isinstance(mine, torch.optim.Optimizer) else _NOT_STATE
+    left_out = _kept_by_torch() if isinstance(mine, torch.optim.Optimizer) else _NOT_STATE
     found: list[str] = []
     for key in dict.fromkeys((*inside, *other)):
         if key in left_out or key in meant or str(key).endswith("_hooks"):
@@ -267,10 +268,12 @@ _NOT_STATE = frozenset({
 })  # fmt: skip
 """What every module keeps, and what is state anyway."""
 
-_KEPT_BY_TORCH = frozenset(
-    vars(torch.optim.Optimizer([torch.nn.Parameter(torch.empty(0))], {}))
-)
-"""What every optimizer keeps: its state, its options, hooks and notes for profilers."""
+
+@functools.cache  # and not when this module is imported: the first optimizer imports torch's compiler
+def _kept_by_torch() -> frozenset[str]:
+    """What every optimizer keeps: its state, its options, hooks and notes for profilers."""
+    return frozenset(vars(torch.optim.Optimizer([torch.nn.Parameter(torch.empty(0))], {})))
+
 
 _LOOKED_AT_ELSEWHERE = (
     torch.Tensor, torch.nn.Module, type, ModuleType, FunctionType, MethodType, partial,
