@@ -5,6 +5,7 @@ from . import (
     _models as _models,
     _precision as _precision,
     _settings as _settings,
+    _tasks_later as _tasks_later,
 )
 from ._case import CORPUS as CORPUS
 from ._packed import Verdict as Verdict, run_packed as run_packed
