@@ -110,7 +110,7 @@ def test_half_a_message_of_the_dead_is_no_message(programs):
 
 
 def test_who_closes_its_socket_and_does_not_end_is_ended(programs, monkeypatch):
-    monkeypatch.setattr(_child, "LAST_WORDS_S", 0.01)
+    monkeypatch.setattr(_child, "EXIT_GRACE_S", 0.01)
     child = programs("c.close()\ntime.sleep(1000)")
     assert all_said(child) == ([], "killed by signal 9")
 
@@ -255,7 +255,7 @@ def test_a_stream_that_is_closed_is_empty():
     reading, writing = os.pipe()
     os.close(writing)
     os.close(reading)
-    with open(_child._stream(reading), "rb") as file:  # noqa: PTH123 (a number)
+    with open(_child._copy_of_stream(reading), "rb") as file:  # noqa: PTH123 (a number)
         assert file.read() == b""
 
 
@@ -286,7 +286,7 @@ def test_children_draw_other_numbers_than_each_other(programs, tmp_path):
 def test_with_the_server_end_its_children_and_another_is_started(programs):
     child = programs(SAYS.format("os.getppid()"))
     os.kill(answer(child), signal.SIGKILL)
-    assert all_said(child) == ([], "with the process that it was forked from")
+    assert all_said(child) == ([], "together with its fork server")
     child.end()
     assert answer(programs(SAYS.format("1"))) == 1
 
@@ -297,9 +297,9 @@ def test_a_child_that_was_never_started_has_no_number(programs):
     server.send_signal(signal.SIGSTOP)
     late = programs("time.sleep(1000)")
     server.kill()
-    with pytest.raises(ChildEndedError, match="has ended"):
+    with pytest.raises(ChildEndedError, match="died before"):
         late.pid  # noqa: B018
-    assert all_said(late) == ([], "with the process that it was forked from")
+    assert all_said(late) == ([], "together with its fork server")
 
 
 def test_a_fork_of_the_parent_has_a_server_of_its_own(programs):
@@ -339,7 +339,7 @@ def test_without_a_safe_fork_children_are_started_from_scratch(programs, monkeyp
 
 def test_a_driver_of_accelerators_forbids_forks(monkeypatch, tmp_path):
     assert _fork_server.may_fork() == (sys.platform == "linux")
-    monkeypatch.setattr(_fork_server, "_DEVICES", (str(tmp_path),))
+    monkeypatch.setattr(_fork_server, "_ACCELERATOR_DEVICES", (str(tmp_path),))
     assert not _fork_server.may_fork()
 
 

@@ -1,12 +1,14 @@
-"""Processes of our own, each with a socket that nothing else can reach.
+"""Child processes that run one of thrifty's modules and exchange pickled messages with it.
 
-Messages are pickled: both ends are ours, and the sockets are a pair without an address.
+A child and its parent talk over an anonymous socket pair that no other process can connect to, so
+both may unpickle what the other sends.
 
-Who waits for a child waits for its *process* as well as for its socket: another process that the child
-has forked may keep the socket open when the child is long dead. A child ends when its parent does, also
-in the middle of a long computation.
+Waiting for a child waits for its exit status as well as its socket: a process that the child forked
+may keep the socket open long after the child has died. A child dies when its parent does, even in
+the middle of a long computation.
 
-Children are forked from a process that has imported what they need (``_fork_server``).
+Children are forked from a server process that has already imported what they need
+(``_fork_server``).
 """
 
 from __future__ import annotations
@@ -26,41 +28,41 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from ._fork_server import LOOK_S, MAX_REQUEST, end_with_parent
+from ._fork_server import MAX_REQUEST_BYTES, PARENT_POLL_S, die_with_parent
 
 
-LAST_WORDS_S = 10.0
-"""How long a child that has closed its socket may take to end."""
+EXIT_GRACE_S = 10.0
+"""Seconds that a child may take to exit after it has closed its socket."""
 
 _SERVER = ("-m", "thrifty.core._fork_server")
 
-_READ_BY_NOBODY = {"PYTEST_CURRENT_TEST"}
-"""Variables that change all the time and that no module looks at when it is imported."""
+_IGNORED_VARIABLES = {"PYTEST_CURRENT_TEST"}
+"""Environment variables that change often and that no module reads while it is imported."""
 
 _SHORT = 4
 _LONG = 8
 
 
 class ChildEndedError(Exception):
-    """A child process has ended; the message says how."""
+    """A child process has exited; the message says how."""
 
 
 class Child:
-    """A Python process that runs one of our modules.
+    """A Python process that runs one of thrifty's modules.
 
     Args:
-        module: Its main program; it calls ``parent_of``.
-        preload: Modules that it needs and that take long to import; no user code.
+        module: Name of its main module, which must call ``parent_of``.
+        preload: Modules that are slow to import, imported once for all children. They must not
+            contain user code.
     """
 
     def __init__(self, module: str, *, preload: Sequence[str] = ()) -> None:
-        self._server = _server_of_now()
-        streams = [
-            _stream(number) for number in range(3)
-        ]  # before a closed one's number is taken
+        self._server = _current_server()
+        # Copied first: if a stream is closed, the next socket would get its number.
+        streams = [_copy_of_stream(number) for number in range(3)]
         ours, theirs = socket.socketpair()
         try:
-            self._ticket, self._exit = self._server.start(
+            self._request, self._exit = self._server.start(
                 module, preload=preload, files=[theirs.fileno(), *streams]
             )
         finally:
@@ -73,16 +75,20 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
-        return self._server.pid(self._ticket)
+        """Return the process id; wait until the process has been started.
+
+        Raises:
+            ChildEndedError: The fork server died before it started the process.
+        """
+        return self._server.pid(self._request)
 
     @property
     def alive(self) -> bool:
-        """Whether the process has not ended."""
+        """Return whether the process is running or about to start."""
         return not self._exit.is_set()
 
     def send(self, message: Any) -> None:
-        """Send a message. If the child is dead, ``receive`` says so."""
+        """Send a message. If the child is dead, ``receive`` reports it."""
         with contextlib.suppress(OSError):
             self._connection.send(message)
 
@@ -92,12 +98,12 @@ class Child:
             self._connection.send_bytes(message)
 
     def receive(self) -> list[Any]:
-        """Return all messages that have come, without waiting.
+        """Return all messages that have arrived, without waiting.
 
         Raises:
-            ChildEndedError: There are none, and there will be none: the process has ended.
+            ChildEndedError: There are no messages left and the process has exited.
         """
-        ended = self._exit.is_set()  # before the last look: what it has sent by then is here
+        ended = self._exit.is_set()  # read first, so that no message sent before it is missed
         closed = self._fill()
         messages = list(self._unpacked())
         if not messages and (ended or closed):
@@ -105,26 +111,26 @@ class Child:
         return messages
 
     def end(self) -> None:
-        """End the process now."""
-        self._server.end(self._ticket)
+        """Kill the process and release its sockets."""
+        self._server.kill(self._request)
         self._exit.wait(None)
         self._exit.close()
         self._connection.close()
         self._socket.close()
 
     def _how_it_ended(self) -> str:
-        if not self._exit.wait(LAST_WORDS_S):
-            # It has closed its socket, and something keeps it from ending.
-            self._server.end(self._ticket)
+        if not self._exit.wait(EXIT_GRACE_S):
+            # It has closed its socket, but something keeps it from exiting.
+            self._server.kill(self._request)
             self._exit.wait(None)
         code = self._exit.code
         if code is None:
             self._server.wait()
-            return "with the process that it was forked from"
+            return "together with its fork server"
         return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
 
     def _fill(self) -> bool:
-        """Read what is there; say whether the child has closed its end."""
+        """Read what has arrived; return whether the child has closed its end."""
         try:
             while data := self._socket.recv(1 << 20, socket.MSG_DONTWAIT):
                 self._inbox += data
@@ -135,7 +141,7 @@ class Child:
         return True
 
     def _unpacked(self) -> Iterator[Any]:
-        """Take whole messages out of what has come, as ``Connection.send`` has packed them."""
+        """Yield the complete messages received, in the framing of ``Connection.send``."""
         while len(self._inbox) >= _SHORT:
             begin, size = _SHORT, int.from_bytes(self._inbox[:_SHORT], "big", signed=True)
             if size == -1:
@@ -149,7 +155,7 @@ class Child:
 
 
 def wait_for(children: Iterable[Child], timeout_s: float | None) -> list[Child]:
-    """Wait until one of some children has said something or has ended; return those that have."""
+    """Wait until a child has sent a message or exited; return the children that have."""
     by_handle: dict[Any, Child] = {}
     for child in children:
         by_handle[child._socket] = by_handle[child._exit.handle] = child
@@ -157,46 +163,51 @@ def wait_for(children: Iterable[Child], timeout_s: float | None) -> list[Child]:
     return list(dict.fromkeys(found))
 
 
-class _Exit:
-    """The end of a process, told on a pipe that only the fork server writes to: no fork keeps it open."""
+class _ExitStatus:
+    """Exit status of a process, read from a pipe that only the fork server writes to.
+
+    No process that the child forks holds the pipe, so it cannot be kept open after the child's
+    death.
+    """
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
         self.code: int | None = None
-        """As of ``subprocess``; None before the end, and if the server has ended with it."""
+        """As in ``subprocess``; None while the process runs, or if the fork server died too."""
         self._ended = False
 
     def is_set(self) -> bool:
         return self.wait(0)
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Say whether the process has ended, within a time; None is for ever."""
+        """Return whether the process exits within a time (None waits for ever)."""
         if not self._ended and wait([self.handle], timeout=timeout_s):
             self._ended = True
             self.code = json.loads(os.read(self.handle, 100) or "null")
         return self._ended
 
     def close(self) -> None:
-        """Let go of the pipe; the process has ended."""
+        """Close the pipe of a process that has exited."""
         if self.handle >= 0:
             os.close(self.handle)
             self.handle = -1
 
 
 class _Server:
-    """The process that children are forked from; threads may share it."""
+    """A fork server and the requests sent to it; safe to use from several threads."""
 
     def __init__(self) -> None:
-        self.made_in = _surroundings()
+        self.surroundings = _surroundings()
         self._lock = threading.Lock()
         self._pids: list[int] = []
-        self._num_started = 0
-        # A message is a request: sent whole, received whole.
+        self._num_requests = 0
+        # SEQPACKET keeps the boundaries of messages: one packet is one request.
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._requests = ours
         with theirs:
             command = [sys.executable, *_SERVER, str(theirs.fileno()), str(os.getpid())]
-            # The kernel ends a child with the thread that has started it; only the main one stays.
+            # The kernel kills a child when the *thread* that started it exits, so only the main
+            # thread may ask for that.
             if threading.current_thread() is threading.main_thread():
                 command.append("with-thread")
             self._process = subprocess.Popen(
@@ -205,8 +216,8 @@ class _Server:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
             )
-        # also when the interpreter ends
-        weakref.finalize(self, _end_server, self._process, self._requests, os.getpid())
+        # Runs when the interpreter exits, too.
+        weakref.finalize(self, _stop_server, self._process, self._requests, os.getpid())
 
     @property
     def alive(self) -> bool:
@@ -214,84 +225,86 @@ class _Server:
 
     def start(
         self, module: str, *, preload: Sequence[str], files: Sequence[int]
-    ) -> tuple[int, _Exit]:
-        """Ask for a child; return the number of the request, and the child's end to be.
+    ) -> tuple[int, _ExitStatus]:
+        """Request a child; return the number of the request and the child's exit status.
 
         Args:
-            files: Its socket and its three standard streams.
+            module: The child's main module.
+            preload: Modules that the server imports first.
+            files: The child's socket, stdin, stdout and stderr.
         """
         reading, writing = os.pipe()
         folder = ""
-        with contextlib.suppress(FileNotFoundError):  # it has been removed
+        with contextlib.suppress(FileNotFoundError):  # the folder has been removed
             folder = str(Path.cwd())
         request = {"module": module, "preload": list(preload), "folder": folder}
         try:
             with self._lock:
-                with contextlib.suppress(OSError):  # it has ended, and the pipe says so
+                with contextlib.suppress(OSError):  # a dead server shows in the exit status
                     data = [json.dumps(request).encode()]
                     socket.send_fds(self._requests, data, [writing, *files])
-                self._num_started += 1
-                return self._num_started - 1, _Exit(reading)
+                self._num_requests += 1
+                return self._num_requests - 1, _ExitStatus(reading)
         finally:
             os.close(writing)
 
-    def pid(self, ticket: int) -> int:
-        """Return the number of a child's process.
+    def pid(self, request: int) -> int:
+        """Return a child's process id; wait until the child has been started.
 
         Raises:
-            ChildEndedError: The server ended before it had started it.
+            ChildEndedError: The server died before it started the child.
         """
         with self._lock:
-            while len(self._pids) <= ticket:
+            while len(self._pids) <= request:
                 answer = b""
                 with contextlib.suppress(ConnectionError):
-                    answer = self._requests.recv(MAX_REQUEST)
+                    answer = self._requests.recv(MAX_REQUEST_BYTES)
                 if not answer:
-                    raise ChildEndedError("the process that it was to be forked from has ended")
+                    raise ChildEndedError("its fork server died before it was started")
                 self._pids.append(json.loads(answer))
-        return self._pids[ticket]
+        return self._pids[request]
+
+    def kill(self, request: int) -> None:
+        """Ask the server to kill a child."""
+        with contextlib.suppress(OSError), self._lock:
+            self._requests.send(json.dumps({"kill": request}).encode())
 
     def wait(self) -> None:
-        """Wait for its end, which its children's ends have announced."""
+        """Wait for the exit of a dying server, so that the next child gets a new one."""
         self._process.wait()
-
-    def end(self, ticket: int) -> None:
-        """Ask for the end of a child."""
-        with contextlib.suppress(OSError), self._lock:
-            self._requests.send(json.dumps({"end": ticket}).encode())
 
 
 _servers: list[_Server] = []
-"""The one that is asked; those before it live while somebody holds a child of theirs."""
+"""The server that new children come from. An older one lives as long as a child refers to it."""
 
 _servers_lock = threading.Lock()
 
 
-def _server_of_now() -> _Server:
-    """Return a server whose surroundings are those of this process."""
+def _current_server() -> _Server:
+    """Return a fork server whose surroundings are this process's; start one if needed."""
     with _servers_lock:
-        if not _servers or not _servers[0].alive or _servers[0].made_in != _surroundings():
+        if not _servers or not _servers[0].alive or _servers[0].surroundings != _surroundings():
             _servers[:] = [_Server()]
         return _servers[0]
 
 
 def _surroundings() -> dict[str, Any]:
-    """What a child has from its parent and the server cannot hand on."""
-    environment = {k: v for k, v in os.environ.items() if k not in _READ_BY_NOBODY}
+    """Return what a child inherits and the server cannot pass on after it has started."""
+    environment = {k: v for k, v in os.environ.items() if k not in _IGNORED_VARIABLES}
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    return {"process": os.getpid(), "environment": environment, "cores": cores}
+    return {"pid": os.getpid(), "environment": environment, "cores": cores}
 
 
-def _end_server(process: subprocess.Popen[bytes], requests: socket.socket, owner: int) -> None:
-    """End a server and its children, unless this process is a fork of its owner."""
+def _stop_server(process: subprocess.Popen[bytes], requests: socket.socket, owner: int) -> None:
+    """Kill a server and its children, unless this process is only a fork of its owner."""
     requests.close()
     if os.getpid() == owner:
         process.kill()
         process.wait()
 
 
-def _stream(number: int) -> int:
-    """A copy of a standard stream of this process; of nothing, if it is closed."""
+def _copy_of_stream(number: int) -> int:
+    """Return a duplicate of a standard stream, or of ``/dev/null`` if the stream is closed."""
     try:
         return os.dup(number)
     except OSError:
@@ -299,16 +312,16 @@ def _stream(number: int) -> int:
 
 
 def parent_of(arguments: list[str]) -> Connection:
-    """Return a child's connection to its parent, and have the child end when the parent does.
+    """Return a child's connection to its parent, and make the child die with the parent.
 
     Args:
-        arguments: What ``Child`` has put behind the name of the module.
+        arguments: The child's command-line arguments, as ``Child`` passes them.
     """
     fd, parent, *rest = arguments
-    # Ctrl-C reaches all processes of a terminal; the parent decides what becomes of it.
+    # Ctrl-C reaches every process of the terminal; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if "with-thread" in rest:
-        end_with_parent()
+        die_with_parent()
     threading.Thread(
         target=_watch, args=(int(parent),), name="thrifty-parent", daemon=True
     ).start()
@@ -316,8 +329,8 @@ def parent_of(arguments: list[str]) -> Connection:
 
 
 def _watch(parent: int) -> None:
-    """End this process when its parent is gone; it has another one then."""
-    gone = threading.Event()
+    """Exit when the parent process has died, which changes the parent pid."""
+    never = threading.Event()
     while os.getppid() == parent:
-        gone.wait(LOOK_S)
+        never.wait(PARENT_POLL_S)
     os._exit(1)
