@@ -256,6 +256,7 @@ def test_a_newcomer_trains_what_the_others_train():
                 threading.Thread(target=lambda: late.update(net=job(newcomer)(member)))
             )
             threads[0].start()
+            cluster.wait_for("x")
 
     cluster.run({"a": job(first, on_step)})
     threads[0].join()

@@ -61,6 +61,11 @@ class ThreadCluster:
             self._changed.notify_all()
         return ThreadMembership(self, name)
 
+    def wait_for(self, name: str) -> None:
+        """Wait until a worker asks to take part, so that the next agreement admits it."""
+        with self._changed:
+            self._wait(lambda: name in self._asking or name in self._current, name)
+
     def kill(self, name: str, *, after: int, delivers: bool = False) -> None:
         """Dooms a worker.
 
