@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+from contextlib import contextmanager
 
 import pytest
 from playwright.sync_api import expect, sync_playwright
@@ -57,6 +58,14 @@ def page(browser):
 def address(trained):
     with serving(trained) as found:
         yield found
+
+
+@contextmanager
+def shown_to(page, path):
+    """Serve a dashboard; the page, which keeps polling, leaves it before the server stops."""
+    with serving(path) as found:
+        yield found
+        page.goto("about:blank")
 
 
 def open_study(page, address, tab="overview", study=1):
@@ -122,7 +131,7 @@ def test_a_trial_that_failed_says_why(page, tmp_path):
     with Store.open(study.storage.url) as store, store._engine.begin() as connection:
         error = json.dumps(["error", SCRIPT, f"Traceback\n  {SCRIPT}"])
         connection.exec_driver_sql("UPDATE trials SET error = ? WHERE number = 1", (error,))
-    with serving(tmp_path / "t.db") as address:
+    with shown_to(page, tmp_path / "t.db") as address:
         open_study(page, address, "trials/0")
         page.get_by_text("error: RuntimeError: the task's own error").wait_for()
         trace = page.locator("pre.trace").inner_text()
@@ -180,7 +189,7 @@ def test_live_while_a_study_writes(page, tmp_path):
     study = halving(tmp_path, name="living")
     with Store.open(study.storage.url):
         pass
-    with serving(tmp_path / "t.db") as address:
+    with shown_to(page, tmp_path / "t.db") as address:
         page.goto(address)
         page.get_by_text("No studies yet").wait_for()
         runner = threading.Thread(target=lambda: study.run(progress=False, executor=SOLO))
@@ -247,7 +256,7 @@ def test_durations_are_rounded_before_they_are_cut_into_parts(page, address):
 
 
 def test_a_hundred_thousand_trials(page, big):
-    with serving(big) as address:
+    with shown_to(page, big) as address:
         page.goto(f"{address}#/")
         page.wait_for_selector("td.name")
         sizes = []
