@@ -1,4 +1,7 @@
-"""Tunes a small network on scikit-learn's digits: ``thrifty plan examples/digits.py``, ``thrifty run examples/digits.py``."""
+"""Tune a small network on scikit-learn's digits.
+
+Run ``thrifty plan examples/digits.py``, then ``thrifty run examples/digits.py``.
+"""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Sixteen networks with sixteen learning rates, trained as one computation in a loop of your own."""
+"""Train sixteen networks with sixteen learning rates as one computation, in your own loop."""
 
 import torch
 from sklearn.datasets import load_digits

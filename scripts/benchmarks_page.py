@@ -13,12 +13,15 @@ HEAD = """\
 hide: [toc]
 ---
 
-<!-- Made by scripts/benchmarks_page.py from bench/results. Do not edit: run `python scripts/benchmarks_page.py`. -->
+<!-- Made by scripts/benchmarks_page.py from bench/results.
+Do not edit: run `python scripts/benchmarks_page.py`. -->
 
 # Benchmarks
 
-Everything that was measured, with the command that measures it again. Each bench has *goals*, which were set before it ran; those that were missed are said as plainly as those that hold.
-Where a bench ran several times, all runs are counted. Ratios count rather than seconds: machines are noisy.
+All measurements, each with the command that repeats it.
+Each bench has *goals*, which were set before it ran; missed goals are listed like the others.
+Where a bench ran several times, all runs count.
+Compare ratios rather than seconds: machines are noisy.
 """
 GOAL = re.compile(
     r"^(?:- )?(?P<verdict>holds|MISSED): (?P<name>.+) = (?P<value>\S+) \(goal (?P<goal>.+)\)$"
@@ -115,7 +118,7 @@ def _goals(lines: list[str]) -> list[Goal]:
 
 
 def _spaced(lines: list[str]) -> str:
-    """Markdown as one means it: a blank line around tables and before lists, headings as bold lines."""
+    """Add blank lines around tables and before lists, and turn headings into bold lines."""
     out: list[str] = []
     for i, line in enumerate(lines):
         before = out[-1] if out else ""
@@ -137,7 +140,8 @@ def _is_output(line: str) -> bool:
 
 def _overview(found: list[Result], what: dict[str, str]) -> list[str]:
     rows = [
-        f"| [`{r.name}`](#{r.name}) | {what.get(r.name, '')} | {len(r.goals) - len(r.missed)} | {len(r.missed)} |"
+        f"| [`{r.name}`](#{r.name}) | {what.get(r.name, '')} "
+        f"| {len(r.goals) - len(r.missed)} | {len(r.missed)} |"
         for r in found
     ]
     return ["| bench | measures | goals held | missed |", "|---|---|---:|---:|", *rows, ""]
@@ -166,7 +170,8 @@ def _verdicts(result: Result) -> str:
     else:
         first = f'!!! success "{title}"\n\n    None was missed.\n'
     rows = [
-        f"    | {_cell(_where(g) + g.name)} | {g.value} | {_cell(g.goal)} | {'held' if g.holds else '**missed**'} |"
+        f"    | {_cell(_where(g) + g.name)} | {g.value} | {_cell(g.goal)} "
+        f"| {'held' if g.holds else '**missed**'} |"
         for g in result.goals
     ]
     table = "\n".join([
@@ -178,7 +183,7 @@ def _verdicts(result: Result) -> str:
 
 
 def _where(goal: Goal) -> str:
-    """Which run a goal is of; a part of a run says nothing, since goals are printed at a run's end."""
+    """Return the run of a goal. Goals are printed when a run ends, so a part of a run has none."""
     is_run = re.search(r"\brun\b|`python", goal.part)
     return f"({goal.part.partition(' (`')[0]}) " if is_run else ""
 

@@ -12,11 +12,13 @@ from thrifty import cli
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAD = """\
-<!-- Made by scripts/cli_page.py from the commands. Do not edit: run `python scripts/cli_page.py`. -->
+<!-- Made by scripts/cli_page.py from the commands.
+Do not edit: run `python scripts/cli_page.py`. -->
 
 # Command line
 
-`thrifty COMMAND --help` says the same. Commands that name a study find it in `--storage`, or in `THRIFTY_STORAGE`.
+`thrifty COMMAND --help` shows the same.
+Commands that name a study look for it in `--storage`, or in `THRIFTY_STORAGE`.
 What you can mend is one line and exit code 2; Ctrl-C is 130.
 """
 
@@ -45,7 +47,7 @@ def _commands(
 
 
 def _help_option(command: click.Command, context: click.Context) -> click.Option:
-    """Made anew: click keeps the one that it made when the command was first used, maybe by itself."""
+    """Make a new context: click keeps the one of the command's first use."""
     names = command.get_help_option_names(context)
     return click.Option(names, is_flag=True, help="Show this message and exit.")
 

@@ -1,4 +1,4 @@
-"""Examples in docstrings become code blocks of the reference (an extension of griffe, see mkdocs.yml)."""
+"""Turn docstring examples into code blocks of the reference (a griffe extension, see mkdocs.yml)."""
 
 from __future__ import annotations
 

@@ -7,6 +7,6 @@ from typing import Any
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Sessions are coloured as such, and copied without prompts; raw results are shown as the page made of them."""
+    """Colour sessions and copy them without prompts; show raw results as the page made of them."""
     markdown = re.sub(r"\]\(\.\./\.\./bench/results[^)]*\)", "](../benchmarks.md)", markdown)
     return re.sub(r"^```python\n(?=>>> )", "```pycon\n", markdown, flags=re.MULTILINE)

@@ -1,7 +1,7 @@
 """Hyper-parameter tuning that never pays twice.
 
-Everything public is here; it is loaded when first used, so that ``import thrifty`` and the commands that need no
-training do not wait for torch.
+This module exports every public name. Each is imported when it is first used, so that
+``import thrifty`` and the commands that do not train need not wait for torch.
 """
 
 from importlib import import_module
@@ -126,8 +126,10 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "core": (
-        "AlgorithmError CheckpointError DivergedError GraphError HeteroError LayerError MissingExtraError PackMismatchError PeerLostError ScheduleError "
-        "SpaceError StateError StoreBusyError StoreError StoreUnreachableError StoreVersionError StoreWriteError StudyMismatchError StudyNotFoundError TaskError "
+        "AlgorithmError CheckpointError DivergedError GraphError HeteroError LayerError "
+        "MissingExtraError PackMismatchError PeerLostError ScheduleError "
+        "SpaceError StateError StoreBusyError StoreError StoreUnreachableError "
+        "StoreVersionError StoreWriteError StudyMismatchError StudyNotFoundError TaskError "
         "ThriftyError TooFewWorkersError TrainingError UsageError WorkerLostError"
     ),
     "pack": (
@@ -136,17 +138,21 @@ _HOMES = {
     ),
     "run": "Faults Local Ray",
     "search": (
-        "ASHA Algorithm AsyncSubSampling BOHB BOSS CMAESSampler GPSampler GridSampler GridSearch GriddedSampler "
-        "Hyperband KDESampler MedianStopping NSGAIISampler PopulationBasedTraining RandomForestSampler RandomSampler "
+        "ASHA Algorithm AsyncSubSampling BOHB BOSS CMAESSampler GPSampler GridSampler "
+        "GridSearch GriddedSampler "
+        "Hyperband KDESampler MedianStopping NSGAIISampler PopulationBasedTraining "
+        "RandomForestSampler RandomSampler "
         "RandomSearch Sampler SubSampling SuccessiveHalving TPESampler"
     ),
     "space": (
-        "Choice Constant Cosine CosineRestarts Cyclic Exponential Float Int Linear MultiStep OneCycle Polynomial "
+        "Choice Constant Cosine CosineRestarts Cyclic Exponential Float Int Linear "
+        "MultiStep OneCycle Polynomial "
         "REX Schedule Space Step Timeline WSD Warmup common_prefix cooldowns schedule_for"
     ),
     "store": "optuna_storage",
     "study": (
-        "Forecast Observer Savings Simulation StopWhen Storage Study TrialResult at_least at_most simulate"
+        "Forecast Observer Savings Simulation StopWhen Storage Study TrialResult at_least "
+        "at_most simulate"
     ),
 }
 _HOME_OF = {name: f"thrifty.{home}" for home, names in _HOMES.items() for name in names.split()}
@@ -154,11 +160,11 @@ _HOME_OF = {name: f"thrifty.{home}" for home, names in _HOMES.items() for name i
 __all__ = sorted(_HOME_OF)
 
 
-if not TYPE_CHECKING:  # a name that is not there is for the type checker to find
+if not TYPE_CHECKING:  # else the type checker would not report unknown names
 
     def __getattr__(name: str) -> Any:
         if name in {"graph", "hetero", "integrations", "nn", "pack", "torch"}:
-            # packages; pack can be called: thrifty.pack([...])
+            # These are subpackages. `pack` is also callable: thrifty.pack([...]).
             return import_module(f"thrifty.{name}")
         if name in _HOME_OF:
             value = getattr(import_module(_HOME_OF[name]), name)

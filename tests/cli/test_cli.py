@@ -163,7 +163,7 @@ def test_the_list_of_commands_has_whole_sentences(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["thrifty", "--help"])
     main()
     said = " ".join(capsys.readouterr().out.split())
-    assert "Say how much the study in FILE has to train, before any training." in said
+    assert "Show how much the study in FILE has to train, before any training." in said
     assert "..." not in said.partition("Commands:")[2]
 
 

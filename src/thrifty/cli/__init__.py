@@ -1,4 +1,4 @@
-"""The command line: one file for each command, loaded when it is called."""
+"""The command line: one module per command, imported when the command is called."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COMMANDS = (
 
 
 class _Lazy(click.Group):
-    """Imports a command's file only when it is needed: ``status`` must not wait for torch."""
+    """Imports a command's module only when it is needed: ``status`` must not wait for torch."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -43,7 +43,7 @@ class _Lazy(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The whole first sentence of each, on two lines where it is long."""
+        """Write the whole first sentence of each command, on two lines if it is long."""
         found = ((name, self.get_command(ctx, name)) for name in COMMANDS)
         rows = [(name, each.get_short_help_str(limit=200)) for name, each in found if each]
         with formatter.section("Commands"):
@@ -57,9 +57,9 @@ def _app() -> None:
 
 
 def main() -> None:
-    """Runs a command; what the user can mend is one message, not a traceback."""
+    """Run a command; show errors that the user can fix as one message, without a traceback."""
     try:
-        # click leaves early exits (``--help``, what doctor found) to whoever called it, as a number
+        # click returns the code of an early exit (``--help``, a failed doctor check) as a number.
         code = _app(standalone_mode=False)
     except ThriftyError as error:
         say(f"error: {error}", fg="red", err=True)
@@ -72,7 +72,7 @@ def main() -> None:
         raise SystemExit(error.exit_code) from None
     except click.Abort:
         raise SystemExit(130) from None
-    except Exception as error:  # noqa: BLE001 (a defect: its traceback is shown, as plain text)
+    except Exception as error:  # noqa: BLE001 (a bug: show its traceback as plain text)
         say(error_traceback(error), err=True)
         raise SystemExit(1) from None
     if isinstance(code, int) and code:

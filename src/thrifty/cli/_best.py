@@ -1,4 +1,4 @@
-"""``thrifty best NAME``."""
+"""The command ``thrifty best NAME``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ._say import say
 @storage_option
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object, or a list of them.")
 def command(*, name: str, storage: str, as_json: bool) -> None:
-    """Show the best trial of study NAME; of several objectives, those that no other trial beats in all."""
+    """Show the best trial of study NAME, or its Pareto front if it has several objectives."""
     with Store.open(storage, create=False) as store:
         info = store.studies.get(name)
         trials = store.studies.load(info.id).trials

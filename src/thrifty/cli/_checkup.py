@@ -1,4 +1,4 @@
-"""What ``thrifty doctor`` looks at: independent checks, of which none can stop another."""
+"""The checks of ``thrifty doctor``. They are independent: none can stop another."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What a check found; ``needed`` is what every study needs, or what was asked for."""
+    """The result of a check; ``needed`` means that every study or a given option needs it."""
 
     section: str
     name: str
@@ -46,7 +46,7 @@ class Finding:
     needed: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the finding as plain data."""
         return asdict(self)
 
 
@@ -56,9 +56,12 @@ Check = Callable[[], tuple[State, str]]
 def findings(
     *, storage: str | None, extras: Sequence[str], device: str | None
 ) -> Iterator[Finding]:
-    """All checks, in order.
+    """Run all checks, in order.
 
-    ``storage``, ``extras`` and ``device`` are what was asked for.
+    Args:
+        storage: Address of the database to check; None: no database.
+        extras: Extras that must be installed.
+        device: Device for the training steps (default: a GPU, or the CPU).
     """
     yield _look("versions", "thrifty", lambda: ("ok", _versions()), needed=True)
     yield _look("versions", "torch", _torch_version, needed=True)
@@ -80,10 +83,10 @@ def findings(
 def _look(
     section: str, name: str, check: Check, *, needed: bool = False, url: str = ""
 ) -> Finding:
-    """Run a check. What it says is shown without the passwords of ``url``."""
+    """Run a check. Its text is shown without the passwords of ``url``."""
     try:
         state, detail = check()
-    except Exception as error:  # noqa: BLE001 (whatever it is, that is what was found)
+    except Exception as error:  # noqa: BLE001 (any error is the check's result)
         said = str(error).strip().split("\n")[0]
         state, detail = "broken", f"{type(error).__name__}: {said}"
     detail = redact(detail, url=url)
@@ -118,9 +121,13 @@ def _extras(asked: Sequence[str]) -> Iterator[Finding]:
 
 
 def extras_of(requirements: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
-    """Packages and their least versions by extra, from what a distribution says of itself.
+    """Return packages and their minimum versions by extra, from a distribution's requirements.
 
-    >>> extras_of(["torch>=2.6", "numba>=0.60; extra == 'graph'", 'thrifty[graph]; extra == "test"'])
+    >>> extras_of([
+    ...     "torch>=2.6",
+    ...     "numba>=0.60; extra == 'graph'",
+    ...     'thrifty[graph]; extra == "test"',
+    ... ])
     {'graph': [('numba', '0.60')], 'test': [('thrifty', '')]}
     """
     out: dict[str, list[tuple[str, str]]] = {}
@@ -174,13 +181,13 @@ def _psycopg() -> tuple[State, str]:
 
 def _ray() -> tuple[State, str]:
     try:
-        # without importing it: that alone takes seconds
+        # Do not import it: that alone takes seconds.
         return "ok", metadata.version("ray")
     except metadata.PackageNotFoundError:
         return "absent", "needed for clusters; pip install 'thrifty[ray]'"
 
 
-# -- what there is to train on ---------------------------------------------------------------
+# -- devices -------------------------------------------------------------------------------
 
 
 def _cpu() -> tuple[State, str]:
@@ -199,7 +206,7 @@ def _accelerators() -> Iterator[Finding]:
         torch = import_module("torch")
         num = torch.cuda.device_count() if torch.cuda.is_available() else 0
         mps = torch.backends.mps.is_available()
-    except Exception as error:  # noqa: BLE001 (a driver that does not fit raises anything)
+    except Exception as error:  # noqa: BLE001 (a mismatched driver may raise anything)
         yield Finding(section="devices", name="gpu", state="broken", detail=str(error))
         return
     for index in range(num):
@@ -218,7 +225,7 @@ def _cuda(torch: Any, index: int) -> tuple[State, str]:
     return "ok", f"{name}, {free / _GIB:.1f} of {total / _GIB:.1f} GiB free"
 
 
-# -- what works ------------------------------------------------------------------------------
+# -- what works ----------------------------------------------------------------------------
 
 
 def _step(name: str, device: str | None) -> tuple[State, str]:
@@ -239,17 +246,17 @@ def _kernels() -> tuple[State, str]:
             "warning",
             f"numba {numba.__version__} does not compile (NUMBA_DISABLE_JIT is set)",
         )
-    # the first number of SplitMix64 from seed 0, as its authors publish it
+    # This is the first number of SplitMix64 from seed 0, as published by its authors.
     if int(kernels.mix(_GOLDEN)) != 0xE220A8397B1DCDAF:
         return "broken", f"numba {numba.__version__}: a compiled kernel gives a wrong answer"
     return "ok", f"numba {numba.__version__}, kernels compile"
 
 
-# -- where records go ------------------------------------------------------------------------
+# -- storage -------------------------------------------------------------------------------
 
 
 def _storage(storage: str) -> tuple[State, str]:
-    """Open a database as it is: a doctor must not bring it up to date."""
+    """Check a database without changing it: doctor must not upgrade it."""
     address = read_address(storage)
     if address.get_backend_name() != "sqlite":
         return _database(_server(address), can_write="SELECT NOT pg_is_in_recovery()")
@@ -275,7 +282,10 @@ def _server(address: URL) -> Engine:
 
 
 def _checkpoints(storage: str) -> tuple[State, str]:
-    """Count what lies in the folder where checkpoints are kept unless ``Storage`` says otherwise."""
+    """Count the files in the default folder of checkpoints.
+
+    A ``Storage`` with its own folder is not known here.
+    """
     address = read_address(storage)
     file = _file_of(address) if address.get_backend_name() == "sqlite" else None
     if file is None and address.get_backend_name() == "sqlite":
@@ -296,7 +306,8 @@ def _checkpoints(storage: str) -> tuple[State, str]:
     if not found.num_left:
         return "ok", said
     said += (
-        f"; {found.num_left:,} more files ({found.left_bytes / _MIB:,.1f} MiB) that no study knows, of a run that was "
+        f"; {found.num_left:,} more files ({found.left_bytes / _MIB:,.1f} MiB) that no study "
+        "knows, of a run that was "
         "killed or goes on: the next run of their task removes them where that is safe"
     )
     return "warning", said
@@ -326,7 +337,7 @@ def _database(engine: Engine, *, can_write: str) -> tuple[State, str]:
 
 
 def _disk(storage: str) -> tuple[State, str]:
-    """Where checkpoints go: beside a SQLite file, in the working directory otherwise."""
+    """Check the disk for checkpoints: beside a SQLite file, or in the working directory."""
     address = read_address(storage)
     sqlite = address.get_backend_name() == "sqlite"
     folder = Path(str(address.database)).resolve().parent if sqlite else Path.cwd()

@@ -1,4 +1,4 @@
-"""``thrifty completion SHELL``, and what it completes besides names of commands and options."""
+"""``thrifty completion SHELL``, and the completion of study names and database addresses."""
 
 from __future__ import annotations
 
@@ -50,12 +50,15 @@ def complete_study(
     param: click.Parameter,  # noqa: ARG001 (click's signature)
     incomplete: str,
 ) -> list[CompletionItem]:
-    """The studies of the database that the line names so far, newest first; of none, nothing."""
+    """Complete the studies of the database that the command line names, newest first.
+
+    Without a readable database there are no suggestions.
+    """
     url = ctx.params.get("storage") or os.environ.get("THRIFTY_STORAGE") or _DEFAULT
     names: list[str] = []
     with suppress(SQLAlchemyError, ThriftyError, ImportError, OSError):
         names = _study_names(url)
-    # A name that is not plain would do something else than be shown.
+    # Omit names with special characters, which the shell would interpret.
     return [
         CompletionItem(name)
         for name in names
@@ -68,7 +71,7 @@ def complete_storage(
     param: click.Parameter,  # noqa: ARG001
     incomplete: str,
 ) -> list[CompletionItem]:
-    """Addresses of SQLite files that are there."""
+    """Complete the addresses of existing SQLite files."""
     if incomplete.startswith(_SQLITE):
         return _files(incomplete.removeprefix(_SQLITE))
     found = _files("") if _SQLITE.startswith(incomplete) else []
@@ -95,7 +98,10 @@ def _files(begun: str) -> list[CompletionItem]:
 
 
 def _study_names(url: str) -> list[str]:
-    """Reads names and nothing else: a key pressed in passing must neither make nor upgrade a database."""
+    """Read study names without changing anything.
+
+    Pressing a key must neither create nor upgrade a database.
+    """
     address = read_address(url)
     options: dict[str, object] = {"connect_timeout": 2}
     if address.get_backend_name() == "sqlite":

@@ -1,4 +1,4 @@
-"""``thrifty dashboard [URL]``."""
+"""The command ``thrifty dashboard [URL]``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def command(*, url: str, host: str, port: int, token: str | None, browse: bool) 
     """Show the studies of database URL in the browser, also while they run."""
     server = serve(url, host=host, port=port, token=token)
     if hasattr(os, "nice"):
-        os.nice(15)  # training goes first
+        os.nice(15)  # training has priority
     say(f"dashboard of {redact_url(url)}: {server.address}\nCtrl-C ends it")
     if browse:
         webbrowser.open(server.address)

@@ -1,4 +1,4 @@
-"""``thrifty demo``: a real network on real data, tuned in a minute on any machine."""
+"""``thrifty demo``: tune a real network on real data, in a minute on any machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Digits(th.Task):
     batch_size = 32
 
     def data(self, hp: th.HyperParameters) -> th.ArrayData:
-        """1,437 images to train on, 360 to validate, drawn at random."""
+        """Return 1,437 training and 360 validation images, split at random."""
         try:
             x, y = import_module("sklearn.datasets").load_digits(return_X_y=True)
         except ImportError:
@@ -33,7 +33,7 @@ class Digits(th.Task):
         return th.ArrayData(train=(x[:1437], y[:1437]), valid=(x[1437:], y[1437:]))
 
     def model(self, hp: th.HyperParameters) -> torch.nn.Module:
-        """Two hidden layers."""
+        """Return a network with two hidden layers."""
         return torch.nn.Sequential(
             torch.nn.Linear(64, 128),
             torch.nn.ReLU(),
@@ -44,18 +44,18 @@ class Digits(th.Task):
         )
 
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
-        """Cross-entropy."""
+        """Return the cross-entropy."""
         images, labels = batch
         return torch.nn.functional.cross_entropy(model(images), labels)
 
     def metrics(self, model: torch.nn.Module, batch: Any) -> Mapping[str, Any]:
-        """The share of images that are recognised."""
+        """Return the share of correctly classified images."""
         images, labels = batch
         return {"accuracy": (model(images).argmax(1) == labels).float().mean()}
 
 
 def demo_study(folder: Path) -> th.Study:
-    """81 trials over learning-rate schedules, Hyperband, SQLite."""
+    """Return a study of 81 trials over learning-rate schedules, with Hyperband and SQLite."""
     lr = th.Choice([0.1, 0.05, 0.02])
     space = th.Space(
         lr=th.Choice([
@@ -76,7 +76,7 @@ def demo_study(folder: Path) -> th.Study:
 
 
 study = demo_study(Path("demo"))
-"""Where ``plot``, ``importance`` and ``resume`` find the study that a demo's database names."""
+"""The study that ``plot``, ``importance`` and ``resume`` load for a demo's database."""
 
 
 @click.command("demo")
@@ -89,10 +89,14 @@ study = demo_study(Path("demo"))
 )
 @click.option("--quiet", is_flag=True, help="No progress display.")
 def command(*, folder: Path, quiet: bool) -> None:
-    """Tune a network on handwritten digits: 81 trials, about a minute. Run again, it only reads the answer."""
+    """Tune a network on handwritten digits: 81 trials, about a minute.
+
+    A second run only shows the results.
+    """
     asked = demo_study(folder)
     say(asked.plan())
-    # one thread: for a network this small more of them cost more than they bring, above all on a busy machine
+    # One thread: for a network this small, more threads cost more than they gain, above all on a
+    # busy machine.
     asked.run(executor=th.Local(threads=1), progress=not quiet)
     show_results(asked)
     try:

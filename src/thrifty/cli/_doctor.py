@@ -1,4 +1,4 @@
-"""``thrifty doctor``: what is installed, what works."""
+"""``thrifty doctor``: check what is installed and what works."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def command(
     device: str | None,
     as_json: bool,
 ) -> None:
-    """Look at this installation: versions, extras, devices, back-ends, kernels, storage.
+    """Check this installation: versions, extras, devices, back-ends, kernels, storage.
 
-    The exit code is 1 if something does not work that was asked for by an option, or that every study needs.
+    The exit code is 1 if a check fails that an option requests or that every study needs.
     """
     found = list(findings(storage=storage, extras=extras, device=device))
     failed = any(each.needed and each.state in ("broken", "absent") for each in found)

@@ -1,4 +1,4 @@
-"""``thrifty explain NAME [OTHER]``."""
+"""The command ``thrifty explain NAME [OTHER]``."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from ._say import say
 @click.argument("other", required=False, shell_complete=complete_study)
 @storage_option
 def command(*, name: str, other: str | None, storage: str) -> None:
-    """Explain why studies NAME and OTHER do or do not share what they train.
+    """Explain why studies NAME and OTHER do or do not share training.
 
-    Without OTHER: the study of the database whose task is most like that of NAME.
+    Without OTHER, NAME is compared with the study of the database whose task is most similar.
     """
     with Store.open(storage, create=False) as store:
         one = store.studies.get(name)
@@ -34,7 +34,7 @@ def command(*, name: str, other: str | None, storage: str) -> None:
 
 
 def explained(one: StudyInfo, two: StudyInfo) -> Iterator[str]:
-    """Say in some lines what two studies share, and if that is not all of it, why."""
+    """Yield lines that say what two studies share, and if they do not share everything, why."""
     both = f"studies {one.name!r} and {two.name!r}"
     if one.plan == two.plan:
         yield f"{both} have one search plan: each epoch is trained once for both"
@@ -72,7 +72,10 @@ def _most_alike(one: StudyInfo, others: Sequence[StudyInfo]) -> StudyInfo:
 
 
 def _parts(spec: Mapping[str, Any]) -> tuple[Mapping[str, str], Mapping[str, str]]:
-    """What a task trains and how it evaluates, by name; an older version knew both as one."""
+    """Return what a task trains and how it evaluates, by name.
+
+    An older version stored both as one.
+    """
     task = spec.get("task", {})
     return (task, {}) if is_legacy(spec) else (task["training"], task["evaluation"])
 

@@ -1,4 +1,4 @@
-"""``thrifty export NAME``."""
+"""The command ``thrifty export NAME``."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def command(
     csv_file: Path | None,
     optuna: Path | None,
 ) -> None:
-    """Write a copy of study NAME for other tools: its trials as a table, or all of it for Optuna."""
+    """Copy study NAME for other tools: its trials as a table, or all of it for Optuna."""
     wanted: list[tuple[str, Path | None]] = [("csv", csv_file)] if csv_file is not None else []
     if kind is not None or out is not None:
         wanted.append((_kind(kind, out), out))
@@ -72,7 +72,7 @@ def command(
     for each, file in wanted:
         content = _WRITERS[each](info, trials)
         if file is None:
-            # What goes to a file is exact; what is shown may be shown on a terminal.
+            # Only files get the exact content: printed text may go to a terminal and is made plain.
             say(content, nl=False)
             continue
         _write(file, content)
@@ -91,7 +91,7 @@ def _kind(kind: str | None, out: Path | None) -> str:
 
 
 def _write(file: Path, content: str | bytes) -> None:
-    # a half of a surrogate pair is written as an escape
+    # Write an unpaired surrogate as an escape.
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     try:
         file.write_bytes(data)
@@ -121,7 +121,7 @@ def _csv(info: StudyInfo, trials: Sequence[TrialRecord]) -> str:
 
 
 def _json(info: StudyInfo, trials: Sequence[TrialRecord]) -> str:
-    """A list of trials; schedules as the database has them."""
+    """Return the trials as a JSON list; schedules have the form stored in the database."""
     found = [
         {
             "number": trial.number,
@@ -140,7 +140,7 @@ def _json(info: StudyInfo, trials: Sequence[TrialRecord]) -> str:
 
 
 def _parquet(info: StudyInfo, trials: Sequence[TrialRecord]) -> bytes:
-    """The columns of ``Study.trials_dataframe``."""
+    """Return the columns of ``Study.trials_dataframe``."""
     names = list(dict.fromkeys(key for trial in trials for key in trial.config))
     rows = [
         {
@@ -161,7 +161,7 @@ def _parquet(info: StudyInfo, trials: Sequence[TrialRecord]) -> bytes:
 
 
 def _whole(value: Any) -> Any:
-    """A text without halves of surrogate pairs, which Arrow refuses."""
+    """Return a text without unpaired surrogates, which Arrow rejects."""
     if not isinstance(value, str):
         return value
     return value.encode(errors="backslashreplace").decode()
@@ -175,13 +175,13 @@ _WRITERS: dict[str, Callable[[StudyInfo, Sequence[TrialRecord]], Any]] = {
 
 
 def _metrics(info: StudyInfo) -> list[str]:
-    """The objectives, of a study with several."""
+    """Return the objectives of a study with several; otherwise an empty list."""
     metric = info.spec.get("metric")
     return metric if isinstance(metric, list) else []
 
 
 def _state(info: StudyInfo, trial: TrialRecord) -> str:
-    """In the words of ``TrialResult``."""
+    """Return the trial's state as in ``TrialResult``."""
     if trial.state != "waiting":
         return trial.state
     return "done" if trial.reached >= info.spec.get("max_epochs", 0) else "paused"
@@ -192,5 +192,5 @@ def _objectives(trial: TrialRecord) -> dict[str, float | None]:
 
 
 def _finite(value: float | None) -> float | None:
-    """JSON has no number that is none."""
+    """Return None for values that are not finite, because JSON has no NaN or infinity."""
     return value if value is not None and math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""``thrifty importance NAME``."""
+"""The command ``thrifty importance NAME``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from ._say import cell
     type=click.Choice(["fanova", "ped-anova"]),
     default="fanova",
     show_default=True,
-    help="What explains the metric everywhere, or what the best tenth of the trials have in common.",
+    help=(
+        "What explains the metric everywhere, "
+        "or what the best tenth of the trials have in common."
+    ),
 )
 @click.option(
     "--level",

@@ -1,4 +1,4 @@
-"""Finding a study: in a user's file, or in the file that a database says it comes from."""
+"""Loading a study from a user's file, or from the file that a database names for it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ _DEMO = Path(__file__).resolve().with_name("_demo.py")
 
 
 def load_study(path: Path, *, name: str | None = None) -> Study:
-    """The study that a Python file defines at its top level; ``name`` picks one of several.
+    """Load the study that a Python file defines at its top level; ``name`` selects one of several.
 
     Raises:
-        UsageError: the file cannot be loaded, defines none, or several and no name was given.
+        UsageError: The file cannot be loaded, it defines no study, or it defines several and no
+            name is given.
     """
     module = _module(path)
     studies = [value for value in vars(module).values() if isinstance(value, Study)]
@@ -46,9 +47,9 @@ def load_study(path: Path, *, name: str | None = None) -> Study:
 
 def _module(path: Path) -> ModuleType:
     if path.resolve() == _DEMO:
-        # a part of a package, which its studies know by its full name
+        # This module is part of a package, and its studies refer to it by its full name.
         return importlib.import_module("thrifty.cli._demo")
-    # worker processes find the module by its name along the same path
+    # Worker processes find the module by its name along the same path.
     sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
@@ -70,9 +71,9 @@ def _module(path: Path) -> ModuleType:
 
 
 def _where(error: BaseException, path: Path) -> str:
-    """The line of the file that the error comes from."""
+    """Return the line of the file that raised the error, as a prefix of a message."""
     if isinstance(error, SyntaxError):
-        return ""  # its message names file and line
+        return ""  # its message contains file and line
     frames = traceback.extract_tb(error.__traceback__)
     mine = path.resolve()
     lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == mine]
@@ -83,13 +84,13 @@ def load_stored_study(name: str, *, storage: str, trust_file: bool = False) -> S
     """Load a study of a database from the file that defined it. The file is named before it is run.
 
     Args:
-        name: The study.
-        storage: The address of the database, which says which file it is.
-        trust_file: Whether to run a file of another user, or one that everybody may change.
+        name: Name of the study.
+        storage: Address of the database, which names the file.
+        trust_file: Whether to run a file that belongs to another user or is writable by everybody.
 
     Raises:
-        StudyNotFoundError: There is no such database or study.
-        UsageError: The file is not known or gone, or somebody else may have written it.
+        StudyNotFoundError: The database or the study does not exist.
+        UsageError: The file is unknown or missing, or another user may have written it.
     """
     with Store.open(storage, create=False) as store:
         file = store.studies.get(name).spec.get("file")
@@ -106,13 +107,13 @@ def load_stored_study(name: str, *, storage: str, trust_file: bool = False) -> S
         if not trust_file:
             _check_owner(path)
     study = load_study(path, name=name)
-    # the file may say the same by a path from another folder
+    # The file may give the same database by a path relative to another folder.
     study.storage = replace(study.storage, url=storage)
     return study
 
 
 def _is_file(file: object) -> bool:
-    """Say whether a database names a file that is there."""
+    """Return whether a database entry names an existing file."""
     try:
         return isinstance(file, str) and Path(file).is_file()
     except (OSError, ValueError):
@@ -120,10 +121,11 @@ def _is_file(file: object) -> bool:
 
 
 def _check_owner(path: Path) -> None:
-    """Refuse a file that another user may have written.
+    """Reject a file that another user may have written.
 
     Raises:
-        UsageError: It, or its folder, belongs to another user (root may), or can be changed by everybody.
+        UsageError: The file or its folder belongs to a user other than the current one or root, or
+            is writable by everybody.
     """
     if not hasattr(os, "geteuid"):
         return
@@ -138,7 +140,8 @@ def _check_owner(path: Path) -> None:
         else:
             continue
         raise UsageError(
-            f"the database says that {plain_text(path)} defines this study, and {why}, so somebody else may have written "
+            f"the database says that {plain_text(path)} defines this study, and {why}, so somebody "
+            "else may have written "
             "what would be run; look at it, and give --trust-file if it is as it should be"
         )
 
@@ -149,7 +152,7 @@ def _what(part: Path) -> str:
 
 def _name_of(uid: int) -> str:
     try:
-        # not on every system
+        # The module does not exist on every system.
         return f"user {importlib.import_module('pwd').getpwuid(uid).pw_name}"
     except (ImportError, KeyError):
         return f"user {uid}"

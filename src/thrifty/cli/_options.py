@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ trust_option = click.option(
 
 
 def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """How to train, and until when."""
+    """Add the options for how to train, and when to stop."""
     for option in reversed((
         click.option(
             "--workers", type=int, help="Worker processes (default: one for each GPU, or one)."

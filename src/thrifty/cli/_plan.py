@@ -1,4 +1,4 @@
-"""``thrifty plan FILE``."""
+"""The command ``thrifty plan FILE``."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ from ._say import say
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--name", help="Which study, if the file defines several.")
 def command(*, file: Path, name: str | None) -> None:
-    """Say how much the study in FILE has to train, before any training."""
+    """Show how much the study in FILE has to train, before any training."""
     say(load_study(file, name=name).plan())

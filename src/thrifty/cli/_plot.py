@@ -1,4 +1,4 @@
-"""``thrifty plot NAME KIND``."""
+"""The command ``thrifty plot NAME KIND``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KINDS: dict[str, Callable[[Study], Figure]] = {
 
 
 def plot(study: Study, kind: str) -> Figure:
-    """The picture of a study by its name on the command line."""
+    """Return a plot of a study by its name on the command line."""
     return KINDS[kind](study)
 
 
@@ -52,7 +52,7 @@ def plot(study: Study, kind: str) -> Figure:
 def command(
     *, name: str, kind: str, storage: str, trust_file: bool, out: Path | None, dpi: int
 ) -> None:
-    """Draw a picture of study NAME."""
+    """Draw a plot of study NAME."""
     figure = plot(load_stored_study(name, storage=storage, trust_file=trust_file), kind)
     file = out or Path(f"{kind}.png")
     known = figure.canvas.get_supported_filetypes()

@@ -1,4 +1,4 @@
-"""``thrifty rent FILE``."""
+"""The command ``thrifty rent FILE``."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from ._say import cell, say
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @rent_options
 def command(*, file: Path, **given: Any) -> None:
-    """Say which machines to rent for the study or the task in FILE.
+    """Show which machines to rent for the study or the task in FILE.
 
-    The model is timed on this machine's device, which takes some seconds; how fast others are is read from data sheets.
+    The model is timed on this machine's device, which takes some seconds. The speed of other
+    devices is estimated from data sheets.
     """
     asked = Asked(**given)
     _check(asked)
@@ -62,7 +63,7 @@ def command(*, file: Path, **given: Any) -> None:
 
 
 def _check(asked: Asked) -> None:
-    """What can be known to be wrong before anything is measured."""
+    """Reject invalid options before anything is measured."""
     goal = asked.deadline is not None or asked.budget is not None
     for option, value in (
         ("--export", asked.export),
@@ -79,7 +80,7 @@ def _check(asked: Asked) -> None:
 
 
 def _hand_over(plan: FleetPlan, file: Path, asked: Asked) -> None:
-    """The picture, the task for SkyPilot, and the machines themselves."""
+    """Write the plot and the SkyPilot task, and launch the machines, as requested."""
     if asked.plot is not None:
         figure = plot_front(plan, deadline_s=asked.deadline, budget_usd=asked.budget)
         known = figure.canvas.get_supported_filetypes()

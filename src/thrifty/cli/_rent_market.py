@@ -1,4 +1,4 @@
-"""What can be rented, and what is believed of it."""
+"""The offers that can be rented, and the estimates of their speed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _THREADS = re.compile(r"(\d+) thread\(s\)$")
 
 
 def load_catalogue(asked: Asked) -> tuple[Catalogue, str]:
-    """The offers that are asked for, and where their prices come from.
+    """Load the selected offers, and return them with the source of their prices.
 
     Raises:
-        CloudError: nothing is left of it, or a file makes no sense.
+        CloudError: The selection is empty, or a file is invalid.
     """
     if asked.catalogue:
         found, source = Catalogue.load(*asked.catalogue), ", ".join(map(str, asked.catalogue))
@@ -37,7 +37,7 @@ def load_catalogue(asked: Asked) -> tuple[Catalogue, str]:
 
 
 def age_of(catalogue: Catalogue, source: str, *, today: date) -> str:
-    """How old prices are, in words."""
+    """Describe the age of the prices."""
     days = sorted(offer.priced_on for offer in catalogue if offer.priced_on is not None)
     when = "without a date"
     if days:
@@ -48,10 +48,10 @@ def age_of(catalogue: Catalogue, source: str, *, today: date) -> str:
 
 
 def load_market(asked: Asked) -> SpotMarket | None:
-    """History of spot prices.
+    """Load the history of spot prices; None if no file is given.
 
     Raises:
-        CloudError: the file makes no sense.
+        CloudError: The file is invalid.
     """
     if asked.prices is None:
         return None
@@ -60,21 +60,22 @@ def load_market(asked: Asked) -> SpotMarket | None:
 
 
 def beliefs_of(device: str, *, named: str | None) -> Beliefs:
-    """What is believed when a device was profiled.
+    """Return the hardware estimates for a profiled device.
 
     Args:
-        device: as the profile has it.
-        named: as the user has it; "": processors.
+        device: Name of the device in the profile.
+        named: Accelerator name given by the user; "" for CPUs, None if not given.
 
     Raises:
-        CloudError: nobody knows it.
+        CloudError: The device is unknown.
     """
     threads = _THREADS.search(device)
     vcpus = float(threads[1]) if threads else 1.0
     if named is not None:
         if named and named not in ACCELERATORS:
             raise CloudError(
-                f"--device {named}: use one of {', '.join(sorted(ACCELERATORS))}, or an empty name for processors"
+                f"--device {named}: use one of {', '.join(sorted(ACCELERATORS))}, or an empty name "
+                "for processors"
             )
         return Beliefs(profiled=named, profiled_vcpus=vcpus)
     if threads:
@@ -83,6 +84,7 @@ def beliefs_of(device: str, *, named: str | None) -> Beliefs:
     known = [name for name in ACCELERATORS if set(name.upper().split("-")) <= words]
     if not known:
         raise CloudError(
-            f"the profile is of {device!r}, which is none of {', '.join(sorted(ACCELERATORS))}: say by --device which of them it is most like"
+            f"the profile is of {device!r}, which is none of {', '.join(sorted(ACCELERATORS))}: "
+            "say by --device which of them it is most like"
         )
     return Beliefs(profiled=max(known, key=len))

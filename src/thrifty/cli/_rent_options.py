@@ -1,4 +1,4 @@
-"""What ``thrifty rent`` is asked for."""
+"""Options of ``thrifty rent``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The options, as they were given; see their help."""
+    """The option values as given; see their help texts."""
 
     name: str | None
     hp: tuple[tuple[str, Any], ...]
@@ -53,14 +53,14 @@ class Asked:
 
 
 class Duration(click.ParamType):
-    """Seconds, from 90m, 6h, 2d or 1h30m."""
+    """A duration in seconds, written as 90m, 6h, 2d or 1h30m."""
 
     name = "duration"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Adds the parts up."""
+        """Return the sum of the parts in seconds."""
         if isinstance(value, float):
             return value
         text = str(value).replace(" ", "")
@@ -71,14 +71,14 @@ class Duration(click.ParamType):
 
 
 class Dollars(click.ParamType):
-    """A sum, from 50 or $50."""
+    """An amount in dollars, written as 50 or $50."""
 
     name = "dollars"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Without the sign."""
+        """Return the amount without the dollar sign."""
         try:
             usd = float(str(value).removeprefix("$"))
         except ValueError:
@@ -89,7 +89,7 @@ class Dollars(click.ParamType):
 
 
 class Pair(click.ParamType):
-    """A name and a value, from NAME=VALUE; the value in JSON, or text."""
+    """A name and a value, written as NAME=VALUE; the value is JSON or plain text."""
 
     def __init__(self, *, whole: bool) -> None:
         self.name = "name=number" if whole else "name=value"
@@ -98,7 +98,7 @@ class Pair(click.ParamType):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, Any]:
-        """Splits at the first sign of equality."""
+        """Split at the first equals sign."""
         name, sign, text = str(value).partition("=")
         if not name or not sign:
             self.fail(f"{value!r} is no pair; write {self.name.upper()}", param, ctx)
@@ -120,7 +120,10 @@ _OPTIONS = (
         "--hp",
         type=Pair(whole=False),
         multiple=True,
-        help="A hyper-parameter of the task, NAME=VALUE  [default: the first value of each domain].",
+        help=(
+            "A hyper-parameter of the task, NAME=VALUE  "
+            "[default: the first value of each domain]."
+        ),
     ),
     click.option(
         "--profile",
@@ -222,7 +225,7 @@ _OPTIONS = (
 
 
 def rent_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """All that ``Asked`` has."""
+    """Add the options of ``Asked`` to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

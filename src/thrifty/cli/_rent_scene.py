@@ -1,4 +1,4 @@
-"""All that a plan for renting is made of."""
+"""The inputs of a rental plan."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from ._rent_show import show_values
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """All that a plan is made of.
+    """The inputs of a rental plan.
 
     Attributes:
-        asked: options.
-        workload: what is trained.
-        values: hyper-parameters that it was timed with; none: it was not.
-        offers: that may be taken.
-        beliefs: of them.
-        market: of spot machines.
+        asked: Options of the command.
+        workload: The training job.
+        values: Hyper-parameters that it was timed with; empty if it was not timed.
+        offers: Offers to choose from.
+        beliefs: Hardware estimates of the offers.
+        market: Spot market.
     """
 
     asked: Asked
@@ -45,7 +45,7 @@ class Scene:
 
     @property
     def options(self) -> FleetOptions:
-        """For what machines are chosen, and which may be."""
+        """Goal of the choice, and limits on the machines."""
         asked = self.asked
         return FleetOptions(
             deadline_s=asked.deadline,
@@ -60,11 +60,14 @@ class Scene:
         )
 
     def plan(self) -> FleetPlan:
-        """What to rent."""
+        """Plan what to rent."""
         return plan_fleet(self.workload, self.offers, self.options)
 
     def probes(self, cap_usd: float) -> tuple[list[Probe], str]:
-        """What is worth measuring, each as if those before came out as believed; and why there are no more."""
+        """Return what to measure first, and why there are no further probes.
+
+        Each probe assumes that the earlier ones confirmed the estimates.
+        """
         probes = Probes(
             self.workload,
             self.offers,
@@ -83,11 +86,14 @@ class Scene:
         return found, probes.ended
 
     def notes(self, plan: FleetPlan) -> list[str]:
-        """What a plan rests on."""
+        """Return the assumptions of a plan."""
         workload, asked = self.workload, self.asked
         with_ = f" with {show_values(self.values)} (others by --hp)" if self.values else ""
         notes = [
-            f"a step of up to {workload.profile.batches[-1]} samples was timed on {workload.profile.device}{with_}"
+            (
+                f"a step of up to {workload.profile.batches[-1]} samples was timed on "
+                f"{workload.profile.device}{with_}"
+            )
         ]
         notes += plan.notes
         if self.market is not None:
@@ -101,6 +107,7 @@ class Scene:
         }
         if guessed:
             notes.append(
-                f"the speed of {' and '.join(sorted(guessed))} is that of data sheets: --probe says what is worth measuring"
+                f"the speed of {' and '.join(sorted(guessed))} is that of data sheets: --probe "
+                "says what is worth measuring"
             )
         return notes

@@ -1,4 +1,4 @@
-"""How a plan for renting looks on the terminal, and as plain data."""
+"""Output of a rental plan, on the terminal and as plain data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COLUMNS = ("", "fleet", "where", "batch", "time", "cost", "why")
 
 
 def show_plan(plan: FleetPlan, *, console: Console) -> None:
-    """The chosen fleet, and some of the others that are neither dearer nor slower."""
+    """Print the chosen fleet and some others of the Pareto front of time and cost."""
     table = Table(box=None, pad_edge=False)
     for column in _COLUMNS:
         table.add_column(column, overflow="fold")
@@ -33,30 +33,34 @@ def show_plan(plan: FleetPlan, *, console: Console) -> None:
     more = len({*plan.front, plan.best} - {None}) - len(rows)
     rest = f", {more} more of them with --json" if more > 0 else ""
     console.print(
-        f"{plan.num_considered:,} fleets considered; shown are those that no other is cheaper and faster than{rest}",
+        f"{plan.num_considered:,} fleets considered; shown are those that no other is cheaper and "
+        f"faster than{rest}",
         highlight=False,
     )
 
 
 def show_probes(probes: Sequence[Probe], ended: str, *, console: Console) -> None:
-    """What is worth measuring first, in order."""
+    """Print what to measure first, in order."""
     if probes:
         console.print("\nworth measuring first, in this order:", highlight=False)
     for number, probe in enumerate(probes, start=1):
-        text = f"  {number}. {probe} in {_where(probe)}: ${probe.usd:.2f}, {probe.seconds / 60:.0f} min; {probe.why}"
+        text = (
+            f"  {number}. {probe} in {_where(probe)}: ${probe.usd:.2f}, "
+            f"{probe.seconds / 60:.0f} min; {probe.why}"
+        )
         console.print(cell(text))
     console.print(cell(f"{'then ' if probes else ''}{ended}"))
 
 
 def show_values(values: Mapping[str, Any]) -> str:
-    """Hyper-parameters in a line."""
+    """Return hyper-parameters in one line."""
     from ._show import format_value  # noqa: PLC0415 -- torch takes seconds
 
     return ", ".join(f"{name} = {format_value(value)}" for name, value in values.items())
 
 
 def plan_json(plan: FleetPlan) -> dict[str, Any]:
-    """A plan as plain data, without its notes."""
+    """Return a plan as plain data, without its notes."""
     return {
         "best": None if plan.best is None else _fleet_json(plan.best),
         "front": [_fleet_json(fleet) for fleet in plan.front],
@@ -65,7 +69,7 @@ def plan_json(plan: FleetPlan) -> dict[str, Any]:
 
 
 def _fleet_json(fleet: Fleet) -> dict[str, Any]:
-    """A fleet as plain data."""
+    """Return a fleet as plain data."""
     return {
         "machines": [
             {
@@ -91,7 +95,7 @@ def _fleet_json(fleet: Fleet) -> dict[str, Any]:
 
 
 def probe_json(probe: Probe) -> dict[str, Any]:
-    """A probe as plain data."""
+    """Return a probe as plain data."""
     return {
         "instance_type": probe.offer.instance_type,
         "where": _where(probe),
@@ -106,7 +110,7 @@ def probe_json(probe: Probe) -> dict[str, Any]:
 
 
 def _some(plan: FleetPlan) -> list[Fleet]:
-    """The chosen fleet first, then others along the front, its ends among them."""
+    """Return the chosen fleet, then others spread along the front, including its ends."""
     others = [fleet for fleet in plan.front if fleet != plan.best]
     best = [] if plan.best is None else [plan.best]
     room = _MOST_ROWS - len(best)
@@ -130,7 +134,7 @@ def _cells(fleet: Fleet) -> tuple[str, ...]:
 
 
 def span(time_s: Interval) -> str:
-    """A time with its interval, in one unit.
+    """Return a time with its interval, in one unit.
 
     >>> span(Interval(median=7200.0, low=5400.0, high=9000.0))
     '2.0 h (1.5 to 2.5)'

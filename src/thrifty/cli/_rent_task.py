@@ -1,4 +1,4 @@
-"""What is to be trained on rented machines, measured on this one; imports torch."""
+"""The task to train on rented machines, timed on this one. This module imports torch."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from ._load import load_study
 
 
 _PARTS = (8, 4, 2, 1)
-"""The global batch is measured in such parts: it is split among devices."""
+"""The parts of the global batch to time, because it is split among devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A task with the hyper-parameters that it is profiled with.
+    """A task and the hyper-parameters to profile it with.
 
     Attributes:
-        task: plain.
-        values: of its hyper-parameters.
-        study: that it is from; None: the file defines no study.
+        task: A plain task.
+        values: Values of its hyper-parameters.
+        study: The study of the task; None if the file defines no study.
     """
 
     task: Task
@@ -48,25 +48,26 @@ class Subject:
 
     @property
     def batch_size(self) -> int:
-        """Samples of a step.
+        """Number of samples per step.
 
         Raises:
-            UsageError: it follows a hyper-parameter that is not there.
+            UsageError: It follows a hyper-parameter that has no value.
         """
         size = self.task.batch_size
         if isinstance(size, str) and size not in self.values:
             raise UsageError(
-                f"the task's batch_size follows hyper-parameter {size!r}: give --hp {size}=32, or --batch"
+                f"the task's batch_size follows hyper-parameter {size!r}: give --hp {size}=32, or "
+                "--batch"
             )
         return int(self.values[size] if isinstance(size, str) else size)
 
     def source(self) -> Source:
-        """Its data, on the device that is profiled."""
+        """Open the task's data on the profiled device."""
         with borrowed_streams():
             return open_source(self.task.data(HyperParameters(self.values)), device=_device())
 
     def profile(self, source: Source, *, batch: int, cache: Path) -> StepProfile:
-        """Times a step with parts of so many samples."""
+        """Time a step with several parts of the given batch size."""
         hp = HyperParameters(self.values)
         with borrowed_streams():
             model = self.task.model(hp).to(_device()).train()
@@ -82,15 +83,15 @@ class Subject:
 
 
 def load_subject(file: Path, *, name: str | None, hp: Mapping[str, Any]) -> Subject:
-    """The study or the task that a file defines.
+    """Load the study or the task that a file defines.
 
     Args:
-        file: Python.
-        name: picks one of several studies, or one of several tasks by its variable or class.
-        hp: values of hyper-parameters; others are the first that the study's space has.
+        file: A Python file.
+        name: Selects one of several studies, or one of several tasks by its variable or class.
+        hp: Values of hyper-parameters. Others take the first value in the study's space.
 
     Raises:
-        UsageError: there is none, there are several, or it is of a kind that cannot be profiled.
+        UsageError: The file defines none or several, or one of a kind that cannot be profiled.
     """
     try:
         study = load_study(file, name=name)
@@ -111,7 +112,10 @@ def load_subject(file: Path, *, name: str | None, hp: Mapping[str, Any]) -> Subj
 
 
 def batches_of(source: Source) -> Callable[[int], Any]:
-    """Makes a batch of so many training samples; one after the other, so that a loader is started but once."""
+    """Return a function that makes a batch of the given number of training samples.
+
+    It makes batches one after the other, so that a loader is started only once.
+    """
     going: dict[int, Iterator[Any]] = {}
 
     def batches(num: int) -> Iterator[Any]:
@@ -127,12 +131,12 @@ def batches_of(source: Source) -> Callable[[int], Any]:
 
 
 def steps_of(source: Source, batch: int) -> int:
-    """Of an epoch."""
+    """Return the number of steps of an epoch."""
     return math.ceil(source.num_train / batch)
 
 
 def _tasks(found: Mapping[str, Any], name: str | None) -> dict[str, Any]:
-    """Tasks of a module by their names: instances, or else classes."""
+    """Return the tasks of a module by their names: instances, or else classes."""
     named = {
         key: value
         for key, value in found.items()
@@ -155,12 +159,14 @@ def _plain(task: Any) -> Task:
             return task()
         except TypeError as error:
             raise UsageError(
-                f"{task.__name__} cannot be made without arguments ({error}); write `task = {task.__name__}(...)` at the file's top level"
+                f"{task.__name__} cannot be made without arguments ({error}); write `task = "
+                f"{task.__name__}(...)` at the file's top level"
             ) from error
     if isinstance(task, Task):
         return task
     raise UsageError(
-        f"{type(task).__name__} owns its training loop, so its steps cannot be timed here; give --profile, --steps and --batch"
+        f"{type(task).__name__} owns its training loop, so its steps cannot be timed here; give "
+        "--profile, --steps and --batch"
     )
 
 

@@ -1,4 +1,4 @@
-"""What ``thrifty rent`` plans for: a stored profile, or a task that is timed here."""
+"""The workload of ``thrifty rent``: from a stored profile, or from a task that is timed here."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ from ._rent_options import Asked
 
 
 _STATE = 3
-"""Bytes in a checkpoint for each of the gradient: weights, and two moments."""
+"""Checkpoint bytes per gradient byte: weights, and two moments of the optimiser."""
 
 
 def load_workload(file: Path, asked: Asked) -> tuple[Workload, Mapping[str, Any]]:
-    """What is to be trained, and the hyper-parameters that it was timed with; the file is read only if need be.
+    """Return the workload and the hyper-parameters that it was timed with.
+
+    The file is loaded only if necessary.
 
     Raises:
-        UsageError: the file or an option makes no sense.
+        UsageError: The file or an option is invalid.
         MissingExtraError: platformdirs is not installed.
     """
     stored = None if asked.profile is None else _stored(asked.profile)
     if stored is not None and asked.steps and asked.batch and not asked.study:
         return _of(stored, steps=asked.steps, batch=asked.batch), {}
-    from ._rent_task import load_subject, steps_of  # noqa: PLC0415 -- torch takes seconds
+    from ._rent_task import load_subject, steps_of  # noqa: PLC0415 -- importing torch takes seconds
 
     subject = load_subject(file, name=asked.name, hp=dict(asked.hp))
     study, batch = subject.study, asked.batch or subject.batch_size
@@ -73,7 +75,7 @@ def _cache(asked: Asked) -> Path:
     if asked.cache is not None:
         return asked.cache
     try:
-        from platformdirs import user_cache_path  # noqa: PLC0415 (an extra)
+        from platformdirs import user_cache_path  # noqa: PLC0415 (optional dependency)
     except ImportError as error:
         raise MissingExtraError("platformdirs", extra="cloud") from error
     return Path(user_cache_path("thrifty"))

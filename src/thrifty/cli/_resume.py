@@ -1,4 +1,4 @@
-"""``thrifty resume NAME``."""
+"""The command ``thrifty resume NAME``."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ from ._train import train
 @trust_option
 @training_options
 def command(*, name: str, storage: str, trust_file: bool, **training: Any) -> None:
-    """Go on with study NAME, from the file that defined it."""
+    """Resume study NAME, from the file that defined it."""
     train(load_stored_study(name, storage=storage, trust_file=trust_file), **training)

@@ -1,4 +1,4 @@
-"""``thrifty run FILE``."""
+"""The command ``thrifty run FILE``."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ from ._train import train
 @click.option("--name", help="Which study, if the file defines several.")
 @training_options
 def command(*, file: Path, name: str | None, **training: Any) -> None:
-    """Run the study that FILE defines, or go on with it."""
+    """Run the study that FILE defines, or resume it."""
     train(load_study(file, name=name), **training)

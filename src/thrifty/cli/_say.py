@@ -1,4 +1,4 @@
-"""How the command line prints: names, values and errors are text, and nothing else, on every terminal."""
+"""Printing on the command line: names, values and errors are plain text on every terminal."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from thrifty.core import plain_text
 def say(text: object, **options: Any) -> None:
     """Print some lines; ``options`` are those of ``click.secho``.
 
-    A name within a line is given as ``plain_text(name)``: it has no newlines then.
+    Pass a name within a line as ``plain_text(name)``, so that it contains no newlines.
     """
     click.secho(plain_text(text, lines=True), **options)
 
 
 def cell(value: object, *, style: str = "") -> Text:
-    """Return a text for a table of rich: no markup is read in it."""
+    """Return a text for a table of rich, without interpreting markup."""
     return Text(plain_text(value), style=style)

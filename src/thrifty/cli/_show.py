@@ -1,4 +1,4 @@
-"""How results look on the terminal."""
+"""Output of results on the terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from ._say import cell
 
 
 def show_results(study: Study) -> None:
-    """The best configuration, its metric (of several objectives the Pareto front), and what was saved."""
+    """Print the best trials and the savings.
+
+    With several objectives, the best trials are the Pareto front.
+    """
     console = Console()
     trials = study.trials
     if not any(trial.epochs or trial.error for trial in trials):
@@ -44,5 +47,5 @@ def _table(trial: TrialResult) -> Table:
 
 
 def format_value(value: Any) -> str:
-    """A value as a person would write it."""
+    """Return a value in readable form."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)

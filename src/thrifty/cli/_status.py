@@ -1,4 +1,4 @@
-"""``thrifty status``."""
+"""The command ``thrifty status``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def command(*, storage: str, name: str | None) -> None:
 
 
 def _states(summary: StudySummary) -> dict[str, int]:
-    """In the words of ``Study.trials``: a trial that waits is done, or paused."""
+    """Return counts by the states of ``Study.trials``: a waiting trial is done or paused."""
     counts = {**summary.num_trials, "done": summary.num_done}
     counts["paused"] = counts.pop("waiting", 0) - summary.num_done
     return {state: count for state, count in sorted(counts.items()) if count}

@@ -1,4 +1,4 @@
-"""One epoch of two tiny trials on a back-end: whether it works here."""
+"""Trains one epoch of two tiny trials on a back-end, to check that it works here."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class _Line(Task):
 
 
 def tiny_step(name: str, *, device: str | None) -> tuple[str, str]:
-    """``("ok", ...)``, or ``("broken", why)``; what goes wrong at the start is raised.
+    """Return ``("ok", detail)`` or ``("broken", reason)``; an error at the start is raised.
 
-    ``device`` is the first GPU, or the CPU, unless it is given.
+    ``device`` defaults to the first GPU, or else the CPU.
     """
     where = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
     backend: Backend = _BACKENDS[name](_Line(), device=where)

@@ -1,4 +1,4 @@
-"""What ``run`` and ``resume`` have in common."""
+"""Common code of ``run`` and ``resume``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def train(
     stop_seconds: float | None,
     target: float | None,
 ) -> None:
-    """Runs a study and shows what it found."""
+    """Run a study and show its results."""
     given = (stop_epochs, stop_seconds, target)
     stop = (
         StopWhen(epochs=stop_epochs, seconds=stop_seconds, target=target)

@@ -1,6 +1,7 @@
-"""Which machines to rent: a catalogue of offers, forecasts for fleets of them, and the choice for a deadline or a budget.
+"""Choice of cloud machines: a catalogue of offers, forecasts for fleets, and fleet planning.
 
-After Srifty (Luo et al., MLSys 2022). Nothing here trains or touches a tensor: profiles and measurements come in as values.
+The planner picks a fleet for a deadline or a budget, after Srifty (Luo et al., MLSys 2022). Nothing
+here trains a model or touches a tensor: profiles and measurements come in as values.
 """
 
 from ._accelerators import ACCELERATORS as ACCELERATORS, Accelerator as Accelerator

@@ -1,4 +1,4 @@
-"""Data sheets of devices: what their speed is guessed from until it is measured."""
+"""Data sheets of devices, from which speeds are estimated until they are measured."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
-    """One device.
+    """Data sheet of one device.
 
     Args:
-        tflops: single precision, peak.
-        gb_s: memory bandwidth.
-        memory_gib: of it.
-        inner_gb_s: what a ring over the devices of one machine carries, roughly half of the data sheet's link.
+        tflops: peak TFLOP/s in single precision.
+        gb_s: memory bandwidth in GB/s.
+        memory_gib: memory in GiB.
+        inner_gb_s: bandwidth in GB/s of a ring over the devices of one machine, roughly half of the
+            data sheet's link.
     """
 
     tflops: float
@@ -24,7 +25,10 @@ class Accelerator:
 
     @property
     def speed(self) -> float:
-        """A number to compare devices by: training is bound by arithmetic here and by memory there, so the geometric mean of both."""
+        """Geometric mean of compute and memory bandwidth, to compare devices by.
+
+        Training is bound partly by arithmetic and partly by memory, so both count.
+        """
         return math.sqrt(self.tflops * self.gb_s)
 
 
@@ -45,7 +49,7 @@ ACCELERATORS = {
     "H100": Accelerator(tflops=67.0, gb_s=3350, memory_gib=80, inner_gb_s=220),
     "H200": Accelerator(tflops=67.0, gb_s=4800, memory_gib=141, inner_gb_s=220),
 }
-"""By SkyPilot's names; figures from the makers' data sheets."""
+"""Accelerators by SkyPilot's names; figures from the makers' data sheets."""
 
 VCPU = Accelerator(tflops=0.035, gb_s=4.0, memory_gib=0.0, inner_gb_s=5.0)
-"""One hardware thread of a server's processor, roughly."""
+"""One hardware thread of a server processor, roughly."""

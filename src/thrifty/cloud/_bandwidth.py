@@ -1,9 +1,11 @@
-"""Network speeds of AWS's VM types, which price lists leave out."""
+"""Network bandwidths of AWS's VM types, which price lists leave out."""
 
 from __future__ import annotations
 
 
-# AWS states two numbers for each type. For the large g3, p2 and p3 the lower one contradicts the type's name ("10 Gigabit" with a baseline of 5), and for the large g6e and p6 it adds up links; the name counts there.
+# AWS states two numbers for each type. For the large g3, p2 and p3 the lower one contradicts the
+# type's name ("10 Gigabit" with a baseline of 5), and for the large g6e and p6 it adds up links. In
+# these cases the table follows the name.
 AWS_GBPS: dict[str, tuple[float, float]] = {
     "c5.large": (0.75, 10.0),
     "c5.xlarge": (1.25, 10.0),
@@ -107,4 +109,4 @@ AWS_GBPS: dict[str, tuple[float, float]] = {
     "p6-b200.48xlarge": (3200.0, 3200.0),
     "p6-b300.48xlarge": (6400.0, 6400.0),
 }
-"""Gigabits a second by VM type: always, and for a while."""
+"""Bandwidth in Gbit/s by VM type: baseline, and peak in bursts."""

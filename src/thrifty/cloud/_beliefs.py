@@ -1,4 +1,4 @@
-"""What is believed of devices and networks that nobody has measured for this model yet."""
+"""Estimates of devices and networks that have not been measured for this model yet."""
 
 from __future__ import annotations
 
@@ -15,13 +15,21 @@ from ._offer import Offer
 
 
 _BY_SPECIFICATION = 1.5
-"""A device's speed by its data sheet is right within this factor, nine times of ten (Habitat and PROFET report 10 to 40 % for such scaling)."""
+"""Error factor of a device's speed estimated from its data sheet.
+
+The true speed is within this factor in nine cases of ten. Habitat and PROFET report errors of 10 to
+40 % for such scaling.
+"""
 
 _BY_NAME = 1.25
-"""A network's speed is that of its name within this factor."""
+"""Error factor of a network's speed estimated from its nominal bandwidth."""
 
 _UNNAMED = 5.0
-"""It may be slower than an "up to" by this factor, and differ from a guess by as much."""
+"""Error factor of a network's speed where no baseline bandwidth is known.
+
+The network may be slower than its "up to" figure by this factor. If there is no figure at all, it
+may be slower or faster than the guess by this factor.
+"""
 
 _GBPS = 1e9 / 8
 _UNKNOWN_GBPS = 5.0
@@ -31,19 +39,32 @@ _INNER_LATENCY_S = 10e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beliefs:
-    """Time of computing relative to the profiled device, and of exchanging relative to the network's name; probes replace both.
+    """Estimated compute time relative to the profiled device, and network time by bandwidth.
+
+    Probes replace both estimates with measurements.
 
     Args:
-        profiled: name of the device that was profiled, among the known accelerators; "": processor cores.
-        profiled_vcpus: how many of them.
-        measured_compute: by ``Offer.device``: factor on the profile's times.
-        measured_network: by instance type: factor on the time that ``link`` gives.
-        measured_sums: all-reduces as ``hetero.measure_all_reduce`` times them, named by instance type: of these types neither name nor factor counts.
+        profiled: name of the device that was profiled, among the known accelerators; "" for
+            processor cores.
+        profiled_vcpus: number of processor cores that were profiled.
+        measured_compute: by ``Offer.device``: measured factor on the profile's times.
+        measured_network: by instance type: measured factor on the times that ``link`` gives.
+        measured_sums: all-reduce timings from ``hetero.measure_all_reduce``, named by instance
+            type. For these types they replace both the nominal bandwidth and the factor in
+            ``measured_network``.
 
-    >>> offer = Offer(cloud="aws", region="us-east-1", instance_type="p3.2xlarge", accelerator="V100", price_usd_h=3.06)
+    >>> offer = Offer(
+    ...     cloud="aws",
+    ...     region="us-east-1",
+    ...     instance_type="p3.2xlarge",
+    ...     accelerator="V100",
+    ...     price_usd_h=3.06,
+    ... )
     >>> Beliefs(profiled="V100").compute(offer)
     Interval(median=1.0, low=1.0, high=1.0)
-    >>> measured = Beliefs(profiled="T4").probed(compute={"V100": Interval(median=0.4, low=0.38, high=0.42)})
+    >>> measured = Beliefs(profiled="T4").probed(
+    ...     compute={"V100": Interval(median=0.4, low=0.38, high=0.42)}
+    ... )
     >>> measured.compute(offer).median
     0.4
     """
@@ -55,10 +76,11 @@ class Beliefs:
     measured_sums: tuple[CollectiveTiming, ...] = ()
 
     def compute(self, offer: Offer) -> Interval:
-        """How many times the profile's seconds a device of this machine takes.
+        """Return this machine's compute time per device as a factor on the profile's times.
 
         Raises:
-            CloudError: it was not measured, and is not in the table of accelerators or has no known number of processors.
+            CloudError: the device was not measured, and it is not in the table of accelerators or
+                its number of processors is unknown.
         """
         known = self.measured_compute.get(offer.device)
         if known is not None:
@@ -67,7 +89,8 @@ class Beliefs:
             return Interval(median=1.0, low=1.0, high=1.0)
         if not offer.accelerator and math.isnan(offer.vcpus):
             raise CloudError(
-                f"{offer} computes on processors, and how many it has is not known: add vCPUs to the catalogue"
+                f"{offer} computes on processors, and how many it has is not known: add vCPUs "
+                "to the catalogue"
             )
         here = _speed(self.profiled, self.profiled_vcpus)
         factor = here / _speed(offer.accelerator, offer.vcpus)
@@ -76,7 +99,7 @@ class Beliefs:
         )
 
     def link(self, offer: Offer) -> Link:
-        """Its network by name, without bursts."""
+        """Return the machine's network by its nominal bandwidth, without bursts."""
         gbps = offer.baseline_gbps or offer.peak_gbps or _UNKNOWN_GBPS
         inner = ACCELERATORS.get(offer.accelerator)
         return Link(
@@ -87,7 +110,11 @@ class Beliefs:
         )
 
     def network(self, offer: Offer) -> Interval:
-        """Factor on the seconds of ``link``: less in a burst, more where only "up to 10 Gigabit" is known."""
+        """Return the factor on the times of ``link``.
+
+        The low end allows for bursts; the high end is larger where only "up to 10 Gigabit" is
+        known.
+        """
         if any(timing.name == offer.instance_type for timing in self.measured_sums):
             return Interval(median=1.0, low=1.0, high=1.0)
         known = self.measured_network.get(offer.instance_type)
@@ -102,7 +129,11 @@ class Beliefs:
         return Interval(median=1.0, low=1.0 / faster / _BY_NAME, high=slower * _BY_NAME)
 
     def collectives(self, offers: Iterable[Offer]) -> CollectiveModel | None:
-        """What was measured of these types' sums, and for other numbers of machines their names; None: nothing was."""
+        """Return a model of the measured all-reduces of these types; None if none was measured.
+
+        For numbers of machines without a measurement, the model falls back on the nominal
+        bandwidth.
+        """
         names = {timing.name for timing in self.measured_sums}
         prior = {
             offer.instance_type: self.link(offer)
@@ -120,7 +151,7 @@ class Beliefs:
         compute: Mapping[str, Interval] | None = None,
         network: Mapping[str, Interval] | None = None,
     ) -> Beliefs:
-        """The same after measurements."""
+        """Return a copy with these measurements added."""
         return replace(
             self,
             measured_compute={**self.measured_compute, **(compute or {})},
@@ -134,6 +165,7 @@ def _speed(accelerator: str, vcpus: float) -> float:
     known = ACCELERATORS.get(accelerator)
     if known is None:
         raise CloudError(
-            f"how fast {accelerator!r} is, is not known: measure it (probe), or use one of {', '.join(sorted(ACCELERATORS))}"
+            f"how fast {accelerator!r} is, is not known: measure it (probe), or use one of "
+            f"{', '.join(sorted(ACCELERATORS))}"
         )
     return known.speed

@@ -1,4 +1,4 @@
-"""What can be rented, and for how much."""
+"""Catalogue of machines for rent, with their prices."""
 
 from __future__ import annotations
 
@@ -18,28 +18,35 @@ from ._skypilot import refresh_skypilot
 
 
 _MOST_NAMES = 12
-"""Names in a message."""
+"""Most names to list in an error message."""
 
 _ALIKE = 0.75
-"""Of names that one may stand for another; difflib's 0.6 finds P100 in V1000."""
+"""Least similarity of a name to be suggested; with difflib's 0.6, V1000 suggests P100."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalogue:
-    """Offers, from files in SkyPilot's schema.
+    """Offers from files in SkyPilot's schema.
 
-    The columns are InstanceType, AcceleratorName, AcceleratorCount, vCPUs, MemoryGiB, Price and Region, and, where known, GpuInfo, SpotPrice and AvailabilityZone. Besides SkyPilot's there are Cloud, BaselineGbps, PeakGbps (network; known types of AWS have it anyway) and PricedOn (a date such as 2024-06-01).
+    The required columns are InstanceType, AcceleratorName, AcceleratorCount, vCPUs, MemoryGiB,
+    Price and Region. GpuInfo, SpotPrice and AvailabilityZone are optional. Columns beyond
+    SkyPilot's are Cloud, BaselineGbps and PeakGbps (network bandwidth, built in for known AWS
+    types) and PricedOn (a date such as 2024-06-01).
 
-    Left out are rows without any price, TPUs, and machines with a part of a GPU. A row without Price is offered as spot only. GPUs in a row without InstanceType, as Google's are, are added to the machines of their zone that carry them.
+    Rows without any price, TPUs, and machines with a fraction of a GPU are left out. A row without
+    Price is offered as spot only. GPUs in a row without InstanceType, as in Google's list, are
+    attached to the machines of their zone that can carry them.
 
     Args:
-        offers: at least one.
+        offers: at least one offer.
 
     Raises:
-        CloudError: there is none.
+        CloudError: there are no offers.
 
     >>> catalogue = Catalogue.shipped()
-    >>> cheap = catalogue.where(cloud="aws", accelerator=["V100", "T4"], region="us-east-1", spot=True)
+    >>> cheap = catalogue.where(
+    ...     cloud="aws", accelerator=["V100", "T4"], region="us-east-1", spot=True
+    ... )
     >>> sorted({offer.instance_type for offer in cheap})[:2]
     ['g4dn.12xlarge', 'g4dn.2xlarge']
     """
@@ -49,23 +56,30 @@ class Catalogue:
     def __post_init__(self) -> None:
         if not self.offers:
             raise CloudError(
-                "a catalogue has at least one offer; Catalogue.shipped() has some of aws, gcp and azure"
+                "a catalogue has at least one offer; Catalogue.shipped() has some of aws, "
+                "gcp and azure"
             )
 
     @classmethod
     def load(cls, *paths: Path | str) -> Catalogue:
-        """Offers of CSV files; those of later files take the place of the same ones in earlier files.
+        """Load offers from CSV files.
 
-        A file named vms.csv needs no column Cloud: its folder has the cloud's name, as with SkyPilot.
+        An offer in a later file replaces the same offer in an earlier one.
+        A file named vms.csv needs no column Cloud: as in SkyPilot, its folder is named after the
+        cloud.
 
         Raises:
-            CloudError: a file cannot be read, lacks a column, has a row that makes no sense, or there is no offer.
+            CloudError: a file cannot be read, lacks a column or has an invalid row, or there is no
+                offer.
         """
         return _merged(read_offers(Path(path)) for path in paths)
 
     @classmethod
     def shipped(cls) -> Catalogue:
-        """A small table that comes with the package; about list prices, of the dates that its offers carry."""
+        """Load the small table that comes with the package.
+
+        Prices are approximate list prices; each offer carries the date of its price.
+        """
         with as_file(files(__package__) / "catalogue.csv") as path:
             return cls.load(path)
 
@@ -73,15 +87,17 @@ class Catalogue:
     def from_skypilot(
         cls, folder: Path | str | None = None, *, refresh: bool = False
     ) -> Catalogue:
-        """What SkyPilot has stored on this machine, by the newest of its schemas; prices carry the files' date.
+        """Load the lists that SkyPilot has stored on this machine, from its newest schema.
+
+        The files' modification dates become the dates of the prices.
 
         Args:
-            folder: its catalogues; None: ``~/.sky/catalogs``.
-            refresh: lets SkyPilot fetch the files of its clouds anew before.
+            folder: SkyPilot's catalogues; None: ``~/.sky/catalogs``.
+            refresh: whether SkyPilot downloads the lists of its clouds again first.
 
         Raises:
             CloudError: there is no such file, or one cannot be read.
-            MissingExtraError: ``refresh``, and SkyPilot is not installed.
+            MissingExtraError: ``refresh`` is set and SkyPilot is not installed.
         """
         root = Path("~/.sky/catalogs").expanduser() if folder is None else Path(folder)
         if refresh:
@@ -89,7 +105,8 @@ class Catalogue:
         paths = _newest(root)
         if not paths:
             raise CloudError(
-                f"SkyPilot has stored no {SKYPILOT_FILE} in {root}: fetch them by `sky show-gpus` or refresh=True, or take Catalogue.shipped()"
+                f"SkyPilot has stored no {SKYPILOT_FILE} in {root}: fetch them by `sky "
+                "show-gpus` or refresh=True, or take Catalogue.shipped()"
             )
         return _merged(
             read_offers(path, priced_on=date.fromtimestamp(path.stat().st_mtime))
@@ -97,7 +114,7 @@ class Catalogue:
         )
 
     def save(self, path: Path | str) -> None:
-        """Writes a file that ``load`` reads, to be edited; either all of it or nothing.
+        """Write an editable file that ``load`` can read, atomically: either all of it or nothing.
 
         Raises:
             CloudError: the file cannot be written.
@@ -113,17 +130,17 @@ class Catalogue:
         instance_type: str | Collection[str] | None = None,
         spot: bool | None = None,
     ) -> Catalogue:
-        """Offers with one of the wanted names in each of the given respects; upper and lower case are the same.
+        """Return the offers that match every given filter; upper and lower case are the same.
 
         Args:
-            cloud: wanted ones.
-            region: wanted ones.
-            accelerator: wanted ones; "": machines without.
-            instance_type: wanted ones.
-            spot: True: can be rented as spot; False: can be rented otherwise.
+            cloud: names of clouds to keep.
+            region: names of regions to keep.
+            accelerator: names of accelerators to keep; "": machines without one.
+            instance_type: names of instance types to keep.
+            spot: True: keep offers with a spot price; False: keep those with an on-demand price.
 
         Raises:
-            CloudError: nothing is left.
+            CloudError: no offer matches.
         """
         respects = {
             "cloud": cloud,
@@ -153,7 +170,7 @@ class Catalogue:
         return Catalogue(offers=left)
 
     def stale(self, today: date, days: int = 30) -> tuple[Offer, ...]:
-        """Offers whose prices are older than so many days, or of an unknown day."""
+        """Return offers whose prices are older than ``days`` days or have no date."""
         oldest = today - timedelta(days=days)
         return tuple(
             each for each in self.offers if each.priced_on is None or each.priced_on < oldest
@@ -176,7 +193,7 @@ def _merged(parts: Iterable[Iterable[Offer]]) -> Catalogue:
 
 
 def _newest(root: Path) -> list[Path]:
-    """Each cloud's file in the folder of the highest version that has any."""
+    """Return each cloud's file in the folder of the highest schema version that has any."""
     versions = [path for path in root.glob("v*") if re.fullmatch(r"v\d+", path.name)]
     for version in sorted(versions, key=lambda path: int(path.name[1:]), reverse=True):
         if paths := sorted(version.glob(f"*/{SKYPILOT_FILE}")):

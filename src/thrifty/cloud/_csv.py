@@ -1,4 +1,4 @@
-"""Offers as rows of a CSV file in SkyPilot's schema, and the same back."""
+"""Offers as rows of a CSV file in SkyPilot's schema: reading and writing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ._offer import Offer
 
 
 SKYPILOT_FILE = "vms.csv"
-"""A file of this name may lack the column Cloud: its folder is named after the cloud."""
+"""Name of the file that may lack the column Cloud: its folder is named after the cloud."""
 
 _NEEDED = (
     "InstanceType",
@@ -56,14 +56,14 @@ _UNREADABLE = (
 
 
 def read_offers(path: Path, *, priced_on: date | None = None) -> list[Offer]:
-    """Offers of one file.
+    """Read the offers of one file.
 
     Args:
-        path: of it.
-        priced_on: date of prices that have none.
+        path: the CSV file.
+        priced_on: date for prices that have none in the file.
 
     Raises:
-        CloudError: the file cannot be read, lacks a column, or has a row that makes no sense.
+        CloudError: the file cannot be read, lacks a column, or has an invalid row.
     """
     cloud = path.resolve().parent.name if path.name == SKYPILOT_FILE else ""
     try:
@@ -77,7 +77,7 @@ def read_offers(path: Path, *, priced_on: date | None = None) -> list[Offer]:
 
 
 def write_offers(path: Path, offers: Iterable[Offer]) -> None:
-    """A file that ``read_offers`` reads; either all of it is written or nothing.
+    """Write a file that ``read_offers`` can read, atomically: either all of it or nothing.
 
     Raises:
         CloudError: the file cannot be written.
@@ -97,7 +97,7 @@ def write_offers(path: Path, offers: Iterable[Offer]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """One row, and where it stands."""
+    """One row, with its file and line number for error messages."""
 
     path: Path
     number: int
@@ -136,7 +136,7 @@ class _Line:
 
 
 def _lines(file: Iterable[str], path: Path) -> Iterator[_Line]:
-    """Rows below the header; blank ones and those that start with # are left out."""
+    """Yield the rows below the header, without blank rows and those that start with #."""
     rows = csv.reader(file)
     header: list[str] | None = None
     for row in rows:
@@ -158,7 +158,8 @@ def _checked(header: list[str], path: Path) -> list[str]:
     missing = [name for name in needed if name not in header]
     if missing:
         raise CloudError(
-            f"{path} lacks the columns {_list(missing)}; there are {_list(header)}. They are those of SkyPilot's {SKYPILOT_FILE}, besides Cloud"
+            f"{path} lacks the columns {_list(missing)}; there are {_list(header)}. They are "
+            f"those of SkyPilot's {SKYPILOT_FILE}, besides Cloud"
         )
     return header
 
@@ -168,7 +169,7 @@ def _list(names: Iterable[str]) -> str:
 
 
 def _read(line: _Line, cloud: str, priced_on: date | None) -> Offer | None:
-    """The row's offer; None for what cannot be rented or has no whole GPU."""
+    """Return the row's offer; None if it cannot be rented or has only a part of a GPU."""
     name = line.text("AcceleratorName")
     count = line.value("AcceleratorCount") if name else None
     count = 1.0 if count is None else count
@@ -210,11 +211,11 @@ def _read(line: _Line, cloud: str, priced_on: date | None) -> Offer | None:
 
 @lru_cache(maxsize=1024)
 def _gpu_gib(accelerator: str, info: str) -> float | None:
-    """Memory of one GPU: as its GpuInfo says, or else its data sheet."""
+    """Return the memory of one GPU in GiB, by its GpuInfo or else by its data sheet."""
     for parse in (json.loads, ast.literal_eval):
         with suppress(*_UNREADABLE):
             size = _size_mib(parse(info))
-            # Some lists have GiB here, which no GPU's MiB are as small as.
+            # Some lists give GiB in this field. No GPU has so little memory in MiB, so skip them.
             if size is not None and _MIB_PER_GIB <= size < math.inf:
                 return size / _MIB_PER_GIB
     known = ACCELERATORS.get(accelerator)
@@ -222,7 +223,7 @@ def _gpu_gib(accelerator: str, info: str) -> float | None:
 
 
 def _size_mib(info: Any) -> float | None:
-    """Gpus[0].MemoryInfo.SizeInMiB, in whatever case the keys are."""
+    """Return Gpus[0].MemoryInfo.SizeInMiB, ignoring the case of the keys."""
     for key in ("gpus", "memoryinfo", "sizeinmib"):
         if isinstance(info, list) and info:
             info = info[0]

@@ -1,4 +1,4 @@
-"""How many machines a study can use: the width of its stage forest, and how trainings share machines."""
+"""Parallelism of a study: the width of its stage forest, and how trainings share machines."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from thrifty.plan import ForestStage
 def widths_of(
     stages: Iterable[ForestStage], *, steps_per_epoch: int = 1
 ) -> tuple[tuple[int, int], ...]:
-    """How many trainings can run side by side, and for how many steps: ``Workload.widths`` of a stage forest.
+    """Return how many trainings can run side by side, and for how many steps.
 
-    A stage starts when the one before it ends. Those that are done are left out, and so are failed ones with all that follow them; those that run count in full.
+    The result is the ``Workload.widths`` of a stage forest. A stage starts when its parent ends.
+    Completed stages are left out, and so are failed ones with all their descendants. Running stages
+    count in full.
 
     Args:
-        stages: what ``stage_forest`` gives, parents first.
-        steps_per_epoch: of each training.
+        stages: the stages that ``stage_forest`` returns, parents first.
+        steps_per_epoch: steps per epoch of each training.
 
     Raises:
-        CloudError: nothing is left to be trained, or an epoch has no steps.
+        CloudError: no stage is left to train, or an epoch has no steps.
 
     >>> from thrifty.plan import SearchPlan, stage_forest
     >>> from thrifty.space import Constant, Step, Timeline
@@ -63,14 +65,15 @@ def widths_of(
 
 
 def study_s(step_s: np.ndarray, widths: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Seconds of a whole study on 1, 2, ... equal machines.
+    """Return the seconds of a whole study on 1, 2, ... equal machines.
 
-    In each phase trainings run in waves: so many side by side, the machines divided equally among them. The waves are chosen so that the phase ends first; in a phase of more than twice as many trainings as
-    machines, the first waves are those that train most in a second.
+    In each phase, trainings run in waves: the trainings of one wave run side by side and share the
+    machines equally. The waves are chosen so that the phase ends earliest. In a phase with more
+    than twice as many trainings as machines, the first waves are those with the highest throughput.
 
     Args:
-        step_s: of one training on 1, 2, ... machines, [machines, ...].
-        widths: trainings and steps of each phase.
+        step_s: seconds of a step of one training on 1, 2, ... machines, [machines, ...].
+        widths: number of trainings and of steps in each phase.
 
     Returns:
         Seconds, [machines, ...].
@@ -78,15 +81,15 @@ def study_s(step_s: np.ndarray, widths: Sequence[tuple[int, int]]) -> np.ndarray
     >>> study_s(np.array([1.0, 0.6]), [(1, 100), (3, 10)]).tolist()
     [130.0, 76.0]
     """
-    # Who has more machines than help leaves some idle.
+    # Extra machines that would slow a training down stay idle.
     best = np.minimum.accumulate(np.asarray(step_s, float), axis=0)
     return np.stack([_phases_s(best[: num + 1], widths) for num in range(len(best))])
 
 
 def _phases_s(best: np.ndarray, widths: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Seconds of all phases on ``len(best)`` machines."""
+    """Return the seconds of all phases on ``len(best)`` machines."""
     num = len(best)
-    # Of all waves whose trainings have equally many machines the widest is never worse.
+    # Among waves that give each training the same number of machines, the widest is never worse.
     waves = {num // each: best[each - 1] for each in range(1, num + 1)}
     most = 2 * num
     ends = [np.zeros(best.shape[1:])]
@@ -98,7 +101,7 @@ def _phases_s(best: np.ndarray, widths: Sequence[tuple[int, int]]) -> np.ndarray
 
 
 def _wide_s(table: np.ndarray, waves: dict[int, np.ndarray], width: int) -> np.ndarray:
-    """Seconds of so many trainings of one step, where ``table`` has those of few."""
+    """Return the seconds of one step of ``width`` trainings, from a ``table`` for small widths."""
     if width < len(table):
         return np.asarray(table[width])
     wide, seconds = np.array(list(waves)), np.stack(list(waves.values()))

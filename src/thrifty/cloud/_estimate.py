@@ -1,4 +1,4 @@
-"""What a training takes on machines that it has not seen."""
+"""Estimate of the time and cost of a training on machines where it has not run yet."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ._workload import Workload
 
 
 Machines = Sequence[tuple[Offer, int, bool]]
-"""Offers, how many of each, and whether as spot."""
+"""Offers, the number of machines of each, and whether they are rented as spot."""
 
 
 def estimate(
@@ -32,25 +32,45 @@ def estimate(
     beliefs: Beliefs,
     spot_market: SpotHistory | None = None,
 ) -> Fleet:
-    """Seconds and dollars of a training on these machines, with intervals.
+    """Estimate the seconds and dollars of a training on these machines, with intervals.
 
-    The global batch is split equally among equal devices, and among others so that all compute equally long. The step is then replayed with the sums of the gradient's buckets: a ring over all machines and one inside each, at the pace of
-    the slowest link. The ends of the intervals take all beliefs at their low or at their high ends together, which makes them wide rather than narrow. Evictions of spot machines are in the times as their expectation; any of them stops all machines.
+    The global batch is split equally among equal devices, and otherwise so that all devices compute
+    equally long. The step is then simulated with an all-reduce of each gradient bucket: a ring over
+    all machines and one inside each machine, at the pace of the slowest link. The ends of the
+    intervals take all estimates at their low or all at their high ends, so the intervals are rather
+    too wide than too narrow. Times include the expected delay from evictions of spot machines; one
+    eviction stops all machines.
 
     Args:
-        workload: what is trained.
-        machines: offers, how many of each, and whether as spot; all in one region.
-        beliefs: of their devices and networks.
-        spot_market: prices and evictions of spot machines; None: the offers' prices, and one eviction in ten hours of a machine.
+        workload: training to estimate.
+        machines: offers, the number of machines of each, and whether they are rented as spot; all
+            in one region.
+        beliefs: estimates of their devices and networks.
+        spot_market: prices and evictions of spot machines; None: the offers' prices, and one
+            eviction per ten machine hours.
 
     Raises:
-        CloudError: the samples do not fit, or the machines cannot be rented together so.
+        CloudError: the samples do not fit, or the machines cannot be rented together this way.
 
     >>> from thrifty.perf import StepProfile
-    >>> profile = StepProfile(device="V100", batches=(8, 16), forward_s=(0.1, 0.2), backward_s=(0.2, 0.4), optimizer_s=0.0,
-    ...     peak_bytes=(2e9, 4e9), bucket_bytes=(0.0,), bucket_ready=(1.0,))
+    >>> profile = StepProfile(
+    ...     device="V100",
+    ...     batches=(8, 16),
+    ...     forward_s=(0.1, 0.2),
+    ...     backward_s=(0.2, 0.4),
+    ...     optimizer_s=0.0,
+    ...     peak_bytes=(2e9, 4e9),
+    ...     bucket_bytes=(0.0,),
+    ...     bucket_ready=(1.0,),
+    ... )
     >>> workload = Workload(profile=profile, steps=10_000, global_batch=32, setup_s=0.0)
-    >>> offer = Offer(cloud="aws", region="us-east-1", instance_type="p3.2xlarge", accelerator="V100", price_usd_h=3.06)
+    >>> offer = Offer(
+    ...     cloud="aws",
+    ...     region="us-east-1",
+    ...     instance_type="p3.2xlarge",
+    ...     accelerator="V100",
+    ...     price_usd_h=3.06,
+    ... )
     >>> fleet = estimate(workload, [(offer, 2, False)], beliefs=Beliefs(profiled="V100"))
     >>> round(fleet.time_s.median), round(fleet.cost_usd.median, 2), fleet.why
     (6001, 10.2, 'compute')
@@ -92,19 +112,19 @@ def fleet_of(
     spot_market: SpotHistory | None,
     why: str,
 ) -> Fleet:
-    """A fleet whose steps are known: adds the setup, evictions and prices.
+    """Return a fleet with known step times: add the setup, evictions and prices.
 
     Args:
-        workload: what is trained.
-        machines: as ``estimate`` takes them.
-        batches: samples of a device of each of them.
-        step_s: median, low, high.
-        work_s: of all steps: median, low, high.
+        workload: training to estimate.
+        machines: machines as in ``estimate``.
+        batches: samples per device for each entry of ``machines``.
+        step_s: seconds of a step: median, low, high.
+        work_s: seconds of all steps: median, low, high.
         spot_market: see ``estimate``.
         why: what bounds the step.
 
     Raises:
-        CloudError: an offer cannot be rented as spot.
+        CloudError: an offer is not available on demand or as spot, as wanted.
     """
     rented: list[Rented] = []
     evictions = 0.0
@@ -140,18 +160,20 @@ def fleet_of(
 
 
 def all_steps_s(workload: Workload, step_s: np.ndarray) -> np.ndarray:
-    """Seconds of all steps of a workload, by the seconds of one on 1, 2, ... machines: [..., sizes]."""
+    """Return the seconds of all steps from those of one, on 1, 2, ... machines: [..., sizes]."""
     if workload.widths is None:
         return workload.steps * step_s
     return np.moveaxis(study_s(np.moveaxis(step_s, -1, 0), workload.widths), 0, -1)
 
 
 def machines_each(workload: Workload, step_s: np.ndarray) -> int:
-    """How many machines one training has when a study is at its widest; all of them where there is but one training.
+    """Return how many machines one training has when a study is at its widest.
+
+    A workload of one training has all of them.
 
     Args:
-        workload: what is trained.
-        step_s: on 1, 2, ... machines; infinite where the samples do not fit.
+        workload: training or study.
+        step_s: seconds of a step on 1, 2, ... machines; infinite where the samples do not fit.
     """
     if workload.widths is None:
         return len(step_s)
@@ -167,14 +189,15 @@ def _check(machines: Machines) -> None:
     regions = sorted({f"{offer.cloud} {offer.region}" for offer, _, _ in machines})
     if len(regions) > 1:
         raise CloudError(
-            f"machines of one fleet are in one region, not in {', '.join(regions)}: sums across regions are not foreseen"
+            f"machines of one fleet are in one region, not in {', '.join(regions)}: sums "
+            "across regions are not foreseen"
         )
 
 
 def _equal(
     workload: Workload, devices: Devices, *, offer: Offer, num: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Samples of a device, and seconds of a step and of all steps, on equal machines."""
+    """Return samples per device, seconds of a step and seconds of all steps on equal machines."""
     steps = equal_steps(
         workload.profile, devices, global_batch=workload.global_batch, most_nodes=num
     )
@@ -182,11 +205,14 @@ def _equal(
     if not np.isfinite(work).all():
         if num * offer.accelerator_count > workload.global_batch:
             raise CloudError(
-                f"a global batch of {workload.global_batch} samples feeds as many devices, not the {num * offer.accelerator_count} of {num} x {offer.instance_type}: rent fewer, or raise the global batch"
+                f"a global batch of {workload.global_batch} samples feeds as many devices, "
+                f"not the {num * offer.accelerator_count} of {num} x {offer.instance_type}: "
+                "rent fewer, or raise the global batch"
             )
         needs = 1 if devices.most[0] < 1 else int(steps.batch[0, -1])
         raise CloudError(
-            f"{misfit(workload.profile, offer, batch=needs)}: rent more of them or others, or lower the global batch"
+            f"{misfit(workload.profile, offer, batch=needs)}: rent more of them or others, or "
+            "lower the global batch"
         )
     size = machines_each(workload, steps.step_s[0, 0]) - 1
     return steps.batch[:, size], steps.step_s[:, 0, size], work
@@ -195,7 +221,7 @@ def _equal(
 def _unequal(
     workload: Workload, devices: Devices, *, offers: Sequence[Offer], nums: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Samples of a device of each kind, and seconds of a step and of all steps."""
+    """Return samples per device of each kind, seconds of a step and seconds of all steps."""
     profile = workload.profile
     if workload.widths is not None:
         raise CloudError(
@@ -211,7 +237,10 @@ def _unequal(
 
 
 def _split(workload: Workload, devices: Devices, nums: np.ndarray) -> np.ndarray:
-    """Samples of a device of each kind so that all compute equally long; equal ones get the same, rounded up."""
+    """Return samples per device of each kind so that all devices compute equally long.
+
+    Equal devices get the same number of samples, rounded up.
+    """
     profile = workload.profile
     seconds = np.add(profile.forward_s, profile.backward_s)
     line = StepCurve.fit(profile.batches, seconds.tolist())
@@ -224,7 +253,9 @@ def _split(workload: Workload, devices: Devices, nums: np.ndarray) -> np.ndarray
         sizes = split_batch([of_kind[kind] for kind in kinds], workload.global_batch)
     except UsageError as error:
         raise CloudError(
-            f"a global batch of {workload.global_batch} samples does not fit into the memory of {len(kinds)} devices, which hold {int(devices.most[kinds].sum())}: rent more, or lower the global batch"
+            f"a global batch of {workload.global_batch} samples does not fit into the memory "
+            f"of {len(kinds)} devices, which hold {int(devices.most[kinds].sum())}: rent "
+            "more, or lower the global batch"
         ) from error
     batch = np.zeros(len(nums), int)
     np.maximum.at(batch, kinds, sizes)

@@ -1,4 +1,4 @@
-"""Machines rented together, and what a training on them takes."""
+"""Machines rented together, and the forecast for a training on them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ._offer import Offer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A forecast: the middle, and what it lies between in nine cases of ten."""
+    """Forecast: its median, and the range that holds in nine cases of ten."""
 
     median: float
     low: float
@@ -18,13 +18,13 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rented:
-    """Equal machines of a fleet.
+    """Equal machines in a fleet.
 
     Attributes:
-        offer: what is rented.
-        num: how many of it.
-        batch: samples of each of its devices in a step.
-        spot: rented as spot.
+        offer: offer that is rented.
+        num: number of machines.
+        batch: samples per device in a step.
+        spot: whether they are rented as spot machines.
     """
 
     offer: Offer
@@ -34,7 +34,7 @@ class Rented:
 
     @property
     def usd_h(self) -> float:
-        """Price of an hour of them all."""
+        """Price of all of them together, in dollars per hour."""
         price = self.offer.usd_h(spot=self.spot)
         assert price is not None
         return self.num * price
@@ -45,10 +45,10 @@ class Fleet:
     """All machines of a training, and the forecast for it.
 
     Attributes:
-        machines: of one VM type, or of several.
+        machines: machines of one VM type, or of several.
         step_s: seconds of a step.
-        time_s: from renting to the end.
-        cost_usd: of all of it.
+        time_s: seconds from renting to the end.
+        cost_usd: total cost in dollars.
         checkpoint_s: seconds between two checkpoints; None: no spot machines.
         why: what bounds the step, in words.
     """
@@ -62,12 +62,12 @@ class Fleet:
 
     @property
     def usd_h(self) -> float:
-        """Price of an hour."""
+        """Price of the fleet in dollars per hour."""
         return sum(rented.usd_h for rented in self.machines)
 
     @property
     def num_devices(self) -> int:
-        """Devices that compute."""
+        """Number of devices that compute."""
         return sum(rented.num * rented.offer.accelerator_count for rented in self.machines)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""For what a fleet is chosen, and which ones may be."""
+"""Options of fleet planning: the goal, and which fleets are allowed."""
 
 from __future__ import annotations
 
@@ -14,21 +14,25 @@ from ._plan_spot import SpotHistory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetOptions:
-    """What ``plan_fleet``, ``replan`` and ``Probes`` choose by.
+    """Options of ``plan_fleet``, ``replan`` and ``Probes``.
 
     Args:
-        deadline_s: from renting to the end; the cheapest fleet that meets it is chosen.
-        budget_usd: for all of it; the fastest fleet that meets it is chosen. None as well: no fleet is chosen, and the front is all there is.
-        confidence: the high end of the interval has to meet the deadline or the budget, not the median.
-        beliefs: of devices and networks; data sheets unless told, the profile being of one processor core.
-        spot: spot machines may be taken, too.
-        mixed: several types on demand in one fleet may be taken, too.
-        max_nodes: machines of a fleet.
-        quotas: most machines by accelerator or instance type.
-        market: prices and evictions of spot machines; None: the offers' prices, and one eviction in ten hours of a machine.
+        deadline_s: seconds from renting to the end; the cheapest fleet that meets it is chosen.
+        budget_usd: total dollars; the fastest fleet within it is chosen. If neither a deadline nor
+            a budget is given, no fleet is chosen and the plan has only the front.
+        confidence: whether the high end of the forecast must meet the deadline or budget, rather
+            than its median.
+        beliefs: estimates of devices and networks. By default they come from data sheets, for a
+            profile of one processor core.
+        spot: whether spot machines are allowed.
+        mixed: whether fleets of several on-demand types are allowed.
+        max_nodes: most machines of a fleet.
+        quotas: most machines, by accelerator or instance type.
+        market: prices and evictions of spot machines; None: the offers' prices, and one eviction
+            per ten machine hours.
 
     Raises:
-        CloudError: an option makes no sense.
+        CloudError: an option is out of range, or the options contradict each other.
 
     >>> FleetOptions(deadline_s=6 * 3600, quotas={"p3.2xlarge": 4}).goal.limit
     21600
@@ -45,7 +49,7 @@ class FleetOptions:
     market: SpotHistory | None = None
 
     def __post_init__(self) -> None:
-        _ = self.goal  # which refuses what is none
+        _ = self.goal  # raises CloudError if deadline and budget are invalid
         if self.max_nodes < 1:
             raise CloudError(
                 f"a fleet has at least one machine, not max_nodes={self.max_nodes}"
@@ -56,7 +60,7 @@ class FleetOptions:
 
     @property
     def goal(self) -> Goal:
-        """Deadline or budget, and the end of an interval that has to meet it."""
+        """Deadline or budget, and which end of a forecast must meet it."""
         return Goal(
             deadline_s=self.deadline_s, budget_usd=self.budget_usd, confidence=self.confidence
         )

@@ -1,4 +1,4 @@
-"""Google's GPUs, which its price list has apart from the machines that carry them."""
+"""Attachment of Google's GPUs, which its price list gives apart from the machines."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ _BUILT_IN = {
     "g2-standard-48": ("L4", 4),
     "g2-standard-96": ("L4", 8),
 }
-"""GPUs without which a VM type cannot be rented."""
+"""GPUs that are built into a VM type, which cannot be rented without them."""
 
 _FAMILIES = ("a2-", "a3-", "a4-", "a4x-", "g2-", "g4-")
-"""VM types that come with GPUs only."""
+"""Prefixes of VM types that come with GPUs only."""
 
 _VCPUS_PER_GPU = 8
 _ON_N1 = ("K80", "P4", "P100", "T4", "V100")
-"""GPUs that n1 machines carry; one with 8 processors a GPU is within the limits for each."""
+"""GPUs that n1 machines can carry; 8 vCPUs per GPU are within the limits for each."""
 
 
 def attached(offers: Iterable[Offer]) -> list[Offer]:
-    """Machines with the GPUs of their zone, at the price of both.
+    """Return machines with the GPUs of their zone attached, at the price of both.
 
-    Offers without an instance type are GPUs alone; if there are none, nothing changes. Machines that cannot be rented without GPUs are left out where these have no price.
+    Offers without an instance type are GPUs alone; without any such offer, nothing changes.
+    Machines that cannot be rented without GPUs are left out where their GPUs have no price.
     """
     machines: list[Offer] = []
     gpus: defaultdict[tuple[str, str, str], list[Offer]] = defaultdict(list)
@@ -56,7 +57,7 @@ def attached(offers: Iterable[Offer]) -> list[Offer]:
 
 
 def _variants(machine: Offer, gpus: list[Offer]) -> Iterator[Offer]:
-    """The machine as it is, if it can be rented so, and with each of the GPUs that it can have."""
+    """Yield the machine alone if it can be rented so, and with each GPU offer that fits it."""
     if machine.accelerator or not machine.instance_type.startswith(_FAMILIES):
         yield machine
     for gpu in gpus:

@@ -1,4 +1,4 @@
-"""Prices and evictions of spot machines, as far as a moment's past shows them."""
+"""Spot prices and evictions, as known at a given moment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _HOUR_S = 3600.0
 _DAY_S = 86400.0
 
 _WEIGHT = 0.5
-"""Evictions that are added to those seen: Jeffreys' prior, so that a machine that nobody took yet has a rate above zero."""
+"""Evictions added to the observed ones (Jeffreys' prior).
+
+With it, a machine that has not been evicted yet still has a rate above zero.
+"""
 
 _AWS_COLUMNS = ("instance_type", "az", "timestamp", "usd_per_hour")
 
@@ -32,14 +35,14 @@ Place = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceSeries:
-    """A price over time: each holds until the next one.
+    """Price over time: each price holds until the next one.
 
     Args:
         times_s: moments of change, ascending; seconds since 1970, UTC.
-        usd_h: price of an hour from each of them on.
+        usd_h: price in dollars per hour from each of these moments on.
 
     Raises:
-        CloudError: the numbers do not fit together.
+        CloudError: the moments and prices do not match, are not ascending, or are out of range.
 
     >>> prices = PriceSeries(times_s=(0.0, 3600.0), usd_h=(1.0, 4.0))
     >>> prices.at(1800.0), prices.usd(1800.0, 5400.0)
@@ -52,7 +55,8 @@ class PriceSeries:
     def __post_init__(self) -> None:
         if not self.times_s or len(self.times_s) != len(self.usd_h):
             raise CloudError(
-                f"each moment has its price, and there is at least one: not {len(self.times_s)} moments and {len(self.usd_h)} prices"
+                "each moment has its price, and there is at least one: not "
+                f"{len(self.times_s)} moments and {len(self.usd_h)} prices"
             )
         if any(after <= before for before, after in pairwise(self.times_s)):
             raise CloudError(
@@ -62,15 +66,15 @@ class PriceSeries:
             raise CloudError("prices are finite and not negative")
 
     def at(self, moment: float) -> float:
-        """Price of an hour then.
+        """Return the price in dollars per hour at a moment.
 
         Raises:
-            CloudError: it is before the first price.
+            CloudError: the moment is before the first price.
         """
         return self.usd_h[self._index(moment)]
 
     def usd(self, begin: float, end: float) -> float:
-        """What a machine costs from one moment to another, billed by the second.
+        """Return the cost in dollars of a machine from ``begin`` to ``end``, billed by the second.
 
         Raises:
             CloudError: ``begin`` is before the first price.
@@ -78,7 +82,9 @@ class PriceSeries:
         return sum(seconds * price for seconds, price in self._pieces(begin, end)) / _HOUR_S
 
     def quantile(self, share: float, begin: float, end: float) -> float:
-        """The price that so large a share of the time was not above; ``begin`` may be before the first price.
+        """Return the quantile ``share`` of the price, weighted by time.
+
+        ``begin`` may be before the first price.
 
         Raises:
             CloudError: ``end`` is not after the first price, or not after ``begin``.
@@ -97,7 +103,7 @@ class PriceSeries:
         return pieces[-1][0]
 
     def _pieces(self, begin: float, end: float) -> Iterator[tuple[float, float]]:
-        """Seconds and price of each stretch."""
+        """Yield the seconds and the price of each stretch."""
         index = self._index(begin)
         while begin < end:
             last = index + 1 == len(self.times_s)
@@ -116,17 +122,17 @@ class PriceSeries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """What became of one spot machine.
+    """Observed lifetime of one spot machine.
 
     Args:
-        instance_type: of it.
-        zone: where it was.
-        begin_s: when it was had; seconds since 1970, UTC.
-        end_s: when it was taken away, given back, or last seen.
-        evicted: it was taken away.
+        instance_type: its instance type.
+        zone: its zone.
+        begin_s: moment when it was rented; seconds since 1970, UTC.
+        end_s: moment when it was evicted, returned, or last seen.
+        evicted: whether it was evicted.
 
     Raises:
-        CloudError: it ends before it begins.
+        CloudError: ``end_s`` is before ``begin_s``.
     """
 
     instance_type: str
@@ -138,27 +144,42 @@ class Life:
     def __post_init__(self) -> None:
         if not self.end_s >= self.begin_s:
             raise CloudError(
-                f"{self.instance_type} in {self.zone} ends at {self.end_s}, before it begins at {self.begin_s}"
+                f"{self.instance_type} in {self.zone} ends at {self.end_s}, before it begins "
+                f"at {self.begin_s}"
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpotMarket:
-    """What spot machines cost and how often they are taken away, by history before a moment.
+    """Spot prices and eviction rates, from history before a given moment.
 
     Args:
-        prices: by instance type and zone.
-        lives: of machines, the same.
-        until_s: nothing at or after this moment is looked at; ``inf``: all is past.
-        days: before it whose prices count.
-        unknown_evictions_per_h: of an instance type without any lives; None: that is an error.
+        prices: price history by instance type and zone.
+        lives: observed machines by instance type and zone.
+        until_s: moment from which history is ignored; ``inf``: use all of it.
+        days: days before that moment whose prices count.
+        unknown_evictions_per_h: eviction rate of an instance type that was never observed; None:
+            raise an error.
 
     Raises:
-        CloudError: a number makes no sense.
+        CloudError: a number is out of range.
 
-    >>> lives = [Life(instance_type="p2.xlarge", zone="a", begin_s=0.0, end_s=36000.0, evicted=True)]
+    >>> lives = [
+    ...     Life(instance_type="p2.xlarge", zone="a", begin_s=0.0, end_s=36000.0, evicted=True)
+    ... ]
     >>> market = SpotMarket.from_lives(lives)
-    >>> round(market.evictions_per_h(Offer(cloud="aws", region="a", zone="a", instance_type="p2.xlarge", price_usd_h=0.9)), 3)
+    >>> round(
+    ...     market.evictions_per_h(
+    ...         Offer(
+    ...             cloud="aws",
+    ...             region="a",
+    ...             zone="a",
+    ...             instance_type="p2.xlarge",
+    ...             price_usd_h=0.9,
+    ...         )
+    ...     ),
+    ...     3,
+    ... )
     0.15
     """
 
@@ -178,14 +199,15 @@ class SpotMarket:
 
     @classmethod
     def from_aws_csv(cls, path: str | Path, *, product: str = "Linux/UNIX") -> Self:
-        """Prices as ``aws ec2 describe-spot-price-history`` gives them, one a line.
+        """Read prices from the output of ``aws ec2 describe-spot-price-history``, one per line.
 
         Args:
-            path: a file with the columns ``instance_type``, ``az``, ``timestamp`` (ISO 8601), ``usd_per_hour`` and perhaps ``product``, in any order of lines.
-            product: operating system; other lines are left out.
+            path: CSV file with the columns ``instance_type``, ``az``, ``timestamp`` (ISO 8601),
+                ``usd_per_hour`` and optionally ``product``; the lines may be in any order.
+            product: operating system; lines of others are skipped.
 
         Raises:
-            CloudError: the file is not there, or not such a file.
+            CloudError: the file cannot be read, or is not such a file.
         """
         changes: dict[Place, dict[float, float]] = {}
         for place, moment, price in _aws_rows(Path(path), product):
@@ -194,30 +216,33 @@ class SpotMarket:
 
     @classmethod
     def from_lives(cls, lives: Iterable[Life]) -> Self:
-        """Evictions as they were seen; prices are those of the offers."""
+        """Return a market with these observed evictions; prices are those of the offers."""
         return cls().with_lives(lives)
 
     def with_lives(self, lives: Iterable[Life]) -> Self:
-        """The same with these lives besides."""
+        """Return a copy with these observed machines added."""
         grouped = {place: list(known) for place, known in self.lives.items()}
         for life in lives:
             grouped.setdefault((life.instance_type, life.zone), []).append(life)
         return replace(self, lives={place: tuple(known) for place, known in grouped.items()})
 
     def at(self, moment: float) -> Self:
-        """The same as it was known at a moment."""
+        """Return a copy that sees only the history before ``moment``."""
         return replace(self, until_s=moment)
 
     def spot_usd_h(self, offer: Offer) -> float:
-        """Price of an hour: the median of the last days; for an offer without a zone, of the cheapest one; without any history, the offer's own.
+        """Return the price in dollars per hour: the median of the last ``days`` days.
+
+        For an offer without a zone, it is the price of the cheapest zone. Without any price
+        history, it is the offer's own.
 
         Raises:
-            CloudError: there is neither.
+            CloudError: there is neither a history nor a price of the offer.
         """
         return self.price_quantile(offer, 0.5)
 
     def price_quantile(self, offer: Offer, share: float) -> float:
-        """As ``spot_usd_h``, but the price that such a share of the last days was not above.
+        """Return the quantile ``share`` of the last days' prices, otherwise like ``spot_usd_h``.
 
         Raises:
             CloudError: no price is known, or ``share`` is not between 0 and 1.
@@ -230,32 +255,35 @@ class SpotMarket:
             if _is_in(place, offer) and prices.times_s[0] < self.until_s
         ]
         if series:
-            # A second more, so that the last change of all counts.
+            # One second more, so that the very last price change counts.
             end = min(self.until_s, max(each.times_s[-1] for each in self.prices.values()) + 1)
             begin = end - self.days * _DAY_S
             return min(each.quantile(share, begin, end) for each in series)
         if offer.spot_usd_h is None:
             raise CloudError(
-                f"{offer}: no spot price is known, neither from history before the moment nor from the catalogue: give Offer.spot_usd_h, or rent it on demand"
+                f"{offer}: no spot price is known, neither from history before the moment nor "
+                "from the catalogue: give Offer.spot_usd_h, or rent it on demand"
             )
         return offer.spot_usd_h
 
     def evictions_per_h(self, offer: Offer) -> float:
-        """Expected evictions of one machine in an hour.
+        """Return the expected evictions per hour of one machine.
 
-        Machines that were not taken away count with the time that they were seen. Where few were seen, the rate is near that of the instance type elsewhere.
+        Machines that were not evicted count with the time for which they were observed. Where few
+        were observed, the rate is close to that of the instance type in other places.
 
         Raises:
-            CloudError: no machine of this instance type was seen, and nothing is said for unknown ones.
+            CloudError: no machine of this instance type was observed, and
+                ``unknown_evictions_per_h`` is None.
         """
         shape, hours = self._posterior(offer)
         return shape / hours
 
     def evictions(self, offer: Offer) -> Interval:
-        """The rate of ``evictions_per_h`` as its mean, and what it lies between in nine cases of ten (quantiles of chi-square).
+        """Return the eviction rate as its mean and 90 % interval (chi-square quantiles).
 
         Raises:
-            CloudError: as ``evictions_per_h``.
+            CloudError: as in ``evictions_per_h``.
             MissingExtraError: scipy is not installed.
         """
         try:
@@ -267,7 +295,7 @@ class SpotMarket:
         return Interval(median=shape / hours, low=low, high=high)
 
     def _posterior(self, offer: Offer) -> tuple[float, float]:
-        """Of the rate, a gamma distribution: its shape, in evictions, and its rate, in hours."""
+        """Return the gamma distribution of the rate: its shape (evictions) and its rate (hours)."""
         evicted, hours = self._seen(offer, here=True)
         elsewhere, their_hours = self._seen(offer, here=False)
         if their_hours:
@@ -276,13 +304,14 @@ class SpotMarket:
             unknown = self.unknown_evictions_per_h
             if unknown is None:
                 raise CloudError(
-                    f"{offer}: how often it is taken away is not known: give SpotMarket lives of such machines, or unknown_evictions_per_h"
+                    f"{offer}: how often it is taken away is not known: give SpotMarket lives "
+                    "of such machines, or unknown_evictions_per_h"
                 )
             hours = _WEIGHT / unknown if unknown else math.inf
         return evicted + _WEIGHT, hours
 
     def _seen(self, offer: Offer, *, here: bool) -> tuple[int, float]:
-        """Evictions and machine hours before the moment, in the offer's place or in all others."""
+        """Return evictions and machine hours before the moment, in the offer's place or not."""
         evicted, seconds = 0, 0.0
         for place, lives in self.lives.items():
             if place[0] != offer.instance_type or _is_in(place, offer) != here:
@@ -295,14 +324,14 @@ class SpotMarket:
 
 
 def _is_in(place: Place, offer: Offer) -> bool:
-    """In its zone, or in any zone of its region if it has none."""
+    """Return whether a place is in the offer's zone, or in its region if it has no zone."""
     kind, zone = place
     same = zone == offer.zone if offer.zone else zone.startswith(offer.region)
     return same and kind == offer.instance_type
 
 
 def _aws_rows(path: Path, product: str) -> Iterator[tuple[Place, float, float]]:
-    """Place, moment and price of each line."""
+    """Yield the place, the moment and the price of each line."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -312,7 +341,8 @@ def _aws_rows(path: Path, product: str) -> Iterator[tuple[Place, float, float]]:
     missing = [name for name in _AWS_COLUMNS if name not in (rows.fieldnames or ())]
     if missing:
         raise CloudError(
-            f"{path} lacks the columns {', '.join(missing)}; it has {', '.join(rows.fieldnames or ()) or 'none'}"
+            f"{path} lacks the columns {', '.join(missing)}; it has "
+            f"{', '.join(rows.fieldnames or ()) or 'none'}"
         )
     for row in rows:
         if row.get("product") not in {None, product}:

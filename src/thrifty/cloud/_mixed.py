@@ -1,4 +1,4 @@
-"""Fleets of several types of machines."""
+"""Search for fleets of several machine types."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST_TYPES = 12
 _TRIES = 24
 _FINER = 6
 _SHORTER = 0.7
-"""The next step time that is tried."""
+"""Factor from one step time to the next one that is tried."""
 
 
 def mixed_fleets(
@@ -39,9 +39,11 @@ def mixed_fleets(
     quotas: Mapping[str, int],
     max_nodes: int,
 ) -> list[Fleet]:
-    """Good fleets on demand that may be of several types: for each of many step times the one that costs least an hour.
+    """Return good on-demand fleets that may mix several types.
 
-    Looked for among the twelve types that compute most for a dollar, in each of the three regions that have the best of them.
+    For each of many step times, this is the fleet with the lowest hourly price. The search covers
+    the twelve types with the most compute per dollar, in each of the three regions that have the
+    best of them.
 
     Raises:
         CloudError: the workload is a study.
@@ -64,7 +66,7 @@ def mixed_fleets(
             step_s *= _SHORTER
         best = goal.best_fleet(found)
         if best is not None:
-            # What is best lies between the step times that were tried before and after it.
+            # The optimum lies between the step times that were tried before and after the best one.
             step_s = best.step_s.high if goal.confidence else best.step_s.median
             finer = np.geomspace(step_s * _SHORTER, step_s / _SHORTER, _FINER)
             found += [fleet for each in finer.tolist() if (fleet := make(step_s=each))]
@@ -81,7 +83,7 @@ def mix_of(
     quotas: Mapping[str, int],
     max_nodes: int,
 ) -> Mix:
-    """What the program needs to know of these offers."""
+    """Return the input of the integer program for these offers."""
     accelerators = {offer.accelerator for offer in offers}
     return Mix(
         profile=workload.profile,
@@ -110,7 +112,7 @@ def _regions(
     quotas: Mapping[str, int],
     most: int,
 ) -> list[list[Offer]]:
-    """The best types of the best regions, by what computing costs there."""
+    """Return the best types of the best regions, ranked by the price of compute."""
     regions: dict[tuple[str, str], dict[object, Offer]] = {}
     for offer in sorted(offers, key=_usd_h):
         if allowance(offer, quotas, most) > 0:
@@ -130,7 +132,11 @@ def _regions(
 
 
 def _longest_s(workload: Workload, mix: Mix, goal: Goal) -> float:
-    """The longest step time worth looking for: that of the deadline, or of the slowest machines that are as full as they can be."""
+    """Return the longest step time worth trying.
+
+    It is the one that just meets the deadline, or that of the slowest machines when as full as
+    possible, whichever is shorter.
+    """
     devices = mix.devices
     sums = devices.sums_s(workload.profile.bucket_bytes, np.array([mix.max_nodes]))
     full = np.minimum(devices.most, -(-workload.global_batch // devices.per_node))
@@ -148,7 +154,7 @@ def _longest_s(workload: Workload, mix: Mix, goal: Goal) -> float:
 def _fleet(
     workload: Workload, offers: Sequence[Offer], *, mix: Mix, beliefs: Beliefs, step_s: float
 ) -> Fleet | None:
-    """The cheapest fleet an hour of this step time, and what it takes in truth."""
+    """Return the fleet with the lowest hourly price for this step time, with its true forecast."""
     nums = mix.cheapest(step_s)
     if nums is None:
         return None

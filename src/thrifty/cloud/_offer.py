@@ -1,4 +1,4 @@
-"""One machine that can be rented."""
+"""A machine type for rent."""
 
 from __future__ import annotations
 
@@ -22,28 +22,34 @@ _NOT_NEGATIVE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """A VM type in a place, with its prices; one row of a catalogue.
+    """A VM type in a region or zone, with its prices: one row of a catalogue.
 
     Args:
         cloud: "aws", "gcp", ...
-        region: of it.
-        zone: in the region; "" where prices do not depend on it.
-        instance_type: the VM's name.
-        accelerator: its GPUs' name; "" for none.
-        accelerator_count: devices that compute in one VM: GPUs, or 1 for a VM without.
-        vcpus: of the VM; NaN: not known.
-        memory_gib: of the VM; NaN: not known.
-        accelerator_memory_gib: of each GPU; None: not known.
-        price_usd_h: of an hour; None: only as spot.
-        spot_usd_h: of an hour while nobody else wants it; None: not offered, or not known.
-        baseline_gbps: network that the VM always has; None: not known.
-        peak_gbps: network that it has for a while.
-        priced_on: date of the prices; None: not known.
+        region: region of that cloud.
+        zone: zone in the region; "" if prices do not depend on the zone.
+        instance_type: name of the VM type.
+        accelerator: name of its GPUs; "" for none.
+        accelerator_count: devices that compute in one VM: its GPUs, or 1 for a VM without GPUs.
+        vcpus: virtual CPUs of the VM; NaN if unknown.
+        memory_gib: memory of the VM in GiB; NaN if unknown.
+        accelerator_memory_gib: memory of each GPU in GiB; None if unknown.
+        price_usd_h: on-demand price in dollars per hour; None if offered as spot only.
+        spot_usd_h: spot price in dollars per hour; None if not offered as spot, or unknown.
+        baseline_gbps: network bandwidth that the VM always has, in Gbit/s; None if unknown.
+        peak_gbps: network bandwidth that the VM has in bursts, in Gbit/s.
+        priced_on: date of the prices; None if unknown.
 
     Raises:
-        CloudError: a number makes no sense, or there is no price.
+        CloudError: a number is out of range, or the offer has no price.
 
-    >>> offer = Offer(cloud="aws", region="us-east-1", instance_type="p3.2xlarge", accelerator="V100", price_usd_h=3.06)
+    >>> offer = Offer(
+    ...     cloud="aws",
+    ...     region="us-east-1",
+    ...     instance_type="p3.2xlarge",
+    ...     accelerator="V100",
+    ...     price_usd_h=3.06,
+    ... )
     >>> print(offer, offer.usd_h(spot=False), offer.usd_h(spot=True))
     aws p3.2xlarge in us-east-1 3.06 None
     """
@@ -84,15 +90,15 @@ class Offer:
 
     @property
     def device(self) -> str:
-        """What its devices are known by: the accelerator, or the VM type where processors compute."""
+        """Name of the computing device: the accelerator, or the VM type of a VM without GPUs."""
         return self.accelerator or self.instance_type
 
     @property
     def device_memory_bytes(self) -> float | None:
-        """Of one device that computes; None: not known."""
+        """Memory of one computing device in bytes; None if unknown."""
         gib = self.accelerator_memory_gib if self.accelerator else self.memory_gib
         return None if gib is None or math.isnan(gib) else gib * GIB
 
     def usd_h(self, *, spot: bool) -> float | None:
-        """Price of an hour; None: not offered so."""
+        """Return the price in dollars per hour, or None if the VM is not offered this way."""
         return self.spot_usd_h if spot else self.price_usd_h

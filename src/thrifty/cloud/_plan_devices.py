@@ -1,4 +1,4 @@
-"""What is believed of every kind of machine among offers, as columns to compute with."""
+"""Estimates for every kind of machine among the offers, as columns to compute with."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _QUANTILES = (0.5, 0.05, 0.95)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """Kinds of machines; the first axis of each interval is median, low, high.
+    """Estimates for several kinds of machines; intervals have a first axis of median, low, high.
 
     Attributes:
-        compute: times the profile's seconds, [3, kinds].
-        network: times the links' seconds, [3, kinds].
-        links: bytes and latency between machines, then inside them, [4, kinds].
+        compute: factor on the profile's seconds, [3, kinds].
+        network: factor on the seconds of the links, [3, kinds].
+        links: bandwidth (bytes/s) and latency (s) between machines, then inside them, [4, kinds].
         per_node: devices of a machine, [kinds].
-        most: samples that one device holds, [kinds].
-        measured: instance types whose sums were measured, [kinds]; "" for the others.
-        collectives: these measurements.
+        most: samples that fit into one device, [kinds].
+        measured: instance types whose all-reduces were measured, [kinds]; "" for the others.
+        collectives: model of these measurements; None if there are none.
     """
 
     compute: np.ndarray
@@ -44,7 +44,7 @@ class Devices:
 
     @classmethod
     def of(cls, offers: Sequence[Offer], *, beliefs: Beliefs, profile: StepProfile) -> Devices:
-        """One kind for each offer.
+        """Return the estimates, with one kind for each offer.
 
         Raises:
             CloudError: nothing is known of a device's speed.
@@ -81,7 +81,12 @@ class Devices:
         )
 
     def sums_s(self, bucket_bytes: ArrayLike, nodes: np.ndarray) -> np.ndarray:
-        """Seconds of each bucket's sum over so many machines of each kind, [3, kinds, sizes, buckets]."""
+        """Return the seconds of each bucket's all-reduce, [3, kinds, sizes, buckets].
+
+        Args:
+            bucket_bytes: bytes of each gradient bucket.
+            nodes: numbers of machines, [sizes].
+        """
         between, latency, inner, inner_latency = self.links[..., None, None]
         seconds = ring_s(bucket_bytes, nodes[:, None], between, latency)
         inside = ring_s(bucket_bytes, self.per_node[:, None, None], inner, inner_latency)
@@ -101,7 +106,7 @@ class Devices:
 
 
 def kind_of(offer: Offer) -> Hashable:
-    """What the time of a step depends on; neither the place nor the price."""
+    """Return the key of everything that a step's time depends on: not the place, not the price."""
     return (
         offer.instance_type,
         offer.accelerator,

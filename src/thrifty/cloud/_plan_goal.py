@@ -1,4 +1,4 @@
-"""What a fleet is chosen for: a deadline or a budget."""
+"""Goal of fleet planning: a deadline or a budget."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Goal:
     """A deadline, a budget, or neither.
 
     Args:
-        deadline_s: from renting to the end.
-        budget_usd: for all of it.
-        confidence: met at the high end of the interval, not at its median.
+        deadline_s: seconds from renting to the end.
+        budget_usd: total dollars.
+        confidence: whether the high end of the interval must meet the goal, rather than its median.
 
     Raises:
         CloudError: both are given, or one is not positive.
@@ -41,20 +41,20 @@ class Goal:
 
     @property
     def limit(self) -> float | None:
-        """Seconds or dollars; None: there is no goal."""
+        """Seconds or dollars; None if there is no goal."""
         return self.deadline_s if self.deadline_s is not None else self.budget_usd
 
     @property
     def end(self) -> int:
-        """Place of the end of the interval that has to meet it, in median, low, high."""
+        """Index, in (median, low, high), of the end of the interval that must meet the goal."""
         return 2 if self.confidence else 0
 
     def best_of(self, time_s: np.ndarray, cost_usd: np.ndarray) -> int | None:
-        """Place of the best fleet; None: no fleet meets the goal, or there is none.
+        """Return the index of the best fleet; None if no fleet meets the goal or there is no goal.
 
         Args:
-            time_s: median, low, high of each fleet, [3, fleets].
-            cost_usd: the same.
+            time_s: seconds of each fleet: median, low, high, [3, fleets].
+            cost_usd: dollars of each fleet: median, low, high, [3, fleets].
         """
         limited, other = (
             (time_s, cost_usd) if self.deadline_s is not None else (cost_usd, time_s)
@@ -67,11 +67,11 @@ class Goal:
         return int(meets[np.lexsort((limited[0, meets], other[0, meets]))[0]])
 
     def bound(self, interval: Interval) -> float:
-        """The end of the interval that has to meet it."""
+        """Return the end of the interval that must meet the goal."""
         return interval.high if self.confidence else interval.median
 
     def best_fleet(self, fleets: Iterable[Fleet]) -> Fleet | None:
-        """The best of them, as ``best_of``."""
+        """Return the best of these fleets, by the rules of ``best_of``."""
         some = list(fleets)
         if not some:
             return None

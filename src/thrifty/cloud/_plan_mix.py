@@ -1,4 +1,4 @@
-"""The machines of several types that cost least an hour among those whose step takes no longer than asked for: integer programs."""
+"""Mixed fleets with the lowest hourly price for a given step time, by integer programs."""
 
 from __future__ import annotations
 
@@ -16,28 +16,34 @@ from ._plan_steps import replayed_s
 
 
 _MOST_PROGRAMS = 30
-"""For one step time; few types need fewer."""
+"""Most integer programs per step time; with few types, fewer suffice."""
 
 _GAP = 0.01
-"""Share of the price by which another fleet may still be cheaper; what is believed of machines is much less exact."""
+"""Share of the price by which another fleet may still be cheaper.
+
+Estimates of machines are much less exact than that.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """Types of machines that can be mixed.
+    """Types of machines that can be mixed in one fleet.
 
-    With the number of machines and the slowest link given, all sums take known times, so each device can train a known number of samples in a step of given time. What is left is to have enough of them for the least dollars: a covering program. One is solved for each
-    number of machines and each slowest link, the most promising first, until no other can be cheaper by more than 1 %, or thirty are solved.
+    Given the number of machines and the slowest link, the times of all all-reduces are known, so
+    each device can train a known number of samples within the step time. What remains is a covering
+    program: enough devices for the global batch, at the lowest price. One program is solved for
+    each number of machines and each slowest link, the most promising first, until no other can be
+    cheaper by more than 1 %, or thirty are solved.
 
     Args:
-        profile: of a step.
+        profile: profile of a step.
         global_batch: samples of a step.
-        devices: of each type.
-        end: of the beliefs that counts: 0 for medians, 2 for high ends.
-        usd_h: of a machine of each type.
-        allowed: most machines of each type, by all quotas that it is under.
-        shared: most machines of several types together: their places, and the number.
-        max_nodes: machines of all types together.
+        devices: estimates for each type.
+        end: end of the estimates that counts: 0 for medians, 2 for high ends.
+        usd_h: dollars per hour of a machine of each type.
+        allowed: most machines of each type, by all quotas that apply to it.
+        shared: most machines of several types together: a mask of the types, and the number.
+        max_nodes: most machines of all types together.
     """
 
     profile: StepProfile
@@ -50,7 +56,7 @@ class Mix:
     max_nodes: int
 
     def cheapest(self, step_s: float) -> np.ndarray | None:
-        """How many machines of each type; None: no fleet is so fast."""
+        """Return the number of machines of each type; None if no fleet reaches this step time."""
         nodes = np.arange(1, self.max_nodes + 1)
         samples = self._samples(step_s, nodes)
         bounds = self._bounds(samples, nodes)
@@ -67,7 +73,10 @@ class Mix:
     def _of_one_type(
         self, samples: np.ndarray, nodes: np.ndarray
     ) -> tuple[np.ndarray | None, float]:
-        """The cheapest equal machines of all worlds, and their price: what several types have to beat."""
+        """Return the cheapest fleet of one type, and its price.
+
+        A mixed fleet must beat this price.
+        """
         needed = -(-self.global_batch // np.maximum(samples, 1))
         possible = (samples > 0) & (needed <= np.minimum(nodes[:, None], self.allowed))
         usd_h = np.where(possible, needed * self.usd_h, np.inf)
@@ -79,9 +88,10 @@ class Mix:
         return nums, float(usd_h[place])
 
     def _bounds(self, samples: np.ndarray, nodes: np.ndarray) -> np.ndarray:
-        """Prices that no fleet is below if machines could be cut into pieces, by slowest link and size.
+        """Return lower bounds of the hourly price, by slowest link and number of machines.
 
-        Such a fleet is of at most two types: one that trains less than its share of the samples, and one that trains more.
+        They are the optima for fractional numbers of machines. Such a fleet has at most two types:
+        one that trains less than its share of the samples, and one that trains more.
         """
         share = self.global_batch / nodes[:, None, None]
         slow, quick = samples[..., :, None], samples[..., None, :]
@@ -94,7 +104,10 @@ class Mix:
         return out
 
     def _samples(self, step_s: float, nodes: np.ndarray) -> np.ndarray:
-        """What a machine of each type trains in a step of this time, [slowest links, sizes, types]; 0 for types of slower links."""
+        """Return the samples that a machine of each type can train within ``step_s``.
+
+        The shape is [slowest links, sizes, types]. Types with a slower link have 0.
+        """
         sums = self.devices.sums_s(self.profile.bucket_bytes, nodes)[self.end]
         paces = np.unique(sums.sum(axis=-1), axis=0)
         slower = paces[..., None] < sums.sum(axis=-1).T
@@ -117,7 +130,7 @@ class Mix:
         return out
 
     def _program(self, samples: np.ndarray, num: int) -> np.ndarray | None:
-        """The cheapest ``num`` machines that train the global batch."""
+        """Return the cheapest ``num`` machines that can train the global batch, or None."""
         try:
             from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415
         except ImportError as error:
@@ -136,5 +149,5 @@ class Mix:
         if found.x is None:
             return None
         nums = np.rint(found.x).astype(int)
-        # Solvers meet constraints up to a tolerance; samples are whole.
+        # Solvers meet constraints only up to a tolerance, but samples are whole numbers.
         return nums if nums @ samples >= self.global_batch else None

@@ -1,4 +1,4 @@
-"""What a plan rests on, and why there is none: in words."""
+"""Texts on the assumptions of a plan, and on why there is no plan."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from ._workload import Workload
 def known_offers(
     offers: Sequence[Offer], beliefs: Beliefs
 ) -> tuple[list[Offer], tuple[str, ...]]:
-    """Offers of devices whose speed is believed to be known, and the names of the others.
+    """Return the offers of devices with a known speed, and the names of the other devices.
 
     Raises:
-        CloudError: no speed is known.
+        CloudError: no device has a known speed.
     """
     speeds: dict[tuple[str, str, float], bool] = {}
     known: list[Offer] = []
@@ -43,7 +43,8 @@ def known_offers(
             unknown.add(offer.device)
     if offers and not known:
         raise CloudError(
-            f"of none of the devices the speed is known ({', '.join(sorted(unknown))}): measure them (probe)"
+            f"of none of the devices the speed is known ({', '.join(sorted(unknown))}): "
+            "measure them (probe)"
         )
     return known, tuple(sorted(unknown))
 
@@ -56,7 +57,7 @@ def notes_on(
     market: SpotHistory | None,
     spot: bool,
 ) -> tuple[str, ...]:
-    """What the choice rests on and may not hold."""
+    """Return the assumptions of the choice that may not hold."""
     notes = []
     machines = best.machines if best else ()
     if unknown:
@@ -68,11 +69,13 @@ def notes_on(
     for rented in machines:
         if rented.offer.device_memory_bytes is None:
             notes.append(
-                f"the memory of {rented.offer} is not known: whether {rented.batch} samples fit is not known"
+                f"the memory of {rented.offer} is not known: whether {rented.batch} samples "
+                "fit is not known"
             )
     if spot and market is None:
         notes.append(
-            f"no history of spot machines is given: {ASSUMED_PER_H:g} evictions in an hour of each are assumed"
+            f"no history of spot machines is given: {ASSUMED_PER_H:g} evictions in an hour of "
+            "each are assumed"
         )
     if any(rented.spot for rented in machines):
         notes.append(
@@ -87,24 +90,27 @@ def notes_on(
 
 
 def missed(nearest: Fleet, goal: Goal, *, max_nodes: int) -> str:
-    """By how much the fastest or the cheapest fleet misses the goal."""
+    """Return by how much the fastest or the cheapest fleet misses the goal."""
     where = "at the 90 % end" if goal.confidence else "by the median"
     if goal.deadline_s is not None:
         least = goal.bound(nearest.time_s)
         return (
-            f"the fastest fleet ({nearest}) takes {spell_s(least)} {where}, {spell_s(least - goal.deadline_s)} over the deadline of {spell_s(goal.deadline_s)}: "
+            f"the fastest fleet ({nearest}) takes {spell_s(least)} {where}, "
+            f"{spell_s(least - goal.deadline_s)} over the deadline of "
+            f"{spell_s(goal.deadline_s)}: "
             f"set a later one, allow more than {max_nodes} machines, or take other offers"
         )
     assert goal.budget_usd is not None
     least = goal.bound(nearest.cost_usd)
     return (
-        f"the cheapest fleet ({nearest}) costs ${least:,.2f} {where}, ${least - goal.budget_usd:,.2f} over the budget of ${goal.budget_usd:,.2f}: "
+        f"the cheapest fleet ({nearest}) costs ${least:,.2f} {where}, "
+        f"${least - goal.budget_usd:,.2f} over the budget of ${goal.budget_usd:,.2f}: "
         "raise it, allow spot machines, or take other offers"
     )
 
 
 def nothing_trains(table: Table) -> str:
-    """Why no fleet of equal machines can train at all."""
+    """Return why no fleet of equal machines can train at all."""
     workload, batch = table.workload, table.steps.batch
     allowed = np.flatnonzero(table.allowed)
     if not allowed.size:
@@ -112,18 +118,28 @@ def nothing_trains(table: Table) -> str:
     devices = table.devices
     smallest = int(devices.per_node[allowed].min())
     if smallest > workload.global_batch:
-        return f"a global batch of {workload.global_batch} samples feeds as many devices, and the smallest machine has {smallest}: raise the global batch, or take other offers"
+        return (
+            f"a global batch of {workload.global_batch} samples feeds as many devices, and "
+            f"the smallest machine has {smallest}: raise the global batch, or take other "
+            "offers"
+        )
     if not devices.most[allowed].any():
         roomy = max(
             (table.kinds[kind] for kind in allowed),
             key=lambda kind: kind.device_memory_bytes or 0,
         )
-        return f"{misfit(workload.profile, roomy, batch=1)}, and no other has more: take offers with larger devices, or a smaller model"
-    return f"no fleet that may be rented holds the global batch: {_nearest(table, allowed, batch)}: allow more machines, or lower the global batch"
+        return (
+            f"{misfit(workload.profile, roomy, batch=1)}, and no other has more: take offers "
+            "with larger devices, or a smaller model"
+        )
+    return (
+        "no fleet that may be rented holds the global batch: "
+        f"{_nearest(table, allowed, batch)}: allow more machines, or lower the global batch"
+    )
 
 
 def _nearest(table: Table, allowed: np.ndarray, batch: np.ndarray) -> str:
-    """The fleet whose devices lack least memory for their samples."""
+    """Describe the fleet whose devices come closest to holding their samples."""
     most_nodes = np.minimum(
         table.allowed[allowed],
         np.maximum(1, table.workload.global_batch // table.devices.per_node[allowed]),

@@ -1,4 +1,4 @@
-"""What bounds a step, and what keeps a fleet from training: in words."""
+"""Texts on what bounds a step, and on what keeps a fleet from training."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ._plan_steps import replayed_s
 
 
 _WAITING = 0.1
-"""Share of a step that waits for sums before anybody is told."""
+"""Least share of a step spent waiting for all-reduces to call the step network-bound."""
 
 
 def bound_by(
     profile: StepProfile, *, batch: np.ndarray, compute: np.ndarray, step_s: float
 ) -> str:
-    """What bounds a step that takes ``step_s``.
+    """Return what bounds a step that takes ``step_s``: input, network or compute.
 
     Args:
-        profile: of a step on the device at hand.
+        profile: profile of a step on the profiled device.
         batch: samples of each worker.
-        compute: times the profile's seconds, of each worker.
-        step_s: as foretold.
+        compute: factor on the profile's seconds, for each worker.
+        step_s: estimated seconds of the step.
     """
     sums = np.zeros(len(profile.bucket_bytes))
     reading = float((batch * profile.sample_input_s).max())
@@ -37,7 +37,7 @@ def bound_by(
 
 
 def misfit(profile: StepProfile, offer: Offer, *, batch: int) -> str:
-    """Why a device of this machine does not hold so many samples."""
+    """Return why a device of this machine cannot hold ``batch`` samples."""
     memory = offer.device_memory_bytes or 0.0
     samples = "one sample needs" if batch == 1 else f"{batch} samples need"
     return (
@@ -46,12 +46,12 @@ def misfit(profile: StepProfile, offer: Offer, *, batch: int) -> str:
 
 
 def gib(num_bytes: float) -> str:
-    """Bytes, to be read."""
+    """Return a number of bytes as readable text."""
     return f"{num_bytes / GIB:.1f} GiB"
 
 
 def spell_s(seconds: float) -> str:
-    """A duration, to be read."""
+    """Return a duration as readable text."""
     if seconds >= 2 * 3600:
         return f"{seconds / 3600:.1f} h"
     return f"{seconds / 60:.1f} min" if seconds >= 120 else f"{seconds:.1f} s"

@@ -1,4 +1,4 @@
-"""What evictions make of a training's time."""
+"""Effect of evictions on the time of a training."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from ._workload import Workload
 
 
 _SAVE_S = 1.0
-"""What the smallest checkpoint takes."""
+"""Seconds to write the smallest checkpoint."""
 
 _SAVED_BYTES_PER_S = 200e6
-"""What writes and reads checkpoints: a network's file system."""
+"""Bandwidth at which checkpoints are written and read: that of a network file system."""
 
 _WORK_S = 1e6
-"""Work that the slowdown is computed for: long beside every interval between checkpoints."""
+"""Seconds of work for which the slowdown is computed: long compared with checkpoint intervals."""
 
 ASSUMED_PER_H = 0.1
-"""Evictions of one machine in an hour where nobody has recorded them."""
+"""Assumed evictions per machine hour if no history is given."""
 
 
 class SpotHistory(Protocol):
-    """What is known of spot machines before they are rented."""
+    """Interface to prices and evictions of spot machines, known before renting them."""
 
     def evictions_per_h(self, offer: Offer) -> float:
-        """Of one machine."""
+        """Return the evictions per hour of one machine."""
         ...
 
     def spot_usd_h(self, offer: Offer) -> float:
-        """Price of an hour of one machine."""
+        """Return the price of one machine in dollars per hour."""
         ...
 
 
 def spot_terms(offer: Offer, history: SpotHistory | None) -> tuple[float, float] | None:
-    """Price and evictions of an hour of one machine; None: it is not offered as spot.
+    """Return one machine's price and evictions per hour; None if it is not offered as spot.
 
     Raises:
-        CloudError: the history knows nothing of it.
+        CloudError: the history has no data on this machine.
     """
     if history is not None:
         return history.spot_usd_h(offer), history.evictions_per_h(offer)
@@ -48,9 +48,15 @@ def spot_terms(offer: Offer, history: SpotHistory | None) -> tuple[float, float]
 
 
 def slowdowns(workload: Workload, evictions_per_h: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How many times the work's seconds it takes, and seconds between checkpoints; infinite where nothing is ever done.
+    """Return the slowdown by evictions, and the seconds between checkpoints.
 
-    Short work with few evictions takes a little less, since nothing is saved after its end. Any eviction stops the whole fleet, so ``evictions_per_h`` are those of all of its machines.
+    The slowdown is a factor on the seconds of work; it is infinite where the work never completes.
+    Short work with few evictions takes slightly less, since nothing is saved after its end.
+
+    Args:
+        workload: training whose checkpoints are saved.
+        evictions_per_h: evictions per hour of all machines of a fleet together, because any
+            eviction stops the whole fleet.
     """
     save_s = _SAVE_S + workload.state_bytes / _SAVED_BYTES_PER_S
     rates, places = np.unique(evictions_per_h, return_inverse=True)

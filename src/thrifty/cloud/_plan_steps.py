@@ -1,4 +1,4 @@
-"""Seconds of a step on many fleets at once."""
+"""Seconds of a step, computed for many fleets at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._plan_devices import Devices
 
 
 _CHUNK = 2**13
-"""Fleets that are computed together: more do not stay in the processor's cache."""
+"""Fleets that are computed together; more would not fit into the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class EqualSteps:
     """Steps on 1, 2, ... equal machines.
 
     Attributes:
-        step_s: median, low, high, [3, kinds, sizes]; infinite where the samples do not fit.
+        step_s: seconds: median, low, high, [3, kinds, sizes]; infinite where samples do not fit.
         batch: samples of each device, [kinds, sizes].
     """
 
@@ -31,9 +31,10 @@ class EqualSteps:
 def equal_steps(
     profile: StepProfile, devices: Devices, *, global_batch: int, most_nodes: int
 ) -> EqualSteps:
-    """One data-parallel step on 1 to ``most_nodes`` machines of each kind, the batch split equally.
+    """Return data-parallel steps on 1 to ``most_nodes`` machines of each kind.
 
-    A device has at least one sample, and no more than its memory holds.
+    The batch is split equally. A device has at least one sample, and no more than fit into its
+    memory.
     """
     nodes = np.arange(1, most_nodes + 1)
     workers = devices.per_node[:, None] * nodes
@@ -56,13 +57,13 @@ def equal_steps(
 def replayed_s(
     profile: StepProfile, *, batch: np.ndarray, compute: np.ndarray, sums_s: np.ndarray
 ) -> np.ndarray:
-    """Seconds of a step of workers with these batches; all lengths of axes broadcast.
+    """Return the seconds of a step of workers with these batches; the axes broadcast.
 
     Args:
-        profile: of a step on the device at hand.
+        profile: profile of a step on the profiled device.
         batch: samples of each worker, [..., workers].
-        compute: times the profile's seconds, [..., workers].
-        sums_s: of each bucket, [..., buckets].
+        compute: factor on the profile's seconds, [..., workers].
+        sums_s: seconds of each bucket's all-reduce, [..., buckets].
     """
     return iteration_s(
         forward_s=compute * profile.forward_at(batch),

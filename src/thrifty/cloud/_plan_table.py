@@ -1,4 +1,4 @@
-"""Every equal fleet that offers allow, with its time and its cost."""
+"""Table of all fleets of equal machines that the offers allow, with their times and costs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ._workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lot:
-    """An offer that no other machine of its kind beats, on demand or as spot."""
+    """An on-demand or spot offer that no other offer of the same kind of machine beats."""
 
     offer: Offer
     kind: int
@@ -33,19 +33,21 @@ class Lot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Fleets of 1, 2, ... machines of each lot; infinite times and costs where they cannot train.
+    """Fleets of 1, 2, ... machines of each lot.
+
+    Times and costs are infinite where a fleet cannot train.
 
     Attributes:
-        workload: what is trained.
-        lots: rows.
+        workload: training or study to plan for.
+        lots: rows of the table.
         kinds: one offer for each kind of machine.
-        devices: what is believed of the kinds.
+        devices: estimates for the kinds.
         allowed: most machines of each kind.
-        steps: on machines of each kind.
-        work_s: of all steps, median, low, high, [3, kinds, sizes].
-        time_s: with setup and evictions, [3, lots, sizes].
-        cost_usd: [3, lots, sizes].
-        num_fleets: of all offers, also of those that are beaten.
+        steps: steps on machines of each kind.
+        work_s: seconds of all steps: median, low, high, [3, kinds, sizes].
+        time_s: seconds with setup and evictions, [3, lots, sizes].
+        cost_usd: dollars, [3, lots, sizes].
+        num_fleets: fleets of all offers, including offers that others beat.
     """
 
     workload: Workload
@@ -60,7 +62,7 @@ class Table:
     num_fleets: int
 
     def fleet(self, lot: int, num: int, *, spot_market: SpotHistory | None) -> Fleet:
-        """The forecast for ``num`` machines of a lot."""
+        """Return the forecast for ``num`` machines of a lot."""
         row, workload = self.lots[lot], self.workload
         each = machines_each(workload, self.steps.step_s[0, row.kind, :num]) - 1
         batch = self.steps.batch[row.kind, each : each + 1]
@@ -91,12 +93,14 @@ def table_of(
     spot: bool,
     spot_market: SpotHistory | None,
 ) -> Table:
-    """The table for these offers.
+    """Return the table for these offers.
 
-    Machines of one kind take equally long wherever they are, so only the cheapest stays, and spot machines that are evicted less often than all cheaper ones. Spot machines whose history is not known are left out.
+    Machines of one kind take equally long everywhere. So only the cheapest of each kind stays, and
+    those spot machines that are evicted less often than all cheaper ones. Spot machines without a
+    known history are left out.
 
     Raises:
-        CloudError: there are no offers, or none that may be taken.
+        CloudError: there are no offers, or none is allowed.
     """
     if not offers:
         raise CloudError(
@@ -139,7 +143,7 @@ def table_of(
 
 
 def allowance(offer: Offer, quotas: Mapping[str, int], most: int) -> int:
-    """Most machines of this offer, by the quotas of its type and of its accelerator."""
+    """Return the most machines of this offer, by the quotas of its type and of its accelerator."""
     return min(most, quotas.get(offer.instance_type, most), quotas.get(offer.accelerator, most))
 
 
@@ -160,11 +164,11 @@ def _terms(offer: Offer, spot_market: SpotHistory | None) -> tuple[float, float]
     try:
         return spot_terms(offer, spot_market)
     except CloudError:
-        return None  # its machines on demand may do
+        return None  # the offer may still be used on demand
 
 
 def _unbeaten(lots: Sequence[Lot]) -> list[Lot]:
-    """Those that are cheaper than all that are evicted as seldom; of equal ones the first."""
+    """Return the Pareto front of price and evictions per hour; of equal lots, the first."""
     out: list[Lot] = []
     for lot in sorted(lots, key=lambda lot: (lot.usd_h, lot.evictions_per_h)):
         if not out or lot.evictions_per_h < out[-1].evictions_per_h:
@@ -184,6 +188,6 @@ def _times_and_costs(
     time_s += workload.setup_s
     usd_h = np.array([lot.usd_h for lot in lots])[:, None] * nodes
     possible = np.isfinite(time_s)
-    # What takes for ever is not free where an hour is.
+    # An infinite time must cost an infinite amount even if the hourly price is 0.
     cost_usd = np.where(possible, time_s, 0.0) / 3600 * usd_h
     return time_s, np.where(possible, cost_usd, np.inf)

@@ -1,4 +1,4 @@
-"""The cheapest fleet for a deadline, the fastest for a budget, and all that are neither dearer nor slower than another."""
+"""Fleet planning: the cheapest fleet for a deadline, the fastest for a budget, the Pareto front."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ._workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetPlan:
-    """What to rent.
+    """Chosen fleet and its alternatives.
 
     Attributes:
-        best: for the deadline or the budget; None: neither was given.
-        front: fleets that are neither dearer nor slower than another by their medians; the fastest first.
-        num_considered: fleets that it was chosen among.
-        notes: what the choice rests on and may not hold.
+        best: best fleet for the deadline or the budget; None if neither was given.
+        front: Pareto front of time and cost by their medians, the fastest fleet first.
+        num_considered: number of fleets that were compared.
+        notes: assumptions of the choice that may not hold.
     """
 
     best: Fleet | None
@@ -41,26 +41,51 @@ class FleetPlan:
 def plan_fleet(
     workload: Workload, offers: Sequence[Offer], options: FleetOptions | None = None
 ) -> FleetPlan:
-    """The cheapest fleet that meets a deadline, or the fastest within a budget.
+    """Return the cheapest fleet that meets a deadline, or the fastest within a budget.
 
-    Of equal machines all numbers of all offers are looked at, so the choice is exact. Machines of several types are looked for with integer programs, of a bounded number. All machines of a fleet are in one region: sums across regions are not foreseen.
+    For equal machines, all numbers of all offers are tried, so the choice is exact. Fleets of
+    several types are searched with a bounded number of integer programs. All machines of a fleet
+    are in one region: all-reduces across regions are not supported.
 
     Args:
-        workload: a training or a study.
-        offers: a catalogue; filter it for regions, clouds or types.
-        options: for what a fleet is chosen, and which may be.
+        workload: training or study.
+        offers: catalogue; filter it for regions, clouds or types.
+        options: goal, and which fleets are allowed.
 
     Raises:
-        CloudError: no fleet meets what is asked for (it says what binds, and by how much), or what is asked for makes no sense.
+        CloudError: an argument is invalid, or no fleet meets the goal; the message says what binds,
+            and by how much.
 
     >>> from thrifty.cloud import Beliefs
     >>> from thrifty.perf import StepProfile
-    >>> profile = StepProfile(device="V100", batches=(8, 16), forward_s=(0.1, 0.2), backward_s=(0.2, 0.4), optimizer_s=0.0,
-    ...     peak_bytes=(2e9, 4e9), bucket_bytes=(1e8,), bucket_ready=(1.0,))
+    >>> profile = StepProfile(
+    ...     device="V100",
+    ...     batches=(8, 16),
+    ...     forward_s=(0.1, 0.2),
+    ...     backward_s=(0.2, 0.4),
+    ...     optimizer_s=0.0,
+    ...     peak_bytes=(2e9, 4e9),
+    ...     bucket_bytes=(1e8,),
+    ...     bucket_ready=(1.0,),
+    ... )
     >>> workload = Workload(profile=profile, steps=100_000, global_batch=64)
-    >>> offers = [Offer(cloud="aws", region="us-east-1", instance_type=name, accelerator="V100", accelerator_count=count,
-    ...     price_usd_h=price, baseline_gbps=10) for name, count, price in [("p3.2xlarge", 1, 3.06), ("p3.8xlarge", 4, 12.24)]]
-    >>> plan = plan_fleet(workload, offers, FleetOptions(deadline_s=24 * 3600, beliefs=Beliefs(profiled="V100")))
+    >>> offers = [
+    ...     Offer(
+    ...         cloud="aws",
+    ...         region="us-east-1",
+    ...         instance_type=name,
+    ...         accelerator="V100",
+    ...         accelerator_count=count,
+    ...         price_usd_h=price,
+    ...         baseline_gbps=10,
+    ...     )
+    ...     for name, count, price in [("p3.2xlarge", 1, 3.06), ("p3.8xlarge", 4, 12.24)]
+    ... ]
+    >>> plan = plan_fleet(
+    ...     workload,
+    ...     offers,
+    ...     FleetOptions(deadline_s=24 * 3600, beliefs=Beliefs(profiled="V100")),
+    ... )
     >>> str(plan.best), round(plan.best.time_s.high / 3600, 1)
     ('1 x p3.8xlarge', 16.8)
     """
@@ -93,7 +118,7 @@ def plan_fleet(
         raise CloudError(nothing_trains(table))
     best = goal.best_fleet(fleets)
     if best is None and goal.limit is not None:
-        # For a deadline only fleets that may meet it were looked for.
+        # With a deadline, ``mix`` searched only fleets that may meet it.
         others = mix(goal=Goal(confidence=options.confidence)) if options.mixed else []
         nearest = _nearest(table, goal, others, market=options.market)
         raise CloudError(missed(nearest, goal, max_nodes=options.max_nodes))
@@ -108,7 +133,7 @@ def plan_fleet(
 
 
 def unbeaten(fleets: Iterable[Fleet]) -> tuple[Fleet, ...]:
-    """Fleets that are neither dearer nor slower than another by their medians; the fastest first."""
+    """Return the Pareto front of time and cost by their medians, the fastest fleet first."""
     out: list[Fleet] = []
     for fleet in sorted(fleets, key=lambda each: (each.time_s.median, each.cost_usd.median)):
         if not out or fleet.cost_usd.median < out[-1].cost_usd.median:
@@ -117,7 +142,7 @@ def unbeaten(fleets: Iterable[Fleet]) -> tuple[Fleet, ...]:
 
 
 def _worth_it(table: Table, goal: Goal) -> list[tuple[int, int]]:
-    """Lots and numbers of the fleets on the front, and of the best for the goal."""
+    """Return lot and size of the fleets on the front, and of the best fleet for the goal."""
     possible = np.flatnonzero(np.isfinite(table.time_s[0]))
     time_s = table.time_s.reshape(3, -1)[:, possible]
     cost_usd = table.cost_usd.reshape(3, -1)[:, possible]
@@ -134,7 +159,7 @@ def _worth_it(table: Table, goal: Goal) -> list[tuple[int, int]]:
 def _nearest(
     table: Table, goal: Goal, others: Sequence[Fleet], *, market: SpotHistory | None
 ) -> Fleet:
-    """The fleet that misses the goal by least."""
+    """Return the fleet that misses the goal by the least."""
     values = (table.cost_usd if goal.deadline_s is None else table.time_s)[goal.end]
     lot, size = np.unravel_index(np.argmin(values), values.shape)
     some = list(others)

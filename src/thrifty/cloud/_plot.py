@@ -1,4 +1,4 @@
-"""A picture of a plan: what time costs."""
+"""Plot of a plan: cost against time."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 
 _LETTER = 6.0, 12.0
-"""Width and height of a letter of a fleet's name, about, in pixels."""
+"""Approximate width and height of a letter of a fleet's name, in pixels."""
 
 _WIDE = 20.0
-"""A range over which the largest is so many times the smallest has a logarithmic scale."""
+"""Ratio of largest to smallest value above which an axis gets a logarithmic scale."""
 
 
 def plot_front(
     plan: FleetPlan, *, deadline_s: float | None = None, budget_usd: float | None = None
 ) -> Figure:
-    """Time against cost of the fleets that are neither dearer nor slower than another, with their intervals (matplotlib).
+    """Plot the Pareto front of cost against time, with intervals (matplotlib).
 
     Args:
-        plan: the chosen fleet is marked.
-        deadline_s: drawn as a line.
-        budget_usd: the same.
+        plan: plan to plot; its best fleet is marked.
+        deadline_s: deadline to draw as a line.
+        budget_usd: budget to draw as a line.
 
     Raises:
         CloudError: the plan has no fleets.
@@ -90,7 +90,7 @@ def _points(
 
 
 def _arms(intervals: Sequence[Interval], unit: float) -> list[list[float]]:
-    """Down and up from the medians."""
+    """Return the lengths of the error bars below and above the medians."""
     return [
         [(each.median - each.low) / unit for each in intervals],
         [(each.high - each.median) / unit for each in intervals],
@@ -98,7 +98,7 @@ def _arms(intervals: Sequence[Interval], unit: float) -> list[list[float]]:
 
 
 def _name(axes: Axes, fleets: Sequence[Fleet]) -> None:
-    """Those whose names do not hide another's."""
+    """Label the fleets whose names do not overlap an earlier label."""
     width, height = _LETTER
     taken: list[tuple[float, float, float]] = []
     for fleet in fleets:
@@ -121,7 +121,7 @@ def _name(axes: Axes, fleets: Sequence[Fleet]) -> None:
 
 
 def _scale(axes: Axes, which: str, intervals: Sequence[Interval]) -> None:
-    """A logarithmic one for a wide range; plain numbers in any case."""
+    """Set a logarithmic scale if the range is wide; use plain numbers in either case."""
     from matplotlib.ticker import LogLocator, NullFormatter  # noqa: PLC0415 (an extra)
 
     axis = axes.xaxis if which == "x" else axes.yaxis

@@ -1,4 +1,4 @@
-"""What to measure before renting: probes whose expected improvement is worth their price."""
+"""Choice of probes: measurements worth their price before renting a fleet."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ from ._workload import Workload
 
 
 _FINDS: tuple[What, ...] = ("compute", "network")
-"""What is measured on one machine, and on two."""
+"""What is measured on one machine, and additionally on two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """A measurement on rented machines: on one of them how fast its devices compute, on two how fast they sum.
+    """A measurement on rented machines.
+
+    One machine shows how fast its devices compute, two show how fast they all-reduce.
 
     Attributes:
-        offer: what is rented.
-        num: machines of it.
-        spot: rented as spot.
-        finds: what is measured: the factors that ``Beliefs`` has for it.
-        usd: what it costs.
-        seconds: what it takes, from renting to the end.
-        gain: expected improvement of the plan: dollars where there is a deadline, seconds where there is a budget.
+        offer: offer to rent.
+        num: number of machines.
+        spot: whether they are rented as spot machines.
+        finds: what is measured: the factors in ``Beliefs`` that it updates.
+        usd: cost in dollars.
+        seconds: time from renting to the end.
+        gain: expected improvement of the plan: dollars with a deadline, seconds with a budget.
         why: where the gain comes from, in words.
     """
 
@@ -51,16 +53,19 @@ class Probe:
     why: str = ""
 
     def __str__(self) -> str:
-        return f"{' and '.join(self.finds)} on {self.num} x {self.offer.instance_type}{' (spot)' if self.spot else ''}"
+        return (
+            f"{' and '.join(self.finds)} on {self.num} x "
+            f"{self.offer.instance_type}{' (spot)' if self.spot else ''}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a probe has found, once for each repeat.
+    """Result of a probe, with one value for each repeat.
 
     Args:
-        compute: times the profile's seconds that a device takes.
-        network: times the seconds of ``Beliefs.link`` that sums over two machines take.
+        compute: factors on the profile's seconds that a device takes.
+        network: factors on the seconds of ``Beliefs.link`` that all-reduces over two machines take.
 
     Raises:
         CloudError: a factor is not positive.
@@ -72,44 +77,73 @@ class Measured:
     def __post_init__(self) -> None:
         if not all(0 < factor < math.inf for factor in (*self.compute, *self.network)):
             raise CloudError(
-                f"factors are positive and finite, not compute={self.compute}, network={self.network}"
+                f"factors are positive and finite, not compute={self.compute}, "
+                f"network={self.network}"
             )
 
 
 class Probes:
-    """Chooses what to measure next, for at most so many dollars and seconds, and plans anew after each.
+    """Choice of what to measure next, within caps of dollars and seconds, with replanning.
 
-    For every possible probe outcomes are drawn from what is believed, and the choice under each is compared with the present one: both by their medians, and what misses the goal counts for as many times more as it misses it by. A probe
-    is worth it if the plan gets better by more than the probe costs (with a budget: by more seconds than it takes). The present choice and its rivals are fleets of equal machines.
+    For every possible probe, outcomes are drawn from the current estimates, and the best fleet
+    under each outcome is compared with the present choice. Both are compared by their medians; a
+    fleet that misses the goal is penalised by the factor by which it misses. A probe is worth it if
+    the plan's expected improvement exceeds the price of the probe: in dollars with a deadline, in
+    seconds with a budget. The present choice and its rivals are fleets of equal machines.
 
-    Where no fleet meets the goal at the high end of its interval, the plan is the one that meets it by the medians.
+    If no fleet meets the goal at the high end of its interval, the plan is the one that meets it by
+    the medians.
 
     Args:
-        workload: a training or a study.
-        offers: a catalogue.
-        options: with a deadline or a budget; probes are on spot machines, too, where they may be taken and are cheaper. ``mixed`` does not count.
-        cap_usd: that probes may cost together, besides the budget.
-        cap_s: that they may take, one after the other, besides the deadline.
-        probe_s: that measuring takes; the workload's setup comes besides.
-        draws: outcomes of each probe.
-        seed: of the draws.
+        workload: training or study.
+        offers: catalogue.
+        options: options with a deadline or a budget. Probes also use spot machines where those are
+            allowed and cheaper. ``mixed`` is ignored.
+        cap_usd: most dollars for all probes together, in addition to the budget.
+        cap_s: most seconds for all probes one after the other, in addition to the deadline.
+        probe_s: seconds of measuring; the workload's setup is added.
+        draws: number of outcomes drawn for each probe.
+        seed: seed of the draws.
 
     Attributes:
-        plan: by all that is known so far.
-        spent_usd: on probes.
-        spent_s: the same.
-        ended: why ``next`` gave None; "" before.
+        plan: best plan by the current estimates.
+        spent_usd: dollars spent on probes.
+        spent_s: seconds spent on probes.
+        ended: why ``next`` returned None; "" before.
 
     Raises:
-        CloudError: no fleet meets the goal even by its median, or an argument makes no sense.
+        CloudError: no fleet meets the goal even by its median, or an argument is out of range.
 
     >>> from thrifty.perf import StepProfile
-    >>> profile = StepProfile(device="T4", batches=(8, 16), forward_s=(0.1, 0.2), backward_s=(0.2, 0.4), optimizer_s=0.0,
-    ...     peak_bytes=(2e9, 4e9), bucket_bytes=(1e6,), bucket_ready=(1.0,))
+    >>> profile = StepProfile(
+    ...     device="T4",
+    ...     batches=(8, 16),
+    ...     forward_s=(0.1, 0.2),
+    ...     backward_s=(0.2, 0.4),
+    ...     optimizer_s=0.0,
+    ...     peak_bytes=(2e9, 4e9),
+    ...     bucket_bytes=(1e6,),
+    ...     bucket_ready=(1.0,),
+    ... )
     >>> workload = Workload(profile=profile, steps=100_000, global_batch=64)
-    >>> offers = [Offer(cloud="aws", region="us-east-1", instance_type=name, accelerator=gpu, price_usd_h=price, baseline_gbps=10)
-    ...     for name, gpu, price in [("g4dn.xlarge", "T4", 0.53), ("g6.xlarge", "L4", 1.0)]]
-    >>> probes = Probes(workload, offers, FleetOptions(deadline_s=100 * 3600, beliefs=Beliefs(profiled="T4")), cap_usd=2, cap_s=600)
+    >>> offers = [
+    ...     Offer(
+    ...         cloud="aws",
+    ...         region="us-east-1",
+    ...         instance_type=name,
+    ...         accelerator=gpu,
+    ...         price_usd_h=price,
+    ...         baseline_gbps=10,
+    ...     )
+    ...     for name, gpu, price in [("g4dn.xlarge", "T4", 0.53), ("g6.xlarge", "L4", 1.0)]
+    ... ]
+    >>> probes = Probes(
+    ...     workload,
+    ...     offers,
+    ...     FleetOptions(deadline_s=100 * 3600, beliefs=Beliefs(profiled="T4")),
+    ...     cap_usd=2,
+    ...     cap_s=600,
+    ... )
     >>> probe = probes.next()
     >>> print(probes.plan.best, "|", probe)
     1 x g4dn.xlarge | compute on 1 x g6.xlarge
@@ -134,10 +168,11 @@ class Probes:
             raise CloudError("probes improve a choice: give a deadline or a budget")
         if not (cap_usd >= 0 and cap_s >= 0 and 0 <= probe_s < math.inf) or draws < 1:
             raise CloudError(
-                f"caps and seconds are not negative, and there is a draw at least, not cap_usd={cap_usd}, cap_s={cap_s}, probe_s={probe_s}, draws={draws}"
+                "caps and seconds are not negative, and there is a draw at least, not "
+                f"cap_usd={cap_usd}, cap_s={cap_s}, probe_s={probe_s}, draws={draws}"
             )
         self.spent_usd, self.spent_s, self.ended = 0.0, 0.0, ""
-        # Probes judge fleets of equal machines, so the plan is one of them.
+        # Probes compare fleets of equal machines, so the plan must be one of them.
         self._options = replace(options, mixed=False)
         self._workload, self._offers, self._goal = workload, offers, options.goal
         self._cap_usd, self._cap_s = cap_usd, cap_s
@@ -147,11 +182,11 @@ class Probes:
 
     @property
     def beliefs(self) -> Beliefs:
-        """All that is known so far."""
+        """Estimates after all probes so far."""
         return self._options.beliefs
 
     def next(self) -> Probe | None:
-        """The probe that improves the plan most for a dollar; None: ``ended`` says why.
+        """Return the probe with the highest gain per dollar; None if none is left (see ``ended``).
 
         Raises:
             CloudError: no fleet meets the goal any more.
@@ -164,19 +199,26 @@ class Probes:
             return max(payable, key=lambda probe: probe.gain / max(probe.usd, 1e-9))
         self.ended = "no probe is worth its price"
         if worth:
-            self.ended = f"the cap leaves ${self._cap_usd - self.spent_usd:.2f} and {self._cap_s - self.spent_s:.0f} s, too little for {', '.join(map(str, worth))}"
+            self.ended = (
+                f"the cap leaves ${self._cap_usd - self.spent_usd:.2f} and "
+                f"{self._cap_s - self.spent_s:.0f} s, too little for "
+                f"{', '.join(map(str, worth))}"
+            )
         return None
 
     def tell(self, probe: Probe, measured: Measured) -> None:
-        """Takes a result in, and plans anew; the probe's price and seconds are spent.
+        """Record a result and replan; the probe's price and seconds count as spent.
 
         Raises:
-            CloudError: it is not what the probe finds, or no fleet meets the goal any more.
+            CloudError: the result does not match what the probe finds, or no fleet meets the goal
+                any more.
         """
         found = {what: factors for what in _FINDS if (factors := getattr(measured, what))}
         if set(found) != set(probe.finds):
             raise CloudError(
-                f"the probe finds {' and '.join(probe.finds)}, and {' and '.join(found) or 'nothing'} is told: give Measured at least one factor for each of its finds, and no other"
+                f"the probe finds {' and '.join(probe.finds)}, and "
+                f"{' and '.join(found) or 'nothing'} is told: give Measured at least one "
+                "factor for each of its finds, and no other"
             )
         self._spend(probe)
         beliefs = self.beliefs.probed(**{
@@ -187,14 +229,14 @@ class Probes:
         self.plan = self._planned()
 
     def missed(self, probe: Probe, *, usd: float = 0.0, seconds: float = 0.0) -> None:
-        """The probe's machines were not to be had, or broke; it is not proposed again.
+        """Record that the probe's machines were not available or failed; it is not proposed again.
 
         Args:
-            probe: that failed.
-            usd: spent on it nevertheless.
-            seconds: the same.
+            probe: probe that failed.
+            usd: dollars spent on it nevertheless.
+            seconds: seconds spent on it nevertheless.
         """
-        # Of two machines that were not to be had one may be.
+        # If two machines were not available, a probe on one machine may still work.
         self._spend(replace(probe, usd=usd, seconds=seconds, finds=probe.finds[-1:]))
 
     def _spend(self, probe: Probe) -> None:
@@ -209,7 +251,7 @@ class Probes:
         )
 
     def _price(self, probe: Probe) -> float:
-        """In the unit of gains."""
+        """Return the probe's price in the unit of the gains."""
         return probe.usd if self._goal.deadline_s is not None else probe.seconds
 
     def _planned(self) -> FleetPlan:
@@ -220,7 +262,7 @@ class Probes:
             try:
                 plan = plan_fleet(self._workload, self._offers, by_median)
             except CloudError:
-                raise error from None  # by how much its end misses the goal says more
+                raise error from None  # says by how much the high end misses the goal
         return replace(
             plan, notes=(*plan.notes, "it meets the goal by its median, not at its high end")
         )
@@ -239,7 +281,7 @@ class Probes:
         return Arena.of(table, self._goal)
 
     def _possible(self, arena: Arena) -> list[Probe]:
-        """Probes of what is not known of the rivals, the cheapest for each."""
+        """Return the cheapest probe for each factor of the rivals that is not known well enough."""
         unsure = self._unsure(arena)
         machines = sorted(
             (
@@ -263,7 +305,7 @@ class Probes:
                         offer=offer,
                         num=num,
                         spot=spot,
-                        # Two machines show what one does.
+                        # Two machines also show what one machine shows.
                         finds=mine[:num],
                         usd=num * usd_h * seconds / 3600,
                         seconds=seconds,
@@ -280,7 +322,7 @@ class Probes:
         return offer.usd_h(spot=spot)
 
     def _unsure(self, arena: Arena) -> set[tuple[What, str]]:
-        """What rivals depend on, and is known less well than a probe would find it."""
+        """Return the rivals' factors that are known less well than a probe would measure them."""
         unsure: set[tuple[What, str]] = set()
         for offer in arena.rivals:
             for what in _FINDS:
@@ -296,7 +338,7 @@ class Probes:
         return unsure
 
     def _judged(self, probe: Probe, arena: Arena) -> Probe:
-        """The same with its gain, by draws of what it may find."""
+        """Return the probe with its expected gain, from draws of its outcome."""
         rng = np.random.default_rng(derive_seed(self._seed, "probe", str(probe)))
         drawn = {
             what: outcomes(_believed(what, probe.offer, self.beliefs), self._draws, rng=rng)

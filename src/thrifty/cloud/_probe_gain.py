@@ -1,4 +1,4 @@
-"""What knowing more would be worth: the present choice, its rivals, and outcomes of measurements."""
+"""Value of information: the present choice, its rivals, and outcomes of measurements."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from ._plan_table import Table
 _NORMAL = NormalDist()
 
 END = _NORMAL.inv_cdf(0.95)
-"""Standard deviations from the middle to the ends of an interval."""
+"""Standard deviations from the median to the ends of an interval."""
 
 NOISE = 1.03
-"""A measurement is right within this factor, nine times of ten, however well its repeats agree."""
+"""Error factor of a measurement in nine cases of ten, however well its repeats agree."""
 
 _MOST_RIVALS = 60
-"""Offers that are compared; sixty would have to turn out dear before another is best."""
+"""Most offers to compare; all of them must turn out expensive before another can be best."""
 
 What = Literal["compute", "network"]
-"""A factor that ``Beliefs`` has."""
+"""Factor in ``Beliefs`` that a probe measures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arena:
-    """The present choice among fleets of equal machines, and all that may take its place.
+    """The present choice among fleets of equal machines, and its rivals.
 
     Attributes:
-        goal: what the choice is for.
-        table: the rivals' fleets.
-        choice: place of the choice in it.
-        rivals: offers of the table.
+        goal: goal of the choice.
+        table: fleets of the rivals.
+        choice: index of the choice in the flattened table.
+        rivals: offers in the table.
     """
 
     goal: Goal
@@ -54,7 +54,11 @@ class Arena:
 
     @classmethod
     def of(cls, table: Table, goal: Goal) -> Arena:
-        """Keeps the sixty offers that would be best if all beliefs came out at their low ends, and the choice. What only costs more is one of them, too: it takes the place of a choice found to miss the goal.
+        """Return the arena of the choice and the sixty most promising offers.
+
+        These are the offers that would be best if all estimates came out at their low ends. Offers
+        that only cost more than the choice count as well: they can replace a choice that turns out
+        to miss the goal.
 
         Raises:
             CloudError: no fleet meets the goal, even by the medians.
@@ -65,7 +69,8 @@ class Arena:
             choice = goal.best_of(_flat(table.time_s), _flat(table.cost_usd))
         if choice is None:
             raise CloudError(
-                "no fleet meets the goal, even by the medians: set a later deadline or a higher budget"
+                "no fleet meets the goal, even by the medians: set a later deadline or a "
+                "higher budget"
             )
         limit = limit_of(goal)
         limited, objective = _ends(table.time_s, table.cost_usd, goal)
@@ -87,10 +92,12 @@ class Arena:
         )
 
     def gains(self, found: Mapping[What, tuple[str, np.ndarray]]) -> tuple[list[float], str]:
-        """How much better than the present choice the best one is in each of several cases, and the name that it has most often if it is another.
+        """Return how much better than the present choice the best fleet is in each case, and why.
+
+        The second value says in how many cases another fleet is better, and which one most often.
 
         Args:
-            found: of what is measured: its subject, and the factors of each case.
+            found: for each measured factor, its subject and its value in each case.
         """
         kinds, work_s = self._works(found)
         rows = [row for row, lot in enumerate(self.table.lots) if lot.kind in kinds]
@@ -115,7 +122,7 @@ class Arena:
     def _works(
         self, found: Mapping[What, tuple[str, np.ndarray]]
     ) -> tuple[list[int], np.ndarray]:
-        """Kinds that change, and seconds of all steps on machines of each, [3, kinds, cases, sizes]."""
+        """Return the kinds that change, and the seconds of all steps, [3, kinds, cases, sizes]."""
         table = self.table
         kinds = [
             kind
@@ -147,7 +154,7 @@ class Arena:
         return kinds, work_s.reshape(3, len(kinds), cases, sizes)
 
     def _with(self, rows: Sequence[int], work_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Times and costs if the steps of some rows take so long: evictions and prices stay."""
+        """Return times and costs if some rows need ``work_s``; evictions and prices stay."""
         table, setup_s = self.table, self.table.workload.setup_s
         time_s, cost_usd = table.time_s.copy(), table.cost_usd.copy()
         before = table.work_s[:, [table.lots[row].kind for row in rows]]
@@ -169,7 +176,11 @@ class Arena:
 
 
 def outcomes(interval: Interval, num: int, *, rng: np.random.Generator) -> np.ndarray:
-    """Equally likely values of something believed to be in an interval: lognormal to both sides, one from each of ``num`` equal parts."""
+    """Draw ``num`` values from the distribution that an interval describes.
+
+    It is lognormal on either side of the median. The draws are stratified: one value comes from
+    each of ``num`` equally likely parts.
+    """
     places = (rng.permutation(num) + rng.uniform(1e-6, 1.0, num)) / num
     far = np.array([_NORMAL.inv_cdf(place) for place in places.tolist()]) / END
     sides = np.where(far > 0, interval.high / interval.median, interval.median / interval.low)
@@ -184,24 +195,24 @@ def _flat(ends: np.ndarray) -> np.ndarray:
 def _ends(
     time_s: np.ndarray, cost_usd: np.ndarray, goal: Goal
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What is limited, and what is made least."""
+    """Return the limited quantity, and the one to minimise."""
     both = time_s, cost_usd
     return both if goal.deadline_s is not None else both[::-1]
 
 
 def limit_of(goal: Goal) -> float:
-    """Seconds or dollars of a goal that is one."""
+    """Return the seconds or dollars of a goal that has a limit."""
     assert goal.limit is not None
     return goal.limit
 
 
 def subject_of(what: What, offer: Offer) -> str:
-    """What a factor is known by."""
+    """Return the name under which a factor is known: the device's or the instance type's."""
     return offer.device if what == "compute" else offer.instance_type
 
 
 def measured_interval(factors: Sequence[float]) -> Interval:
-    """What repeats of a measurement say of the next time."""
+    """Return the interval for the next measurement, from repeats of it."""
     logs = [math.log(factor) for factor in factors]
     spread = END * stdev(logs) if len(logs) > 1 else 0.0
     middle, ratio = median(factors), max(NOISE, math.exp(spread))

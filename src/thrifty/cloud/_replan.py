@@ -1,4 +1,4 @@
-"""What to rent from here on: after an eviction, or when steps take longer than foretold."""
+"""Replanning after an eviction, or when steps take longer than estimated."""
 
 from __future__ import annotations
 
@@ -26,28 +26,50 @@ def replan(
     done_steps: int,
     gone: Sequence[Rented] = (),
 ) -> FleetPlan:
-    """The best fleet for the steps that are left: the present one, which needs no setup, or another.
+    """Return the best fleet for the remaining steps: the present one, without setup, or another.
 
     Args:
-        fleet: that trains now.
-        workload: as it was planned at first.
-        offers: a catalogue.
-        options: deadline or budget from now on, what is known by now, and which fleets may be chosen.
-        done_steps: trained, of each training; of a study, of its ``widths``.
-        gone: machines that are not to be had: those that were rented as spot may still be had on demand, others not at all. A fleet with one of them is given up.
+        fleet: fleet that trains now.
+        workload: workload as it was planned at first.
+        offers: catalogue.
+        options: deadline or budget from now on, current estimates, and which fleets are allowed.
+        done_steps: completed steps of each training; for a study, completed steps of its
+            ``widths``.
+        gone: machines that are not available. Those that were rented as spot may still be available
+            on demand, the others not at all. A fleet with one of them is given up.
 
     Raises:
-        CloudError: nothing is left to be trained, or no fleet meets what is asked for.
+        CloudError: no step is left to train, or no fleet meets the goal.
 
     >>> from thrifty.perf import StepProfile
-    >>> profile = StepProfile(device="V100", batches=(8, 16), forward_s=(0.1, 0.2), backward_s=(0.2, 0.4), optimizer_s=0.0,
-    ...     peak_bytes=(2e9, 4e9), bucket_bytes=(1e8,), bucket_ready=(1.0,))
+    >>> profile = StepProfile(
+    ...     device="V100",
+    ...     batches=(8, 16),
+    ...     forward_s=(0.1, 0.2),
+    ...     backward_s=(0.2, 0.4),
+    ...     optimizer_s=0.0,
+    ...     peak_bytes=(2e9, 4e9),
+    ...     bucket_bytes=(1e8,),
+    ...     bucket_ready=(1.0,),
+    ... )
     >>> workload = Workload(profile=profile, steps=100_000, global_batch=16)
-    >>> offers = [Offer(cloud="aws", region="us-east-1", instance_type=name, accelerator="V100", accelerator_count=count,
-    ...     price_usd_h=price, baseline_gbps=10) for name, count, price in [("p3.2xlarge", 1, 3.06), ("p3.8xlarge", 4, 12.24)]]
+    >>> offers = [
+    ...     Offer(
+    ...         cloud="aws",
+    ...         region="us-east-1",
+    ...         instance_type=name,
+    ...         accelerator="V100",
+    ...         accelerator_count=count,
+    ...         price_usd_h=price,
+    ...         baseline_gbps=10,
+    ...     )
+    ...     for name, count, price in [("p3.2xlarge", 1, 3.06), ("p3.8xlarge", 4, 12.24)]
+    ... ]
     >>> options = FleetOptions(deadline_s=20 * 3600, beliefs=Beliefs(profiled="V100"))
     >>> first = plan_fleet(workload, offers, options).best
-    >>> later = replan(first, workload, offers, options=options, done_steps=50_000, gone=first.machines).best
+    >>> later = replan(
+    ...     first, workload, offers, options=options, done_steps=50_000, gone=first.machines
+    ... ).best
     >>> print(first, "->", later)
     1 x p3.2xlarge -> 1 x p3.8xlarge
     """
@@ -85,7 +107,7 @@ _Place = tuple[str, str, str, str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Without:
-    """A market in which some machines are not to be had."""
+    """A spot market in which some machines are not available."""
 
     market: SpotHistory
     lost: Mapping[_Place, bool]
@@ -100,7 +122,7 @@ class _Without:
 
 
 def _left(workload: Workload, done_steps: int) -> Workload:
-    """What is still to be trained."""
+    """Return the workload that is left to train."""
     if done_steps < 0:
         raise CloudError(f"done_steps is 0 or more, not {done_steps}")
     widths = workload.widths
@@ -123,7 +145,7 @@ def _left(workload: Workload, done_steps: int) -> Workload:
 def _going_on(
     fleet: Fleet, left: Workload, *, beliefs: Beliefs, market: SpotHistory | None
 ) -> Fleet:
-    """The forecast for machines that are there already."""
+    """Return the forecast for machines that are already running."""
     machines = [(each.offer, each.num, each.spot) for each in fleet.machines]
     whole = estimate(left, machines, beliefs=beliefs, spot_market=market)
     return replace(
@@ -145,7 +167,7 @@ def _is_gone(rented: Rented, gone: Sequence[Rented]) -> bool:
 
 
 def _kept(offer: Offer, lost: Mapping[_Place, bool]) -> Offer | None:
-    """What is left of an offer."""
+    """Return the offer without its lost spot price; None if nothing is left of it."""
     only_spot = lost.get(_place(offer))
     if only_spot is None:
         return offer
@@ -155,5 +177,5 @@ def _kept(offer: Offer, lost: Mapping[_Place, bool]) -> Offer | None:
 
 
 def _place(offer: Offer) -> _Place:
-    """Prices change, and what was rented has those of then."""
+    """Return the key of an offer without its prices, which may have changed since it was rented."""
     return offer.cloud, offer.region, offer.zone, offer.instance_type, offer.accelerator

@@ -1,4 +1,4 @@
-"""One job on spot machines, replayed against history in virtual time."""
+"""Replay of one job on spot machines against history, in virtual time."""
 
 from __future__ import annotations
 
@@ -21,25 +21,31 @@ _HOUR_S = 3600.0
 
 _LEAST_S = 60.0
 _LEAST_SAVES = 2
-"""Nobody saves every few seconds; near the deadline a job saves more often, but not so often that saving takes more than half as long as work."""
+"""Limits on checkpoint intervals: 60 s of work, and twice the time to save near the deadline.
+
+Shorter intervals are not worth it. Near the deadline a job saves more often, but saving must not
+take more than half as long as work.
+"""
 
 _ROUNDING_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpotJob:
-    """What is to be done, and until when.
+    """A job to replay, and its deadline.
 
     Args:
         start_s: moment at which the job is submitted; seconds since 1970, UTC.
-        work_s: seconds of work on one machine that nobody takes away.
-        save_s: to write a checkpoint.
-        restart_s: from renting a machine until work goes on from the last checkpoint.
-        on_demand_usd_h: price of an hour of a machine that nobody takes away, and that there always is.
-        deadline_s: moment at which it has to be done: an on-demand machine takes over while it still can. ``inf``: none.
+        work_s: seconds of work on one machine without evictions.
+        save_s: seconds to write a checkpoint.
+        restart_s: seconds from renting a machine until work resumes from the last checkpoint.
+        on_demand_usd_h: dollars per hour of an on-demand machine, which is always available and
+            never evicted.
+        deadline_s: moment at which the job must be finished: an on-demand machine takes over while
+            it still can. ``inf``: no deadline.
 
     Raises:
-        CloudError: a number makes no sense.
+        CloudError: a number is out of range.
     """
 
     start_s: float
@@ -63,12 +69,13 @@ class SpotJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpotPlace:
-    """Where a spot machine can be had, when, and at what price.
+    """Availability and price of one spot machine type in one place.
 
     Args:
-        offer: what is rented.
-        prices: of it over time.
-        up: stretches of time in which there is a machine, ascending; it is taken away at the end of each. ``inf``: it is not.
+        offer: offer to rent.
+        prices: its price over time.
+        up: stretches of time in which a machine is available, ascending; it is evicted at the end
+            of each. An end of ``inf``: it is never evicted.
 
     Raises:
         CloudError: the stretches overlap or do not ascend.
@@ -86,35 +93,37 @@ class SpotPlace:
             raise CloudError(f"{self.offer}: stretches of time ascend and do not overlap")
 
     def closes(self, moment: float) -> float | None:
-        """When a machine that is had at ``moment`` is taken away; None: there is none then."""
+        """Return when a machine that runs at ``moment`` is evicted; None if none is available."""
         index = bisect_right(self.up, moment, key=itemgetter(0)) - 1
         return self.up[index][1] if index >= 0 and moment < self.up[index][1] else None
 
     def opens(self, moment: float) -> float:
-        """When there is one again after ``moment``; ``inf``: never."""
+        """Return when a machine is next available after ``moment``; ``inf`` if never."""
         index = bisect_right(self.up, moment, key=itemgetter(0))
         return self.up[index][0] if index < len(self.up) else math.inf
 
 
 class SpotPolicy(Protocol):
-    """Decides where a job goes on, whenever it has no machine."""
+    """Policy that decides where a job continues, whenever it has no machine."""
 
     def choose(
         self, job: SpotJob, places: Sequence[SpotPlace], *, now_s: float, left_s: float
     ) -> tuple[SpotPlace, float] | None:
-        """Place, and seconds of work between checkpoints (a minute or more); None: on demand.
+        """Return a place and the seconds of work between checkpoints; None: use on demand.
+
+        An interval is a minute or more.
 
         Args:
-            job: of which ``left_s`` seconds of work are left.
-            places: those that have a machine now; at least one.
-            now_s: the moment.
-            left_s: of ``job.work_s``.
+            job: job with ``left_s`` seconds of work left.
+            places: places with a machine available now; at least one.
+            now_s: current moment.
+            left_s: remaining seconds of ``job.work_s``.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cheapest:
-    """Goes to the place that is cheapest now, and saves after a fixed time.
+    """Policy that uses the place with the lowest current price, with fixed checkpoint intervals.
 
     Args:
         interval_s: seconds of work between checkpoints; ``inf``: none.
@@ -125,16 +134,18 @@ class Cheapest:
     def choose(
         self, job: SpotJob, places: Sequence[SpotPlace], *, now_s: float, left_s: float
     ) -> tuple[SpotPlace, float] | None:
-        """As ``SpotPolicy``."""
+        """Return the cheapest place and the fixed interval; see ``SpotPolicy``."""
         return min(places, key=lambda place: place.prices.at(now_s)), self.interval_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByExpectedCost:
-    """Goes where the rest of the job is expected to cost least, on demand if that is it, and saves as often as evictions ask for.
+    """Policy that minimises the expected cost of the rest of the job.
+
+    It goes on demand if that is cheapest, and adapts the checkpoint interval to the eviction rate.
 
     Args:
-        market: what was known of evictions at the start.
+        market: eviction rates, as known at the start.
     """
 
     market: SpotMarket
@@ -142,7 +153,7 @@ class ByExpectedCost:
     def choose(
         self, job: SpotJob, places: Sequence[SpotPlace], *, now_s: float, left_s: float
     ) -> tuple[SpotPlace, float] | None:
-        """As ``SpotPolicy``."""
+        """Return the place with the lowest expected cost and its interval; see ``SpotPolicy``."""
         best = None
         least = (job.restart_s + left_s) * job.on_demand_usd_h
         for place in places:
@@ -160,15 +171,15 @@ class ByExpectedCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """How a job went.
+    """Result of a replayed job.
 
     Attributes:
-        finish_s: moment at which it was done.
-        cost_usd: of all machines, from when they were had.
-        evictions: of them.
-        checkpoints: that were written.
-        waited_s: without a machine.
-        on_demand_s: on a machine on demand.
+        finish_s: moment at which the job finished.
+        cost_usd: dollars for all machines, each from the moment it was rented.
+        evictions: number of evictions.
+        checkpoints: number of checkpoints written.
+        waited_s: seconds without a machine.
+        on_demand_s: seconds on an on-demand machine.
     """
 
     finish_s: float
@@ -180,19 +191,26 @@ class Replayed:
 
 
 def replay(job: SpotJob, places: Sequence[SpotPlace], policy: SpotPolicy) -> Replayed:
-    """Runs a job in virtual time against history.
+    """Run a job in virtual time against history.
 
-    An eviction loses what was done since the last checkpoint. While no place has a machine, the job waits; where none ever has one again, it goes on on demand, to the end. So it does before a deadline is in danger, and until then saves so often that an eviction at any moment leaves time enough: the deadline holds if an on-demand machine that is rented at the start would hold it.
+    An eviction loses the work since the last checkpoint. While no place has a machine, the job
+    waits. If no place ever has one again, it finishes on demand.
+
+    The job also moves to an on-demand machine before it would miss its deadline. Until then, it
+    saves so often that an eviction at any moment leaves enough time. So the deadline is met
+    whenever an on-demand machine rented at the start would meet it.
 
     Args:
-        job: what is to be done.
-        places: where.
-        policy: what is decided at the start and after each eviction; the deadline is looked after besides.
+        job: job to run.
+        places: places to run it.
+        policy: decides at the start and after each eviction. The deadline is enforced separately.
 
     >>> prices = PriceSeries(times_s=(0.0,), usd_h=(1.0,))
     >>> offer = Offer(cloud="aws", region="a", instance_type="p2.xlarge", price_usd_h=3.0)
     >>> place = SpotPlace(offer=offer, prices=prices, up=((0.0, 5400.0), (9000.0, 99999.0)))
-    >>> job = SpotJob(start_s=0.0, work_s=7200.0, save_s=0.0, restart_s=0.0, on_demand_usd_h=3.0)
+    >>> job = SpotJob(
+    ...     start_s=0.0, work_s=7200.0, save_s=0.0, restart_s=0.0, on_demand_usd_h=3.0
+    ... )
     >>> run = replay(job, [place], Cheapest(interval_s=3600.0))
     >>> run.finish_s, run.cost_usd, run.evictions
     (12600.0, 2.5, 1)
@@ -210,7 +228,7 @@ def replay(job: SpotJob, places: Sequence[SpotPlace], policy: SpotPolicy) -> Rep
 
 
 class _Run:
-    """Where a job stands."""
+    """State of a running job."""
 
     def __init__(self, job: SpotJob) -> None:
         self._job = job
@@ -220,7 +238,11 @@ class _Run:
         self._evictions = self._checkpoints = 0
 
     def wait(self, until_s: float) -> bool:
-        """For a machine; False: the deadline does not allow it, or there never is one again."""
+        """Wait for a machine.
+
+        Returns:
+            False if the deadline does not allow it, or no machine is ever available again.
+        """
         job = self._job
         latest = job.deadline_s - job.restart_s - self.left_s
         until = min(until_s, max(latest, self.now_s))
@@ -231,7 +253,11 @@ class _Run:
         return until == until_s
 
     def rent(self, place: SpotPlace, interval_s: float) -> bool:
-        """Works there until the end or an eviction; False: until the deadline asks for a machine on demand."""
+        """Work at a place until the end or an eviction.
+
+        Returns:
+            False if the work stopped because the deadline requires an on-demand machine.
+        """
         job, begin = self._job, self.now_s
         ends = place.closes(begin)
         assert ends is not None
@@ -255,7 +281,10 @@ class _Run:
         return piece is not None
 
     def _piece(self, moment: float, interval_s: float) -> float | None:
-        """Seconds of work until the next checkpoint, 0 at the end; None: too few for the deadline."""
+        """Return the seconds of work until the next checkpoint.
+
+        They are 0 at the end, and None if they would be too few to be worth it before the deadline.
+        """
         job = self._job
         piece = min(max(interval_s, _LEAST_S), self.left_s)
         room = job.deadline_s - moment - job.save_s - job.restart_s - self.left_s
@@ -264,7 +293,7 @@ class _Run:
         return room if room >= max(_LEAST_S, _LEAST_SAVES * job.save_s) else None
 
     def finish_on_demand(self) -> None:
-        """Does the rest."""
+        """Do the remaining work on demand."""
         seconds = self._job.restart_s + self.left_s
         self._on_demand_s += seconds
         self._usd += seconds * self._job.on_demand_usd_h / _HOUR_S
@@ -272,7 +301,7 @@ class _Run:
         self.left_s = 0.0
 
     def replayed(self) -> Replayed:
-        """The whole of it."""
+        """Return the result of the job."""
         return Replayed(
             finish_s=self.now_s,
             cost_usd=self._usd,

@@ -1,4 +1,4 @@
-"""Handing a fleet over to SkyPilot, which rents it."""
+"""Export of fleets to SkyPilot, which rents them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ._offer import Offer
 
 
 _NAME = re.compile(r"[a-zA-Z0-9]+(?:[._-]{1,2}[a-zA-Z0-9]+)*")
-"""What SkyPilot takes as a name."""
+"""Pattern of names that SkyPilot accepts."""
 
 _RENDEZVOUS_PORT = 29500
 _CLOUDS = ("aws", "azure", "gcp")
@@ -33,29 +33,42 @@ def to_skypilot(
     workdir: str | None = None,
     envs: Mapping[str, str] | None = None,
 ) -> str:
-    """A SkyPilot task that rents the fleet and starts one process on each of its devices.
+    """Return a SkyPilot task that rents the fleet and starts one process on each device.
 
-    The script finds its share of the plan in the environment: ``THRIFTY_DEVICE_BATCH``, samples of a step on one device, and for a fleet of spot machines ``THRIFTY_CHECKPOINT_S``, seconds between two checkpoints.
+    The script finds its part of the plan in the environment: ``THRIFTY_DEVICE_BATCH`` is the number
+    of samples of a step on one device. For a fleet of spot machines, ``THRIFTY_CHECKPOINT_S`` is
+    the number of seconds between two checkpoints.
 
     Args:
-        fleet: equal machines.
-        name: of the task.
+        fleet: fleet of equal machines.
+        name: name of the task.
         run: the script and its arguments, as ``torchrun`` takes them.
         setup: commands that run on each machine first.
         workdir: folder that is copied to each machine.
-        envs: further variables of the environment.
+        envs: further environment variables.
 
     Returns:
         YAML, for ``launch``, ``sky launch`` or ``sky jobs launch``.
 
     Raises:
-        CloudError: the machines are not equal, or the name is none that SkyPilot takes.
+        CloudError: the machines are not equal, or SkyPilot does not accept the name.
         MissingExtraError: PyYAML is not installed.
 
     >>> from thrifty.cloud import Fleet, Interval, Offer, Rented
-    >>> offer = Offer(cloud="aws", region="us-east-1", instance_type="p3.2xlarge", accelerator="V100", price_usd_h=3.06)
+    >>> offer = Offer(
+    ...     cloud="aws",
+    ...     region="us-east-1",
+    ...     instance_type="p3.2xlarge",
+    ...     accelerator="V100",
+    ...     price_usd_h=3.06,
+    ... )
     >>> some = Interval(median=1.0, low=1.0, high=1.0)
-    >>> fleet = Fleet(machines=(Rented(offer=offer, num=2, batch=64),), step_s=some, time_s=some, cost_usd=some)
+    >>> fleet = Fleet(
+    ...     machines=(Rented(offer=offer, num=2, batch=64),),
+    ...     step_s=some,
+    ...     time_s=some,
+    ...     cost_usd=some,
+    ... )
     >>> print(to_skypilot(fleet, name="digits", run="train.py").split("envs")[0], end="")
     name: digits
     num_nodes: 2
@@ -66,7 +79,8 @@ def to_skypilot(
     """
     if not _NAME.fullmatch(name):
         raise CloudError(
-            f"SkyPilot takes letters and digits with single dots, dashes or underscores between them as a name, not {name!r}"
+            "SkyPilot takes letters and digits with single dots, dashes or underscores "
+            f"between them as a name, not {name!r}"
         )
     rented = _only(fleet)
     task: dict[str, Any] = {
@@ -87,20 +101,38 @@ def to_skypilot(
 def time_estimator(
     offers: Iterable[Offer], seconds: Callable[[Offer, int, bool], float], *, num: int = 1
 ) -> Callable[[Any], int]:
-    """What ``sky.Task.set_time_estimator`` takes, so that SkyPilot compares places by the cost of the training.
+    """Return a function for ``sky.Task.set_time_estimator``.
+
+    With it, SkyPilot compares places by the cost of the training.
 
     Args:
-        offers: those that are known; a catalogue.
-        seconds: time of the training on so many machines of an offer; the last argument says whether as spot.
-        num: machines, the task's ``num_nodes``.
+        offers: known offers, such as a catalogue.
+        seconds: function from an offer, a number of its machines, and whether they are spot, to the
+            seconds of the training.
+        num: number of machines: the task's ``num_nodes``.
 
     Returns:
-        Whole seconds for a ``sky.Resources``. It raises CloudError for machines that are not among the offers.
+        Function from ``sky.Resources`` to whole seconds. It raises CloudError for machines that are
+        not among the offers.
 
     >>> from types import SimpleNamespace
-    >>> offer = Offer(cloud="aws", region="us-east-1", instance_type="p3.2xlarge", accelerator="V100", price_usd_h=3.06)
+    >>> offer = Offer(
+    ...     cloud="aws",
+    ...     region="us-east-1",
+    ...     instance_type="p3.2xlarge",
+    ...     accelerator="V100",
+    ...     price_usd_h=3.06,
+    ... )
     >>> estimator = time_estimator([offer], lambda offer, num, spot: 3600 / num, num=2)
-    >>> estimator(SimpleNamespace(cloud="AWS", region=None, instance_type="p3.2xlarge", use_spot=False, accelerators=None))
+    >>> estimator(
+    ...     SimpleNamespace(
+    ...         cloud="AWS",
+    ...         region=None,
+    ...         instance_type="p3.2xlarge",
+    ...         use_spot=False,
+    ...         accelerators=None,
+    ...     )
+    ... )
     1800
     """
     known: defaultdict[tuple[str, str], list[Offer]] = defaultdict(list)
@@ -117,7 +149,9 @@ def time_estimator(
         ]
         if not priced:
             raise CloudError(
-                f"the catalogue has no {cloud} {kind} in {resources.region or 'any region'}{' as spot' if spot else ''}: restrict the task's resources to what it has, or load one that has it"
+                f"the catalogue has no {cloud} {kind} in "
+                f"{resources.region or 'any region'}{' as spot' if spot else ''}: restrict "
+                "the task's resources to what it has, or load one that has it"
             )
         _, offer = min(priced, key=lambda pair: pair[0])
         return math.ceil(seconds(offer, num, spot))
@@ -126,18 +160,18 @@ def time_estimator(
 
 
 def launch(task: str) -> str:
-    """Lets SkyPilot rent the machines of a task and start it; they are given back when it ends.
+    """Let SkyPilot rent the machines of a task and start it; they are released when it ends.
 
-    A task on spot machines becomes a managed job, which SkyPilot starts anew after an eviction.
+    A task on spot machines becomes a managed job, which SkyPilot restarts after an eviction.
 
     Args:
-        task: what ``to_skypilot`` gave.
+        task: task from ``to_skypilot``.
 
     Returns:
-        SkyPilot's name of the request, for ``sky.stream_and_get``.
+        SkyPilot's request ID, for ``sky.stream_and_get``.
 
     Raises:
-        CloudError: this is no task.
+        CloudError: the text is not a task.
         MissingExtraError: SkyPilot is not installed.
     """
     sky, yaml = _need("sky", "skypilot", "sky"), _yaml()
@@ -155,28 +189,30 @@ def launch(task: str) -> str:
 
 
 def refresh_skypilot(clouds: Iterable[str] = ()) -> None:
-    """Lets SkyPilot fetch its price lists anew, whatever their age; files that the user has edited stay.
+    """Let SkyPilot download its price lists again, whatever their age; files you edited stay.
 
     Args:
-        clouds: by their folders' names; none: AWS, Azure and GCP.
+        clouds: names of the clouds' folders; if empty: AWS, Azure and GCP.
 
     Raises:
         MissingExtraError: SkyPilot is not installed.
     """
     common = _need("sky.catalog.common", "skypilot", "sky")
     for cloud in tuple(clouds) or _CLOUDS:
-        # SkyPilot fetches a list when somebody looks at it.
+        # SkyPilot downloads a list when it is accessed.
         _ = common.read_catalog(f"{cloud}/{SKYPILOT_FILE}", pull_frequency_hours=0).columns
 
 
 def _only(fleet: Fleet) -> Rented:
-    """One of the machines, if all are equal."""
+    """Return one of the machines if all are equal, and raise CloudError otherwise."""
     kinds = {_kind(each) for each in fleet.machines}
     if not kinds:
         raise CloudError("the fleet has no machines")
     if len(kinds) > 1:
         raise CloudError(
-            f"SkyPilot rents one VM type, in one region, with one batch and either as spot or not, for a task, and this fleet is {fleet}; about as fast is {_equal(fleet)}, or plan without mixed VM types"
+            "SkyPilot rents one VM type, in one region, with one batch and either as spot or "
+            f"not, for a task, and this fleet is {fleet}; about as fast is {_equal(fleet)}, "
+            "or plan without mixed VM types"
         )
     return fleet.machines[0]
 
@@ -188,7 +224,7 @@ def _kind(rented: Rented) -> tuple[Any, ...]:
 
 
 def _equal(fleet: Fleet) -> str:
-    """The cheapest way to have the speed of all devices by machines of one of the fleet's types."""
+    """Return the cheapest fleet of one of the types that has the speed of all devices together."""
     try:
         speeds = [1 / Beliefs().compute(each.offer).median for each in fleet.machines]
     except CloudError:
@@ -200,7 +236,7 @@ def _equal(fleet: Fleet) -> str:
     whole = sum(speed * each.num for speed, each in zip(speeds, fleet.machines, strict=True))
     ways = []
     for speed, each in zip(speeds, fleet.machines, strict=True):
-        # A sum of shares of itself is not to be rounded up by one more machine.
+        # Subtract a little, so that rounding errors do not add one more machine.
         num = math.ceil(whole / speed - 1e-9)
         cost = each.usd_h / each.num * num
         ways.append((
@@ -214,13 +250,13 @@ def _equal(fleet: Fleet) -> str:
 def _resources(rented: Rented) -> dict[str, Any]:
     offer = rented.offer
     resources: dict[str, Any] = {
-        # No zone: SkyPilot looks for room in all of the region.
+        # No zone, so that SkyPilot searches the whole region for capacity.
         "infra": f"{offer.cloud}/{offer.region}",
         "instance_type": offer.instance_type,
         "use_spot": rented.spot,
     }
     if offer.cloud == "gcp" and offer.accelerator:
-        # Elsewhere the VM type says it.
+        # On other clouds the VM type implies the GPUs.
         resources["accelerators"] = {offer.accelerator: offer.accelerator_count}
     if rented.spot:
         resources["job_recovery"] = "FAILOVER"
@@ -244,12 +280,12 @@ def _run(script: str, devices: int) -> str:
 
 
 def _matching(offers: Iterable[Offer], resources: Any) -> list[Offer]:
-    """Those in the region, with the GPUs that are asked for."""
+    """Return the offers in the region with the requested GPUs."""
     here = [each for each in offers if resources.region in {None, each.region}]
     wanted = resources.accelerators
     if wanted is not None:
         return [each for each in here if wanted == {each.accelerator: each.accelerator_count}]
-    # Google's machines are the same with and without GPUs; elsewhere the VM type says it all.
+    # Google's VM types are the same with and without GPUs; elsewhere the VM type implies them.
     return [each for each in here if not each.accelerator] or here
 
 

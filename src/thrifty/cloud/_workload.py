@@ -1,4 +1,4 @@
-"""What is to be trained, as far as its time and cost depend on it."""
+"""The training to plan for, reduced to what its time and cost depend on."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ class Workload:
     """One training, or many that run side by side.
 
     Args:
-        profile: of a step, on a device at hand.
-        steps: of one training.
-        global_batch: samples of a step, on all its machines together.
-        widths: of a study: how many trainings can run side by side while the next of so many steps each is trained, ``((trainings, steps), ...)``; the stage forest's width over time. None: one training of ``steps`` steps.
-        state_bytes: of model and optimiser, in a checkpoint.
-        setup_s: from renting a machine until its first step.
+        profile: profile of a step on a device that you have.
+        steps: steps of one training.
+        global_batch: samples of a step, on all machines of a training together.
+        widths: phases of a study, ``((trainings, steps), ...)``: how many trainings can run side by
+            side, and for how many steps each. This is the width of the stage forest over time.
+            None: one training of ``steps`` steps.
+        state_bytes: bytes of model and optimizer in a checkpoint.
+        setup_s: seconds from renting a machine until its first step.
 
     Raises:
-        CloudError: a number makes no sense.
+        CloudError: a number is out of range.
     """
 
     profile: StepProfile
@@ -34,11 +36,13 @@ class Workload:
     def __post_init__(self) -> None:
         if self.steps < 1 or self.global_batch < 1:
             raise CloudError(
-                f"there is at least one step of one sample, not steps={self.steps}, global_batch={self.global_batch}"
+                f"there is at least one step of one sample, not steps={self.steps}, "
+                f"global_batch={self.global_batch}"
             )
         if not (self.state_bytes >= 0 and self.setup_s >= 0):
             raise CloudError(
-                f"bytes and seconds are not negative: state_bytes={self.state_bytes}, setup_s={self.setup_s}"
+                f"bytes and seconds are not negative: state_bytes={self.state_bytes}, "
+                f"setup_s={self.setup_s}"
             )
         if self.widths is not None and (
             not self.widths or any(width < 1 or steps < 1 for width, steps in self.widths)

@@ -1,4 +1,4 @@
-"""Errors, seeds, clocks and events: what every other room may use."""
+"""Errors, seeds, clocks and events that every other package may import."""
 
 from ._clock import Clock as Clock, SystemClock as SystemClock
 from ._errors import (

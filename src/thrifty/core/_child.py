@@ -58,7 +58,8 @@ class Child:
 
     def __init__(self, module: str, *, preload: Sequence[str] = ()) -> None:
         self._server = _current_server()
-        # Copied first: if a stream is closed, the next socket would get its number.
+        # Copy the streams before making sockets: if a stream is closed, a new socket would get its
+        # number.
         streams = [_copy_of_stream(number) for number in range(3)]
         ours, theirs = socket.socketpair()
         try:
@@ -120,7 +121,7 @@ class Child:
 
     def _how_it_ended(self) -> str:
         if not self._exit.wait(EXIT_GRACE_S):
-            # It has closed its socket, but something keeps it from exiting.
+            # The child has closed its socket, but something keeps it from exiting.
             self._server.kill(self._request)
             self._exit.wait(None)
         code = self._exit.code
@@ -173,14 +174,14 @@ class _ExitStatus:
     def __init__(self, handle: int) -> None:
         self.handle = handle
         self.code: int | None = None
-        """As in ``subprocess``; None while the process runs, or if the fork server died too."""
+        """Exit code as in ``subprocess``; None while running, or if the fork server died too."""
         self._ended = False
 
     def is_set(self) -> bool:
         return self.wait(0)
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Return whether the process exits within a time (None waits for ever)."""
+        """Return whether the process exits within ``timeout_s`` seconds (None waits for ever)."""
         if not self._ended and wait([self.handle], timeout=timeout_s):
             self._ended = True
             self.code = json.loads(os.read(self.handle, 100) or "null")
@@ -216,7 +217,7 @@ class _Server:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
             )
-        # Runs when the interpreter exits, too.
+        # This also runs when the interpreter exits.
         weakref.finalize(self, _stop_server, self._process, self._requests, os.getpid())
 
     @property
@@ -275,7 +276,7 @@ class _Server:
 
 
 _servers: list[_Server] = []
-"""The server that new children come from. An older one lives as long as a child refers to it."""
+"""The server that forks new children. Python keeps an older one while a child refers to it."""
 
 _servers_lock = threading.Lock()
 

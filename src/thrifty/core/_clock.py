@@ -1,4 +1,4 @@
-"""Time as an argument, so that tests can own it."""
+"""Clocks that are passed as arguments, so that tests can control the time."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What the time is."""
+    """A source of wall-clock and monotonic time."""
 
     def now(self) -> float:
-        """Seconds since the epoch (UTC)."""
+        """Return the seconds since the Unix epoch (UTC)."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never run backwards, from an arbitrary origin."""
+        """Return seconds from an arbitrary origin; they never run backwards."""
         ...
 
 
@@ -22,9 +22,9 @@ class SystemClock:
     """The machine's clock."""
 
     def now(self) -> float:
-        """Seconds since the epoch (UTC)."""
+        """Return the seconds since the Unix epoch (UTC)."""
         return time.time()
 
     def monotonic(self) -> float:
-        """Seconds that never run backwards."""
+        """Return seconds from an arbitrary origin; they never run backwards."""
         return time.perf_counter()

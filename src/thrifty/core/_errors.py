@@ -3,17 +3,17 @@
 ::
 
     ThriftyError
-    ├── UsageError (ValueError)      something the user wrote cannot work
-    │   ├── SpaceError               a domain, a condition or a space
-    │   ├── ScheduleError            a schedule, or one that does not fit the run
-    │   ├── AlgorithmError           an algorithm's options
-    │   ├── TaskError                a task, its metrics, its hyper-parameters
-    │   │   └── StateError           state outside of the checkpoint
-    │   ├── GraphError               a graph, seeds or fanouts
-    │   ├── LayerError               a layer's options, or an input that does not fit it
-    │   ├── HeteroError              unequal workers, their data or their options
-    │   ├── CloudError               a catalogue, a workload, or no fleet that fits
-    │   └── StudyMismatchError       a stored study that is not the one asked for
+    ├── UsageError (ValueError)      the user's call or code is invalid
+    │   ├── SpaceError               invalid domain, condition or search space
+    │   ├── ScheduleError            invalid schedule, or one that does not fit the run
+    │   ├── AlgorithmError           invalid option of a search algorithm
+    │   ├── TaskError                invalid task, metrics or hyper-parameters
+    │   │   └── StateError           training state that the checkpoint does not contain
+    │   ├── GraphError               invalid graph, seeds or fanouts
+    │   ├── LayerError               invalid option of a layer, or an input that does not fit
+    │   ├── HeteroError              invalid heterogeneous workers, their data or their options
+    │   ├── CloudError               invalid catalogue or workload, or no fleet fits
+    │   └── StudyMismatchError       the stored study of this name is a different one
     ├── StoreError                   the database or the checkpoint folder
     │   ├── StoreVersionError        written by a newer thrifty
     │   ├── StoreBusyError           another process runs this study
@@ -21,15 +21,15 @@
     │   ├── StoreWriteError          read-only place, full disk
     │   ├── StudyNotFoundError       no such study in this database
     │   └── CheckpointError          missing, truncated or altered file
-    ├── TrainingError                what went wrong in one stage
-    │   ├── DivergedError            a loss or metric that is not finite
+    ├── TrainingError                training of one stage failed
+    │   ├── DivergedError            a loss or metric is not finite
     │   ├── WorkerLostError          a worker process ended unexpectedly
-    │   ├── PackMismatchError        a packed model is not what it would be alone
-    │   ├── PeerLostError            another worker of one job is gone
-    │   └── TooFewWorkersError       one job has not enough workers left
-    └── MissingExtraError (ImportError)   an optional dependency is absent
+    │   ├── PackMismatchError        a packed model differs from the same model trained alone
+    │   ├── PeerLostError            another worker of the same job is gone
+    │   └── TooFewWorkersError       too few workers of a job are left
+    └── MissingExtraError (ImportError)   an optional dependency is not installed
 
-Messages say what is wrong, where, and how to mend it.
+Messages say what is wrong, where, and how to fix it.
 """
 
 from __future__ import annotations
@@ -38,26 +38,29 @@ from ._text import plain_text
 
 
 class ThriftyError(Exception):
-    """Root of every error raised by thrifty. Its text is plain, whatever names and values are in it."""
+    """Root of every error raised by thrifty.
+
+    Its text is printable, whatever names and values it contains.
+    """
 
     def __str__(self) -> str:
         return plain_text(super().__str__(), lines=True)
 
 
 class UsageError(ThriftyError, ValueError):
-    """Something in the user's call or code cannot work."""
+    """The user's call or code is invalid."""
 
 
 class SpaceError(UsageError):
-    """A domain, a condition or a search space is not well formed."""
+    """A domain, a condition or a search space is invalid."""
 
 
 class ScheduleError(UsageError):
-    """A schedule is not well formed, or does not fit the run."""
+    """A schedule is invalid, or does not fit the run."""
 
 
 class AlgorithmError(UsageError):
-    """An option of a search algorithm makes no sense."""
+    """An option of a search algorithm is invalid."""
 
 
 class TaskError(UsageError):
@@ -65,31 +68,31 @@ class TaskError(UsageError):
 
 
 class StateError(TaskError):
-    """A trial that is restored from its checkpoint does not go on as the live one does."""
+    """A trial restored from its checkpoint continues differently from the live trial."""
 
 
 class GraphError(UsageError):
-    """A graph is not well formed, or cannot be sampled as asked."""
+    """A graph is invalid, or cannot be sampled as requested."""
 
 
 class LayerError(UsageError):
-    """An option of a layer makes no sense, or its input does not fit."""
+    """An option of a layer is invalid, or its input does not fit."""
 
 
 class HeteroError(UsageError):
-    """Unequal workers cannot train together as asked."""
+    """Heterogeneous workers cannot train together as requested."""
 
 
 class CloudError(UsageError):
-    """A catalogue or a workload makes no sense, or no fleet fits it."""
+    """A catalogue or a workload is invalid, or no fleet fits it."""
 
 
 class StudyMismatchError(UsageError):
-    """A stored study differs from the one that was asked for under its name."""
+    """The stored study of this name differs from the requested one."""
 
 
 class StoreError(ThriftyError):
-    """The database or the checkpoint folder cannot be used as asked."""
+    """The database or the checkpoint folder cannot be used as requested."""
 
 
 class StoreVersionError(StoreError):
@@ -101,7 +104,7 @@ class StoreBusyError(StoreError):
 
 
 class StoreWriteError(StoreError):
-    """A record could not be written: read-only place, full disk."""
+    """A record could not be written: the disk is full, or the place is read-only."""
 
 
 class StoreUnreachableError(StoreError):
@@ -121,23 +124,23 @@ class TrainingError(ThriftyError):
 
 
 class DivergedError(TrainingError):
-    """A loss or a metric stopped being finite."""
+    """A loss or a metric is no longer finite."""
 
 
 class WorkerLostError(TrainingError):
-    """A worker process ended without a word."""
+    """A worker process ended unexpectedly."""
 
 
 class PackMismatchError(TrainingError):
-    """A packed model differs from the same model trained alone, and this cannot be taken back."""
+    """A packed model differs from the same model trained alone, and this cannot be undone."""
 
 
 class PeerLostError(TrainingError):
-    """Another worker of a job is gone; the others may go on."""
+    """Another worker of a job is gone; the remaining workers may continue."""
 
 
 class TooFewWorkersError(TrainingError):
-    """A job has not enough workers left."""
+    """Too few workers of a job are left."""
 
 
 class MissingExtraError(ThriftyError, ImportError):
@@ -145,5 +148,6 @@ class MissingExtraError(ThriftyError, ImportError):
 
     def __init__(self, package: str, *, extra: str) -> None:
         super().__init__(
-            f"{package} is not installed; run: pip install 'thrifty[{extra}]' (or: pip install {package})"
+            f"{package} is not installed; run: pip install 'thrifty[{extra}]' "
+            f"(or: pip install {package})"
         )

@@ -1,6 +1,6 @@
-"""What happens while stages are trained, as frozen values.
+"""Events of training, as frozen dataclasses.
 
-The executor yields them, the store records them, observers (progress, loggers) watch them.
+The executor reports events, the store records them, and observers (progress, loggers) watch them.
 Epochs count states: epoch ``e`` is the state after ``e`` epochs of training.
 """
 
@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRef:
-    """Where the state of ``node`` after ``epoch`` epochs lies.
+    """The checkpoint file of ``node`` after ``epoch`` epochs.
 
-    ``digest`` is the hexadecimal BLAKE2b of the file; a reader that finds another one
-    treats the checkpoint as lost. ``train_loss`` is given for a state that comes from another plan
-    of the same training: that of its last epoch, whose metrics are computed again from the state.
+    ``digest`` is the hexadecimal BLAKE2b of the file. A reader that computes another digest treats
+    the checkpoint as lost. ``train_loss`` is set only for a state that another plan with the same
+    training has produced: it is the training loss of the last epoch, and the other metrics are
+    computed again from the state.
     """
 
     node: int
@@ -28,13 +29,13 @@ class CheckpointRef:
 
     @property
     def borrowed(self) -> bool:
-        """Whether the file belongs to another plan, which alone may delete it."""
+        """Whether the file belongs to another plan. Only that plan may delete it."""
         return self.train_loss is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageStarted:
-    """A worker has begun a stage."""
+    """A worker has started a stage."""
 
     node: int
     start: int
@@ -47,19 +48,18 @@ class EpochDone:
     """One epoch was trained and evaluated.
 
     Attributes:
-        node: The node of the search plan.
-        epoch: Epochs of training so far.
-        metrics: What the task has computed.
-        seconds: Its share of the wall-clock time of the pack it was trained in, checks included.
-        worker: The worker that trained it.
-        seconds_checks: The part of ``seconds`` that went into checks of what packing and
-            checkpoints do.
-        seconds_alone: What it would have taken by itself, without checks: the time itself where it
-            was trained alone, else the median time of verifying steps times the number of steps,
-            and its evaluation. None: not measured.
-        seconds_alone_low: Low end of the range of ``seconds_alone``; None where it was alone.
+        node: Node of the search plan.
+        epoch: Number of epochs trained so far.
+        metrics: Metrics that the task has computed.
+        seconds: This trial's share of the wall-clock time of its pack, checks included.
+        worker: Worker that trained the epoch.
+        seconds_checks: Part of ``seconds`` spent on checking packing and checkpoints.
+        seconds_alone: Seconds that the epoch takes in a trial trained alone, without checks. This
+            is the measured time if the trial was alone. Otherwise it is the median time of a
+            verifying step times the number of steps, plus the evaluation. None: not measured.
+        seconds_alone_low: Low end of the range of ``seconds_alone``; None if the trial was alone.
         seconds_alone_high: High end of this range.
-        evaluated: Whether it was not trained: its state was kept, and only evaluated.
+        evaluated: Whether the epoch was not trained, but only evaluated from a stored state.
     """
 
     node: int
@@ -76,7 +76,7 @@ class EpochDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageDone:
-    """A stage reached its end; ``checkpoint`` is its state there, where one was kept."""
+    """A stage reached its end; ``checkpoint`` is its final state, or None if none was kept."""
 
     node: int
     start: int
@@ -87,7 +87,7 @@ class StageDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointLost:
-    """The checkpoint that a stage wanted to start from cannot be read."""
+    """The checkpoint from which a stage was to start cannot be read."""
 
     checkpoint: CheckpointRef
     reason: str
@@ -98,10 +98,15 @@ class CheckpointLost:
 class StageFailed:
     """A stage did not reach its end.
 
-    ``epoch`` is the last good state. ``kind`` is "diverged" or "error" (both final: trying again would give
-    the same), "timeout" (no epoch has ended for too long: final, too), "lost" (the worker died: worth another try), "evicted" (the worker's machine went away, as spot machines
-    do: worth many tries), "crowded" (its worker failed while it trained others, too: worth another try, and no mark
-    against this one) or "stopped" (asked to stop).
+    ``epoch`` is the last good state. ``kind`` is one of:
+
+    - ``"diverged"`` or ``"error"``: final, because a retry would give the same result.
+    - ``"timeout"``: no epoch ended within the limit. This is final, too.
+    - ``"lost"``: the worker died. Worth another try.
+    - ``"evicted"``: the worker's machine went away, as spot machines do. Worth many tries.
+    - ``"crowded"``: the worker failed while it trained other trials, too. Worth another try, and
+      the failure does not count against this trial.
+    - ``"stopped"``: the stage was asked to stop.
     """
 
     node: int
@@ -116,10 +121,11 @@ class StageFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
-    """It is known how long joint steps of some models take on a device, newly measured or from before.
+    """The times of joint steps of some models on a device, newly measured or already known.
 
-    ``curves`` are plain data (``thrifty.perf.PackCurve.to_json``), ``key`` names all that they depend on,
-    ``structure`` and ``device`` say it in words; ``memory_bytes`` is what the device has.
+    ``curves`` are plain data (``thrifty.perf.PackCurve.to_json``). ``key`` identifies everything
+    that the curves depend on, and ``structure`` and ``device`` describe it in words.
+    ``memory_bytes`` is the memory of the device.
     """
 
     key: str
@@ -132,13 +138,13 @@ class Calibrated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A check has failed: trials of a structure are not fused again in this search plan.
+    """A check failed, so trials of this structure are no longer fused in this search plan.
 
     Attributes:
-        key: Names the structure in every process.
+        key: Identifier of the structure, equal in every process.
         structure: The task, in words.
         reason: What differed, by how much, and why if that is known.
-        worker: The worker that has found it.
+        worker: Worker whose check failed.
     """
 
     key: str
@@ -149,7 +155,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackShrunk:
-    """A worker ran out of memory and trains at most ``size`` trials at a time from now on."""
+    """A worker ran out of memory and now trains at most ``size`` trials at a time."""
 
     size: int
     reason: str

@@ -77,7 +77,7 @@ def may_fork() -> bool:
 
 
 class _Server:
-    """Starts, kills and reaps child processes on request."""
+    """The fork server, which starts, kills and reaps child processes on request."""
 
     def __init__(self, requests: socket.socket, parent: int) -> None:
         self._requests = requests

@@ -1,4 +1,4 @@
-"""Loggers whose messages are plain text, whatever names, values and errors are in them."""
+"""Loggers whose messages are printable, whatever names, values and errors they contain."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ._text import plain_text
 
 
 def plain_logger(name: str) -> logging.Logger:
-    """Return the logger of a name; what it says can be shown on any terminal."""
+    """Return the logger of a name; its messages are safe to show on any terminal."""
     logger = logging.getLogger(name)
     if not any(isinstance(each, _Plain) for each in logger.filters):
         logger.addFilter(_Plain())
@@ -16,9 +16,9 @@ def plain_logger(name: str) -> logging.Logger:
 
 
 class _Plain(logging.Filter):
-    """Changes records before any handler gets them."""
+    """A filter that makes messages printable before any handler gets them."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Put the message together, and make it plain."""
+        """Format the message and escape its unprintable characters."""
         record.msg, record.args = plain_text(record.getMessage(), lines=True), ()
         return True

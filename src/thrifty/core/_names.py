@@ -1,4 +1,4 @@
-"""Which names a hyper-parameter cannot have."""
+"""Names that a hyper-parameter cannot have."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ._errors import SpaceError
 
 
 RESERVED_NAMES = frozenset({"get", "items", "keys", "names_read", "values"})
-"""Attributes of all hyper-parameters, so that ``hp.values`` would never be a value."""
+"""Methods of ``HyperParameters``; ``hp.values`` is always the method, never a value."""
 
 
 def check_hyperparameter_names(names: Iterable[str]) -> None:
-    """Refuse names that a task could not read as attributes.
+    """Reject names that a task could not read as attributes.
 
     >>> check_hyperparameter_names(["lr", "width"])
 

@@ -1,4 +1,4 @@
-"""Seeds as values: every random stream is named by what it is for."""
+"""Seeds of random streams, derived from the name of each stream's purpose."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import json
 
 
 def derive_seed(seed: int, *names: str | int) -> int:
-    """Derives the seed of one named stream; a 63-bit integer.
+    """Derive the seed of one named stream, a 63-bit integer.
 
-    The same names give the same seed on every machine and Python version, and
-    different names give unrelated seeds, so that who runs beside whom never
-    changes what is drawn.
+    The same names give the same seed on every machine and Python version. Different names give
+    unrelated seeds, so which trials run side by side never changes what each of them draws.
 
     >>> derive_seed(0, "data", 3) == derive_seed(0, "data", 3)
     True
@@ -23,9 +22,10 @@ def derive_seed(seed: int, *names: str | int) -> int:
 
 
 def step_seed(epoch_seed: int, step: int) -> int:
-    """The seed of one step of an epoch; derived without hashing, because every step pays for it.
+    """Return the seed of one step of an epoch.
 
-    An odd multiplier keeps the seeds of an epoch distinct and far apart.
+    It is derived without hashing, because every step pays for it. An odd multiplier keeps the seeds
+    of an epoch distinct and far apart.
 
     >>> len({step_seed(7, step) for step in range(1000)})
     1000
@@ -34,7 +34,7 @@ def step_seed(epoch_seed: int, step: int) -> int:
 
 
 def fingerprint(value: object) -> str:
-    """A short stable digest of a JSON-able value.
+    """Return a short, stable digest of a value that JSON can represent.
 
     >>> fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1})
     True

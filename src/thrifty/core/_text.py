@@ -1,4 +1,4 @@
-"""Text of others, such as names, values and errors of users' code, made safe to keep and to show."""
+"""Makes foreign text, such as names, values and errors of user code, safe to store and show."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ._interrupt import is_from_user
 
 MESSAGE_CHARS = 10_000
 TRACEBACK_CHARS = 100_000
-"""What is kept of an error; the middle of a longer text is left out."""
+"""Characters kept of an error's message and traceback; the middle of a longer text is cut."""
 
 
 def plain_text(value: object, *, lines: bool = False, limit: int | None = None) -> str:
-    r"""Return a text that every terminal, file and database takes as it is.
+    r"""Return a text that every terminal, file and database accepts unchanged.
 
-    Characters that are not printed are written as Python escapes them: control characters (and so the
-    escape sequences of terminals), marks that change the direction of writing, halves of surrogate pairs.
+    Unprintable characters are replaced by their Python escapes: control characters (and with them
+    terminal escape sequences), marks that change the writing direction, and lone surrogates.
 
     Args:
-        value: A text, or something to make a text of; it may raise when asked.
-        lines: Whether newlines and tabs stay.
-        limit: How many characters stay; of a longer text the middle is left out.
+        value: A text, or an object to convert to text; its ``__str__`` may raise.
+        lines: Whether to keep newlines and tabs.
+        limit: Number of characters to keep; the middle of a longer text is cut. None: all.
 
     >>> plain_text("\x1b[31mred\x00")
     '\\x1b[31mred\\x00'
@@ -42,7 +42,7 @@ def plain_text(value: object, *, lines: bool = False, limit: int | None = None) 
 
 
 def error_text(error: BaseException) -> str:
-    """Return the type and the message of an error, whatever its ``__str__`` does, as plain text.
+    """Return the type and the message of an error as printable text, even if ``__str__`` fails.
 
     >>> error_text(ValueError("no"))
     'ValueError: no'
@@ -53,20 +53,20 @@ def error_text(error: BaseException) -> str:
 
 
 def error_traceback(error: BaseException) -> str:
-    """Return an error and where it comes from, with its causes, as plain text."""
+    """Return the traceback of an error, with its causes, as printable text."""
     try:
         found = "".join(traceback.format_exception(error))
     except BaseException as other:
         if is_from_user(other):
             raise
-        # An error may have any attributes, and formatting reads some of them.
+        # Formatting reads attributes of the error, and user code may have made them anything.
         found = f"{''.join(traceback.format_tb(error.__traceback__))}{error_text(error)}"
     return plain_text(found, lines=True, limit=TRACEBACK_CHARS)
 
 
 def _text_of(value: Any) -> str:
     try:
-        # The second call makes a plain string of one whose class has its own methods.
+        # The second call turns an instance of a str subclass into a plain str.
         return str.__str__(str(value))
     except BaseException as error:
         if is_from_user(error):

@@ -1,6 +1,7 @@
-"""Graph training that is never short of batches: sampling, loading, layers and inference on one machine.
+"""Graph training on one machine with prefetched batches: sampling, layers and inference.
 
-A plain PyTorch library: it knows nothing of search, plans or databases. Needs ``thrifty[graph]``.
+A plain PyTorch library: it does not depend on search, plans or databases. Needs
+``thrifty[graph]``.
 """
 
 from . import _pack_rules as _pack_rules

@@ -1,7 +1,8 @@
 """Sums and means over neighbours, differentiable any number of times.
 
-On the CPU in float32 and float64 they are kernels, elsewhere index operations of PyTorch. The gradient of a source is gathered from the
-destinations it was sent to, through the transposed rows of the block: nothing is scattered.
+On the CPU, in float32 and float64, they run as kernels; elsewhere, as PyTorch index operations.
+The kernels gather the gradient of a source from the destinations that it was sent to, through the
+transposed rows of the block. They never scatter.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ KERNEL_DTYPES = (torch.float32, torch.float64)
 
 
 class Transposed(NamedTuple):
-    """A block's edges by source: int32 arrays; the edges of source ``j`` are at ``starts[j]`` to ``starts[j + 1]``."""
+    """A block's edges by source, as int32 arrays.
+
+    The edges of source ``j`` are at ``starts[j]`` to ``starts[j + 1]``.
+    """
 
     starts: np.ndarray
     destinations: np.ndarray
@@ -34,11 +38,11 @@ class Transposed(NamedTuple):
 
 
 def neighbor_mean(x: Tensor, block: Block) -> Tensor:
-    """The mean of the neighbours' rows, zero without neighbours.
+    """Return the mean of the neighbours' rows, or zero without neighbours.
 
     Args:
         x: shape ``(block.num_src, features)``.
-        block: who sends to whom.
+        block: edges from sources to destinations.
 
     Returns:
         Shape ``(block.num_dst, features)``.
@@ -53,11 +57,11 @@ def neighbor_mean(x: Tensor, block: Block) -> Tensor:
 
 
 def neighbor_sum(x: Tensor, block: Block) -> Tensor:
-    """The sum of the neighbours' rows.
+    """Return the sum of the neighbours' rows.
 
     Args:
         x: shape ``(block.num_src, features)``.
-        block: who sends to whom.
+        block: edges from sources to destinations.
 
     Returns:
         Shape ``(block.num_dst, features)``.
@@ -72,11 +76,11 @@ def neighbor_sum(x: Tensor, block: Block) -> Tensor:
 
 
 def mean_and_own(x: Tensor, block: Block) -> Tensor:
-    """The mean of the neighbours' rows, and to the right of it a node's own row.
+    """Return the mean of the neighbours' rows, with the destination's own row to its right.
 
     Args:
         x: shape ``(block.num_src, features)``.
-        block: who sends to whom.
+        block: edges from sources to destinations.
 
     Returns:
         Shape ``(block.num_dst, 2 * features)``.
@@ -91,32 +95,34 @@ def mean_and_own(x: Tensor, block: Block) -> Tensor:
 
 
 def of_each(x: Tensor, block: Block, *, mean: bool, own: bool) -> Tensor:
-    """The sums or means of several trials at once, whether or not a gradient is wanted.
+    """Return the sums or means of several trials at once, with or without gradients.
 
     Args:
         x: shape ``(trials, block.num_src, features)``.
-        block: who sends to whom.
-        mean: whether it is their mean.
-        own: whether the destinations' own rows stand to the right of it.
+        block: edges from sources to destinations.
+        mean: whether to return means instead of sums.
+        own: whether to put the destinations' own rows to the right of the result.
 
     Returns:
         Shape ``(trials, block.num_dst, features)``, twice as many features with ``own``.
     """
-    return _Gather.apply(x, block, _How(mean=mean, own=own))  # type: ignore[no-any-return, no-untyped-call]
+    return _Gather.apply(  # type: ignore[no-any-return, no-untyped-call]
+        x, block, _How(mean=mean, own=own)
+    )
 
 
 def uses_kernels(x: Tensor) -> bool:
-    """Whether the kernels can read it; index operations of PyTorch are for the rest."""
+    """Return whether the kernels can read ``x``; other tensors need PyTorch index operations."""
     return x.device.type == "cpu" and x.dtype in KERNEL_DTYPES
 
 
 def transposed(block: Block) -> Transposed:
-    """The edges of a block on the CPU by source, made once."""
+    """Return the edges of a CPU block by source, computed once for each block."""
     return block.once("transposed", lambda: _transpose(block))
 
 
 class _How(NamedTuple):
-    """Sums or means, and whether the destinations' own rows stand to the right of them."""
+    """The kind of aggregate: sums or means, with or without the destinations' own rows."""
 
     mean: bool
     own: bool
@@ -129,23 +135,25 @@ class _Remembered(NamedTuple):
     out_version: int
 
     def is_of(self, x: Tensor) -> bool:
-        """Whether it was made of this ``x``, and nobody has changed either of them since."""
+        """Return whether this was computed from ``x`` and neither tensor has changed since."""
         same = self.x() is x and self.version == x._version
         return same and self.out_version == self.out._version
 
 
 @torch.compiler.disable
 def _aggregate(x: Tensor, block: Block, how: _How) -> Tensor:
-    # forward-mode derivatives ride on tensors that need no gradient; inference tensors do not say when they change
+    # Forward-mode derivatives travel on tensors that need no gradient, and inference tensors do
+    # not say when they change, so neither kind can be cached.
     if x.requires_grad or x.is_inference() or unpack_dual(x).tangent is not None:
         return _Gather.apply(x, block, how)  # type: ignore[no-any-return, no-untyped-call]
     return _remembered(x, block, how) if block.shared else _gather(x, block, how)
 
 
 def _remembered(x: Tensor, block: Block, how: _How) -> Tensor:
-    """What does not need a gradient is the input: all trials that ask for the same get one tensor.
+    """Return the aggregate of an input that needs no gradient, one tensor for all trials.
 
-    Only the last ``x`` is remembered, and only as long as it lives: blocks may be kept, and must not collect memory.
+    Only the last ``x`` is cached, and only while it exists, because blocks may be kept for long
+    and must not collect memory.
     """
     last: dict[_How, _Remembered] = block.once("aggregated", dict)
     known = last.get(how)
@@ -153,7 +161,7 @@ def _remembered(x: Tensor, block: Block, how: _How) -> Tensor:
         return known.out
 
     def forget(dead: weakref.ref[Tensor]) -> None:
-        # another x may have come to its place
+        # Another x may have taken its place.
         if how in last and last[how].x is dead:
             del last[how]
 
@@ -163,7 +171,7 @@ def _remembered(x: Tensor, block: Block, how: _How) -> Tensor:
 
 
 class _Gather(Function):
-    """From sources to destinations."""
+    """Aggregation from sources to destinations, as an autograd function."""
 
     @staticmethod
     def forward(x: Tensor, block: Block, how: _How) -> Tensor:
@@ -175,7 +183,11 @@ class _Gather(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return _GatherBack.apply(grads[0], ctx.block, ctx.how), None, None  # type: ignore[no-untyped-call]
+        return (
+            _GatherBack.apply(grads[0], ctx.block, ctx.how),  # type: ignore[no-untyped-call]
+            None,
+            None,
+        )
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -183,7 +195,10 @@ class _Gather(Function):
 
 
 class _GatherBack(Function):
-    """From destinations to sources: what is linear is its own derivative, both ways."""
+    """Aggregation from destinations back to sources, as an autograd function.
+
+    Both functions are linear, so each is its own forward-mode derivative.
+    """
 
     @staticmethod
     def forward(grad: Tensor, block: Block, how: _How) -> Tensor:
@@ -195,7 +210,11 @@ class _GatherBack(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return _Gather.apply(grads[0], ctx.block, ctx.how), None, None  # type: ignore[no-untyped-call]
+        return (
+            _Gather.apply(grads[0], ctx.block, ctx.how),  # type: ignore[no-untyped-call]
+            None,
+            None,
+        )
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -229,14 +248,14 @@ def _gather_back(grad: Tensor, block: Block, how: _How) -> Tensor:
 
 
 def _each(x: Tensor) -> tuple[Tensor, ...]:
-    """The matrix of each trial."""
+    """Return the matrix of each trial."""
     return x.unbind(0) if x.dim() == 3 else (x,)
 
 
 def _gather_by_index(x: Tensor, block: Block, how: _How) -> Tensor:
     if x.dim() == 3:
         return torch.stack([_gather_by_index(each, block, how) for each in x])
-    # half precision would lose the small rows of a long sum
+    # In half precision, a long sum would lose its small rows.
     dtype = torch.promote_types(x.dtype, torch.float32)
     out = x.new_zeros(block.num_dst, x.shape[1], dtype=dtype)
     out.index_add_(0, block.destinations(), x.index_select(0, block.indices).to(dtype))
@@ -262,7 +281,7 @@ def _gather_back_by_index(grad: Tensor, block: Block, how: _How) -> Tensor:
 
 
 def _inverse_degrees(block: Block, dtype: torch.dtype) -> Tensor:
-    """One over the number of edges of each destination, 1 without edges; shape ``(num_dst,)``."""
+    """Return one over each destination's number of edges, 1 without edges; shape ``(num_dst,)``."""
 
     def make() -> Tensor:
         return block.indptr.diff().clamp(min=1).to(dtype).reciprocal()

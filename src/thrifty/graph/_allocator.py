@@ -1,4 +1,4 @@
-"""Large tensors without page faults, for those who ask for it."""
+"""Optional allocator tuning that avoids page faults for large tensors."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ _NEVER = 2**31 - 1
 
 
 def tune_allocator() -> bool:
-    """Lets the C library keep freed memory instead of giving it back to the system, for all of the process and for good.
+    """Make the C library keep freed memory instead of returning it to the system.
 
-    glibc maps each tensor above 32 MB anew, and the system clears its pages one fault after the other. Training on large blocks that
-    makes many such tensors at each step is faster without; the process then keeps the most memory it ever had. Call it once, before
-    training. Studies on ``GraphData`` do, unless they are told not to; nothing else in ``thrifty`` does.
+    This holds for the whole process and cannot be undone. By default, glibc maps new memory for
+    each tensor above 32 MB, and the system clears its pages one page fault at a time. Training on
+    large blocks that makes many such tensors at each step is faster without that. In return, the
+    process keeps the most memory it ever had. Call this once, before training. Studies on
+    ``GraphData`` call it unless you tell them not to; nothing else in ``thrifty`` does.
 
     Returns:
-        Whether the C library took it; False where it is not glibc.
+        Whether the C library accepted the settings; False where it is not glibc.
 
     >>> isinstance(tune_allocator(), bool)
     True

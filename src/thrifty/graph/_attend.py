@@ -1,4 +1,4 @@
-"""Attention of a destination over its neighbours: weights of the edges, and sums by these weights."""
+"""Attention of destinations over their neighbours: edge weights and weighted sums."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _NO_EDGES = np.empty(0, dtype=np.int32)
 
 @torch.compiler.disable
 def attention(source: Tensor, destination: Tensor, block: Block, *, slope: float) -> Tensor:
-    """Softmax over each destination's edges of ``leaky_relu(source + destination)``.
+    """Return the softmax of ``leaky_relu(source + destination)`` over each destination's edges.
 
     Args:
         source: shape ``(block.num_src, heads)``.
         destination: shape ``(block.num_dst, heads)``.
-        block: who sends to whom.
-        slope: of the leaky ReLU below zero.
+        block: edges from sources to destinations.
+        slope: slope of the leaky ReLU below zero.
 
     Returns:
         Shape ``(block.num_edges, heads)``.
@@ -40,18 +40,20 @@ def attention(source: Tensor, destination: Tensor, block: Block, *, slope: float
             [0.5000]])
     """
     if uses_kernels(source):
-        return _Softmax.apply(source, destination, block, slope)  # type: ignore[no-any-return, no-untyped-call]
+        return _Softmax.apply(  # type: ignore[no-any-return, no-untyped-call]
+            source, destination, block, slope
+        )
     return _softmax_by_index(source, destination, block, slope=slope)
 
 
 @torch.compiler.disable
 def attended_sum(weights: Tensor, x: Tensor, block: Block) -> Tensor:
-    """The sum of the neighbours' rows, each head's part with the weights of this head.
+    """Return the sum of the neighbours' rows, each head's part weighted by that head's weights.
 
     Args:
-        weights: shape ``(block.num_edges, heads)``.
+        weights: weight of each edge and head, shape ``(block.num_edges, heads)``.
         x: shape ``(block.num_src, heads * features)``.
-        block: who sends to whom.
+        block: edges from sources to destinations.
 
     Returns:
         Shape ``(block.num_dst, heads * features)``.
@@ -94,7 +96,15 @@ class _Softmax(Function):
         scores = _numpy(source), _numpy(destination)
         by_rows(edge_softmax_back, *_rows(block), *scores, ctx.slope, *arrays, width=heads)
         starts, _, edges = transposed(block)
-        by_rows(gather, starts, edges, _numpy(by_edge), False, _numpy(by_source), width=heads)  # noqa: FBT003
+        by_rows(
+            gather,
+            starts,
+            edges,
+            _numpy(by_edge),
+            False,  # noqa: FBT003
+            _numpy(by_source),
+            width=heads,
+        )
         return by_source, by_destination, None, None
 
 
@@ -135,7 +145,7 @@ def _softmax_by_index(
     scores = source.index_select(0, block.indices) + destination.index_select(0, to)
     scores = F.leaky_relu(scores, slope).to(torch.promote_types(source.dtype, torch.float32))
     with torch.no_grad():
-        # any shift gives the same softmax: no gradient goes through it
+        # The softmax does not depend on the shift, so no gradient goes through it.
         rows = to[:, None].expand_as(scores)
         largest = scores.new_full(destination.shape, -torch.inf)
         largest.scatter_reduce_(0, rows, scores, "amax")

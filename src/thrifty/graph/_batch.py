@@ -19,15 +19,18 @@ Mode = Literal["frontier", "full"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """What a model needs to predict for some seeds. The first ``num_seeds`` nodes are the distinct seeds.
+    """A sampled mini-batch: what a model needs to predict for its seeds.
+
+    The first ``num_seeds`` nodes are the distinct seeds.
 
     Attributes:
-        nodes: int64, shape ``(num_nodes,)``: their numbers in the graph.
-        blocks: one for each layer, that of the input first.
-        num_seeds: distinct seeds; a model gives a row for each.
-        seed_rows: int64, shape ``(number of seeds asked for,)``: the row of each, also where some were asked for twice.
-        hop_nodes: nodes that are new at each hop, the seeds first; length ``layers + 1``.
-        hop_edges: edges sampled at each hop, that of the seeds first; length ``layers``.
+        nodes: the nodes' numbers in the graph; int64, shape ``(num_nodes,)``.
+        blocks: one block for each layer, the input layer's first.
+        num_seeds: number of distinct seeds; a model returns a row for each.
+        seed_rows: the row of each requested seed, duplicates included; int64, shape
+            ``(number of requested seeds,)``.
+        hop_nodes: number of new nodes at each hop, the seeds first; length ``layers + 1``.
+        hop_edges: number of edges sampled at each hop, the seeds' hop first; length ``layers``.
         mode: ``"frontier"`` or ``"full"``.
         x: features of all nodes, shape ``(num_nodes, num_features)``, or None.
         y: labels of the seeds, shape ``(num_seeds, ...)``, or None.
@@ -50,27 +53,27 @@ class Batch:
 
     @property
     def num_nodes(self) -> int:
-        """All nodes, seeds included."""
+        """Number of nodes, seeds included."""
         return len(self.nodes)
 
     @property
     def num_edges(self) -> int:
-        """Sampled edges of all hops."""
+        """Number of sampled edges over all hops."""
         return sum(self.hop_edges)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
-        """The same on another device; itself if it is there already."""
-        # "cuda" may be where it lies, whatever number that is
+        """Return the batch on another device, or itself if it is already there."""
+        # "cuda" without a number may be the device that the batch is on.
         if torch.empty(0, device=device).device == self.nodes.device:
             return self
         return copied(self, lambda array: array.to(device, non_blocking=non_blocking))
 
     def clone(self) -> Batch:
-        """A copy whose arrays are its own: what is changed in it changes nothing else."""
+        """Return a copy with arrays of its own, so that changes to it affect nothing else."""
         return copied(self, torch.clone)
 
     def double(self) -> Batch:
-        """A copy with features, and labels that are real numbers, in double precision."""
+        """Return a copy with features and floating-point labels in double precision."""
 
         def doubled(tensor: torch.Tensor | None) -> torch.Tensor | None:
             real = tensor is not None and tensor.is_floating_point()
@@ -80,28 +83,39 @@ class Batch:
         return replace(own, x=doubled(own.x), y=doubled(own.y))
 
     def shared(self) -> Batch:
-        """The same for several trials: what layers make of the input features is kept for the next one that asks.
+        """Return the batch marked for several trials, so that layers cache input aggregates.
 
-        A result may differ from that of a batch that is not shared in the last bits, because layers choose another order.
+        Each aggregate of the input features is then computed once for all trials. Results may
+        differ from those of a batch that is not shared in the last bits, because layers choose
+        another order of operations.
         """
         first, *rest = self.blocks
         first = Block(first.indptr, first.indices, num_src=first.num_src, shared=True)
         return replace(self, blocks=(first, *rest))
 
     def to_pyg(self) -> Any:
-        """The batch as ``torch_geometric.data.Data``, with what PyG's ``NeighborLoader`` puts there.
+        """Return the batch as ``torch_geometric.data.Data``, as PyG's ``NeighborLoader`` does.
 
-        ``x``, ``edge_index`` (int64, shape ``(2, num_edges)``: sources, destinations), ``n_id`` (node numbers in the graph), ``batch_size`` (distinct seeds, which are the first
-        nodes), ``num_sampled_nodes`` and ``num_sampled_edges`` (lists, for ``trim_to_layer``). ``y`` is that of the seeds, unlike PyG's, which has all nodes'. PyG's
-        models give a row for each node: those of the seeds are ``out[: data.batch_size]``.
+        It has these attributes:
+
+        - ``x``
+        - ``edge_index``: sources and destinations; int64, shape ``(2, num_edges)``
+        - ``n_id``: node numbers in the graph
+        - ``batch_size``: number of distinct seeds, which are the first nodes
+        - ``num_sampled_nodes`` and ``num_sampled_edges``: lists
+        - ``y``: labels of the seeds, unlike PyG's, which has those of all nodes
+
+        PyG's models return a row for each node; the seeds' rows are ``out[: data.batch_size]``.
 
         Raises:
-            GraphError: the batch was sampled with ``mode="full"``: then each layer has edges of its own.
+            GraphError: the batch was sampled with ``mode="full"``, where each layer has its own
+                edges.
             MissingExtraError: PyG is not installed.
         """
         if self.mode != "frontier":
             raise GraphError(
-                f'a batch sampled with mode="{self.mode}" has other edges at each layer, and PyG\'s data the same at all; sample with mode="frontier"'
+                f'a batch sampled with mode="{self.mode}" has other edges at each layer, and '
+                'PyG\'s data the same at all; sample with mode="frontier"'
             )
         return pyg_data(
             nodes=self.nodes,
@@ -114,7 +128,10 @@ class Batch:
 
 
 def copied(batch: Batch, copy: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-    """The batch with all arrays copied; those that are parts of one array are parts of one copy, as blocks are of each other."""
+    """Return the batch with all arrays copied.
+
+    Arrays that are parts of one array become parts of one copy, as blocks are of each other.
+    """
     copies: dict[tuple[int, torch.dtype], torch.Tensor] = {}
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,13 +12,17 @@ T = TypeVar("T")
 
 
 class Block:
-    """Who sends to whom in one layer: CSR by destination; the destinations are the first of the sources. Not to be changed.
+    """The edges of one layer in CSR form by destination; treat it as immutable.
+
+    The destinations are the first of the sources.
 
     Args:
-        indptr: int32 or int64, shape ``(num_dst + 1,)``, not falling, ``indptr[0] == 0``.
-        indices: int32, shape ``(num_edges,)``: numbers of source nodes in the batch.
-        num_src: source nodes, at least ``num_dst``.
-        shared: whether several trials will ask for the same aggregate of its input, so that it is worth being made once.
+        indptr: where each destination's edges begin and end; int32 or int64, shape
+            ``(num_dst + 1,)``, non-decreasing, ``indptr[0] == 0``.
+        indices: numbers of source nodes in the batch; int32, shape ``(num_edges,)``.
+        num_src: number of source nodes, at least ``num_dst``.
+        shared: whether several trials will request the same aggregate of its input, so that
+            caching it pays.
 
     >>> block = Block(torch.tensor([0, 2]), torch.tensor([0, 1], dtype=torch.int32), num_src=2)
     >>> block
@@ -38,21 +42,21 @@ class Block:
 
     @property
     def num_dst(self) -> int:
-        """Destination nodes."""
+        """Number of destination nodes."""
         return len(self.indptr) - 1
 
     @property
     def num_edges(self) -> int:
-        """Edges."""
+        """Number of edges."""
         return len(self.indices)
 
     @property
     def device(self) -> torch.device:
-        """Where it lies."""
+        """Device that holds the edges."""
         return self.indices.device
 
     def once(self, key: object, make: Callable[[], T]) -> T:
-        """Return what ``make`` gives, made once for all layers and trials that see this block.
+        """Return ``make()``, computed once for all layers and trials that use this block.
 
         >>> block = Block(torch.tensor([0]), torch.tensor([], dtype=torch.int32), num_src=0)
         >>> block.once("answer", lambda: 42), block.once("answer", lambda: 43)
@@ -60,24 +64,24 @@ class Block:
         """
         value, version = self._made.get(key, (None, None))
         if version is None or version != _version(value):
-            # A tensor that somebody has changed in place is made anew.
+            # Recompute a tensor that was changed in place.
             value = make()
             self._made[key] = value, _version(value)
         return value  # type: ignore[return-value]
 
     def destinations(self) -> torch.Tensor:
-        """The destination of each edge; int64, shape ``(num_edges,)``."""
+        """Return the destination of each edge; int64, shape ``(num_edges,)``."""
         return self.once("destinations", self._destinations)
 
     def edge_index(self) -> torch.Tensor:
-        """Sources and destinations of all edges as PyG has them; int64, shape ``(2, num_edges)``."""
+        """Return all edges' sources and destinations as in PyG; int64, shape ``(2, num_edges)``."""
         return torch.stack([self.indices.long(), self.destinations()])
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Block:
-        """The same on another device; itself if it is there already."""
+        """Return the block on another device, or itself if it is already there."""
         indptr = self.indptr.to(device, non_blocking=non_blocking)
         if indptr is self.indptr:
-            # "cuda" may be where it lies, whatever number that is
+            # "cuda" without a number may be the device that the block is on.
             return self
         indices = self.indices.to(device, non_blocking=non_blocking)
         return Block(indptr, indices, num_src=self.num_src, shared=self.shared)
@@ -95,6 +99,6 @@ class Block:
 
 
 def _version(value: object) -> int:
-    """How often a tensor was changed in place; 0 for anything else."""
+    """Return how often a tensor was changed in place, or 0 for anything else."""
     counted = isinstance(value, torch.Tensor) and not value.is_inference()
     return value._version if counted else 0  # type: ignore[attr-defined]

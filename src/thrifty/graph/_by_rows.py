@@ -1,4 +1,4 @@
-"""Kernels on ranges of rows, as many threads at once as PyTorch uses."""
+"""Kernels on ranges of rows, in as many threads as PyTorch uses."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ from .kernels import wrapping
 
 
 LEAST_WORK = 2**17
-"""Elements to add up below which a second thread does not pay."""
+"""Number of elements to add up below which a second thread does not pay."""
 
 _pool: ThreadPoolExecutor | None = None
 
 
 def by_rows(kernel: Callable[..., None], indptr: np.ndarray, *arrays: Any, width: int) -> None:
-    """Calls ``kernel(indptr, *arrays, begin, end)`` for ranges of rows with equally many edges, in ``torch.get_num_threads()`` threads.
+    """Call ``kernel(indptr, *arrays, begin, end)`` for ranges of rows in parallel.
 
-    What is written does not depend on the number of threads: each row is written by one of them.
+    The ranges have equally many edges and run in up to ``torch.get_num_threads()`` threads. Each
+    row is written by one thread, so the result does not depend on the number of threads.
 
     Args:
         kernel: a compiled function that releases the GIL.
         indptr: where rows of edges begin and end.
-        arrays: its other arguments.
-        width: elements that an edge costs.
+        arrays: the kernel's other arguments.
+        width: cost of an edge in elements.
     """
     num_rows = len(indptr) - 1
     total = int(indptr[-1]) + num_rows
     num = _num_threads(total * width)
-    # a row costs about as much as an edge: it is written
+    # Each row is written, which costs about as much as one edge.
     cuts = (
         bisect_left(range(num_rows), total * n // num, key=lambda i: int(indptr[i]) + i)
         for n in range(1, num)
@@ -45,7 +46,10 @@ def by_rows(kernel: Callable[..., None], indptr: np.ndarray, *arrays: Any, width
 
 
 def by_elements(kernel: Callable[..., None], *arrays: Any, num: int) -> None:
-    """Calls ``kernel(*arrays, begin, end)`` for equal ranges of ``num`` elements that begin at even places, likewise."""
+    """Call ``kernel(*arrays, begin, end)`` for equal ranges of ``num`` elements in parallel.
+
+    All ranges begin at even elements.
+    """
     parts = _num_threads(num)
     _run(partial(kernel, *arrays), [*(num * n // parts // 2 * 2 for n in range(parts)), num])
 
@@ -55,7 +59,7 @@ def _num_threads(work: int) -> int:
 
 
 def _run(task: Callable[[int, int], None], cuts: Sequence[int]) -> None:
-    """The first range in this thread."""
+    """Run the first range in this thread and the others in the pool."""
     first, *others = pairwise(cuts)
     pending: list[Future[None]] = [_threads().submit(task, *cut) for cut in others]
     with wrapping():
@@ -74,7 +78,7 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _wrap_around() -> None:
-    # NumPy keeps this for each thread; it matters to uncompiled kernels alone
+    # NumPy keeps this setting per thread; it only matters to uncompiled kernels.
     wrapping().__enter__()
 
 
@@ -84,5 +88,5 @@ def _forget() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    # threads do not survive a fork: a child that waited for them would wait forever
+    # Threads do not survive a fork: a child that waited for them would wait forever.
     os.register_at_fork(after_in_child=_forget)

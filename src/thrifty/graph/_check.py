@@ -1,4 +1,4 @@
-"""Checks of what users give: numbers and nodes."""
+"""Checks of user input: numbers and nodes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from thrifty.core import GraphError
 
 
 def at_least(least: int, **options: Any) -> None:
-    """Checks that options are integers and large enough.
+    """Check that all options are integers of at least ``least``.
 
     Raises:
-        GraphError: one is not.
+        GraphError: an option is not an integer, or too small.
     """
     for name, value in options.items():
         if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
@@ -23,21 +23,22 @@ def at_least(least: int, **options: Any) -> None:
 
 
 def checked_nodes(nodes: Any, *, num_nodes: int, name: str) -> np.ndarray:
-    """Node numbers as int64, shape ``(num,)``.
+    """Return node numbers as int64, shape ``(num,)``.
 
     Args:
-        nodes: numbers of nodes.
-        num_nodes: of the graph.
-        name: what one of them is called.
+        nodes: node numbers to check.
+        num_nodes: number of nodes in the graph.
+        name: what error messages call one of the nodes.
 
     Raises:
-        GraphError: they are no integers, or one of them does not exist.
+        GraphError: the numbers are not integers, or a node does not exist.
     """
     array = _array(nodes, name=name)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         hint = "; give np.flatnonzero(mask) for a mask" if array.dtype.kind == "b" else ""
         raise GraphError(
-            f"{name}s have shape {array.shape} and dtype {array.dtype}; give node numbers, integers of shape (num,){hint}"
+            f"{name}s have shape {array.shape} and dtype {array.dtype}; give node numbers, "
+            f"integers of shape (num,){hint}"
         )
     if array.size:
         low, high = int(array.min()), int(array.max())
@@ -45,13 +46,13 @@ def checked_nodes(nodes: Any, *, num_nodes: int, name: str) -> np.ndarray:
             bad = low if low < 0 else high
             there = f"nodes 0 to {num_nodes - 1}" if num_nodes else "no nodes"
             raise GraphError(f"{name} {bad} does not exist: the graph has {there}")
-    # kernels are compiled for one kind of array
+    # Kernels are compiled for one kind of array.
     return np.require(array, np.int64, ["C", "W"])
 
 
 def _array(nodes: Any, *, name: str) -> np.ndarray:
     if isinstance(nodes, torch.Tensor):
-        # not all dtypes of torch are known to NumPy; those are no integers
+        # NumPy does not know all dtypes of torch; none of those it lacks are integers.
         nodes = nodes.detach().cpu()
         return nodes.double().numpy() if nodes.is_floating_point() else nodes.numpy()
     try:

@@ -1,4 +1,4 @@
-"""A graph as the data of a study's task: trials that see the same batch share it."""
+"""A graph as the data of a study's task: trials that use the same batch share it."""
 
 from __future__ import annotations
 
@@ -18,40 +18,52 @@ from ._sharing import Entry, SharedEpoch, Sharing
 
 
 class GraphData:
-    """What ``Task.data`` returns for a model that is trained on sampled neighbourhoods.
+    """Data for ``Task.data`` to return if a model trains on sampled neighbourhoods.
 
     A batch is a ``thrifty.graph.Batch``, so ``Task.loss(model, batch)`` is
-    ``cross_entropy(model(batch), batch.y)``. Batches depend on the trial's seed, epoch, batch size
-    and fanouts alone: trials that are trained together and agree on these get the very same objects,
-    sampled once, with whatever layers have remembered on them. If a model changes a batch in place,
-    the next trial gets one that is made anew, and from then on each trial gets copies.
+    ``cross_entropy(model(batch), batch.y)``. Batches depend only on the trial's seed, epoch, batch
+    size and fanouts. Trials that train together and agree on these get the same objects, sampled
+    once, with the results that layers have cached on them. If a model changes a batch in place,
+    the next trial gets a newly made one, and from then on each trial gets copies.
 
     Args:
-        graph: with features and labels. Where workers are processes, load it in ``Task.data`` (``load_graph`` maps one copy for all of them)
-            instead of keeping it on the task.
-        train: nodes to train on: numbers or a boolean mask.
-        valid: nodes that metrics are worked out for.
-        fanouts: neighbours at each hop, that of the seeds first; as many as the model has layers.
-        valid_fanouts: likewise for metrics; 20 at each hop by default (SALIENT, Kaler et al., MLSys 2022, section 5). Validation batches are the same
-            in every epoch.
+        graph: graph with features and labels. If workers are processes, load it in ``Task.data``
+            (``load_graph`` maps one copy for all of them) instead of keeping it on the task.
+        train: nodes to train on, as numbers or a boolean mask.
+        valid: nodes to compute metrics for.
+        fanouts: number of neighbours to sample at each hop, the seeds' hop first; one for each
+            layer of the model.
+        valid_fanouts: the same for metrics; 20 at each hop by default (SALIENT, Kaler et al.,
+            MLSys 2022, section 5). Validation batches are the same in every epoch.
         mode: see ``NeighborSampler``.
         replace: see ``NeighborSampler``.
-        num_threads: that make batches ahead of training; 0 to make them when they are wanted.
-        dtype: of the features of batches; float32 makes whole floats of halves.
-        keep_bytes: validation batches are kept in memory as long as they take no more than this.
-        tuned: call ``tune_allocator`` when training begins: freed memory stays with the process, for good. Packed trials on sampled batches are up to twice as fast with it.
+        num_threads: number of threads that make batches ahead of training; 0 makes each batch
+            when it is requested.
+        dtype: dtype of the features of batches; float32 widens half-precision features.
+        keep_bytes: validation batches are kept in memory as long as they take at most this many
+            bytes.
+        tuned: whether to call ``tune_allocator`` when training begins, after which freed memory
+            stays with the process for good. Packed trials on sampled batches are up to twice as
+            fast with it.
 
     Raises:
-        GraphError: there are no features or labels, nodes do not exist, fanouts make no sense.
+        GraphError: features or labels are missing, a node does not exist, or fanouts are invalid.
 
     >>> import numpy as np
-    >>> ring = Graph(np.arange(5), np.array([1, 2, 3, 0], dtype=np.int32), x=torch.eye(4), y=torch.arange(4))
-    >>> source = GraphData(ring, train=[0, 1], valid=[2, 3], fanouts=[1]).source(torch.device("cpu"))
+    >>> ring = Graph(
+    ...     np.arange(5),
+    ...     np.array([1, 2, 3, 0], dtype=np.int32),
+    ...     x=torch.eye(4),
+    ...     y=torch.arange(4),
+    ... )
+    >>> source = GraphData(ring, train=[0, 1], valid=[2, 3], fanouts=[1]).source(
+    ...     torch.device("cpu")
+    ... )
     >>> [batch.y.tolist() for batch, _ in source.valid_batches(batch_size=1)]
     [[2], [3]]
     """
 
-    def __init__(  # noqa: PLR0913 -- what a loader takes; all are keywords
+    def __init__(  # noqa: PLR0913 -- the options of a loader; all are keywords
         self,
         graph: Graph,
         *,
@@ -74,7 +86,8 @@ class GraphData:
         valid_fanouts = [20] * len(fanouts) if valid_fanouts is None else valid_fanouts
         if len(valid_fanouts) != len(fanouts):
             raise GraphError(
-                f"fanouts={list(fanouts)} has {len(fanouts)} hops and valid_fanouts={list(valid_fanouts)} has "
+                f"fanouts={list(fanouts)} has {len(fanouts)} hops and "
+                f"valid_fanouts={list(valid_fanouts)} has "
                 f"{len(valid_fanouts)}; a model has as many layers in both"
             )
         self.graph, self.train, self.valid = graph, train, valid
@@ -87,13 +100,13 @@ class GraphData:
             "num_threads": num_threads,
             "dtype": dtype,
         }
-        # what cannot be sampled is said now, not at the first epoch
+        # Report what cannot be sampled now, not in the first epoch.
         checked = self.loader(seed=0, batch_size=1, device=torch.device("cpu"))
         self.num_train = checked.num_seeds
         self.valid_loader(batch_size=1, device=torch.device("cpu"))
 
     def loader(self, *, seed: int, batch_size: int, device: torch.device) -> NeighborLoader:
-        """The training batches of trials with a seed and a batch size."""
+        """Return the loader of the training batches for a seed and a batch size."""
         return NeighborLoader(
             self.graph,
             self.fanouts,
@@ -105,7 +118,7 @@ class GraphData:
         )
 
     def valid_loader(self, *, batch_size: int, device: torch.device) -> NeighborLoader:
-        """The validation batches, in order."""
+        """Return the loader of the validation batches, which keeps their order."""
         return NeighborLoader(
             self.graph,
             self.valid_fanouts,
@@ -117,7 +130,7 @@ class GraphData:
         )
 
     def source(self, device: torch.device) -> Source:
-        """The batches, on a device."""
+        """Return a source of the batches on a device."""
         if self.tuned:
             tune_allocator()
         return _GraphSource(self, device)
@@ -153,7 +166,7 @@ class _GraphSource:
             yield batch, batch.num_seeds
 
     def _new(self, batch_size: int) -> Iterator[Entry]:
-        """The validation batches, which are kept once all of them have been seen."""
+        """Yield the validation batches, and keep them once all of them have been seen."""
         seen: list[Entry] | None = []
         num_bytes = 0
         loader = self._data.valid_loader(batch_size=batch_size, device=self._device)
@@ -161,7 +174,10 @@ class _GraphSource:
             num_bytes += _num_bytes(batch)
             if num_bytes > self._data.keep_bytes:
                 seen = None
-            entry = Entry(batch, lambda index=index: loader.batch(0, index).shared())  # type: ignore[misc]
+            entry = Entry(
+                batch,
+                lambda index=index: loader.batch(0, index).shared(),  # type: ignore[misc]
+            )
             if seen is not None:
                 seen.append(entry)
             yield entry
@@ -170,7 +186,7 @@ class _GraphSource:
 
 
 def _num_bytes(batch: Batch) -> int:
-    # what layers will remember of the features is about as much again, twice
+    # Layers will cache about twice as much again from the features.
     return 3 * sum(
         t.numel() * t.element_size() for t in (batch.nodes, batch.x) if t is not None
     )

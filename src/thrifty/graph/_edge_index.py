@@ -1,4 +1,4 @@
-"""Graphs from lists of edges."""
+"""Graphs from edge lists."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ from .kernels._csr import group
 def from_edge_index(
     edge_index: Any, *, num_nodes: int | None = None, x: Any = None, y: Any = None
 ) -> Graph:
-    """A graph from a list of edges as PyG has it.
+    """Return a graph from an edge list in PyG's layout.
 
-    Duplicate edges and edges from a node to itself stay. The neighbours of each node stand in the order in which its edges are listed.
+    Duplicate edges and edges from a node to itself are kept. The neighbours of each node stay in
+    the order in which its edges are listed.
 
     Args:
-        edge_index: integers, shape ``(2, num_edges)``: edge ``e`` leads from node ``edge_index[0, e]`` to node ``edge_index[1, e]``; a tensor,
-            an array or lists.
-        num_nodes: if None, the rows of ``x`` or else of ``y``, or else one more than the highest node that has an edge.
+        edge_index: a tensor, array or lists of integers, shape ``(2, num_edges)``: edge ``e``
+            leads from node ``edge_index[0, e]`` to node ``edge_index[1, e]``.
+        num_nodes: number of nodes. None takes the number of rows of ``x``, or else of ``y``, or
+            else one more than the highest node that has an edge.
         x: features, see `Graph`.
         y: labels, see `Graph`.
 
     Raises:
-        GraphError: shape or dtype is wrong, or an edge leads from or to a node that does not exist.
+        GraphError: the shape or dtype is wrong, or an edge leads from or to a node that does not
+            exist.
 
     >>> graph = from_edge_index([[0, 1, 0], [1, 2, 2]])
     >>> graph
@@ -54,7 +57,8 @@ def _checked_edges(edge_index: Any) -> np.ndarray:
     if not is_pair or (array.dtype.kind not in "iu" and array.size):
         hint = "; give edge_index.T" if array.ndim == 2 and array.shape[1] == 2 else ""
         raise GraphError(
-            f"edge_index has shape {array.shape} and dtype {array.dtype}; give integers of shape (2, num_edges){hint}"
+            f"edge_index has shape {array.shape} and dtype {array.dtype}; give integers of "
+            f"shape (2, num_edges){hint}"
         )
     return array
 
@@ -77,12 +81,13 @@ def _check_ends(edges: np.ndarray, num_nodes: int) -> None:
         source, destination = edges[:, bad]
         nodes = f"nodes 0 to {num_nodes - 1}" if num_nodes else "no nodes"
         raise GraphError(
-            f"edge {bad} leads from node {source} to node {destination}, but the graph has {nodes}; "
+            f"edge {bad} leads from node {source} to node {destination}, but the graph has "
+            f"{nodes}; "
             "number nodes from 0, or give num_nodes"
         )
 
 
 def _kernel_ready(row: np.ndarray) -> np.ndarray:
-    # kernels are compiled for int32 and int64 only; others are rare and cost a copy
+    # Kernels are compiled for int32 and int64 only; other dtypes are rare and cost a copy.
     dtype = row.dtype if row.dtype in {np.dtype(np.int32), np.dtype(np.int64)} else np.int64
     return np.ascontiguousarray(row, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Features of the most wanted nodes, kept where they are needed."""
+"""A cache for the features of the most requested nodes on a device."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from ._check import checked_nodes
 
 
 class FeatureCache:
-    """Keeps the features of some nodes on a device; of a batch, only the others are sent there.
+    """A cache that keeps the features of some nodes on a device, so that only others are sent.
 
-    After SALIENT++ (Kaler et al., MLSys 2023), on one machine. Choose the nodes by `top_nodes` of `inclusion_probabilities`. Besides the kept
-    rows it takes 4 bytes for each node of the graph, in main memory. `hit_rate` says what it saves.
+    After SALIENT++ (Kaler et al., MLSys 2023), on one machine. Choose the nodes by `top_nodes` of
+    `inclusion_probabilities`. Besides the kept rows, the cache takes 4 bytes of main memory for
+    each node of the graph. `hit_rate` says what it saves.
 
     Args:
         features: shape ``(num_nodes, num_features)``, in main memory; may be memory-mapped.
-        nodes_kept: whose rows are kept on the device, shape ``(num,)``, each once.
-        device: where they are kept.
+        nodes_kept: nodes whose rows are kept on the device, without duplicates, shape ``(num,)``.
+        device: device that keeps the rows.
 
     Raises:
-        GraphError: features are no rows in main memory; a node does not exist or is listed twice.
+        GraphError: the features are not rows in main memory, or a node does not exist or is
+            listed twice.
 
     >>> features = torch.arange(8.0).reshape(4, 2)
     >>> cache = FeatureCache(features, [3, 0], "cpu")
@@ -39,7 +41,8 @@ class FeatureCache:
         if not isinstance(features, torch.Tensor) or features.dim() != 2:
             shape = tuple(getattr(features, "shape", ()))
             raise GraphError(
-                f"features are a {type(features).__name__} of shape {shape}; give a tensor (num_nodes, num_features)"
+                f"features are a {type(features).__name__} of shape {shape}; give a tensor "
+                "(num_nodes, num_features)"
             )
         if features.device.type != "cpu":
             raise GraphError(f"features lie on {features.device} already; give features.cpu()")
@@ -55,20 +58,20 @@ class FeatureCache:
 
     @property
     def num_kept(self) -> int:
-        """How many nodes have their features on the device."""
+        """Number of nodes whose features are on the device."""
         return len(self._rows)
 
     def gather(self, nodes: Any) -> torch.Tensor:
-        """What ``features[nodes]`` is, on the device.
+        """Return ``features[nodes]`` on the device.
 
         Args:
             nodes: node numbers, shape ``(num,)``.
 
         Returns:
-            dtype of the features, shape ``(num, num_features)``.
+            Shape ``(num, num_features)``, in the dtype of the features.
 
         Raises:
-            GraphError: a node does not exist, or they are no integers.
+            GraphError: a node does not exist, or the numbers are not integers.
         """
         wanted = self._checked(nodes)
         slots = self._slots[wanted]
@@ -83,30 +86,35 @@ class FeatureCache:
         return rows
 
     def hit_rate(self, nodes: Any) -> float:
-        """Which part of some nodes, shape ``(num,)``, is kept on the device; 1 if there are none.
+        """Return the share of ``nodes`` that is kept on the device, or 1 without nodes.
+
+        ``nodes`` are node numbers, shape ``(num,)``.
 
         Raises:
-            GraphError: a node does not exist, or they are no integers.
+            GraphError: a node does not exist, or the numbers are not integers.
         """
         wanted = self._checked(nodes)
         return float((self._slots[wanted] >= 0).double().mean()) if len(wanted) else 1.0
 
     def __repr__(self) -> str:
-        return f"FeatureCache(num_kept={self.num_kept} of {len(self._features)}, device={str(self.device)!r})"
+        return (
+            f"FeatureCache(num_kept={self.num_kept} of {len(self._features)}, "
+            f"device={str(self.device)!r})"
+        )
 
     def _checked(self, nodes: Any) -> torch.Tensor:
         checked = checked_nodes(nodes, num_nodes=len(self._features), name="node")
         return torch.from_numpy(checked)
 
     def _sent(self, nodes: torch.Tensor) -> torch.Tensor:
-        """Rows from main memory, through memory that the device can read by itself."""
+        """Return rows from main memory, sent through memory that the device reads by itself."""
         shape = (len(nodes), self._features.shape[1])
         out = torch.empty(shape, dtype=self._features.dtype, pin_memory=self._pinned)
         torch.index_select(self._features, 0, nodes, out=out)
         return self._moved(out)
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
-        # what pins memory also keeps it from being used again before the copy is done
+        # The allocator of pinned memory does not reuse it before the copy is done.
         return tensor.to(self.device, non_blocking=self._pinned)
 
     @property

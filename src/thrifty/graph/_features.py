@@ -18,19 +18,22 @@ def gather_features(
     dtype: torch.dtype | None = None,
     memory: Memory | None = None,
 ) -> torch.Tensor:
-    """Equal to ``x[nodes]``, or to ``x[nodes].float()``, bit by bit; one pass, in the calling thread alone.
+    """Return ``x[nodes]`` or ``x[nodes].float()``, equal bit by bit.
+
+    It takes one pass, in the calling thread alone.
 
     Args:
-        x: float32, bfloat16 or float16, contiguous, shape ``(num_nodes, num_features)``; may be memory-mapped.
-        nodes: int64, shape ``(num,)``; all exist.
-        dtype: that of ``x``, or float32; None for that of ``x``.
-        memory: where the result lies; None for fresh memory.
+        x: features, float32, bfloat16 or float16, contiguous, shape
+            ``(num_nodes, num_features)``; may be memory-mapped.
+        nodes: existing node numbers; int64, shape ``(num,)``.
+        dtype: dtype of the result: that of ``x`` or float32; None for that of ``x``.
+        memory: pool to take the result's memory from; None for fresh memory.
 
     Returns:
         Shape ``(num, num_features)``.
 
     Raises:
-        GraphError: there is no way from the dtype of ``x`` to ``dtype``.
+        GraphError: the dtype of ``x`` cannot be converted to ``dtype``.
 
     >>> gather_features(torch.tensor([[1.0], [2.0]]), torch.tensor([1, 0, 1])).tolist()
     [[2.0], [1.0], [2.0]]
@@ -54,10 +57,10 @@ def gather_features(
 
 
 def batch_dtype(stored: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
-    """The dtype of a batch's features.
+    """Return the dtype of a batch's features.
 
     Raises:
-        GraphError: features are stored otherwise and it is not float32.
+        GraphError: ``wanted`` is neither the stored dtype nor float32.
     """
     if wanted is None or wanted in {stored, torch.float32}:
         return stored if wanted is None else wanted

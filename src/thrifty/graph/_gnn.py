@@ -1,4 +1,4 @@
-"""Layers on top of one another."""
+"""A stack of graph layers."""
 
 from __future__ import annotations
 
@@ -18,20 +18,25 @@ from .layers import GAT, SAGE
 
 
 class GNN(nn.Module):
-    """A stack of layers, one for each block of a batch; between two of them a norm, the activation and dropout, in this order.
+    """A stack of layers, one for each block of a batch.
+
+    Between two layers come a norm, the activation and dropout, in this order.
 
     Args:
-        layers: modules called as ``layer(x, block)``, that of the input first.
-        activation: of all layers but the last.
+        layers: modules called as ``layer(x, block)``, the input layer first.
+        activation: activation after each layer but the last.
         dropout: probability that a hidden feature is set to zero in training.
         norms: modules on ``(num, features)``, one for each layer but the last.
 
     Raises:
-        GraphError: there is no layer, norms are not one fewer than layers, or the dropout is no probability.
+        GraphError: there is no layer, the number of norms is not one less than that of layers,
+            or ``dropout`` is not a probability.
 
     >>> from thrifty.graph import Graph, NeighborSampler
     >>> import numpy as np
-    >>> ring = Graph(np.arange(6), np.array([1, 2, 3, 4, 0], dtype=np.int32), x=torch.ones(5, 8))
+    >>> ring = Graph(
+    ...     np.arange(6), np.array([1, 2, 3, 4, 0], dtype=np.int32), x=torch.ones(5, 8)
+    ... )
     >>> batch = NeighborSampler(ring, [1, 1]).sample([0, 3])
     >>> model = GNN([SAGE(8, 16), SAGE(16, 3)])
     >>> model.layer(0, ring.x[batch.nodes], batch.blocks[0]).shape
@@ -39,7 +44,7 @@ class GNN(nn.Module):
     """
 
     trial_rate = "dropout"
-    """The attribute that packed trials may each have another value of."""
+    """Name of the attribute that may differ between packed trials."""
 
     def __init__(
         self,
@@ -60,29 +65,32 @@ class GNN(nn.Module):
         self.norms = None if norms is None else nn.ModuleList(norms)
         if self.norms is not None and len(self.norms) != len(self.layers) - 1:
             raise GraphError(
-                f"{len(self.norms)} norms for {len(self.layers)} layers; give one for each but the last"
+                f"{len(self.norms)} norms for {len(self.layers)} layers; give one for each but "
+                "the last"
             )
 
     @property
     def num_layers(self) -> int:
-        """How many layers, and blocks of a batch, there are."""
+        """Number of layers, and of blocks that a batch must have."""
         return len(self.layers)
 
     def forward(self, batch: Batch) -> Tensor:
-        """What the model says of the seeds of a batch.
+        """Return the model's output for the seeds of a batch.
 
         Args:
-            batch: with features ``x``, on the model's device.
+            batch: a batch with features ``x``, on the model's device.
 
         Returns:
-            Shape ``(batch.num_seeds, out_features)``; ``[batch.seed_rows]`` of it has a row for each seed asked for.
+            Shape ``(batch.num_seeds, out_features)``. Index it with ``batch.seed_rows`` to get a
+            row for each requested seed.
 
         Raises:
-            GraphError: the batch has another number of blocks than the model layers, or no features.
+            GraphError: the batch does not have one block for each layer, or has no features.
         """
         if len(batch.blocks) != self.num_layers:
             raise GraphError(
-                f"the model has {self.num_layers} layers, and the batch {len(batch.blocks)} blocks; "
+                f"the model has {self.num_layers} layers, and the batch {len(batch.blocks)} "
+                "blocks; "
                 f"sample with {self.num_layers} fanouts, one for each layer"
             )
         if batch.x is None:
@@ -95,12 +103,12 @@ class GNN(nn.Module):
         return x
 
     def layer(self, number: int, x: Tensor, block: Block) -> Tensor:
-        """One layer with what follows it.
+        """Apply one layer and the norm, activation and dropout that follow it.
 
         Args:
-            number: of the layer, that of the input is 0.
+            number: number of the layer; the input layer is 0.
             x: shape ``(block.num_src, features)``.
-            block: who sends to whom.
+            block: edges from sources to destinations.
 
         Returns:
             Shape ``(block.num_dst, features)``.
@@ -109,8 +117,8 @@ class GNN(nn.Module):
         x = layer(x, block)
         if number == self.num_layers - 1:
             return x
-        # Nobody else holds what these layers return, nor needs it for a gradient, unless a hook or
-        # a subclass has it.
+        # The output of these layers may be overwritten: nothing else holds it or needs it for a
+        # gradient, unless a hook or a subclass does.
         inplace = self.norms is None and type(layer) in (SAGE, GAT) and not _has_hooks(layer)
         if self.norms is not None:
             x = self.norms[number](x)

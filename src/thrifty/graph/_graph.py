@@ -1,4 +1,4 @@
-"""A graph in compressed sparse rows, with features and labels of its nodes."""
+"""A graph in compressed sparse row form, with features and labels of its nodes."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ MAX_NODES = 2**31 - 1
 
 
 class Graph:
-    """CSR by destination: messages to node ``v`` come from ``indices[indptr[v]:indptr[v + 1]]``. Not to be changed.
+    """A graph in CSR form by destination; treat it as immutable.
 
-    Arrays, tensors or lists may be given; those that have the dtype named below and are contiguous are not copied, memory-mapped ones stay on
-    disk.
+    Messages to node ``v`` come from ``indices[indptr[v]:indptr[v + 1]]``. You may pass arrays,
+    tensors or lists. Contiguous ones that have the dtype named below are not copied, and
+    memory-mapped ones stay on disk.
 
     Args:
-        indptr: int64, shape ``(num_nodes + 1,)``.
-        indices: int32, shape ``(num_edges,)``.
+        indptr: where each node's neighbours begin and end; int64, shape ``(num_nodes + 1,)``.
+        indices: neighbours of all nodes; int32, shape ``(num_edges,)``.
         x: features, float32, bfloat16 or float16, shape ``(num_nodes, num_features)``.
         y: labels, shape ``(num_nodes, ...)``.
-        check: whether ranges are looked at (one pass over the edges).
+        check: whether to check ranges (one pass over the edges).
 
     Raises:
-        GraphError: shapes, dtypes or ranges are wrong; the message says where.
+        GraphError: a shape, dtype or range is wrong; the message says where.
 
     >>> graph = Graph(np.array([0, 1, 3]), np.array([1, 0, 1], dtype=np.int32))
     >>> graph
@@ -57,7 +58,8 @@ class Graph:
         self.x = _rows(x, name="x", num_nodes=self.num_nodes)
         if self.x is not None and self.x.dtype not in FEATURE_DTYPES:
             raise GraphError(
-                f"features x are {self.x.dtype}; give float32, bfloat16 or float16, such as x.float()"
+                f"features x are {self.x.dtype}; give float32, bfloat16 or float16, such as "
+                "x.float()"
             )
         if self.x is not None and self.x.dim() != 2:
             raise GraphError(
@@ -67,35 +69,35 @@ class Graph:
 
     @property
     def num_nodes(self) -> int:
-        """How many nodes there are."""
+        """Number of nodes."""
         return len(self.indptr) - 1
 
     @property
     def num_edges(self) -> int:
-        """How many directed edges there are."""
+        """Number of directed edges."""
         return len(self.indices)
 
     @property
     def num_features(self) -> int:
-        """Features of a node; 0 without features."""
+        """Number of features of a node; 0 without features."""
         return 0 if self.x is None else self.x.shape[1]
 
     def neighbors(self, node: int) -> np.ndarray:
-        """From whom a node gets messages; int32, shape ``(degree,)``.
+        """Return the nodes that send messages to ``node``; int32, shape ``(degree,)``.
 
         Raises:
-            GraphError: there is no such node.
+            GraphError: the node does not exist.
         """
         if not 0 <= node < self.num_nodes:
             raise GraphError(f"there is no node {node}: {_nodes(self.num_nodes)}")
         return self.indices[self.indptr[node] : self.indptr[node + 1]]
 
     def degrees(self) -> np.ndarray:
-        """How many neighbours each node has; int64, shape ``(num_nodes,)``."""
+        """Return the number of neighbours of each node; int64, shape ``(num_nodes,)``."""
         return np.diff(self.indptr)
 
     def replace(self, *, x: Any = None, y: Any = None) -> Graph:
-        """The same edges with other features or labels; what is None stays.
+        """Return a graph with other features or labels; None keeps the present ones.
 
         >>> graph = Graph(np.array([0, 1]), np.array([0], dtype=np.int32))
         >>> graph.replace(x=torch.ones(1, 4)).num_features
@@ -115,15 +117,15 @@ class Graph:
 
 
 def as_array(values: Any, *, name: str) -> np.ndarray:
-    """A tensor, an array or lists as a plain array, without a copy where that can be.
+    """Return a tensor, an array or lists as a plain array, without a copy where possible.
 
     Raises:
-        GraphError: they do not form an array.
+        GraphError: the values do not form an array.
     """
     try:
         if isinstance(values, torch.Tensor):
             return values.detach().cpu().numpy()
-        # of a memory-mapped array this is a view: it stays on disk, and kernels see a plain one
+        # For a memory-mapped array this is a view: it stays on disk, and kernels get a plain array.
         return np.asarray(values)
     except (TypeError, ValueError) as error:
         raise GraphError(f"{name} cannot be read as an array: {error}") from error
@@ -133,7 +135,8 @@ def _row_starts(indptr: Any) -> np.ndarray:
     array = as_array(indptr, name="indptr")
     if array.ndim != 1 or not len(array) or array.dtype.kind not in "iu":
         raise GraphError(
-            f"indptr has shape {array.shape} and dtype {array.dtype}; give int64 of shape (num_nodes + 1,)"
+            f"indptr has shape {array.shape} and dtype {array.dtype}; give int64 of shape "
+            "(num_nodes + 1,)"
         )
     if len(array) - 1 > MAX_NODES:
         raise GraphError(
@@ -146,10 +149,11 @@ def _node_numbers(indices: Any, *, num_nodes: int) -> np.ndarray:
     array = as_array(indices, name="indices")
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         raise GraphError(
-            f"indices have shape {array.shape} and dtype {array.dtype}; give int32 of shape (num_edges,)"
+            f"indices have shape {array.shape} and dtype {array.dtype}; give int32 of shape "
+            "(num_edges,)"
         )
     if not np.can_cast(array.dtype, np.int32):
-        # before they are cut down to 32 bits
+        # Check before the numbers are cut down to 32 bits.
         _check_range(array, num_nodes=num_nodes)
     return np.ascontiguousarray(array, dtype=np.int32)
 
@@ -157,7 +161,8 @@ def _node_numbers(indices: Any, *, num_nodes: int) -> np.ndarray:
 def _check_starts(indptr: np.ndarray, *, num_edges: int) -> None:
     if indptr[0] != 0 or indptr[-1] != num_edges:
         raise GraphError(
-            f"indptr goes from {indptr[0]} to {indptr[-1]}; it must go from 0 to the number of edges, {num_edges}"
+            f"indptr goes from {indptr[0]} to {indptr[-1]}; it must go from 0 to the number of "
+            f"edges, {num_edges}"
         )
     falls = np.flatnonzero(np.diff(indptr) < 0)
     if falls.size:
@@ -190,7 +195,8 @@ def _rows(values: Any, *, name: str, num_nodes: int) -> torch.Tensor | None:
         raise GraphError(f"{name} is sparse; give {name}.to_dense()")
     if rows.device.type != "cpu":
         raise GraphError(
-            f"{name} lies on {rows.device}; batches are cut on the CPU and sent to the device, so give {name}.cpu()"
+            f"{name} lies on {rows.device}; batches are cut on the CPU and sent to the device, "
+            f"so give {name}.cpu()"
         )
     if rows.dim() == 0 or len(rows) != num_nodes:
         raise GraphError(
@@ -204,13 +210,13 @@ def as_tensor(values: Any, *, name: str) -> torch.Tensor:
         return values.detach()
     array = as_array(values, name=name)
     if not isinstance(values, np.ndarray) and array.dtype == np.float64:
-        # plain Python numbers: what torch makes of them
+        # Plain Python numbers become float32, as in torch.
         array = array.astype(np.float32)
-    # torch knows neither negative strides nor foreign byte orders
+    # torch supports neither negative strides nor foreign byte orders.
     array = np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
     try:
         with warnings.catch_warnings():
-            # a read-only array, such as a file that is mapped for reading, is as good as any: nobody writes to it
+            # A read-only array, such as a file mapped for reading, will do: it is never written to.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             return torch.from_numpy(array)
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""Threads that make things in advance, handed over in order."""
+"""Threads that compute items in advance and hand them over in order."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ T = TypeVar("T")
 
 
 class InOrder(Iterator[T], Generic[T]):
-    """``make(0)``, ``make(1)``, ... in order, made by threads ahead of whoever iterates.
+    """An iterator over ``make(0)``, ``make(1)``, ..., which threads compute ahead of the consumer.
 
-    At most ``depth`` are begun and not yet taken. An exception of ``make`` is raised at its place, with its traceback, and ends the iteration. The threads end
-    with the last number, with ``close``, when nobody holds the iterator any more, and at the exit of the interpreter. No thread ever
-    waits otherwise than asleep.
+    At most ``depth`` items are started and not yet taken. An exception of ``make`` is raised in
+    its turn, with its traceback, and ends the iteration. The threads end after the last item, with
+    ``close``, when the iterator is garbage-collected, and at the exit of the interpreter. Threads
+    that wait always sleep.
 
     Args:
-        make: called by several threads at once.
-        num: how many there are.
-        num_threads: at least 1.
-        depth: at least 1.
+        make: function that several threads call at once.
+        num: number of items.
+        num_threads: number of threads, at least 1.
+        depth: maximum number of items that are started and not yet taken, at least 1.
 
     >>> list(InOrder(lambda number: number * number, 4, num_threads=2, depth=3))
     [0, 1, 4, 9]
@@ -42,7 +43,7 @@ class InOrder(Iterator[T], Generic[T]):
         self._early: dict[int, _Made[T]] = {}
         self._turn = Lock()
         self._process = os.getpid()
-        # on garbage: the threads hold the line and never this iterator
+        # Runs at garbage collection, because the threads hold the line and never this iterator.
         self._end = weakref.finalize(self, self._line.close)
         self._end.atexit = False
         for number in range(min(depth, num)):
@@ -58,9 +59,10 @@ class InOrder(Iterator[T], Generic[T]):
     def __next__(self) -> T:
         if self._process != os.getpid():
             raise GraphError(
-                "this iteration was begun before the process was forked, and its threads stayed in the parent; begin a new one"
+                "this iteration was begun before the process was forked, and its threads "
+                "stayed in the parent; begin a new one"
             )
-        # for callers that share an iterator: each number goes to one of them
+        # Callers may share an iterator: each item goes to one of them.
         with self._turn:
             return self._next()
 
@@ -76,7 +78,8 @@ class InOrder(Iterator[T], Generic[T]):
             try:
                 raise made.error
             finally:
-                # its traceback leads here: a cycle that would keep everything until garbage is collected
+                # The traceback leads back here, a cycle that would keep everything until garbage
+                # is collected.
                 del made
         self._taken += 1
         if self._next_wanted < self._num:
@@ -87,7 +90,7 @@ class InOrder(Iterator[T], Generic[T]):
         return made.value  # type: ignore[return-value]
 
     def close(self) -> None:
-        """Lets the threads end once they are through with what they are making; nothing more is handed over."""
+        """Let the threads end after the items that they are making; hand over nothing more."""
         self._early.clear()
         self._end()
 
@@ -99,14 +102,19 @@ class _Made(NamedTuple, Generic[T]):
 
 
 class _Line(Generic[T]):
-    """What the threads share with the iterator. ``SimpleQueue`` may be put to at any moment, also while garbage is collected; a lock may not."""
+    """State that the threads share with the iterator.
+
+    Unlike taking a lock, putting to a ``SimpleQueue`` is safe at any moment, also during garbage
+    collection.
+    """
 
     def __init__(self, make: Callable[[int], T], num: int, *, num_threads: int) -> None:
         self.make = make
         self.wanted: SimpleQueue[int | None] = SimpleQueue()
         self.made: SimpleQueue[_Made[T]] = SimpleQueue()
         self.closed = False
-        # daemons: Python would otherwise wait for them before it ends the iterations that they wait for
+        # Daemons, because Python would otherwise wait for the threads before it ends the
+        # iterations that they wait for.
         self.threads = [
             Thread(target=_work, args=(self,), name=f"thrifty-batches-{n}", daemon=True)
             for n in range(min(num_threads, num))
@@ -131,7 +139,7 @@ def _work(line: _Line[T]) -> None:
 def _made(make: Callable[[int], T], number: int) -> _Made[T]:
     try:
         return _Made(number, make(number), None)
-    except BaseException as error:  # noqa: BLE001 -- whatever it is, it is raised where the batch is wanted
+    except BaseException as error:  # noqa: BLE001 -- raised again where the batch is requested
         return _Made(number, None, error)
 
 
@@ -140,7 +148,10 @@ _lines: weakref.WeakSet[_Line[Any]] = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    """Threads that come back from C++ while Python is being taken down would end the process with an error."""
+    """End all threads before Python shuts down.
+
+    A thread that returned from C++ during the shutdown would end the process with an error.
+    """
     lines = list(_lines)
     for line in lines:
         line.close()

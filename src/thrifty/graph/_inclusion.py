@@ -1,4 +1,4 @@
-"""How likely each node is to be part of a batch."""
+"""Probabilities of nodes to be part of a batch."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ from .kernels._inclusion import push
 def inclusion_probabilities(
     graph: Graph, seeds: Any, fanouts: Sequence[int], *, batch_size: int
 ) -> np.ndarray:
-    """The probability of each node to be in a batch, by one pass over the edges for each hop.
+    """Return each node's probability to be in a batch, with one pass over the edges for each hop.
 
-    After SALIENT++ (Kaler et al., MLSys 2023; vertex inclusion probabilities). It takes nodes to be sampled independently of each other, without
-    replacement, and counts a path that comes back to where it was as one to another node: exact on trees that lead away from the seeds, a little
-    too high where many edges have their reverse. What it is for, the order of nodes, suffers little.
+    After SALIENT++ (Kaler et al., MLSys 2023; vertex inclusion probabilities). The estimate
+    assumes that nodes are sampled independently of each other and without replacement, and counts
+    a path that returns to a node as one to another node. It is exact on trees that lead away from
+    the seeds, and slightly too high where many edges have their reverse. The order of nodes, which
+    is its purpose, suffers little.
 
     Args:
-        graph: what is sampled from.
-        seeds: the nodes that batches are drawn from, shape ``(num,)``; a node that is listed more often is drawn more often.
-        fanouts: neighbours of each node at each hop, that of the seeds first; -1 for all.
-        batch_size: seeds of a batch, drawn without replacement.
+        graph: graph to sample from.
+        seeds: nodes that batches are drawn from, shape ``(num,)``; a node that is listed several
+            times is drawn more often.
+        fanouts: neighbours of each node at each hop, the seeds' hop first; -1 for all.
+        batch_size: number of seeds in a batch, drawn without replacement.
 
     Returns:
         float64, shape ``(num_nodes,)``.
 
     Raises:
-        GraphError: a seed does not exist; fanouts or batch size make no sense.
+        GraphError: a seed does not exist, or fanouts or batch size are invalid.
 
     >>> star = Graph(np.array([0, 4, 4, 4, 4, 4]), np.array([1, 2, 3, 4], dtype=np.int32))
     >>> inclusion_probabilities(star, [0, 1], [2], batch_size=1)
@@ -44,7 +47,8 @@ def inclusion_probabilities(
     nodes = checked_nodes(seeds, num_nodes=graph.num_nodes, name="seed")
     at_least(1, batch_size=batch_size)
     degrees = graph.degrees()
-    # logarithms of the probability to be left out: sums where there were products, and exact for rare nodes
+    # With logarithms of the probability to be left out, products become sums, and rare nodes stay
+    # exact.
     with np.errstate(divide="ignore"):
         left_out = _undrawn(nodes, batch_size, num_nodes=graph.num_nodes)
         reached = np.abs(np.expm1(left_out))
@@ -58,17 +62,21 @@ def inclusion_probabilities(
 
 
 def top_nodes(probabilities: Any, num: int) -> np.ndarray:
-    """The most probable nodes, the first one first; among equals the lower number. Those that can never come are left out.
+    """Return the most probable nodes in descending order; ties go to the lower number.
+
+    Nodes of probability zero are left out.
 
     Args:
-        probabilities: of each node, shape ``(num_nodes,)``; counts or degrees do as well.
-        num: how many nodes at most.
+        probabilities: probability of each node, shape ``(num_nodes,)``; counts or degrees work
+            as well.
+        num: maximum number of nodes.
 
     Returns:
         int64, shape ``(num or fewer,)``.
 
     Raises:
-        GraphError: probabilities are no row of numbers, or one is not a number; ``num`` is negative.
+        GraphError: the probabilities are not a vector of numbers or contain NaN, or ``num`` is
+            negative.
 
     >>> top_nodes([0.1, 0.5, 0.0, 0.5], 2)
     array([1, 3])
@@ -76,7 +84,8 @@ def top_nodes(probabilities: Any, num: int) -> np.ndarray:
     values = as_array(probabilities, name="probabilities")
     if values.ndim != 1 or (values.dtype.kind not in "biuf" and values.size):
         raise GraphError(
-            f"probabilities have shape {values.shape} and dtype {values.dtype}; give numbers of shape (num_nodes,)"
+            f"probabilities have shape {values.shape} and dtype {values.dtype}; give numbers "
+            "of shape (num_nodes,)"
         )
     if np.isnan(values).any():
         raise GraphError(f"the probability of node {np.isnan(values).argmax()} is not a number")
@@ -88,18 +97,18 @@ def top_nodes(probabilities: Any, num: int) -> np.ndarray:
 
 
 def _undrawn(nodes: np.ndarray, batch_size: int, *, num_nodes: int) -> np.ndarray:
-    """The logarithm of the probability of each node not to be among the seeds of a batch."""
+    """Return the log-probability of each node not to be among the seeds of a batch."""
     ordered = np.sort(nodes)
-    # of the n-th copy of a node, given that those before it were not drawn
+    # For the n-th copy of a node, given that the copies before it were not drawn.
     copy = np.arange(len(nodes)) - np.searchsorted(ordered, ordered)
     chance = np.minimum(1.0, batch_size / (len(nodes) - copy))
     logs: np.ndarray = np.bincount(ordered, weights=np.log1p(-chance), minlength=num_nodes)
-    # integers if there are no seeds
+    # bincount returns integers if there are no seeds.
     return logs.astype(np.float64)
 
 
 def _taken(degrees: np.ndarray, fanout: int) -> np.ndarray:
-    """The probability of each edge of a node to be taken."""
+    """Return the probability that an edge of each node is taken."""
     if fanout < 0:
         return np.ones(len(degrees))
     taken: np.ndarray = np.minimum(1.0, fanout / np.maximum(degrees, 1))
@@ -107,7 +116,7 @@ def _taken(degrees: np.ndarray, fanout: int) -> np.ndarray:
 
 
 def _places_of_largest(values: np.ndarray, num: int) -> np.ndarray:
-    # a partial sort says how large they are, but not which of equal ones come first
+    # A partial sort gives the threshold, but not which of several equal values come first.
     if not num:
         return np.empty(0, dtype=np.int64)
     least = np.partition(values, len(values) - num)[len(values) - num]

@@ -1,4 +1,4 @@
-"""Predictions for many nodes: from sampled neighbourhoods, or layer by layer from all neighbours."""
+"""Predictions for many nodes, from sampled neighbourhoods or layer by layer from all neighbours."""
 
 from __future__ import annotations
 
@@ -24,16 +24,23 @@ from ._sampler import NeighborSampler
 
 
 Progress = Callable[[int, int], None]
-"""Is told how many nodes are done and how many there are: different ones, and in layer-wise inference once for each layer."""
+"""Callback that receives the number of nodes done and their total.
+
+Each distinct node counts once, and in layer-wise inference once for each layer.
+"""
 
 
 class Layered(Protocol):
-    """A model that can be applied layer by layer, as ``GNN`` is."""
+    """A model that can be applied layer by layer, such as ``GNN``."""
 
     num_layers: int
 
     def layer(self, number: int, x: Tensor, block: Block, /) -> Tensor:
-        """Layer ``number`` with what follows it: ``(block.num_src, features)`` to ``(block.num_dst, features)``."""
+        """Apply layer ``number`` and what follows it.
+
+        The input has shape ``(block.num_src, features)``, the output
+        ``(block.num_dst, features)``.
+        """
 
 
 def infer_sampled(
@@ -47,29 +54,33 @@ def infer_sampled(
     num_threads: int = 2,
     progress: Progress | None = None,
 ) -> Tensor:
-    """Predictions from sampled neighbourhoods.
+    """Predict from sampled neighbourhoods.
 
-    At fanout 20 in each of three layers they are about as good as those from all neighbours: SALIENT (Kaler et al., MLSys 2022, section 5).
-    The model is in evaluation mode meanwhile.
+    With fanout 20 in each of three layers, predictions are about as good as those from all
+    neighbours: SALIENT (Kaler et al., MLSys 2022, section 5). The model is in evaluation mode
+    during the call.
 
     Args:
-        model: called with a ``Batch``; gives a row for each seed.
-        graph: with features.
-        nodes: whom to predict for; node numbers, shape ``(num,)``, duplicates allowed.
-        fanouts: neighbours of each node at each hop, that of the seeds first.
-        batch_size: nodes predicted at once.
-        seed: of the sampling.
-        num_threads: that sample ahead of the model; the result does not depend on it.
-        progress: is told how far it is.
+        model: module that takes a ``Batch`` and returns a row for each seed.
+        graph: graph with features.
+        nodes: node numbers to predict for, shape ``(num,)``; duplicates are allowed.
+        fanouts: neighbours of each node at each hop, the seeds' hop first.
+        batch_size: number of nodes to predict at once.
+        seed: seed of the sampling.
+        num_threads: number of threads that sample ahead of the model; the result does not depend
+            on it.
+        progress: callback that receives the progress.
 
     Returns:
         Shape ``(num, out_features)``, on the CPU.
 
     Raises:
-        GraphError: nodes, fanouts or options make no sense, or the graph has no features.
+        GraphError: nodes, fanouts or options are invalid, or the graph has no features.
 
     >>> from thrifty.graph import GNN, SAGE
-    >>> ring = Graph(np.arange(6), np.array([1, 2, 3, 4, 0], dtype=np.int32), x=torch.ones(5, 8))
+    >>> ring = Graph(
+    ...     np.arange(6), np.array([1, 2, 3, 4, 0], dtype=np.int32), x=torch.ones(5, 8)
+    ... )
     >>> infer_sampled(GNN([SAGE(8, 3)]), ring, [0, 3], fanouts=[1]).shape
     torch.Size([2, 3])
     """
@@ -93,7 +104,7 @@ def infer_sampled(
             device=where.device,
         )
     else:
-        # a batch without seeds says how wide the result is
+        # A batch without seeds tells how wide the result is.
         batches = [make_batch(NeighborSampler(graph, fanouts), distinct, dtype=dtype)]
     rows: list[Tensor] = []
     done = 0
@@ -115,33 +126,39 @@ def infer_layerwise(
     batch_size: int = 4096,
     progress: Progress | None = None,
 ) -> Tensor:
-    """Predictions from all neighbours: each layer for all nodes before the next, so that no node is computed twice.
+    """Predict from all neighbours, one layer at a time.
 
-    Equal to sampling with fanout -1 at each hop. Layers are computed for those nodes only that ``nodes`` depend on.
-    The model is in evaluation mode meanwhile.
+    Each layer runs for all nodes before the next one, so no node is computed twice. The result
+    equals that of sampling with fanout -1 at each hop. Layers compute only the nodes that
+    ``nodes`` depend on. The model is in evaluation mode during the call.
 
     Args:
-        model: with ``num_layers`` and ``layer(number, x, block)``, such as ``GNN``.
-        graph: with features.
-        nodes: whom to predict for; node numbers, shape ``(num,)``, duplicates allowed; None for all.
-        batch_size: nodes computed at once.
-        progress: is told how many nodes of all layers are done.
+        model: model with ``num_layers`` and ``layer(number, x, block)``, such as ``GNN``.
+        graph: graph with features.
+        nodes: node numbers to predict for, shape ``(num,)``; duplicates are allowed; None for
+            all nodes.
+        batch_size: number of nodes to compute at once.
+        progress: callback that receives the progress over the nodes of all layers.
 
     Returns:
         Shape ``(num, out_features)``, on the CPU.
 
     Raises:
-        GraphError: nodes or options make no sense, the graph has no features, or the model no layers.
+        GraphError: nodes or options are invalid, the graph has no features, or the model cannot
+            be applied layer by layer.
 
     >>> from thrifty.graph import GNN, SAGE
-    >>> ring = Graph(np.arange(6), np.array([1, 2, 3, 4, 0], dtype=np.int32), x=torch.ones(5, 8))
+    >>> ring = Graph(
+    ...     np.arange(6), np.array([1, 2, 3, 4, 0], dtype=np.int32), x=torch.ones(5, 8)
+    ... )
     >>> infer_layerwise(GNN([SAGE(8, 16), SAGE(16, 3)]), ring).shape
     torch.Size([5, 3])
     """
     x = _features(graph)
     if not (hasattr(model, "num_layers") and callable(getattr(model, "layer", None))):
         raise GraphError(
-            f"{type(model).__name__} has no num_layers and layer(number, x, block); put its layers into a GNN"
+            f"{type(model).__name__} has no num_layers and layer(number, x, block); put its "
+            "layers into a GNN"
         )
     at_least(1, batch_size=batch_size)
     neighbors = NeighborSampler(graph, [-1])
@@ -156,7 +173,7 @@ def infer_layerwise(
     where = _place(model)
     with _evaluating(model):
         for number, stage in enumerate(stages):
-            # rows of nodes that are not needed are never touched
+            # Rows of nodes that are not needed are never touched.
             after: Tensor | None = None
             for part in _parts(stage, batch_size):
                 batch = neighbors.sample(part)
@@ -177,7 +194,7 @@ def infer_layerwise(
 def _needed(
     neighbors: NeighborSampler, wanted: np.ndarray, *, num_layers: int, batch_size: int
 ) -> list[np.ndarray]:
-    """Whose outputs each layer must give, that of the input first; sorted."""
+    """Return the sorted nodes whose outputs each layer must compute, the input layer first."""
     stages = [np.unique(wanted)]
     num_nodes = neighbors.graph.num_nodes
     while len(stages) < num_layers:
@@ -198,13 +215,16 @@ def _features(graph: Graph) -> Tensor:
 
 
 def _parts(nodes: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    """At least one part, so that no nodes give a result of no rows and the right width."""
+    """Yield parts of the nodes, and one empty part without nodes.
+
+    The result of an empty part has no rows and the right width.
+    """
     for start in range(0, max(len(nodes), 1), size):
         yield nodes[start : start + size]
 
 
 class _Place:
-    """Device and dtype of a model's numbers."""
+    """Device and dtype of a model's floating-point tensors."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
@@ -228,14 +248,15 @@ def _at(batch: Batch, where: _Place) -> Batch:
 def _checked_rows(predicted: Tensor, batch: Batch) -> Tensor:
     if predicted.shape[0] != batch.num_seeds:
         raise GraphError(
-            f"the model gives {predicted.shape[0]} rows for {batch.num_seeds} seeds; return those of the first seeds alone"
+            f"the model gives {predicted.shape[0]} rows for {batch.num_seeds} seeds; return "
+            "those of the first seeds alone"
         )
     return predicted
 
 
 @contextmanager
 def _evaluating(model: Any) -> Iterator[None]:
-    """Evaluation mode without gradients; then each part's mode is what it was."""
+    """Put all modules in evaluation mode without gradients, then restore each module's mode."""
     parts = list(model.modules()) if isinstance(model, nn.Module) else []
     modes = [part.training for part in parts]
     for part in parts:

@@ -1,4 +1,4 @@
-"""Batches of sampled neighbourhoods for training, made by threads in advance."""
+"""Batches of sampled neighbourhoods for training, made in advance by threads."""
 
 from __future__ import annotations
 
@@ -24,36 +24,43 @@ from ._transfer import CudaStreams, Transfer
 
 
 _ARRAYS_OF_A_BATCH = 16
-"""Page-locked, with those of a few layers that have arrays of their own."""
+"""Page-locked arrays to keep for a batch, with those of a few layers that have their own arrays."""
 
 
 class NeighborLoader:
-    """The batches of each epoch, in an order and with draws that depend on ``seed`` and the epoch alone, not on threads.
+    """A loader whose order and draws depend only on ``seed`` and the epoch, not on threads.
 
-    Each pass of ``for batch in loader`` is the next epoch. A batch may be kept as long as the caller likes. After SALIENT (Kaler et al.,
-    MLSys 2022, section 4): each thread makes whole batches, features included.
+    Each pass of ``for batch in loader`` is the next epoch. You may keep a batch as long as you
+    like. After SALIENT (Kaler et al., MLSys 2022, section 4), each thread makes whole batches,
+    features included.
 
     Args:
-        graph: with features and labels, if batches shall have them.
-        fanouts: neighbours of each node at each hop, that of the seeds first; -1 for all of them.
-        seeds: whom batches are for: different node numbers, shape ``(num_seeds,)``, or a boolean mask, shape ``(num_nodes,)``; None for all nodes.
-        batch_size: seeds of one process in a batch.
-        shuffle: a new order each epoch; otherwise that of ``seeds``.
-        drop_last: leave out the last batch if it is not full.
-        num_threads: that make batches ahead; 0 to make each when it is wanted.
-        depth: batches that are begun and not yet taken, at most; None for twice the threads. Each takes the memory of its features.
-        seed: of order and draws.
+        graph: graph to sample from, with features and labels if batches need them.
+        fanouts: neighbours of each node at each hop, the seeds' hop first; -1 for all of them.
+        seeds: nodes to make batches for: distinct node numbers, shape ``(num_seeds,)``, or a
+            boolean mask, shape ``(num_nodes,)``; None for all nodes.
+        batch_size: number of seeds of one process in a batch.
+        shuffle: whether to draw a new order for each epoch; otherwise that of ``seeds`` is used.
+        drop_last: whether to leave out the last batch if it is not full.
+        num_threads: number of threads that make batches ahead; 0 makes each batch when it is
+            requested.
+        depth: maximum number of batches that are started and not yet taken; None for twice the
+            threads. Each takes the memory of its features.
+        seed: seed of the order and the draws.
         mode: see ``NeighborSampler``.
         replace: see ``NeighborSampler``.
         relabel: see ``NeighborSampler``.
-        table_bytes: of the tables of all threads together; see ``NeighborSampler``.
-        dtype: of features: that of the graph, or float32; None for that of the graph.
-        rank: which part of each global batch of ``batch_size * world_size`` seeds is for this process. All ranks have equally many batches; each seed comes once an epoch.
-        world_size: processes that train together.
-        device: where batches lie. To CUDA they are copied from page-locked memory beside the computing.
+        table_bytes: limit for the tables of all threads together; see ``NeighborSampler``.
+        dtype: dtype of the features: that of the graph or float32; None for that of the graph.
+        rank: number of this process, which takes that part of each global batch of
+            ``batch_size * world_size`` seeds. All ranks have equally many batches; each seed comes
+            once an epoch.
+        world_size: number of processes that train together.
+        device: device of the batches. Copies to CUDA run from page-locked memory, in parallel
+            with computation.
 
     Raises:
-        GraphError: seeds or options make no sense; the message says which.
+        GraphError: seeds or options are invalid; the message says which.
 
     >>> ring = Graph(np.arange(6), np.array([1, 2, 3, 4, 0], dtype=np.int32), y=np.arange(5))
     >>> loader = NeighborLoader(ring, [1, 1], batch_size=2)
@@ -65,7 +72,7 @@ class NeighborLoader:
     1
     """
 
-    def __init__(  # noqa: PLR0913 -- what PyG's and DGL's loaders take; all are keywords
+    def __init__(  # noqa: PLR0913 -- the options of PyG's and DGL's loaders; all are keywords
         self,
         graph: Graph,
         fanouts: Sequence[int],
@@ -121,20 +128,22 @@ class NeighborLoader:
 
     @property
     def graph(self) -> Graph:
-        """What batches are sampled from."""
+        """Graph that batches are sampled from."""
         return self.sampler.graph
 
     @property
     def num_seeds(self) -> int:
-        """Seeds of all processes."""
+        """Number of seeds of all processes."""
         return len(self.seeds)
 
     @property
     def next_epoch(self) -> int:
-        """Which epoch the next pass is; set it to go on where an earlier run ended.
+        """Number of the epoch that the next pass yields.
+
+        Set it to continue where an earlier run ended.
 
         Raises:
-            GraphError: it is set to something that is no epoch.
+            GraphError: it is set to something that is not a valid epoch.
         """
         return self._next_epoch
 
@@ -144,22 +153,23 @@ class NeighborLoader:
         self._next_epoch = int(epoch)
 
     def __len__(self) -> int:
-        """Batches of an epoch, for this process."""
+        """Return the number of batches in an epoch for this process."""
         return self.order.num_batches
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches of the next epoch."""
+        """Return an iterator over the batches of the next epoch."""
         batches = self.epoch(self._next_epoch)
         self._next_epoch += 1
         return batches
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        """The batches of an epoch, again and again the same; any number of epochs may be under way at once.
+        """Return an iterator over the batches of an epoch, the same ones each time.
 
-        Threads begin now and end with the last batch, or when the iterator is dropped.
+        Any number of epochs may be in progress at once. Threads begin now and end with the last
+        batch, or when the iterator is dropped.
 
         Raises:
-            GraphError: there is no such epoch.
+            GraphError: the epoch does not exist.
         """
         at_least(0, epoch=number)
         number = int(number)
@@ -173,14 +183,14 @@ class NeighborLoader:
         return (batch.to(self.device) for batch in batches)
 
     def batch(self, epoch: int, index: int) -> Batch:
-        """Make one batch of an epoch by itself: equal to that of ``epoch(epoch)``.
+        """Make one batch of an epoch by itself, equal to that of ``epoch(epoch)``.
 
         Args:
-            epoch: of the batch.
-            index: of the batch in this process's part of the epoch, from 0.
+            epoch: epoch of the batch.
+            index: position of the batch in this process's part of the epoch, from 0.
 
         Raises:
-            GraphError: there is no such epoch or batch.
+            GraphError: the epoch or the batch does not exist.
         """
         at_least(0, epoch=epoch, index=index)
         if index >= len(self):
@@ -189,7 +199,7 @@ class NeighborLoader:
         return made.to(self.device)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the tables of threads: they are made anew."""
+        """Return the state without the tables of threads, which are made again."""
         return self.__dict__ | {"sampler": self._new_sampler()}
 
     def _made(self, make: Callable[[int], Any]) -> Iterator[Any]:
@@ -208,7 +218,7 @@ class NeighborLoader:
         )
 
     def _new_memory(self) -> Memory:
-        # those begun, and those that the caller works with
+        # One for each started batch, and those that the caller works with.
         num = self.depth + 2
         if self.device.type == "cuda":
             return Memory(keep=num * _ARRAYS_OF_A_BATCH, allocate=pinned_bytes)
@@ -216,10 +226,12 @@ class NeighborLoader:
 
 
 def distinct_seeds(seeds: Any, *, num_nodes: int) -> np.ndarray:
-    """Node numbers from numbers, a boolean mask, or None for all; int64, shape ``(num_seeds,)``.
+    """Return seeds as node numbers; int64, shape ``(num_seeds,)``.
+
+    The seeds may be numbers, a boolean mask, or None for all nodes.
 
     Raises:
-        GraphError: a node does not exist or comes twice, or a mask has the wrong shape.
+        GraphError: a node does not exist or is listed twice, or a mask has the wrong shape.
     """
     if seeds is None:
         return np.arange(num_nodes)
@@ -229,15 +241,17 @@ def distinct_seeds(seeds: Any, *, num_nodes: int) -> np.ndarray:
     if array.dtype.kind == "b":
         if array.shape != (num_nodes,):
             raise GraphError(
-                f"the mask of seeds has shape {array.shape}; give one entry for each of the {num_nodes} nodes"
+                f"the mask of seeds has shape {array.shape}; give one entry for each of the "
+                f"{num_nodes} nodes"
             )
         return np.flatnonzero(array)
-    # a copy: what the caller writes to it later must not change epochs
+    # A copy, so that later writes of the caller do not change epochs.
     array = checked_nodes(array, num_nodes=num_nodes, name="seed").copy()
     values, counts = np.unique(array, return_counts=True)
     if len(values) < len(array):
         raise GraphError(
-            f"{len(array) - len(values)} of {len(array)} seeds are there already, such as node {values[counts.argmax()]}; "
+            f"{len(array) - len(values)} of {len(array)} seeds are there already, such as node "
+            f"{values[counts.argmax()]}; "
             "an epoch has each seed once: give np.unique(seeds)"
         )
     return array

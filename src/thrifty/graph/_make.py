@@ -1,4 +1,4 @@
-"""One whole batch: neighbourhood, features and labels."""
+"""One complete batch: neighbourhood, features and labels."""
 
 from __future__ import annotations
 
@@ -22,25 +22,30 @@ def make_batch(
     dtype: torch.dtype | None = None,
     memory: Memory | None = None,
 ) -> Batch:
-    """Samples around some seeds and cuts out features and labels; all in the calling thread.
+    """Sample around some seeds and gather features and labels, all in the calling thread.
 
     Args:
-        sampler: of the graph whose features and labels are wanted.
+        sampler: sampler on the graph that has the features and labels.
         seeds: node numbers, shape ``(num,)``; duplicates get one row.
         epoch: see ``NeighborSampler.sample``.
-        index: the number of the batch; likewise.
-        dtype: of the features: that of the graph, or float32; None for that of the graph.
-        memory: where features lie; None for fresh memory.
+        index: number of the batch; see ``NeighborSampler.sample``.
+        dtype: dtype of the features: that of the graph or float32; None for that of the graph.
+        memory: pool to take the features' memory from; None for fresh memory.
 
     Returns:
-        A batch with ``x`` and ``y``; they are None where the graph has none.
+        A batch with ``x`` and ``y``; each is None where the graph has none.
 
     Raises:
-        GraphError: a seed does not exist, or features cannot be had in this dtype.
+        GraphError: a seed does not exist, or the features cannot be converted to this dtype.
 
     >>> import numpy as np
     >>> from thrifty.graph import Graph
-    >>> ring = Graph(np.arange(4), np.array([1, 2, 0], dtype=np.int32), x=torch.eye(3), y=torch.tensor([5, 6, 7]))
+    >>> ring = Graph(
+    ...     np.arange(4),
+    ...     np.array([1, 2, 0], dtype=np.int32),
+    ...     x=torch.eye(3),
+    ...     y=torch.tensor([5, 6, 7]),
+    ... )
     >>> batch = make_batch(NeighborSampler(ring, [1]), [2, 1])
     >>> batch.nodes, batch.y
     (tensor([2, 1, 0]), tensor([7, 6]))

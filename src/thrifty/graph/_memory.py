@@ -1,4 +1,4 @@
-"""Memory that is used again when nobody can see it any more."""
+"""Memory that is reused once no reference to it is left."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ import torch
 
 
 ALIGNMENT = 64
-"""Bytes; a cache line."""
+"""Alignment in bytes: a cache line."""
 
 
 class Memory:
-    """Lends arrays whose memory comes back by itself when the last tensor, view or graph that needs it is gone.
+    """A pool whose arrays return when the last tensor, view or graph that needs them is gone.
 
-    A system call and a page fault for each 4 KiB of a fresh large array are saved. Whoever keeps an array keeps its memory: no reuse is ever
-    visible. Any number of threads may borrow at once.
+    Reuse saves a system call, and a page fault for each 4 KiB of a fresh large array. An array
+    that is still referenced keeps its memory, so reuse is never visible. Any number of threads
+    may borrow at once.
 
     Args:
-        keep: free buffers that are kept; beyond that one that was free for long is given up.
-        allocate: gives that many bytes, uint8; None for ordinary memory. See ``pinned_bytes``.
+        keep: number of free buffers to keep; beyond it, a buffer that has long been free is
+            released.
+        allocate: returns the given number of bytes as uint8; None for ordinary memory. See
+            ``pinned_bytes``.
 
     >>> memory = Memory()
     >>> lent = memory.array((2, 3), torch.float32)
@@ -42,16 +45,17 @@ class Memory:
     ) -> None:
         self._keep = keep
         self._allocate = _aligned_bytes if allocate is None else allocate
-        # a deque and no lock: a buffer may come back at any moment, also in the middle of a method of this class, when garbage is collected
+        # A deque and no lock: garbage collection may return a buffer at any moment, even in the
+        # middle of a method of this class.
         self._free: deque[torch.Tensor] = deque(maxlen=keep)
 
     @property
     def num_free(self) -> int:
-        """Buffers that wait for being used again."""
+        """Number of buffers that wait for reuse."""
         return len(self._free)
 
     def array(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A contiguous tensor on the CPU with arbitrary content."""
+        """Return a contiguous tensor on the CPU with arbitrary content."""
         num_bytes = prod(shape) * dtype.itemsize
         if not num_bytes:
             return torch.empty(tuple(shape), dtype=dtype, device="cpu")
@@ -59,11 +63,14 @@ class Memory:
         return torch.from_numpy(lent).view(dtype).view(tuple(shape))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What is free is nothing to be sent to another process."""
+        """Return the settings only: free buffers are not worth sending to another process."""
         return _memory, (self._keep, self._allocate)
 
     def _buffer(self, size: int) -> torch.Tensor:
-        """One of this size: the one that came back last, which caches may still hold, or a new one."""
+        """Return a buffer of this size, reused or new.
+
+        The one that came back last goes first, because caches may still hold it.
+        """
         for _ in range(self._keep):
             try:
                 buffer = self._free.pop()
@@ -76,7 +83,7 @@ class Memory:
 
 
 class _Lease:
-    """Owner of the bytes of one array; NumPy keeps it alive as long as anything refers to them."""
+    """Owner of one array's bytes; NumPy keeps it alive as long as anything refers to them."""
 
     __slots__ = ("__array_interface__", "_buffer", "_home")
 
@@ -91,12 +98,15 @@ class _Lease:
         }
 
     def __del__(self) -> None:
-        # atomic; where all places are taken, the buffer at the other end is given up
+        # Atomic. If all places are taken, the deque drops the buffer at the other end.
         self._home.append(self._buffer)
 
 
 def pinned_bytes(num_bytes: int) -> torch.Tensor:
-    """Page-locked memory, from which CUDA copies without the CPU; uint8, shape ``(num_bytes,)``."""
+    """Return page-locked memory, from which CUDA copies without the CPU.
+
+    It is uint8 of shape ``(num_bytes,)``.
+    """
     return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
 
@@ -107,7 +117,10 @@ def _aligned_bytes(num_bytes: int) -> torch.Tensor:
 
 
 def _rounded(num_bytes: int) -> int:
-    """The next of 4, 5, 6 and 7 times a power of two: batches differ by some nodes and should meet in one size."""
+    """Round up to the next of 4, 5, 6 and 7 times a power of two.
+
+    Batches differ by some nodes, and rounding lets them share one buffer size.
+    """
     step = max(ALIGNMENT, 1 << max(num_bytes.bit_length() - 3, 0))
     return -(-num_bytes // step) * step
 

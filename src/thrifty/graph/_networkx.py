@@ -13,17 +13,18 @@ from ._graph import Graph
 
 
 def from_networkx(graph: Any, *, x: str | None = None, y: str | None = None) -> Graph:
-    """A graph from one of NetworkX. Nodes are numbered in the order of ``graph.nodes``.
+    """Return a NetworkX graph as a ``Graph``, with nodes in the order of ``graph.nodes``.
 
-    An undirected edge becomes one in each direction, parallel edges stay, weights are ignored.
+    An undirected edge becomes one in each direction, parallel edges stay, and weights are ignored.
 
     Args:
         graph: ``Graph``, ``DiGraph``, ``MultiGraph`` or ``MultiDiGraph``.
-        x: the node attribute that holds features (numbers, the same many for each node; one number is one feature), or None.
-        y: the node attribute that holds labels, or None.
+        x: name of the node attribute that holds features, or None. Each node needs equally many
+            numbers; a single number is one feature.
+        y: name of the node attribute that holds labels, or None.
 
     Raises:
-        GraphError: it is no graph of NetworkX, or a node lacks an attribute.
+        GraphError: the graph is not from NetworkX, or a node lacks an attribute.
 
     >>> import networkx
     >>> graph = networkx.DiGraph([("a", "b"), ("c", "b")])

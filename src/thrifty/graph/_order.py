@@ -1,4 +1,4 @@
-"""Which seeds are in which batch of an epoch, for one process or many."""
+"""The seeds of each batch of an epoch, for one process or many."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from ._check import at_least
 class SeedOrder:
     """The batches of each epoch, as a function of ``seed`` and the epoch.
 
-    The ranks of data parallel training share each global batch of ``batch_size * world_size`` seeds: contiguous parts that differ by one seed
-    at most. All ranks have equally many batches, none is empty, and each seed comes once an epoch, in one of them. Where fewer seeds than ranks are left for the
-    last global batch they join the one before.
+    The ranks of data-parallel training share each global batch of ``batch_size * world_size``
+    seeds, in contiguous parts that differ by at most one seed. All ranks have equally many
+    batches, none is empty, and each seed comes once an epoch, in one of them. If fewer seeds than
+    ranks are left for the last global batch, they join the one before.
 
     Args:
-        num_seeds: seeds of all ranks.
-        batch_size: seeds of one rank in a batch.
-        shuffle: a new permutation each epoch; otherwise in the order they were given.
-        seed: of the permutations.
-        drop_last: leave out the last global batch if it is not full.
+        num_seeds: number of seeds of all ranks.
+        batch_size: number of seeds of one rank in a batch.
+        shuffle: whether to draw a new permutation for each epoch; otherwise seeds stay in the
+            given order.
+        seed: seed of the permutations.
+        drop_last: whether to leave out the last global batch if it is not full.
         rank: which part this process takes, from 0.
-        world_size: processes.
+        world_size: number of processes.
 
     Raises:
-        GraphError: an option makes no sense, or there would be no batch at all.
+        GraphError: an option is invalid, or there would be no batch at all.
 
     >>> order = SeedOrder(num_seeds=10, batch_size=2, shuffle=False, rank=1, world_size=2)
     >>> [order.of(epoch=0)[order.part(batch)].tolist() for batch in range(order.num_batches)]
@@ -52,32 +54,35 @@ class SeedOrder:
         at_least(0, rank=self.rank)
         if self.rank >= self.world_size:
             raise GraphError(
-                f"rank={self.rank} and world_size={self.world_size}; ranks go from 0 to world_size - 1"
+                f"rank={self.rank} and world_size={self.world_size}; ranks go from 0 to "
+                "world_size - 1"
             )
         if self.drop_last and self.num_seeds < self._global_size:
             raise GraphError(
-                f"drop_last=True leaves no batch: {self.num_seeds} seeds are fewer than batch_size * world_size = "
+                f"drop_last=True leaves no batch: {self.num_seeds} seeds are fewer than "
+                "batch_size * world_size = "
                 f"{self._global_size}; give a smaller batch_size or drop_last=False"
             )
         if self.num_seeds < self.world_size:
             raise GraphError(
-                f"{self.num_seeds} seeds for {self.world_size} ranks: some would have no batch; use fewer ranks"
+                f"{self.num_seeds} seeds for {self.world_size} ranks: some would have no "
+                "batch; use fewer ranks"
             )
 
     @property
     def num_batches(self) -> int:
-        """Batches of an epoch, the same for all ranks."""
+        """Number of batches in an epoch, the same for all ranks."""
         full, rest = divmod(self.num_seeds, self._global_size)
         return full if self.drop_last or (full and rest < self.world_size) else full + 1
 
     def of(self, epoch: int) -> np.ndarray:
-        """Places of the seeds in the order of an epoch; int64, shape ``(num_seeds,)``."""
+        """Return the seeds' positions in the order of an epoch; int64, shape ``(num_seeds,)``."""
         if not self.shuffle:
             return np.arange(self.num_seeds)
         return epoch_order(self.num_seeds, seed=self.seed, epoch=epoch).numpy()
 
     def part(self, batch: int) -> slice:
-        """Where in the order of an epoch this rank's part of a batch lies."""
+        """Return the slice of an epoch's order that is this rank's part of a batch."""
         first = batch * self._global_size
         joined = not self.drop_last and batch == self.num_batches - 1
         size = self.num_seeds - first if joined else self._global_size
@@ -87,7 +92,7 @@ class SeedOrder:
         )
 
     def number(self, batch: int) -> int:
-        """A number that no batch of another rank has: draws must differ between ranks."""
+        """Return a number that no other rank's batch has, so that draws differ between ranks."""
         return batch * self.world_size + self.rank
 
     @property

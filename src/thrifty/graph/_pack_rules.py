@@ -1,4 +1,4 @@
-"""What aggregates and dropout do to the tensors of trials that are trained as one batched computation."""
+"""Packing rules of aggregates and dropout, for trials trained as one batched computation."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from ._relu_dropout import draw_key, relu_dropout
 
 @register_rule(neighbor_mean)
 def mean(group: Group, x: Packed, block: Block) -> Packed:
-    """``neighbor_mean``."""
+    """Apply ``neighbor_mean`` to each trial."""
     return group.pack(_aggregate.of_each(group.first(x), block, mean=True, own=False))
 
 
 @register_rule(neighbor_sum)
 def total(group: Group, x: Packed, block: Block) -> Packed:
-    """``neighbor_sum``."""
+    """Apply ``neighbor_sum`` to each trial."""
     return group.pack(_aggregate.of_each(group.first(x), block, mean=False, own=False))
 
 
 @register_rule(mean_and_own)
 def beside(group: Group, x: Packed, block: Block) -> Packed:
-    """``mean_and_own``."""
+    """Apply ``mean_and_own`` to each trial."""
     return group.pack(_aggregate.of_each(group.first(x), block, mean=True, own=True))
 
 
 @register_rule(relu_dropout)
 def drop(group: Group, x: Packed, p: float, *, inplace: bool = False) -> Packed:
-    """``relu_dropout``: each trial's own key and probability."""
+    """Apply ``relu_dropout`` with each trial's own key and probability."""
     value = group.first(x)
     if not (uses_kernels(value) and value.is_contiguous()):
         return F.dropout(x.relu_() if inplace else x.relu(), p)  # type: ignore[return-value]
     randomness = group.randomness
     draws = [
-        # alone, nothing is drawn where there is no choice
+        # A trial on its own draws no number either if the rate is 0 or 1.
         (rate, draw_key(generator) if 0.0 < rate < 1.0 else 0)
         for rate, generator in zip(randomness.rates_of(p), randomness.generators, strict=True)
     ]

@@ -13,13 +13,14 @@ from ._graph import Graph
 
 
 def from_pyg(data: Any) -> Graph:
-    """A graph from ``torch_geometric.data.Data``, with its ``x`` and ``y``.
+    """Return ``torch_geometric.data.Data`` as a graph, with its ``x`` and ``y``.
 
-    Edges are read from ``edge_index``, or else from ``adj_t`` (the transposed adjacency matrix, a sparse tensor of torch or of torch-sparse).
-    Weights, edge features and masks are ignored; ``data.train_mask.nonzero().flatten()`` are seeds.
+    Edges come from ``edge_index``, or else from ``adj_t`` (the transposed adjacency matrix, a
+    sparse tensor of torch or of torch-sparse). Weights, edge features and masks are ignored; for
+    seeds, use ``data.train_mask.nonzero().flatten()``.
 
     Raises:
-        GraphError: it has no edges, is heterogeneous, or they are not well formed.
+        GraphError: the data has no edges, is heterogeneous, or its edges are not well formed.
 
     >>> import warnings
     >>> with warnings.catch_warnings(action="ignore"):  # torch warns of what PyG uses
@@ -38,7 +39,8 @@ def from_pyg(data: Any) -> Graph:
     adj_t = getattr(data, "adj_t", None)
     if adj_t is None:
         raise GraphError(
-            f"a {type(data).__name__} without edge_index and adj_t; give Data(edge_index=..., x=..., y=...)"
+            f"a {type(data).__name__} without edge_index and adj_t; give Data(edge_index=..., "
+            "x=..., y=...)"
         )
     indptr, indices, shape = _rows_of(adj_t)
     if shape[0] != shape[1]:
@@ -47,7 +49,10 @@ def from_pyg(data: Any) -> Graph:
 
 
 def _num_nodes(data: Any) -> int | None:
-    """What was said, or what PyG concludes from attributes that we do not read; it warns where it can only guess."""
+    """Return the stated number of nodes, or what PyG infers from attributes that we do not read.
+
+    PyG warns where it can only guess. None means that ``x`` or ``y`` tells the number.
+    """
     if "num_nodes" not in data and (data.x is not None or data.y is not None):
         return None
     num_nodes: int | None = data.num_nodes
@@ -60,7 +65,8 @@ def _rows_of(adj_t: Any) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
         return indptr, indices, tuple(adj_t.sparse_sizes())
     if not isinstance(adj_t, torch.Tensor) or adj_t.layout == torch.strided or adj_t.dim() != 2:
         raise GraphError(
-            f"adj_t is a {type(adj_t).__name__}; give a sparse matrix, such as adj_t.to_sparse_csr()"
+            f"adj_t is a {type(adj_t).__name__}; give a sparse matrix, such as "
+            "adj_t.to_sparse_csr()"
         )
     if adj_t.layout != torch.sparse_csr:
         adj_t = adj_t.to_sparse_csr()

@@ -1,4 +1,4 @@
-"""Local numbers for the nodes of a batch: a dense table, or a hash table where that would be too large."""
+"""Batch-local node numbers: a dense table, or a hash table where that would be too large."""
 
 from __future__ import annotations
 
@@ -11,27 +11,37 @@ from .kernels import free_slots, relabel_dense, relabel_hashed
 
 _FEWEST_SLOTS = 2**15
 _SLOTS_OF_NODE = 4
-"""Slots of the table for each node: few nodes have to look at a second slot."""
+"""Slots of the hash table for each node, so that few nodes need a second probe."""
 _SPARE = 16
-"""The table grows when no more than this part of its slots may still be taken."""
+"""The table grows when at most one in this many of its slots may still be taken."""
 
 
 class Relabeler(ABC):
-    """Numbers the nodes of one batch after the other; each number is the place of the node in ``nodes``."""
+    """Numbers for the nodes of one batch at a time.
+
+    Each number is the position of the node in ``nodes``.
+    """
 
     @abstractmethod
     def start(self) -> None:
-        """Forgets all nodes."""
+        """Forget all nodes."""
 
     @abstractmethod
     def number(
         self, found: np.ndarray, nodes: np.ndarray, *, num_nodes: int, out: np.ndarray
     ) -> int:
-        """Writes the numbers of ``found`` to ``out`` and new nodes to ``nodes``; how many nodes there are then."""
+        """Write the numbers of ``found`` to ``out``, and new nodes to ``nodes``.
+
+        Returns:
+            The number of nodes afterwards.
+        """
 
 
 class DenseRelabeler(Relabeler):
-    """4 bytes for each node of the graph, no clearing between batches but once in ``2**(32 - bits)``."""
+    """A dense table with 4 bytes for each node of the graph.
+
+    It is cleared only once in ``2**(32 - bits)`` batches.
+    """
 
     def __init__(self, num_nodes: int) -> None:
         self._bits = max(num_nodes - 1, 1).bit_length()
@@ -39,7 +49,7 @@ class DenseRelabeler(Relabeler):
         self._stamp = 0
 
     def start(self) -> None:
-        """Forgets all nodes."""
+        """Forget all nodes."""
         self._stamp += 1
         if self._stamp >> (32 - self._bits):
             self._table.fill(0)
@@ -48,34 +58,43 @@ class DenseRelabeler(Relabeler):
     def number(
         self, found: np.ndarray, nodes: np.ndarray, *, num_nodes: int, out: np.ndarray
     ) -> int:
-        """Writes the numbers of ``found`` to ``out`` and new nodes to ``nodes``; how many nodes there are then."""
+        """Write the numbers of ``found`` to ``out``, and new nodes to ``nodes``.
+
+        Returns:
+            The number of nodes afterwards.
+        """
         table = self._table
         return int(relabel_dense(found, table, self._stamp, self._bits, nodes, num_nodes, out))
 
 
 class HashRelabeler(Relabeler):
-    """10 bytes for each of four to eleven times the nodes of the largest batch."""
+    """A hash table with 10 bytes for each of four to eleven times the largest batch's nodes."""
 
     def __init__(self) -> None:
         self._num_used = 0
         self._make(_FEWEST_SLOTS)
 
     def start(self) -> None:
-        """Forgets all nodes."""
+        """Forget all nodes."""
         free_slots(self._keys, self._slots[: self._num_used])
         self._num_used = 0
 
     def number(
         self, found: np.ndarray, nodes: np.ndarray, *, num_nodes: int, out: np.ndarray
     ) -> int:
-        """Writes the numbers of ``found`` to ``out`` and new nodes to ``nodes``; how many nodes there are then."""
+        """Write the numbers of ``found`` to ``out``, and new nodes to ``nodes``.
+
+        Returns:
+            The number of nodes afterwards.
+        """
         done = 0
         while done < len(found):
             room = len(self._keys) // _SLOTS_OF_NODE - num_nodes
             if room <= len(self._keys) // _SPARE:
                 self._grow(nodes[:num_nodes])
                 continue
-            # in parts: of a million edges a few thousand may be new, and there shall not be room for a million
+            # In parts: of a million edges, only a few thousand nodes may be new, so do not make
+            # room for a million.
             part = found[done : done + room]
             num_nodes = self._number(part, nodes, num_nodes=num_nodes, out=out[done:])
             self._num_used = num_nodes

@@ -1,4 +1,7 @@
-"""ReLU and dropout at once: what stands between two layers, and costs as much as they do if each is a pass of its own."""
+"""ReLU and dropout in one pass.
+
+They stand between two layers, and would cost as much as the layers if each were its own pass.
+"""
 
 from __future__ import annotations
 
@@ -22,46 +25,57 @@ _NUM_DRAWS = 2**32
 
 @torch.compiler.disable
 def relu_dropout(x: Tensor, p: float, *, inplace: bool = False) -> Tensor:
-    """``dropout(relu(x), p)`` in training: an element stays with probability ``1 - p``, and is then divided by it.
+    """Return ``dropout(relu(x), p)`` as in training.
 
-    Draws are a function of one number from PyTorch's generator on the CPU, so that ``torch.manual_seed`` holds for them; they are not
+    An element is kept with probability ``1 - p`` and then divided by it. The draws are a function
+    of one number from PyTorch's CPU generator, so they follow ``torch.manual_seed``. They are not
     those of ``torch.nn.functional.dropout``, and do not depend on the number of threads.
 
     Args:
-        x: any shape.
-        p: probability of zero.
-        inplace: whether to write over ``x``.
+        x: input of any shape.
+        p: probability that an element is set to zero.
+        inplace: whether to overwrite ``x``.
 
     >>> relu_dropout(torch.tensor([-1.0, 2.0]), 1.0)
     tensor([0., 0.])
     """
     if has_torch_function_unary(x):
-        return handle_torch_function(relu_dropout, (x,), x, p, inplace=inplace)  # type: ignore[no-any-return]
+        return handle_torch_function(  # type: ignore[no-any-return]
+            relu_dropout, (x,), x, p, inplace=inplace
+        )
     if not (uses_kernels(x) and x.is_contiguous() and 0.0 < p < 1.0):
         return F.dropout(x.relu_() if inplace else x.relu(), p)
     return of_each(x, [(p, draw_key())], inplace=inplace)
 
 
 def draw_key(generator: torch.Generator | None = None) -> int:
-    """The number that a mask is a function of."""
+    """Draw the number that determines a mask."""
     (key,) = torch.randint(2**63 - 1, (1,), generator=generator).tolist()
     return int(key)
 
 
 def of_each(x: Tensor, draws: Sequence[tuple[float, int]], *, inplace: bool) -> Tensor:
-    """The same for several trials, each with its probability, 0 and 1 included, and its key.
+    """Apply ReLU and dropout to several trials, each with its own probability and key.
+
+    Probabilities of 0 and 1 are allowed.
 
     Args:
-        x: contiguous; its first dimension counts the trials, unless there is but one.
-        draws: of each trial.
-        inplace: whether to write over ``x``.
+        x: contiguous; its first dimension counts the trials, unless there is only one.
+        draws: probability and key of each trial.
+        inplace: whether to overwrite ``x``.
     """
-    return _ReluDropout.apply(x, tuple(draws), inplace)  # type: ignore[no-any-return, no-untyped-call]
+    return _ReluDropout.apply(  # type: ignore[no-any-return, no-untyped-call]
+        x, tuple(draws), inplace
+    )
 
 
 class _ReluDropout(Function):
     @staticmethod
-    def forward(x: Tensor, draws: Sequence[tuple[float, int]], inplace: bool) -> Tensor:  # noqa: FBT001 -- apply() takes no keywords
+    def forward(
+        x: Tensor,
+        draws: Sequence[tuple[float, int]],
+        inplace: bool,  # noqa: FBT001 -- apply() takes no keywords
+    ) -> Tensor:
         out = x if inplace else torch.empty_like(x)
         num = len(draws)
         for (p, key), source, target in zip(draws, _rows(x, num), _rows(out, num), strict=True):
@@ -75,14 +89,14 @@ class _ReluDropout(Function):
         ctx.scales = [_scale(p) for p, _ in draws]
         if inplace:
             ctx.mark_dirty(x)
-        # what was dropped and what was negative is zero, what stayed is not: no mask has to be kept
+        # Dropped and negative elements are zero and kept ones are not, so no mask must be saved.
         ctx.save_for_backward(output)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (out,), grad, num = ctx.saved_tensors, grads[0], len(ctx.scales)
         if torch.is_grad_enabled():
-            # somebody wants to differentiate again
+            # The caller will differentiate again, so use differentiable operations.
             scales = grad.new_tensor(ctx.scales)
             if num > 1:
                 scales = scales.view(-1, *[1] * (grad.dim() - 1))
@@ -101,5 +115,5 @@ def _scale(p: float) -> float:
 
 
 def _rows(tensor: Tensor, num: int) -> Iterator[np.ndarray]:
-    """The elements of each trial."""
+    """Return an iterator over the elements of each trial."""
     return iter(tensor.detach().view(num, -1).numpy())

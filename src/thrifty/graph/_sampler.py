@@ -26,24 +26,28 @@ _MOST_NEIGHBORS = 2**31
 
 
 class NeighborSampler:
-    """Samples the neighbours of seeds, their neighbours, and so on, one hop for each layer of a model.
+    """A sampler of seeds' neighbours, their neighbours, and so on, one hop for each model layer.
 
-    The result is a function of (``seed``, epoch, batch) and the seeds asked for, whatever else was sampled before and by how many
-    threads; any number of threads may call ``sample`` at once. After SALIENT (Kaler et al., MLSys 2022, section 4).
+    The result is a function of (``seed``, epoch, batch) and the requested seeds. It does not
+    depend on what else was sampled before or on the number of threads, and any number of threads
+    may call ``sample`` at once. After SALIENT (Kaler et al., MLSys 2022, section 4).
 
     Args:
-        graph: what to sample from.
-        fanouts: neighbours of each node at each hop, that of the seeds first; -1 for all of them.
-        mode: ``"frontier"``: each node is expanded once, at the hop where it is found (PyG's ``NeighborLoader``); ``"full"``: every hop
-            expands all nodes found so far again (SALIENT, DGL's blocks).
-        replace: whether an edge may be drawn more than once; then every node with neighbours gets ``fanout`` of them.
-        seed: of all draws.
-        relabel: ``"dense"``: a table of 4 bytes a node for each thread; ``"hash"``: a hash table; ``"auto"``: dense as long as a table takes
-            ``table_bytes`` at most. Both give the same batches.
+        graph: graph to sample from.
+        fanouts: neighbours of each node at each hop, the seeds' hop first; -1 for all of them.
+        mode: ``"frontier"`` expands each node once, at the hop where it is found (as PyG's
+            ``NeighborLoader``); ``"full"`` expands all nodes found so far again at every hop (as
+            SALIENT and DGL's blocks).
+        replace: whether an edge may be drawn more than once; every node with neighbours then gets
+            ``fanout`` of them.
+        seed: seed of all draws.
+        relabel: ``"dense"`` uses a table of 4 bytes a node for each thread, ``"hash"`` a hash
+            table, and ``"auto"`` the dense table as long as it takes at most ``table_bytes``. All
+            give the same batches.
         table_bytes: see ``relabel``.
 
     Raises:
-        GraphError: fanouts or options make no sense.
+        GraphError: fanouts or options are invalid.
 
     >>> ring = Graph(np.arange(6), np.array([1, 2, 3, 4, 0], dtype=np.int32))
     >>> batch = NeighborSampler(ring, [1, 1]).sample([0, 3])
@@ -78,30 +82,31 @@ class NeighborSampler:
 
     @property
     def num_layers(self) -> int:
-        """How many hops, and blocks, a batch has."""
+        """Number of hops, and of blocks in a batch."""
         return len(self.fanouts)
 
     def sample(self, seeds: Any, *, epoch: int = 0, batch: int = 0) -> Batch:
-        """The sampled neighbourhood of some seeds, without features and labels.
+        """Return the sampled neighbourhood of some seeds, without features and labels.
 
         Args:
             seeds: node numbers, any integer dtype, shape ``(num,)``; duplicates get one row.
-            epoch: part of what the draws depend on.
-            batch: likewise.
+            epoch: epoch, which the draws depend on.
+            batch: number of the batch, which the draws also depend on.
 
         Raises:
-            GraphError: a seed does not exist, a number is no integer, or a batch has more than 2^31 edges.
+            GraphError: a seed does not exist, a number is not an integer, or the batch has more
+                than 2^31 edges.
         """
         wanted = checked_nodes(seeds, num_nodes=self.graph.num_nodes, name="seed")
         place = (_integer(epoch, name="epoch"), _integer(batch, name="batch"))
         workspace = self._workspace()
         found = self._sample(workspace, wanted, place)
-        # not after an exception: whoever comes next would find a batch half made
+        # Not after an exception: the next caller would find a half-made batch.
         self._workspaces.append(workspace)
         return found
 
     def _workspace(self) -> Workspace:
-        """One that no other thread has now."""
+        """Return a workspace that no other thread is using."""
         try:
             return self._workspaces.pop()
         except IndexError:
@@ -135,7 +140,7 @@ class NeighborSampler:
                 first=first,
                 fanout=fanout,
                 replace=self.replace,
-                # hashed, not counted on: rows of different hops and batches must not share draws
+                # A hash and no counter: rows of different hops and batches must not share draws.
                 key=np.uint64(derive_seed(self.seed, "neighbors", *place, number)),
             )
             hops.append(_Hop(starts, workspace.num_nodes))
@@ -145,14 +150,14 @@ class NeighborSampler:
 
 
 class _Hop(NamedTuple):
-    """Where rows of edges begin and end, in all edges of the batch, and how many nodes there are after it."""
+    """Where one hop's rows begin and end in the batch's edges, and the number of nodes after it."""
 
     starts: np.ndarray
     num_src: int
 
 
 def _prefixes(hops: Sequence[_Hop], edges: torch.Tensor) -> tuple[Block, ...]:
-    """All rows for the layer of the input, fewer and fewer for those after it."""
+    """Return blocks that share their edges: all rows for the input layer, fewer for later ones."""
     starts = torch.from_numpy(
         np.concatenate([hops[0].starts, *(hop.starts[1:] for hop in hops[1:])])
     )
@@ -165,7 +170,7 @@ def _prefixes(hops: Sequence[_Hop], edges: torch.Tensor) -> tuple[Block, ...]:
 
 
 def _slices(hops: Sequence[_Hop], edges: torch.Tensor) -> tuple[Block, ...]:
-    """Each layer has edges of its own."""
+    """Return blocks with separate edges for each layer."""
     return tuple(
         Block(
             torch.from_numpy(hop.starts - hop.starts[0]),
@@ -181,19 +186,22 @@ def _checked_fanouts(fanouts: Any) -> tuple[int, ...]:
         fanouts = fanouts.tolist()
     if isinstance(fanouts, str) or not isinstance(fanouts, Sequence) or not fanouts:
         raise GraphError(
-            f"fanouts={fanouts!r}; give one number for each layer, that of the seeds first, such as [15, 10, 5]"
+            f"fanouts={fanouts!r}; give one number for each layer, that of the seeds first, "
+            "such as [15, 10, 5]"
         )
     for fanout in fanouts:
         if isinstance(fanout, bool) or not isinstance(fanout, Integral) or fanout < -1:
             raise GraphError(
-                f"fanouts={list(fanouts)!r}: {fanout!r} is no fanout; give 0 or more neighbours, or -1 for all"
+                f"fanouts={list(fanouts)!r}: {fanout!r} is no fanout; give 0 or more "
+                "neighbours, or -1 for all"
             )
-    # nobody has more neighbours; and with replacement this is an error before memory runs out
+    # No node has more neighbours, and with replacement this size raises an error before memory
+    # runs out.
     return tuple(min(int(fanout), _MOST_NEIGHBORS) for fanout in fanouts)
 
 
 def _integer(value: Any, *, name: str) -> int:
-    # one type for all: seeds are derived from how numbers are written
+    # Use one type for all numbers, because seeds are derived from how numbers are written.
     try:
         return index(value)
     except TypeError:

@@ -1,4 +1,4 @@
-"""Graphs on disk: a file for each array, and a header."""
+"""Graphs on disk: one file for each array, and a header."""
 
 from __future__ import annotations
 
@@ -29,18 +29,20 @@ _PART_BYTES = 2**26
 def save_graph(
     graph: Graph, folder: str | os.PathLike[str], *, overwrite: bool = False
 ) -> None:
-    """Writes a graph to a folder of ``.npy`` files and a JSON header, without pickle.
+    """Write a graph to a folder of ``.npy`` files and a JSON header, without pickle.
 
-    All is written next to the folder and renamed when it is complete and on disk: whoever reads sees the whole graph or none.
+    The files are written next to the folder and renamed when they are complete and on disk, so
+    readers see the whole graph or none.
 
     Args:
-        graph: what to save. bfloat16 is stored as its bits, uint16.
-        folder: where; its parents are made.
-        overwrite: whether a graph that is there may be replaced. Whoever has mapped it keeps the old one.
+        graph: graph to save. bfloat16 is stored as its bits, uint16.
+        folder: target folder; its parents are created.
+        overwrite: whether to replace a graph that already exists. Processes that have mapped it
+            keep the old one.
 
     Raises:
-        GraphError: there is something already, or labels have a dtype that NumPy does not know.
-        StoreWriteError: the place is full or cannot be written to; what was there is as before.
+        GraphError: the target already exists, or labels have a dtype that NumPy does not know.
+        StoreWriteError: the disk is full or not writable; what was there before is unchanged.
 
     >>> import tempfile
     >>> place = Path(tempfile.mkdtemp()) / "pair"
@@ -66,24 +68,27 @@ def save_graph(
             f"the graph could not be saved in {place}: {error}; make room, or choose another place"
         ) from error
     finally:
-        # gone already if all went well
+        # Renamed already if all went well.
         shutil.rmtree(whole, ignore_errors=True)
 
 
 def load_graph(
     folder: str | os.PathLike[str], *, mmap: bool = True, verify: bool = True
 ) -> Graph:
-    """Reads a graph that `save_graph` wrote.
+    """Read a graph that `save_graph` wrote.
 
     Args:
-        folder: where it is.
-        mmap: whether arrays stay on disk and are read where they are touched; processes share that memory. What is written to them is seen by this
-            process only and not saved; features larger than the memory are read-only, and writing to them ends the process.
-        verify: whether all bytes are compared with their checksums and ranges are looked at, which reads the files once. Without it only sizes are
-            looked at; an altered file then gives wrong batches, or ends the process.
+        folder: folder of the graph.
+        mmap: whether arrays stay on disk and are read on access; processes share that memory.
+            Writes to the arrays are visible to this process only and not saved. Features larger
+            than the memory are read-only, and writing to them ends the process.
+        verify: whether to compare all bytes with their checksums and to check ranges, which reads
+            the files once. Otherwise only sizes are checked; an altered file then gives wrong
+            batches, or ends the process.
 
     Raises:
-        GraphError: there is no graph, a file is missing, truncated or altered, or a newer thrifty wrote it.
+        GraphError: there is no graph, a file is missing, truncated or altered, or a newer thrifty
+            wrote it.
     """
     place = Path(folder)
     entries = _read_header(place)
@@ -115,7 +120,7 @@ def _dtype_name(values: Any) -> str:
 
 
 def _bits(values: Any, *, name: str) -> np.ndarray:
-    """As NumPy can store it."""
+    """Return the values as an array that NumPy can store."""
     if isinstance(values, np.ndarray):
         return values
     try:
@@ -162,7 +167,8 @@ def _put_in_place(whole: Path, place: Path) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    # a new name is on disk when its folder is; where folders cannot be opened, the system sees to it
+    # A new name is on disk once its folder is flushed. Where folders cannot be opened, the
+    # operating system takes care of that.
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -184,7 +190,8 @@ def _read_header(place: Path) -> dict[str, dict[str, Any]]:
     version = header.get("version")
     if isinstance(version, int) and version > _VERSION:
         raise GraphError(
-            f"a newer thrifty wrote the graph in {place} (version {version}; this one reads {_VERSION}); upgrade thrifty"
+            f"a newer thrifty wrote the graph in {place} (version {version}; this one reads "
+            f"{_VERSION}); upgrade thrifty"
         )
     entries = header.get("arrays")
     if version != _VERSION or not _are_entries(entries):
@@ -213,7 +220,8 @@ def _read_array(
         raise GraphError(f"{path} is missing; save the graph again")
     if path.stat().st_size != entry["bytes"]:
         raise GraphError(
-            f"{path} has {path.stat().st_size} bytes where {entry['bytes']} were written; save the graph again"
+            f"{path} has {path.stat().st_size} bytes where {entry['bytes']} were written; save "
+            "the graph again"
         )
     try:
         array = _mapped(path) if mmap else _loaded(path, None)
@@ -221,7 +229,8 @@ def _read_array(
         raise GraphError(f"{path} is damaged ({error}); save the graph again") from error
     if list(array.shape) != entry["shape"] or array.dtype.name != _stored_dtype(entry["dtype"]):
         raise GraphError(
-            f"{path} holds {array.dtype} of shape {array.shape}, not what was written; save the graph again"
+            f"{path} holds {array.dtype} of shape {array.shape}, not what was written; save "
+            "the graph again"
         )
     if verify and _checksum(array) != entry["crc32"]:
         raise GraphError(f"{path} was altered after it was written; save the graph again")
@@ -230,12 +239,12 @@ def _read_array(
 
 def _mapped(path: Path) -> np.ndarray:
     try:
-        # for writing, so that torch takes it; pages that are written to are copied first
+        # Map for writing, because torch requires it; a page is copied before it is written to.
         return _loaded(path, "c")
     except OSError as error:
         if error.errno != errno.ENOMEM:
             raise
-        # the system sets such pages against its memory; those for reading only it does not
+        # The system counts such pages against its memory, but not pages for reading only.
         return _loaded(path, "r")
 
 
@@ -249,7 +258,7 @@ def _stored_dtype(dtype: str) -> str:
 
 
 def _checksum(array: np.ndarray) -> int:
-    # part by part: a mapped file must not be copied as a whole
+    # Part by part, so that a mapped file is not copied as a whole.
     data = array.reshape(-1).view(np.uint8)
     found = 0
     for start in range(0, len(data), _PART_BYTES):

@@ -1,4 +1,4 @@
-"""Graphs from sparse matrices of SciPy."""
+"""Graphs from SciPy sparse matrices."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from ._graph import Graph
 
 
 def from_scipy(matrix: Any, *, x: Any = None, y: Any = None) -> Graph:
-    """A graph from a sparse adjacency matrix: an edge leads from node ``i`` to node ``j`` where ``matrix[i, j] != 0``.
+    """Return a graph from a sparse adjacency matrix.
 
-    Entries that are stored twice are added up first; stored zeros are no edges. Weights are ignored. Neighbours are in ascending order.
+    An edge leads from node ``i`` to node ``j`` where ``matrix[i, j] != 0``. Entries that are
+    stored twice are added up first; stored zeros are no edges. Weights are ignored. Neighbours are
+    in ascending order.
 
     Args:
-        matrix: sparse matrix or array of SciPy, any format, shape ``(num_nodes, num_nodes)``; stays as it is.
+        matrix: SciPy sparse matrix or array of any format, shape ``(num_nodes, num_nodes)``; it
+            is not changed.
         x: features, see `Graph`.
         y: labels, see `Graph`.
 
     Raises:
-        GraphError: it is not sparse or not square.
+        GraphError: the matrix is not sparse or not square.
 
     >>> from scipy.sparse import csr_array
     >>> graph = from_scipy(csr_array([[0, 1, 0.5], [0, 0, 2], [0, 0, 0]]))
@@ -33,9 +36,10 @@ def from_scipy(matrix: Any, *, x: Any = None, y: Any = None) -> Graph:
         )
     if len(matrix.shape) != 2 or matrix.shape[0] != matrix.shape[1]:
         raise GraphError(
-            f"the matrix has shape {tuple(matrix.shape)}; give (num_nodes, num_nodes), a row and a column for each node"
+            f"the matrix has shape {tuple(matrix.shape)}; give (num_nodes, num_nodes), a row "
+            "and a column for each node"
         )
-    # column j holds from whom j gets messages
+    # Column j holds the nodes that send messages to j.
     columns = matrix.tocsc(copy=True)
     columns.sum_duplicates()
     columns.eliminate_zeros()

@@ -1,4 +1,4 @@
-"""One batch for several trials, as long as none of them changes it."""
+"""Batches that several trials share, as long as none of them changes one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._batch import Batch
 logger = plain_logger(__name__)
 
 _EVERY = 100
-"""Batches that are handed out again between two comparisons with a batch made anew, on average."""
+"""Reused batches between two comparisons with a newly made batch, on average."""
 
 
 @dataclass(slots=True)
@@ -25,9 +25,9 @@ class Entry:
     """A batch that may be handed out several times.
 
     Attributes:
-        batch: as it was made, unless somebody has changed it.
-        remake: makes it anew.
-        versions: of its arrays when it was handed out; None: it was not.
+        batch: the batch as it was made, unless a trial has changed it.
+        remake: makes the batch again.
+        versions: version counters of its arrays when it was handed out; None if it was not.
     """
 
     batch: Batch
@@ -36,14 +36,14 @@ class Entry:
 
 
 class Sharing:
-    """Hands out batches, and copies of them once a trial has changed one.
+    """A distributor of batches, and of copies of them once a trial has changed one.
 
-    A change in place is seen by the version counters of PyTorch. Some changes do not count there
-    (``x.data``, ``x.numpy()``): at the first time and at random times the values are compared with
-    those of a batch that is made anew.
+    A change in place shows in the version counters of PyTorch. Some changes are not counted there
+    (``x.data``, ``x.numpy()``), so values are compared with those of a newly made batch, the first
+    time and at random times.
 
     Attributes:
-        copies: whether each trial gets a copy of its own.
+        copies: whether each trial gets its own copy.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Sharing:
         self._left = 0
 
     def hand(self, entry: Entry) -> Batch:
-        """Return the batch as it was made: itself, or a copy."""
+        """Return the batch as it was made, either itself or a copy."""
         if entry.versions is None and not self.copies:
             entry.versions = _versions(entry.batch)
             return entry.batch
@@ -80,14 +80,14 @@ class Sharing:
 
 
 class SharedEpoch(Iterator[Batch]):
-    """The batches of an epoch; copies of this iterator go through the same batches on their own.
+    """An iterator over the batches of an epoch, whose copies advance on their own.
 
-    ``itertools.tee`` makes such copies. A batch is kept until all of them have had it.
+    ``itertools.tee`` makes such copies. A batch is kept until all copies have had it.
 
     Args:
-        batches: made once.
-        remake: makes the batch of an index anew.
-        sharing: hands them out.
+        batches: batches of the epoch, each made once.
+        remake: makes the batch at an index again.
+        sharing: hands out the batches.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class SharedEpoch(Iterator[Batch]):
 
 @dataclass(slots=True, eq=False)
 class _Link:
-    """A batch, once somebody has asked for it, and the way to the next one."""
+    """A batch, once an iterator has requested it, and the link to the next one."""
 
     entry: Entry | None = None
     after: _Link | None = None
@@ -128,7 +128,7 @@ def _arrays(batch: Batch) -> list[torch.Tensor]:
 
 
 def _versions(batch: Batch) -> tuple[int, ...]:
-    # Inference tensors do not count; they are compared at random times all the same.
+    # Inference tensors have no version counter, but are still compared at random times.
     return tuple(0 if each.is_inference() else each._version for each in _arrays(batch))
 
 

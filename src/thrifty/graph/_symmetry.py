@@ -1,4 +1,4 @@
-"""Whether each edge has its reverse."""
+"""Symmetric graphs, in which each edge has its reverse."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Rows = tuple[np.ndarray, np.ndarray]
 
 
 def is_symmetric(graph: Graph) -> bool:
-    """Whether each edge occurs as often as its reverse. Linear in edges and nodes.
+    """Return whether each edge occurs as often as its reverse, in time linear in edges and nodes.
 
     >>> is_symmetric(Graph([0, 1, 2], [1, 0])), is_symmetric(Graph([0, 1, 1], [1]))
     (True, False)
@@ -27,10 +27,10 @@ def is_symmetric(graph: Graph) -> bool:
 
 
 def check_symmetric(graph: Graph) -> None:
-    """Does nothing if each edge occurs as often as its reverse.
+    """Raise an error unless each edge occurs as often as its reverse.
 
     Raises:
-        GraphError: one does not; the message names it.
+        GraphError: an edge occurs more often than its reverse; the message names it.
 
     >>> check_symmetric(Graph([0, 1, 2], [1, 0]))
     """
@@ -38,17 +38,21 @@ def check_symmetric(graph: Graph) -> None:
     if not _same(forth, back):
         source, destination = _unreturned(forth, back)
         raise GraphError(
-            f"the edge from node {source} to node {destination} occurs more often than its reverse; "
+            f"the edge from node {source} to node {destination} occurs more often than its "
+            "reverse; "
             "symmetric(graph) adds what is missing"
         )
 
 
 def symmetric(graph: Graph, *, self_loops: SelfLoops = "keep") -> Graph:
-    """The graph with the reverse of each edge, each edge once, neighbours in ascending order; features and labels are the same.
+    """Return the graph with the reverse of each edge, each edge once.
+
+    Neighbours are in ascending order; features and labels stay the same.
 
     Args:
-        graph: stays as it is.
-        self_loops: of edges from a node to itself, keep those there are, remove all, or add one to each node.
+        graph: graph to start from; it is not changed.
+        self_loops: whether to keep the present edges from a node to itself, remove all of them,
+            or add one to each node.
 
     Raises:
         GraphError: ``self_loops`` is none of these.
@@ -70,9 +74,9 @@ def symmetric(graph: Graph, *, self_loops: SelfLoops = "keep") -> Graph:
 
 
 def _both_ways(graph: Graph) -> tuple[_Rows, _Rows]:
-    """The rows of the graph and those of its reverse, both in ascending order."""
+    """Return the rows of the graph and those of its reverse, both in ascending order."""
     back = _reversed((graph.indptr, graph.indices))
-    # reversing sorts; twice gives the graph itself, sorted
+    # Reversing sorts, so reversing twice gives the graph itself, sorted.
     return _reversed(back), back
 
 
@@ -87,7 +91,7 @@ def _same(forth: _Rows, back: _Rows) -> bool:
 
 
 def _unreturned(forth: _Rows, back: _Rows) -> tuple[int, int]:
-    """Source and destination of the first edge that occurs more often than its reverse."""
+    """Return source and destination of the first edge that occurs more often than its reverse."""
     degrees_differ = np.flatnonzero(np.diff(forth[0]) != np.diff(back[0]))
     first = np.flatnonzero(forth[1] != back[1])
     node = int(degrees_differ[0]) if degrees_differ.size else len(forth[0])

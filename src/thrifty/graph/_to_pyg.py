@@ -1,4 +1,4 @@
-"""Sampled neighbourhoods as PyTorch Geometric has them."""
+"""Sampled neighbourhoods in the format of PyTorch Geometric."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def pyg_data(
     x: torch.Tensor | None,
     y: torch.Tensor | None,
 ) -> Any:
-    """``torch_geometric.data.Data`` with what PyG's ``NeighborLoader`` puts there; arguments as in ``Batch``.
+    """Return ``torch_geometric.data.Data`` with the fields of PyG's ``NeighborLoader``.
+
+    Arguments are as in ``Batch``.
 
     Raises:
         MissingExtraError: PyG is not installed.

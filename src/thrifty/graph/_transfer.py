@@ -1,4 +1,4 @@
-"""Batches on their way to a CUDA device, while the device works on those before."""
+"""Copies of batches to a CUDA device while the device works on earlier batches."""
 
 from __future__ import annotations
 
@@ -16,40 +16,43 @@ from ._memory import Memory
 
 
 class Event(Protocol):
-    """A point in the work of a stream, as ``torch.cuda.Event``."""
+    """A point in the work of a stream, such as ``torch.cuda.Event``."""
 
     def query(self) -> bool:
-        """Whether all work before it is done."""
+        """Return whether all work before it is done."""
         ...
 
     def synchronize(self) -> None:
-        """Waits until it is."""
+        """Wait until all work before it is done."""
         ...
 
 
 class Streams(Protocol):
-    """A device's copying beside its computing."""
+    """A device's copy stream, which runs beside its computation."""
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Begins to copy page-locked memory; the result may be read after an event behind it."""
+        """Start to copy page-locked memory; the result is ready after a later event."""
         ...
 
     def record(self) -> Event:
-        """An event behind all copies so far."""
+        """Return an event behind all copies so far."""
         ...
 
     def wait(self, event: Event) -> None:
-        """The computing of the calling thread goes on after the event; the CPU does not wait."""
+        """Make the calling thread's computation wait for the event; the CPU does not wait."""
         ...
 
     def use(self, tensor: torch.Tensor) -> None:
-        """The computing of the calling thread reads a copy: its memory is not to be given to another copy before that is done."""
+        """Note that the calling thread's computation reads a copy.
+
+        Its memory is not given to another copy before that computation is done.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A batch whose copies were begun."""
+    """A batch whose copies have been started."""
 
     batch: Batch
     arrays: tuple[torch.Tensor, ...]
@@ -57,25 +60,27 @@ class Sent:
 
 
 class Transfer:
-    """Sends batches to a device without waiting; memory that is being copied from is held until the copy is done.
+    """A sender of batches to a device that does not wait for the copies.
 
-    Threads ``send`` what they made; whoever trains calls ``receive`` before using it. After SALIENT (Kaler et al., MLSys 2022, section 4.3).
+    Memory that is being copied from is held until the copy is done. Loader threads call ``send``;
+    the training thread calls ``receive`` before it uses a batch. After SALIENT (Kaler et al.,
+    MLSys 2022, section 4.3).
 
     Args:
-        streams: of the device.
-        memory: page-locked; arrays that do not lie in it are copied to it first.
+        streams: streams of the device.
+        memory: page-locked memory; arrays outside it are copied to it first.
     """
 
     def __init__(self, streams: Streams, memory: Memory) -> None:
         self._streams = streams
         self._memory = memory
         self._held: deque[tuple[Event, list[torch.Tensor]]] = deque()
-        # one batch after the other: the event of one must not be recorded amid the copies of another
+        # One batch at a time: its event must not be recorded amid the copies of another batch.
         self._sending = Lock()
         weakref.finalize(self, _release_all, self._held)
 
     def send(self, batch: Batch) -> Sent:
-        """Begins to copy a batch. ``batch.x`` lies in page-locked memory already."""
+        """Start to copy a batch whose ``x`` is already in page-locked memory."""
         pinned: list[torch.Tensor] = []
         arrays: list[torch.Tensor] = []
 
@@ -89,13 +94,14 @@ class Transfer:
             try:
                 moved = copied(batch, copy)
             finally:
-                # also if a copy failed, for want of device memory say: those before it are under way
+                # Also if a copy failed, say for lack of device memory: earlier copies are still
+                # in progress.
                 event = self._streams.record()
                 self._held.append((event, pinned))
         return Sent(moved, tuple(arrays), event)
 
     def receive(self, sent: Sent) -> Batch:
-        """The batch, ready for the calling thread's computing."""
+        """Return the batch, ready for the calling thread's computation."""
         self._streams.wait(sent.event)
         for array in sent.arrays:
             self._streams.use(array)
@@ -111,27 +117,30 @@ class CudaStreams:
     """A side stream of a CUDA device.
 
     Args:
-        device: ``cuda`` is the current one.
+        device: device of the stream; ``cuda`` is the current one.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Begins to copy page-locked memory; the result may be read after an event behind it."""
+        """Start to copy page-locked memory; the result is ready after a later event."""
         with torch.cuda.stream(self._stream):
             return tensor.to(self._stream.device, non_blocking=True)
 
     def record(self) -> Event:
-        """An event behind all copies so far."""
+        """Return an event behind all copies so far."""
         return self._stream.record_event()
 
     def wait(self, event: Event) -> None:
-        """The computing of the calling thread goes on after the event; the CPU does not wait."""
+        """Make the calling thread's computation wait for the event; the CPU does not wait."""
         self._current().wait_event(event)
 
     def use(self, tensor: torch.Tensor) -> None:
-        """The computing of the calling thread reads a copy: its memory is not to be given to another copy before that is done."""
+        """Note that the calling thread's computation reads a copy.
+
+        Its memory is not given to another copy before that computation is done.
+        """
         tensor.record_stream(self._current())
 
     def _current(self) -> torch.cuda.Stream:
@@ -144,9 +153,9 @@ def _release_done(held: deque[tuple[Event, list[torch.Tensor]]]) -> None:
 
 
 def _release_all(held: deque[tuple[Event, list[torch.Tensor]]]) -> None:
-    # a thread may send meanwhile: the end of the process waits for nobody's turn
+    # No lock, because a thread may still be sending: the exit of the process must not wait for it.
     with suppress(IndexError):
         while True:
-            # kept by this name until the copy is done
+            # This name keeps the memory until the copy is done.
             kept = held.popleft()
             kept[0].synchronize()

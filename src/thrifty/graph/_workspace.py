@@ -1,4 +1,4 @@
-"""Memory that one thread samples in, batch after batch."""
+"""Memory in which one thread samples one batch after another."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from .kernels import choose, count_edges, read_neighbors
 
 _MOST_EDGES = 2**31 - 1
 _MOST_UNCOUNTED = 2**20
-"""Edges for which room is made without counting them first."""
+"""Number of edges for which room is made without counting them first."""
 
 
 class Workspace:
-    """The nodes and edges of the batch that is being made; arrays grow and are used again.
+    """The nodes and edges of the batch in progress, in arrays that grow and are reused.
 
-    ``nodes[:num_nodes]`` are the nodes so far, ``edges[:num_edges]`` the numbers of the neighbours, row after row.
+    ``nodes[:num_nodes]`` are the nodes so far, ``edges[:num_edges]`` the numbers of the
+    neighbours, row after row.
     """
 
     def __init__(self, relabeler: Relabeler) -> None:
@@ -30,7 +31,10 @@ class Workspace:
         self.num_nodes = self.num_edges = 0
 
     def start(self, seeds: np.ndarray) -> np.ndarray:
-        """Begins a batch; the row of each seed. ``seeds`` are int64; all exist."""
+        """Begin a batch and return the row of each seed.
+
+        ``seeds`` are int64 and all exist.
+        """
         self.num_nodes = self.num_edges = 0
         self._relabeler.start()
         self.nodes = grown(self.nodes, len(seeds))
@@ -48,7 +52,10 @@ class Workspace:
         replace: bool,
         key: np.uint64,
     ) -> np.ndarray:
-        """Samples neighbours of the nodes from ``first`` on; where the rows of their edges begin and end.
+        """Sample neighbours of the nodes from ``first`` on.
+
+        Returns:
+            Where the rows of their edges begin and end.
 
         Raises:
             GraphError: the batch has more edges than int32 can number.
@@ -78,7 +85,10 @@ class Workspace:
 
 
 def grown(array: np.ndarray, size: int, *, keep: int = 0) -> np.ndarray:
-    """The array, or a larger one with its first ``keep`` entries if it is shorter than ``size``."""
+    """Return the array, or a larger one if it is shorter than ``size``.
+
+    The larger array starts with the first ``keep`` entries.
+    """
     if len(array) >= size:
         return array
     larger = np.empty(size + size // 4, dtype=array.dtype)

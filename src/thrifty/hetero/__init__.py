@@ -1,6 +1,7 @@
-"""Uneven data parallelism: workers of unequal speed train one model, and none waits for another.
+"""Uneven data parallelism: train one model on workers of unequal speed without stragglers.
 
-After Stannis (HeydariGorji et al., DAC 2020) and HyperTune (ICCAD 2020). A plain PyTorch library: it knows nothing of studies.
+Implements Stannis (HeydariGorji et al., DAC 2020) and HyperTune (ICCAD 2020). This is a plain
+PyTorch library that does not depend on studies.
 """
 
 from thrifty.perf import (

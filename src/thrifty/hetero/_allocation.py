@@ -1,4 +1,4 @@
-"""Who trains which samples of a step."""
+"""Allocation of the samples of a step to the workers."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from ._worker_info import WorkerInfo
 
 
 _PROBE_EVERY = 10
-"""Steps between two tries of a worker that has been left out."""
+"""Steps between two probes of a worker that has been left out."""
 
 
 class Allocation:
     """The split of one generation of workers, and the samples that follow from it.
 
     Args:
-        names: of the workers, by rank.
-        infos: what they told of themselves.
-        batch: samples of a step that were asked for; with ``options.growth`` there may be more.
-        num_public: samples that everybody can read.
-        seed: of the order.
-        options: of the trainer.
+        names: Names of the workers, by rank.
+        infos: What each worker reported about itself.
+        batch: Requested samples per step; with ``options.growth`` there may be more.
+        num_public: Samples that every worker can read.
+        seed: Seed of the sample order.
+        options: Options of the trainer.
     """
 
     def __init__(
@@ -79,21 +79,21 @@ class Allocation:
 
     @property
     def curves(self) -> tuple[StepCurve, ...]:
-        """The workers as they are now."""
+        """Current speed curves of the workers."""
         return self._balancer.curves
 
     @property
     def left_out(self) -> frozenset[str]:
-        """Who would make the step slower."""
+        """Names of the workers without samples, because they would make the step slower."""
         named = zip(self.names, self.split, strict=True)
         return frozenset(name for name, size in named if not size)
 
     def left(self, place: Place) -> int:
-        """Samples that are still to be trained in this epoch."""
+        """Return the number of samples that are still to be trained in this epoch."""
         return self._order.left(place, self.split, self.names)
 
     def shares(self, place: Place) -> tuple[Share, ...]:
-        """The next step's samples: by the split, or what is left of the epoch."""
+        """Return the next step's samples: by the split, or what is left of the epoch."""
         split = self.split
         own = self._order.own_left(place, split, self.names)
         public = self._order.num_public - place.public
@@ -104,13 +104,14 @@ class Allocation:
         return self._order.shares(place, split, self.names, own_left=own)
 
     def advance(self, place: Place, shares: Sequence[Share]) -> None:
-        """Notes that these shares were trained."""
+        """Record that these shares were trained."""
         self._order.advance(place, shares, self.names)
 
     def probe(self, step: int) -> int:
-        """Samples that workers without a share train for nothing in this step, to see how fast they are; mostly 0.
+        """Return how many samples workers without a share train in this step as a probe; mostly 0.
 
-        So a worker that was left out because others used it comes back.
+        A probe measures their speed and trains nothing. A worker that was left out because other
+        jobs used its machine can thus return.
         """
         if step % _PROBE_EVERY or not self.left_out:
             return 0
@@ -119,7 +120,7 @@ class Allocation:
     def observe(
         self, busy_s: Sequence[float], sizes: Sequence[int], *, probed: int
     ) -> SplitChange | None:
-        """Takes the times of a step; the split may change from the next one on."""
+        """Record the times of a step; the split may change from the next one on."""
         split = self.split
         change = self._balancer.observe(busy_s, sizes=sizes)
         if probed and change is None:
@@ -130,7 +131,7 @@ class Allocation:
 
 
 def _rest(curves: Sequence[StepCurve], batch: int, has: Sequence[int]) -> tuple[int, ...]:
-    """A split of what is left of an epoch, among those who can read it."""
+    """Split what is left of an epoch among the workers that can read it."""
     able = [worker for worker, samples in enumerate(has) if samples]
     bounded = [
         replace(

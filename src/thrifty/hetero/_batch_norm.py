@@ -1,4 +1,4 @@
-"""Batch normalisation over the whole global batch, for shares of any size and any device."""
+"""Batch normalisation over the whole global batch, for shares of any size and on any device."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ Sum = Callable[[Tensor], None]
 class WholeBatchNorm(_BatchNorm):
     """``nn.BatchNorm1d``, ``2d`` or ``3d`` with the statistics of the global batch.
 
-    ``nn.SyncBatchNorm`` does the same on GPUs; this one also serves CPUs and workers that come and go. Means are sums over all workers divided by all samples, so any split gives the statistics, and the
-    gradient, of one process with the whole batch.
+    ``nn.SyncBatchNorm`` does the same on GPUs. This class also supports CPUs and workers that join
+    and leave. Each mean is a sum over all workers divided by the total number of samples, so any
+    split gives the statistics and the gradient of one process with the whole batch.
 
     Args:
-        layer: whose parameters, buffers and options it takes over; same ``state_dict``.
-        shared: sums over the workers, and knows what was summed.
+        layer: The layer to replace. Parameters, buffers and options are taken over, so
+            ``state_dict`` stays the same.
+        shared: Sums over the workers, and records what was summed.
     """
 
     def __init__(self, layer: _BatchNorm, shared: SharedSums) -> None:
@@ -36,18 +38,18 @@ class WholeBatchNorm(_BatchNorm):
         })
         self.training = layer.training
         self._of = type(layer)
-        # Not a module nor a tensor: what a worker shares is no state of the layer.
+        # Bypass nn.Module: this is neither a module nor a tensor, and no part of the layer's state.
         object.__setattr__(self, "_shared", shared)
 
     def _check_input_dim(self, input: Tensor) -> None:
         self._of._check_input_dim(self, input)
 
     def forward(self, input: Tensor) -> Tensor:
-        """As ``nn.BatchNorm``."""
+        """Normalise as ``nn.BatchNorm`` does."""
         self._check_input_dim(input)
         if not self.training or not self._shared.active:
             return super().forward(input)
-        # As torch: statistics of half-precision inputs are computed in single precision.
+        # As in torch, statistics of half-precision inputs are computed in single precision.
         x = input.to(torch.promote_types(input.dtype, torch.float32))
         dims = [d for d in range(x.dim()) if d != 1]
         shape = [1, -1] + [1] * (x.dim() - 2)
@@ -66,7 +68,7 @@ class WholeBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def shadow(self, like: Tensor) -> None:
-        """Takes part in the forward pass of the others, without samples: statistics are tracked by all."""
+        """Take part in the others' forward pass without samples, tracking the same statistics."""
         sums = self._shared.add(torch.zeros_like(like))
         total = sums[-1]
         var = self._shared.add(torch.zeros_like(like[:-1])) / total
@@ -86,7 +88,8 @@ class WholeBatchNorm(_BatchNorm):
 class SharedSums:
     """Sums over all workers in the forward and the backward pass.
 
-    A worker without samples in a step sends zeros instead (``shadow``), in the order of the last pass that it went through.
+    A worker without samples in a step sends zeros instead (``shadow``), in the order of its last
+    pass with samples.
     """
 
     def __init__(self, sum_: Sum | None) -> None:
@@ -98,7 +101,11 @@ class SharedSums:
 
     @contextmanager
     def step(self, *, together: bool) -> Iterator[None]:
-        """A forward and a backward pass with samples: with the other workers, or a rehearsal that sums nothing."""
+        """Run a forward and a backward pass with samples.
+
+        Args:
+            together: Whether to sum with the other workers; a rehearsal sums nothing.
+        """
         self._forward, self._backward = [], []
         self._together, self.active = together, True
         try:
@@ -107,7 +114,7 @@ class SharedSums:
             self.active = False
 
     def shadow(self) -> None:
-        """Takes part in a forward and a backward pass without samples."""
+        """Take part in a forward and a backward pass without samples."""
         self._together = True
         for layer, like in list(self._forward):
             layer.shadow(like)
@@ -115,22 +122,22 @@ class SharedSums:
             self.forward_sum(torch.zeros_like(like))
 
     def add(self, value: Tensor) -> Tensor:
-        """The sum over all workers; its gradient is the sum of theirs."""
+        """Return the sum over all workers. Its gradient is the sum of their gradients."""
         return _Added.apply(value, self)
 
     def ran(self, layer: WholeBatchNorm, like: Tensor) -> None:
-        """Remembers a layer of this pass."""
+        """Record that a layer ran in this pass."""
         self._forward.append((layer, like))
 
     def forward_sum(self, value: Tensor) -> Tensor:
-        """Sums now."""
+        """Sum a tensor over all workers now."""
         out = value.detach().clone().contiguous()
         if self._together and self._sum is not None:
             self._sum(out)
         return out
 
     def backward_sum(self, gradient: Tensor) -> Tensor:
-        """Sums now, and remembers what."""
+        """Sum a gradient over all workers now, and record it."""
         out = self.forward_sum(gradient)
         self._backward.append(out)
         return out
@@ -149,16 +156,17 @@ class _Added(torch.autograd.Function):
 
 
 def whole_batch_norm(model: nn.Module, shared: SharedSums) -> int:
-    """Replaces a model's batch normalisation, in place; says how many layers there were.
+    """Replace a model's batch normalisation layers in place, and return how many there are.
 
     Raises:
-        HeteroError: the model itself is one, which cannot be replaced in place.
+        HeteroError: The model itself is such a layer, which cannot be replaced in place.
     """
     if isinstance(model, _BatchNorm) and not isinstance(model, WholeBatchNorm):
         raise HeteroError(
-            "a model that is nothing but batch normalisation cannot be changed in place: put it into an nn.Sequential, or ask for batch_norm='local'"
+            "a model that is nothing but batch normalisation cannot be changed in place: put it "
+            "into an nn.Sequential, or ask for batch_norm='local'"
         )
-    made: dict[nn.Module, WholeBatchNorm] = {}  # a layer may stand in several places
+    made: dict[nn.Module, WholeBatchNorm] = {}  # a layer may be used in several places
     for module in list(model.modules()):
         for name, child in list(module._modules.items()):
             if isinstance(child, _BatchNorm) and not isinstance(child, WholeBatchNorm):

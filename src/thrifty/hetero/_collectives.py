@@ -1,4 +1,4 @@
-"""How long sums over the workers take, measured."""
+"""Measured times of all-reduce over the workers."""
 
 from __future__ import annotations
 
@@ -26,22 +26,25 @@ def measure_all_reduce(
     device: torch.device | str = "cpu",
     clock: Clock | None = None,
 ) -> list[CollectiveTiming]:
-    """Times sums of so many bytes over all workers; what ``CollectiveModel`` learns from.
+    """Time all-reduce of several sizes over all workers, to fit a ``CollectiveModel``.
 
-    All workers call it with the same arguments, and get the same answer: of each size the median of the repeats, the mean over the workers. One worker alone has nothing to measure, and gets an empty list.
+    All workers call it with the same arguments and get the same answer: for each size, the median
+    over the repeats and the mean over the workers. A single worker has nothing to measure and gets
+    an empty list.
 
     Args:
-        members: carry the sums.
-        sizes: bytes of the tensors; whole numbers of float32 are summed.
-        name: of the network, such as the VM type.
-        per_node: workers of each machine.
-        repeats: sums of each size, after some to warm up.
-        device: of the tensors.
-        clock: to read; the machine's unless told.
+        members: Membership that carries the sums.
+        sizes: Bytes of the tensors, rounded down to whole float32 numbers.
+        name: Name of the network, such as the VM type.
+        per_node: Workers on each machine.
+        repeats: Timed sums of each size, after some warm-up sums.
+        device: Device of the tensors.
+        clock: Clock to measure with (default: the machine's).
 
     Raises:
-        HeteroError: sizes or repeats that nothing can be measured with, or machines with unequal numbers of workers.
-        PeerLostError: a worker is gone.
+        HeteroError: ``repeats`` is below 1, a size is below 4 bytes, or the machines have unequal
+            numbers of workers.
+        PeerLostError: A worker is gone.
 
     >>> from thrifty.hetero import FixedMembership
     >>> measure_all_reduce(FixedMembership(), [2**10, 2**20], name="here")
@@ -50,7 +53,8 @@ def measure_all_reduce(
     clock = clock or SystemClock()
     if repeats < 1 or any(size < 4 for size in sizes):
         raise HeteroError(
-            f"each size is summed at least once, and has 4 bytes or more; not repeats={repeats}, sizes={list(sizes)}"
+            f"each size is summed at least once, and has 4 bytes or more; not repeats={repeats}, "
+            f"sizes={list(sizes)}"
         )
     num = len(members.agree(step=0).names)
     if per_node < 1 or num % per_node:

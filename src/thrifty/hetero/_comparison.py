@@ -1,4 +1,4 @@
-"""Whether a batch and its parts have one gradient, to rounding."""
+"""Compares the gradient of a batch with that of its parts, up to rounding."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ._objective import Reduction
 
 
 _NOISE = 0.01
-"""A gradient that is this much smaller than the largest one may be rounding alone."""
+"""A gradient this much smaller than the largest one may consist of rounding errors only."""
 
 
 class Pass(NamedTuple):
-    """What one pass gave.
+    """The result of one pass.
 
     Attributes:
-        loss: of its samples.
-        weight: of its samples in the mean.
-        gradients: by parameter.
-        values: that it left in buffers, attributes and closures, by name.
-        eps: the coarsest precision in which something was computed.
-        draws: what it drew from random streams; equal texts stand for equal draws.
+        loss: Loss of its samples.
+        weight: Weight of its samples in the mean.
+        gradients: Gradients by parameter.
+        values: Values that it left in buffers, attributes and closures, by name.
+        eps: Machine epsilon of the coarsest precision in which anything was computed.
+        draws: Text that describes its random draws; equal texts mean equal draws.
     """
 
     loss: float
@@ -37,10 +37,10 @@ class Pass(NamedTuple):
 
 
 class Comparison:
-    """A whole batch beside its parts.
+    """A comparison of a whole batch with its parts.
 
     Attributes:
-        difference: what differs, in words; None if nothing does.
+        difference: Description of what differs; None if nothing does.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Comparison:
 
     @property
     def draws(self) -> bool:
-        """Whether the passes drew different numbers."""
+        """Whether the passes drew different random numbers, or may have."""
         return len({each.draws for each in self.passes}) > 1 or "?" in self.passes[0].draws
 
     @property
@@ -67,7 +67,7 @@ class Comparison:
     def _difference(self, reduction: str, factors: Sequence[float] | None = None) -> str | None:
         whole, *parts = self.passes
         if not math.isfinite(whole.loss):
-            return None  # a loss that diverges is told by the training itself
+            return None  # training itself reports a loss that diverges
         if factors is None:
             total = sum(part.weight for part in parts)
             factors = [1.0 if reduction == "sum" else p.weight / (total or 1.0) for p in parts]
@@ -95,10 +95,10 @@ def largest_difference(
     eps: float,
     sizes: Mapping[str, float] | None = None,
 ) -> str | None:
-    """The largest difference in words; None if there is none beyond rounding.
+    """Describe the largest difference; return None if there is none beyond rounding.
 
-    The number of digits that have to agree is half of those of the precision. A tensor's difference
-    counts relative to its largest entry.
+    Half the digits of the precision have to agree. A tensor's difference is relative to its largest
+    entry.
     """
     rough = math.sqrt(eps or torch.finfo(torch.float64).eps)
     if not math.isfinite(loss):
@@ -122,7 +122,7 @@ def largest_difference(
 
 
 def close(one: Any, other: Any, *, eps: float) -> bool:
-    """Whether two tensors or numbers agree to half the digits."""
+    """Return whether two tensors or numbers agree to half the digits."""
     one, other = torch.as_tensor(one), torch.as_tensor(other)
     if one.shape != other.shape or one.is_complex() or other.is_complex():
         return torch.equal(one, other)

@@ -1,4 +1,4 @@
-"""The present workers: how they meet, and how those behind catch up."""
+"""The present workers: how they meet, and how those that are behind catch up."""
 
 from __future__ import annotations
 
@@ -18,33 +18,35 @@ _log = plain_logger("thrifty.hetero")
 
 
 class Job(Protocol):
-    """What is trained, as far as workers have to agree on it.
+    """The training job, as far as workers have to agree on it.
 
     Attributes:
-        steps: trained.
+        steps: Steps trained.
     """
 
     steps: int
 
     def state(self) -> dict[str, Any]:
-        """Everything needed to go on."""
+        """Return everything needed to resume."""
         ...
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Goes back to what ``state`` returned."""
+        """Restore what ``state`` returned."""
         ...
 
 
 class Crew:
-    """Who trains together now.
+    """The workers that currently train together.
 
-    All decisions follow from what every worker knows alike: the view, and the rows that they tell each other. A step that some have completed and others not, because a worker was lost in it, needs no vote: its
-    gradient was whole for those who have it, so who has trained most steps gives the others its state.
+    All decisions follow from what every worker knows alike: the view and the rows that the workers
+    send each other. When a worker is lost during a step, some workers may have completed the step
+    and others not. This needs no vote: the workers that completed it have the whole gradient, so
+    the worker that has trained most steps sends its state to the others.
 
     Args:
-        members: carries the messages.
-        job: what is trained.
-        device: of the messages.
+        members: Membership that carries the messages.
+        job: The training job.
+        device: Device of the messages.
     """
 
     def __init__(self, members: Membership, job: Job, *, device: torch.device) -> None:
@@ -56,36 +58,37 @@ class Crew:
 
     @property
     def view(self) -> View:
-        """The workers, as all of them see it; after the first meeting."""
+        """The view of the workers that all of them share; available after the first meeting."""
         if self._view is None:
             raise AssertionError("the workers have not met")
         return self._view
 
     @property
     def met(self) -> bool:
-        """Whether there was a meeting."""
+        """Whether the workers have met."""
         return self._view is not None
 
     def is_due(self, every: int) -> bool:
-        """Whether the workers meet before the next step: before each ``every``-th one."""
+        """Return whether the workers meet before the next step, as every ``every`` steps."""
         steps = self._job.steps
         return not self.met or not (steps % every or self._met_at == steps)
 
     def meet(
         self, me: Callable[[], WorkerInfo], *, broken: bool = False
     ) -> tuple[WorkerInfo, ...] | None:
-        """Agrees on the workers, and brings those behind up to date.
+        """Agree on the workers, and bring those that are behind up to date.
 
         Args:
-            me: what this worker tells of itself; asked if the others have changed.
-            broken: connections have failed.
+            me: Returns what this worker reports about itself. It is called if the workers have
+                changed.
+            broken: Whether connections have failed.
 
         Returns:
-            What each worker told, by rank; None if the workers are the same as before.
+            What each worker reported, by rank; None if the workers are the same as before.
 
         Raises:
-            TooFewWorkersError: not enough workers are left.
-            HeteroError: the workers' models differ.
+            TooFewWorkersError: Not enough workers are left.
+            HeteroError: The workers' models differ.
         """
         while True:
             view = self._members.agree(step=self._job.steps, broken=broken)
@@ -116,20 +119,20 @@ class Crew:
         """Send nested dicts and lists of tensors and plain values to all other workers.
 
         Args:
-            give: what is sent; asked at the source only.
-            take: what the others do with it.
-            source: rank of the sender.
+            give: Returns the value to send. It is called only at the source.
+            take: Receives the value on the other workers.
+            source: Rank of the sender.
 
         Raises:
-            PeerLostError: a worker is gone.
+            PeerLostError: A worker is gone.
         """
         self._send(self.view, give, take, source=source)
 
     def share_state(self) -> None:
-        """Bring all workers to the state of the one that has trained most steps.
+        """Copy the state of the worker that has trained most steps to all others.
 
         Raises:
-            PeerLostError: a worker is gone.
+            PeerLostError: A worker is gone.
         """
         self.share(self._job.state, self._job.load_state, source=self.view.furthest)
 
@@ -165,7 +168,7 @@ class Crew:
 
 
 def _check_structure(view: View, infos: tuple[WorkerInfo, ...]) -> None:
-    """That all workers train the same model."""
+    """Raise ``HeteroError`` unless all workers train the same model."""
     for name, info in zip(view.names, infos, strict=True):
         if info.structure != infos[0].structure:
             raise HeteroError(

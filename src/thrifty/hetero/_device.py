@@ -1,4 +1,4 @@
-"""Where a model is, and batches brought there."""
+"""The device of a model, and moving batches to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def device_of(model: nn.Module) -> torch.device:
     """Return the device of a model's parameters.
 
     Raises:
-        HeteroError: it has none.
+        HeteroError: The model has no parameters.
     """
     for parameter in model.parameters():
         return parameter.device
@@ -23,7 +23,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Return the same batch on a device; what is no tensor stays."""
+    """Return the batch with its tensors on a device; other values stay as they are."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):

@@ -1,4 +1,4 @@
-"""Workers that come and go, as torchft's lighthouse sees them."""
+"""Elastic membership: workers join and leave, coordinated by torchft's lighthouse."""
 
 from __future__ import annotations
 
@@ -29,37 +29,42 @@ from ._membership import View, Wait
 _log = plain_logger("thrifty.hetero")
 
 _BEAT_S = 0.25
-"""Between signs of life; torchft's lighthouse waits for 5 s unless told otherwise."""
+"""Seconds between heartbeats. By default torchft's lighthouse waits 5 s for one."""
 
 _CONNECT_S = 5.0
-"""To meet those who have just said that they are there."""
+"""Timeout in seconds for connecting to workers that have just reported themselves alive."""
 
 _TRIES = 10
-"""To meet; a worker may die at every one."""
+"""Attempts to connect. A worker may die during each of them."""
 
 _RETRY_S = 0.2
-"""Between two questions whether enough workers have come."""
+"""Seconds between two polls for enough workers."""
 
 
 class ElasticMembership:
-    """Goes on with the workers that are left, and lets new ones in.
+    """Continues with the remaining workers when one is lost, and admits new ones.
 
-    Each worker is started by itself (``torchrun --nproc-per-node=1 train.py``, anywhere, at any time) and knows the address of a lighthouse (the program ``torchft_lighthouse``), which knows who lives. From torchft it takes that
-    alone: who takes part is asked at start, after a failure and now and then, not at every step, and state goes from peer to peer as plain tensors, without pickle. Sums go through gloo.
+    Start each worker separately (``torchrun --nproc-per-node=1 train.py``, on any machine, at any
+    time) and give it the address of a lighthouse (the program ``torchft_lighthouse``), which tracks
+    the live workers. This class uses only that part of torchft. It asks for the members at the
+    start, after a failure and from time to time, not at every step. State travels from peer to peer
+    as plain tensors, without pickle. Sums use gloo.
 
     Args:
-        lighthouse: its address, ``"http://host:29510"``; from ``TORCHFT_LIGHTHOUSE`` unless told.
-        name: of this worker, unique; made up unless told.
-        min_workers: with fewer the job waits for more, then fails.
-        starts: whether this worker may begin a job; else it joins one that others have begun, and fails if there is none (it may be over).
-        timeout_s: of every exchange.
-        quorum_s: how long to wait for enough workers.
+        lighthouse: Address of the lighthouse, such as ``"http://host:29510"`` (default: the
+            environment variable ``TORCHFT_LIGHTHOUSE``).
+        name: Unique name of this worker (default: generated).
+        min_workers: With fewer workers the job waits for more, then fails.
+        starts: Whether this worker may begin a job. Otherwise it only joins a running job, and
+            fails if there is none (it may be over).
+        timeout_s: Timeout of every exchange.
+        quorum_s: Seconds to wait for enough workers.
         host: The address under which the other workers reach this one, and the only one on which it
-            listens (default: the loopback interface, for workers on one machine). Whoever can connect to
-            it can take part in the job: give an address of a network that you trust.
+            listens (default: the loopback interface, for workers on one machine). Anyone who can
+            connect to it can take part in the job: give an address of a network that you trust.
 
     Raises:
-        HeteroError: no lighthouse is known.
+        HeteroError: No lighthouse is given, or it does not answer.
         MissingExtraError: torchft is not installed.
     """
 
@@ -77,7 +82,8 @@ class ElasticMembership:
         lighthouse = lighthouse or os.environ.get("TORCHFT_LIGHTHOUSE")
         if not lighthouse:
             raise HeteroError(
-                "no lighthouse is known: start one with `torchft_lighthouse --min_replicas 1` and give its address, or set TORCHFT_LIGHTHOUSE"
+                "no lighthouse is known: start one with `torchft_lighthouse --min_replicas 1` and "
+                "give its address, or set TORCHFT_LIGHTHOUSE"
             )
         self.name = name or f"{os.environ.get('RANK', '0')}-{uuid.uuid4().hex[:8]}"
         self._address = lighthouse
@@ -94,12 +100,12 @@ class ElasticMembership:
         self._group: Any = None
         self._stores: Any = None
         self._closed = threading.Event()
-        self._client.heartbeat(self.name)  # so that those who agree now wait for this worker
+        self._client.heartbeat(self.name)  # makes a current quorum wait for this worker
         self._beat = threading.Thread(target=self._live, name="thrifty-heartbeat", daemon=True)
         self._beat.start()
 
     def agree(self, *, step: int, broken: bool = False) -> View:
-        """Asks the lighthouse, and connects to whom it names."""
+        """Ask the lighthouse for the members and connect to them."""
         if broken:
             self._leave()
             self._attempt += 1
@@ -111,25 +117,26 @@ class ElasticMembership:
             try:
                 self._join(view, key, store)
             except RuntimeError as error:
-                # One of them has died since it was named; the lighthouse will notice.
+                # A member has died since the lighthouse named it. The lighthouse will notice.
                 _log.warning("workers %s did not all meet: %s", list(view.names), error)
                 self._attempt += 1
                 continue
             return view
         raise TooFewWorkersError(
-            f"the workers {', '.join(view.names)} could not be reached, in {_TRIES} tries: do their host= names resolve, and are ports open between them?"
+            f"the workers {', '.join(view.names)} could not be reached, in {_TRIES} tries: do "
+            "their host= names resolve, and are ports open between them?"
         )
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Sums over the present workers."""
+        """Sum a tensor over the present workers."""
         self.begin_all_reduce(tensor)()
 
     def begin_all_reduce(self, tensor: Tensor) -> Wait:
-        """Begins to sum over the present workers."""
+        """Begin to sum a tensor over the present workers."""
         return self._begin("a sum over all workers", lambda group: group.allreduce([tensor]))
 
     def broadcast(self, tensor: Tensor, *, source: int) -> None:
-        """Sends to the present workers."""
+        """Broadcast a tensor to the present workers."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = source, 0
         self._begin(
@@ -137,13 +144,13 @@ class ElasticMembership:
         )()
 
     def close(self) -> None:
-        """Gives no more signs of life."""
+        """Stop the heartbeats and close the connections."""
         self._closed.set()
         self._beat.join()
         self._leave()
 
     def _ask(self, step: int, end: float) -> tuple[View, tuple[int, int], str]:
-        """Who is there, under which key all of them know it, and whose store they meet at."""
+        """Return the view, the key that all members use for it, and their store's address."""
         while True:
             left = max(_RETRY_S, end - time.monotonic())
             try:
@@ -158,7 +165,9 @@ class ElasticMembership:
                 )
             except (RuntimeError, TimeoutError) as error:
                 raise TooFewWorkersError(
-                    f"no agreement on who takes part within {self._quorum_s:g} s: is the lighthouse {self._address} alive, and are {self._min_workers} workers running? ({error})"
+                    f"no agreement on who takes part within {self._quorum_s:g} s: is the "
+                    f"lighthouse {self._address} alive, and are {self._min_workers} workers "
+                    f"running? ({error})"
                 ) from error
             members = sorted(quorum.participants, key=lambda member: member.replica_id)
             names = tuple(member.replica_id for member in members)
@@ -204,7 +213,7 @@ class ElasticMembership:
         self._key = key
 
     def _leave(self) -> None:
-        """Closes the connections, so that those who still wait for an answer get an error."""
+        """Close the connections, so that workers that still wait for a sum get an error."""
         if self._group is not None:
             self._group.abort()
         self._group = self._stores = self._key = None
@@ -227,7 +236,7 @@ class ElasticMembership:
             try:
                 client.heartbeat(self.name)
             except (RuntimeError, TimeoutError):
-                continue  # the lighthouse may come back; who needs it meanwhile is told
+                continue  # the lighthouse may come back; until then `agree` raises
 
 
 @contextmanager
@@ -235,12 +244,13 @@ def _losses(what: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # gloo's first sentence says what happened; the rest is advice for its developers.
+        # The first sentence of gloo's message says what happened. The rest is advice for its
+        # developers.
         raise PeerLostError(f"{what} failed: {str(error).partition('. ')[0]}") from error
 
 
 def _connect(address: str, timeout: timedelta) -> Any:
-    os.environ.setdefault("RUST_LOG", "warn")  # torchft reports every quorum otherwise
+    os.environ.setdefault("RUST_LOG", "warn")  # otherwise torchft logs every quorum
     try:
         from torchft.coordination import LighthouseClient  # noqa: PLC0415
     except ImportError as error:
@@ -249,5 +259,6 @@ def _connect(address: str, timeout: timedelta) -> Any:
         return LighthouseClient(address, timeout)
     except (RuntimeError, TimeoutError) as error:
         raise HeteroError(
-            f"the lighthouse {address} does not answer: start one with `torchft_lighthouse --min_replicas 1`, and give its address ({error})"
+            f"the lighthouse {address} does not answer: start one with `torchft_lighthouse "
+            f"--min_replicas 1`, and give its address ({error})"
         ) from error

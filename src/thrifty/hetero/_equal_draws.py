@@ -1,4 +1,4 @@
-"""Random draws that are the same for every sample, so that a part of a batch draws as the whole."""
+"""Equal random draws for all samples, so that a part of a batch draws what the whole draws."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class EqualDraws(TorchDispatchMode):
-    """Replaces each random tensor by one number, drawn once for the whole tensor.
+    """Dispatch mode that fills each random tensor with one number, drawn once for the whole tensor.
 
     A batch and its parts are then comparable: they draw equally often and get the same numbers.
-    Dropout keeps everything, ``randn`` gives one normal number for all elements, ``randperm`` the
-    identity. Draws that depend on the values of a tensor (``torch.multinomial``) stay as they are.
+    Dropout keeps all elements, ``randn`` gives one normal number for all elements, and ``randperm``
+    gives the identity. Draws that depend on the values of a tensor (``torch.multinomial``) stay as
+    they are.
 
     Attributes:
-        unequal: names of operations that drew otherwise.
-        eps: the coarsest precision in which something was computed.
+        unequal: Names of operations whose draws were not equalised.
+        eps: Machine epsilon of the coarsest precision in which anything was computed.
     """
 
     def __init__(self) -> None:
@@ -33,15 +34,15 @@ class EqualDraws(TorchDispatchMode):
         self.eps = 0.0
 
     def summary(self) -> str:
-        """Return a text that is the same for passes which drew the same numbers.
+        """Return a text that is equal for passes that drew the same numbers.
 
-        It has a question mark where that cannot be known.
+        The text contains a question mark if equality cannot be determined.
         """
-        state = np.random.get_state()  # noqa: NPY002 -- looked at, not drawn from
+        state = np.random.get_state()  # noqa: NPY002 -- reads the state, does not draw
         streams = hash((random.getstate(), bytes(state[1]), state[2]))
         return f"{streams}{'?' if self.unequal else ''}"
 
-    def __torch_dispatch__(  # noqa: PLR0917 -- torch's signature
+    def __torch_dispatch__(  # noqa: PLR0917 -- signature of torch
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
@@ -57,7 +58,7 @@ class EqualDraws(TorchDispatchMode):
     def _drawn(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = func.overloadpacket.__name__
         make = _MAKERS.get(name)
-        # No generator of the user's moves on because of a check.
+        # A check must not advance a generator that the user passed.
         given = {**kwargs, "generator": None} if "generator" in kwargs else kwargs
         if make is not None:
             return make(func, args, given)
@@ -77,7 +78,7 @@ def _filled(one: Tensor, shape: Any, like: Tensor | None = None) -> Tensor:
 
 
 def _in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """``uniform_``, ``normal_`` and their kin."""
+    """Fill a tensor in place, as ``uniform_``, ``normal_`` and similar operations do."""
     out: Tensor = args[0]
     if out.numel():
         out.copy_(func(out.new_empty(1), *args[1:], **kwargs).reshape(()).expand_as(out))
@@ -85,7 +86,7 @@ def _in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tenso
 
 
 def _by_size(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """``rand``, ``randn``, ``randint``: what has an argument ``size``."""
+    """Draw for operations with a ``size`` argument: ``rand``, ``randn``, ``randint``."""
     names = [argument.name for argument in func._schema.arguments]
     at = names.index("size")
     size = args[at] if at < len(args) else kwargs["size"]
@@ -113,7 +114,7 @@ def _native_dropout(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) 
 
 
 def _normal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """``torch.normal`` of a tensor of means, of standard deviations, or of a size."""
+    """Draw for ``torch.normal`` of a tensor of means, of standard deviations, or of a size."""
     mean, std = (*args, 1.0)[:2]
     like = next((each for each in (mean, std) if isinstance(each, Tensor)), None)
     if like is None:
@@ -138,7 +139,7 @@ _MAKERS: dict[str, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {
 }
 
 
-# --- the streams of NumPy and Python
+# --- global streams of NumPy and Python
 
 _OF_NUMPY = (
     "rand", "randn", "random", "random_sample", "randint", "uniform", "normal", "standard_normal",
@@ -154,10 +155,10 @@ _patching = threading.Lock()
 
 @contextmanager
 def equal_draws(seed: int) -> Iterator[EqualDraws]:
-    """Gives all samples the same draws from the global streams of torch, NumPy and Python.
+    """Give all samples the same draws from the global streams of torch, NumPy and Python.
 
-    Functions of ``numpy.random`` and ``random`` are replaced for the calling thread: each call
-    draws anew from the seed, and an array gets one number for all elements.
+    Functions of ``numpy.random`` and ``random`` are replaced for the calling thread. Each call
+    draws afresh from the seed, and an array gets one number for all elements.
     """
     owner = threading.get_ident()
     with _patching:

@@ -1,4 +1,4 @@
-"""The workers that torchrun has started, for as long as they all live."""
+"""Fixed membership: the workers that torchrun started, as long as all of them are alive."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from ._membership import View, Wait
 
 
 class FixedMembership:
-    """The default group of ``torch.distributed``; one worker alone where nobody has started any.
+    """The default group of ``torch.distributed``, or a single worker where none was started.
 
-    Started with plain ``torchrun --nproc-per-node=4 train.py`` it makes the group, with NCCL for CUDA devices and gloo otherwise. A worker that dies ends the job: torchrun starts all of them
-    again. ``ElasticMembership`` goes on without it.
+    When started with plain ``torchrun --nproc-per-node=4 train.py``, it creates the group, with
+    NCCL for CUDA devices and gloo otherwise. A worker that dies ends the job, and torchrun restarts
+    all of them. ``ElasticMembership`` continues without it.
 
     Args:
-        device: on which the model is.
-        timeout_s: of every exchange.
+        device: Device of the model.
+        timeout_s: Timeout of every exchange.
 
     >>> members = FixedMembership()
     >>> members.agree(step=0).names
@@ -40,10 +41,11 @@ class FixedMembership:
         self._together = dist.is_available() and dist.is_initialized()
 
     def agree(self, *, step: int, broken: bool = False) -> View:
-        """The group as it was started."""
+        """Return the group as it was started."""
         if broken:
             raise TooFewWorkersError(
-                "a worker was lost, and this group cannot go on without it; give the trainer an ElasticMembership to have it go on, or let torchrun start all workers again"
+                "a worker was lost, and this group cannot go on without it; give the trainer an "
+                "ElasticMembership to have it go on, or let torchrun start all workers again"
             )
         size = dist.get_world_size() if self._together else 1
         rank = dist.get_rank() if self._together else 0
@@ -51,11 +53,11 @@ class FixedMembership:
         return View(generation=0, rank=rank, names=names, steps=(step,) * size)
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Sums over the group."""
+        """Sum a tensor over the group."""
         self.begin_all_reduce(tensor)()
 
     def begin_all_reduce(self, tensor: Tensor) -> Wait:
-        """Begins to sum over the group."""
+        """Begin to sum a tensor over the group."""
 
         def wait() -> None:
             if work is not None:
@@ -69,13 +71,13 @@ class FixedMembership:
         return wait
 
     def broadcast(self, tensor: Tensor, *, source: int) -> None:
-        """Sends to the group."""
+        """Broadcast a tensor to the group."""
         if self._together:
             with _losses("a broadcast to all workers"):
                 dist.broadcast(tensor, source)
 
     def close(self) -> None:
-        """Leaves the group if it made it."""
+        """Destroy the group if this object created it."""
         if self._owns and dist.is_initialized():
             dist.destroy_process_group()
         self._owns = self._together = False

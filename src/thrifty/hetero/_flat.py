@@ -1,4 +1,4 @@
-"""Gradients side by side in one buffer, with what workers tell each other at its end."""
+"""Gradients in flat buffers, followed by the control numbers that workers exchange."""
 
 from __future__ import annotations
 
@@ -24,27 +24,34 @@ _FIRST_CAP_MIB = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bucket:
-    """A piece of a buffer that is summed at once."""
+    """A slice of a buffer that is summed at once."""
 
     values: Tensor
     members: Sequence[int]
 
 
 class FlatGradients:
-    """One buffer for each type of gradient; ``grad`` of every parameter is a view of it, so nothing is copied.
+    """One buffer per type of gradient.
 
-    One of the buffers ends with ``num_control`` numbers, and one for each parameter, whether it had a gradient: all that the workers tell each other at a step goes with the gradients.
+    Each parameter's ``grad`` is a view of a buffer, so nothing is copied.
 
-    Parameters lie in the buffers in the reverse of their order, as a backward pass comes to them, and are summed bucket by bucket: while it goes on, if told (Li et al., "PyTorch Distributed", VLDB
-    2020, section 3.2). Buckets are begun in one order on all workers, whatever the order of their gradients.
+    One of the buffers ends with ``num_control`` numbers, and one number per parameter for whether
+    it had a gradient. Thus everything that the workers exchange at a step travels with the
+    gradients.
+
+    Parameters lie in the buffers in reverse order, as a backward pass reaches them, and are summed
+    bucket by bucket, if requested already during the backward pass (Li et al., "PyTorch
+    Distributed", VLDB 2020, section 3.2). Buckets are begun in one order on all workers,
+    independent of the order of their gradients.
 
     Args:
-        parameters: that need a gradient.
-        num_control: numbers told.
-        bucket_cap_mb: MiB of a bucket; None: each buffer is one, and nothing is summed before ``reduce``.
+        parameters: Parameters that need a gradient.
+        num_control: Number of control numbers.
+        bucket_cap_mb: MiB of a bucket; None: each buffer is one bucket, and nothing is summed
+            before ``reduce``.
 
     Raises:
-        HeteroError: there is nothing to train.
+        HeteroError: No parameter needs a gradient.
     """
 
     def __init__(
@@ -60,7 +67,7 @@ class FlatGradients:
         groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
         for at, member in enumerate(members):
             groups.setdefault((member.dtype, member.device), []).append(at)
-        # Times and counts need the precision of float32 at least.
+        # Times and counts need at least the precision of float32.
         wide = next((key for key in groups if key[0].itemsize >= 4), None)
         told = num_control + len(members)
         self._members = members
@@ -86,7 +93,7 @@ class FlatGradients:
                 begin = end
             *full, rest = self._cut(buffer, indices, bucket_cap_mb)
             early += full
-            # What is told is known at the end: its bucket is the last one.
+            # The control numbers are only known at the end, so their bucket is the last one.
             late.insert(len(late) if key == wide else 0, rest)
         if wide is None:
             self._buffers.append(tail)
@@ -108,11 +115,11 @@ class FlatGradients:
 
     @property
     def num_bytes(self) -> int:
-        """Of all buffers: what a worker hands in at a step."""
+        """Bytes of all buffers: what a worker sends at each step."""
         return sum(buffer.numel() * buffer.element_size() for buffer in self._buffers)
 
     def close(self) -> None:
-        """Let go of the parameters: another buffer takes its place."""
+        """Release the parameters, so that another buffer can take over."""
         for hook in self._hooks:
             hook.remove()
         for at, parameter in enumerate(self._members):
@@ -122,10 +129,10 @@ class FlatGradients:
                 parameter.grad = None
 
     def zero(self, begin: Begin | None = None) -> None:
-        """Before a backward pass.
+        """Zero all buffers before a backward pass.
 
         Args:
-            begin: a sum; None: this pass is no step, and nothing of it is summed.
+            begin: Begins a sum; None: this pass is not a step, and none of it is summed.
         """
         self._touched.clear()
         self._missing = [len(bucket.members) for bucket in self._buckets]
@@ -136,7 +143,7 @@ class FlatGradients:
             parameter.grad = self._views[at]
 
     def collect(self) -> None:
-        """After a backward pass: takes in gradients that landed elsewhere."""
+        """Copy in gradients that landed elsewhere; call this after a backward pass."""
         for at in range(len(self._members)):
             if self._bucket_of[at] >= len(self._waits):
                 self._take_in(at)
@@ -144,9 +151,10 @@ class FlatGradients:
             self._used[at] = 1.0
 
     def reduce(self, begin: Begin) -> None:
-        """Sums over the workers what is not summed yet, and waits for all of it.
+        """Sum over the workers what is not summed yet, and wait for all sums.
 
-        A parameter that no worker's loss depends on has no gradient afterwards, as in one process: an optimiser leaves it alone, weight decay and all.
+        A parameter that no worker's loss depends on has no gradient afterwards, as in one process.
+        An optimiser then leaves it alone, including its weight decay.
         """
         for bucket in self._buckets[len(self._waits) :]:
             self._waits.append(begin(bucket.values))
@@ -163,7 +171,7 @@ class FlatGradients:
             each.mul_(factor)
 
     def clip(self, max_norm: float) -> None:
-        """Scales all gradients down to this norm, if theirs is above it."""
+        """Scale all gradients down to this norm if theirs is larger."""
         wide = max((each.dtype for each in self._gradients), key=lambda kind: kind.itemsize)
         wide = torch.promote_types(wide, torch.float32)
         norms = [torch.linalg.vector_norm(each, dtype=wide) for each in self._gradients]
@@ -175,7 +183,7 @@ class FlatGradients:
     def _cut(
         self, buffer: Tensor, indices: Sequence[int], cap_mb: float | None
     ) -> list[_Bucket]:
-        """Full buckets, and one with the rest of the buffer, which may have no gradients."""
+        """Cut a buffer into full buckets and one for the rest, which may contain no gradients."""
         buckets: list[_Bucket] = []
         begin = end = 0
         inside: list[int] = []
@@ -189,14 +197,15 @@ class FlatGradients:
         return [*buckets, _Bucket(values=buffer[begin:], members=inside)]
 
     def _touch(self, at: int, _: nn.Parameter) -> None:
-        """A gradient is there."""
+        """Record that a parameter's gradient is ready."""
         first = at not in self._touched
         self._touched.add(at)
         if self._begin is None:
             return
         if self._bucket_of[at] < len(self._waits):
             raise HeteroError(
-                "a gradient changed after its sum over the workers had begun: the loss goes backward more than once; ask for HeteroOptions(bucket_cap_mb=None)"
+                "a gradient changed after its sum over the workers had begun: the loss goes "
+                "backward more than once; ask for HeteroOptions(bucket_cap_mb=None)"
             )
         self._take_in(at)
         self._missing[self._bucket_of[at]] -= first

@@ -1,4 +1,4 @@
-"""How a gradient falls into buckets, and when each of them is complete."""
+"""Gradient buckets: how a gradient is divided, and when each bucket is complete."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from thrifty.core import HeteroError
 
 _MIB = 2**20
 _CAPS = (1 * _MIB, 25 * _MIB)
-"""Of the first bucket and of the others, as in PyTorch's DDP."""
+"""Byte caps of the first bucket and of the others, as in PyTorch's DDP."""
 
 
 def median_shape(shapes: Sequence[dict[int, float]]) -> dict[int, float]:
-    """By parameter: the median share of the backward pass after which its gradient was there."""
+    """Return when each gradient is ready: the median share of the backward pass, by parameter."""
     return {
         at: median(shape[at] for shape in shapes if at in shape)
         for at in sorted(set().union(*shapes))
@@ -27,14 +27,20 @@ def median_shape(shapes: Sequence[dict[int, float]]) -> dict[int, float]:
 def gradient_buckets(
     parameters: Sequence[nn.Parameter], ready: dict[int, float]
 ) -> list[tuple[float, float]]:
-    """Bytes of each bucket and when it is complete, in the order in which they begin; one kind of tensor each.
+    """Return the size and the completion time of each bucket, in the order of their sums.
+
+    Each bucket holds tensors of one dtype and device.
 
     Args:
-        parameters: in the order in which a backward pass comes to them.
-        ready: of each one that got a gradient, the share of the pass after which it was there.
+        parameters: Parameters in the order in which a backward pass reaches them.
+        ready: For each parameter with a gradient, the share of the backward pass after which the
+            gradient is ready.
+
+    Returns:
+        Pairs of a bucket's bytes and the share of the backward pass after which it is complete.
 
     Raises:
-        HeteroError: none of them got one.
+        HeteroError: No parameter got a gradient.
     """
     if not ready:
         raise HeteroError("no parameter got a gradient: the loss depends on none of them")
@@ -53,7 +59,7 @@ def gradient_buckets(
             started.add(kind)
     out, latest = [], 0.0
     for members in [*closed, *filling.values()]:
-        # A bucket waits for its turn, whoever else is complete.
+        # Buckets are summed in order, so a bucket waits for all buckets before it.
         latest = max(latest, *(ready[at] for at in members))
         out.append((float(num_bytes(members)), latest))
     return out

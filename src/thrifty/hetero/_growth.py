@@ -13,19 +13,21 @@ from thrifty.perf import StepCurve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """Lets every worker have the batch that it works best with, and scales the learning rate (Stannis, section 3).
+    """Gives every worker its most efficient batch, and scales the learning rate.
 
-    The slowest worker gets the smallest batch at which it reaches ``efficiency`` of its speed; the others as much as they train in the same time. Sharing no longer has the answer of one process with the
-    batch that was asked for: it is another run, with more samples a step, and said so.
+    As in Stannis, section 3, the slowest worker gets the smallest batch at which it reaches
+    ``efficiency`` of its best speed. The others get as much as they can train in the same time. The
+    result is then no longer that of one process with the requested batch: it is a different run
+    with more samples per step, and is reported as such.
 
     Args:
-        rule: how the learning rate grows with the batch: "linear", "sqrt" or "none".
-        warmup_steps: in which it grows.
-        efficiency: share of the slowest worker's best speed, between 0 and 1.
-        most: samples of the global batch.
+        rule: How the learning rate grows with the batch: "linear", "sqrt" or "none".
+        warmup_steps: Steps over which the learning rate grows.
+        efficiency: Share of the slowest worker's best speed, between 0 and 1.
+        most: Maximum number of samples of the global batch.
 
     Raises:
-        HeteroError: an option is out of its range.
+        HeteroError: An option is out of its range.
 
     >>> growth = Growth(warmup_steps=10)
     >>> growth.factor(batch=512, base=128, step=5), growth.factor(batch=512, base=128, step=50)
@@ -46,7 +48,7 @@ class Growth:
             raise HeteroError("warmup_steps is not negative, and most is at least 1")
 
     def batch(self, curves: Sequence[StepCurve], base: int) -> int:
-        """The global batch for these workers; not less than ``base``.
+        """Return the global batch for these workers, at least ``base``.
 
         >>> Growth().batch([StepCurve(fixed_s=0.1, sample_s=0.01)] * 2, 64)
         180
@@ -63,7 +65,7 @@ class Growth:
         return max(base, min(most, sum(curve.capacity(end, most) for curve in curves)))
 
     def factor(self, *, batch: int, base: int, step: int) -> float:
-        """What the learning rate is multiplied with."""
+        """Return the factor by which the learning rate is multiplied."""
         if self.rule == "none":
             return 1.0
         whole = batch / base if self.rule == "linear" else math.sqrt(batch / base)

@@ -1,4 +1,4 @@
-"""When the loss of a worker's share is checked, and with which samples."""
+"""Schedule of the checks of a worker's loss, and the samples they use."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ._samples import Taken
 
 
 _SHARE = 0.01
-"""Of the training time, at most."""
+"""Maximum share of the training time that checks may take."""
 _LEAST_GAP = 100
-"""Steps between two checks, however cheap they are."""
+"""Minimum number of steps between two checks, however cheap they are."""
 _ENOUGH = 8
-"""Samples that the loss is checked with, if there are as many."""
+"""Minimum number of samples to check the loss with, if there are enough."""
 
 
 class CheckSchedule:
-    """Picks seeded random steps, so that all checks after the first take 1 % of the time at most.
+    """Picks seeded random steps, so that all checks after the first take at most 1 % of the time.
 
-    It depends on numbers that all workers know, so they check at the same steps and none waits for
-    another.
+    It depends only on numbers that all workers know, so all check at the same steps and none waits
+    for another.
 
     Args:
-        seed: of the steps.
+        seed: Seed of the steps.
     """
 
     def __init__(self, *, seed: int) -> None:
@@ -41,16 +41,16 @@ class CheckSchedule:
         self._next = 0
 
     def is_due(self, step: int) -> bool:
-        """Whether to check before this step."""
+        """Return whether to check before this step."""
         return step >= self._next
 
     def checked(self, step: int, *, check_s: float, step_s: float) -> None:
-        """Note a check, and pick the step of the next one.
+        """Record a check, and pick the step of the next one.
 
         Args:
-            step: at which it was made.
-            check_s: seconds that it took.
-            step_s: seconds that the step took without it.
+            step: Step at which the check was made.
+            check_s: Seconds that the check took.
+            step_s: Seconds that the step took without the check.
         """
         gap = math.ceil(check_s / (_SHARE * max(step_s, 1e-9)))
         gap = max(gap, _LEAST_GAP)
@@ -61,15 +61,15 @@ class Inspector:
     """Checks the loss of a worker's share, at the steps of a ``CheckSchedule``.
 
     Args:
-        check: compares a batch with its parts.
-        learner: whose samples are checked.
-        seed: of the steps, and of what a check draws.
-        clock: to read.
-        enabled: whether to check at all.
+        check: Compares a batch with its parts.
+        learner: The learner whose samples are checked.
+        seed: Seed of the steps and of the draws in a check.
+        clock: Clock to measure with.
+        enabled: Whether to check at all.
 
     Attributes:
-        finding: what is wrong; an empty text if nothing is.
-        seconds: that the check of this step took.
+        finding: Description of the problem; empty if there is none.
+        seconds: Seconds that the check of this step took.
     """
 
     def __init__(
@@ -87,15 +87,15 @@ class Inspector:
         self._largest = 0
 
     def restart(self) -> None:
-        """Check at the next step: workers or parameters are others."""
+        """Check at the next step, because workers or parameters have changed."""
         self._schedule.restart()
 
     def begin(self, step: int, *, largest: int) -> bool:
-        """Begin a step; return whether its samples are to be inspected.
+        """Begin a step; return whether to inspect its samples.
 
         Args:
-            step: steps trained before it.
-            largest: samples of the worker that has most of them.
+            step: Steps trained before it.
+            largest: Samples of the worker with the largest share.
         """
         self.finding, self.seconds = "", 0.0
         self._step, self._largest = step, largest
@@ -105,18 +105,18 @@ class Inspector:
         """Check the samples of this worker's share."""
         began = self._clock.monotonic()
         seed = derive_seed(self._seed, "check", self._step)
-        # The step draws the same numbers, whether its samples are checked or not.
+        # The step must draw the same numbers, whether its samples are checked or not.
         with borrowed_streams():
             self.finding = self._check.find(self._enough(taken, seed), seed=seed)
         self._learner.synchronise()
         self.seconds = self._clock.monotonic() - began
 
     def end(self, *, check_s: float, step_s: float) -> None:
-        """Note what all workers' checks cost; see ``CheckSchedule.checked``."""
+        """Record the cost of all workers' checks; see ``CheckSchedule.checked``."""
         self._schedule.checked(self._step + 1, check_s=check_s, step_s=step_s)
 
     def _enough(self, taken: Taken, seed: int) -> Taken:
-        """A share, or some public samples where all shares are too small to be split."""
+        """Return the share, or some public samples if all shares are too small to be split."""
         samples = self._learner.samples
         if max(len(taken), self._largest) >= _ENOUGH or samples.num_public <= len(taken):
             return taken

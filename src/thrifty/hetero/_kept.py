@@ -1,4 +1,4 @@
-"""What a pass through a model changes besides gradients, to be put back or to be looked at."""
+"""State that a pass through a model changes besides gradients, copied to restore or to inspect."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _CONTAINERS = (dict, list, set, deque)
 
 
 class KeptBuffers:
-    """A copy of a model's buffers, and where they are.
+    """A copy of a model's buffers, with references to the originals.
 
-    A forward pass may change a buffer in place or put another tensor in its place; ``restore``
-    undoes both.
+    A forward pass may change a buffer in place or replace it by another tensor. ``restore`` undoes
+    both.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -34,7 +34,7 @@ class KeptBuffers:
         ]
 
     def changed(self, *, besides: tuple[type[nn.Module], ...] = ()) -> bool:
-        """Whether a buffer was written to or replaced, besides those of some modules."""
+        """Return whether a buffer was written to or replaced, except those of some module types."""
         return any(
             module._buffers.get(name) is not buffer or buffer._version != version
             for module, name, buffer, _, version in self._held
@@ -43,24 +43,24 @@ class KeptBuffers:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put the buffers back."""
+        """Restore the buffers."""
         for module, name, buffer, value, _ in self._held:
             module._buffers[name] = buffer
             buffer.copy_(value)
 
 
 class Kept:
-    """A copy of what user code may count or note down in a pass.
+    """A copy of the state that user code may change in a pass.
 
-    Buffers and attributes of the modules of a model, and what functions keep in closures, globals
-    and the objects that they are methods of; modules among these, too. Containers are copied one
-    level deep; other objects are not.
+    It covers buffers and attributes of the model's modules, and what functions keep in closures,
+    globals and the objects that they are methods of, including modules among these. Containers are
+    copied one level deep. Other objects are not copied.
 
     Args:
-        model: with its modules.
-        functions: that are called with it.
-        besides: modules whose values are put back, but are no part of ``values``.
-        lists: whether lists and the like that functions write to are put back, too.
+        model: The model, with its modules.
+        functions: Functions that are called with the model.
+        besides: Module types whose values are restored but are not part of ``values``.
+        lists: Whether to also restore lists and other containers that functions write to.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Kept:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put everything back."""
+        """Restore all copied state."""
         for container, before in self._containers:
             _refill(container, before)
         for cell, value in self._cells.values():
@@ -96,7 +96,7 @@ class Kept:
             tensor.copy_(value)
 
     def values(self) -> dict[str, Any]:
-        """Return copies of all tensors and numbers as they are now, by name."""
+        """Return copies of all current tensors and numbers, by name."""
         found = {
             f"{path}{name}": value
             for path, place in self._slots
@@ -112,8 +112,8 @@ class Kept:
         }
 
     def assign(self, values: Mapping[str, Any]) -> None:
-        """Give tensors and numbers other values, until ``restore``."""
-        places = dict(reversed(self._slots))  # of a module its attributes, not its buffers
+        """Assign other values to tensors and numbers, until ``restore``."""
+        places = dict(reversed(self._slots))  # of a module: its attributes, not its buffers
         for path, place in self._slots:
             for name in place:
                 if f"{path}{name}" in values:
@@ -147,7 +147,7 @@ class Kept:
         for name, value in list(attributes.items()):
             self._keep_value(value)
             if listed and type(value) is dict:
-                # Buffers have the names that PyTorch gives them.
+                # Name buffers as PyTorch does, without "_buffers" in the path.
                 self._slots.append((path if name == "_buffers" else f"{path}{name}.", value))
 
     def _keep_value(self, value: Any) -> None:
@@ -218,7 +218,7 @@ class Kept:
 def untouched(
     model: nn.Module, *functions: Callable[..., Any] | None, lists: bool = True
 ) -> Iterator[Kept]:
-    """Puts everything back that ``Kept`` keeps."""
+    """Restore on exit everything that ``Kept`` copies."""
     kept = Kept(model, *functions, lists=lists)
     try:
         yield kept
@@ -231,7 +231,7 @@ def _copy(value: Any) -> Any:
 
 
 def _refill(container: Any, before: Any) -> None:
-    """Gives a container its elements back, if they have changed."""
+    """Restore the elements of a container if they have changed."""
     if isinstance(container, dict):
         if list(container) != list(before) or any(
             container[k] is not before[k] for k in before

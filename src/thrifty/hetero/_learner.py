@@ -1,4 +1,4 @@
-"""One worker's arithmetic: its part of the gradient, and the step that all workers take alike."""
+"""One worker's computation: its part of the gradient, and the update that all workers share."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from ._state import from_bytes, to_bytes
 
 
 _DIGEST_BITS = 24
-"""Of a digest that travels with the gradients: exact in single precision."""
+"""Bits of a digest that travels with the gradients: exact in single precision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """What one worker adds to a step, besides its gradient.
+    """What one worker contributes to a step, besides its gradient.
 
     Attributes:
-        loss: its part of the loss.
-        weight: of its share in the mean.
-        buffers: whether its forward pass changed buffers.
+        loss: Its part of the loss.
+        weight: Weight of its share in the mean.
+        buffers: Whether its forward pass changed buffers.
     """
 
     loss: float
@@ -46,19 +46,20 @@ class Pass:
 
 
 class Learner:
-    """A model, its optimiser and what they are trained on.
+    """A model, its optimiser and its training data on one worker.
 
     Args:
-        model: plain.
-        optimizer: of its parameters.
-        samples: that this worker can read.
-        objective: what is minimised.
-        sum_: over all workers, for batch normalisation; None: each worker for itself.
-        bucket_cap_mb: MiB of gradients that are summed while the backward pass goes on; None: all
-            are summed after it.
+        model: A plain model.
+        optimizer: Optimiser of the model's parameters.
+        samples: Samples that this worker can read.
+        objective: The objective to minimise.
+        sum_: Sum over all workers for batch normalisation; None: each worker uses its own
+            statistics.
+        bucket_cap_mb: MiB of a bucket of gradients, summed while the backward pass continues; None:
+            all gradients are summed after it.
 
     Raises:
-        HeteroError: the optimiser trains what is not part of the model.
+        HeteroError: The optimiser trains tensors that are not part of the model.
     """
 
     def __init__(
@@ -77,10 +78,10 @@ class Learner:
         self.device = device_of(model)
         self.objective = objective
         self._shared = SharedSums(sum_)
-        # Whoever joins in sums of others has to be there at every step.
+        # A worker that takes part in the other workers' sums must be present at every step.
         self.least = int(sum_ is not None and whole_batch_norm(model, self._shared) > 0)
-        # Normalisation sums during the backward pass, too: both would have to come in one order,
-        # without samples as well.
+        # Batch normalisation also sums during the backward pass. Both kinds of sums would need one
+        # common order, even on workers without samples.
         self._cap_mb = None if self.least else bucket_cap_mb
         self._before: KeptBuffers | None = None
         self._check_optimizer()
@@ -88,7 +89,7 @@ class Learner:
         self._standing = _standing(model)
 
     def make_room(self, *, num_control: int) -> None:
-        """Let so many numbers travel beside the gradients, and follow the model's parameters."""
+        """Reserve ``num_control`` control numbers, and follow the model's current parameters."""
         self.gradients.close()
         self.gradients = FlatGradients(
             self.model.parameters(), num_control=num_control, bucket_cap_mb=self._cap_mb
@@ -96,7 +97,7 @@ class Learner:
         self._standing = _standing(self.model)
 
     def news(self) -> int:
-        """Return 0, or a digest of the parameters if other ones are trained than before.
+        """Return 0, or a digest of the trained parameters if they have changed.
 
         Parameters may be frozen, unfrozen, replaced, added, or change their type or shape.
         """
@@ -104,13 +105,13 @@ class Learner:
         same = len(now) == len(self._standing) and all(
             a[0] is b[0] and a[1:] == b[1:] for a, b in zip(now, self._standing, strict=True)
         )
-        # 0 and 1 mean something else where it is told.
+        # 0 (no news) and 1 (`REFUSED`) have other meanings in a note.
         return 0 if same else 2 + self.trained() % (2**_DIGEST_BITS - 2)
 
     def structure(self) -> int:
         """Return a digest of the names, shapes and types of the tensors in the model's state.
 
-        Other buffers may be caches, which differ from worker to worker.
+        Buffers outside the state may be caches, which differ from worker to worker.
         """
         named = self.model.state_dict().items()
         return _digest(
@@ -136,14 +137,14 @@ class Learner:
         begin: Begin,
         inspect: Callable[[Taken], None] | None = None,
     ) -> Pass:
-        """Leave this worker's part of the gradient in the buffer.
+        """Compute this worker's part of the gradient and leave it in the buffer.
 
         Args:
-            share: its samples.
-            batch_size: samples of all workers.
-            seed: of what data set, model and loss draw.
-            begin: a sum over all workers.
-            inspect: look at the samples before they are trained on.
+            share: This worker's samples.
+            batch_size: Samples of all workers.
+            seed: Seed of the draws of data set, model and loss.
+            begin: Begins a sum over all workers.
+            inspect: Inspects the samples before they are trained on.
         """
         with borrowed_streams():
             seed_everything(seed)
@@ -154,7 +155,7 @@ class Learner:
                 )
                 if inspect is not None:
                     inspect(taken)
-            # Gradients that others have left would be taken for those of this step.
+            # Gradients left by other code would count as part of this step.
             self.optimizer.zero_grad(set_to_none=True)
             self.gradients.zero(begin)
             before = self._before = KeptBuffers(self.model)
@@ -170,16 +171,16 @@ class Learner:
         return Pass(loss=loss, weight=weight, buffers=changed)
 
     def undo(self) -> None:
-        """Forget what a pass has left in buffers: its step is trained again."""
+        """Restore the buffers that a pass has changed, because its step is trained again."""
         if self._before is not None:
             self._before.restore()
 
     def rehearse(self, num: int) -> None:
-        """Run a forward and a backward pass that leave nothing behind but time and gradients."""
+        """Run a forward and a backward pass that change nothing except the gradients."""
         public = range(min(num, self.samples.num_public))
         private = range(min(num - len(public), self.samples.num_private))
         self.gradients.zero()
-        # What is noted down in lists is no matter; what is counted, or followed, may be one.
+        # Entries appended to lists do not matter. Counters and running values may.
         with borrowed_streams(), untouched(self.model, self.objective.loss, lists=False):
             self._train(self.samples.batch(public, private), 1.0, together=False)
         self.synchronise()
@@ -224,7 +225,7 @@ class Learner:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to what ``state`` returned."""
+        """Restore what ``state`` returned."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if "trained" in state:
@@ -233,7 +234,7 @@ class Learner:
                 parameter.requires_grad_(name in trained)
 
     def buffers(self) -> dict[str, Any]:
-        """Return the buffers that workers without samples do not follow by themselves."""
+        """Return the buffers that do not stay up to date on workers without samples."""
         return {
             path: {name: each for name, each in module._buffers.items() if each is not None}
             for path, module in self.model.named_modules()
@@ -242,7 +243,7 @@ class Learner:
 
     @torch.no_grad()
     def load_buffers(self, buffers: Mapping[str, Any]) -> None:
-        """Take over what ``buffers`` returned."""
+        """Copy in the buffers that ``buffers`` returned."""
         for path, values in buffers.items():
             own = self.model.get_submodule(path)._buffers
             for name, value in values.items():
@@ -250,7 +251,7 @@ class Learner:
                 if here is not None and here.shape == value.shape:
                     here.copy_(value)
                 else:
-                    # A forward pass makes or enlarges it.
+                    # The forward pass creates or enlarges this buffer.
                     own[name] = value.to(self.device)
 
     def synchronise(self) -> None:
@@ -274,7 +275,7 @@ class Learner:
         with self._shared.step(together=together):
             loss = self.objective.loss(self.model, to_device(batch, self.device))
             if not factor and not loss.detach().isfinite():
-                # The mean of nothing: there is no gradient to add.
+                # All samples have weight 0, so there is no gradient to add.
                 if self.least:
                     raise HeteroError(
                         "all samples of a worker's share have weight 0, and batch normalisation "
@@ -288,7 +289,10 @@ class Learner:
 
 
 def _standing(model: nn.Module) -> list[tuple[nn.Parameter, bool, torch.dtype, torch.Size]]:
-    """The parameters themselves, so that none of them is taken for a new one at its address."""
+    """Return the parameters with their trained state, type and shape.
+
+    The list refers to the parameters themselves, so that a new one cannot reuse an old one's id.
+    """
     return [(each, each.requires_grad, each.dtype, each.shape) for each in model.parameters()]
 
 

@@ -1,6 +1,7 @@
-"""Where workers listen for each other: on the loopback interface alone, unless another address is asked for.
+"""Listening addresses of workers: the loopback interface unless another address is given.
 
-``torch.distributed`` listens on all interfaces, and its protocols ask nobody for a password.
+By default ``torch.distributed`` listens on all interfaces, and its protocols have no
+authentication.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ _INTERFACES = ("lo", "lo0", "Loopback Pseudo-Interface 1")
 
 
 def open_store(host: str, *, timeout: timedelta) -> Any:
-    """Open a store at which workers meet, on one address of this machine.
+    """Open the rendezvous store of the workers on one address of this machine.
 
     Args:
-        host: The address. If it is not one of this machine (a name that only others see, say), the store
-            listens on all interfaces: it was asked for.
-        timeout: Of every exchange.
+        host: The address to listen on. If it does not belong to this machine (for example, a name
+            that only other machines resolve), the store listens on all interfaces.
+        timeout: Timeout of every exchange.
     """
     listening = _listen(host)
     port = listening.getsockname()[1]
@@ -40,7 +41,7 @@ def open_store(host: str, *, timeout: timedelta) -> Any:
 
 
 def gloo_group(store: Any, rank: int, size: int, *, host: str, timeout: timedelta) -> Any:
-    """Make a group of workers, whose sockets are on the loopback interface if ``host`` is."""
+    """Create a gloo process group. Its sockets use the loopback interface if ``host`` does."""
     options = dist.ProcessGroupGloo._Options()
     device = {"hostname": host} if is_loopback(host) else {}
     options._devices = [
@@ -53,14 +54,14 @@ def gloo_group(store: Any, rank: int, size: int, *, host: str, timeout: timedelt
 
 
 def keep_gloo_here() -> None:
-    """Have all groups that this process makes listen on the loopback interface."""
+    """Make all gloo groups that this process creates listen on the loopback interface."""
     name = loopback_name(name for _, name in socket.if_nameindex())
     if name is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
 def loopback_name(names: Iterable[str]) -> str | None:
-    """The name of the loopback interface among those of a machine.
+    """Return the name of the loopback interface among a machine's interface names.
 
     >>> loopback_name(["eth0", "lo"])
     'lo'
@@ -70,9 +71,12 @@ def loopback_name(names: Iterable[str]) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether an address or a name is this machine's own.
+    """Return whether an address or a name refers to this machine.
 
-    >>> [is_loopback(host) for host in ("127.0.0.1", "localhost", "::1", "10.0.0.1", "worker-3")]
+    >>> [
+    ...     is_loopback(host)
+    ...     for host in ("127.0.0.1", "localhost", "::1", "10.0.0.1", "worker-3")
+    ... ]
     [True, True, True, False, False]
     """
     if host == "localhost":

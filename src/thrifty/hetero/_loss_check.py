@@ -1,4 +1,4 @@
-"""Compares the gradient of a batch with that of its parts, which training in shares rests on."""
+"""Compares the gradient of a batch with that of its parts, the premise of training in shares."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ _log = plain_logger("thrifty.hetero")
 
 _MOST = {"cpu": 256}
 _MOST_ELSEWHERE = 32
-"""Samples that are compared; accelerators compute slowly in double precision."""
+"""Maximum number of samples compared; accelerators are slow in double precision."""
 _FEW = 4
-"""Samples where more do not fit into memory."""
+"""Number of samples to compare where more do not fit into memory."""
 
 _MORE = 10
-"""Comparisons more, where draws differ and there are other threads.
+"""Additional comparisons where draws differ and the process has other threads.
 
-A model draws each time, they do only sometimes."""
+A model draws in every pass. Other threads draw only sometimes, so a repetition may be undisturbed.
+"""
 
 _ONE_AT_A_TIME = threading.RLock()
-"""Random streams, and what a loss reads, belong to the process: two checks would mix them up."""
+"""Serialises checks: random streams and the data that a loss reads belong to the process."""
 
 
 class LossCheck:
-    """Checks that a loss may be split: that its gradient is the sum of its parts' gradients.
+    """Checks that a loss may be split: its gradient must be the sum of its parts' gradients.
 
     A batch is computed whole and in two uneven parts, with the model's own parameters, in double
-    precision where the model allows it. All samples get the same random draws, and batch
-    normalisation, which has a sum of its own, takes fixed statistics. Everything that a pass
-    changes is put back.
+    precision where the model allows it. All samples get the same random draws. Batch normalisation,
+    which has its own sum, uses fixed statistics. Everything that a pass changes is restored.
 
     Args:
-        model: that is trained.
-        objective: its loss.
-        device: of the model.
-        collate: the user's function that makes batches, if there is one.
+        model: The model to train.
+        objective: Its loss.
+        device: Device of the model.
+        collate: The user's collate function, if there is one.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class LossCheck:
         self._said = False
 
     def find(self, taken: Taken, *, seed: int) -> str:
-        """Return what is wrong with the samples or the loss; an empty text if nothing is.
+        """Return a description of the problem with the samples or the loss; empty if there is none.
 
         Args:
-            taken: samples of one batch.
-            seed: of what a pass draws.
+            taken: Samples of one batch.
+            seed: Seed of the draws of a pass.
         """
         if taken.reused is not None:
             return (
@@ -107,7 +107,8 @@ class LossCheck:
         if found.difference is None:
             return self._state(probe, found, double=double)
         if found.draws or not self._repeats(probe, double=double):
-            # Draws that cannot be made equal make batches differ; without them they must not.
+            # Draws that cannot be equalised make batches differ. Without draws they must not
+            # differ.
             found = self._compared(probe, double=double, evaluating=True)
             if found.difference is None:
                 self._say(
@@ -128,13 +129,13 @@ class LossCheck:
         return largest_difference(one, two.loss, two.gradients, eps=one.eps) is None
 
     def _state(self, probe: _Probe, found: Comparison, *, double: bool) -> str:
-        """Whether something that a pass leaves behind follows the samples, and matters."""
+        """Describe state that depends on the samples and affects the loss; "" if there is none."""
         whole, *parts = found.passes
         there = self._keep().values()
         follows = {
             name: [part.values.get(name, value) for part in parts]
             for name, value in whole.values.items()
-            # A tensor that a pass has made is a cache: the next pass makes it again.
+            # A tensor that a pass has created is a cache: the next pass creates it again.
             if name in there or not isinstance(value, Tensor)
         }
         follows = {
@@ -169,7 +170,7 @@ class LossCheck:
 
     @contextlib.contextmanager
     def _prepared(self, *, double: bool, evaluating: bool = False) -> Iterator[None]:
-        """The model as it is compared."""
+        """Prepare the model for a comparison; restore it on exit."""
         model, kept = self._model, Kept(self._model)
         parameters = list(model.parameters())
         held = [(each, each.data, each.grad) for each in parameters]
@@ -182,7 +183,7 @@ class LossCheck:
                 if getattr(type(module), "by_position", False):
                     module.training = False
             for each in parameters:
-                # A copy, so that user code which writes to a parameter writes to that.
+                # Train on a copy, so that user code that writes to a parameter writes to the copy.
                 each.grad, each.data = None, each.data.clone()
             if double:
                 _to_double(model)
@@ -210,7 +211,7 @@ class LossCheck:
                 batch = to_device(probe.taken.batch(*span, pristine=True), self._device)
                 batch = _doubled(batch) if double else batch
                 weight = self._objective.weigh(batch, span[1] - span[0])
-                draws.eps = 0.0  # how data are stored says nothing of the model
+                draws.eps = 0.0  # the precision of stored data says nothing about the model
                 loss = self._objective.loss(self._model, batch)
                 gradients = self._gradients(loss)
             made = Pass(
@@ -238,7 +239,7 @@ class LossCheck:
 
     @torch.no_grad()
     def _sums(self) -> dict[str, Tensor]:
-        """What tells whether a parameter was written to; a copy of all would take more memory."""
+        """Return sums that reveal a write to a parameter, with less memory than a copy."""
         return {
             name: torch.stack([each.sum(), each.abs().sum().to(each.dtype)]).nan_to_num()
             for name, each in self._model.named_parameters()
@@ -246,7 +247,7 @@ class LossCheck:
         }
 
     def _blame(self, probe: _Probe, failure: Exception | None) -> str:
-        """What to say where no comparison was possible."""
+        """Return what to report where no comparison was possible."""
         if isinstance(failure, _ChangesParameterError):
             return str(failure)
         for span in probe.spans:
@@ -336,7 +337,7 @@ def _with_fixed_statistics(layer: _BatchNorm) -> Any:
 
 
 def _to_double(model: nn.Module) -> None:
-    """In place, so that a loss which holds the model by itself is computed with it, too."""
+    """Convert in place, so that a loss that holds the model itself uses the same tensors."""
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.double()
@@ -355,6 +356,6 @@ def _doubled(batch: Any) -> Any:
 
 
 def _eager(model: nn.Module) -> AbstractContextManager[Any]:
-    """Compiled code would not let draws be replaced."""
+    """Disable compilation, because compiled code would not let draws be replaced."""
     compiled = any(type(module).__name__ == "OptimizedModule" for module in model.modules())
     return torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""How fast this worker is, before it starts."""
+"""Measures this worker's speed before training starts."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ def measure_curve(
     least: int = 0,
     budget_s: float = 20.0,
 ) -> StepCurve:
-    """Times whole training steps of 1, 2, 4, ... samples.
+    """Time whole training steps of 1, 2, 4, ... samples, and fit a speed curve.
 
-    It ends at ``most`` samples, where memory ends, or where the next size would take it beyond ``budget_s``; larger batches are foreseen by the line through the others.
+    Measuring stops at ``most`` samples, where memory ends, or where the next size would exceed
+    ``budget_s``. The line through the measured sizes predicts larger batches.
 
     Args:
-        step: trains one step with so many samples, and waits until the device is done.
-        most: samples that are worth trying.
-        clock: to read.
-        least: samples that the worker has to be given.
-        budget_s: seconds that measuring may take.
+        step: Trains one step with the given number of samples, and waits until the device is done.
+        most: Largest number of samples to try.
+        clock: Clock to measure with.
+        least: Minimum number of samples that the worker has to get.
+        budget_s: Seconds that measuring may take.
 
     Raises:
-        HeteroError: not even one sample fits into memory.
+        HeteroError: Not even the smallest size fits into memory.
 
     >>> from thrifty.testing import VirtualClock
     >>> clock = VirtualClock()
@@ -54,7 +55,8 @@ def measure_curve(
                 raise
             if not sizes:
                 raise HeteroError(
-                    f"a step with {size} sample(s) does not fit into this worker's memory; a smaller model would"
+                    f"a step with {size} sample(s) does not fit into this worker's memory; a "
+                    "smaller model would"
                 ) from error
             fits = sizes[-1]
             break

@@ -1,4 +1,4 @@
-"""Who trains together: the seam between the trainer and whatever carries its messages."""
+"""Membership: the interface between the trainer and the transport between workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 Wait = Callable[[], None]
-"""Returns once a sum that was begun is there; raises ``PeerLostError`` if a worker is gone."""
+"""Waits for a sum that was begun; raises ``PeerLostError`` if a worker is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,10 +18,10 @@ class View:
     """The workers of one generation, as all of them see it.
 
     Attributes:
-        generation: grows with every change.
-        rank: of this worker.
-        names: of the workers, by rank.
-        steps: that each of them has trained.
+        generation: Number that grows with every change.
+        rank: Rank of this worker.
+        names: Names of the workers, by rank.
+        steps: Steps that each of them has trained.
     """
 
     generation: int
@@ -31,56 +31,57 @@ class View:
 
     @property
     def furthest(self) -> int:
-        """The rank whose state counts: it has trained most steps; the first of them."""
+        """Rank of the worker with most steps trained (the lowest such rank). Its state counts."""
         return self.steps.index(max(self.steps))
 
 
 class Membership(Protocol):
-    """Agrees on who trains together and carries sums between them.
+    """Agrees on the workers that train together, and carries sums between them.
 
-    Every wait ends: with what was asked for, or with an error after the implementation's time limit.
+    Every wait ends, either with its result or with an error after the implementation's time limit.
     """
 
     def agree(self, *, step: int, broken: bool = False) -> View:
-        """Agrees with the other workers on who they are.
+        """Agree with the other workers on the members.
 
         All workers call it at the same steps, and after a ``PeerLostError``.
 
         Args:
-            step: steps that this worker has trained.
-            broken: the connections of the present generation are of no use any more.
+            step: Steps that this worker has trained.
+            broken: Whether the connections of the present generation have failed.
 
         Raises:
-            TooFewWorkersError: not enough workers are left, or come in time.
+            TooFewWorkersError: Not enough workers are left, or enough do not come in time.
         """
         ...
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Replaces a contiguous tensor by the sum over all workers.
+        """Replace a contiguous tensor by the sum over all workers.
 
         Raises:
-            PeerLostError: a worker is gone; the tensor's contents are undefined.
+            PeerLostError: A worker is gone; the tensor's contents are undefined.
         """
         ...
 
     def begin_all_reduce(self, tensor: Tensor) -> Wait:
-        """As ``all_reduce``, but goes on with other work meanwhile; the tensor is left alone until it has been waited for.
+        """Begin an ``all_reduce`` and return, so that the caller can do other work meanwhile.
 
-        All workers begin their sums in one order, and wait for them in that order.
+        The caller must not touch the tensor until it has waited for the sum. All workers begin
+        their sums in one order, and wait for them in that order.
 
         Raises:
-            PeerLostError: a worker is gone; the tensor's contents are undefined.
+            PeerLostError: A worker is gone; the tensor's contents are undefined.
         """
         ...
 
     def broadcast(self, tensor: Tensor, *, source: int) -> None:
-        """Replaces a contiguous tensor by that of the worker with rank ``source``.
+        """Replace a contiguous tensor by that of the worker with rank ``source``.
 
         Raises:
-            PeerLostError: a worker is gone; the tensor's contents are undefined.
+            PeerLostError: A worker is gone; the tensor's contents are undefined.
         """
         ...
 
     def close(self) -> None:
-        """Leaves; may be called twice."""
+        """Leave the group; may be called twice."""
         ...

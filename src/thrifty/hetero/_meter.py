@@ -1,4 +1,4 @@
-"""Joules: counted where there are counters, else modelled and marked as such."""
+"""Energy meters: hardware counters where available, otherwise a power model, marked as such."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from thrifty.perf import Power
 
 
 class Meter(Protocol):
-    """Energy of one worker.
+    """Measures the energy of one worker.
 
     Attributes:
         source: "modelled", or the counters that are read ("NVML", "RAPL", "NVML+RAPL").
@@ -18,17 +18,17 @@ class Meter(Protocol):
     source: str
 
     def joules(self, *, busy_s: float, whole_s: float) -> float:
-        """Energy since the last call (or since the meter was made).
+        """Return the energy since the last call (or since the meter was made).
 
         Args:
-            busy_s: seconds of that time in which the worker trained.
-            whole_s: all seconds of that time.
+            busy_s: Seconds of that time in which the worker trained.
+            whole_s: All seconds of that time.
         """
         ...
 
 
 class PowerMeter:
-    """Modelled: what a declared power model says.
+    """Modelled energy, from a declared power model.
 
     >>> PowerMeter(Power(idle_w=2.0, busy_w=5.0)).joules(busy_s=3.0, whole_s=4.0)
     17.0
@@ -40,23 +40,23 @@ class PowerMeter:
         self._power = power
 
     def joules(self, *, busy_s: float, whole_s: float) -> float:
-        """By the model."""
+        """Return the energy according to the model."""
         return self._power.joules(busy_s=busy_s, whole_s=whole_s)
 
 
 class ZeusMeter:
-    """Counted: GPUs by NVML, CPUs and memory by RAPL, read with Zeus.
+    """Measured energy: GPUs by NVML, CPUs and memory by RAPL, read with Zeus.
 
-    Counters are those of whole devices: what others do on them counts, too.
+    Counters cover whole devices, so the work of other processes on them counts, too.
 
     Args:
-        gpus: indices of this worker's GPUs; none unless told.
-        cpus: indices of this worker's CPU packages; none unless told.
-        monitor: a ``zeus.monitor.ZeusMonitor``; made unless told.
+        gpus: Indices of this worker's GPUs (default: none).
+        cpus: Indices of this worker's CPU packages (default: none).
+        monitor: A ``zeus.monitor.ZeusMonitor`` (default: created).
 
     Raises:
         MissingExtraError: Zeus is not installed.
-        HeteroError: neither GPUs nor CPUs are named, or their counters cannot be read.
+        HeteroError: Neither GPUs nor CPUs are given, or their counters cannot be read.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ZeusMeter:
         self._monitor.begin_window("thrifty")
 
     def joules(self, *, busy_s: float, whole_s: float) -> float:
-        """By the counters."""
+        """Return the energy according to the counters."""
         window = self._monitor.end_window("thrifty")
         self._monitor.begin_window("thrifty")
         counted = [window.gpu_energy, window.cpu_energy, window.dram_energy]
@@ -89,5 +89,6 @@ def _monitor(gpus: list[int], cpus: list[int]) -> Any:
         return ZeusMonitor(gpu_indices=gpus, cpu_indices=cpus, approx_instant_energy=True)
     except Exception as error:
         raise HeteroError(
-            f"the energy counters of GPUs {gpus} and CPUs {cpus} cannot be read ({error}); declare a model instead: PowerMeter(Power(idle_w=..., busy_w=...))"
+            f"the energy counters of GPUs {gpus} and CPUs {cpus} cannot be read ({error}); declare "
+            "a model instead: PowerMeter(Power(idle_w=..., busy_w=...))"
         ) from error

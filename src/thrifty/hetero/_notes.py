@@ -1,4 +1,4 @@
-"""The numbers that workers tell each other at each step, beside the gradients."""
+"""Control numbers that workers send each other at each step, beside the gradients."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from torch import Tensor
 
 
 REFUSED = 1
-"""News: what this worker was given to train cannot be split over workers."""
+"""Value of ``news``: this worker's loss or data cannot be split over workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """What one worker tells.
+    """What one worker sends.
 
     Attributes:
-        busy_s: seconds that it worked for this step.
-        news: 0; ``REFUSED``; or a digest of the parameters, which are other ones than before.
-        joules: that it used; None if it has no meter.
-        loss: its part of the loss.
-        weight: of its share in the mean.
-        check_s: seconds that it spent on checking the loss.
-        buffers: whether its forward pass changed buffers.
+        busy_s: Seconds that it worked on this step.
+        news: 0 for no news; ``REFUSED``; or a digest of the trained parameters if they have
+            changed.
+        joules: Energy that it used; None if it has no meter.
+        loss: Its part of the loss.
+        weight: Weight of its share in the mean.
+        check_s: Seconds that it spent on checking the loss.
+        buffers: Whether its forward pass changed buffers.
     """
 
     busy_s: float
@@ -34,11 +35,11 @@ class Note:
     buffers: bool
 
     def write(self, control: Tensor, *, rank: int) -> None:
-        """Write it where the sum over all workers becomes ``Told``.
+        """Write the note into the control numbers, whose sum over all workers is read as ``Told``.
 
         Args:
-            control: zeros, ``Told.num(workers)`` of them.
-            rank: of this worker.
+            control: ``Told.num(workers)`` zeros.
+            rank: Rank of this worker.
         """
         workers = (len(control) - Told.COMMON) // 2
         control[rank] = self.busy_s
@@ -57,16 +58,16 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What all workers have told together.
+    """The notes of all workers, summed.
 
     Attributes:
-        busy_s: seconds of each worker.
-        news: of each worker; see ``Note``.
-        joules: of the workers with a meter; None if nobody has one.
-        loss: of the global batch.
-        weight: of the global batch.
-        check_s: mean seconds that a worker spent on checking the loss.
-        buffers: whether a forward pass changed buffers.
+        busy_s: Seconds of each worker.
+        news: News of each worker; see ``Note``.
+        joules: Energy of the workers with a meter; None if no worker has one.
+        loss: Loss of the global batch.
+        weight: Weight of the global batch.
+        check_s: Mean seconds that a worker spent on checking the loss.
+        buffers: Whether a forward pass changed buffers.
     """
 
     busy_s: tuple[float, ...]
@@ -81,7 +82,7 @@ class Told:
 
     @classmethod
     def num(cls, workers: int) -> int:
-        """Return how many numbers ``workers`` workers need."""
+        """Return how many control numbers ``workers`` workers need."""
         return 2 * workers + cls.COMMON
 
     @classmethod

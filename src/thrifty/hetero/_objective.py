@@ -1,4 +1,4 @@
-"""What workers minimise together, and how the losses of their shares add up."""
+"""The loss that workers minimise together, and how the losses of their shares add up."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from thrifty.core import HeteroError
 
 
 Loss = Callable[[nn.Module, Any], Tensor]
-"""From a model and a batch to a scalar."""
+"""Computes a scalar from a model and a batch."""
 
 Weight = Callable[[Any], "float | Tensor"]
-"""From a batch to what the loss divides by, such as the number of its tokens."""
+"""Returns what the loss of a batch divides by, such as the number of its tokens."""
 
 Reduction = Literal["mean", "sum"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """A loss, and how it is put together from the losses of parts of a batch.
+    """A loss, and how the losses of parts of a batch combine to it.
 
     Args:
-        loss: from a model and a batch to a scalar.
-        reduction: whether the loss of a batch is the mean of its parts' losses, or their sum.
-        weight: of a part in that mean; None: its number of samples.
+        loss: Function from a model and a batch to a scalar.
+        reduction: Whether the loss of a batch is the mean of its parts' losses, or their sum.
+        weight: Weight of a part in that mean (default: its number of samples).
 
     Raises:
         HeteroError: ``reduction`` is unknown, or a sum has weights.
@@ -48,14 +48,14 @@ class Objective:
 
     @property
     def has_weights(self) -> bool:
-        """Whether parts count by something else than their samples."""
+        """Whether the weight of a part differs from its number of samples."""
         return self.weight is not None
 
     def weigh(self, batch: Any, num: int) -> float:
         """Return the weight of a part of ``num`` samples.
 
         Raises:
-            HeteroError: the user's function returned no weight.
+            HeteroError: The user's function returned an invalid weight.
         """
         if self.weight is None:
             return float(num)

@@ -1,4 +1,4 @@
-"""How unequal workers train together."""
+"""Options of training on unequal workers."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ from ._growth import Growth
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeteroOptions:
-    """Options of a ``HeteroTrainer``; the same on all workers, but for ``curve`` and ``power``.
+    """Options of a ``HeteroTrainer``; equal on all workers, except ``curve`` and ``power``.
 
     Args:
-        batch_norm: "global": statistics over the global batch, as in one process (layers are replaced in place, same ``state_dict``); "local": of each worker's share, which changes the answer.
-        clip_norm: of the gradient of the global batch; None: as it is.
-        objective: "throughput", or "energy": fewest joules a step (needs ``power``).
-        power: of this worker, as a model.
-        growth: lets the global batch and the learning rate grow with the workers; None: the batch stays.
-        subsample: leave out private samples beyond a worker's share of the epoch.
-        balancing: when the split follows the workers' speed.
-        curve: of this worker; measured unless told.
-        bucket_cap_mb: gradients are summed bucket by bucket while the backward pass goes on; MiB of a bucket (the first: 1). None: all at once, after it.
-        admit_every: steps between two looks whether new workers have come.
-        verify: check while training that the gradient is that of one process. False: each worker
-            trains its share by its own loss, whatever that is, which may change the answer.
+        batch_norm: "global": statistics over the global batch, as in one process (layers are
+            replaced in place, with the same ``state_dict``). "local": statistics of each worker's
+            share, which changes the result.
+        clip_norm: Norm to clip the gradient of the global batch to; None: no clipping.
+        objective: "throughput", or "energy" for the fewest joules per step (needs ``power``).
+        power: Power model of this worker.
+        growth: Lets the global batch and the learning rate grow with the workers; None: the batch
+            is fixed.
+        subsample: Leave out private samples beyond a worker's share of the epoch.
+        balancing: When the split follows the workers' speed.
+        curve: Speed curve of this worker (default: measured).
+        bucket_cap_mb: MiB of a gradient bucket (the first one: 1 MiB). Buckets are summed while the
+            backward pass continues. None: all gradients are summed at once, after it.
+        admit_every: Steps between two polls for new workers.
+        verify: Check while training that the gradient is that of one process. False: each worker
+            trains its share with its own loss unchecked, which may change the result.
 
     Raises:
-        HeteroError: an option makes no sense.
+        HeteroError: An option is invalid.
 
     >>> HeteroOptions(clip_norm=1.0).batch_norm
     'global'

@@ -1,4 +1,4 @@
-"""Which samples a step trains on, and who has them."""
+"""Sample order: the samples of each step, and which worker trains them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from thrifty.pack import epoch_order
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one worker trains on in one step.
+    """The samples of one worker in one step.
 
     Attributes:
-        public: indices into the public data.
-        private: indices into the worker's own.
+        public: Indices into the public data.
+        private: Indices into the worker's private data.
     """
 
     public: tuple[int, ...]
@@ -30,12 +30,12 @@ class Share:
 
 @dataclass(slots=True, kw_only=True)
 class Place:
-    """How far the data have been gone through; everything an order needs to go on.
+    """Position in the data: all that a sample order needs to resume.
 
     Attributes:
-        epoch: from 0.
-        public: samples of the public data that this epoch has used.
-        private: samples that each worker has used of its own, by name.
+        epoch: Epoch, from 0.
+        public: Public samples that this epoch has used.
+        private: Private samples that each worker has used, by name.
     """
 
     epoch: int = 0
@@ -44,20 +44,24 @@ class Place:
 
 
 class SampleOrder:
-    """Each sample once an epoch, whoever trains it.
+    """Visits each sample once per epoch, independent of which worker trains it.
 
-    The public data are one permutation an epoch, a function of seed and epoch alone; a step takes the next positions of it, and a split only says who takes which. Private samples are used where they
-    are: evenly over the epoch's steps, with public ones added up to the worker's share (Stannis). A worker with more private samples than its share trains the rest at the end, in steps of its own, or,
-    with ``subsample``, trains another part of them each epoch.
+    The public data are one permutation per epoch, which depends only on seed and epoch. A step
+    takes the next positions of it, and the split only decides which worker takes which. Private
+    samples are used on the worker that holds them, evenly over the epoch's steps, and public
+    samples fill up the worker's share (Stannis). A worker with more private samples than its share
+    trains the rest at the end, in additional steps. With ``subsample`` it trains a different part
+    of them each epoch instead.
 
     Args:
-        num_public: samples that everybody can read.
-        seed: of the study.
-        private: samples that a worker alone can read, by its name; a worker that is not named has none.
-        subsample: leave out private samples beyond a worker's share of the epoch.
+        num_public: Samples that every worker can read.
+        seed: Seed of the study.
+        private: Number of samples that only one worker can read, by its name. A worker not listed
+            has none.
+        subsample: Leave out private samples beyond a worker's share of the epoch.
 
     Raises:
-        HeteroError: there is no sample at all.
+        HeteroError: There are no samples, or a number is negative.
 
     >>> order = SampleOrder(6, seed=0)
     >>> [len(share) for share in order.shares(Place(), (3, 1), ("a", "b"))]
@@ -83,7 +87,7 @@ class SampleOrder:
         self._known: dict[tuple[str, int], torch.Tensor] = {}
 
     def left(self, place: Place, split: Sequence[int], names: Sequence[str]) -> int:
-        """Samples that the present workers have still to train in this epoch."""
+        """Return how many samples the present workers still have to train in this epoch."""
         return self.num_public - place.public + sum(self.own_left(place, split, names))
 
     def shares(
@@ -94,13 +98,14 @@ class SampleOrder:
         *,
         own_left: Sequence[int] | None = None,
     ) -> tuple[Share, ...]:
-        """What each worker trains on in the next step.
+        """Return the samples of each worker in the next step.
 
         Args:
-            place: how far the epoch is.
-            sizes: samples for each worker; they get fewer where there are not enough.
-            names: of the workers, by rank.
-            own_left: private samples that each is still to train, where ``sizes`` are not those of a whole step.
+            place: Position in the data.
+            sizes: Samples per worker; workers get fewer where too few are left.
+            names: Names of the workers, by rank.
+            own_left: Private samples that each worker has still to train. Pass it where ``sizes``
+                are not those of a whole step.
         """
         if own_left is None:
             own_left = self.own_left(place, sizes, names)
@@ -119,14 +124,17 @@ class SampleOrder:
         return tuple(shares)
 
     def advance(self, place: Place, shares: Sequence[Share], names: Sequence[str]) -> None:
-        """Notes that these shares were trained."""
+        """Record that these shares were trained."""
         place.public += sum(len(share.public) for share in shares)
         for name, share in zip(names, shares, strict=True):
             if share.private:
                 place.private[name] = place.private.get(name, 0) + len(share.private)
 
     def own_left(self, place: Place, split: Sequence[int], names: Sequence[str]) -> list[int]:
-        """Private samples that each worker has still to train in this epoch, of a whole step's split."""
+        """Return the private samples that each worker still has to train in this epoch.
+
+        ``split`` is the split of a whole step.
+        """
         total = self.num_public + sum(self.private.get(name, 0) for name in names)
         out = []
         for name, size in zip(names, split, strict=True):
@@ -139,7 +147,7 @@ class SampleOrder:
     def _sizes(
         self, place: Place, split: Sequence[int], own_left: Sequence[int]
     ) -> tuple[list[int], list[int]]:
-        """Private and public samples of each worker; a slice of the public ones ends where they end."""
+        """Return private and public samples of each worker; public ones end where the data end."""
         public_left = self.num_public - place.public
         steps = max(1, math.ceil((public_left + sum(own_left)) / max(1, sum(split))))
         own = [
@@ -150,7 +158,7 @@ class SampleOrder:
         for worker in sorted(
             range(len(split)), key=lambda worker: own[worker] - own_left[worker]
         ):
-            # Where the public data end, those who have private samples left use more of them.
+            # Where the public data end, workers with private samples left use more of those.
             short = sum(public) - public_left
             if short <= 0:
                 break
@@ -160,7 +168,10 @@ class SampleOrder:
         return own, public
 
     def _public(self, epoch: int) -> torch.Tensor:
-        """As ``thrifty.pack`` orders the data of a task, so that a job of many workers is the same trial as one alone."""
+        """Return the epoch's order, as ``thrifty.pack`` orders the data of a task.
+
+        A job of several workers is thus the same trial as a job of one process.
+        """
         return self._remember(
             "public", epoch, lambda: epoch_order(self.num_public, seed=self._seed, epoch=epoch)
         )

@@ -1,4 +1,4 @@
-"""A picture of a job: who trained how much, and who waited for whom."""
+"""A plot of a job: each worker's samples and busy time per step."""
 
 from __future__ import annotations
 
@@ -16,38 +16,39 @@ if TYPE_CHECKING:
 
 
 class Step(Protocol):
-    """What is drawn of a step; a ``StepReport`` or a ``SimulatedStep``."""
+    """The fields of a step that are plotted: a ``StepReport`` or a ``SimulatedStep``."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the workers."""
+        """Names of the workers."""
         ...
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Samples of each."""
+        """Samples of each worker."""
         ...
 
     @property
     def busy_s(self) -> tuple[float, ...]:
-        """Seconds that each worked."""
+        """Seconds that each worker was busy."""
         ...
 
 
 def plot_steps(steps: Sequence[Step]) -> Figure:
-    """Samples of each worker, and its seconds, over the steps of a job or a simulation (matplotlib).
+    """Plot each worker's samples and busy seconds over the steps of a job (matplotlib).
 
-    Where the lines below lie upon each other nobody waits. Changes of the workers and of the split are marked.
+    Where the lower lines coincide, no worker waits. Vertical lines mark changes of the workers and
+    of the split.
 
     Args:
-        steps: one after the other.
+        steps: Steps of a job or a simulation, in order.
 
     Raises:
-        HeteroError: there are none.
+        HeteroError: There are no steps.
         MissingExtraError: matplotlib is not installed.
     """
     try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 (an extra)
+        from matplotlib.figure import Figure  # noqa: PLC0415 (optional dependency)
     except ImportError as error:
         raise MissingExtraError("matplotlib", extra="plots") from error
     if not steps:
@@ -77,7 +78,7 @@ def _of(step: Step, values: Sequence[float], name: str) -> float:
 
 
 def _events(step: Step) -> Sequence[SplitChange | MembersChanged]:
-    """Those of a report, or the one of a simulated step."""
+    """Return the events of a report, or the single change of a simulated step."""
     change = getattr(step, "change", None)
     events: Sequence[SplitChange | MembersChanged] = getattr(
         step, "events", () if change is None else (change,)

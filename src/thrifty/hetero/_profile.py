@@ -1,4 +1,4 @@
-"""What one step of a model consists of, measured on one device."""
+"""Measures the parts of one training step of a model on one device."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from ._samples import Samples
 
 
 Make = Callable[[int], Any]
-"""From a number of samples to a batch."""
+"""Builds a batch of the given number of samples."""
 
 _WARM_UP = 2
 _SHAPES = 3
 _LEAST, _MOST = 3, 100
-"""Timed steps of a batch size."""
+"""Minimum and maximum number of timed steps per batch size."""
 
 
 def profile_step(
@@ -45,31 +45,43 @@ def profile_step(
     clock: Clock | None = None,
     cache: Path | str | None = None,
 ) -> StepProfile:
-    """Times the phases of a training step, as perf.iteration_s replays them for many machines.
+    """Time the phases of a training step, for ``perf.iteration_s`` to predict other machines.
 
-    Medians of forward, backward and optimiser for each batch size; of the gradient, how it falls into buckets of PyTorch's DDP (1 MiB, then 25 MiB, in reverse order of the parameters), and the share of the backward
-    pass after which each is complete. Hooks find that share in steps of their own, so that they cost the times nothing. Sizes end where memory ends, or where the next one would take it beyond ``budget_s``.
+    For each batch size it measures the median time of forward pass, backward pass and optimiser.
+    For the gradient, it records the buckets of PyTorch's DDP (1 MiB, then 25 MiB, in reverse order
+    of the parameters) and the share of the backward pass after which each bucket is complete. Hooks
+    measure that share in separate steps, so they do not affect the times. Measuring stops at the
+    batch size that does not fit into memory, or that would exceed ``budget_s``.
 
-    The peak of memory is counted on a CUDA device. On a CPU it is an estimate: parameters, gradients, buffers, the optimiser's state, the batch, and what autograd keeps for the backward pass.
+    On a CUDA device the peak memory is measured. On a CPU it is an estimate: parameters, gradients,
+    buffers, the optimiser's state, the batch, and what autograd keeps for the backward pass.
 
-    Model, optimiser, gradients, buffers and global random streams are afterwards as before.
+    Afterwards model, optimiser, gradients, buffers and global random streams are as before.
 
     Args:
-        model: plain, on the device that is asked about, and in the mode in which it trains.
-        optimizer: of its parameters.
-        data: a map-style data set, or a function that makes a batch of so many samples.
-        loss: from a model and a batch to a scalar.
-        batches: sizes, ascending.
-        budget_s: seconds that measuring may take.
-        clock: to read on a CPU; the machine's unless told. A CUDA device has its own.
-        cache: folder in which profiles are kept. Another model, optimiser, data shape, device or version of torch is measured anew, another ``loss`` is not.
+        model: A plain model on the device to measure, in the mode in which it trains.
+        optimizer: Optimiser of the model's parameters.
+        data: A map-style data set, or a function that makes a batch of a given number of samples.
+        loss: Function from a model and a batch to a scalar.
+        batches: Batch sizes, ascending.
+        budget_s: Seconds that measuring may take.
+        clock: Clock for measurements on a CPU (default: the machine's). A CUDA device has its own.
+        cache: Folder to cache profiles in. Another model, optimiser, data shape, device or version
+            of torch is measured again; another ``loss`` is not.
 
     Raises:
-        HeteroError: sizes that cannot be measured, nothing to train, or no memory for the smallest size.
+        HeteroError: The batch sizes are invalid, no parameter is trained, or the smallest size does
+            not fit into memory.
 
     >>> model = nn.Linear(4, 2)
-    >>> profile = profile_step(model, torch.optim.SGD(model.parameters()), lambda n: torch.zeros(n, 4),
-    ...     loss=lambda net, batch: net(batch).sum(), batches=(8, 16), budget_s=0.1)
+    >>> profile = profile_step(
+    ...     model,
+    ...     torch.optim.SGD(model.parameters()),
+    ...     lambda n: torch.zeros(n, 4),
+    ...     loss=lambda net, batch: net(batch).sum(),
+    ...     batches=(8, 16),
+    ...     budget_s=0.1,
+    ... )
     >>> profile.batches, profile.bucket_bytes
     ((8, 16), (40.0,))
     """
@@ -91,7 +103,7 @@ def profile_step(
 
 @dataclass(kw_only=True)
 class _Measured:
-    """What is known of one batch size."""
+    """Measurements of one batch size."""
 
     input_s: list[float] = field(default_factory=list)
     phases: list[tuple[float, float, float]] = field(default_factory=list)
@@ -121,7 +133,8 @@ def _profile(
                 raise
             if not done:
                 raise HeteroError(
-                    f"a step with {size} sample(s) does not fit into the memory of {rehearsal.device}; smaller batches, or a smaller model, would"
+                    f"a step with {size} sample(s) does not fit into the memory of "
+                    f"{rehearsal.device}; smaller batches, or a smaller model, would"
                 ) from error
             break
     ready = median_shape([shape for each in done.values() for shape in each.shapes])
@@ -140,7 +153,7 @@ def _profile(
 
 
 def _measure(rehearsal: Rehearsal, size: int, make: Make, *, until: float) -> _Measured:
-    """Some steps to warm up, some with hooks for the shape, and the rest timed."""
+    """Run warm-up steps, then steps with hooks for the gradient's timing, then the timed steps."""
     clock, out = rehearsal.clock, _Measured()
     batch = None
     for _ in range(_LEAST):
@@ -157,7 +170,7 @@ def _measure(rehearsal: Rehearsal, size: int, make: Make, *, until: float) -> _M
 
 
 def _sizes(batches: Sequence[int], data: Dataset[Any] | Make) -> tuple[list[int], Make]:
-    """Those that the data can fill, and what fills them."""
+    """Return the batch sizes that the data can fill, and a function that makes the batches."""
     sizes = list(batches)
     if not sizes or sizes[0] < 1 or any(b <= a for a, b in pairwise(sizes)):
         raise HeteroError(f"batches ascend from 1 or more, not {sizes}")
@@ -167,6 +180,7 @@ def _sizes(batches: Sequence[int], data: Dataset[Any] | Make) -> tuple[list[int]
     enough = [size for size in sizes if size <= len(samples)]
     if not enough:
         raise HeteroError(
-            f"the data set has {len(samples)} samples, and the smallest batch {sizes[0]}: ask for smaller batches"
+            f"the data set has {len(samples)} samples, and the smallest batch {sizes[0]}: ask for "
+            "smaller batches"
         )
     return enough, lambda num: samples.batch(range(num))

@@ -1,4 +1,4 @@
-"""Profiles that were measured before, as files."""
+"""Measured step profiles, cached as files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = plain_logger("thrifty.hetero")
 
 
 def device_name(device: torch.device) -> str:
-    """What a device is called by its maker."""
+    """Return the device's model name; for a CPU also the number of threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     info = Path("/proc/cpuinfo")
@@ -37,7 +37,7 @@ def device_name(device: torch.device) -> str:
 def profile_key(
     model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, *, sizes: Sequence[int]
 ) -> str:
-    """Of all that a profile depends on, but for the loss."""
+    """Return a digest of everything that a profile depends on, except the loss."""
     return fingerprint({
         "parameters": [
             [list(each.shape), str(each.dtype), each.requires_grad]
@@ -59,7 +59,7 @@ def profile_key(
 
 
 def read_profile(path: Path) -> StepProfile | None:
-    """What was kept there, if it can be read."""
+    """Return the cached profile, or None if there is none or it cannot be read."""
     try:
         return StepProfile.from_json(json.loads(path.read_text()))
     except FileNotFoundError:
@@ -70,7 +70,7 @@ def read_profile(path: Path) -> StepProfile | None:
 
 
 def write_profile(path: Path, profile: StepProfile) -> None:
-    """Keeps it there, whole or not at all; a place that cannot be written is only logged."""
+    """Write a profile atomically; log a warning if the folder cannot be written."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Training steps that count for nothing but their time and memory."""
+"""Training steps that are run only to measure their time and memory."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from ._objective import Loss
 
 
 class Rehearsal:
-    """Steps of a model that leave it as it was.
+    """Runs steps of a model and restores it afterwards.
 
     Args:
-        model: plain, in the mode in which it trains.
-        optimizer: of its parameters.
-        loss: from a model and a batch to a scalar.
-        clock: to read on a CPU.
+        model: A plain model, in the mode in which it trains.
+        optimizer: Optimiser of the model's parameters.
+        loss: Function from a model and a batch to a scalar.
+        clock: Clock for measurements on a CPU.
 
     Raises:
-        HeteroError: nothing needs a gradient.
+        HeteroError: No parameter needs a gradient.
     """
 
     def __init__(
@@ -38,7 +38,8 @@ class Rehearsal:
     ) -> None:
         self.device = device_of(model)
         self.clock = clock
-        # Each counts once, whatever names it has; reversed, as a backward pass comes to them.
+        # Shared parameters count once. Reversed, because a backward pass reaches them in this
+        # order.
         self.parameters = [each for each in model.parameters() if each.requires_grad][::-1]
         if not self.parameters:
             raise HeteroError("no parameter of the model needs a gradient")
@@ -47,12 +48,14 @@ class Rehearsal:
         self._kept_bytes = 0
 
     def phases(self, batch: Any) -> tuple[float, float, float]:
-        """Seconds forward, backward and of the optimiser."""
+        """Return the seconds of the forward pass, the backward pass and the optimiser step."""
         marks = self._step(batch)
-        return tuple(self._watch.seconds(*pair) for pair in pairwise(marks))  # type: ignore[return-value]
+        return tuple(  # type: ignore[return-value]
+            self._watch.seconds(*pair) for pair in pairwise(marks)
+        )
 
     def shape(self, batch: Any) -> dict[int, float]:
-        """By parameter: the share of the backward pass after which its gradient is there."""
+        """Return when each gradient is ready, as a share of the backward pass, by parameter."""
         arrived: dict[int, Any] = {}
 
         def arrive(at: int, _: Tensor) -> None:
@@ -74,7 +77,7 @@ class Rehearsal:
         }
 
     def peak_bytes(self, batch: Any) -> float:
-        """Memory of a step."""
+        """Return the peak memory of a step in bytes."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
             self._step(batch)
@@ -84,7 +87,7 @@ class Rehearsal:
             during.note(each)
         with torch.autograd.graph.saved_tensors_hooks(during.note, lambda tensor: tensor):
             self._step(batch)
-        # Gradients may lie where activations have been: they count apart.
+        # Gradients may reuse the memory of activations, so count them separately.
         gradients = [parameter.grad for parameter in self.parameters]
         for each in [*gradients, *tree_leaves(dict(self._optimizer.state))]:
             after.note(each)
@@ -92,7 +95,7 @@ class Rehearsal:
 
     @contextmanager
     def left_as_it_was(self) -> Iterator[None]:
-        """Puts everything back that steps change."""
+        """Restore the model, the optimiser, gradients and random streams on exit."""
         before = self._allocated()
         tensors = [*self._model.parameters(), *self._model.buffers()]
         kept = [tensor.detach().clone() for tensor in tensors]
@@ -113,7 +116,7 @@ class Rehearsal:
                 parameter.grad = gradient
 
     def _step(self, batch: Any) -> tuple[Any, Any, Any, Any]:
-        """A step as plain loops have it; marks at the ends of its phases."""
+        """Run a step as in a plain training loop; return marks at the boundaries of its phases."""
         mark = self._watch.mark
         begin = mark()
         self._optimizer.zero_grad(set_to_none=True)
@@ -131,7 +134,7 @@ class Rehearsal:
 
 
 class _Stopwatch:
-    """Moments on a device: a clock's on a CPU, events on CUDA, where the host runs ahead."""
+    """Timestamps on a device: clock times on a CPU, events on CUDA, where the host runs ahead."""
 
     def __init__(self, device: torch.device, clock: Clock) -> None:
         self._device = device
@@ -146,7 +149,7 @@ class _Stopwatch:
         return event
 
     def wait(self) -> None:
-        """Before ``seconds``."""
+        """Wait for the device. Call this before ``seconds``."""
         if self._cuda:
             torch.cuda.synchronize(self._device)
 
@@ -156,7 +159,7 @@ class _Stopwatch:
 
 
 class _Storages:
-    """Counts each storage once; those of views are their bases'."""
+    """Sums the bytes of distinct storages. A view counts as its base's storage."""
 
     def __init__(self) -> None:
         self._seen: dict[int, int] = {}

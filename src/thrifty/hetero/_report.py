@@ -1,4 +1,4 @@
-"""What happens while unequal workers train, as frozen values."""
+"""Events of training on unequal workers, as frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ._order import Share
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembersChanged:
-    """Another generation of workers goes on.
+    """The set of workers has changed, and a new generation continues.
 
     Attributes:
-        step: steps trained when it began.
-        generation: of workers.
-        names: of the workers, by rank.
-        joined: of them, who are new.
-        lost: who is gone.
-        split: samples of each worker in a step.
-        batch: of all of them.
+        step: Steps trained when the generation began.
+        generation: Number of the generation.
+        names: Names of the workers, by rank.
+        joined: Names of the workers that are new.
+        lost: Names of the workers that are gone.
+        split: Samples of each worker in a step.
+        batch: Samples of all workers in a step.
     """
 
     step: int
@@ -34,21 +34,22 @@ class MembersChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """One trained step; equal on all workers but for ``rank``, ``share`` and ``step_s``.
+    """One trained step. It is equal on all workers except for ``rank``, ``share`` and ``step_s``.
 
     Attributes:
-        epoch: from 0.
-        step: steps trained, this one too.
-        loss: mean over the global batch.
-        rank: of this worker.
-        names: of the workers, by rank.
-        sizes: samples that each of them trained.
-        share: this worker's samples.
-        busy_s: seconds that each of them worked for it.
-        step_s: seconds from the end of the step before to the end of this one, without what was done between steps.
-        joules: of the workers with a meter for this step; None if nobody has one.
-        events: changes that came before this step or follow from it.
-        check_s: mean seconds that a worker spent on checking the loss; in none of the other times.
+        epoch: Epoch, from 0.
+        step: Steps trained, including this one.
+        loss: Mean over the global batch.
+        rank: Rank of this worker.
+        names: Names of the workers, by rank.
+        sizes: Samples that each worker trained.
+        share: This worker's samples.
+        busy_s: Seconds that each worker was busy with the step.
+        step_s: Seconds from the end of the previous step to the end of this one, without the time
+            that the caller spent between steps.
+        joules: Energy of this step on the workers with a meter; None if no worker has one.
+        events: Changes that preceded this step or follow from it.
+        check_s: Mean seconds that a worker spent on checking the loss. No other time includes it.
     """
 
     epoch: int

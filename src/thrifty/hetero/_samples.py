@@ -17,21 +17,21 @@ from thrifty.pack import borrowed_streams
 
 
 Collate = Callable[[list[Any]], Any]
-"""From samples to a batch."""
+"""Turns a list of samples into a batch."""
 
 _IMMUTABLE = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
 
 
 Read = tuple[list[Any], int | None]
-"""Samples, and the index of one that reading another one has changed."""
+"""Samples, and the index of a sample that changed when another one was read."""
 
 
 class Taken(Protocol):
     """The samples that were read for one step.
 
     Attributes:
-        reused: the index of a sample that reading another one has changed; None: there is none, or
-            nobody has looked.
+        reused: Index of a sample that changed when another one was read; None if there is none or
+            it was not checked.
     """
 
     reused: int | None
@@ -42,9 +42,9 @@ class Taken(Protocol):
         """Make a batch of all samples or of a part of them.
 
         Args:
-            begin: the first sample.
-            end: the sample after the last one; None: all that follow.
-            pristine: copy the samples first, so that code which changes them changes a copy.
+            begin: Position of the first sample.
+            end: Position after the last sample (default: all that follow).
+            pristine: Copy the samples first, so that code that modifies them modifies a copy.
         """
         ...
 
@@ -59,7 +59,8 @@ class Samples:
     def __init__(self, dataset: Dataset[Any], collate: Collate | None) -> None:
         self._dataset = dataset
         self._collate = collate or default_collate
-        # The default makes new tensors; a function of the user's may hand on the data set's own.
+        # The default collate makes new tensors. A user's function may return the data set's own
+        # tensors.
         self._may_alias = collate is not None
         self._whole = collate is None and type(dataset) is TensorDataset
 
@@ -74,8 +75,8 @@ class Samples:
         """Read the samples of these indices.
 
         Args:
-            indices: of the samples.
-            watched: find out whether the data set uses one object for several samples.
+            indices: Indices of the samples.
+            watched: Check whether the data set uses one object for several samples.
         """
         if self._whole:
             return _Rows(self._dataset.tensors, indices)  # type: ignore[attr-defined]
@@ -83,7 +84,7 @@ class Samples:
         return _Objects(*read, collate=self._collate, may_alias=self._may_alias)
 
     def samples(self, indices: Sequence[int]) -> list[Any]:
-        """Return the samples of these indices, one by one."""
+        """Return the samples of these indices as a list."""
         many = getattr(self._dataset, "__getitems__", None)
         return many(list(indices)) if many else [self._dataset[i] for i in indices]
 
@@ -105,7 +106,7 @@ class Samples:
         return objects, None
 
     def _not_as_alone(self, indices: Sequence[int], objects: Sequence[Any]) -> int | None:
-        """The first sample that lies in the memory of another one and differs when read alone."""
+        """Return the first sample that shares another one's memory and differs when read alone."""
         first: dict[tuple[int, int], int] = {}
         for at, sample in enumerate(objects):
             for leaf in filter(_span, tree_leaves(sample)):
@@ -121,10 +122,10 @@ class Samples:
 
 
 class PublicAndPrivate:
-    """What this worker can read: the public data, and its own.
+    """The data that this worker can read: the public data and its private data.
 
-    A share's public and private samples make one batch. Private samples are read here and nowhere
-    else: other workers know their number alone.
+    A share's public and private samples make one batch. Private samples are read only here. Other
+    workers only know their number.
     """
 
     def __init__(
@@ -137,12 +138,12 @@ class PublicAndPrivate:
 
     @property
     def num_public(self) -> int:
-        """Samples that everybody can read."""
+        """Number of samples that every worker can read."""
         return len(self._public)
 
     @property
     def num_private(self) -> int:
-        """Samples that only this worker can read."""
+        """Number of samples that only this worker can read."""
         return len(self._private) if self._private is not None else 0
 
     def batch(self, public: Sequence[int], private: Sequence[int]) -> Any:
@@ -203,7 +204,10 @@ class _Objects:
 
 
 def _owned(batch: Any, samples: Iterable[Any]) -> Any:
-    """A batch without memory of the samples: what is changed in it changes no data set."""
+    """Return a batch that shares no memory with the samples.
+
+    Changing the batch then does not change the data set.
+    """
     leaves = [leaf for leaf in tree_leaves(samples) if not isinstance(leaf, _IMMUTABLE)]
     theirs = {id(leaf) for leaf in leaves}
     spans = sorted(filter(None, map(_span, leaves)))
@@ -226,7 +230,7 @@ def _owned(batch: Any, samples: Iterable[Any]) -> Any:
 
 
 def _span(leaf: Any) -> tuple[int, int] | None:
-    """The addresses of an array's memory; None for what is no array, or has none."""
+    """Return the address range of an array's memory; None for other values and empty arrays."""
     if isinstance(leaf, Tensor) and leaf.layout is torch.strided and leaf.device.type != "meta":
         storage = leaf.untyped_storage()
         begin, num = storage.data_ptr(), storage.nbytes()
@@ -240,7 +244,7 @@ def _span(leaf: Any) -> tuple[int, int] | None:
 
 
 def _copied(value: Any) -> Any:
-    """A copy, or the value itself where Python cannot copy it."""
+    """Return a copy, or the value itself if Python cannot copy it."""
 
     def copied(leaf: Any) -> Any:
         if isinstance(leaf, _IMMUTABLE):
@@ -256,7 +260,7 @@ def _copied(value: Any) -> Any:
 
 
 def _place(leaf: Any) -> tuple[int, int]:
-    """Where an array begins and how long it is."""
+    """Return an array's address and its length in bytes."""
     if isinstance(leaf, Tensor):
         return leaf.data_ptr(), leaf.numel() * leaf.element_size()
     return leaf.__array_interface__["data"][0], leaf.nbytes

@@ -1,4 +1,4 @@
-"""Clusters that are not at hand: the trainer's policy over curves, traces and loads, in virtual time."""
+"""Simulated clusters: run the balancing policy over curves, traces and loads in virtual time."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from thrifty.perf import Balancer, Link, Power, SplitChange, StepCurve
 
 
 class Policy(Protocol):
-    """Who gets how much; ``thrifty.perf.Balancer``, or a rule to compare it with.
+    """A rule that splits the batch: ``thrifty.perf.Balancer`` or a rule to compare it with.
 
     Attributes:
-        split: samples of each worker in the next step.
+        split: Samples of each worker in the next step.
     """
 
     split: tuple[int, ...]
 
     def observe(self, seconds: Sequence[float]) -> SplitChange | None:
-        """Takes the times of a step; ``split`` may be another one afterwards."""
+        """Record the times of a step. This may change ``split``."""
         ...
 
 
 MakePolicy = Callable[[Sequence[StepCurve], int], Policy]
-"""From the present workers' curves and a global batch to a policy."""
+"""Builds a policy from the present workers' curves and the global batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +35,13 @@ class SimulatedWorker:
     """A worker of a simulated cluster.
 
     Args:
-        name: unique.
-        curve: how fast it is when nobody disturbs it.
-        power: what it draws; None: it is not counted.
-        slowness: of its steps, one after the other, as from a trace; beyond the end 1.
-        joins_s: when it comes.
-        dies_s: when it goes.
+        name: Unique name.
+        curve: Step time without any other load.
+        power: Power model. None: the worker's energy is not counted.
+        slowness: Slowdown factor of each step in order, as from a trace. Steps beyond its end have
+            factor 1.
+        joins_s: Time at which the worker joins.
+        dies_s: Time at which the worker dies.
 
     >>> SimulatedWorker(name="host", curve=StepCurve(sample_s=0.01)).dies_s
     inf
@@ -59,10 +60,10 @@ class Load:
     """Another workload on one worker.
 
     Args:
-        worker: whose.
-        begin_s: when it comes.
-        end_s: when it goes.
-        slowness: how many times as long everything takes meanwhile.
+        worker: Name of the worker.
+        begin_s: Time at which the load begins.
+        end_s: Time at which the load ends.
+        slowness: Factor by which all work on the worker takes longer meanwhile.
     """
 
     worker: str
@@ -73,14 +74,14 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedStep:
-    """One step that was completed.
+    """One completed step.
 
     Attributes:
-        end_s: when.
-        names: of the workers.
-        sizes: samples of each.
-        busy_s: seconds that each worked.
-        change: of the split that followed.
+        end_s: Time at which the step ended.
+        names: Names of the workers.
+        sizes: Samples of each worker.
+        busy_s: Seconds that each worker was busy.
+        change: The change of the split after this step, if there was one.
     """
 
     end_s: float
@@ -92,14 +93,14 @@ class SimulatedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """What a simulated job did.
+    """The result of a simulated job.
 
     Attributes:
-        seconds: from start to end.
-        samples: trained.
-        joules: of the workers with a power model.
-        steps: that were completed.
-        lost_steps: that had to be trained again because a worker died in them.
+        seconds: Seconds from start to end.
+        samples: Trained samples.
+        joules: Energy of the workers that have a power model.
+        steps: Completed steps.
+        lost_steps: Steps that were trained again because a worker died during them.
     """
 
     seconds: float
@@ -110,16 +111,16 @@ class Simulation:
 
     @property
     def samples_per_s(self) -> float:
-        """Speed of the whole job."""
+        """Throughput of the whole job."""
         return self.samples / self.seconds
 
     @property
     def joules_per_sample(self) -> float:
-        """Energy of one sample."""
+        """Energy per sample."""
         return self.joules / self.samples
 
 
-def simulate(  # noqa: PLR0913 -- what a cluster is and what it does; all but the workers are keywords
+def simulate(  # noqa: PLR0913 -- all but `workers` are keyword-only
     workers: Sequence[SimulatedWorker],
     *,
     batch: int,
@@ -131,25 +132,27 @@ def simulate(  # noqa: PLR0913 -- what a cluster is and what it does; all but th
     detect_s: float = 5.0,
     policy: MakePolicy | None = None,
 ) -> Simulation:
-    """Trains on a simulated cluster.
+    """Simulate training on a cluster.
 
-    Events are the ends of steps, loads that come and go, deaths and joins; time passes from one to the next. A worker's step takes its curve's time, stretched by its trace and by the loads that are there while it
-    works. A death costs the step that it falls into and ``detect_s``; who joins gets the state over the link.
+    The simulation advances from one event to the next: ends of steps, loads that begin or end,
+    deaths and joins. A worker's step takes the time of its curve, stretched by its trace and by the
+    loads that are active during it. A death costs the step in which it happens and ``detect_s``. A
+    worker that joins receives the state over the link.
 
     Args:
-        workers: at least one, there from the start or later.
-        batch: samples of a step, of all workers together.
-        num_steps: to complete.
-        link: between the workers.
-        gradient_bytes: exchanged at each step.
-        state_bytes: that a newcomer is sent.
-        loads: of other users.
-        detect_s: until a death is noticed.
-        policy: a ``Balancer`` with its defaults unless told.
+        workers: At least one worker, present from the start or joining later.
+        batch: Global batch: samples of one step over all workers.
+        num_steps: Steps to complete.
+        link: Network link between the workers.
+        gradient_bytes: Bytes exchanged at each step.
+        state_bytes: Bytes sent to a worker that joins.
+        loads: Loads of other users.
+        detect_s: Seconds until a death is noticed.
+        policy: Builds the balancing policy (default: a ``Balancer`` with its default options).
 
     Raises:
-        HeteroError: there is no worker, names are not unique, or a load is on a worker that there is not.
-        TooFewWorkersError: all workers have died.
+        HeteroError: There is no worker, names are not unique, or a load names an unknown worker.
+        TooFewWorkersError: All workers have died.
 
     >>> host = SimulatedWorker(name="host", curve=StepCurve(sample_s=0.01))
     >>> device = SimulatedWorker(name="device", curve=StepCurve(sample_s=0.03))
@@ -230,7 +233,7 @@ def _at(slowness: Sequence[float], step: int) -> float:
 
 
 def _stretch(name: str, loads: Sequence[Load]) -> list[tuple[float, float]]:
-    """When the worker's slowness changes, and to what; from time 0 on."""
+    """Return the times from 0 on at which a worker's slowness changes, with the new slowness."""
     mine = [load for load in loads if load.worker == name]
     times = sorted({0.0, *(t for load in mine for t in (load.begin_s, load.end_s))})
     return [
@@ -240,7 +243,7 @@ def _stretch(name: str, loads: Sequence[Load]) -> list[tuple[float, float]]:
 
 
 def _pass(stretch: Sequence[tuple[float, float]], begin: float, work_s: float) -> float:
-    """Seconds that ``work_s`` of undisturbed work take from ``begin`` on."""
+    """Return the seconds that ``work_s`` seconds of undisturbed work take from ``begin`` on."""
     now, left = begin, work_s
     for (since, slowness), after in zip(stretch, [*stretch[1:], None], strict=True):
         until = math.inf if after is None else after[0]

@@ -1,4 +1,4 @@
-"""The state of training as one tensor of bytes, for a worker that has to catch up."""
+"""The training state as one tensor of bytes, to send to a worker that has to catch up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thrifty.pack import State, pack_state, unpack_state
 
 
 def to_bytes(value: Any) -> Tensor:
-    """Nested dicts and lists of tensors and plain values as bytes; no pickle is involved.
+    """Serialise nested dicts and lists of tensors and plain values to bytes, without pickle.
 
     >>> from_bytes(to_bytes({"weight": torch.ones(2), "step": 3}))["step"]
     3
@@ -30,7 +30,7 @@ def to_bytes(value: Any) -> Tensor:
 
 
 def from_bytes(data: Tensor) -> Any:
-    """What ``to_bytes`` was given."""
+    """Return the value that ``to_bytes`` serialised."""
     raw = data.cpu().numpy().tobytes()
     size = int.from_bytes(raw[:8], "little")
     head = json.loads(raw[8 : 8 + size])

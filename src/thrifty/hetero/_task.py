@@ -1,4 +1,4 @@
-"""A trial that is itself a job of unequal workers."""
+"""A trial that is itself a data-parallel job on workers of unequal speed."""
 
 from __future__ import annotations
 
@@ -23,21 +23,24 @@ from ._state import from_bytes, to_bytes
 
 
 class HeteroTask(Trainable):
-    """Trains a task with several processes of this machine instead of one; in a study, a trial like any other.
+    """Trains a task with several processes of this machine instead of one.
 
-    The processes split every batch by their speed, and the trial's result is the task's own (to rounding; models that draw random numbers, to the draw). Hyper-parameters change between epochs, not within. A worker
-    that dies takes its trial along, and the study tries again from the last checkpoint.
+    In a study it is a trial like any other. The processes split every batch by their speed. The
+    result equals that of the plain task up to rounding; for models that draw random numbers it also
+    differs by the draws. Hyper-parameters change between epochs, not within an epoch. When a worker
+    dies, its trial fails with it, and the study retries from the last checkpoint.
 
     Args:
-        task: what is trained; its data are arrays or datasets.
-        workers: processes.
-        cores: of each of them, to keep them apart; not bound unless told.
-        options: of the ``HeteroTrainer`` in each process.
-        reduction: whether the task's loss is a mean over the batch or a sum; see ``HeteroTrainer``.
-        weight: of a batch in that mean; see ``HeteroTrainer``.
+        task: The task to train. Its data must be arrays or data sets.
+        workers: Number of processes.
+        cores: CPU cores to bind each process to, so that the processes do not share cores (default:
+            not bound).
+        options: Options of the ``HeteroTrainer`` in each process.
+        reduction: Whether the task's loss is a mean over the batch or a sum; see ``HeteroTrainer``.
+        weight: Weight of a batch in that mean; see ``HeteroTrainer``.
 
     Raises:
-        HeteroError: there are no workers, not as many sets of cores, or an option is wrong.
+        HeteroError: ``workers`` is below 1, ``cores`` has another length, or an option is invalid.
 
     Example::
 
@@ -58,7 +61,7 @@ class HeteroTask(Trainable):
             raise HeteroError(f"a job has at least one worker, not {workers}")
         if cores is not None and len(cores) != workers:
             raise HeteroError(f"{workers} workers have {len(cores)} sets of cores")
-        Objective(loss=task.loss, reduction=reduction, weight=weight)  # says what is wrong now
+        Objective(loss=task.loss, reduction=reduction, weight=weight)  # fails early
         self.task = task
         self.workers = workers
         self.cores = cores
@@ -67,7 +70,7 @@ class HeteroTask(Trainable):
         self.weight = weight
 
     def _content(self) -> TaskIdentity:
-        """That of the task, and the options with which workers change the answer."""
+        """Return the task's identity plus the options through which workers change the result."""
         inner = task_identity(self.task).joined()
         training = {**inner.training, "trained by": "HeteroTask"}
         options = self.options
@@ -86,7 +89,7 @@ class HeteroTask(Trainable):
         return {**self.task.identity(), "trained by": "HeteroTask"}
 
     def setup(self, hp: HyperParameters, *, seed: int, device: torch.device) -> None:
-        """Starts the processes."""
+        """Start the worker processes."""
         self._crew = _Processes(self.workers)
         weakref.finalize(self, self._crew.end)
         begin = {
@@ -99,30 +102,30 @@ class HeteroTask(Trainable):
         self._crew.start(cloudpickle.dumps(self.task), begin, self.cores)
 
     def train(self, epoch: int, hp: HyperParameters) -> None:
-        """One epoch, by all of them."""
+        """Train one epoch on all processes."""
         self._crew.tell("epoch", epoch, dict(hp))
         self._metrics = self._crew.hear()[0]
 
     def evaluate(self) -> Mapping[str, float]:
-        """By the first of them."""
+        """Return the metrics of the first process."""
         return dict(self._metrics)
 
     def state(self) -> Any:
-        """Of the first of them: they are equal."""
+        """Return the state of the first process; the states of all processes are equal."""
         return from_bytes(torch.frombuffer(bytearray(self._crew.state()), dtype=torch.uint8))
 
     def load_state(self, state: Any) -> None:
-        """Into all of them."""
+        """Load a state into all processes."""
         self._crew.tell("state", to_bytes(state).numpy().tobytes())
         self._crew.hear()
 
 
 _PRELOAD = ("thrifty.hetero._trainer", "torch.distributed", "torch._dynamo")
-"""torch imports the last one when a first optimizer is made."""
+"""Modules that the fork server preloads; torch imports the last one for the first optimiser."""
 
 
 class _Processes:
-    """The workers of one trial."""
+    """The worker processes of one trial."""
 
     def __init__(self, num: int) -> None:
         self._num = num
@@ -136,7 +139,7 @@ class _Processes:
             self._children.append(Child("thrifty.hetero._task_main", preload=_PRELOAD))
             bound = None if cores is None else list(cores[rank])
             self._send(rank, sys.path, task, {**begin, "rank": rank, "cores": bound})
-        # The first one makes the place where they meet.
+        # The first process opens the store at which all of them meet.
         port = self._receive(0)
         for rank in range(self._num):
             self._send(rank, {"port": port, "workers": self._num})
@@ -149,7 +152,7 @@ class _Processes:
             self._send(rank, message)
 
     def hear(self) -> list[Any]:
-        """One answer of each."""
+        """Receive one answer of each process."""
         return [self._receive(rank) for rank in range(self._num)]
 
     def state(self) -> bytes:
@@ -164,12 +167,16 @@ class _Processes:
             self._children.pop().end()
 
     def _send(self, rank: int, *messages: Any) -> None:
-        # A worker that is gone is found out, and told, when an answer is waited for.
+        # A dead worker is detected and reported when an answer is awaited.
         for message in messages:
             self._children[rank].send(message)
 
     def _receive(self, rank: int) -> Any:
-        """Wait for an answer. Whichever worker is gone, there will be none: the others wait for it."""
+        """Wait for an answer of one process.
+
+        All processes are watched: if any of them is gone, the others wait for it, and no answer
+        comes.
+        """
         while not self._inbox[rank]:
             for child in wait_for(self._children, None):
                 self._read(self._children.index(child))
@@ -181,7 +188,7 @@ class _Processes:
                 self._inbox[rank].append(answer)
                 continue
             for other in range(self._num):
-                # It may only be the first to notice that another one is gone.
+                # The failed worker may only be the first to notice that another one is gone.
                 if other != rank:
                     self._messages(other)
             self.end()

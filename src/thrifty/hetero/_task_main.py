@@ -1,4 +1,4 @@
-"""The main program of a worker of a ``HeteroTask``; ``thrifty.core._child.Child`` starts it."""
+"""Main program of a ``HeteroTask`` worker process, started by ``thrifty.core._child.Child``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _TIMEOUT = timedelta(seconds=300)
 
 
 class TrialWorker:
-    """One process of a trial: the task's model, data and optimiser, seeded as everywhere in thrifty."""
+    """One process of a trial: the task's model, data and optimiser with thrifty's usual seeds."""
 
     def __init__(self, task: Task, begin: Mapping[str, Any]) -> None:
         values: Mapping[str, Any] = begin["values"]
@@ -77,10 +77,11 @@ class TrialWorker:
         """Train one epoch and evaluate.
 
         Raises:
-            TaskError: A hyper-parameter that moves is read once, and nothing follows it.
+            TaskError: A hyper-parameter that changes over time is read only once, and nothing
+                follows it.
         """
         hp = HyperParameters(values)
-        # What `adapt` draws has to be the same on all workers.
+        # What `adapt` draws must be equal on all workers.
         seed_everything(derive_seed(self._seed, "epoch", epoch))
         self._task.adapt(self._model, hp)
         self._followed.follow(values)
@@ -95,12 +96,12 @@ class TrialWorker:
         return {TRAIN_LOSS: sum(losses) / len(losses), **self._evaluate(epoch)}
 
     def state(self) -> bytes:
-        """Everything needed to go on."""
+        """Return everything needed to resume."""
         data: bytes = to_bytes(self._trainer.state()).numpy().tobytes()
         return data
 
     def load_state(self, data: bytes) -> None:
-        """Goes back to it."""
+        """Restore what ``state`` returned."""
         self._trainer.load_state(
             from_bytes(torch.frombuffer(bytearray(data), dtype=torch.uint8))
         )
@@ -108,27 +109,26 @@ class TrialWorker:
 
     def _evaluate(self, epoch: int) -> dict[str, float]:
         if dist.get_rank():
-            return {}  # the first worker's answer counts
+            return {}  # only the first worker evaluates
         seed = derive_seed(self._seed, "evaluate", epoch)
         return evaluate(self._task, self._model, source=self._source, seed=seed)
 
 
 def main(arguments: list[str]) -> None:
-    """Serves one trial until the other end goes away."""
+    """Serve one trial until the connection closes."""
     connection = parent_of(arguments)
     try:
         _serve(connection)
     except (EOFError, ConnectionError):
-        return  # the study is gone
-    except BaseException as error:  # noqa: BLE001 (user code may raise anything, sys.exit() included)
+        return  # the study process is gone
+    except BaseException as error:  # noqa: BLE001 (user code may raise anything, even SystemExit)
         with contextlib.suppress(OSError):  # another worker's error may have ended the trial
             connection.send(("error", error_text(error)))
 
 
 def _serve(connection: Connection) -> None:
-    sys.path[:] = (
-        connection.recv()
-    )  # before the task: its module is found where the study found it
+    # Set the path before loading the task, so that its module is found as in the study's process.
+    sys.path[:] = connection.recv()
     task: Task = pickle.loads(connection.recv())
     begin: dict[str, Any] = connection.recv()
     if begin["cores"] is not None:
@@ -158,7 +158,7 @@ def _serve(connection: Connection) -> None:
 
 
 def _dataset(data: Any) -> Dataset[Any]:
-    """What is trained on, sample by sample; ``open_source`` has looked at it."""
+    """Return the training set as a data set; ``open_source`` has already checked the data."""
     if isinstance(data, ArrayData):
         return TensorDataset(*data.train)
     if isinstance(data, DatasetPair):
@@ -167,7 +167,8 @@ def _dataset(data: Any) -> Dataset[Any]:
         train: Dataset[Any] = data[0]
         return train
     raise HeteroError(
-        f"a job of several workers trains on arrays or datasets, not on {type(data).__name__}: return th.ArrayData or a pair of datasets from Task.data"
+        f"a job of several workers trains on arrays or datasets, not on {type(data).__name__}: "
+        "return th.ArrayData or a pair of datasets from Task.data"
     )
 
 

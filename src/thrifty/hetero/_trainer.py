@@ -48,57 +48,64 @@ class HeteroTrainer:
     """Trains one model on workers of unequal speed, with the result of one process.
 
     A fixed global batch is split by measured speed, so that no worker waits for another. Worker
-    ``i`` weighs its loss by ``b_i / B``, so the sum of all gradients is that of the whole batch,
-    whatever the split (plain averaging, as Horovod's in Stannis, would give a slow worker's few
-    samples more weight). Times travel with the gradients: all workers know them and run the same
-    policy, so there is no coordinator. If a worker is lost in a step, the others train the step
-    again; the worker that has trained most steps gives the others its state.
+    ``i`` weights its loss by ``b_i / B``, so the sum of all gradients is that of the whole batch,
+    whatever the split (plain averaging, as Horovod's in Stannis, would overweight the few samples
+    of a slow worker). Step times travel with the gradients: all workers know them and run the same
+    policy, so there is no coordinator. If a worker is lost during a step, the others train the step
+    again. The worker that has trained most steps sends its state to the others.
 
-    That a loss may be split is checked while it trains: at the first step, after a change of
-    workers, and at random steps within 1 % of the time. A loss whose parts do not add up is an
-    error.
+    While it trains, the trainer checks that the loss may be split: at the first step, after a
+    change of workers, and at random steps within 1 % of the time. A loss whose parts do not add up
+    is an error.
 
     Dropout and other draws are a function of (seed, epoch, step, first sample of the share): the
     same distribution as in one process, but other draws. This holds for draws from torch's, NumPy's
     and Python's global streams, in the data set, the model and the loss.
 
-    Parameters may be frozen, unfrozen or replaced between two steps, on all workers alike.
+    You may freeze, unfreeze or replace parameters between two steps, in the same way on all
+    workers.
 
     Args:
-        model: plain; on this worker's device.
-        optimizer: of the model's parameters.
-        dataset: map-style, which every worker can read.
-        loss: from a model and a batch to a scalar.
-        global_batch: samples of one step, of all workers together.
-        seed: of the order of samples and of draws.
-        members: how workers find each other; default: what torchrun has started.
-        private: a data set that this worker alone can read; its samples never leave it.
-        collate: from samples to a batch.
-        reduction: whether ``loss`` is a mean over the batch or a sum.
-        weight: of a batch in that mean, such as its number of tokens or the sum of its class
-            weights; default: its number of samples.
-        meter: of this worker's energy, to be reported.
-        options: others.
-        clock: to read.
+        model: A plain model on this worker's device.
+        optimizer: Optimiser of the model's parameters.
+        dataset: Map-style data set that every worker can read.
+        loss: Function from a model and a batch to a scalar.
+        global_batch: Samples of one step, over all workers.
+        seed: Seed of the sample order and of random draws.
+        members: How workers find each other (default: the workers that torchrun started).
+        private: A data set that only this worker can read. Its samples never leave it.
+        collate: Function from a list of samples to a batch.
+        reduction: Whether ``loss`` is a mean over the batch or a sum.
+        weight: Weight of a batch in that mean, such as its number of tokens or the sum of its class
+            weights (default: its number of samples).
+        meter: Energy meter of this worker, whose readings are reported.
+        options: Other options.
+        clock: Clock to measure with (default: the machine's).
 
     Attributes:
-        steps: trained.
-        clip_norm: that of the options; another one holds from the next step on.
+        steps: Steps trained.
+        clip_norm: Norm to clip gradients to, initially that of the options. A new value takes
+            effect at the next step.
 
     Raises:
-        HeteroError: ``global_batch`` is below 1, or there is nothing to train.
+        HeteroError: ``global_batch`` is below 1, or there are no samples or no trainable
+            parameters.
 
     >>> model = nn.Linear(2, 1)
     >>> data = torch.utils.data.TensorDataset(torch.randn(32, 2), torch.randn(32, 1))
     >>> trainer = HeteroTrainer(
-    ...     model, torch.optim.SGD(model.parameters(), lr=0.1), data, global_batch=16, seed=0,
+    ...     model,
+    ...     torch.optim.SGD(model.parameters(), lr=0.1),
+    ...     data,
+    ...     global_batch=16,
+    ...     seed=0,
     ...     loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
     ... )
     >>> [report.sizes for report in trainer.run(epochs=1)]
     [(16,), (16,)]
     """
 
-    def __init__(  # noqa: PLR0913 -- what is trained, on what, with whom; all but three are keywords
+    def __init__(  # noqa: PLR0913 -- all but three are keyword-only
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
@@ -165,25 +172,26 @@ class HeteroTrainer:
 
     @property
     def curves(self) -> tuple[StepCurve, ...]:
-        """The workers as they are now; empty before the first step."""
+        """Current speed curves of the workers; empty before the first step."""
         return self._allocation.curves if self._crew.met else ()
 
     @property
     def bytes_per_step(self) -> int:
-        """Bytes that a worker hands in at each step: its gradients, and the control numbers beside them."""
+        """Bytes that a worker sends at each step: gradients and the control numbers beside them."""
         return self._learner.gradients.num_bytes
 
     def run(self, *, epochs: int) -> Iterator[StepReport]:
-        """Trains until ``epochs`` epochs are complete, and reports each step.
+        """Train until ``epochs`` epochs are complete, and report each step.
 
-        What the caller does between two reports (schedulers, logging, saving) is not counted as training.
+        Work that the caller does between two reports (schedulers, logging, saving) does not count
+        as training time.
 
         Args:
-            epochs: in all, those of a loaded state too.
+            epochs: Total number of epochs, including those of a loaded state.
 
         Raises:
-            DivergedError: the loss is not finite any more.
-            TooFewWorkersError: not enough workers are left.
+            DivergedError: The loss is no longer finite.
+            TooFewWorkersError: Not enough workers are left.
         """
         while self._place.epoch < epochs:
             report = self._try_step()
@@ -194,7 +202,11 @@ class HeteroTrainer:
                 self._place = Place(epoch=self._place.epoch + 1)
 
     def state(self) -> dict[str, Any]:
-        """Everything needed to go on: nested dicts and lists of tensors and plain values; equal on all workers."""
+        """Return everything needed to resume, equal on all workers.
+
+        Returns:
+            Nested dicts and lists of tensors and plain values.
+        """
         return {
             **self._learner.state(),
             "steps": self.steps,
@@ -204,7 +216,7 @@ class HeteroTrainer:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Goes back to what ``state`` returned; before the first step."""
+        """Restore what ``state`` returned; call this before the first step."""
         self._learner.load_state(state)
         self.steps = int(state["steps"])
         self._place = Place(
@@ -214,16 +226,17 @@ class HeteroTrainer:
         )
 
     def close(self) -> None:
-        """Leaves the other workers."""
+        """Leave the other workers."""
         self._members.close()
 
     def _try_step(self) -> StepReport | None:
-        """One step, or None if a worker was lost in it."""
+        """Train one step; return None if a worker was lost during it."""
         try:
             if self._broken or self._crew.is_due(self._options.admit_every):
                 self._meet(broken=self._broken)
             if not self._allocation.left(self._place):
-                # Who was lost took private samples along: nothing is left of this epoch.
+                # The lost worker's private samples are gone, and nothing else is left of this
+                # epoch.
                 self._place = Place(epoch=self._place.epoch + 1)
                 return None
             return self._step()
@@ -240,7 +253,7 @@ class HeteroTrainer:
         check = self._inspector.begin(self.steps, largest=max(sizes))
         told, probed = self._exchange(shares, began, check=check)
         if any(told.news):
-            # What was summed is not used: the step is trained again, or the training ends.
+            # Discard the sums: the step is trained again, or training ends.
             self._learner.undo()
             self._follow(told.news)
             return None
@@ -273,12 +286,12 @@ class HeteroTrainer:
     def _exchange(
         self, shares: Sequence[Share], began: float, *, check: bool
     ) -> tuple[Told, int]:
-        """Sum gradients and notes over the workers; also return the samples of a probe."""
+        """Sum gradients and notes over the workers; also return the number of probed samples."""
         sizes = tuple(len(share) for share in shares)
         share = shares[self._crew.view.rank]
         news = self._learner.news()
         done = self._learner.backward(
-            # A model that has changed is trained once all workers know of it.
+            # A changed model is only trained after all workers know of the change.
             Share(public=()) if news else share,
             batch_size=sum(sizes),
             seed=self._draws(share),
@@ -303,10 +316,10 @@ class HeteroTrainer:
         ).write(self._learner.gradients.control, rank=self._crew.view.rank)
 
     def _follow(self, news: Sequence[int]) -> None:
-        """Agree on a change that a worker has told of.
+        """Agree on a change that a worker has reported.
 
         Raises:
-            HeteroError: a loss cannot be split, or workers train different parameters.
+            HeteroError: A loss cannot be split, or workers train different parameters.
         """
         names = self._crew.view.names
         if REFUSED in news:
@@ -321,7 +334,7 @@ class HeteroTrainer:
                 "unfreeze and replace parameters after the same step on all workers"
             )
         self._make_room()
-        # A new parameter has another value on each worker.
+        # Each worker has initialised a new parameter differently.
         self._crew.share_state()
         self._inspector.restart()
 
@@ -337,7 +350,7 @@ class HeteroTrainer:
         return told.loss * factor
 
     def _share_buffers(self, sizes: Sequence[int]) -> None:
-        """Give workers without a share the buffers that a forward pass has changed."""
+        """Send the buffers that a forward pass has changed to workers without a share."""
         source = next(rank for rank, size in enumerate(sizes) if size)
         try:
             self._crew.share(self._learner.buffers, self._learner.load_buffers, source=source)
@@ -360,7 +373,7 @@ class HeteroTrainer:
             ),
             clip_norm=self.clip_norm,
         )
-        # The optimiser's time is the worker's own, too: it counts for the step that follows.
+        # The optimiser step is part of the worker's time. Add it to that of the following step.
         self._optimizer_s = self._clock.monotonic() - began
         self.steps += 1
 
@@ -378,7 +391,7 @@ class HeteroTrainer:
             return
         self._events.append(change)
         if self._crew.view.rank:
-            return  # one line of a job is enough
+            return  # one log line per job is enough
         _log.info(
             "step %d: split %s -> %s (%s; %.0f -> %.0f ms)",
             self.steps,
@@ -427,15 +440,16 @@ class HeteroTrainer:
         self._say_left_out(frozenset())
 
     def _prepare(self) -> None:
-        """Before the first meeting, while the others need not wait: measures this worker."""
+        """Measure this worker before the first meeting, while the others need not wait."""
         if self._curve is None:
             self._curve = self._measured()
         if self._learner.least:
-            # Its first step may have no samples for it, and it has to know what the others sum.
+            # This worker's first step may have no samples for it, but it must know what the
+            # others sum.
             self._learner.rehearse(2)
 
     def _info(self) -> WorkerInfo:
-        """What this worker tells of itself."""
+        """Return what this worker reports about itself."""
         curve = self.curves[self._crew.view.rank] if self._crew.met else self._curve
         assert curve is not None
         return WorkerInfo(
@@ -479,14 +493,16 @@ def balance(
     epochs: int,
     **options: Any,
 ) -> Iterator[StepReport]:
-    """Trains on unequal workers and reports each step: ``HeteroTrainer(...).run(epochs=...)``, closed at the end.
+    """Train on unequal workers and report each step; close the trainer at the end.
+
+    This is a shorthand for ``HeteroTrainer(...).run(epochs=...)``.
 
     Args:
-        model: see ``HeteroTrainer``.
-        optimizer: see ``HeteroTrainer``.
-        dataset: see ``HeteroTrainer``.
-        epochs: to train.
-        options: ``loss``, ``global_batch`` and others of ``HeteroTrainer``.
+        model: See ``HeteroTrainer``.
+        optimizer: See ``HeteroTrainer``.
+        dataset: See ``HeteroTrainer``.
+        epochs: Number of epochs to train.
+        options: ``loss``, ``global_batch`` and other arguments of ``HeteroTrainer``.
 
     >>> model = nn.Linear(2, 1)
     >>> data = torch.utils.data.TensorDataset(torch.randn(32, 2), torch.randn(32, 1))

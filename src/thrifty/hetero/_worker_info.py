@@ -1,4 +1,4 @@
-"""What a worker tells the others of itself when they meet."""
+"""What a worker reports about itself when the workers meet."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from thrifty.perf import Power, StepCurve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """A row of numbers: nothing of a worker's data but how many samples it has.
+    """A worker's report as a row of numbers; it reveals only the number of its samples.
 
     Attributes:
-        curve: how fast it is now.
-        num_private: samples that it alone can read.
-        power: as a model; zeros where none is declared.
-        new: it has just come.
-        structure: digest of the names, shapes and types of its model's parameters and buffers.
-        trained: digest of the parameters that it trains.
+        curve: Current speed curve.
+        num_private: Samples that only this worker can read.
+        power: Power model; zeros if none is declared.
+        new: Whether the worker has just joined.
+        structure: Digest of the names, shapes and types of its model's parameters and buffers.
+        trained: Digest of the parameters that it trains.
     """
 
     curve: StepCurve
@@ -31,7 +31,7 @@ class WorkerInfo:
     NUM = 10
 
     def to_row(self) -> list[float]:
-        """``NUM`` numbers."""
+        """Return the report as ``NUM`` numbers."""
         most = self.curve.most
         return [
             self.curve.sample_s,
@@ -48,10 +48,13 @@ class WorkerInfo:
 
     @classmethod
     def from_row(cls, row: Sequence[float]) -> WorkerInfo:
-        """What ``to_row`` made.
+        """Restore a report from the row that ``to_row`` returned.
 
         >>> info = WorkerInfo(
-        ...     curve=StepCurve(sample_s=0.5), num_private=3, power=Power(idle_w=0, busy_w=1), new=True
+        ...     curve=StepCurve(sample_s=0.5),
+        ...     num_private=3,
+        ...     power=Power(idle_w=0, busy_w=1),
+        ...     new=True,
         ... )
         >>> WorkerInfo.from_row(info.to_row()) == info
         True

@@ -1,6 +1,7 @@
-"""Other libraries of the field, each imported when something of it is first used.
+"""Integrations with other libraries, each imported when it is first used.
 
-Loggers (``TensorBoard``, ``MLflow``, ``WandB``) are observers: ``study.run(observers=[TensorBoard("runs")])``.
+Loggers (``TensorBoard``, ``MLflow``, ``WandB``) are observers:
+``study.run(observers=[TensorBoard("runs")])``.
 """
 
 from importlib import import_module

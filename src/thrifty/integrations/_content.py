@@ -1,4 +1,4 @@
-"""Estimators and data as text that differs wherever they do."""
+"""Descriptions of estimators and data that differ whenever their content differs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from ._description import Describe
 
 
 def by_content(value: Any, describe: Describe) -> str:
-    """Estimators by class and parameters, anything else by a digest; never the same for different things.
+    """Describe estimators by class and parameters, other objects by a digest of their content.
+
+    Different objects never have the same description.
 
     >>> from sklearn.linear_model import LogisticRegression
     >>> from thrifty.integrations._description import described
-    >>> described(LogisticRegression(), otherwise=by_content) == described(LogisticRegression(C=1.0), otherwise=by_content)
+    >>> described(LogisticRegression(), otherwise=by_content) == described(
+    ...     LogisticRegression(C=1.0), otherwise=by_content
+    ... )
     True
     """
     kind = describe(type(value))

@@ -1,4 +1,4 @@
-"""What users hand in, as text that is equal in every process: part of a task's identity."""
+"""Descriptions of user objects as text that is equal in every process, for a task's identity."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 
 Describe = Callable[[Any], str]
 Otherwise = Callable[[Any, Describe], str]
-"""Describes what is neither code nor plain, given what describes the rest."""
+"""Describes a value that is neither code nor plain, given the function for its parts."""
 
 _LIBRARIES = tuple(
     str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "purelib", "platlib")
@@ -27,17 +27,20 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 
 
 def by_shape(value: Any, describe: Describe) -> str:  # noqa: ARG001
-    """Data by its shape, since it may be large: who changes only its values says so with ``version``."""
+    """Describe data by shape, because they may be large.
+
+    If you change only the values of data, change ``version``, too.
+    """
     if isinstance(value, torch.Tensor | np.ndarray):
         return f"{type(value).__name__}{tuple(value.shape)}:{value.dtype}"
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def described(value: Any, *, otherwise: Otherwise = by_shape) -> str:
-    """A value in words that do not change from run to run.
+    """Describe a value in text that does not change from run to run.
 
-    A function is its code, what that has captured, and the user's own classes and functions that it names; libraries
-    are names only.
+    A function is described by its code, its captured values, and the user's own classes and
+    functions that it names. Libraries are described by their names only.
 
     >>> described(lambda hp: hp.width) == described(lambda hp: hp.width)
     True
@@ -51,7 +54,7 @@ class _Description:
     def __init__(self, otherwise: Otherwise) -> None:
         self._otherwise = otherwise
         self._within: list[Callable[..., Any]] = []
-        """Functions that are being described: what one has captured may lead back to it."""
+        """Functions being described. A captured value may refer back to one of them."""
 
     def of(self, value: Any) -> str:
         if isinstance(value, _PLAIN):
@@ -104,7 +107,10 @@ def _code(code: CodeType) -> str:
 
 
 def _named(code: CodeType, names: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What code mentions of the user's own: classes and functions by their source, plain values by themselves."""
+    """Yield the user's own objects that code names, with descriptions.
+
+    Classes and functions are described by their source, plain values by themselves.
+    """
     for name in code.co_names:
         value = names.get(name)
         if isinstance(value, type):
@@ -124,7 +130,7 @@ def _class(kind: type) -> str:
 
 
 def _source(thing: Any) -> str:
-    """The source of something of the user's; nothing for a library's."""
+    """Return the source of a user's object; an empty text for a library's."""
     try:
         file = Path(inspect.getfile(thing)).resolve()
         if str(file).startswith(_LIBRARIES) or "site-packages" in file.parts:

@@ -1,8 +1,8 @@
 """Fitted scikit-learn estimators as JSON and bytes, without pickle.
 
-The JSON says how objects are put together again; the bytes are those of all arrays. Nothing in it names a
-function: an object is made by the class it is of, and given its attributes. Which classes there may be is
-written down here and by the estimator itself, not in the file (see ``_estimator_types``).
+The JSON describes how to rebuild the objects, and the bytes are those of all arrays. The data name
+no functions: an object is created from its class and then given its attributes. The allowed classes
+are defined by this code and by the estimator itself, not by the file (see ``_estimator_types``).
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from ._estimator_types import CALLED, KnownTypes, RefusedTypeError, check_native
 
 
 FORMAT = 2
-"""Raised when states that were written before cannot be read any more."""
+"""Version of the format, raised when earlier states become unreadable."""
 
 _NEW = vars(copyreg)["__newobj__"]
-"""What ``__reduce_ex__`` names for an object that its class makes without arguments."""
+"""The function that ``__reduce_ex__`` returns for an object created without arguments."""
 _PLAIN = (bool, int, str, type(None))
 _SPARSE = ("csr_matrix", "csc_matrix", "csr_array", "csc_array")
 _STREAMS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 _SEQUENCES: Mapping[str, type] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 
 Node = Any
-"""A value as JSON has it: a plain value, or a dict whose ``is`` says what it is."""
+"""A value in JSON: a plain value, or a dict whose ``is`` names its kind."""
 
 
 class EstimatorState:
-    """Takes fitted estimators apart, and puts them together again.
+    """Converts fitted estimators to plain values and back.
 
     Args:
         kinds: The classes of the estimators, and of those within them.
@@ -58,7 +58,7 @@ class EstimatorState:
         """Return the state of fitted estimators: plain values and a tensor.
 
         Raises:
-            TaskError: Something in them cannot be kept, or would not be read again.
+            TaskError: The state contains something that cannot be written or read back.
         """
         writer = _Writer(self._types)
         try:
@@ -75,7 +75,7 @@ class EstimatorState:
         """Return the estimators that ``write`` took.
 
         Raises:
-            CheckpointError: This is something else, or another version wrote it.
+            CheckpointError: The state is something else, or another version wrote it.
         """
         try:
             if state["format"] != FORMAT:
@@ -85,7 +85,7 @@ class EstimatorState:
                 raise ValueError("it is no list")
             reader = _Reader(self._types, state["data"].numpy().tobytes())
             with warnings.catch_warnings():
-                # Estimators of another version of scikit-learn are no state to go on from.
+                # A warning means another version of scikit-learn, whose state must not be resumed.
                 warnings.simplefilter("error")
                 return [reader.value(node) for node in nodes]
         except Exception as error:
@@ -95,17 +95,20 @@ class EstimatorState:
 
 
 class _Writer:
-    """Makes nodes of values. A value that occurs twice is written once, so that it is one again later."""
+    """Converts values to nodes.
+
+    A value that occurs twice is written once, so that it is a single object again after reading.
+    """
 
     def __init__(self, types: KnownTypes) -> None:
         self.data = bytearray()
         self._types = types
         self._numbers: dict[int, int] = {}
         self._alive: list[Any] = []
-        """What has a number must not be freed: another value would get its address."""
+        """Numbered values, kept alive so that no other value gets the id of one of them."""
 
     def node(self, value: Any) -> Node:
-        """The node of any value."""
+        """Return the node of any value."""
         if type(value) in _PLAIN:
             return value
         if type(value) is float:
@@ -136,7 +139,7 @@ class _Writer:
         if scipy.sparse.issparse(value):
             return self._sparse(value)
         if kind is functools.partial and value.func is check_array and not value.args:
-            # boosting over categories keeps one
+            # Gradient boosting with categories keeps one.
             return {"is": "check array", "options": self.node(dict(value.keywords))}
         return self._object(value)
 
@@ -185,14 +188,14 @@ class _Writer:
         return {"is": "sparse", "of": name, "shape": list(value.shape), "parts": parts}
 
     def _object(self, value: Any) -> dict[str, Node]:
-        """An object by its class, and by the attributes that it gives for being copied."""
+        """Write an object by its class and the attributes that ``__reduce_ex__`` returns."""
         name = self._types.name_of(type(value))
         made: Any = value.__reduce_ex__(4)
         if isinstance(made, str) or any(part is not None for part in made[3:5]):
             raise RefusedTypeError(type(value))
         state = made[2] if len(made) > 2 else None
         if name in CALLED:
-            # A class made in C: ``class(*arguments)``, or a function of its own and no state.
+            # An extension class: `class(*arguments)`, or its own function and no state.
             arguments = made[1] if made[0] is type(value) else ()
             return {
                 "is": "called",
@@ -206,7 +209,7 @@ class _Writer:
 
 
 class _Reader:
-    """Makes values of nodes."""
+    """Converts nodes to values."""
 
     def __init__(self, types: KnownTypes, data: bytes) -> None:
         self._types = types
@@ -233,7 +236,7 @@ class _Reader:
         }
 
     def value(self, node: Node) -> Any:
-        """The value of any node."""
+        """Return the value of any node."""
         if type(node) in (*_PLAIN, float):
             return node
         made = self._make[node["is"]](node)
@@ -292,7 +295,7 @@ class _Reader:
             raise ValueError(f"no sparse matrix: {plain_text(node['of'])}")
         parts = tuple(self.value(part) for part in node["parts"])
         made = getattr(scipy.sparse, node["of"])(parts, shape=_shape(node["shape"]))
-        made.check_format(full_check=True)  # an index out of range would read anywhere
+        made.check_format(full_check=True)  # an index out of range would read arbitrary memory
         return made
 
     def _check_array(self, node: Mapping[str, Node]) -> Any:
@@ -323,7 +326,10 @@ class _Reader:
 
 
 def _without_gaps(value: np.ndarray) -> np.ndarray:
-    """The same with zeros between its fields, where anything may be: equal states have equal bytes."""
+    """Return a copy with zeros in the padding between its fields.
+
+    Padding may contain anything; with zeros, equal states have equal bytes.
+    """
     out = np.zeros(value.shape, value.dtype, order="C" if value.flags.c_contiguous else "F")
     for name in value.dtype.names or ():
         out[name] = value[name]
@@ -331,13 +337,13 @@ def _without_gaps(value: np.ndarray) -> np.ndarray:
 
 
 def _set_state(made: Any, state: Any) -> None:
-    """Give an object its attributes, as copying does."""
+    """Set an object's attributes, as copying does."""
     if state is None:
         return
     if hasattr(made, "__setstate__"):
         made.__setstate__(state)
         return
-    # attributes, and those in slots
+    # The state of a class with slots is a pair: attributes and slots.
     parts = state if isinstance(state, tuple) else (state,)
     for part in parts:
         for name, value in (part or {}).items():

@@ -1,4 +1,4 @@
-"""Which classes the state of an estimator may be made of."""
+"""The classes that the state of an estimator may contain."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HELPERS = frozenset({
     "sklearn.neural_network._stochastic_optimizers:AdamOptimizer",
     "sklearn.neural_network._stochastic_optimizers:SGDOptimizer",
 })
-"""Classes of scikit-learn that are no estimators and that estimators are made of."""
+"""Classes of scikit-learn that are not estimators but parts of them."""
 
 CALLED = frozenset({
     "sklearn._loss._loss:CyAbsoluteError",
@@ -56,7 +56,7 @@ CALLED = frozenset({
     "sklearn.linear_model._sgd_fast:SquaredHinge",
     "sklearn.tree._tree:Tree",
 })
-"""Classes made in C: they are called with numbers and arrays."""
+"""Extension classes, which are constructed by a call with numbers and arrays."""
 
 _SCALARS = frozenset({
     "bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64",
@@ -65,34 +65,37 @@ _SCALARS = frozenset({
 
 
 class RefusedTypeError(TypeError):
-    """A class that no state is made of."""
+    """A class that is not allowed in an estimator's state."""
 
     def __init__(self, kind: type | str) -> None:
         name = kind if isinstance(kind, str) else f"{kind.__module__}:{kind.__qualname__}"
         super().__init__(
-            f"{name} is not made from a checkpoint: only arrays, plain values, the estimators of scikit-learn and what "
+            f"{name} is not made from a checkpoint: only arrays, plain values, the estimators of "
+            "scikit-learn and what "
             "they are made of, and classes of your estimators' own packages"
         )
 
 
 class KnownTypes:
-    """Finds classes by their names.
+    """Looks up allowed classes by their names.
 
-    Allowed are the estimators of scikit-learn, ``HELPERS``, ``CALLED``, the classes of the estimators that
-    are trained (``kinds``), and other classes of *their* packages: the user's code has chosen those.
+    Allowed are the estimators of scikit-learn, ``HELPERS``, ``CALLED``, the classes of the
+    estimators that are trained (``kinds``), and other classes of *their* packages, because the
+    user's code has chosen those packages.
     """
 
     def __init__(self, kinds: Iterable[type]) -> None:
-        # By name: a class that was typed at a prompt reaches a worker by value, and cannot be imported.
+        # Look these up by name: a class typed at a prompt reaches a worker by value and cannot be
+        # imported.
         self._own = {_name(kind): kind for kind in kinds}
         roots = {kind.__module__.partition(".")[0] for kind in self._own.values()}
         self._roots = roots - {"__main__", "builtins", "sklearn", "numpy", "scipy"}
 
     def name_of(self, kind: type) -> str:
-        """Return the name of a class by which ``find`` finds it.
+        """Return the name by which ``find`` finds a class.
 
         Raises:
-            RefusedTypeError: It does not.
+            RefusedTypeError: ``find`` does not find the class.
         """
         name = _name(kind)
         if self.find(name) is not kind:
@@ -103,7 +106,7 @@ class KnownTypes:
         """Return the class of a name.
 
         Raises:
-            RefusedTypeError: There is none, or it is not allowed.
+            RefusedTypeError: The class does not exist or is not allowed.
         """
         if name in self._own:
             return self._own[name]
@@ -116,7 +119,7 @@ class KnownTypes:
         except (ImportError, AttributeError, ValueError):
             raise RefusedTypeError(name) from None
         if not isinstance(found, type) or _name(found) != name:
-            raise RefusedTypeError(name)  # a function, or a class of somebody else
+            raise RefusedTypeError(name)  # a function, or a class defined elsewhere
         if root in self._roots or name in HELPERS or name in CALLED:
             return found
         if issubclass(found, BaseEstimator):
@@ -130,7 +133,7 @@ class KnownTypes:
         return self.name_of(kind)
 
     def value_of(self, name: str) -> Any:
-        """Return the class that ``name_of_value`` has named."""
+        """Return the class that ``name_of_value`` named."""
         module, _, attribute = name.partition(":")
         if module == "numpy" and attribute in _SCALARS:
             return getattr(np, attribute)
@@ -138,15 +141,15 @@ class KnownTypes:
 
 
 def check_native(name: str, arguments: Sequence[Any], state: Any) -> None:
-    """Refuse trees whose parts do not fit together: scikit-learn's C code follows them without looking.
+    """Reject trees whose parts are inconsistent, because scikit-learn's C code does not check them.
 
     Args:
-        name: The class that is to be made.
-        arguments: What it is to be called with.
-        state: The attributes that it is to be given.
+        name: Name of the class to construct.
+        arguments: Arguments of its constructor.
+        state: Attributes to set.
 
     Raises:
-        ValueError: They do not fit.
+        ValueError: The parts are inconsistent.
     """
     if name == "sklearn.tree._tree:Tree":
         num_features, num_classes, num_outputs = arguments
@@ -173,7 +176,7 @@ def _check_ways(nodes: np.ndarray, split: np.ndarray, children: tuple[str, str])
     at = np.flatnonzero(split)
     for name in children:
         child = nodes[name][split].astype(np.int64)
-        # A child comes after its parent, so that every way down ends.
+        # A child comes after its parent, so that every path ends.
         if np.any(child <= at) or np.any(child >= len(nodes)):
             raise ValueError("a tree whose nodes lead out of it")
 

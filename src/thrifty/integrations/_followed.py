@@ -1,8 +1,8 @@
-"""Options of an optimiser that follow hyper-parameters, where somebody else's code makes the optimiser.
+"""Optimiser options that follow hyper-parameters when other code creates the optimiser.
 
-The optimiser is made anew for each epoch, from the values of that epoch, and then gets its old state back. An
-option that differs between two fresh ones is one that a hyper-parameter has changed: it takes the new value, all
-others go on as they are.
+The optimiser is created again for each epoch, with the values of that epoch, and then gets its old
+state back. An option that differs between two fresh optimisers was changed by a hyper-parameter and
+takes its new value. All other options keep the values of the old state.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from thrifty.core import TaskError
 
 
 Options = list[list[dict[str, Any]]]
-"""By optimiser, by parameter group, by name."""
+"""Options by optimiser, by parameter group, by name."""
 
 _PLAIN = (bool, int, float, str, tuple, type(None), torch.Tensor)
 
 
 def options_of(optimizers: Sequence[torch.optim.Optimizer]) -> Options:
-    """The options of fresh optimisers; of a learning rate that a scheduler has got hold of, what it started from.
+    """Return the options of fresh optimisers.
+
+    A learning rate that a scheduler controls is given by the value at which the scheduler started.
 
     >>> layer = torch.nn.Linear(1, 1)
     >>> options_of([torch.optim.SGD(layer.parameters(), lr=0.1)])[0][0]["lr"]
@@ -39,10 +41,11 @@ def follow(
     before: Options,
     now: Options,
 ) -> None:
-    """Gives optimisers with their old state the options that have changed from one fresh one to the next.
+    """Update options that differ between two fresh optimisers in optimisers with restored state.
 
     Raises:
-        TaskError: the learning rate has changed, and a scheduler that does not multiply it has got hold of it.
+        TaskError: The learning rate has changed, but a scheduler controls it that does not multiply
+            it.
     """
     for optimizer, old_groups, new_groups in zip(optimizers, before, now, strict=True):
         for index, (old, new) in enumerate(zip(old_groups, new_groups, strict=True)):
@@ -79,7 +82,8 @@ def _restart(scheduler: Any, group: dict[str, Any], index: int, *, lr: float) ->
     if not isinstance(scheduler, LambdaLR):
         raise TaskError(
             f"the learning rate follows a hyper-parameter that changes over time (now {lr:g}), and "
-            f"{type(scheduler).__name__} of the model's own code changes it, too; leave one of them out: the schedule of the space, or the scheduler"
+            f"{type(scheduler).__name__} of the model's own code changes it, too; leave one of "
+            "them out: the schedule of the space, or the scheduler"
         )
     group["initial_lr"] = scheduler.base_lrs[index] = lr
     _put(group, "lr", lr * scheduler.lr_lambdas[index](scheduler.last_epoch))
@@ -91,5 +95,5 @@ def _scheduler_of(optimizer: Any, schedulers: Sequence[Any]) -> Any:
 
 
 def _bare(optimizer: Any) -> Any:
-    """Some libraries wrap optimisers."""
+    """Return the inner optimiser, since some libraries wrap optimisers."""
     return getattr(optimizer, "optimizer", optimizer)

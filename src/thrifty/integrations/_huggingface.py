@@ -50,44 +50,51 @@ _OURS = {
     "seed": "the study has a seed",
     "use_cpu": "Local(devices=...) says where",
 }
-"""TrainingArguments that are not the user's here, and why."""
+"""TrainingArguments that the user must not set here, and why."""
 
 _TIMINGS = ("_runtime", "_per_second", "_preparation_time", "_compilation_time")
-"""Metrics of the machine, not of the trial."""
+"""Suffixes of metrics that depend on the machine, not on the trial."""
 
 
 class HuggingFaceTrainable(KeptTrainable):
-    """Tunes a model of transformers with its own ``Trainer``, as it is.
+    """Tunes a transformers model with its own ``Trainer``, unchanged.
+
+    An epoch is one ``Trainer.train`` call that continues from the state of the previous epoch. It
+    draws its random numbers from a stream derived from seed and epoch, so a trial's metrics do not
+    depend on which process trained its first epochs. Besides ``eval_...`` the task reports
+    ``train_loss``, the mean over the epoch.
+
+    The learning rate is constant unless the space has a schedule for it or ``lr_scheduler_type`` is
+    given. The latter needs ``num_train_epochs``. If both are given, the two are multiplied.
 
     Args:
-        model: makes the model from the hyper-parameters. It is called for each epoch, with the values of that epoch,
-            and the model gets the trial's weights.
-        train_dataset: a dataset, or a function of the hyper-parameters that makes one, which is called once for all
-            trials that agree on what it reads.
-        eval_dataset: the same for evaluation, which ends each epoch.
-        args: options of ``transformers.TrainingArguments``, or a function of the hyper-parameters that says them:
-            ``lambda hp: {"learning_rate": hp.lr}``. It is called for each epoch, so they follow the schedules of the space.
-        compute_metrics: as for a ``Trainer``; a metric ``accuracy`` is the study's ``eval_accuracy``.
-        trainer_class: a ``Trainer`` of your own, with another ``compute_loss`` perhaps.
-        trainer: other options of the ``Trainer``: ``{"data_collator": ...}``.
-        version: change it when something has changed that the code does not show, such as a data file.
+        model: Function that makes the model from the hyper-parameters. It is called for each epoch
+            with that epoch's values, and the model then gets the trial's weights.
+        train_dataset: A data set, or a function that makes one from the hyper-parameters. The
+            function is called once for all trials with equal values of those it reads.
+        eval_dataset: The same for evaluation, which ends each epoch.
+        args: Options of ``transformers.TrainingArguments``, or a function from the hyper-parameters
+            to these options: ``lambda hp: {"learning_rate": hp.lr}``. It is called for each epoch,
+            so the options follow the schedules of the space.
+        compute_metrics: As for a ``Trainer``; the study calls a metric ``accuracy``
+            ``eval_accuracy``.
+        trainer_class: Your own ``Trainer`` subclass, for example with another ``compute_loss``.
+        trainer: Other options of the ``Trainer``: ``{"data_collator": ...}``.
+        version: Change this when something changes that the code does not show, such as a data
+            file.
 
-    An epoch is a ``Trainer.train`` that goes on from the state that the last one left, and draws its random numbers from a
-    stream named by seed and epoch: what a trial reports does not depend on who trained its first epochs. Besides
-    ``eval_...`` there is ``train_loss``, the mean over the epoch.
+    Raises:
+        TaskError: An argument sets something that the study controls.
+        MissingExtraError: transformers or accelerate is not installed.
 
-    The learning rate is constant, unless the space has a schedule for it or ``lr_scheduler_type`` is given; that one needs
-    ``num_train_epochs``, and is multiplied by the schedule of the space if there are both.
-
-    >>> task = HuggingFaceTrainable(lambda hp: None, train_dataset=[], args={"learning_rate": 1e-4})
+    >>> task = HuggingFaceTrainable(
+    ...     lambda hp: None, train_dataset=[], args={"learning_rate": 1e-4}
+    ... )
     >>> HuggingFaceTrainable(lambda hp: None, train_dataset=[], args={"seed": 3})
     Traceback (most recent call last):
         ...
-    thrifty.core._errors.TaskError: HuggingFaceTrainable(args={'seed': ...}): the study has a seed; leave it out
-
-    Raises:
-        TaskError: an argument that is the study's to say.
-        MissingExtraError: transformers or accelerate is not installed.
+    thrifty.core._errors.TaskError: HuggingFaceTrainable(args={'seed': ...}): the study has a seed;
+    leave it out
     """
 
     def __init__(
@@ -112,7 +119,7 @@ class HuggingFaceTrainable(KeptTrainable):
         self._options = dict(trainer or {})
 
     def __thrifty_identity__(self) -> Mapping[str, Any]:
-        """The code of what makes the model, the data, and all options."""
+        """Return the functions that make model and data, and all options."""
         return {
             "model": self._make_model,
             "datasets": self._datasets,
@@ -134,11 +141,12 @@ class HuggingFaceTrainable(KeptTrainable):
         return {**super()._legacy_identity(), "attributes": described(parts)}
 
     def train(self, epoch: int, hp: HyperParameters) -> None:
-        """One ``Trainer.train``, stopped at the end of its first epoch.
+        """Run one ``Trainer.train``, stopped at the end of its first epoch.
 
         Raises:
-            TaskError: ``num_train_epochs`` are over, or missing for the lr_scheduler that was chosen.
-            DivergedError: the training loss is not finite.
+            TaskError: The epoch is beyond ``num_train_epochs``, or the chosen lr_scheduler needs it
+                and it is missing.
+            DivergedError: The training loss is not finite.
         """
         self._hp = hp
         options = self._arguments(hp, epoch=epoch)
@@ -160,7 +168,7 @@ class HuggingFaceTrainable(KeptTrainable):
 
     @property
     def model(self) -> torch.nn.Module:
-        """The model, with the trial's weights."""
+        """The model with the trial's weights."""
         with borrowed_streams():
             return self._build()
 
@@ -178,12 +186,14 @@ class HuggingFaceTrainable(KeptTrainable):
         kind = getattr(kind, "value", kind)
         if total == math.inf and kind != "constant":
             raise TaskError(
-                f"HuggingFaceTrainable(args={{'lr_scheduler_type': {kind!r}}}) needs to know when training ends; give it "
+                f"HuggingFaceTrainable(args={{'lr_scheduler_type': {kind!r}}}) needs to know when "
+                "training ends; give it "
                 "num_train_epochs, the max_epochs of the algorithm"
             )
         if epoch >= total:
             raise TaskError(
-                f"HuggingFaceTrainable(args={{'num_train_epochs': {total:g}}}) is asked for epoch {epoch + 1}; give it the "
+                f"HuggingFaceTrainable(args={{'num_train_epochs': {total:g}}}) is asked for epoch "
+                f"{epoch + 1}; give it the "
                 "max_epochs of the algorithm"
             )
         given["num_train_epochs"] = epoch + 1 if total == math.inf else total
@@ -222,12 +232,12 @@ class HuggingFaceTrainable(KeptTrainable):
         return trainer
 
     def _put_down(self, trainer: Any, folder: Path, *, epoch: int) -> str | None:
-        """Where the Trainer finds how far training is: its own file, which is plain JSON."""
+        """Write the Trainer's own state file, which is plain JSON, and return its folder."""
         if not self._kept:
             return None
         num_batches = len(trainer.get_train_dataloader())
         num_steps = math.ceil(num_batches / trainer.args.gradient_accumulation_steps)
-        # the batch size may be another one now; and from the step it tells the epoch
+        # The batch size may have changed, and the Trainer computes the epoch from the step.
         now = {
             "global_step": epoch * num_steps,
             "train_batch_size": trainer.args.train_batch_size,
@@ -238,7 +248,7 @@ class HuggingFaceTrainable(KeptTrainable):
 
 
 class _Book(transformers.TrainerCallback):
-    """Brings optimiser and scheduler up to date, ends the epoch, notes what was measured."""
+    """Callback that updates optimiser and scheduler, stops after one epoch and records metrics."""
 
     def __init__(self, kept: Mapping[str, Any]) -> None:
         self._before = kept
@@ -247,7 +257,7 @@ class _Book(transformers.TrainerCallback):
         self._num_steps = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The optimiser is made, and has not done anything yet."""
+        """Restore the fresh optimiser and scheduler and apply changed options."""
         optimizer, scheduler = self.trainer.optimizer, self.trainer.lr_scheduler
         self._options = options_of([optimizer])
         if not self._before:
@@ -259,23 +269,29 @@ class _Book(transformers.TrainerCallback):
         follow([optimizer], [scheduler], before=self._before["options"], now=self._options)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Of accumulated batches there are several to a step."""
+        """Count optimiser steps: one step may accumulate several batches."""
         self._num_steps += 1
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """One is enough."""
+        """Stop training after one epoch."""
         control.should_training_stop = True
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Several evaluation sets come one after the other, and other callbacks may add to what was measured."""
+        """Collect the metrics of one evaluation set.
+
+        There may be several sets, and other callbacks may still add to the dictionary.
+        """
         self._evaluated.append(kwargs["metrics"])
 
     def mean_loss(self) -> float:
-        """Over the steps of the epoch; a Trainer's own one leaves out what is no number."""
+        """Return the mean loss over the epoch's steps.
+
+        Unlike the Trainer's own mean, this includes values that are not finite.
+        """
         return float(torch.stack(self.trainer.losses).sum()) / self._num_steps
 
     def metrics(self) -> dict[str, float]:
-        """What was measured, without what differs from run to run."""
+        """Return the metrics without those that differ from run to run."""
         return {
             name: float(value)
             for each in self._evaluated
@@ -284,10 +300,10 @@ class _Book(transformers.TrainerCallback):
         }
 
     def keep(self, trainer: Any, folder: Path) -> dict[str, Any]:
-        """Everything that is needed to go on."""
+        """Return everything needed to resume."""
         file = folder / "trainer_state.json"
         state = trainer.state
-        state.log_history = []  # it has times in it, and grows without end
+        state.log_history = []  # it contains times and grows without bound
         state.stateful_callbacks = {
             type(each).__name__: each.state()
             for each in trainer.callback_handler.callbacks
@@ -307,7 +323,7 @@ class _Book(transformers.TrainerCallback):
 
 def _going_on(trainer_class: type) -> type:
     class GoingOn(trainer_class):  # type: ignore[misc]
-        """Its model has the trial's weights already; it notes the losses."""
+        """A Trainer whose model already has the trial's weights, and which records the losses."""
 
         losses: list[torch.Tensor]
 
@@ -337,9 +353,9 @@ def _summary(dataset: Any) -> str:
 
 
 def _place(args: Any, device: torch.device) -> None:
-    """A Trainer would take all GPUs that it sees."""
+    """Restrict a Trainer to one GPU, because it would take all GPUs that it sees."""
     if device.type == "cuda":
-        args.device  # noqa: B018 (what it has found out is then replaced)
+        args.device  # noqa: B018 (detects devices; the result is then replaced)
         args._n_gpu = 1
         args.__dict__["_setup_devices"] = device
         torch.cuda.set_device(device)
@@ -347,7 +363,7 @@ def _place(args: Any, device: torch.device) -> None:
 
 @contextmanager
 def _on(device: torch.device) -> Iterator[None]:
-    """accelerate takes its device from the environment."""
+    """Set accelerate's device, which it reads from the environment."""
     name = "ACCELERATE_TORCH_DEVICE"
     before = os.environ.get(name)
     if device.type == "cuda":

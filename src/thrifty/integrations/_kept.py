@@ -1,4 +1,4 @@
-"""Tasks whose trainer is somebody else's, made anew for each epoch: what is kept from one to the next."""
+"""Tasks with another library's trainer, created anew for each epoch, and the state they keep."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ from thrifty.pack import HyperParameters, Trainable
 
 
 class KeptTrainable(Trainable):
-    """Between epochs there is only what the last one left: ``_kept``, with its ``metrics``."""
+    """A task whose only state between epochs is what the last epoch left.
+
+    That state is ``_kept``. It includes the epoch's ``metrics``.
+    """
 
     def __init__(self, *, version: str) -> None:
         self.version = version
         self._kept: dict[str, Any] = {}
 
     def setup(self, hp: HyperParameters, *, seed: int, device: torch.device) -> None:
-        """Forgets the last trial."""
+        """Discard the state of the previous trial."""
         self._hp, self._seed, self._device = hp, seed, device
         self._kept = {}
 
     def evaluate(self) -> Mapping[str, float]:
-        """What was measured in the last epoch.
+        """Return the metrics of the last epoch.
 
         Raises:
-            TaskError: there was none.
+            TaskError: No epoch has been trained.
         """
         if not self._kept:
             raise TaskError(
@@ -38,21 +41,27 @@ class KeptTrainable(Trainable):
         return metrics
 
     def state(self) -> Any:
-        """Weights, optimisers, schedulers, and how far the trainer is."""
+        """Return weights, optimisers, schedulers, and the progress of the trainer."""
         return self._kept
 
     def load_state(self, state: Any) -> None:
-        """Goes back to what ``state`` returned."""
+        """Restore what ``state`` returned."""
         self._kept = state
 
 
 def check_loss(loss: float, *, epoch: int, clipping: str) -> None:
-    """Whether training still makes sense; ``clipping`` is what the trainer calls it.
+    """Check that the loss is finite.
+
+    Args:
+        loss: Training loss of the epoch.
+        epoch: The epoch.
+        clipping: The trainer's name of the option for gradient clipping, for the message.
 
     Raises:
-        DivergedError: the loss is not finite.
+        DivergedError: The loss is not finite.
     """
     if not math.isfinite(loss):
         raise DivergedError(
-            f"the training loss of epoch {epoch + 1} is {loss}; a smaller learning rate, a warm-up or {clipping} may help"
+            f"the training loss of epoch {epoch + 1} is {loss}; a smaller learning rate, a warm-up "
+            f"or {clipping} may help"
         )

@@ -43,44 +43,50 @@ _OURS = {
     "strategy": "a trial has one device",
     "use_distributed_sampler": "a trial has one device",
 }
-"""Options of a Trainer that are not the user's here, and why."""
+"""Options of a Trainer that the user must not set here, and why."""
 
 _PLACE = "the state of the trial"
-"""What stands for a path: states stay in memory."""
+"""Placeholder for a path: states stay in memory."""
 
 _LOGGERS = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
 
 _NOT_KEPT = ("hyper_parameters", "hparams_name", "hparams_type", "datamodule_hyper_parameters")
-"""What a module was made with: it is made anew from the trial's hyper-parameters."""
+"""Arguments of the module, left out because it is made again from the hyper-parameters."""
 
 
 class LightningTrainable(KeptTrainable):
-    """Tunes a LightningModule as it is.
+    """Tunes a LightningModule, unchanged.
+
+    An epoch is one ``Trainer.fit`` call that continues from the state of the previous epoch. It
+    draws its random numbers from a stream derived from seed and epoch, so a trial's metrics do not
+    depend on which process trained its first epochs. Besides the values that the module logs, the
+    task reports ``train_loss``, the mean over the epoch. Attributes of the module that are neither
+    parameters nor buffers last for one epoch, unless ``on_save_checkpoint`` saves them.
 
     Args:
-        module: makes the LightningModule from the hyper-parameters. It is called for each epoch, with the values of
-            that epoch, and the module gets the trial's weights: so dropout rates, loss weights and options of the
-            optimiser follow the schedules of the space.
-        data: makes what is trained on: a LightningDataModule, a pair of loaders (training, validation) or one loader;
-            called once for all trials that agree on what it reads. None: the module has loaders itself.
-        monitor: the logged values that are the trial's metrics (default: all).
-        max_epochs: what ``trainer.max_epochs`` says to a module whose own lr_scheduler needs to know.
-        trainer: other options of ``lightning.pytorch.Trainer``: ``{"precision": "bf16-mixed"}``.
-        version: change it when something has changed that the code does not show, such as a data file.
+        module: Function that makes the LightningModule from the hyper-parameters. It is called for
+            each epoch with that epoch's values, and the module then gets the trial's weights. Thus
+            dropout rates, loss weights and options of the optimiser follow the schedules of the
+            space.
+        data: Function that makes the training data from the hyper-parameters: a
+            LightningDataModule, a pair of loaders (training, validation) or one loader. It is
+            called once for all trials with equal values of those it reads. None: the module has
+            loaders itself.
+        monitor: The logged values that are the trial's metrics (default: all).
+        max_epochs: Value of ``trainer.max_epochs``, for a module whose own lr_scheduler needs it.
+        trainer: Other options of ``lightning.pytorch.Trainer``: ``{"precision": "bf16-mixed"}``.
+        version: Change this when something changes that the code does not show, such as a data
+            file.
 
-    An epoch is a ``Trainer.fit`` that goes on from the state that the last one left, and draws its random numbers from a
-    stream named by seed and epoch: what a trial reports does not depend on who trained its first epochs. Besides
-    what the module logs there is ``train_loss``, the mean over the epoch. Attributes of the module that are neither
-    parameters nor buffers live for one epoch, unless ``on_save_checkpoint`` keeps them.
+    Raises:
+        TaskError: An option of the Trainer sets something that the study controls.
 
     >>> task = LightningTrainable(lambda hp: None, trainer={"gradient_clip_val": 1.0})
     >>> LightningTrainable(lambda hp: None, trainer={"logger": True})
     Traceback (most recent call last):
         ...
-    thrifty.core._errors.TaskError: LightningTrainable(trainer={'logger': ...}): give loggers to Study.run(observers=...); leave it out
-
-    Raises:
-        TaskError: an option of the Trainer that is the study's to say.
+    thrifty.core._errors.TaskError: LightningTrainable(trainer={'logger': ...}): give loggers to
+    Study.run(observers=...); leave it out
     """
 
     def __init__(
@@ -107,7 +113,7 @@ class LightningTrainable(KeptTrainable):
         self._options = dict(trainer or {})
 
     def __thrifty_identity__(self) -> Mapping[str, Any]:
-        """The code of what makes module and data, and all options."""
+        """Return the functions that make module and data, and all options."""
         return {
             "module": self._make_module,
             "data": self._make_data,
@@ -121,16 +127,18 @@ class LightningTrainable(KeptTrainable):
         return {**super()._legacy_identity(), "attributes": described(parts)}
 
     def train(self, epoch: int, hp: HyperParameters) -> None:
-        """One ``Trainer.fit``, stopped at the end of its first epoch.
+        """Run one ``Trainer.fit``, stopped at the end of its first epoch.
 
         Raises:
-            TaskError: ``module`` makes no LightningModule; ``max_epochs`` are over; two schedules want the learning rate;
-                a metric to monitor is not logged.
-            DivergedError: the training loss is not finite.
+            TaskError: ``module`` does not make a LightningModule, the epoch is beyond
+                ``max_epochs``, two schedules control the learning rate, or a metric to monitor is
+                not logged.
+            DivergedError: The training loss is not finite.
         """
         if self._max_epochs is not None and epoch >= self._max_epochs:
             raise TaskError(
-                f"LightningTrainable(max_epochs={self._max_epochs}) is asked for epoch {epoch + 1}; give it the "
+                f"LightningTrainable(max_epochs={self._max_epochs}) is asked for epoch "
+                f"{epoch + 1}; give it the "
                 "max_epochs of the algorithm"
             )
         self._hp = hp
@@ -156,7 +164,7 @@ class LightningTrainable(KeptTrainable):
 
     @property
     def model(self) -> torch.nn.Module:
-        """The LightningModule, with the trial's weights."""
+        """The LightningModule with the trial's weights."""
         with borrowed_streams():
             module = self._build()
             module.configure_model()
@@ -198,14 +206,15 @@ class LightningTrainable(KeptTrainable):
         missing = [name for name in self._monitor if name not in metrics]
         if missing:
             raise TaskError(
-                f"the module does not log {', '.join(missing)} (it logs {', '.join(sorted(metrics)) or 'nothing'}); "
+                f"the module does not log {', '.join(missing)} (it logs "
+                f"{', '.join(sorted(metrics)) or 'nothing'}); "
                 "call self.log(name, value) in training_step or validation_step"
             )
         return {name: metrics[name] for name in self._monitor} if self._monitor else metrics
 
 
 class _Lightning(NamedTuple):
-    """What is needed of the package that a module comes from: ``lightning`` or ``pytorch_lightning``."""
+    """The parts that are used of a module's package: ``lightning`` or ``pytorch_lightning``."""
 
     Trainer: Any
     Memory: Any
@@ -220,7 +229,8 @@ def _lightning_of(module: object) -> _Lightning:
         if kind.__name__ == "LightningModule" and root in ("lightning", "pytorch_lightning"):
             return _parts("lightning.pytorch" if root == "lightning" else root)
     raise TaskError(
-        f"LightningTrainable: module(hp) made a {type(module).__name__}; it has to make a LightningModule"
+        f"LightningTrainable: module(hp) made a {type(module).__name__}; it has to make a "
+        "LightningModule"
     )
 
 
@@ -239,7 +249,7 @@ def _parts(package: str) -> _Lightning:
 
 def _memory_class(base: Any) -> type:
     class Memory(base):  # type: ignore[misc]
-        """Keeps a checkpoint instead of writing it."""
+        """Checkpoint plug-in that keeps a checkpoint in memory."""
 
         def __init__(self, kept: dict[str, Any] | None) -> None:
             self.kept = kept
@@ -260,7 +270,7 @@ def _memory_class(base: Any) -> type:
 
 def _book_class(base: Any) -> type:
     class Book(base):  # type: ignore[misc]
-        """Brings options up to date, adds up the loss, ends the epoch."""
+        """Callback that updates options, sums up the loss and stops after one epoch."""
 
         def __init__(self, kept: Mapping[str, Any]) -> None:
             self._before: Options | None = kept.get("options")
@@ -280,7 +290,7 @@ def _book_class(base: Any) -> type:
         ) -> None:
             loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
             if isinstance(loss, torch.Tensor):
-                # of accumulated batches it is given as its share of the sum
+                # With gradient accumulation, the loss is given divided by the number of batches.
                 self._losses.append(loss.detach() * trainer.accumulate_grad_batches)
 
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -300,7 +310,7 @@ def _where(device: torch.device) -> dict[str, Any]:
 
 @contextmanager
 def _quiet(lightning: _Lightning) -> Iterator[None]:
-    """Without what a Trainer says each time that it begins: here that is each epoch of each trial."""
+    """Silence what a Trainer reports at each start, which here is each epoch of each trial."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [each.level for each in loggers]
     for each in loggers:
@@ -309,7 +319,7 @@ def _quiet(lightning: _Lightning) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", lightning.warning)
             warnings.filterwarnings("ignore", "GPU available but not used")
-            # Lightning's own call of something that torch has renamed since
+            # Lightning itself uses something that torch has renamed since.
             warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
             yield
     finally:
@@ -318,11 +328,15 @@ def _quiet(lightning: _Lightning) -> Iterator[None]:
 
 
 def _prepared(data: Any, module: Any, *, seed: int, epoch_seed: int) -> dict[str, Any]:
-    """The data as arguments of ``Trainer.fit``, with the loaders' own generators at the start of this epoch's stream."""
+    """Return the data as arguments of ``Trainer.fit``.
+
+    The loaders' own generators are reset to the start of this epoch's stream.
+    """
     if isinstance(data, tuple):
         if len(data) != 2:
             raise TaskError(
-                f"LightningTrainable: data(hp) made a tuple of {len(data)}; it has to be (training, validation)"
+                f"LightningTrainable: data(hp) made a tuple of {len(data)}; it has to be "
+                "(training, validation)"
             )
         train, valid = data
         _reseed(train, epoch_seed)
@@ -339,7 +353,7 @@ def _prepared(data: Any, module: Any, *, seed: int, epoch_seed: int) -> dict[str
 
 
 def _set_up_once(datamodule: Any, *, seed: int) -> None:
-    """Each epoch is a fit of its own, but data need not be loaded for each one."""
+    """Make a data module load its data once, although each epoch is a separate fit."""
     if getattr(datamodule, "_thrifty_once", False):
         return
     datamodule._thrifty_once = True
@@ -376,7 +390,10 @@ def _reseed_what_it_makes(owner: Any, seed: int) -> None:
 
 
 def _reseed(loaders: Any, seed: int) -> None:
-    """A generator that a loader brings along goes on from epoch to epoch; whoever resumes would find it elsewhere."""
+    """Reseed the generators that loaders bring along.
+
+    They would otherwise run on from epoch to epoch, and differ in a trial that is resumed.
+    """
     if isinstance(loaders, Mapping):
         loaders = list(loaders.values())
     if isinstance(loaders, list | tuple):

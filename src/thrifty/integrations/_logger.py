@@ -1,4 +1,4 @@
-"""What loggers have in common: a thread of their own, and errors that stay theirs."""
+"""Common code of the loggers: each has its own thread, and its errors never reach the study."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from thrifty.study import StudyBegan, StudyEnded, TrialEvent
 logger = plain_logger(__name__)
 
 MAX_FAILURES = 3
-"""So many failures in a row, and a tracker is left alone for the rest of the run."""
+"""Consecutive failures after which a tracker gets no more events in this run."""
 
 Run = TypeVar("Run")
 
 
 class Tracker(Protocol):
-    """Where one run of a study is written to; used by one thread only."""
+    """Destination of one run of a study; used by one thread only."""
 
     def take(self, event: TrialEvent) -> None:
-        """Writes an event; after ``StudyEnded`` there is none, and everything must be written."""
+        """Write an event. After ``StudyEnded``, the last one, everything must be written."""
         ...
 
 
 class Logger(ABC):
-    """An observer that writes what a study learns to a tracker, from a thread of its own.
+    """An observer that writes the events of a study to a tracker, from its own thread.
 
-    A tracker that is slow holds up nothing until the end of the run, which waits for it for ``patience_s`` seconds at
-    most; one that fails is a warning, and the study goes on.
+    A slow tracker delays nothing until the end of the run, which waits for it for at most
+    ``patience_s`` seconds. If a tracker fails, a warning is logged and the study continues.
 
     Raises:
-        UsageError: the patience is not a number of seconds.
+        UsageError: ``patience_s`` is not a number of seconds.
     """
 
     def __init__(self, *, patience_s: float) -> None:
@@ -54,12 +54,12 @@ class Logger(ABC):
 
     @abstractmethod
     def open(self, began: StudyBegan) -> Tracker:
-        """The tracker for a run of a study; called in the logger's thread."""
+        """Open the tracker for a run of a study; called in the logger's thread."""
 
     def on_event(self, event: Event | TrialEvent) -> None:
-        """Hands an event on; returns at once, but for the last one."""
+        """Queue an event and return at once; for ``StudyEnded``, wait for the writer."""
         if isinstance(event, StudyBegan):
-            if self._writer is not None:  # a run that never said how it ended
+            if self._writer is not None:  # the last run never reported its end
                 self._writer.put(StudyEnded(state="failed"))
                 self._writer.finish(self._patience_s)
             self._writer = _Writer(type(self).__name__, self.open)
@@ -81,7 +81,7 @@ class _Writer:
         self._tracker: Tracker | None = None
         self._failures = 0
         self._warned = False
-        # a daemon: a tracker that hangs must not keep the process from ending
+        # A daemon thread, so that a tracker that hangs cannot keep the process alive.
         self._thread = Thread(target=self._write_all, name=f"thrifty-{name}", daemon=True)
         self._thread.start()
 
@@ -92,7 +92,8 @@ class _Writer:
         self._thread.join(patience_s)
         if self._thread.is_alive():
             logger.warning(
-                "%s is not done after %g s, with %d events to go; what it has not written when this process ends is lost "
+                "%s is not done after %g s, with %d events to go; what it has not written when "
+                "this process ends is lost "
                 "(patience_s waits for longer)",
                 self._name,
                 patience_s,
@@ -113,8 +114,8 @@ class _Writer:
                 self._tracker = self._open(event)
             assert self._tracker is not None
             self._tracker.take(event)
-        except Exception as error:  # noqa: BLE001 (whatever a tracker raises, the study goes on)
-            # without a tracker there is nothing to try again
+        except Exception as error:  # noqa: BLE001 (a tracker may raise anything; the study goes on)
+            # Without a tracker, a retry cannot succeed.
             self._failures = MAX_FAILURES if self._tracker is None else self._failures + 1
             self._warn(error)
         else:
@@ -134,10 +135,11 @@ class _Writer:
 
 
 class OpenRuns(Generic[Run]):
-    """The tracker's runs of those trials that were written to last.
+    """The open tracker runs of the trials that were written to last.
 
-    Thousands of trials may wait for a verdict at the same time, and each open run costs files, threads or connections: beyond
-    ``limit`` the one that was written to longest ago is closed. It is opened again when it is needed.
+    Thousands of trials may wait for a decision at the same time, and each open run costs files,
+    threads or connections. Beyond ``limit``, the run that was written to least recently is closed.
+    It is reopened when it is needed.
     """
 
     def __init__(
@@ -162,20 +164,22 @@ class OpenRuns(Generic[Run]):
         return self._runs[trial]
 
     def pop(self, trial: int) -> Run:
-        """The run of a trial, which is no longer kept open here: closing it is the caller's."""
+        """Return a trial's run and stop tracking it; the caller must close it."""
         run = self[trial]
         del self._runs[trial]
         return run
 
     def close(self) -> None:
-        """Closes all of them."""
+        """Close all runs."""
         while self._runs:
             _, run = self._runs.popitem()
             self._close(run)
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
-    """A configuration in values that every tracker takes; what is neither number nor text is written as Python has it.
+    """Return a configuration with values that every tracker accepts.
+
+    Values that are neither numbers nor text become their ``repr``.
 
     >>> from thrifty.space import Step
     >>> plain({"width": 64, "lr": Step(0.1, [3])})
@@ -188,11 +192,11 @@ def plain(config: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
 
 
 def safe_name(name: str) -> str:
-    """A name as part of a file's name: what files cannot have becomes ``_``.
+    """Return a name that is safe in a file name; other characters become ``_``.
 
     >>> safe_name("digits"), safe_name("../a b")[:7]
     ('digits', '.._a_b-')
     """
     safe = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)[:100]
-    # names that differ stay different
+    # Append a digest to changed names, so that different names stay different.
     return safe if safe == name and safe.strip(".") else f"{safe}-{fingerprint(name)[:6]}"

@@ -1,4 +1,4 @@
-"""What a function of the hyper-parameters makes, once for all trials of a process that agree on what it reads."""
+"""Cache of objects made from hyper-parameters, shared by trials with equal values of those read."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from thrifty.pack._random import seed_everything
 class Made:
     """Calls ``make(hp)`` once for each combination of the hyper-parameters that it reads.
 
-    What it draws is named by the seed of the trial, so that who came first does not matter.
-    It is not sent to other processes with the task: they make their own.
+    Random draws of ``make`` depend only on the trial's seed, so the result does not depend on which
+    trial came first. The cache is not sent to other processes with the task: each process makes its
+    own objects.
 
     >>> rows = Made(lambda hp: list(range(hp.rows)))
     >>> first = rows.get(HyperParameters({"rows": 3, "lr": 0.1}), seed=0)
@@ -34,12 +35,12 @@ class Made:
         self._make, self._known = make, []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Made:
-        return self  # each trial has a task of its own, and all share this
+        return self  # each trial has its own task, and all share this cache
 
     def get(self, hp: HyperParameters, *, seed: int) -> Any:
-        """What it makes for these hyper-parameters."""
+        """Return the object that ``make`` returns for these hyper-parameters."""
         for of_seed, given, value in self._known:
-            # a data module may keep what it was given and read more of it later
+            # Compare names now: a data module may keep its `hp` and read more of it later.
             read = given.names_read
             if of_seed == seed and values_of(hp, read) == values_of(given, read):
                 hp.names_read |= read

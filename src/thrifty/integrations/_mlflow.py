@@ -1,4 +1,4 @@
-"""MLflow."""
+"""Logger for MLflow."""
 
 from __future__ import annotations
 
@@ -21,28 +21,31 @@ from ._logger import Logger, plain
 
 
 MAX_VALUE = 500
-"""How long a parameter may be for every version of MLflow."""
+"""Maximum length of a parameter that every version of MLflow accepts."""
 MAX_TAG = 5000
 
 _STATUS = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
 class MLflow(Logger):
-    """Writes a study to MLflow: a run for each trial, with its metrics by epoch and its hyper-parameters.
+    """Logs a study to MLflow: one run per trial, with metrics by epoch and hyper-parameters.
 
-    Runs have the tags ``thrifty.study``, ``thrifty.trial`` and ``thrifty.key`` (of the study, so that studies of the same name are
-    told apart). A trial that goes on in another run of the study, or in another process, goes on in its run, which is found by its tags;
-    no epoch is written twice. A trial that was stopped early is ``KILLED``; one that waits while the study does not run is
-    ``SCHEDULED``.
+    Runs have the tags ``thrifty.study``, ``thrifty.trial`` and ``thrifty.key`` (the study's key,
+    which distinguishes studies of the same name). A trial that continues in another run of the
+    study, or in another process, continues its MLflow run, which is found by its tags. No epoch is
+    written twice. The status of a trial that was stopped early is ``KILLED``, and that of a trial
+    that waits while the study is not running is ``SCHEDULED``.
 
     Args:
-        tracking_uri: a server, or a database such as ``"sqlite:///mlflow.db"`` (default: what MLflow is set to).
-        experiment: made if there is none (default: the name of the study).
-        patience_s: how many seconds the end of a run waits at most for what is not written yet.
+        tracking_uri: A server, or a database such as ``"sqlite:///mlflow.db"`` (default: MLflow's
+            own setting).
+        experiment: Name of the experiment, created if it does not exist (default: the name of the
+            study).
+        patience_s: Maximum seconds that the end of a run waits for unwritten data.
 
     Raises:
         MissingExtraError: MLflow is not installed.
-        UsageError: the patience is not a number of seconds.
+        UsageError: The patience is not a number of seconds.
 
     >>> MLflow(tracking_uri="sqlite:///mlflow.db", experiment="digits").experiment
     'digits'
@@ -61,7 +64,7 @@ class MLflow(Logger):
         _mlflow("tracking")
 
     def open(self, began: StudyBegan) -> _Experiment:
-        """The experiment of a study."""
+        """Open the experiment of a study."""
         client = _mlflow("tracking").MlflowClient(tracking_uri=self.tracking_uri)
         experiment = _experiment(client, self.experiment or began.study)
         return _Experiment(client, _mlflow("entities"), experiment, began=began)
@@ -78,12 +81,12 @@ class _Experiment:
         self._experiment = experiment
         self._began = began
         self._runs: dict[int, str] = {}
-        """The run of each trial that may go on."""
+        """Run id of each trial that may continue."""
         self._logged: dict[int, int] = {}
-        """The last epoch that each of them has in MLflow."""
+        """Last epoch of each such trial in MLflow."""
 
     def take(self, event: TrialEvent) -> None:
-        """Writes an event."""
+        """Write an event."""
         if isinstance(event, TrialBegan):
             self._begin(event)
         elif isinstance(event, TrialAdvanced):
@@ -104,7 +107,7 @@ class _Experiment:
             self._client.set_tag(run, "thrifty.parent", "{} at epoch {}".format(*event.parent))
 
     def _run(self, trial: int) -> str:
-        """The run of a trial: the one that it has, or a new one."""
+        """Return the run id of a trial, and create the run if there is none."""
         if trial not in self._runs:
             run = self._find(trial) if self._began.resumed else None
             if run is None:
@@ -128,10 +131,12 @@ class _Experiment:
         }
 
     def _find(self, trial: int) -> Any:
-        # not by the study's name, which may have quotes of its own
+        # Do not search by the study's name, which may contain quotes.
         found = self._client.search_runs(
             [self._experiment],
-            filter_string=f"tags.`thrifty.key` = '{self._began.key}' and tags.`thrifty.trial` = '{trial}'",
+            filter_string=(
+                f"tags.`thrifty.key` = '{self._began.key}' and tags.`thrifty.trial` = '{trial}'"
+            ),
             max_results=1,
         )
         return found[0] if found else None
@@ -157,7 +162,7 @@ class _Experiment:
 
     def _end(self, event: TrialEnded) -> None:
         run = self._runs.pop(event.trial, None)
-        if run is None:  # it has ended before
+        if run is None:  # the trial has ended before
             return
         if event.message:
             self._client.set_tag(run, "thrifty.error", event.message[:MAX_TAG])
@@ -166,20 +171,20 @@ class _Experiment:
     def _leave(self, event: StudyEnded) -> None:
         for run in self._runs.values():
             if event.state == "done":
-                # nobody will ask for more of it
+                # The study is done, so this trial never continues.
                 self._client.set_terminated(run, status="KILLED")
             else:
                 self._client.update_run(run, status="SCHEDULED")
 
 
 def _experiment(client: Any, name: str) -> str:
-    """The id of an experiment, made if there is none."""
+    """Return the id of an experiment, and create it if it does not exist."""
     found = client.get_experiment_by_name(name)
     if found is None:
         try:
             return str(client.create_experiment(name))
         except _mlflow("exceptions").MlflowException:
-            # another study may have made it just now
+            # Another study may have created it in the meantime.
             found = client.get_experiment_by_name(name)
             if found is None:
                 raise
@@ -187,12 +192,12 @@ def _experiment(client: Any, name: str) -> str:
 
 
 def _name(name: str) -> str:
-    """A name that MLflow takes."""
+    """Return a name with only characters that MLflow accepts."""
     return re.sub(r"[^\w./ -]", "_", name)
 
 
 def _mlflow(part: str) -> Any:
-    """A part of MLflow that mlflow-skinny has, too."""
+    """Import a part of MLflow that mlflow-skinny contains, too."""
     try:
         return import_module(f"mlflow.{part}")
     except ImportError:

@@ -1,4 +1,4 @@
-"""States of other libraries as what a checkpoint can hold, and back."""
+"""Converts states of other libraries to values that a checkpoint can hold, and back."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _TAG = "thrifty:kind"
 
 
 def to_plain(value: Any) -> Any:
-    """A nested state made of dicts, lists, tensors and plain values; other containers are marked as what they are.
+    """Convert a nested state to dicts, lists, tensors and plain values.
 
-    NumPy's numbers become Python's, its arrays tensors. What it does not know stays as it is.
+    Other containers are marked with their kind. NumPy numbers become Python numbers, NumPy arrays
+    become tensors. Values of unknown types stay as they are.
 
     >>> to_plain({"milestones": {3, 1}, "best": np.float64(0.5)})
     {'milestones': {'thrifty:kind': 'set', 'inside': [1, 3]}, 'best': 0.5}
@@ -36,13 +37,13 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: to_plain(inside) for key, inside in value.items()}
     if isinstance(value, list | tuple):
-        # a named tuple comes back as a plain one
+        # A named tuple comes back as a plain tuple.
         return (list if isinstance(value, list) else tuple)(to_plain(item) for item in value)
     return value
 
 
 def from_plain(value: Any) -> Any:
-    """What ``to_plain`` was given.
+    """Return the value that ``to_plain`` converted.
 
     >>> from_plain(to_plain({"milestones": {3, 1}}))
     {'milestones': {1, 3}}

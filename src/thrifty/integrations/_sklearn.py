@@ -1,4 +1,4 @@
-"""A scikit-learn search estimator around a study."""
+"""A scikit-learn search estimator that runs a study."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ try:
 except ImportError:
     raise MissingExtraError("scikit-learn", extra="sklearn") from None
 
-# after the check: they need scikit-learn, too
+# Imported after the check above, because these modules need scikit-learn, too.
 from ._sklearn_results import results_table
 from ._sklearn_space import ParamSpace
 from ._sklearn_task import EstimatorTask, Resource, Samples, last_step
@@ -40,7 +40,7 @@ DEFAULT_EPOCHS = 27
 
 
 def _best_has(name: str) -> Any:
-    """Whether the estimator that was found, or else the one that is given, has a method."""
+    """Return a check of whether the best estimator, or else the given one, has a method."""
 
     def has(search: ThriftySearchCV) -> bool:
         search._check_refit()
@@ -51,54 +51,67 @@ def _best_has(name: str) -> Any:
 
 
 class ThriftySearchCV(MetaEstimatorMixin, BaseEstimator):
-    """Searches the hyper-parameters of a scikit-learn estimator, training each configuration only as far as it deserves.
+    """Searches the hyper-parameters of a scikit-learn estimator.
 
-    For estimators with ``partial_fit`` (an epoch is one pass of it over the training data) or ``warm_start`` (an epoch is
-    so many more trees, or iterations), alone or as the last step of a pipeline. It is used like ``RandomizedSearchCV``;
-    with a schedule for a hyper-parameter, configurations that begin alike are trained together until they part.
+    Each configuration is trained only as far as its results justify.
+    It supports estimators with ``partial_fit`` (an epoch is one pass over the training data) or
+    ``warm_start`` (an epoch adds a number of trees or iterations), alone or as the last step of a
+    pipeline. Use it like ``RandomizedSearchCV``. If a hyper-parameter has a schedule,
+    configurations that begin alike share their training until they diverge.
 
     Args:
-        estimator: what is searched for; it is cloned, never changed.
-        param_distributions: for each parameter a list, a distribution of SciPy, a domain (``thrifty.Float``), a schedule
-            or a fixed value.
-        scoring: as in scikit-learn: a name, a callable, or several (then ``refit`` names the one that decides).
-        max_epochs: how far the best configurations are trained (default: 27, or what ``algorithm`` says).
-        algorithm: which configurations, and how far (default: ``Hyperband(max_epochs=max_epochs)``).
-        cv: as in scikit-learn: a number of folds, a splitter, an iterable, None for five folds; or a share between 0 and 1
-            to hold out once, which is the cheapest.
-        refit: train the best configuration again, on all data.
-        random_state: the seed of everything, the same for all configurations; an estimator with a ``random_state`` of its own keeps it.
-        storage: a database in which the study is kept: ``fit`` with the same data goes on where it stopped (default: nowhere).
-        name: of the study in the storage (default: made of the estimator, the data and the search).
-        resource: ``"partial_fit"``, or the parameter that warm start raises (default: what the estimator has).
-        resource_per_epoch: by how much it is raised in an epoch.
-        n_jobs: how many processes train; -1 for one on each core.
-        executor: where to train, instead of ``n_jobs``.
-        error_score: the score of a configuration that fails; or ``"raise"``.
-        verbose: show the progress.
-        observers: watch the study: loggers.
+        estimator: The estimator to tune; it is cloned and never changed.
+        param_distributions: For each parameter a list, a SciPy distribution, a domain
+            (``thrifty.Float``), a schedule or a fixed value.
+        scoring: As in scikit-learn: a name, a callable, or several (then ``refit`` names the one
+            that decides).
+        max_epochs: Number of epochs of the best configurations (default: 27, or that of
+            ``algorithm``).
+        algorithm: The search algorithm (default: ``Hyperband(max_epochs=max_epochs)``).
+        cv: As in scikit-learn: a number of folds, a splitter, an iterable, or None for five folds.
+            Or a fraction between 0 and 1 to hold out once, which is the cheapest.
+        refit: Whether to train the best configuration again, on all data.
+        random_state: Seed of everything, equal for all configurations. An estimator with its own
+            ``random_state`` keeps it.
+        storage: Database for the study. ``fit`` with the same data resumes from it (default: not
+            stored).
+        name: Name of the study in the storage (default: derived from the estimator, the data and
+            the search).
+        resource: ``"partial_fit"``, or the parameter that warm start increases (default: what the
+            estimator supports).
+        resource_per_epoch: Increase of that parameter per epoch.
+        n_jobs: Number of training processes; -1 for one per core.
+        executor: Where to train, instead of ``n_jobs``.
+        error_score: Score of a configuration that fails; or ``"raise"``.
+        verbose: Whether to show the progress.
+        observers: Observers of the study, such as loggers.
 
     Attributes:
-        best_estimator_: trained again on all data, for ``best_epochs_`` epochs (with ``refit``).
-        best_params_: its parameters; schedules are schedules.
-        best_score_: its mean score over the folds.
-        best_index_: its row in ``cv_results_``, and its number in ``study_``.
-        best_epochs_: how far it was trained.
-        cv_results_: one row for each configuration, as in scikit-learn, and ``n_epochs``. Those that were stopped early have the
-            score that they had then.
-        study_: the study (not kept when the search is pickled, because it holds the data).
-        scorer_, n_splits_, multimetric_, refit_time_: as in scikit-learn.
+        best_estimator_: The best configuration, trained again on all data for ``best_epochs_``
+            epochs (with ``refit``).
+        best_params_: Its parameters; schedules stay schedules.
+        best_score_: Its mean score over the folds.
+        best_index_: Its row in ``cv_results_``, and its number in ``study_``.
+        best_epochs_: Number of epochs that it was trained.
+        cv_results_: One row per configuration, as in scikit-learn, with ``n_epochs``. A
+            configuration that was stopped early has its score at that time.
+        study_: The study (not pickled with the search, because it holds the data).
+        scorer_, n_splits_, multimetric_, refit_time_: As in scikit-learn.
 
     >>> from sklearn.datasets import load_iris
     >>> from sklearn.linear_model import SGDClassifier
     >>> X, y = load_iris(return_X_y=True)
-    >>> search = ThriftySearchCV(SGDClassifier(random_state=0), {"alpha": [1e-4, 1e-2], "loss": ["hinge", "log_loss"]},
-    ...                          max_epochs=3, cv=0.3)
+    >>> search = ThriftySearchCV(
+    ...     SGDClassifier(random_state=0),
+    ...     {"alpha": [1e-4, 1e-2], "loss": ["hinge", "log_loss"]},
+    ...     max_epochs=3,
+    ...     cv=0.3,
+    ... )
     >>> search.fit(X, y).best_score_ > 0.6, search.predict(X[:2]).tolist()
     (True, [0, 0])
     """
 
-    def __init__(  # noqa: PLR0913 (what a search of scikit-learn takes, and what a study does)
+    def __init__(  # noqa: PLR0913 (the arguments of a scikit-learn search and of a study)
         self,
         estimator: Any,
         param_distributions: Mapping[str, Any],
@@ -140,16 +153,23 @@ class ThriftySearchCV(MetaEstimatorMixin, BaseEstimator):
     # -- searching --------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any = None, *, groups: Any = None, **params: Any) -> Self:
-        """Searches, and trains the best configuration on all data.
+        """Run the search, and train the best configuration on all data.
 
-        ``groups`` is for the splitter; what else is given goes to the estimator, split as the data are where it has one entry
-        for each sample (in a pipeline: to the last step, ``clf__sample_weight``). Ctrl-C ends the search with what has been
-        found so far.
+        Ctrl-C ends the search and keeps the results so far.
+
+        Args:
+            X: Features.
+            y: Targets.
+            groups: Groups for the splitter.
+            params: Further arguments of the estimator's ``fit``. Those with one entry per sample
+                are split like the data. In a pipeline they go to the last step:
+                ``clf__sample_weight``.
 
         Raises:
-            UsageError: an argument, or the estimator, cannot work.
-            ThriftyError: the search was stopped before anything was found.
-            Exception: all configurations failed, or one did with ``error_score="raise"``: its own error.
+            UsageError: An argument or the estimator is invalid.
+            ThriftyError: The search was stopped before it had any result.
+            Exception: All configurations failed, or one failed with ``error_score="raise"``; this
+                is its own error.
         """
         algorithm, executor = self._algorithm(), self._executor()
         if y is None and get_tags(self.estimator).target_tags.required:
@@ -161,7 +181,7 @@ class ThriftySearchCV(MetaEstimatorMixin, BaseEstimator):
         self._check_space(task, algorithm)
         seed = int(self.random_state)
         with tempfile.TemporaryDirectory(prefix="thrifty-") as folder:
-            # without a storage nothing of it stays
+            # Without a storage, the study exists only during the fit.
             storage = (
                 Storage(url="sqlite://", checkpoints=folder)
                 if self.storage is None
@@ -188,7 +208,8 @@ class ThriftySearchCV(MetaEstimatorMixin, BaseEstimator):
             self.random_state, int | np.integer
         ):
             raise UsageError(
-                f"random_state is {self.random_state!r}; it must be an integer, so that the search can be repeated"
+                f"random_state is {self.random_state!r}; it must be an integer, so that the search "
+                "can be repeated"
             )
         if self.algorithm is None:
             return Hyperband(
@@ -196,7 +217,8 @@ class ThriftySearchCV(MetaEstimatorMixin, BaseEstimator):
             )
         if self.max_epochs not in (None, self.algorithm.max_epochs):
             raise UsageError(
-                f"max_epochs is {self.max_epochs}, but {self.algorithm!r} has its own; leave max_epochs out"
+                f"max_epochs is {self.max_epochs}, but {self.algorithm!r} has its own; leave "
+                "max_epochs out"
             )
         return self.algorithm
 
@@ -220,7 +242,8 @@ class ThriftySearchCV(MetaEstimatorMixin, BaseEstimator):
         )
         if self.multimetric_ and not isinstance(self.refit, str):
             raise UsageError(
-                f"scoring has several scorers and refit is {self.refit!r}; name the scorer that decides: refit='accuracy'"
+                f"scoring has several scorers and refit is {self.refit!r}; name the scorer that "
+                "decides: refit='accuracy'"
             )
         splits = self._splits(samples, groups)
         self.n_splits_ = len(splits)
@@ -251,7 +274,8 @@ class ThriftySearchCV(MetaEstimatorMixin, BaseEstimator):
         counted = f"{prefix}{task.resource.name}"
         if counted in space.names:
             raise UsageError(
-                f"{counted!r} is what epochs raise, so it cannot be searched for; drop it from param_distributions, "
+                f"{counted!r} is what epochs raise, so it cannot be searched for; drop it from "
+                "param_distributions, "
                 "or name another resource"
             )
         for name in space.names:
@@ -261,11 +285,12 @@ class ThriftySearchCV(MetaEstimatorMixin, BaseEstimator):
                 and space.changes_over_time(name, max_epochs=algorithm.max_epochs)
             ):
                 raise UsageError(
-                    f"{name!r} has a schedule, but only {type(learner).__name__}, the last step, is trained in epochs; "
+                    f"{name!r} has a schedule, but only {type(learner).__name__}, the last step, "
+                    "is trained in epochs; "
                     "give it fixed values"
                 )
 
-    # -- what was found ---------------------------------------------------------------
+    # -- results ----------------------------------------------------------------------
 
     def _note_results(self, study: Study, task: EstimatorTask) -> None:
         failed = [trial for trial in study.trials if trial.state == "failed"]
@@ -274,7 +299,8 @@ class ThriftySearchCV(MetaEstimatorMixin, BaseEstimator):
             self._raise_failure(study, task, failed[0].number)
         if failed:
             warnings.warn(
-                f"{len(failed)} of {len(study.trials)} configurations failed; their score is {self.error_score}. "
+                f"{len(failed)} of {len(study.trials)} configurations failed; their score is "
+                f"{self.error_score}. "
                 f"The first one, {failed[0].config}: {failed[0].error}",
                 FitFailedWarning,
                 stacklevel=3,
@@ -289,7 +315,7 @@ class ThriftySearchCV(MetaEstimatorMixin, BaseEstimator):
         self.best_epochs_ = best.epochs
 
     def _raise_failure(self, study: Study, task: EstimatorTask, number: int) -> None:
-        """The study has the text of a failure; trained again, the trial raises the error itself."""
+        """Train a failed trial again, to raise its error itself: the study stores only the text."""
         trial = study.trials[number]
         timeline = Timeline(trial.config, epochs=study.algorithm.max_epochs)
         train_alone(task, timeline, seed=study.seed, epochs=study.algorithm.max_epochs)
@@ -309,47 +335,47 @@ class ThriftySearchCV(MetaEstimatorMixin, BaseEstimator):
         if hasattr(self.best_estimator_, "feature_names_in_"):
             self.feature_names_in_ = self.best_estimator_.feature_names_in_
 
-    # -- the estimator that was found -------------------------------------------------
+    # -- the best estimator -----------------------------------------------------------
 
     @available_if(_best_has("predict"))
     def predict(self, X: Any) -> Any:
-        """What the best estimator predicts."""
+        """Predict with the best estimator."""
         return self._best().predict(X)
 
     @available_if(_best_has("predict_proba"))
     def predict_proba(self, X: Any) -> Any:
-        """Probabilities of classes by the best estimator."""
+        """Return the best estimator's class probabilities."""
         return self._best().predict_proba(X)
 
     @available_if(_best_has("predict_log_proba"))
     def predict_log_proba(self, X: Any) -> Any:
-        """Logarithms of probabilities of classes by the best estimator."""
+        """Return the logarithms of the best estimator's class probabilities."""
         return self._best().predict_log_proba(X)
 
     @available_if(_best_has("decision_function"))
     def decision_function(self, X: Any) -> Any:
-        """What the best estimator decides by."""
+        """Return the best estimator's decision function."""
         return self._best().decision_function(X)
 
     @available_if(_best_has("transform"))
     def transform(self, X: Any) -> Any:
-        """The samples as the best estimator transforms them."""
+        """Transform the samples with the best estimator."""
         return self._best().transform(X)
 
     def score(self, X: Any, y: Any = None) -> float:
-        """The score of the best estimator, by the scorer of the search (of several the one that decides)."""
+        """Score the best estimator with the search's scorer (of several, the one that decides)."""
         targets = () if y is None else (y,)
         score = self.scorer_(self._best(), X, *targets)
         return float(score[self.refit] if isinstance(score, Mapping) else score)
 
     @property
     def classes_(self) -> Any:
-        """The classes, if it is a classifier."""
+        """Classes of the best estimator, if it is a classifier."""
         return self._best().classes_
 
     @property
     def n_features_in_(self) -> int:
-        """How many features there were."""
+        """Number of features seen in ``fit``."""
         return int(self._best().n_features_in_)
 
     def _best(self) -> Any:
@@ -359,9 +385,10 @@ class ThriftySearchCV(MetaEstimatorMixin, BaseEstimator):
 
     def _check_refit(self) -> None:
         if not self.refit:
-            # so that hasattr says what there is
+            # An AttributeError, so that hasattr returns False.
             raise AttributeError(
-                f"this {type(self).__name__} has refit=False, so there is no best estimator; train one with best_params_"
+                f"this {type(self).__name__} has refit=False, so there is no best estimator; train "
+                "one with best_params_"
             )
 
     def __sklearn_tags__(self) -> Any:
@@ -376,14 +403,14 @@ class ThriftySearchCV(MetaEstimatorMixin, BaseEstimator):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        # it holds the data; what was found is kept
+        # The study holds the data. The results are kept.
         return {name: value for name, value in state.items() if name != "study_"}
 
 
 def _name(task: EstimatorTask, *, algorithm: Algorithm, seed: int) -> str:
-    """The same name for the same search."""
+    """Return a name that is equal for equal searches."""
     learner, _ = last_step(task.estimator)
-    with asking_legacy():  # names of studies have not changed since
+    with asking_legacy():  # keeps the names of existing studies
         identity = dict(task.identity())
     what = [identity, task.space.space.to_json(), repr(algorithm), seed]
     return f"{type(learner).__name__}-{fingerprint(what)[:12]}"

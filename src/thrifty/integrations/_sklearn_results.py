@@ -1,4 +1,4 @@
-"""What a search found, as the table that scikit-learn users know."""
+"""The results of a search, as scikit-learn's table of results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ._sklearn_space import ParamSpace
 def results_table(
     study: Study, space: ParamSpace, *, num_splits: int, error_score: Any
 ) -> dict[str, Any]:
-    """``cv_results_``: columns by name, one row for each trial."""
+    """Return ``cv_results_``: columns by name, one row per trial."""
     trials = study.trials
     curves = [study._books().curve(trial.number) for trial in trials]
     params = [space.values(trial.config) for trial in trials]
@@ -41,14 +41,14 @@ def results_table(
         means = splits.mean(axis=1)
         table[f"mean_test_{name}"] = means
         table[f"std_test_{name}"] = splits.std(axis=1)
-        # a configuration without a score is behind all others
+        # A configuration without a score ranks behind all others.
         behind = np.nan_to_num(means, nan=np.nanmin(means) - 1.0)
         table[f"rank_test_{name}"] = rankdata(-behind, method="min").astype(np.int32)
     return table
 
 
 def _column(name: str, params: list[dict[str, Any]]) -> np.ma.MaskedArray[Any, Any]:
-    """The values of a parameter, masked where it is not there."""
+    """Return the values of a parameter, masked where a configuration does not have it."""
     column = np.ma.MaskedArray(np.empty(len(params), dtype=object), mask=True)
     for row, values in enumerate(params):
         if name in values:

@@ -1,4 +1,4 @@
-"""What scikit-learn users write for distributions, as a search space."""
+"""Search spaces from scikit-learn's parameter distributions."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ._description import described
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParamSpace:
-    """A search space, and the objects that its positions stand for.
+    """A search space, and the objects that its positions refer to.
 
-    ``objects`` has, for each hyper-parameter whose options are not plain values (estimators, functions), these options:
-    the space holds their positions.
+    ``objects`` maps each hyper-parameter whose options are not plain values (estimators, functions)
+    to these options. The space contains their positions.
     """
 
     space: Space
@@ -31,20 +31,27 @@ class ParamSpace:
 
     @classmethod
     def of(cls, distributions: object) -> ParamSpace:
-        """The search space of ``param_distributions``: domains, schedules, lists, SciPy distributions, fixed values.
+        """Return the search space of ``param_distributions``.
 
-        >>> from scipy.stats import loguniform
-        >>> ParamSpace.of({"alpha": loguniform(1e-5, 1e-1), "loss": ["hinge", "log_loss"]}).space
-        Space(alpha=Float(low=1e-05, high=0.1, log=True, step=None, conditions=()), loss=Choice(options=('hinge', 'log_loss'), conditions=()))
+        Values may be domains, schedules, lists, SciPy distributions or fixed values.
 
         Raises:
-            SpaceError: it is no dictionary, or a value is none of these.
+            SpaceError: It is not a dictionary, or a value is none of these.
+
+        >>> from scipy.stats import loguniform
+        >>> ParamSpace.of({
+        ...     "alpha": loguniform(1e-5, 1e-1),
+        ...     "loss": ["hinge", "log_loss"],
+        ... }).space
+        Space(alpha=Float(low=1e-05, high=0.1, log=True, step=None, conditions=()),
+        loss=Choice(options=('hinge', 'log_loss'), conditions=()))
         """
         if not isinstance(distributions, Mapping) or not all(
             isinstance(n, str) for n in distributions
         ):
             raise SpaceError(
-                f"param_distributions is {distributions!r}; give a dictionary from a parameter's name to what it may be"
+                f"param_distributions is {distributions!r}; give a dictionary from a parameter's "
+                "name to what it may be"
             )
         objects: dict[str, tuple[Any, ...]] = {}
         params: dict[str, Any] = {}
@@ -56,7 +63,7 @@ class ParamSpace:
         return cls(space=Space(**params), objects=objects)
 
     def values(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """A configuration as ``set_params`` takes it."""
+        """Return a configuration as ``set_params`` takes it."""
         return {
             name: self.objects[name][value] if name in self.objects else value
             for name, value in config.items()
@@ -65,19 +72,19 @@ class ParamSpace:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Distributed(Domain):
-    """Values as a distribution of SciPy, or anything with ``rvs(random_state=)``, draws them."""
+    """Values drawn from a SciPy distribution, or from any object with ``rvs(random_state=)``."""
 
     distribution: Any
     conditions: tuple[Condition, ...] = ()
 
     def sample(self, rng: np.random.Generator) -> Any:
-        """Draws one value."""
-        # its own kind of stream is what every distribution takes that scikit-learn does
+        """Draw one value."""
+        # All distributions that scikit-learn accepts take its own kind of random stream.
         stream = check_random_state(int(rng.integers(2**32)))
         return _item(self.distribution.rvs(random_state=stream))
 
     def levels(self, num: int) -> tuple[Any, ...]:
-        """At most ``num`` values: the middles of as many equally likely parts."""
+        """Return at most ``num`` values: the midpoints of equally likely parts."""
         if not hasattr(self.distribution, "ppf"):
             raise SpaceError(
                 f"{self!r} has no quantiles to make a grid of; give a list of values"
@@ -86,11 +93,11 @@ class Distributed(Domain):
         return tuple(dict.fromkeys(_item(self.distribution.ppf(q)) for q in middles))
 
     def size(self) -> float:
-        """How many values there are: nobody knows."""
+        """Return infinity, because the number of values is unknown."""
         return math.inf
 
     def when(self, **parents: Any) -> Distributed:
-        """The same domain, there only when other hyper-parameters have these values."""
+        """Return the same domain, active only when other hyper-parameters have these values."""
         conditions = Float(0, 1).when(**parents).conditions
         return dataclasses.replace(self, conditions=(*self.conditions, *conditions))
 
@@ -102,12 +109,12 @@ class Distributed(Domain):
                 *(f"{k}={v!r}" for k, v in frozen.kwds.items()),
             ]
             return f"{frozen.dist.name}({', '.join(arguments)})"
-        # an address in memory would make another study of it in each process
+        # An address in memory would make it a different study in each process.
         return described(frozen, otherwise=by_content)
 
 
 def _template(name: str, value: Any) -> Any:
-    """What stands in the space; None for options that have to stand beside it."""
+    """Return the entry in the space; None for options that must be stored in ``objects``."""
     if hasattr(value, "rvs"):
         return _domain(value)
     if isinstance(value, np.ndarray) or (hasattr(value, "tolist") and hasattr(value, "iloc")):
@@ -117,13 +124,17 @@ def _template(name: str, value: Any) -> Any:
     if _is_plain(value):
         return value
     raise SpaceError(
-        f"param_distributions[{name!r}] is {value!r}; give a list of values, a distribution with rvs, a domain such as "
+        f"param_distributions[{name!r}] is {value!r}; give a list of values, a distribution with "
+        "rvs, a domain such as "
         "thrifty.Float(1e-5, 1e-1, log=True), or a schedule"
     )
 
 
 def _domain(distribution: Any) -> Domain:
-    """The domain of the same values with the same odds, where there is one: samplers learn most from those."""
+    """Return the equivalent domain where there is one, because samplers can use it best.
+
+    An equivalent domain has the same values with the same probabilities.
+    """
     name = getattr(getattr(distribution, "dist", None), "name", "")
     if name in ("uniform", "loguniform", "reciprocal", "randint"):
         low, high = (_item(end) for end in distribution.support())
@@ -138,7 +149,7 @@ def _domain(distribution: Any) -> Domain:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether the space can hold it and gives it back as it is."""
+    """Return whether the space can hold the value and returns it unchanged."""
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
     if isinstance(value, float | np.floating):

@@ -1,4 +1,4 @@
-"""A scikit-learn estimator that is trained an epoch at a time, on all folds of a cross-validation."""
+"""A scikit-learn estimator trained one epoch at a time, on all folds of a cross-validation."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ PARTIAL_FIT = "partial_fit"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """What an epoch is: a pass of ``partial_fit``, or ``per_epoch`` more of a parameter by warm start.
+    """Definition of an epoch: a ``partial_fit`` pass, or a warm start with ``per_epoch`` more.
 
-    ``total``: the parameter counts from the beginning (trees), not from the last call of ``fit`` (iterations).
+    ``total`` says whether the parameter counts from the beginning (trees) or from the last call of
+    ``fit`` (iterations).
     """
 
     name: str
@@ -45,14 +46,17 @@ class Resource:
 
     @classmethod
     def of(cls, estimator: Any, *, name: str, per_epoch: int) -> Resource:
-        """What an epoch of an estimator is; ``"auto"`` takes the first of ``partial_fit``, ``n_estimators``, ``max_iter`` that works.
+        """Return the definition of an epoch for an estimator.
+
+        ``"auto"`` takes the first that works of ``partial_fit``, ``n_estimators`` and ``max_iter``.
+
+        Raises:
+            UsageError: The estimator supports neither ``partial_fit`` nor warm start, or not the
+                given resource.
 
         >>> from sklearn.ensemble import RandomForestClassifier
         >>> Resource.of(RandomForestClassifier(), name="auto", per_epoch=5)
         Resource(name='n_estimators', per_epoch=5, total=True)
-
-        Raises:
-            UsageError: it can neither be trained by ``partial_fit`` nor by warm start, or not by the one that is named.
         """
         learner, _ = last_step(estimator)
         params = learner.get_params(deep=False)
@@ -69,39 +73,46 @@ class Resource:
         if not known or (name != PARTIAL_FIT and "warm_start" not in params):
             raise UsageError(
                 f"{type(learner).__name__} cannot be trained an epoch at a time"
-                f"{'' if name == 'auto' else f' by {name!r}'}; it needs partial_fit, or warm_start with a parameter "
+                f"{'' if name == 'auto' else f' by {name!r}'}; it needs partial_fit, or warm_start "
+                "with a parameter "
                 "that says how far (n_estimators, max_iter, or the one that resource names)"
             )
         boosting = HistGradientBoostingClassifier | HistGradientBoostingRegressor
-        # solvers count the iterations of each call of fit anew
+        # Solvers count iterations anew in each call of fit.
         total = name != "max_iter" or isinstance(learner, boosting)
         return cls(name=name, per_epoch=per_epoch, total=total)
 
     def start(self, learner: Any) -> None:
-        """Gets a fresh learner ready."""
+        """Prepare a fresh learner."""
         if self.name != PARTIAL_FIT:
             learner.set_params(warm_start=True)
 
     def train(self, learner: Any, epoch: int, fit: Callable[..., Any]) -> None:
-        """Gets a learner ready for an epoch (0, 1, ...) of ``fit``, and trains it."""
+        """Prepare a learner for an epoch (0, 1, ...), and train it by calling ``fit``."""
         if self.name != PARTIAL_FIT:
             learner.set_params(**{self.name: self.per_epoch * (epoch + 1 if self.total else 1)})
         with warnings.catch_warnings():
-            # an epoch of a solver ends before it has converged: that is what an epoch is
+            # Ignore the warning: an epoch of a solver normally ends before convergence.
             warnings.simplefilter("ignore", ConvergenceWarning)
             fit()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """What is learnt from: features, targets, and what else ``fit`` takes for each sample."""
+    """Training data: features, targets, and other per-sample arguments of ``fit``."""
 
     X: Any
     y: Any
     params: Mapping[str, Any]
 
     def take(self, estimator: Any, rows: Any, *, train: Any = None) -> Samples:
-        """Some of them; ``train`` are the rows of the training set if these are not it."""
+        """Return some of the rows.
+
+        Args:
+            estimator: The estimator that uses them.
+            rows: The rows to return.
+            train: Rows of the training set, if ``rows`` are not the training set.
+        """
         X, y = _safe_split(estimator, self.X, self.y, rows, train)
         params = {
             name: _safe_indexing(value, rows) if _is_of_samples(value, self.X) else value
@@ -112,7 +123,11 @@ class Samples:
 
 @dataclass(slots=True, kw_only=True)
 class Fold:
-    """An estimator on its way: as users have it, what in it prepares the data, what learns, and the data, prepared."""
+    """An estimator in training on one fold.
+
+    It consists of the user's estimator, its preprocessing steps, its learner, and the preprocessed
+    data.
+    """
 
     estimator: Any
     preparation: Any
@@ -121,7 +136,7 @@ class Fold:
     test: Samples | None
 
     def whole(self) -> Any:
-        """The estimator that users have, fitted: with what prepares the data, if anything does."""
+        """Return the user's estimator, fitted, including any preprocessing steps."""
         if self.preparation is None:
             return self.learner
         name, _ = self.estimator.steps[-1]
@@ -130,10 +145,10 @@ class Fold:
 
 
 class EstimatorTask(Trainable):
-    """Trains one configuration of an estimator, on each fold alike; a metric is the mean over the folds.
+    """Trains one configuration of an estimator on every fold; a metric is the mean over the folds.
 
-    Metrics: ``score`` (or the names of several scorers), and that of each fold: ``split0_score``, ...
-    With ``keep`` the folds of the last trial can be had afterwards, as ``folds``.
+    The metrics are ``score`` (or the names of several scorers) and those of each fold:
+    ``split0_score``, ... After training, ``folds`` holds the folds of the last trial.
     """
 
     def __init__(
@@ -155,10 +170,10 @@ class EstimatorTask(Trainable):
         self._codec = EstimatorState(_kinds(estimator, space))
         self._identity: dict[str, str] | None = None
         self.folds: list[Fold] = []
-        """Of this trial."""
+        """Folds of this trial."""
 
     def __thrifty_identity__(self) -> Mapping[str, Any]:
-        """The estimator, the data, the folds, the scorer and the budget."""
+        """Return the estimator, the data, the folds, the scorer and the budget."""
         samples = self._samples
         return {
             "estimator": self.estimator,
@@ -185,7 +200,7 @@ class EstimatorTask(Trainable):
         return self._identity
 
     def on_everything(self) -> EstimatorTask:
-        """The same for all samples at once, without a score."""
+        """Return the same task for all samples at once, without a score."""
         rows = np.arange(_num_rows(self._samples.X) or 0)
         return EstimatorTask(
             self.estimator,
@@ -197,14 +212,14 @@ class EstimatorTask(Trainable):
         )
 
     def setup(self, hp: HyperParameters, *, seed: int, device: torch.device) -> None:
-        """Fits what prepares the data, and makes a fresh learner, for each fold."""
+        """Fit the preprocessing steps and make a fresh learner, for each fold."""
         values = self.space.values(hp)
         self.folds = [self._fold(values, train, test) for train, test in self._splits]
 
     def train(self, epoch: int, hp: HyperParameters) -> None:
-        """One epoch on each fold, with the hyper-parameters of that epoch."""
+        """Train one epoch on each fold, with the hyper-parameters of that epoch."""
         _, prefix = last_step(self.estimator)
-        # objects were set up once: they may be fitted by now
+        # Skip objects: they were set once, and may be fitted by now.
         values = {
             name.removeprefix(prefix): value
             for name, value in hp.items()
@@ -215,7 +230,7 @@ class EstimatorTask(Trainable):
             self.resource.train(fold.learner, epoch, lambda fold=fold: self._fit(fold, prefix))
 
     def evaluate(self) -> Mapping[str, float]:
-        """The scores of each fold and their means."""
+        """Return the scores of each fold and their means."""
         metrics: dict[str, float] = {}
         by_name: dict[str, list[float]] = {}
         for number, fold in enumerate(self.folds):
@@ -225,19 +240,20 @@ class EstimatorTask(Trainable):
         return {name: float(np.mean(scores)) for name, scores in by_name.items()} | metrics
 
     def state(self) -> Any:
-        """The learners; what prepares the data is fitted again by ``setup``, with the same result."""
+        """Return the learners; ``setup`` fits the preprocessing again, with the same result."""
         return {"learners": self._codec.write([fold.learner for fold in self.folds])}
 
     def load_state(self, state: Any) -> None:
-        """Go on with learners that ``state`` returned.
+        """Restore the learners that ``state`` returned.
 
         Raises:
-            CheckpointError: These are others, or an earlier version has kept them by pickle.
+            CheckpointError: The state belongs to something else, or an earlier version pickled it.
         """
         kept = state["learners"]
         if isinstance(kept, torch.Tensor):
             raise CheckpointError(
-                "an earlier version of thrifty has kept these estimators by pickle, which is not read any more"
+                "an earlier version of thrifty has kept these estimators by pickle, which is not "
+                "read any more"
             )
         learners = self._codec.read(kept)
         for fold, learner in zip(self.folds, learners, strict=True):
@@ -274,7 +290,7 @@ class EstimatorTask(Trainable):
             return
         fit = fold.learner.partial_fit
         if is_classifier(fold.learner) and "classes" in inspect.signature(fit).parameters:
-            # a fold, or a batch, need not have all of them
+            # A fold or a batch need not contain all classes.
             options["classes"] = _classes(fold.learner, self._samples.y)
         fit(samples.X, *targets, **options)
 
@@ -289,7 +305,10 @@ class EstimatorTask(Trainable):
 
 
 def last_step(estimator: Any) -> tuple[Any, str]:
-    """What learns: the estimator, or the last step of a pipeline; and the prefix of its parameters."""
+    """Return the learner and the prefix of its parameters.
+
+    The learner is the estimator itself, or the last step of a pipeline.
+    """
     if isinstance(estimator, Pipeline):
         name, learner = estimator.steps[-1]
         return learner, f"{name}__"
@@ -314,7 +333,7 @@ def _num_rows(value: Any) -> int | None:
 
 
 def _kinds(estimator: Any, space: ParamSpace) -> set[type]:
-    """The classes that an estimator, or one that the space may put into it, is made of."""
+    """Return the classes within an estimator, and within those that the space may put into it."""
     kinds: set[type] = set()
     found = [estimator, *(o for options in space.objects.values() for o in options)]
     while found:

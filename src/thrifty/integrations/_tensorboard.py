@@ -1,4 +1,4 @@
-"""TensorBoard."""
+"""Logger for TensorBoard."""
 
 from __future__ import annotations
 
@@ -20,32 +20,40 @@ from ._logger import Logger, OpenRuns, plain, safe_name
 
 
 MAX_OPEN = 32
-"""How many trials have an open file (and a thread that writes it)."""
+"""Maximum number of trials with an open file (and a thread that writes it)."""
 
 _BEGINNING, _END = 1, 2
-"""Of the summaries that make hyper-parameters: after that of the experiment, which the plug-in can do without."""
+"""Positions of the start and end summaries; the first one, the experiment's, is optional."""
 
 
 class TensorBoard(Logger):
-    """Writes a study for TensorBoard: a folder for each trial, with its metrics by epoch and its hyper-parameters.
+    """Logs a study to TensorBoard: a folder per trial, with metrics by epoch and hyper-parameters.
 
-    Trial 7 of study ``digits`` is ``digits-1f0c6e/trial-0007`` in the folder; the six digits tell studies of the same name apart.
-    ``tensorboard --logdir FOLDER`` shows the curves, and all trials in its tab of hyper-parameters. A trial that goes on in
-    another run, or in another process, goes on in its folder.
+    Trial 7 of study ``digits`` is in ``digits-1f0c6e/trial-0007`` in the folder. The six
+    hexadecimal digits distinguish studies of the same name. ``tensorboard --logdir FOLDER`` shows
+    the curves, and all trials in its tab of hyper-parameters. A trial that continues in another
+    run, or in another process, continues in its folder.
 
     Args:
-        folder: where to.
-        patience_s: how many seconds the end of a run waits at most for what is not written yet.
+        folder: Folder to write to.
+        patience_s: Maximum seconds that the end of a run waits for unwritten data.
 
     Raises:
-        MissingExtraError: neither tensorboard nor tensorboardX is installed.
-        UsageError: the patience is not a number of seconds.
+        MissingExtraError: Neither tensorboard nor tensorboardX is installed.
+        UsageError: The patience is not a number of seconds.
 
     >>> import thrifty as th
     >>> from thrifty.testing import LineTask
     >>> folder = getfixture("tmp_path")
-    >>> study = th.Study(LineTask(), th.Space(lr=th.Float(0.01, 0.1)), metric="mse", mode="min", name="line",
-    ...                  algorithm=th.RandomSearch(max_epochs=2, num_trials=2), storage="sqlite://")
+    >>> study = th.Study(
+    ...     LineTask(),
+    ...     th.Space(lr=th.Float(0.01, 0.1)),
+    ...     metric="mse",
+    ...     mode="min",
+    ...     name="line",
+    ...     algorithm=th.RandomSearch(max_epochs=2, num_trials=2),
+    ...     storage="sqlite://",
+    ... )
     >>> _ = study.run(progress=False, observers=[TensorBoard(folder)])
     >>> sorted(path.name for path in folder.glob("line-*/*"))
     ['trial-0000', 'trial-0001']
@@ -57,23 +65,23 @@ class TensorBoard(Logger):
         _package()
 
     def open(self, began: StudyBegan) -> _Folder:
-        """The folder of a study."""
+        """Open the folder of a study."""
         folder = self.folder / f"{safe_name(began.study)}-{began.key[:6]}"
         return _Folder(folder, _package())
 
 
 class _Folder:
-    """The folder of a study, with one of each trial in it."""
+    """The folder of a study, which contains one folder per trial."""
 
     def __init__(self, folder: Path, package: Any) -> None:
         self._folder = folder
         self._package = package
         self._reached: dict[int, int] = {}
-        """Where each trial stands."""
+        """Last epoch of each trial."""
         self._writers = OpenRuns(self._open, lambda writer: writer.close(), limit=MAX_OPEN)
 
     def take(self, event: TrialEvent) -> None:
-        """Writes an event."""
+        """Write an event."""
         if isinstance(event, TrialBegan):
             self._reached[event.trial] = event.epoch
             self._summary(event.trial, _BEGINNING, plain(event.config))
@@ -88,9 +96,9 @@ class _Folder:
         reached = self._reached[trial]
         return self._package.SummaryWriter(
             str(self._folder / f"trial-{trial:04d}"),
-            # of two files that have the same epoch, TensorBoard shall believe the later one
+            # If two files have the same epoch, TensorBoard must use the later one.
             purge_step=reached + 1,
-            # two files of the same second must not be one
+            # Two files of the same second must have different names.
             filename_suffix=f".{reached:06d}",
         )
 
@@ -104,7 +112,7 @@ class _Folder:
         self._reached[event.trial] = event.epoch
 
     def _end(self, event: TrialEnded) -> None:
-        if event.trial not in self._reached:  # it has ended before
+        if event.trial not in self._reached:  # the trial has ended before
             return
         if event.state == "failed":
             self._writers[event.trial].add_text("failure", event.message)
@@ -114,13 +122,13 @@ class _Folder:
         del self._reached[event.trial]
 
     def _summary(self, trial: int, which: int, config: dict[str, Any]) -> None:
-        """A summary of hyper-parameters."""
+        """Write a hyper-parameter summary."""
         summary = self._package.hparams(config, {})[which]
         self._writers[trial].file_writer.add_summary(summary)
 
 
 class _Package:
-    """What is needed of torch.utils.tensorboard, or of tensorboardX."""
+    """The parts that are used of torch.utils.tensorboard or tensorboardX."""
 
     def __init__(self, name: str) -> None:
         self.SummaryWriter = import_module(name).SummaryWriter

@@ -1,4 +1,4 @@
-"""Weights & Biases."""
+"""Logger for Weights & Biases."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ from ._logger import Logger, OpenRuns, plain
 Mode = Literal["online", "offline"]
 
 MAX_OPEN = 8
-"""Each open run has a stream of its own in the library's service process."""
+"""Maximum number of open runs. Each has its own stream in the wandb service process."""
 
 
 class WandB(Logger):
-    """Writes a study to Weights & Biases: a run for each trial, those of a study in one group.
+    """Logs a study to Weights & Biases: one run per trial, and one group per study.
 
-    The id of a run is made of the study and the trial, so a trial that goes on in another run of the study, or in another process,
-    goes on in its run; no epoch is written twice. (``mode="offline"`` cannot know what was written before: each time a folder
-    of the same id is written, and ``wandb sync --append`` adds it.) The step is the epoch.
+    The run id is derived from the study and the trial. A trial that continues in another run of the
+    study, or in another process, therefore continues its W&B run, and no epoch is written twice.
+    (With ``mode="offline"`` earlier data are unknown: each time a folder of the same id is written,
+    and ``wandb sync --append`` merges it.) The W&B step is the epoch.
 
     Args:
-        project: the project.
-        entity: the user or team (default: your own).
-        mode: ``"offline"`` writes files only (default: what W&B is set to).
-        folder: where these go (default: ``wandb`` here).
-        patience_s: how many seconds the end of a run waits at most for what is not written yet.
+        project: The W&B project.
+        entity: The user or team (default: your own).
+        mode: ``"offline"`` writes files only (default: W&B's own setting).
+        folder: Folder for these files (default: ``wandb`` in the working directory).
+        patience_s: Maximum seconds that the end of a run waits for unwritten data.
 
     Raises:
         MissingExtraError: wandb is not installed.
-        UsageError: the mode is unknown, the patience not a number of seconds.
+        UsageError: The mode is unknown, or the patience is not a number of seconds.
 
     >>> WandB(project="digits", mode="offline").project
     'digits'
@@ -66,7 +67,7 @@ class WandB(Logger):
         _wandb()
 
     def open(self, began: StudyBegan) -> _Group:
-        """The group of a study."""
+        """Open the group of a study."""
         options: dict[str, Any] = {
             "project": self.project,
             "entity": self.entity,
@@ -84,16 +85,16 @@ class _Group:
         self._options = options
         self._began = began
         self._configs: dict[int, dict[str, Any]] = {}
-        """Of those trials that may go on."""
+        """Configurations of the trials that may continue."""
         self._runs = OpenRuns(self._open, lambda run: run.finish(), limit=MAX_OPEN)
 
     def take(self, event: TrialEvent) -> None:
-        """Writes an event."""
+        """Write an event."""
         if isinstance(event, TrialBegan):
             self._configs[event.trial] = plain(event.config)
         elif isinstance(event, TrialAdvanced):
             run = self._runs[event.trial]
-            # a run that goes on knows where it stands
+            # A resumed run knows its last step.
             first = run.step
             for epoch, metrics in event.epochs():
                 if epoch >= first:
@@ -115,7 +116,7 @@ class _Group:
             group=began.study,
             job_type="trial",
             config=self._configs.get(trial, {}),
-            # several trials are under way at a time, and none of them is "the" run of this process
+            # Several trials run at a time, and none of them is "the" run of this process.
             reinit="create_new",
             resume="allow",
             settings=self._wandb.Settings(console="off", silent=True, x_disable_stats=True),

@@ -1,6 +1,6 @@
-"""Layers: gyro dropout and its block-wise form.
+"""Dropout layers: gyro dropout and its block-wise form.
 
-A plain PyTorch library: it knows nothing of search, plans or databases.
+A plain PyTorch library: it does not depend on search, plans or databases.
 """
 
 from ._convert import gyro_ as gyro_

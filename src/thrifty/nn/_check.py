@@ -1,4 +1,4 @@
-"""Checks of what users give."""
+"""Checks of user input."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from thrifty.core import LayerError
 
 
 def check_integers(least: int, **options: Any) -> None:
-    """Checks that options are integers and large enough.
+    """Check that all options are integers of at least ``least``.
 
     Raises:
-        LayerError: one is not.
+        LayerError: an option is not an integer, or too small.
     """
     for name, value in options.items():
         if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
@@ -20,10 +20,10 @@ def check_integers(least: int, **options: Any) -> None:
 
 
 def check_rate(p: Any) -> float:
-    """The probability that a unit is dropped.
+    """Return the probability that a unit is dropped, as a float.
 
     Raises:
-        LayerError: it is none, or nothing would be left.
+        LayerError: it is not a probability, or no unit would be left.
     """
     if isinstance(p, bool) or not isinstance(p, Real) or not 0.0 <= p < 1.0:
         raise LayerError(f"p={p!r}; give a probability from 0 up to, but not, 1")

@@ -1,4 +1,4 @@
-"""Turns the dropout of a model into gyro dropout."""
+"""Conversion of a model's dropout layers to gyro dropout."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ._trust import is_plain
 _PLAIN = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 _Place = tuple[int, int | None, torch.device]
-"""How many units a layer has, in which dimension if it is not the usual one, and where."""
+"""A layer's number of units, their dimension if it is not the usual one, and the device."""
 
 
-def gyro_(  # noqa: PLR0913 -- what a schedule takes; all are keywords
+def gyro_(  # noqa: PLR0913 -- the options of a schedule; all are keywords
     model: nn.Module,
     *inputs: Any,
     subnetworks: int,
@@ -39,36 +39,42 @@ def gyro_(  # noqa: PLR0913 -- what a schedule takes; all are keywords
 ) -> list[GyroSchedule]:
     """Replace every ``nn.Dropout`` of a model by gyro dropout, in place, tied to one schedule.
 
-    The model runs on ``inputs``, in evaluation and without gradients, to see how many units each
-    dropout has, and once more to see that the new layers are called. If anything is wrong, the
-    model stays as it was. Dropout inside functions (``F.dropout``, the ``dropout`` of
-    ``nn.MultiheadAttention``) stays as it is.
+    The model runs on ``inputs``, in evaluation mode and without gradients, to find how many units
+    each dropout has, and once more to check that the new layers are called. If anything is wrong,
+    the model stays as it was. Dropout inside functions (``F.dropout``, the ``dropout`` of
+    ``nn.MultiheadAttention``) is not replaced.
 
     Args:
-        model: has dropout layers that are reached by the inputs.
+        model: model with dropout layers that the inputs reach.
         inputs: one batch, or a few samples, as the model takes it.
-        subnetworks: how many are drawn (sigma).
-        concurrent: how many are trained at a time (tau).
+        subnetworks: number of subnetworks to draw (sigma).
+        concurrent: number of subnetworks to train at a time (tau).
         total_steps: optimiser steps of the whole training.
-        p: instead of each layer's own.
-        group_size: drop groups of so many units (``BlockGyroDropout``).
+        p: drop probability; None keeps that of each layer.
+        group_size: number of units to drop together (``BlockGyroDropout``); None drops single
+            units.
         order: ``"partition"`` or ``"legacy"``, see ``GyroSchedule``.
         cycles: how often each subnetwork has its turn.
-        shared: one schedule for all layers, so that a subnetwork is one mask in each; otherwise each layer has its own.
-        where: which layers, by ``where(path, layer)``; all by default. Leave out dropout of attention weights: their last dimension is no row of units.
-        generator: what masks and orders are drawn from.
+        shared: whether all layers share one schedule, so that a subnetwork is one mask in each;
+            otherwise each layer has its own.
+        where: ``where(path, layer)`` selects the layers to replace; None selects all. Leave out
+            dropout of attention weights, whose last dimension is not a row of units.
+        generator: source of the masks and orders.
 
     Returns:
-        The schedules: one, or one for each layer. In a loop that is not thrifty's let them ``follow`` the optimiser.
+        The schedules: one, or one for each layer. In a loop that is not thrifty's, let them
+        ``follow`` the optimiser.
 
     Raises:
-        LayerError: there is no dropout to replace; the inputs do not reach one; it sees units in
-            several numbers; it is more than a dropout (a subclass with a forward of its own, a
-            layer with hooks); the model calls it in a way that cannot be changed; or an argument
-            is wrong.
+        LayerError: there is no dropout to replace; the inputs do not reach a dropout layer; a layer
+            gets different numbers of units; a layer is more than a dropout (a subclass with its
+            own forward, a layer with hooks); the model calls a layer in a way that cannot be
+            changed; or an argument is wrong.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 2))
-    >>> (schedule,) = gyro_(model, torch.zeros(1, 4), subnetworks=16, concurrent=4, total_steps=1000)
+    >>> (schedule,) = gyro_(
+    ...     model, torch.zeros(1, 4), subnetworks=16, concurrent=4, total_steps=1000
+    ... )
     >>> model[2]
     GyroDropout(
       p=0.3, num_features=8
@@ -82,7 +88,8 @@ def gyro_(  # noqa: PLR0913 -- what a schedule takes; all are keywords
     }
     if "" in found or not found:
         raise LayerError(
-            f"{type(model).__name__} has no dropout layer inside to replace; gyro_ looks for nn.Dropout and its kin"
+            f"{type(model).__name__} has no dropout layer inside to replace; gyro_ looks for "
+            "nn.Dropout and its kin"
         )
     for path, layer in found.items():
         _check_plain(path, layer)
@@ -90,7 +97,8 @@ def gyro_(  # noqa: PLR0913 -- what a schedule takes; all are keywords
     for path, layer in found.items():
         if layer not in places:
             raise LayerError(
-                f"the inputs never reach the dropout layer {path!r}; give inputs that do, or leave it out with where="
+                f"the inputs never reach the dropout layer {path!r}; give inputs that do, or "
+                "leave it out with where="
             )
     make_schedule = partial(
         GyroSchedule,
@@ -127,7 +135,7 @@ def _gyro(
     schedule: GyroSchedule,
     generator: torch.Generator | None,
 ) -> nn.Module:
-    """The layer that stands for a dropout."""
+    """Return the layer that replaces a dropout."""
     num_features, dim, device = place
     rate = layer.p if p is None else p
     options: dict[str, Any] = {
@@ -146,10 +154,10 @@ def _gyro(
 
 
 def _check_plain(path: str, layer: nn.Module) -> None:
-    """That nothing is lost with a layer.
+    """Check that replacing a layer loses nothing.
 
     Raises:
-        LayerError: it is more than a dropout.
+        LayerError: the layer is more than a dropout.
     """
     kind = type(layer)
     if kind not in _PLAIN and kind.forward not in {each.forward for each in _PLAIN}:
@@ -180,7 +188,7 @@ def _replace(
         model.set_submodule(path, made[layer])
     try:
         called = set(_units(model, {*made.values(), *made}, inputs))
-        # A layer may stand in several places, of which `where` has named some.
+        # A layer may be in several places, of which `where` has selected only some.
         called -= set(model.modules()) & set(made)
         for path, layer in found.items():
             if layer in called or made[layer] not in called:
@@ -198,12 +206,12 @@ def _replace(
 def _units(
     model: nn.Module, layers: set[nn.Module], inputs: tuple[Any, ...]
 ) -> dict[nn.Module, _Place]:
-    """The places of the layers that the model calls."""
+    """Return the places of the layers that the model calls."""
     seen: dict[nn.Module, _Place] = {}
 
     def look(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
         (x,) = args[:1]
-        # Of channels whole ones are dropped, whatever the rank.
+        # Channel dropout drops whole channels, whatever the rank of the input.
         dim = 1 if isinstance(layer, _PLAIN) and not isinstance(layer, nn.Dropout) else None
         if isinstance(layer, GyroLayer):
             dim = layer.dim

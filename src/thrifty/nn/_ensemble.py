@@ -1,4 +1,4 @@
-"""Several subnetworks at inference."""
+"""Ensembles of subnetworks at inference."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from ._gyro import GyroLayer
 
 
 class SubnetworkEnsemble(nn.Module):
-    """The mean of what some subnetworks of a trained model answer, in place of one pass through all units.
+    """An ensemble that averages the outputs of some subnetworks of a trained model.
 
-    It costs as many forward passes as it has subnetworks.
+    It replaces one pass through all units, and costs one forward pass for each subnetwork.
 
     Args:
-        model: with gyro dropout that shares one schedule.
-        num: subnetworks that are asked.
-        transform: what the mean is taken of; for probabilities give ``functools.partial(torch.softmax, dim=-1)``.
-        generator: what they are drawn from, without replacement.
+        model: model whose gyro dropout layers share one schedule.
+        num: number of subnetworks to average.
+        transform: function applied to each output before averaging; for probabilities, pass
+            ``functools.partial(torch.softmax, dim=-1)``.
+        generator: source of the subnetworks, which are drawn without replacement.
 
     Raises:
-        LayerError: the model has no gyro dropout, its layers have several schedules, or there are fewer subnetworks.
+        LayerError: the model has no gyro dropout, its layers have several schedules, or it has
+            fewer subnetworks.
 
     >>> from thrifty.nn import GyroDropout
     >>> dropout = GyroDropout(0.5, num_features=8, subnetworks=4, concurrent=2, total_steps=100)
@@ -51,7 +53,8 @@ class SubnetworkEnsemble(nn.Module):
             raise LayerError(f"{type(model).__name__} has no gyro dropout, so no subnetworks")
         if len({id(layer.schedule) for layer in layers}) > 1:
             raise LayerError(
-                "the model's layers have several schedules, so a subnetwork is no combination of masks; give them one schedule="
+                "the model's layers have several schedules, so a subnetwork is no combination "
+                "of masks; give them one schedule="
             )
         there = layers[0].schedule.subnetworks
         if num > there:
@@ -62,7 +65,7 @@ class SubnetworkEnsemble(nn.Module):
         self.register_buffer("chosen", drawn)
 
     def forward(self, *inputs: Any, **options: Any) -> Tensor:
-        """The mean over the chosen subnetworks; inputs as the model takes them."""
+        """Return the mean over the chosen subnetworks; inputs are those of the model."""
         total: Tensor | None = None
         for number in self.chosen.tolist():
             with subnetwork(self.model, number):
@@ -75,17 +78,19 @@ class SubnetworkEnsemble(nn.Module):
 
 @contextmanager
 def subnetwork(model: nn.Module, number: int) -> Iterator[None]:
-    """All samples go through one subnetwork, in evaluation too.
+    """Send all samples through one subnetwork, also in evaluation mode.
 
     Args:
-        model: with gyro dropout.
-        number: of the subnetwork, from 0.
+        model: model with gyro dropout.
+        number: number of the subnetwork, from 0.
 
     Raises:
-        LayerError: it does not exist.
+        LayerError: the subnetwork does not exist.
 
     >>> from thrifty.nn import GyroDropout
-    >>> layer = GyroDropout(0.5, num_features=8, subnetworks=4, concurrent=2, total_steps=100).eval()
+    >>> layer = GyroDropout(
+    ...     0.5, num_features=8, subnetworks=4, concurrent=2, total_steps=100
+    ... ).eval()
     >>> with subnetwork(layer, 3):
     ...     out = layer(torch.ones(1, 8))
     >>> bool((out[0] > 0).equal(layer.masks[3]))
@@ -95,7 +100,8 @@ def subnetwork(model: nn.Module, number: int) -> Iterator[None]:
     for layer in layers:
         if not 0 <= number < layer.schedule.subnetworks:
             raise LayerError(
-                f"subnetwork {number} does not exist: there are {layer.schedule.subnetworks}, counted from 0"
+                f"subnetwork {number} does not exist: there are {layer.schedule.subnetworks}, "
+                "counted from 0"
             )
     before = [layer.subnetwork for layer in layers]
     try:

@@ -1,4 +1,4 @@
-"""Gyro dropout: few subnetworks, trained often."""
+"""Gyro dropout: few subnetworks, each trained often."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ._schedule import GyroSchedule, Order
 
 
 class GyroLayer(nn.Module):
-    """What gyro dropouts have in common: a schedule, and rows to multiply with. Not used by itself."""
+    """Base class of gyro dropout layers, with a schedule and rows to multiply by."""
 
     by_position = True
-    """In training, what happens to a sample depends on its place in the batch."""
+    """Whether the effect on a sample depends on its place in the batch in training."""
 
     def __init__(
         self, p: float, *, num_features: int, schedule: GyroSchedule, dim: int | None
@@ -29,22 +29,29 @@ class GyroLayer(nn.Module):
         self.dim = dim
         self.schedule = schedule
         self.inplace = False
-        """Whether the result is written to the input, as by ``nn.Dropout(inplace=True)``."""
+        """Whether to write the result to the input, as ``nn.Dropout(inplace=True)`` does."""
         self.subnetwork: int | None = None
-        """The subnetwork that all samples go through, in evaluation too; None for those whose turn it is, in training only."""
+        """The subnetwork that all samples go through, also in evaluation mode.
+
+        None uses the subnetworks whose turn it is, in training only.
+        """
 
     def rows(self, subnetworks: Tensor, *, dtype: torch.dtype) -> Tensor:
-        """What units of some subnetworks, shape ``(num,)``, are multiplied by; shape ``(num, num_features)``."""
+        """Return the factors that subnetworks multiply units by.
+
+        ``subnetworks`` has shape ``(num,)``, the result has shape ``(num, num_features)``.
+        """
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        """Drops units.
+        """Drop units.
 
         Args:
-            x: shape ``(batch, ..., num_features)``, or ``(batch, num_features, ...)`` with four dimensions and more.
+            x: shape ``(batch, ..., num_features)``, or ``(batch, num_features, ...)`` with four
+                or more dimensions.
 
         Raises:
-            LayerError: ``x`` has no batch, or another number of units.
+            LayerError: ``x`` has no batch dimension, or another number of units.
         """
         if x.dim() < 2:
             raise LayerError(
@@ -53,11 +60,13 @@ class GyroLayer(nn.Module):
         dim = unit_dim(x) if self.dim is None else self.dim % x.dim()
         if self.dim is not None and not (dim > 0 and -x.dim() <= self.dim < x.dim()):
             raise LayerError(
-                f"dim={self.dim}, and x has shape {tuple(x.shape)}; give a dimension of it other than the batch"
+                f"dim={self.dim}, and x has shape {tuple(x.shape)}; give a dimension of it "
+                "other than the batch"
             )
         if x.shape[dim] != self.num_features:
             raise LayerError(
-                f"x has shape {tuple(x.shape)}, so {x.shape[dim]} units in dimension {dim}, and the layer {self.num_features}; "
+                f"x has shape {tuple(x.shape)}, so {x.shape[dim]} units in dimension {dim}, "
+                f"and the layer {self.num_features}; "
                 "if units are in another dimension, say so with dim="
             )
         if self.subnetwork is not None:
@@ -75,25 +84,29 @@ class GyroLayer(nn.Module):
 
 
 class GyroDropout(GyroLayer):
-    """Dropout whose subnetworks are drawn beforehand and trained some at a time.
+    """Dropout whose subnetworks are drawn beforehand and trained a few at a time.
 
-    Source: Gyro Dropout (Lee et al., MLSys 2022). In training, the batch is split among ``concurrent`` of the ``subnetworks``, contiguous parts that differ by
-    one sample at most, and after a while the next ones have their turn. Shuffle the data: a part of a batch sorted by class would be a class. Kept units are
-    scaled by ``1 / (1 - p)``. Evaluation is the identity.
+    Source: Gyro Dropout (Lee et al., MLSys 2022). In training, the batch is split among
+    ``concurrent`` of the ``subnetworks``, in contiguous parts that differ by at most one sample.
+    After a while, the next subnetworks have their turn. Shuffle the data: in a batch sorted by
+    class, each part would be a class. Kept units are scaled by ``1 / (1 - p)``. Evaluation is the
+    identity.
 
     Args:
-        p: the probability that a unit is dropped from a subnetwork.
-        num_features: units.
-        subnetworks: how many are drawn (the paper's sigma).
-        concurrent: how many are trained at a time (tau).
+        p: probability that a unit is dropped from a subnetwork.
+        num_features: number of units.
+        subnetworks: number of subnetworks to draw (the paper's sigma).
+        concurrent: number of subnetworks to train at a time (tau).
         total_steps: optimiser steps of the whole training.
-        schedule: the schedule of another layer, which then says the three above: both are trained by the same subnetworks. Or ``"partition"`` or ``"legacy"``
-            for one of its own, see ``GyroSchedule`` (which can also go through them in several cycles).
-        dim: the dimension of units; the last by default, but 1, channels, where there are four dimensions or more.
-        generator: what masks and order are drawn from; torch's global stream by default.
+        schedule: the schedule of another layer, which then replaces the three arguments above;
+            both layers train the same subnetworks. Or ``"partition"`` or ``"legacy"`` for a
+            schedule of its own, see ``GyroSchedule`` (which also supports several cycles).
+        dim: dimension of the units; None is the last one, or 1 (channels) with four or more
+            dimensions.
+        generator: source of the masks and the order; None is torch's global stream.
 
     Raises:
-        LayerError: an argument makes no sense.
+        LayerError: an argument is invalid.
 
     >>> layer = GyroDropout(0.5, num_features=6, subnetworks=8, concurrent=2, total_steps=100)
     >>> out = layer(torch.ones(4, 6))
@@ -102,7 +115,10 @@ class GyroDropout(GyroLayer):
     """
 
     trial_rate = "p"
-    """Packed trials may each have another value of it: it went into the buffers, ``forward`` does not read it."""
+    """Name of the attribute that may differ between packed trials.
+
+    Its value went into the buffers; ``forward`` does not read it.
+    """
 
     masks: Tensor
     scale: Tensor
@@ -132,41 +148,50 @@ class GyroDropout(GyroLayer):
         self.register_buffer("scale", torch.tensor(1 / (1 - self.p)))
 
     def rows(self, subnetworks: Tensor, *, dtype: torch.dtype) -> Tensor:
-        """What units of some subnetworks, shape ``(num,)``, are multiplied by; shape ``(num, num_features)``."""
+        """Return the factors that subnetworks multiply units by.
+
+        ``subnetworks`` has shape ``(num,)``, the result has shape ``(num, num_features)``.
+        """
         return self.masks[subnetworks].to(dtype) * self.scale.to(dtype)
 
 
 class BlockGyroDropout(GyroLayer):
     """Gyro dropout of groups of neighbouring units.
 
-    Every subnetwork keeps exactly ``round((1 - p) * groups)`` of them, so that shapes never change and ``GyroSequential`` can leave out what is dropped. Source: block-wise gyro dropout (Lee et
-    al., MLSys 2022), where a group is what a GPU computes at once.
+    Every subnetwork keeps exactly ``round((1 - p) * groups)`` of them. Shapes therefore never
+    change, and ``GyroSequential`` can leave out what is dropped. Source: block-wise gyro dropout
+    (Lee et al., MLSys 2022), where a group is what a GPU computes at once.
 
     Args:
-        p: the share of groups that is dropped.
-        num_features: units; a multiple of ``group_size``.
-        group_size: units of a group.
-        subnetworks: see ``GyroDropout``, as for the rest.
-        concurrent: likewise.
-        total_steps: likewise.
-        schedule: likewise.
-        dim: likewise.
-        generator: likewise.
+        p: share of groups that is dropped.
+        num_features: number of units, a multiple of ``group_size``.
+        group_size: number of units in a group.
+        subnetworks: see ``GyroDropout``.
+        concurrent: see ``GyroDropout``.
+        total_steps: see ``GyroDropout``.
+        schedule: see ``GyroDropout``.
+        dim: see ``GyroDropout``.
+        generator: see ``GyroDropout``.
 
     Raises:
-        LayerError: an argument makes no sense, or no group would be kept.
+        LayerError: an argument is invalid, or no group would be kept.
 
-    >>> layer = BlockGyroDropout(0.5, num_features=8, group_size=2, subnetworks=4, concurrent=2, total_steps=100)
+    >>> layer = BlockGyroDropout(
+    ...     0.5, num_features=8, group_size=2, subnetworks=4, concurrent=2, total_steps=100
+    ... )
     >>> (layer(torch.ones(2, 8)) > 0).sum(1).tolist()
     [4, 4]
     """
 
     trial_rate = "p"
-    """Packed trials may each have another value of it: it went into the buffers, ``forward`` does not read it."""
+    """Name of the attribute that may differ between packed trials.
+
+    Its value went into the buffers; ``forward`` does not read it.
+    """
 
     kept: Tensor
 
-    def __init__(  # noqa: PLR0913 -- what GyroDropout takes, and the size of a group; all but the rate are keywords
+    def __init__(  # noqa: PLR0913 -- GyroDropout's options and group_size; all but p are keywords
         self,
         p: float = 0.5,
         *,
@@ -190,7 +215,8 @@ class BlockGyroDropout(GyroLayer):
         check_integers(1, group_size=group_size)
         if num_features % group_size:
             raise LayerError(
-                f"num_features={num_features} is no multiple of group_size={group_size}; groups are of one size"
+                f"num_features={num_features} is no multiple of group_size={group_size}; "
+                "groups are of one size"
             )
         self.group_size = int(group_size)
         drawn = draw_groups(own.subnetworks, self.num_groups, self.p, generator=generator)
@@ -198,20 +224,23 @@ class BlockGyroDropout(GyroLayer):
 
     @property
     def num_groups(self) -> int:
-        """All groups."""
+        """Number of all groups."""
         return self.num_features // self.group_size
 
     @property
     def scale(self) -> float:
-        """What kept units are multiplied by: exactly what keeps the mean over all groups."""
+        """Factor of kept units, which exactly keeps the mean over all groups."""
         return self.num_groups / self.kept.shape[-1]
 
     def kept_of(self, subnetworks: Tensor) -> Kept:
-        """The groups of some subnetworks, shape ``(num,)``."""
+        """Return the groups that some subnetworks, shape ``(num,)``, keep."""
         return Kept(self.kept[subnetworks], self.group_size, self.num_groups)
 
     def rows(self, subnetworks: Tensor, *, dtype: torch.dtype) -> Tensor:
-        """What units of some subnetworks, shape ``(num,)``, are multiplied by; shape ``(num, num_features)``."""
+        """Return the factors that subnetworks multiply units by.
+
+        ``subnetworks`` has shape ``(num,)``, the result has shape ``(num, num_features)``.
+        """
         kept = self.kept[subnetworks]
         groups = torch.arange(self.num_groups, device=kept.device)
         held = (kept.unsqueeze(-1) == groups).any(1).to(dtype) * self.scale
@@ -229,7 +258,7 @@ def own_schedule(
     total_steps: int | None,
     generator: torch.Generator | None,
 ) -> GyroSchedule:
-    """The schedule given, or one made from the rest.
+    """Return the given schedule, or make one from the other arguments.
 
     Raises:
         LayerError: both are given, or neither is.
@@ -249,6 +278,7 @@ def own_schedule(
     missing = [name for name, value in given.items() if value is None]
     if missing:
         raise LayerError(
-            f"{', '.join(missing)} missing: give them, or the schedule of another layer as schedule="
+            f"{', '.join(missing)} missing: give them, or the schedule of another layer as "
+            "schedule="
         )
     return GyroSchedule(**given, order=schedule, generator=generator)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Parts of a batch of which each has units of its own left."""
+"""Parts of a batch, each with its own kept units."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Kept(NamedTuple):
     """The groups of units that each part of a batch keeps.
 
     Attributes:
-        groups: int64, shape ``(parts, kept)``, ascending.
-        group_size: units of a group.
-        num_groups: all groups.
+        groups: kept groups in ascending order; int64, shape ``(parts, kept)``.
+        group_size: number of units in a group.
+        num_groups: number of all groups.
     """
 
     groups: Tensor
@@ -23,21 +23,26 @@ class Kept(NamedTuple):
 
     @property
     def num_units(self) -> int:
-        """Units that are left in each part."""
+        """Number of units that each part keeps."""
         return self.groups.shape[1] * self.group_size
 
     def units(self) -> Tensor:
-        """Their numbers; int64, shape ``(parts, num_units)``."""
+        """Return the numbers of the kept units; int64, shape ``(parts, num_units)``."""
         within = torch.arange(self.group_size, device=self.groups.device)
         return (self.groups.unsqueeze(-1) * self.group_size + within).flatten(1)
 
     def spread(self, factor: int) -> Kept:
-        """The same where each unit has become ``factor`` units side by side, as flattened channels do."""
+        """Return the same groups after each unit became ``factor`` units side by side.
+
+        Flattened channels are an example.
+        """
         return self._replace(group_size=self.group_size * factor)
 
 
 class Parts(NamedTuple):
-    """How a batch is split: sample ``i`` belongs to part ``i * num // batch``, so parts differ by one sample at most.
+    """The split of a batch into parts that differ by at most one sample.
+
+    Sample ``i`` belongs to part ``i * num // batch``.
 
     >>> parts = Parts.of(5, num=2)
     >>> split = parts.split(torch.arange(5.0))
@@ -48,13 +53,16 @@ class Parts(NamedTuple):
     num: int
     batch: int
     places: Tensor | None
-    """For each place in the parts a sample, shape ``(num * longest,)``; None where all parts are of one length."""
+    """The sample at each place of the parts, shape ``(num * longest,)``.
+
+    None if all parts have the same length.
+    """
     samples: Tensor | None
-    """For each sample its place."""
+    """The place of each sample."""
 
     @staticmethod
     def of(batch: int, *, num: int, device: torch.device | None = None) -> Parts:
-        """The parts of a batch."""
+        """Return the parts of a batch."""
         if batch % num == 0:
             return Parts(num, batch, None, None)
         every = torch.arange(batch, device=device)
@@ -64,29 +72,29 @@ class Parts(NamedTuple):
         )  # the first i with i * num // batch >= part
         longest = -(-batch // num)
         samples = part * longest + every - starts[part]
-        # whatever stands in a place that is left over: nobody takes it out again
+        # Places that are left over hold an arbitrary sample, which is never taken out again.
         places = torch.zeros(num * longest, dtype=torch.int64, device=device)
         places[samples] = every
         return Parts(num, batch, places, samples)
 
     def split(self, x: Tensor) -> Tensor:
-        """From ``(batch, ...)`` to ``(num, longest, ...)``."""
+        """Split ``(batch, ...)`` into ``(num, longest, ...)``."""
         if self.places is not None:
             x = x.index_select(0, self.places)
         return x.reshape(self.num, x.shape[0] // self.num, *x.shape[1:])
 
     def join(self, x: Tensor) -> Tensor:
-        """And back."""
+        """Join ``(num, longest, ...)`` into ``(batch, ...)``."""
         x = x.flatten(0, 1)
         return x if self.samples is None else x.index_select(0, self.samples)
 
 
 def take(x: Tensor, kept: Kept, *, dim: int) -> Tensor:
-    """What is left of all units.
+    """Return the kept units of each part.
 
     Args:
         x: shape ``(parts, samples, ..., units, ...)``, with units at ``dim``.
-        kept: of each part.
+        kept: the units that each part keeps.
     """
     units = kept.units()
     return torch.stack([
@@ -95,7 +103,7 @@ def take(x: Tensor, kept: Kept, *, dim: int) -> Tensor:
 
 
 def put(x: Tensor, kept: Kept, *, dim: int) -> Tensor:
-    """All units again; zeros for those that are not there."""
+    """Return all units, with zeros for those that were not kept."""
     shape = list(x.shape)
     shape[dim] = kept.num_groups * kept.group_size
     units = kept.units()

@@ -1,4 +1,4 @@
-"""What subnetworks keep, drawn beforehand, and its place in a batch."""
+"""Masks of subnetworks, drawn beforehand, and the parts of a batch that they apply to."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from thrifty.core import LayerError
 def draw_masks(
     subnetworks: int, num_features: int, p: float, *, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Which units each subnetwork keeps; bool, shape ``(subnetworks, num_features)``."""
+    """Draw which units each subnetwork keeps; bool, shape ``(subnetworks, num_features)``."""
     return torch.rand(subnetworks, num_features, generator=generator) >= p
 
 
 def draw_groups(
     subnetworks: int, num_groups: int, p: float, *, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Which groups each subnetwork keeps: ``round((1 - p) * num_groups)`` of them, ascending.
+    """Draw which ``round((1 - p) * num_groups)`` groups each subnetwork keeps, in ascending order.
 
     Returns:
         int64, shape ``(subnetworks, kept)``.
 
     Raises:
-        LayerError: none would be kept.
+        LayerError: no group would be kept.
 
     >>> draw_groups(3, 4, 0.5, generator=torch.Generator().manual_seed(0)).shape
     torch.Size([3, 2])
@@ -39,12 +39,15 @@ def draw_groups(
 
 
 def unit_dim(x: Tensor) -> int:
-    """Which dimension counts units: the last one of rows and sequences, channels of images and volumes."""
+    """Return the dimension of the units.
+
+    It is the last one for rows and sequences, and that of the channels for images and volumes.
+    """
     return 1 if x.dim() > 3 else x.dim() - 1
 
 
 def multiply_parts(x: Tensor, rows: Tensor, *, dim: int) -> Tensor:
-    """Multiplies the samples of each part of a batch by the row that belongs to it.
+    """Multiply the samples of each part of a batch by the row of that part.
 
     Args:
         x: shape ``(batch, ..., units, ...)``, with units at ``dim``.

@@ -1,4 +1,4 @@
-"""Which subnetworks are trained when."""
+"""The order in which subnetworks are trained."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ from ._check import check_integers
 Order = Literal["partition", "legacy"]
 
 _PATIENCE = 1_000
-"""Forward passes in training without a step of the schedule before it says that nobody advances it."""
-# no attribute: schedules that differ in it alone are equal
+"""Training forward passes without a schedule step before a warning that the schedule is unused."""
+# Not an attribute, so that schedules that differ in it alone are equal.
 _num_forward: WeakKeyDictionary[GyroSchedule, int] = WeakKeyDictionary()
 
 
 class GyroSchedule(nn.Module):
-    """An order in which subnetworks have their turn, and the position in it: one for all layers of a model.
+    """The order in which subnetworks have their turn, and the position in it.
 
-    Source: Gyro Dropout (Lee et al., MLSys 2022). ``"partition"`` trains every subnetwork equally often; ``"legacy"`` draws with replacement for each
-    period, as the paper's code does, and thereby leaves some out.
+    All layers of a model share one. Source: Gyro Dropout (Lee et al., MLSys 2022).
+    ``"partition"`` trains every subnetwork equally often. ``"legacy"`` draws with replacement for
+    each period, as the paper's code does, and thereby leaves some out.
 
     Args:
-        subnetworks: how many there are (the paper's sigma).
-        concurrent: how many of them are trained at a time (tau).
-        total_steps: optimiser steps of the whole training; whoever trains on begins the order again.
-        order: see above.
+        subnetworks: number of subnetworks (the paper's sigma).
+        concurrent: number of subnetworks to train at a time (tau).
+        total_steps: optimiser steps of the whole training; after them, the order starts again.
+        order: ``"partition"`` or ``"legacy"``, see above.
         cycles: how often each subnetwork has its turn; ``"partition"`` only.
-        generator: what the order is drawn from; torch's global stream by default, as for the weights of a layer.
+        generator: source of the order; None is torch's global stream, as for the weights of a
+            layer.
 
     Raises:
-        LayerError: an argument makes no sense.
+        LayerError: an argument is invalid.
 
     >>> schedule = GyroSchedule(subnetworks=4, concurrent=2, total_steps=10)
     >>> seen = schedule.active().tolist()
@@ -74,7 +76,8 @@ class GyroSchedule(nn.Module):
         )
         if concurrent > subnetworks:
             raise LayerError(
-                f"concurrent={concurrent} of subnetworks={subnetworks}: no more than there are can be trained at a time"
+                f"concurrent={concurrent} of subnetworks={subnetworks}: no more than there are "
+                "can be trained at a time"
             )
         if order not in get_args(Order):
             raise LayerError(
@@ -95,18 +98,18 @@ class GyroSchedule(nn.Module):
         self.register_buffer("position", torch.zeros((), dtype=torch.int64))
 
     def active(self) -> Tensor:
-        """The subnetworks that are trained now; int64, shape ``(concurrent,)``."""
+        """Return the subnetworks that are trained now; int64, shape ``(concurrent,)``."""
         num_phases = self.order.shape[0]
         phase = self.position.remainder(self.total_steps) * num_phases // self.total_steps
-        # one row by an index of shape (1,): a 0-dimensional one would be read on the CPU
+        # Take one row by an index of shape (1,): a 0-dimensional index would be read on the CPU.
         return self.order[phase.reshape(1)].squeeze(0)
 
     def step(self) -> None:
-        """Notes an optimiser step. In thrifty's own training loops nobody has to call it."""
+        """Note an optimiser step; thrifty's own training loops do this for you."""
         self.position.add_(1)
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """Notes each step of an optimiser from now on."""
+        """Note each step of an optimiser from now on."""
 
         def note(*_: Any) -> None:
             self.step()
@@ -114,26 +117,33 @@ class GyroSchedule(nn.Module):
         optimizer.register_step_post_hook(note)
 
     def watch(self) -> None:
-        """Called by layers in training: warns, once, if nobody advances the schedule."""
-        # a packed position belongs to thrifty's own training
+        """Warn once if the schedule never advances; layers call this in training."""
+        # A packed position belongs to thrifty's own training.
         if torch.compiler.is_compiling() or type(self.position) is not Tensor:
             return
         num = _num_forward[self] = _num_forward.get(self, 0) + 1
         if num == _PATIENCE and not int(self.position):
             warnings.warn(
-                f"{_PATIENCE} forward passes in training and no optimiser step noted: the same {self.concurrent} subnetworks "
+                f"{_PATIENCE} forward passes in training and no optimiser step noted: the same "
+                f"{self.concurrent} subnetworks "
                 "are trained all the time; call schedule.follow(optimizer)",
                 stacklevel=2,
             )
 
     def extra_repr(self) -> str:
-        return f"subnetworks={self.subnetworks}, concurrent={self.concurrent}, total_steps={self.total_steps}"
+        return (
+            f"subnetworks={self.subnetworks}, concurrent={self.concurrent}, "
+            f"total_steps={self.total_steps}"
+        )
 
 
 def _partition(
     schedule: GyroSchedule, *, cycles: int, generator: torch.Generator | None
 ) -> Tensor:
-    """Permutations one after the other, cut into phases; the last phase is filled up from another one."""
+    """Return permutations one after the other, cut into phases.
+
+    The last phase is filled up from another permutation.
+    """
     num_phases = math.ceil(cycles * schedule.subnetworks / schedule.concurrent)
     num_phases = min(num_phases, schedule.total_steps)
     num = num_phases * schedule.concurrent

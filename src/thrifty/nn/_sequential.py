@@ -1,4 +1,4 @@
-"""Layers in a row, of which block-wise gyro dropout leaves out what it drops."""
+"""Sequential layers that leave out what block-wise gyro dropout drops."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ _ZERO_STAYS = (
     nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Mish, nn.ELU, nn.SELU,
     nn.CELU, nn.Tanh, nn.Softsign, nn.Hardswish,
 )  # fmt: skip
-"""Functions of each unit that leave a dropped unit at zero. Of one type exactly: a subclass may do
-anything."""
+"""Functions of each unit that leave a dropped unit at zero.
+
+They are matched by exact type, because a subclass may do anything.
+"""
 _BY_UNIT = (
     *_ZERO_STAYS, nn.Sigmoid, nn.Softplus, nn.Hardtanh, nn.Hardsigmoid, nn.LogSigmoid,
 )  # fmt: skip
@@ -41,7 +43,7 @@ _BY_CHANNEL = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxP
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """A batch in parts, of which each has the units ``kept`` of dimension ``dim``, or all."""
+    """A batch in parts, each with the units ``kept`` of dimension ``dim``, or with all units."""
 
     x: Tensor
     parts: Parts
@@ -49,14 +51,14 @@ class _Split:
     dim: int = 2
 
     def whole(self) -> Tensor:
-        """The batch, with zeros for units that are not there."""
+        """Return the batch, with zeros for units that were not kept."""
         x = self.x
         if self.kept is not None:
             x = put(x, self.kept, dim=self.dim)
         return self.parts.join(x)
 
     def map(self, layer: Callable[[Tensor], Tensor]) -> _Split:
-        """What a layer makes of it that treats all samples and units alike."""
+        """Apply a layer that treats all samples and units alike."""
         out = layer(self.x.flatten(0, 1))
         return replace(self, x=out.reshape(*self.x.shape[:2], *out.shape[1:]))
 
@@ -64,27 +66,33 @@ class _Split:
 class GyroSequential(nn.Sequential):
     """``nn.Sequential`` that does not compute what ``BlockGyroDropout`` drops.
 
-    Between an ``nn.Linear`` or ``nn.Conv2d`` and the dropout may stand activations and, for images,
-    pooling. From the dropout on, what was dropped is left out up to the next of them, across
-    ``nn.Flatten`` too. All other layers see the whole batch. Outputs, gradients and the
-    ``state_dict`` are those of ``nn.Sequential``, up to rounding.
+    Activations and, for images, pooling may stand between an ``nn.Linear`` or ``nn.Conv2d`` and
+    the dropout. From the dropout on, dropped units are left out up to the next linear or
+    convolution layer, also across ``nn.Flatten``. All other layers get the whole batch. Outputs,
+    gradients and the ``state_dict`` are those of ``nn.Sequential``, up to rounding.
 
-    This is checked while it trains: at the first batch and at random steps, each group of layers
-    whose forward pass is replaced also runs as it is, and outputs and gradients are compared. Where
-    they differ, these layers run as they are from then on, and a warning says so. Layers with
-    hooks, parametrizations, ``weight_norm``, ``spectral_norm`` or pruning, and subclasses, run as
-    they are. Under ``torch.compile`` the types of layers are looked at, and nothing is compared.
+    Training checks this: at the first batch and at random steps, each group of layers whose
+    forward pass is replaced also runs unchanged, and outputs and gradients are compared. If they
+    differ, these layers run unchanged from then on, and a warning says so. Layers with hooks,
+    parametrizations, ``weight_norm``, ``spectral_norm`` or pruning, and subclasses, always run
+    unchanged. Under ``torch.compile``, the types of layers are checked, and nothing is compared.
 
     Args:
         layers: as for ``nn.Sequential``.
-        execution: ``"sliced"``, ``"masked"``, or whichever ``costs`` say is quicker for a layer and its input.
-        costs: when slicing pays.
+        execution: ``"sliced"``, ``"masked"``, or ``"auto"`` for whichever is faster for a layer
+            and its input according to ``costs``.
+        costs: costs that tell when slicing pays.
 
     Raises:
-        LayerError: ``execution`` is none of the three, or the dropout layers have several schedules.
+        LayerError: ``execution`` is none of the three, or the dropout layers have several
+            schedules.
 
-    >>> dropout = BlockGyroDropout(0.5, num_features=8, group_size=2, subnetworks=4, concurrent=2, total_steps=100)
-    >>> model = GyroSequential(nn.Linear(3, 8), nn.ReLU(), dropout, nn.Linear(8, 1), execution="sliced")
+    >>> dropout = BlockGyroDropout(
+    ...     0.5, num_features=8, group_size=2, subnetworks=4, concurrent=2, total_steps=100
+    ... )
+    >>> model = GyroSequential(
+    ...     nn.Linear(3, 8), nn.ReLU(), dropout, nn.Linear(8, 1), execution="sliced"
+    ... )
     >>> x = torch.ones(4, 3)
     >>> torch.allclose(model(x), nn.Sequential(*model)(x))
     True
@@ -103,13 +111,14 @@ class GyroSequential(nn.Sequential):
             )
         if len({id(d.schedule) for d in self.modules() if isinstance(d, BlockGyroDropout)}) > 1:
             raise LayerError(
-                "the dropout layers have several schedules, and a batch can only be split in one way; give them one schedule="
+                "the dropout layers have several schedules, and a batch can only be split in "
+                "one way; give them one schedule="
             )
         self.execution = execution
         self.costs = SlicingCosts() if costs is None else costs
 
     def forward(self, x: Tensor) -> Tensor:
-        """As ``nn.Sequential``."""
+        """Apply the layers with the result of ``nn.Sequential``."""
         layers = list(self)
         drops = [layer for layer in layers if isinstance(layer, BlockGyroDropout)]
         if self._is_masked(x, drops):
@@ -131,7 +140,7 @@ class GyroSequential(nn.Sequential):
         return now.whole()
 
     def __getitem__(self, index: Any) -> Any:
-        """A layer, or some layers in a row with the same options."""
+        """Return a layer, or several layers in a row with the same options."""
         if not isinstance(index, slice):
             return super().__getitem__(index)
         layers = OrderedDict(list(self.named_children())[index])
@@ -140,10 +149,10 @@ class GyroSequential(nn.Sequential):
         return GyroSequential(layers, **options)  # type: ignore[arg-type]
 
     def _is_masked(self, x: Tensor, drops: Sequence[BlockGyroDropout]) -> bool:
-        """Whether all layers run as they are."""
+        """Return whether all layers run unchanged."""
         if self.execution == "masked" or not self.training or not drops:
             return True
-        # Packed trials have one subnetwork each, and a batch of nothing has no parts.
+        # Packed trials have one subnetwork each, and an empty batch has no parts.
         return (
             any(drop.subnetwork is not None for drop in drops)
             or type(x) is not Tensor
@@ -160,11 +169,11 @@ class GyroSequential(nn.Sequential):
         *,
         kept_by: Mapping[BlockGyroDropout | None, Kept],
     ) -> tuple[int, Callable[[_Split], _Split] | None]:
-        """How to compute a layer, or a product and what belongs to it, without what is dropped.
+        """Find how to compute a layer, or a product up to its dropout, without dropped units.
 
         Returns:
-            The place of the layer that comes next, and the computation; None: run the layer as it
-            is.
+            The position of the next layer, and the computation. None means to run the layer
+            unchanged.
         """
         layer = layers[position]
         if not is_plain(layer):
@@ -197,7 +206,7 @@ class GyroSequential(nn.Sequential):
         return position, None
 
     def _pays(self, layer: nn.Module, now: _Split, outputs: Kept | None) -> bool:
-        """Whether the product is to be sliced."""
+        """Return whether to slice the product."""
         inputs = now.kept
         if inputs is None and outputs is None:
             return False
@@ -225,18 +234,18 @@ class GyroMLP(GyroSequential):
     """A multi-layer perceptron with block-wise gyro dropout after each hidden layer.
 
     Args:
-        in_features: of the input.
-        hidden: units of each hidden layer, multiples of ``group_size``.
-        out_features: of the output.
-        p: the share of groups that is dropped.
-        group_size: units of a group.
-        schedule: who is trained when.
-        activation: makes what stands before each dropout.
+        in_features: number of input features.
+        hidden: number of units of each hidden layer, multiples of ``group_size``.
+        out_features: number of output features.
+        p: share of groups that is dropped.
+        group_size: number of units in a group.
+        schedule: order in which subnetworks are trained.
+        activation: makes the module before each dropout.
         execution: see ``GyroSequential``.
-        generator: what the masks are drawn from.
+        generator: source of the masks.
 
     Raises:
-        LayerError: an argument makes no sense.
+        LayerError: an argument is invalid.
 
     >>> schedule = GyroSchedule(subnetworks=16, concurrent=4, total_steps=1000)
     >>> GyroMLP(784, [1024, 1024], 10, schedule=schedule)(torch.zeros(8, 784)).shape
@@ -280,14 +289,14 @@ def _is_product(layer: nn.Module) -> bool:
 
 
 def _drops(layer: nn.Module) -> bool:
-    """Whether it is a dropout layer that can be sliced, and drops now."""
+    """Return whether a layer is a dropout that can be sliced and drops units now."""
     if type(layer) is not BlockGyroDropout:
         return False
     return layer.training and not layer.inplace and is_plain(layer)
 
 
 def _is_mapped(layer: nn.Module, now: _Split) -> bool:
-    """Whether the layer does the same to all units, and nothing to those that are not there."""
+    """Return whether a layer treats all units alike and leaves dropped units at zero."""
     if type(layer) in _BY_CHANNEL:
         return now.x.dim() == 5
     return type(layer) in (_BY_UNIT if now.kept is None else _ZERO_STAYS)
@@ -296,7 +305,7 @@ def _is_mapped(layer: nn.Module, now: _Split) -> bool:
 def _dropout_after(
     layers: Sequence[nn.Module], position: int, x: Tensor
 ) -> tuple[int, BlockGyroDropout | None]:
-    """The dropout whose units are a product's outputs, and its place."""
+    """Return the dropout whose units are a product's outputs, after its position."""
     product = layers[position]
     allowed = _BY_UNIT + _BY_CHANNEL if type(product) is nn.Conv2d else _BY_UNIT
     for end in range(position + 1, len(layers)):
@@ -313,7 +322,7 @@ def _dropout_after(
 
 
 def _product_after(layers: Sequence[nn.Module], position: int, x: Tensor) -> int | None:
-    """The place of the product whose inputs are a dropout's units."""
+    """Return the position of the product whose inputs are a dropout's units."""
     drop = layers[position]
     assert isinstance(drop, BlockGyroDropout)
     for place in range(position + 1, len(layers)):
@@ -327,7 +336,10 @@ def _product_after(layers: Sequence[nn.Module], position: int, x: Tensor) -> int
 
 
 def _same_units(drop: BlockGyroDropout, product: nn.Module, x: Tensor) -> bool:
-    """Whether both mean one dimension; ``x`` is what the first of them gets, in parts."""
+    """Return whether both layers have their units in the same dimension.
+
+    ``x`` is the input of the first of them, in parts.
+    """
     if type(product) is nn.Conv2d:
         return x.dim() == 5 and drop.dim in (None, 1)
     return drop.dim == -1 or (drop.dim is None and x.dim() < 5)
@@ -355,7 +367,7 @@ def _dropped(
     drop: BlockGyroDropout,
     outputs: Kept | None,
 ) -> _Split:
-    """A product and what follows it up to its dropout, of what that keeps."""
+    """Compute a product and what follows it up to its dropout, for the kept units only."""
     now = _product(layer, now, outputs=outputs)
     for each in between:
         now = now.map(each)
@@ -364,7 +376,7 @@ def _dropped(
 
 
 def _taken(now: _Split, *, drop: BlockGyroDropout, kept: Kept) -> _Split:
-    """What a dropout keeps."""
+    """Return what a dropout keeps."""
     drop.schedule.watch()
     dim = now.x.dim() - 1 if drop.dim == -1 else _unit_dim(now.x)
     return replace(now, x=take(now.x, kept, dim=dim) * drop.scale, kept=kept, dim=dim)
@@ -376,7 +388,7 @@ def _as_whole(layer: nn.Module, now: _Split) -> _Split:
 
 
 def _unit_dim(x: Tensor) -> int:
-    """Of parts ``(parts, samples, ...)``, as ``unit_dim`` of a batch."""
+    """Return the unit dimension of parts ``(parts, samples, ...)``, as ``unit_dim`` of a batch."""
     return 2 if x.dim() > 4 else x.dim() - 1
 
 
@@ -388,14 +400,14 @@ def _flattened(now: _Split) -> _Split:
     if now.kept is None:
         return replace(now, x=now.x.flatten(2))
     if now.dim != 2:
-        # Kept units are side by side no more.
+        # Kept units are no longer side by side.
         return _Split(now.parts.split(now.whole().flatten(1)), now.parts)
     beside = math.prod(now.x.shape[3:])
     return replace(now, x=now.x.flatten(2), kept=now.kept.spread(beside))
 
 
 def _num_rows(layer: nn.Module, x: Tensor) -> int:
-    """Rows of one part that a weight is multiplied with."""
+    """Return the number of rows of one part that a weight is multiplied with."""
     if type(layer) is nn.Conv2d:
         return x.shape[1] * x.shape[3] * x.shape[4]
     return x[0, ..., 0].numel()
@@ -409,6 +421,7 @@ def _say_once(layer: nn.Module, parts: Parts) -> None:
     if key not in _said:
         _said.add(key)
         logger.warning(
-            "a layer of %d x %d weights is multiplied whole and masked: slicing it for %d subnetworks at a time would be slower",
+            "a layer of %d x %d weights is multiplied whole and masked: slicing it for %d "
+            "subnetworks at a time would be slower",
             key[1], key[0], parts.num,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Products with the kept groups of a weight alone, forward and backward."""
+"""Products with only the kept groups of a weight, forward and backward."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ def gyro_linear(
     inputs: Kept | None = None,
     outputs: Kept | None = None,
 ) -> Tensor:
-    """``F.linear`` of each part of a batch with the rows and columns that it keeps.
+    """Apply ``F.linear`` to each part of a batch, with the rows and columns that the part keeps.
 
     Source: block-wise gyro dropout (Lee et al., MLSys 2022), by dense products of gathered blocks.
 
     Args:
         x: shape ``(parts, samples, ..., inputs kept)``.
-        weight: of the whole layer, shape ``(out_features, in_features)``.
-        bias: shape ``(out_features,)``.
-        inputs: which of the inputs ``x`` has; None for all.
-        outputs: which of the outputs are wanted; None for all.
+        weight: weight of the whole layer, shape ``(out_features, in_features)``.
+        bias: bias of the whole layer, shape ``(out_features,)``.
+        inputs: the inputs that ``x`` has; None for all.
+        outputs: the outputs to compute; None for all.
 
     Returns:
         Shape ``(parts, samples, ..., outputs kept)``.
 
     Raises:
-        LayerError: ``x`` has not as many features as are kept.
+        LayerError: ``x`` does not have as many features as are kept.
 
     >>> x, weight = torch.ones(2, 3, 2), torch.eye(4)
     >>> kept = Kept(torch.tensor([[0], [1]]), group_size=2, num_groups=2)
@@ -57,7 +57,7 @@ def gyro_linear(
         chosen = blocks.index_select(0, places.flatten()).reshape(len(x), -1, x.shape[-1])
         out = torch.bmm(rows, chosen.transpose(1, 2))
     if bias is not None:
-        # a product may have another dtype under autocast
+        # Under autocast, the product may have another dtype.
         out = out + _of_outputs(bias, outputs).to(out.dtype)
     return out.reshape(*x.shape[:-1], out.shape[-1])
 
@@ -71,21 +71,21 @@ def gyro_conv2d(
     outputs: Kept | None = None,
     **options: Any,
 ) -> Tensor:
-    """``F.conv2d`` of each part of a batch with the channels that it keeps.
+    """Apply ``F.conv2d`` to each part of a batch, with the channels that the part keeps.
 
     Args:
         x: shape ``(parts, samples, channels kept, height, width)``.
-        weight: of the whole layer, shape ``(out_channels, in_channels, height, width)``.
-        bias: shape ``(out_channels,)``.
-        inputs: which of the channels ``x`` has; None for all.
-        outputs: which are wanted; None for all.
+        weight: weight of the whole layer, shape ``(out_channels, in_channels, height, width)``.
+        bias: bias of the whole layer, shape ``(out_channels,)``.
+        inputs: the channels that ``x`` has; None for all.
+        outputs: the channels to compute; None for all.
         options: ``stride``, ``padding`` and ``dilation`` of ``F.conv2d``.
 
     Returns:
         Shape ``(parts, samples, channels kept, height, width)``.
 
     Raises:
-        LayerError: ``x`` has not as many channels as are kept.
+        LayerError: ``x`` does not have as many channels as are kept.
 
     >>> x, weight = torch.ones(2, 3, 2, 5, 5), torch.ones(4, 4, 3, 3)
     >>> kept = Kept(torch.tensor([[0], [1]]), group_size=2, num_groups=2)
@@ -109,7 +109,7 @@ def gyro_conv2d(
 
 
 def _by_parts(x: Tensor, blocks: Tensor) -> bool:
-    # what compiles, or changes dtypes on the way, has to be made of torch's own functions
+    # Code that compiles, or changes dtypes on the way, must consist of torch's own functions.
     return (
         x.device.type == "cpu"
         and x.dtype == blocks.dtype
@@ -121,9 +121,9 @@ def _by_parts(x: Tensor, blocks: Tensor) -> bool:
 def _places(
     weight: Tensor, *, num_parts: int, inputs: Kept | None, outputs: Kept | None
 ) -> Tensor:
-    """Where the kept blocks of each part are; int64, shape ``(parts, blocks)``.
+    """Return the places of each part's kept blocks; int64, shape ``(parts, blocks)``.
 
-    A block is what one output takes from one group of inputs, side by side in memory.
+    A block holds the weights from one group of inputs to one output, side by side in memory.
     """
     num_groups = 1 if inputs is None else inputs.num_groups
     every = torch.arange(weight.shape[0], device=weight.device)
@@ -134,7 +134,7 @@ def _places(
 
 
 def _of_outputs(bias: Tensor, outputs: Kept | None) -> Tensor:
-    """Shape ``(parts or 1, 1, outputs kept)``."""
+    """Return the bias of the kept outputs; shape ``(parts or 1, 1, outputs kept)``."""
     if outputs is None:
         return bias.reshape(1, 1, -1)
     units = outputs.units()
@@ -142,10 +142,16 @@ def _of_outputs(bias: Tensor, outputs: Kept | None) -> Tensor:
 
 
 class _ByParts(Function):
-    """One part after the other, so that the gathered matrix is small, stays in the cache, and is not kept for the backward pass: on a CPU, fresh memory costs more than gathering again."""
+    """Products of one part after the other, as an autograd function.
+
+    The gathered matrix is small, stays in the cache, and is not kept for the backward pass: on a
+    CPU, fresh memory costs more than gathering again.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, blocks: Tensor, places: Tensor) -> Tensor:  # noqa: PLR0917 -- apply() takes no keywords
+    def forward(  # noqa: PLR0917 -- apply() takes no keywords
+        ctx: Any, x: Tensor, blocks: Tensor, places: Tensor
+    ) -> Tensor:
         ctx.save_for_backward(x, blocks, places)
         chosen = _buffer(blocks, places)
         out = x.new_empty(*x.shape[:2], chosen.numel() // x.shape[-1])

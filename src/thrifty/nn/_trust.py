@@ -1,4 +1,4 @@
-"""Whether layers may be computed in another way than by calling them: checked while they train."""
+"""Checks during training whether a faster computation may replace layers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from thrifty.core import plain_logger
 logger = plain_logger(__name__)
 
 _EVERY = 1000
-"""Batches between two checks of a group of layers, on average; a check costs about two batches."""
+"""Batches between two checks of a group of layers, on average.
+
+A check costs about two batches.
+"""
 
 _HOOKS = (
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
@@ -32,7 +35,7 @@ class Split(Protocol):
     x: Tensor
 
     def whole(self) -> Tensor:
-        """The batch."""
+        """Return the whole batch."""
         ...
 
 
@@ -41,7 +44,7 @@ S = TypeVar("S", bound=Any)
 
 @dataclass(slots=True)
 class _Record:
-    """What is known of one group of layers."""
+    """What the checks know about one group of layers."""
 
     layers: tuple[weakref.ref[nn.Module], ...]
     rng: random.Random
@@ -54,17 +57,17 @@ class _Record:
 
 @dataclass(slots=True)
 class _Records:
-    """By place and kind of input."""
+    """Records by position and kind of input."""
 
     known: dict[tuple[Any, ...], _Record] = field(default_factory=dict)
 
 
-# No attribute: models that differ in it alone are equal, and it is no part of a copy.
+# Not an attribute: models that differ in it alone are equal, and copies do not contain it.
 _records: weakref.WeakKeyDictionary[nn.Module, _Records] = weakref.WeakKeyDictionary()
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Whether calling the layer does what its class says and nothing else."""
+    """Return whether calling the layer does what its class says and nothing else."""
     own = vars(layer)
     return not (
         any(own.get(name) for name in _HOOKS)
@@ -74,7 +77,7 @@ def is_plain(layer: nn.Module) -> bool:
 
 
 def is_transformed(x: Tensor) -> bool:
-    """Whether values cannot be compared: on the meta device, or inside ``torch.func``."""
+    """Return whether values cannot be compared: on the meta device, or inside ``torch.func``."""
     if x.is_meta:
         return True
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
@@ -88,14 +91,14 @@ def is_trusted(
     now: S,
     quick: Callable[[S], S],
 ) -> bool:
-    """Whether ``quick`` may stand for the layers of a group; compares both now and then.
+    """Return whether ``quick`` may replace the layers of a group; compare both now and then.
 
     Args:
-        owner: the model that the layers are in.
-        group: the layers.
-        position: of the first one.
-        now: their input.
-        quick: what is computed instead.
+        owner: model that contains the layers.
+        group: layers to replace.
+        position: position of the first layer.
+        now: input of the layers.
+        quick: computation that replaces them.
     """
     if torch.compiler.is_compiling() or _is_captured(now.x):
         return True
@@ -117,7 +120,7 @@ def is_trusted(
         return True
     difference = _difference(group, now, quick)
     if difference == "":
-        return True  # values that are no numbers say nothing: the next batch may
+        return True  # values that are not finite tell nothing: check the next batch
     record.left = record.rng.randrange(1, 2 * _EVERY)
     if difference is not None:
         record.differs = True
@@ -130,14 +133,15 @@ def is_trusted(
 
 
 def _difference(group: Sequence[nn.Module], now: S, quick: Callable[[S], S]) -> str | None:
-    """What differs between the layers and what stands for them.
+    """Describe what differs between the layers and their replacement.
 
     Returns:
-        None if nothing differs; an empty text if that cannot be seen.
+        None if nothing differs; an empty text if that cannot be told.
     """
     parameters = [p for layer in group for p in layer.parameters() if _is_followed(p)]
     results = []
-    # Checkpointing counts the tensors that are saved within it: those of a comparison are not.
+    # Checkpointing counts the tensors that are saved within it; those of a comparison must not
+    # count.
     with torch.autograd.graph.saved_tensors_hooks(_same, _same):
         for run in (quick, None):
             x = now.x.detach().requires_grad_(now.x.requires_grad)
@@ -165,7 +169,7 @@ def _gradients(out: Tensor, inputs: Sequence[Tensor]) -> list[Tensor | None]:
     wanted = [each for each in inputs if each.requires_grad]
     if not wanted or not out.requires_grad:
         return [None] * len(inputs)
-    # Some direction that no symmetry hides, and that takes no number from a random stream.
+    # A direction that no symmetry hides, and that takes no number from a random stream.
     towards = torch.arange(out.numel(), device=out.device).cos().to(out.dtype).view_as(out)
     found = iter(torch.autograd.grad(out, wanted, towards, allow_unused=True))
     return [next(found) if each.requires_grad else None for each in inputs]
@@ -183,7 +187,7 @@ def _relative_gap(ours: Tensor | None, theirs: Tensor | None) -> float:
 
 
 def _is_followed(parameter: nn.Parameter) -> bool:
-    """Whether its gradient may be asked for without calling code of the user's."""
+    """Return whether the gradient can be requested without calling the user's code."""
     return parameter.requires_grad and not parameter._backward_hooks
 
 

@@ -1,7 +1,7 @@
-"""Training of K trials on one device: tasks, optimisers by name, and back-ends.
+"""Training of K trials on one device: tasks, optimizers by name, and back-ends.
 
-A plain PyTorch library: it knows nothing of search, plans or databases. The package itself can be called:
-``thrifty.pack(models, ...)`` is ``thrifty.pack.pack``.
+This is a plain PyTorch library: it knows nothing of search, plans or databases.
+The package itself is callable: ``thrifty.pack(models, ...)`` is ``thrifty.pack.pack``.
 """
 
 import sys as _sys
@@ -122,7 +122,7 @@ __all__ = [
 
 
 class _CallablePackage(_ModuleType):
-    """Lets ``thrifty.pack`` be both the package and its main function."""
+    """A module type that lets ``thrifty.pack`` be both the package and its main function."""
 
     def __call__(self, *args: _Any, **kwargs: _Any) -> Pack:
         return pack(*args, **kwargs)

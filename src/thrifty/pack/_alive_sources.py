@@ -1,4 +1,4 @@
-"""Data sets that trials use, and a few that were used last; the others are freed."""
+"""A cache of loaded data sets: those that trials use, plus the few used last."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._data import Source
 
 
 NUM_RECENT = 2
-"""Data that no trial uses any more are kept for the next one, so many of them."""
+"""How many of the data sets used last stay loaded for the next trial, even while unused."""
 
 Key = TypeVar("Key")
 
@@ -28,9 +28,9 @@ class _Known(Generic[Key]):
 
 
 class AliveSources(Generic[Key]):
-    """Pairs of a key and a source, as long as somebody uses the source.
+    """Pairs of a key and a source; a pair lasts as long as its source is alive.
 
-    The sources used last are kept alive here. All others live as long as their trials do.
+    This object keeps only the sources used last alive. The others live as long as their trials do.
     """
 
     def __init__(self) -> None:
@@ -45,22 +45,22 @@ class AliveSources(Generic[Key]):
                 yield known.key, source
 
     def add(self, key: Key, source: Source) -> None:
-        """Take note of a source that was just loaded."""
+        """Record a source that was just loaded."""
         self._known.append(_Known(key=key, source=self._weakly(source), number=next(_NUMBERS)))
         self.use(source)
 
     def number_of(self, source: Source) -> int:
-        """A number that no other source of this process ever has, while ``id`` is given again."""
+        """Return a number unique to a source in this process; unlike ``id``, it is never reused."""
         return next(known.number for known in self._known if known.source() is source)
 
     def use(self, source: Source) -> None:
-        """A trial has begun with a source."""
+        """Mark a source as the one used last, because a trial has begun with it."""
         others = [other for other in self._recent if other is not source]
         self._recent = [source, *others][:NUM_RECENT]
 
     def _weakly(self, source: Source) -> Callable[[], Source | None]:
         try:
             return ref(source)
-        except TypeError:  # it takes no weak references: found while it is a recent one
+        except TypeError:  # it allows no weak references: look it up among the recent sources
             number = id(source)
             return lambda: next((s for s in self._recent if id(s) == number), None)

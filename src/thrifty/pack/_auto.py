@@ -1,4 +1,4 @@
-"""The back-end that chooses: fused where that works and pays, concatenated otherwise."""
+"""The back-end that chooses: fused where that works and is faster, concatenated otherwise."""
 
 from __future__ import annotations
 
@@ -31,18 +31,19 @@ Prefer = Literal["auto", "fused", "concatenated", "solo"]
 
 
 class AutoBackend(Backend):
-    """Any number of slots. Each structure goes to the back-end that a short measurement finds best.
+    """A back-end with any number of slots that trains each structure in the way measured fastest.
 
     Args:
         task: What the trials train.
         device: Where they are trained.
-        prefer: One back-end (``"concatenated"`` and ``"solo"`` are bit-identical to a trial alone).
-        known: Calibrations by key.
-        on_calibrated: Is told each calibration, known or new.
-        patient: Measure only once there has been enough plain training to pay for it.
-        refused: Structures that are not fused, and why, by a key that holds in every process.
-        on_refused: Is told the key and the reason of each structure whose check fails. Without it
-            the reason is logged.
+        prefer: The back-end to use; ``"auto"`` chooses by measurement. Results of
+            ``"concatenated"`` and ``"solo"`` are bit-identical to those of a trial alone.
+        known: Calibration curves by key, so that they are not measured again.
+        on_calibrated: Called with each calibration, known or new.
+        patient: Whether to measure only once enough plain training has been done to pay for it.
+        refused: Why some structures are not fused, by a key that is the same in every process.
+        on_refused: Called with the key and the reason of each structure whose check fails.
+            Without it the reason is logged.
 
     Attributes:
         shares: The share of each slot in the time of the last ``step``.
@@ -77,11 +78,11 @@ class AutoBackend(Backend):
         self.shares: Mapping[int, TimeShare] = {}
         self._on_refused = on_refused
         self._num_refused = len(refused or {})
-        # who has found these has said so
+        # the process that found these refusals has already logged them
         self._said = set((refused or {}).values())
 
     def stack(self, slot: int, member: Member) -> None:
-        """Puts a trial into a slot of the back-end that is best for it.
+        """Put a trial into a slot of the back-end that is best for it.
 
         Raises:
             TaskError: It trains parameters of another trial.
@@ -98,11 +99,11 @@ class AutoBackend(Backend):
             self._where[slot] = self._plain
 
     def num_steps(self, slot: int, values: Mapping[str, Any]) -> int:
-        """How many optimiser steps the next epoch has."""
+        """Return how many optimizer steps the next epoch has."""
         return self._where[slot].num_steps(slot, values)
 
     def step(self, plans: Mapping[int, EpochPlan]) -> Mapping[int, Outcome]:
-        """Every back-end goes on until one of its trials has ended its epoch."""
+        """Train with every back-end until one of its trials has ended its epoch."""
         whole = _Stopwatch(self.checks)
         outcomes: dict[int, Outcome] = {}
         shares: dict[int, TimeShare] = {}
@@ -134,30 +135,30 @@ class AutoBackend(Backend):
                 shares[slot] = shares[slot].plus(watch.spent())
             elif isinstance(outcome, UnverifiedError):
                 self._say(str(outcome))
-        # what is left belongs to all, such as measurements
+        # divide the rest, such as the time of measurements, equally among all slots
         left = whole.spent().seconds - sum(share.seconds for share in shares.values())
         each = TimeShare(seconds=max(0.0, left) / max(1, len(shares)))
         self.shares = {slot: share.plus(each) for slot, share in shares.items()}
         return outcomes
 
     def is_fused(self, slot: int) -> bool:
-        """Whether a trial is trained in a block."""
+        """Return whether a trial is trained in a block."""
         return self._fused is not None and self._where.get(slot) is self._fused
 
     def alone_time(self, slot: int, values: Mapping[str, Any]) -> AloneTime | None:
-        """What an epoch of a fused trial takes alone, measured by checks; None while that is not known."""
+        """Return how long an epoch of a fused trial takes alone; None until checks measure it."""
         assert self._fused is not None
         return self._fused.alone_time(slot, values)
 
     def refuse(self, key: str, reason: str) -> None:
-        """Fuse no more trials of a structure, because a check has failed elsewhere."""
+        """Stop fusing trials of a structure, because a check has failed elsewhere."""
         self._said.add(reason)
         if self._fused is not None and key not in self._fused.refused:
             self._fused.refuse(key, reason)
             self._num_refused += 1
 
     def _tell_refused(self) -> None:
-        """Tell of structures that were refused in this step."""
+        """Report the structures that were refused in this step."""
         if self._fused is None:
             return
         fresh = list(self._fused.refused.items())[self._num_refused :]
@@ -168,17 +169,17 @@ class AutoBackend(Backend):
                 self._on_refused(key, reason)
 
     def num_unverified(self, slot: int) -> int:
-        """How many of the last epochs of a member are not verified yet."""
+        """Return how many of a member's last epochs are not verified yet."""
         return self._where[slot].num_unverified(slot)
 
     def trial(self, slot: int) -> Trial:
-        """The trial in a slot."""
+        """Return the trial in a slot."""
         if self._fused is not None and self._where[slot] is self._fused:
             return self._fused.trial(slot)
         return self._plain.trial_of_any_kind(slot)
 
     def take(self, slot: int) -> Trial:
-        """Take a trial out of its slot, model and optimizer as they stand."""
+        """Take a trial out of its slot, with model and optimizer as they stand."""
         found = self.trial(slot)
         if self._fused is not None and self._where[slot] is self._fused:
             self._fused.take(slot)
@@ -187,21 +188,21 @@ class AutoBackend(Backend):
 
     @property
     def checks(self) -> CheckBudget:
-        """What checks have cost so far."""
+        """The time that checks have taken so far."""
         return CheckBudget() if self._fused is None else self._fused.budget
 
     def unstack(self, slot: int) -> State:
-        """A copy of the full state."""
+        """Return a copy of a member's full state."""
         return self._where[slot].unstack(slot)
 
     def release(self, slot: int) -> None:
-        """Frees a slot."""
+        """Free a slot."""
         where = self._where.pop(slot, None)
         if where is not None:
             where.release(slot)
 
     def calibration(self, slot: int) -> Calibration | None:
-        """What was measured for the trial in a slot, if it is fused for that reason."""
+        """Return the measurement that led to fusing the trial in a slot; None if there is none."""
         if self._fused is None or self._where.get(slot) is not self._fused:
             return None
         return self._judge.calibration(self._fused.trial(slot))
@@ -209,7 +210,7 @@ class AutoBackend(Backend):
     def _goes_fused(
         self, slot: int, trial: FusedTrial, values: Mapping[str, Any], *, num_epochs: int
     ) -> bool:
-        """Gives a trial a place in the fused back-end, if that is where it belongs."""
+        """Place a trial in the fused back-end if it belongs there, and return whether it does."""
         assert self._fused is not None
         if trial.stays_alone:
             return False
@@ -232,10 +233,10 @@ class AutoBackend(Backend):
         return True
 
     def _may_go_back(self, slot: int) -> None:
-        """A trial that is left with too little company is trained plainly again."""
+        """Move a trial back to plain training if too few others are left to fuse it with."""
         assert self._fused is not None
         if self._fused.num_unverified(slot):
-            return  # nobody could say any more whether its last epochs are right
+            return  # after a move, its last epochs could no longer be verified
         if not self._judge.stays(self._fused.trial(slot)):
             self._plain.place(slot, self._fused.take(slot))
             self._where[slot] = self._plain
@@ -243,7 +244,7 @@ class AutoBackend(Backend):
     def _leaves_fused(
         self, slot: int, plan: EpochPlan | None, reason: UnfusableError
     ) -> Outcome:
-        """A trial that turns out not to be fusable at the beginning of an epoch goes on elsewhere."""
+        """Move a trial that cannot be fused at the start of an epoch to plain training."""
         assert self._fused is not None
         self._say(str(reason))
         trial = self._fused.take(slot)
@@ -265,7 +266,7 @@ class AutoBackend(Backend):
 
 
 class _Stopwatch:
-    """Measures time, and the part of it that goes into checks."""
+    """A stopwatch for time in total and for the part of it that goes into checks."""
 
     def __init__(self, checks: CheckBudget) -> None:
         self._checks = checks
@@ -284,7 +285,7 @@ def _divided(spent: TimeShare, num: int) -> TimeShare:
 
 
 class _Plain(Backend):
-    """Plain PyTorch for tasks of both kinds."""
+    """A back-end of plain PyTorch for tasks of both kinds."""
 
     def __init__(self, task: Task | Trainable, device: torch.device) -> None:
         self._task = task
@@ -302,7 +303,7 @@ class _Plain(Backend):
         self._solos[slot].stack(0, member)
 
     def place(self, slot: int, trial: FusedTrial) -> None:
-        """Take in a trial that has begun.
+        """Take in a trial that has already begun.
 
         Raises:
             TaskError: It trains parameters of another trial.
@@ -311,12 +312,12 @@ class _Plain(Backend):
         self._together.place(slot, trial)
 
     def trial(self, slot: int) -> FusedTrial | None:
-        """The trial in a slot, if it could be fused."""
+        """Return the trial in a slot if it could be fused, else None."""
         found = None if self._together is None else self._together.trials.get(slot)
         return found if isinstance(found, FusedTrial) else None
 
     def trial_of_any_kind(self, slot: int) -> Trial:
-        """The trial in a slot."""
+        """Return the trial in a slot."""
         return (
             self._solos[slot].trial if self._together is None else self._together.trials[slot]
         )
@@ -336,7 +337,7 @@ class _Plain(Backend):
         return {slot: self._solos[slot].step({0: plan})[0] for slot, plan in plans.items()}
 
     def whole_epoch(self, slot: int, plan: EpochPlan) -> Outcome:
-        """An epoch of one trial, whatever the others are doing."""
+        """Train one epoch of one trial without waiting for the others."""
         assert self._together is not None
         return self._together.whole_epoch(slot, plan)
 
@@ -351,5 +352,5 @@ class _Plain(Backend):
         self._solos.pop(slot, None)
 
     def forget(self, slot: int) -> None:
-        """The trial that was in a slot lives on elsewhere."""
+        """Free the slot of a trial that has moved to the fused back-end."""
         self.release(slot)

@@ -1,4 +1,4 @@
-"""The interface of a back-end: K trials in one process on one device."""
+"""The interface of a back-end, which trains K trials in one process on one device."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Member:
 
     Attributes:
         values: Its hyper-parameters at ``epoch``.
-        seed: Names its random streams.
-        epoch: Where it begins.
-        state: What it begins with; None for a fresh model.
-        first: Its hyper-parameters at epoch 0, with which model, data and optimizer are made, so
+        seed: The seed of its random streams.
+        epoch: The epoch at which it begins.
+        state: The state it begins with; None for a fresh model.
+        first: Its hyper-parameters at epoch 0, from which model, data and optimizer are built, so
              that a continued trial is the same as one that was never interrupted. None: ``values``.
-        moving: The hyper-parameters that are known to move while it trains.
+        moving: The hyper-parameters known to change during training.
         alone: Whether it must not be fused with others, because a check of it has failed.
         stop: The epoch at which its stage ends; None if that is not known.
     """
@@ -42,7 +42,7 @@ class Member:
 
     @property
     def first_values(self) -> Mapping[str, Any]:
-        """The hyper-parameters with which model, data and optimizer are made."""
+        """The hyper-parameters from which model, data and optimizer are built."""
         return self.values if self.first is None else self.first
 
 
@@ -51,11 +51,12 @@ class EpochPlan:
     """One epoch of one member.
 
     Attributes:
-        epoch: Counts from 0.
+        epoch: The index of the epoch, from 0.
         values: The hyper-parameters at its start.
-        moving: Those that move within the epoch; each sequence has a value for each step.
-        verify: Whether the results leave the worker after this epoch, so that they must be verified by then. If it
-            is False, a back-end may leave epochs unverified for a while (see ``Backend.num_unverified``).
+        moving: Hyper-parameters that change within the epoch; each sequence has a value per step.
+        verify: Whether the results leave the worker after this epoch and so must be verified by
+            then. If False, a back-end may leave epochs unverified for a while (see
+            ``Backend.num_unverified``).
         stop: The epoch at which its stage ends; None if that is not known.
     """
 
@@ -68,10 +69,10 @@ class EpochPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeShare:
-    """A member's share of the time that was spent.
+    """A member's share of the time spent.
 
     Attributes:
-        seconds: All of it.
+        seconds: The whole share.
         checks: The part of ``seconds`` that went into checks.
     """
 
@@ -86,11 +87,11 @@ class TimeShare:
 
 
 Outcome = Mapping[str, float] | Exception
-"""What came of an epoch: its metrics, or what went wrong in this trial's own code."""
+"""The result of an epoch: its metrics, or the error raised by this trial's own code."""
 
 
 class UnverifiedError(Exception):
-    """What a trial trained since its last check does not count: train it again, alone.
+    """The training since a trial's last check does not count: train the trial again, alone.
 
     Attributes:
         mismatch: Whether a check has failed, so that trials of this structure are not fused again.
@@ -102,46 +103,48 @@ class UnverifiedError(Exception):
 
 
 class Backend(ABC):
-    """Trains the members of its slots, epoch by epoch; each gets the result it would get alone.
+    """A trainer of the members in its slots, epoch by epoch.
 
-    What goes wrong in one trial is its outcome and does not touch the others; what it was doing is lost from its last
-    epoch on. Running out of memory is raised.
+    Each member gets the result that it would get alone. An error in one trial becomes its outcome
+    and does not affect the others; the trial loses what it has trained since its last epoch.
+    Running out of memory raises.
     """
 
     @abstractmethod
     def stack(self, slot: int, member: Member) -> None:
-        """Puts a trial into a free slot. Errors of the task's code come through."""
+        """Put a trial into a free slot. Errors of the task's code propagate."""
 
     @abstractmethod
     def num_steps(self, slot: int, values: Mapping[str, Any]) -> int:
-        """How many optimiser steps the next epoch of a member has."""
+        """Return how many optimizer steps the next epoch of a member has."""
 
     @abstractmethod
     def step(self, plans: Mapping[int, EpochPlan]) -> Mapping[int, Outcome]:
-        """Trains until at least one member has ended its epoch, and returns the outcomes of those that have.
+        """Train until at least one member ends its epoch, and return the outcomes of those that do.
 
-        ``plans`` has an epoch for each slot that ended its last one (or is new); slots that are in the middle
-        of an epoch go on with it.
+        ``plans`` has an epoch for each slot that ended its last one (or is new). Slots in the
+        middle of an epoch continue it.
         """
 
     def num_unverified(self, slot: int) -> int:
-        """How many of the last epochs of a member are not verified yet.
+        """Return how many of a member's last epochs are not verified yet.
 
-        Keep their results until a later epoch is verified. If that fails, its outcome is an UnverifiedError.
+        Keep their results until a later epoch is verified. If that fails, its outcome is an
+        UnverifiedError.
         """
         return 0
 
     @abstractmethod
     def unstack(self, slot: int) -> State:
-        """A copy of the full state of a member at the end of an epoch; it stays in its slot."""
+        """Return a copy of a member's full state at the end of an epoch; it stays in its slot."""
 
     @abstractmethod
     def release(self, slot: int) -> None:
-        """Frees a slot."""
+        """Free a slot."""
 
 
 def guarded(compute: Callable[[], Mapping[str, float]]) -> Outcome:
-    """The outcome of something that may raise; running out of memory comes through."""
+    """Return the outcome of a call that may raise; running out of memory propagates."""
     try:
         with no_exits():
             return compute()
@@ -153,7 +156,7 @@ def guarded(compute: Callable[[], Mapping[str, float]]) -> Outcome:
 
 @contextmanager
 def no_exits() -> Iterator[None]:
-    """Make ``sys.exit()`` in the task's code an error of the task; the user's Ctrl-C comes through.
+    """Turn ``sys.exit()`` in the task's code into an error of the task; Ctrl-C propagates.
 
     Raises:
         TrainingError: The code has raised something that is meant to end the process.
@@ -172,7 +175,7 @@ def no_exits() -> Iterator[None]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that a device, or this machine, has no memory left."""
+    """Return whether an error says that a device, or this machine, has run out of memory."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and "can't allocate memory" in error_text(error)
     )

@@ -1,4 +1,4 @@
-"""Batches that belong to one trial: what its code does to them reaches nobody else."""
+"""Batches that belong to one trial: changes that its code makes to them affect no other trial."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import torch
 
 
 class LastingError(Iterator[Any]):
-    """Batches for several trials: an error is raised for each, where a generator would just end."""
+    """Batches for several trials; an error is raised for each of them.
+
+    A generator would end after its first error.
+    """
 
     def __init__(self, batches: Iterator[Any]) -> None:
         self._batches = batches
@@ -32,8 +35,8 @@ class LastingError(Iterator[Any]):
 def own_copy(batch: Any) -> Any:
     """Copy a batch: its containers, tensors and arrays; containers keep their type.
 
-    A copy costs a few microseconds. Version counters would be cheaper, but they miss what is changed through
-    ``.data``, ``.numpy()`` or a container.
+    A copy costs a few microseconds. Version counters would be cheaper, but they miss changes
+    through ``.data``, ``.numpy()`` or a container.
 
     >>> x = torch.zeros(2)
     >>> copied = own_copy({"x": x})

@@ -1,4 +1,4 @@
-"""Measuring how long joint steps take: a short dry run for each structure and device."""
+"""Measurement of how long joint steps take: a short dry run for each structure and device."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ from .fused._registry import UnfusableError
 
 SIZES = {"cpu": (1, 4, 16, 32), "cuda": (1, 4, 16, 64, 256)}
 WHOLE_SIZES = (4, 16)
-"""Steps on whole batches are long, and where they gain they gain with size."""
+"""The sizes for whole batches: their steps are long, and any gain from fusing grows with size."""
 MEASURE_S = 0.012
-"""How long each size is measured, if steps are short; three steps at least."""
+"""How many seconds each size is measured if steps are short; at least three steps."""
 LONG_STEP_S = 0.1
-"""Steps from this length on are measured twice after one, and others three times or more after two."""
+"""The length in seconds from which steps are measured twice, after one warm-up step.
+
+Shorter steps are measured three times or more, after two warm-up steps.
+"""
 MAX_STEP_S = 2.0
-"""No larger packs are tried when a joint step takes as long."""
+"""The seconds a joint step may take before larger packs are no longer tried."""
 HOPE = 0.9
-"""A larger pack is measured if it may be that much better for each trial."""
+"""A larger pack is measured if its time per trial may shrink to this fraction."""
 GAIN = 0.97
-"""A larger pack must be that much better for each trial to be worth having."""
+"""A larger pack is worth using if its time per trial shrinks to this fraction."""
 
 
 def calibrate(
@@ -46,10 +49,11 @@ def calibrate(
     whole: bool = False,
     max_size: int = 256,
 ) -> list[PackCurve]:
-    """Curves of the solo back-end and of the fused one, in each order of images in memory that applies.
+    """Measure curves of the solo and the fused back-end, in each memory format that applies.
 
-    Trials are copies of ``member``, fresh and thrown away again. On whole batches (``whole``) trials that are trained one by one share what
-    is made of a batch, too, so their steps are measured on a batch that is there already. A size that runs out of memory ends its curve.
+    The measured trials are fresh copies of ``member``, discarded afterwards. On whole batches
+    (``whole``) trials trained one by one also share what is prepared from a batch, so their steps
+    are measured on a batch that is ready. A size that runs out of memory ends its curve.
 
     Raises:
         UnfusableError: One of the copies changes what others read.
@@ -58,11 +62,11 @@ def calibrate(
     curves = [PackCurve(backend="solo", step_s={1: solo_s})]
     some = WHOLE_SIZES if whole else SIZES.get(device.type, SIZES["cpu"])
     sizes = [k for k in some if k <= max_size]
-    first: dict[int, float] = {}  # what packs of each size take in the first order
+    first: dict[int, float] = {}  # step time by pack size in the first memory format
     for last in (False, True) if channels_last else (False,):
         step_s: dict[int, float] = {}
         memory: dict[int, float] = {}
-        # the second order is tried at one size; only if that is better there at all of them
+        # try the second format at one size, and at all sizes only if it is faster there
         order = [*sizes[1:2], *sizes[:1], *sizes[2:]] if last else sizes
         for size in order:
             try:
@@ -91,7 +95,10 @@ def calibrate(
 
 
 def _promises_more(step_s: Mapping[int, float]) -> bool:
-    """Whether larger packs may be worth measuring: the line through the two largest sizes says what they can reach at best."""
+    """Return whether larger packs may be worth measuring.
+
+    The slope of the line through the two largest sizes is the best time per trial they can reach.
+    """
     *_, k = sizes = sorted(step_s)
     if step_s[k] > MAX_STEP_S:
         return False
@@ -103,7 +110,7 @@ def _promises_more(step_s: Mapping[int, float]) -> bool:
 
 
 def _up_to_the_best(curve: PackCurve) -> PackCurve:
-    """Without the sizes past saturation: larger packs run as several groups of the best size."""
+    """Drop the sizes past saturation: larger packs run as several groups of the best size."""
     best = min(curve.step_s, key=lambda k: curve.step_s[k] / k * GAIN ** (k == 1))
     return replace(
         curve,
@@ -165,7 +172,7 @@ def _fused_steps(backend: FusedBackend, size: int, values: Mapping[str, Any]) ->
 
 
 def _seconds(steps: Iterator[None], device: torch.device) -> float:
-    """The least time of a step, after those that warm up: what disturbs a measurement only makes it longer."""
+    """Return the shortest time of a step after warm-up; disturbances only make a step longer."""
 
     def timed() -> float:
         began = time.perf_counter()
@@ -173,7 +180,7 @@ def _seconds(steps: Iterator[None], device: torch.device) -> float:
         _wait(device)
         return time.perf_counter() - began
 
-    # long steps cost much to measure, and are disturbed the less
+    # long steps are expensive to measure, and disturbances matter less for them
     long = timed() > LONG_STEP_S
     if not long:
         timed()

@@ -1,4 +1,4 @@
-"""What trials that take turns in one process could do to each other, and how that is noticed."""
+"""Detection of interference between trials that take turns in one process."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from ._trial import TaskTrial
 from .verify import Change, Watch
 
 
-STREAMS_MOVED = "it draws from Python's or NumPy's random stream, which is seeded for each epoch, not for each step"
+STREAMS_MOVED = (
+    "it draws from Python's or NumPy's random stream, which is seeded for each epoch, "
+    "not for each step"
+)
 
 
 class InterferenceError(Exception):
-    """Trials that took turns have reached each other: their epochs do not count."""
+    """Trials that took turns have affected each other: their epochs do not count."""
 
 
 class Company:
     """The trials that are in the middle of an epoch at the same time.
 
-    Python's and NumPy's streams are seeded when an epoch starts (before each batch of a dataset), so steps in between
-    must not draw from them. Values that steps read must be the same until the epoch ends, if another trial can write
-    to them.
+    Python's and NumPy's streams are seeded when an epoch starts (before each batch of a dataset),
+    so the steps in between must not draw from them. A value that a step reads must not change
+    until the epoch ends if another trial can write to it.
     """
 
     def __init__(self) -> None:
@@ -34,12 +37,12 @@ class Company:
         self.seeded()
 
     def join(self, slot: int, trial: TaskTrial, others: Mapping[int, TaskTrial]) -> None:
-        """A trial begins an epoch: its values count as they are now.
+        """Start watching a trial that begins an epoch; its values count as they are now.
 
         Args:
-            slot: Of the trial.
+            slot: The slot of the trial.
             trial: The trial.
-            others: Those that are in the middle of an epoch, by slot.
+            others: The trials in the middle of an epoch, by slot.
         """
         watch = self._watches.get(slot)
         if watch is None:
@@ -55,19 +58,19 @@ class Company:
             self._others.setdefault(number, []).append(watch)
 
     def end(self, slot: int) -> None:
-        """A trial has ended its epoch."""
+        """Stop watching a trial that has ended its epoch."""
         self._others.pop(slot, None)
 
     def forget(self, slot: int) -> None:
-        """A trial has left its slot."""
+        """Discard what is known of a trial that has left its slot."""
         self.end(slot)
         self._watches.pop(slot, None)
 
     def step(self, slot: int, trial: TaskTrial) -> bool:
-        """Let a trial take a step; False if its epoch has none left.
+        """Let a trial take a step, and return False if its epoch has no steps left.
 
         Raises:
-            InterferenceError: Somebody has drawn from streams that were seeded for somebody else.
+            InterferenceError: A trial has drawn from streams that were seeded for another one.
         """
         if not (trial.seeds_each_batch and slot in self._others):
             return trial.step()
@@ -82,27 +85,28 @@ class Company:
         return True
 
     def seeded(self) -> None:
-        """Python's and NumPy's streams are where somebody needs them, from here on."""
+        """Record where Python's and NumPy's streams are; nothing may move them from here on."""
         self._streams = loose_streams()
 
     def is_moved(self) -> bool:
-        """Whether somebody has drawn from them since."""
+        """Return whether Python's or NumPy's stream has moved since it was recorded."""
         return self._streams != loose_streams()
 
     def check_streams(self) -> None:
-        """Check that nobody has drawn from Python's and NumPy's streams.
+        """Check that no trial has drawn from Python's and NumPy's streams.
 
         Raises:
-            InterferenceError: Somebody has.
+            InterferenceError: One has.
         """
         if self.is_moved():
             raise InterferenceError(STREAMS_MOVED)
 
     def check(self, slot: int) -> None:
-        """Check that a trial at the end of its epoch has had that epoch to itself.
+        """Check that no other trial interfered with a trial that is at the end of its epoch.
 
         Raises:
-            InterferenceError: Streams have moved, or a value has changed that another trial reads, too.
+            InterferenceError: Streams have moved, or a value that another trial also reads has
+                changed.
         """
         others = self._others.get(slot)
         if not others:
@@ -117,7 +121,8 @@ class Company:
 
 def _is_shared(change: Change, others: Iterable[Watch]) -> bool:
     if isinstance(change.holder, Dataset):
-        return False  # a cache, or a count of reads: the rows do not depend on it, see ``StateCheck``
+        # a cache, or a count of reads: the rows do not depend on it, see ``StateCheck``
+        return False
     return any(not change.objects.isdisjoint(other.objects()) for other in others)
 
 
@@ -125,14 +130,14 @@ def check_parameters(trial: TaskTrial, others: Iterable[TaskTrial]) -> None:
     """Check that no other trial trains a parameter of this one; frozen ones may be shared.
 
     Raises:
-        TaskError: Another one does.
+        TaskError: Another trial trains one.
     """
     own = {id(p): name for name, p in trial.model.named_parameters() if p.requires_grad}
     for other in others:
         for parameter in other.model.parameters():
             if parameter.requires_grad and id(parameter) in own:
                 raise TaskError(
-                    f"{type(trial.task).__name__}.model gives the parameter {own[id(parameter)]!r} to several "
-                    "trials, so one trial trains those of another; make it anew, or copy it "
-                    "(copy.deepcopy), in each call"
+                    f"{type(trial.task).__name__}.model gives the parameter {own[id(parameter)]!r} "
+                    "to several trials, so one trial trains those of another; make it anew, or "
+                    "copy it (copy.deepcopy), in each call"
                 )

@@ -1,8 +1,9 @@
 """The concatenated back-end: K plain models in one process, one step of each in turn.
 
-Liu et al., "Understanding and Optimizing Packed Neural Network Training for Hyper-Parameter Tuning", DEEM 2021: members share input,
-transfer and dispatch. Unlike there each keeps its own batches and optimiser, so that models, optimisers and batch sizes may differ and
-every result is bit for bit that of the trial alone.
+Follows Liu et al., "Understanding and Optimizing Packed Neural Network Training for
+Hyper-Parameter Tuning", DEEM 2021: members share input, transfer and dispatch. Unlike there, each
+keeps its own batches and optimizer. So models, optimizers and batch sizes may differ, and every
+result is bit for bit that of the trial alone.
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ from ._trial import TaskTrial
 
 
 class ConcatenatedBackend(Backend):
-    """Any number of slots, any models. On a GPU each member has a stream of its own.
+    """A back-end with any number of slots and any models. On a GPU each member has its own stream.
 
-    Members take turns step by step as long as they do not reach each other: a step that draws from Python's or
-    NumPy's stream, or that writes to a variable which others read, takes the result from all who were under way (an
-    ``UnverifiedError``). From then on each trains whole epochs by itself.
+    Members take turns step by step as long as they do not affect each other. If a step draws from
+    Python's or NumPy's stream, or writes to a variable that others read, the outcome of every
+    member in the middle of an epoch is an ``UnverifiedError``. From then on each member trains
+    whole epochs by itself.
 
     Options: ``device`` to train on.
 
     Attributes:
-        trials: Those in training, by slot.
-        why_apart: Why members do not take turns any more; "" while they do.
+        trials: The trials in training, by slot.
+        why_apart: Why members no longer take turns; "" while they do.
     """
 
     def __init__(self, task: Task, *, device: torch.device | str = "cpu") -> None:
@@ -49,7 +51,7 @@ class ConcatenatedBackend(Backend):
         self._company = Company()
 
     def stack(self, slot: int, member: Member) -> None:
-        """Puts a trial into a slot.
+        """Put a trial into a slot.
 
         Raises:
             TaskError: It trains parameters of another trial.
@@ -59,20 +61,20 @@ class ConcatenatedBackend(Backend):
         self.place(slot, trial)
 
     def place(self, slot: int, trial: TaskTrial) -> None:
-        """Gives a trial that has begun a slot. Raises as ``stack`` does."""
+        """Give a slot to a trial that has already begun. Raises as ``stack`` does."""
         check_parameters(trial, self.trials.values())
         self.trials[slot] = trial
         if self._device.type == "cuda" and slot not in self._streams:
             self._streams[slot] = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
     def num_steps(self, slot: int, values: Mapping[str, Any]) -> int:
-        """How many optimiser steps the next epoch has."""
+        """Return how many optimizer steps the next epoch has."""
         return self.trials[slot].num_steps(values)
 
     def step(self, plans: Mapping[int, EpochPlan]) -> Mapping[int, Outcome]:
-        """One step of each in turn, until somebody's epoch ends."""
+        """Train one step of each member in turn until the epoch of one of them ends."""
         outcomes: dict[int, Outcome] = {}
-        self._company.seeded()  # between two calls the streams are somebody else's
+        self._company.seeded()  # between two calls other code may use the streams
         self._start(plans, outcomes)
         while self._under_way and not outcomes:
             for slot in sorted(self._under_way):
@@ -82,15 +84,15 @@ class ConcatenatedBackend(Backend):
         return outcomes
 
     def whole_epoch(self, slot: int, plan: EpochPlan) -> Outcome:
-        """An epoch of one trial while the others wait."""
+        """Train one epoch of one trial while the others wait."""
         return guarded(partial(self.trials[slot].epoch, plan))
 
     def unstack(self, slot: int) -> State:
-        """A copy of the full state."""
+        """Return a copy of a member's full state."""
         return self.trials[slot].state()
 
     def release(self, slot: int) -> None:
-        """Frees a slot."""
+        """Free a slot."""
         self.trials.pop(slot, None)
         self._under_way.discard(slot)
         self._company.forget(slot)
@@ -100,12 +102,12 @@ class ConcatenatedBackend(Backend):
             _batches_key(self.trials[slot], plan) for slot, plan in plans.items()
         )
         for slot, plan in plans.items():
-            self._check_streams(outcomes)  # the next trial seeds them
+            self._check_streams(outcomes)  # before the next trial seeds them
             self._under_way.add(slot)
             self._note(slot, guarded(partial(self._begin, slot, plan, shared)), outcomes)
 
     def _note(self, slot: int, outcome: Outcome, outcomes: dict[int, Outcome]) -> None:
-        """Take note of what came of a step: no metrics as long as the epoch goes on."""
+        """Record the outcome of a step; it has no metrics until the epoch ends."""
         if isinstance(outcome, InterferenceError):
             self._part(outcome, outcomes)
         elif isinstance(outcome, Exception) or outcome:
@@ -114,7 +116,7 @@ class ConcatenatedBackend(Backend):
             self._company.end(slot)
 
     def _check_streams(self, outcomes: dict[int, Outcome]) -> None:
-        """Whether those in the middle of an epoch have left Python's and NumPy's streams alone."""
+        """Stop taking turns if a member within an epoch drew from Python's or NumPy's stream."""
         if self._under_way:
             try:
                 self._company.check_streams()
@@ -122,7 +124,7 @@ class ConcatenatedBackend(Backend):
                 self._part(error, outcomes)
 
     def _part(self, error: InterferenceError, outcomes: dict[int, Outcome]) -> None:
-        """Nothing counts of the epochs that are under way, and no member takes turns any more."""
+        """Discard the epochs in progress, and let no member take turns any more."""
         self.why_apart = self.why_apart or str(error)
         for slot in self._under_way:
             outcomes[slot] = UnverifiedError(str(error), mismatch=False)
@@ -131,7 +133,11 @@ class ConcatenatedBackend(Backend):
         self._company.seeded()
 
     def _begin(self, slot: int, plan: EpochPlan, shared: _SharedBatches) -> Mapping[str, float]:
-        """The first step of an epoch; all of it if members do not take turns. The metrics if that was all of it."""
+        """Train the first step of an epoch, or all of it if members do not take turns.
+
+        Returns:
+            The metrics if the epoch has ended, else nothing.
+        """
         trial = self.trials[slot]
         trial.start(
             plan, batches=trial.batches(plan) if self.why_apart else shared.of(trial, plan)
@@ -141,12 +147,13 @@ class ConcatenatedBackend(Backend):
             others = {s: self.trials[s] for s in self._under_way if s != slot}
             self._company.join(slot, trial, others)
         self._company.seeded()
-        if slot in self._streams:  # batches and model were put there on the stream of everybody
+        if slot in self._streams:  # the default stream has put batches and model there
             self._streams[slot].wait_stream(torch.cuda.current_stream(self._device))
         with self._stream(slot):
             more = self._company.step(slot, trial)
             if len(self.trials) > 1 and not trial.seeds_each_batch and self._company.is_moved():
-                # nobody else has drawn since the epoch was seeded: what comes is right if nobody else follows
+                # no other trial has drawn since the epoch was seeded, so the result is right
+                # as long as no other trial takes a turn from here on
                 self.why_apart = self.why_apart or STREAMS_MOVED
             if self.why_apart or not more:
                 while more:
@@ -155,7 +162,7 @@ class ConcatenatedBackend(Backend):
             return {}
 
     def _one_step(self, slot: int) -> Mapping[str, float]:
-        """One step of a member; its metrics if that was the end of its epoch."""
+        """Train one step of a member, and return its metrics if its epoch has ended."""
         trial = self.trials[slot]
         with self._stream(slot):
             if self._company.step(slot, trial):
@@ -171,19 +178,23 @@ class ConcatenatedBackend(Backend):
 
     def _stream(self, slot: int) -> AbstractContextManager[Any]:
         stream = self._streams.get(slot)
-        return nullcontext() if stream is None else torch.cuda.stream(stream)  # type: ignore[no-any-return]
+        return (  # type: ignore[no-any-return]
+            nullcontext() if stream is None else torch.cuda.stream(stream)
+        )
 
 
 def _batches_key(trial: TaskTrial, plan: EpochPlan) -> tuple[Any, ...]:
-    """Equal for members that see the same batches in the same order."""
+    """Return a key that is equal for members that see the same batches in the same order."""
     return (id(trial.source), trial.seed, plan.epoch, trial.batch_size(plan.values))
 
 
 class _SharedBatches:
-    """Members that see the same batches in the same order have them prepared once; each gets copies of its own.
+    """Batches prepared once for members that see the same ones in the same order.
+
+    Each member gets its own copies.
 
     Args:
-        keys: Of all members whose epochs begin now.
+        keys: The batch keys of all members whose epochs begin now.
     """
 
     def __init__(self, keys: Iterable[tuple[Any, ...]]) -> None:
@@ -201,11 +212,11 @@ class _SharedBatches:
 
 
 def _for_several(batches: Iterator[Batch]) -> Iterator[Batch]:
-    # one that knows how to be copied sees to its errors itself
+    # an iterator that can be copied handles its errors itself
     return batches if hasattr(batches, "__copy__") else LastingError(batches)
 
 
 def _own(batch: Batch) -> Batch:
-    # whole batches see to it themselves
+    # whole batches handle copying themselves
     is_whole = isinstance(batch, WholeBatch) and not isinstance(batch, torch.Tensor)
     return batch if is_whole else own_copy(batch)

@@ -1,4 +1,4 @@
-"""Buffers that count optimiser steps."""
+"""Buffers that count optimizer steps."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import torch
 
 
 def step_counters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Buffers that modules name in ``step_counters``, by path, each once; training loops add one to them after each optimiser step.
+    """Return the buffers that modules name in ``step_counters``, by path, each once.
 
-    A layer that has to know the step counts neither its own calls, of which there may be several a step, nor those of another loop's hooks.
+    Training loops add one to each of them after each optimizer step. A layer that has to know the
+    step cannot count its own calls, because a step may call it several times, nor rely on the hooks
+    of another training loop.
     """
-    # a module that stands in several places is visited once
+    # ``named_modules`` visits a module that is used in several places only once
     return {
         f"{path}.{name}" if path else name: getattr(module, name)
         for path, module in model.named_modules()

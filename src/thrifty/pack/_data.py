@@ -1,4 +1,4 @@
-"""The data of a task, and the batches of one epoch: a function of seed and epoch alone."""
+"""The data of a task, and the batches of an epoch as a function of seed and epoch alone."""
 
 from __future__ import annotations
 
@@ -21,40 +21,48 @@ Batch = Any
 
 
 class Source(Protocol):
-    """Where batches come from; ``arrays`` are the training data where they all lie on the device, else None."""
+    """A source of batches.
+
+    ``arrays`` are the training data if all of them are on the device, else None.
+    """
 
     num_train: int
     arrays: tuple[torch.Tensor, ...] | None
 
     def train_batches(self, *, seed: int, epoch: int, batch_size: int) -> Iterator[Batch]:
-        """The batches of one epoch of training, in an order given by seed and epoch."""
+        """Yield the training batches of one epoch, in an order determined by seed and epoch."""
         ...
 
     def valid_batches(self, *, batch_size: int) -> Iterator[tuple[Batch, int]]:
-        """The validation set once, in order, with the number of samples in each batch."""
+        """Yield the validation set once, in order, with the number of samples in each batch."""
         ...
 
 
 @runtime_checkable
 class SourceData(Protocol):
-    """Data that make their own batches, such as ``thrifty.graph.GraphData``; what ``Task.data`` may return besides arrays and datasets.
+    """Data that make their own batches, such as ``thrifty.graph.GraphData``.
 
-    Batches must be a function of seed, epoch and batch size alone: trials that agree on these are given the same ones.
+    ``Task.data`` may return such an object instead of arrays or datasets. Batches must be a
+    function of seed, epoch and batch size alone: trials with equal values of these get the same
+    batches.
     """
 
     def source(self, device: torch.device) -> Source:
-        """The batches, on a device."""
+        """Return the source of batches on a device."""
         ...
 
 
 class ArrayData:
-    """Data that fit into memory: tuples of arrays (NumPy or torch) of equal length; batches are tuples of slices.
+    """Data that fit into memory, as tuples of arrays (NumPy or torch) of equal length.
 
-    They are put on the device once and stay there: an epoch costs one permutation and one gather, no data
-    loader. Raises TaskError if lengths differ or a set is empty.
+    A batch is a tuple of slices. The arrays are put on the device once and stay there, so an epoch
+    costs one permutation and one gather, and needs no data loader. Raises TaskError if lengths
+    differ or a set is empty.
 
     >>> import numpy as np
-    >>> data = ArrayData(train=(np.zeros((8, 2)), np.arange(8)), valid=(np.ones((3, 2)), np.arange(3)))
+    >>> data = ArrayData(
+    ...     train=(np.zeros((8, 2)), np.arange(8)), valid=(np.ones((3, 2)), np.arange(3))
+    ... )
     >>> data.train[0].shape
     torch.Size([8, 2])
     """
@@ -65,15 +73,15 @@ class ArrayData:
 
 
 class DatasetPair:
-    """Two ``torch.utils.data.Dataset``, read through a ``DataLoader`` with ``loader`` options (``num_workers`` etc.).
+    """Two ``torch.utils.data.Dataset``, read through a ``DataLoader`` with ``loader`` options.
 
-    Batches are tensors, or containers of them (named tuples and dataclasses, too), which keep their types.
-    ``drop_last=True`` leaves out the last, smaller batch of each epoch of training. Validation always sees
-    all samples.
+    Batches are tensors or containers of tensors (named tuples and dataclasses included), which
+    keep their types. Options are for example ``num_workers``. ``drop_last=True`` leaves out the
+    last, smaller batch of each training epoch. Validation always sees all samples.
 
     Raises:
-        TaskError: An option that a ``DataLoader`` does not have, or one that is not yours to set: the
-            order of samples follows from seed and epoch, and ``Task.batch_size`` says how many make a batch.
+        TaskError: An option is unknown to ``DataLoader``, or thrifty sets it itself: seed and epoch
+            determine the order of samples, and ``Task.batch_size`` the size of a batch.
     """
 
     def __init__(self, *, train: Dataset[Any], valid: Dataset[Any], **loader: Any) -> None:
@@ -85,18 +93,21 @@ class DatasetPair:
 
 @runtime_checkable
 class WholeBatch(Protocol):
-    """A batch that is no bundle of rows: trials are trained on it together only if all of them see the same object."""
+    """A batch that cannot be split into rows.
+
+    Trials are trained on it together only if all of them see the same object.
+    """
 
     def double(self) -> WholeBatch:
-        """The same in double precision, which the dry run of a pack is made in."""
+        """Return the batch in double precision, which the dry run of a pack uses."""
         ...
 
 
 def open_source(data: Any, *, device: torch.device) -> Source:
-    """What ``Task.data`` returned, on its device.
+    """Return the source of what ``Task.data`` returned, on its device.
 
     Raises:
-        TaskError: it is neither ArrayData nor a pair of datasets, nor does it make batches itself.
+        TaskError: It is neither ArrayData nor a pair of datasets, nor does it make its own batches.
     """
     if isinstance(data, SourceData):
         return data.source(device)
@@ -111,13 +122,16 @@ def open_source(data: Any, *, device: torch.device) -> Source:
     ):
         return _DatasetSource(DatasetPair(train=data[0], valid=data[1]), device)
     raise TaskError(
-        f"Task.data returned {type(data).__name__}; return thrifty.ArrayData(train=(x, y), valid=(x, y)) "
-        "or a pair (train, valid) of torch datasets"
+        f"Task.data returned {type(data).__name__}; return thrifty.ArrayData(train=(x, y), "
+        "valid=(x, y)) or a pair (train, valid) of torch datasets"
     )
 
 
 def epoch_order(num_samples: int, *, seed: int, epoch: int) -> torch.Tensor:
-    """The order of the training samples in one epoch (0, 1, ...). Shape ``(num_samples,)``, int64, on the CPU.
+    """Return the order of the training samples in an epoch (0, 1, ...).
+
+    Returns:
+        A permutation of shape ``(num_samples,)``, int64, on the CPU.
 
     >>> bool((epoch_order(9, seed=1, epoch=0) == epoch_order(9, seed=1, epoch=0)).all())
     True
@@ -127,10 +141,10 @@ def epoch_order(num_samples: int, *, seed: int, epoch: int) -> torch.Tensor:
 
 
 def steps_of(source: Source, batch_size: int) -> int:
-    """How many batches an epoch of training has.
+    """Return how many batches an epoch of training has.
 
     Raises:
-        TaskError: It has none, because only whole batches count and there is no whole one.
+        TaskError: It has none, because ``drop_last`` is set and no batch is full.
     """
     if not getattr(source, "drop_last", False):
         return math.ceil(source.num_train / batch_size)
@@ -143,7 +157,7 @@ def steps_of(source: Source, batch_size: int) -> int:
 
 
 def num_valid_of(source: Source) -> int | None:
-    """Return how many validation samples there are; None for a source of the user's own."""
+    """Return how many validation samples there are; None for a user-defined source."""
     return source.num_valid if isinstance(source, _ArraySource | _DatasetSource) else None
 
 
@@ -203,14 +217,14 @@ class _DatasetSource:
             left -= batch_size
 
     def _own(self, batch: Batch) -> Batch:
-        """A batch on the device, which may be changed without changing the dataset."""
-        if "collate_fn" in self._data.loader:  # it may hand out parts of the dataset itself
+        """Return a batch on the device that may be changed without changing the dataset."""
+        if "collate_fn" in self._data.loader:  # it may return parts of the dataset itself
             batch = own_copy(batch)
         return _to_device(batch, self._device)
 
 
 _OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "generator", "dataset")
-"""Options of a ``DataLoader`` that thrifty sets itself."""
+"""The ``DataLoader`` options that thrifty sets itself."""
 
 
 def _check_loader(options: Mapping[str, Any]) -> None:
@@ -219,7 +233,8 @@ def _check_loader(options: Mapping[str, Any]) -> None:
         if name in _OURS:
             raise TaskError(
                 f"DatasetPair({name}={value!r}): thrifty sets {name} itself, because the order of "
-                "samples follows from seed and epoch; leave it out, and set Task.batch_size for the size"
+                "samples follows from seed and epoch; leave it out, and set Task.batch_size for "
+                "the size"
             )
         if name not in known:
             raise TaskError(
@@ -233,7 +248,7 @@ def _check_loader(options: Mapping[str, Any]) -> None:
 
 
 def _to_device(batch: Any, device: torch.device) -> Any:
-    """A batch on a device; containers keep their type."""
+    """Return a batch on a device; containers keep their type."""
 
     def move(value: Any) -> Any:
         return _to_device(value, device)
@@ -242,7 +257,7 @@ def _to_device(batch: Any, device: torch.device) -> Any:
         return batch.to(device, non_blocking=True)
     if batch is None or isinstance(batch, str | bytes | bool | int | float):
         return batch
-    if callable(getattr(batch, "to", None)):  # packed sequences, encodings of tokens, graphs
+    if callable(getattr(batch, "to", None)):  # packed sequences, token encodings, graphs
         return batch.to(device)
     if isinstance(batch, list | tuple):
         named = hasattr(batch, "_fields")

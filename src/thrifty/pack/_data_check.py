@@ -1,4 +1,4 @@
-"""Whether a task's data are the same each time they are loaded, as other processes load them."""
+"""A check that a task's data are the same each time they are loaded, as other processes do."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from .verify import same, stand_in
 
 
 QUICK_S = 1.0
-"""Data that took longer to load are not loaded again for a comparison."""
+"""The longest loading time in seconds for which data are loaded again for a comparison."""
 MAX_BYTES = 2**28
-"""Arrays that take more memory are not loaded twice."""
+"""The most memory in bytes for which arrays are loaded twice."""
 
 
 def check_data(task: Task, live: TaskTrial) -> None:
-    """Load a task's data once more if that is quick, and compare their first batches.
+    """Load a task's data once more if that is quick, and compare the first batches.
 
     Args:
         task: The task as the user gave it.
         live: A trial with data.
 
     Raises:
-        StateError: They are other data, so other processes train on others, too.
+        StateError: The data differ, so other processes would also train on different data.
     """
     sources = sources_of(task, live.device)
     arrays = live.source.arrays or ()
@@ -47,11 +47,12 @@ def check_data(task: Task, live: TaskTrial) -> None:
             continue
         if same(mine[which], _first(live.source, size=size, seed=live.seed)[which]):
             raise _differ(task, ("training", "validation")[which])
-        return  # they are others each time they are read: the comparison of a step says so
+        # reading the same data twice already differs, which the comparison of a step reports
+        return
 
 
 def _first(source: Source, *, size: int, seed: int) -> tuple[Any, Any]:
-    """A training and a validation batch of a source."""
+    """Return a training and a validation batch of a source."""
     seed_everything(seed)
     train = next(iter(source.train_batches(seed=seed, epoch=0, batch_size=size)))
     valid, _ = next(iter(source.valid_batches(batch_size=size)))
@@ -60,7 +61,8 @@ def _first(source: Source, *, size: int, seed: int) -> tuple[Any, Any]:
 
 def _differ(task: Task, which: str) -> StateError:
     return StateError(
-        f"{type(task).__name__}.data gives other {which} data each time, for the same seed and the same "
-        "hyper-parameters, so trials in other processes would train on others; draw from torch's, "
-        "NumPy's or Python's global stream, which thrifty seeds, or from a generator with a fixed seed"
+        f"{type(task).__name__}.data gives other {which} data each time, for the same seed and the "
+        "same hyper-parameters, so trials in other processes would train on others; draw from "
+        "torch's, NumPy's or Python's global stream, which thrifty seeds, or from a generator with "
+        "a fixed seed"
     )

@@ -1,4 +1,4 @@
-"""Evaluation of a state that is kept, without training."""
+"""Evaluation of a saved state, without training."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from ._trial import TaskTrial
 def evaluate_state(
     task: Task, member: Member, *, device: torch.device | str = "cpu"
 ) -> dict[str, float]:
-    """Compute the metrics of a trial from its state, as they are computed when it is trained.
+    """Compute the metrics of a trial from its state, as they are computed during training.
 
     Args:
-        task: what was trained.
-        member: the state after an epoch; ``epoch`` counts from 0, ``values`` are those in it.
-        device: where to evaluate.
+        task: The task that was trained.
+        member: The state after an epoch; ``epoch`` counts from 0, and ``values`` are the
+            hyper-parameters in that epoch.
+        device: The device to evaluate on.
 
     Returns:
         The metrics of the task, without the training loss.

@@ -1,4 +1,4 @@
-"""The torch optimizer of one model, kept up to date with hyper-parameters that move."""
+"""The torch optimizer of one model, kept up to date while hyper-parameters change."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from ._random import borrowed_streams
 
 Method = Callable[[HyperParameters], Optimizer]
 Options = tuple[tuple[Mapping[str, Any], ...], float | None]
-"""The options of each param group, and the clipping norm, at one step."""
+"""The options of each param group, and the gradient-clipping norm, at one step."""
 
 NOT_SAVED = frozenset({
     "params", "param_names", "foreach", "fused", "capturable", "differentiable",
 })  # fmt: skip
-"""Entries of param groups that name parameters, or say how a step is computed on this device."""
+"""Entries of param groups that name parameters, or say how this device computes a step."""
 PROBE = 2.0**-10
-"""Replaces an option that is 0 to find out its ratio; as a power of two it keeps it exact."""
+"""The value that replaces an option of 0 to find its ratio; a power of two keeps that exact."""
 
 
 class FollowedOptimizer:
     """A torch optimizer that follows a specification, or a method that returns one.
 
-    Options of param groups are set only when the value that the specification gives them changes.
-    A factory may have built a group with another value than it was given, such as ten times the
-    learning rate: that ratio is kept.
+    An option of a param group is set only when the value that the specification gives it changes.
+    A factory may have built a group with a value other than the given one, such as ten times the
+    learning rate. That ratio is kept.
 
     Args:
-        source: The specification, or a method of the hyper-parameters that returns one. It is
-            called again whenever something that it reads has changed.
-        model: Whose parameters are trained.
+        source: The specification, or a method that takes the hyper-parameters and returns one.
+            The method is called again whenever a value that it reads has changed.
+        model: The model whose parameters are trained.
         values: The hyper-parameters to build with.
 
     Attributes:
         torch: The torch optimizer.
         groups: The param groups of the specification; a factory may have made others.
-        read_when_built: Those that a method's result has read only while it was built.
-        clip_norm: The clipping norm of this moment; None for no clipping.
+        read_when_built: Hyper-parameters that a method's result read only while it was built.
+        clip_norm: The current gradient-clipping norm; None for no clipping.
 
     Raises:
         TaskError: The optimizer cannot be built for this model.
@@ -82,23 +82,23 @@ class FollowedOptimizer:
 
     @property
     def spec(self) -> Optimizer:
-        """The specification, as of the last values."""
+        """The specification for the last values."""
         return self._spec
 
     @property
     def names(self) -> frozenset[str]:
-        """The hyper-parameters that it follows."""
+        """The hyper-parameters that the optimizer follows."""
         return frozenset(self._names)
 
     @property
     def partition(self) -> tuple[tuple[str, ...], ...]:
-        """The names of the parameters of each param group of the specification."""
+        """The parameter names of each param group of the specification."""
         return tuple(group.names for group in self.groups)
 
     # -- values --------------------------------------------------------------------------
 
     def options(self, values: Mapping[str, Any]) -> Options:
-        """The options of each param group, and the clipping norm, under some values.
+        """Return the options of each param group, and the clipping norm, for some values.
 
         Raises:
             TaskError: The optimizer method returns another kind of optimizer than at first.
@@ -114,14 +114,14 @@ class FollowedOptimizer:
         )
 
     def follow(self, values: Mapping[str, Any]) -> None:
-        """Bring the torch optimizer up to date. Raises as ``options`` and ``apply``."""
+        """Bring the torch optimizer up to date. Raises as ``options`` and ``apply`` do."""
         self.apply(self.options(values))
 
     def apply(self, options: Options) -> None:
         """Set the options that have changed.
 
         Raises:
-            TaskError: A factory has built one that has no ratio to the value it was given.
+            TaskError: A factory has built an option with no ratio to the value it was given.
         """
         groups, self.clip_norm = options
         for place, (number, group) in enumerate(
@@ -134,17 +134,17 @@ class FollowedOptimizer:
                     given[option] = value
 
     def forget(self) -> None:
-        """Have ``follow`` set all that is followed, after other code has changed the optimizer."""
+        """Make the next ``follow`` set every followed option, after other code changed them."""
         for given, number in zip(self._given, self._numbers, strict=True):
             for option, value in self.groups[number].options.items():
                 if self._read or any(names_in([value])):
                     given.pop(option, None)
 
     def check(self, moving: Iterable[str]) -> None:
-        """Check that every group can follow some hyper-parameters.
+        """Check that every group can follow the given hyper-parameters.
 
         Raises:
-            TaskError: A factory has built one without a ratio to the value that it was given.
+            TaskError: A factory has built an option with no ratio to the value it was given.
         """
         names = set(moving)
         for place, number in enumerate(self._numbers):
@@ -167,7 +167,7 @@ class FollowedOptimizer:
         return spec
 
     def _regrouped(self, spec: Optimizer) -> tuple[ParameterGroup, ...]:
-        """The groups as another call of the method has them."""
+        """Return the groups with the options from another call of the method."""
         was = self._spec
         change = None
         if not _same_factory(was.factory, spec.factory):
@@ -190,10 +190,10 @@ class FollowedOptimizer:
             for group in self.groups
         )
 
-    # -- what a factory has made ---------------------------------------------------------
+    # -- what a factory built ------------------------------------------------------------
 
     def _check_made(self) -> None:
-        """Notes which group of the specification each param group follows."""
+        """Record which group of the specification each param group follows."""
         if not hasattr(self.torch, "param_groups"):
             raise TaskError(
                 f"{self._spec!r} made a {type(self.torch).__name__}; its factory must make a "
@@ -222,7 +222,7 @@ class FollowedOptimizer:
         self._numbers = [number for number in found if number is not None]
 
     def _related(self, place: int, option: str) -> Callable[[Any], Any]:
-        """From the value that the specification gives an option to that of a param group."""
+        """Return the map from the specification's value of an option to a param group's value."""
         key = (place, option)
         if key not in self._relations:
             self._relations[key] = self._relation(place, option)
@@ -238,7 +238,7 @@ class FollowedOptimizer:
         return partial(_scaled, self._ratio(place, option, None))
 
     def _ratio(self, place: int, option: str, part: int | None) -> float | None:
-        """What to multiply an option by; None to leave it as it is."""
+        """Return the factor of an option; None to leave the value as it is."""
         given, built = (v if part is None else v[part] for v in self._built[place][option])
         if not (is_number(given) and is_number(built)):
             if not _same(given, built):
@@ -251,7 +251,7 @@ class FollowedOptimizer:
         return self._probed(place, option, part)
 
     def _probed(self, place: int, option: str, part: int | None) -> float | None:
-        """The ratio where 0 became 0: that of another optimizer, built for stand-ins."""
+        """Return the ratio where 0 became 0, by building another optimizer for stand-ins."""
         options = resolved(self._spec.options, self._values)
         value = PROBE
         if part is not None:
@@ -282,7 +282,7 @@ class FollowedOptimizer:
     # -- state ---------------------------------------------------------------------------
 
     def moments(self) -> dict[str, dict[str, Any]]:
-        """The torch optimizer's state by parameter name; views, not copies."""
+        """Return the torch optimizer's state by parameter name; views, not copies."""
         by_number = self.torch.state_dict()["state"]
         names = [name for held in self._held for name in held]
         found = {
@@ -293,7 +293,7 @@ class FollowedOptimizer:
         return {name: found[name] for name in self._parameters if name in found}
 
     def state(self, moments: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
-        """Everything that is needed to go on, by parameter name; views, not copies.
+        """Return everything needed to continue, by parameter name; views, not copies.
 
         Args:
             moments: The state of each parameter (default: that of the torch optimizer).
@@ -315,13 +315,13 @@ class FollowedOptimizer:
         return {**out, "shared": shared} if shared else out
 
     def load(self, state: Mapping[Any, Any]) -> None:
-        """Go back to what ``state`` returned, now or in version 0.1 (state by parameter number).
+        """Restore what ``state`` returned, now or in version 0.1 (state by parameter number).
 
-        It does not matter which parameters are frozen now. One without state begins with none, and
-        the state of a frozen one is kept.
+        It does not matter which parameters are frozen now. A parameter without state begins with
+        none, and the state of a frozen parameter is kept.
 
         Raises:
-            TaskError: It is of other parameters, or of other param groups.
+            TaskError: The state belongs to other parameters, or to other param groups.
         """
         if "groups" in state:
             self._load_groups(state["groups"])
@@ -338,7 +338,7 @@ class FollowedOptimizer:
         *,
         shared: Mapping[str, Any] | None = None,
     ) -> None:
-        """Replace the state of all parameters; it is taken over as it is, not copied.
+        """Replace the state of all parameters; it is used as it is, not copied.
 
         Raises:
             TaskError: It has state of a parameter that the optimizer does not have.
@@ -390,9 +390,9 @@ class FollowedOptimizer:
 
 
 def _saved(group: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a param group that a checkpoint holds.
+    """Return the entries of a param group that a checkpoint holds.
 
-    What is no data, such as a function, is there again once the optimizer is built.
+    Entries that are not data, such as functions, return when the optimizer is built.
     """
     return {
         name: value
@@ -409,14 +409,14 @@ _CODE = (torch.dtype, torch.device, Enum)
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a state can hold it."""
+    """Return whether a state can hold a value."""
     if isinstance(value, tuple | list):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float | str | torch.Tensor)
 
 
 def _on_device(value: Any, group: Mapping[str, Any]) -> Any:
-    """A loaded value where the parameters of a group are."""
+    """Return a loaded value on the device of a group's parameters."""
     if isinstance(value, torch.Tensor) and group["params"]:
         return value.to(group["params"][0].device)
     return value
@@ -439,7 +439,7 @@ def _each(ratios: Iterable[float | None], value: Any) -> Any:
 
 
 def _shape(spec: Optimizer) -> tuple[Any, ...]:
-    """The names of all options."""
+    """Return the option names of all groups, and whether there is clipping."""
     return (
         frozenset(spec.options),
         *(frozenset(options) for _, options in spec.groups),
@@ -448,29 +448,29 @@ def _shape(spec: Optimizer) -> tuple[Any, ...]:
 
 
 def _same_keys(a: Optimizer, b: Optimizer) -> bool:
-    """Whether two specifications have the same patterns; of functions nobody can say so."""
+    """Return whether two specifications have the same patterns; False if any is a function."""
     keys = [key for key, _ in b.groups]
     return keys == [key for key, _ in a.groups] and all(isinstance(key, str) for key in keys)
 
 
 def _same_factory(a: Any, b: Any) -> bool:
-    """Whether two factories do the same: one object, or made by the same code from equal values."""
+    """Return whether two factories are equal, or made by the same code from equal values."""
     if a is b or type(a) is not type(b):
         return a is b
     try:
         return bool(a == b) or (_parts(a) is not None and _parts(a) == _parts(b))
-    except Exception:  # noqa: BLE001 (values of a closure may compare in any way)
+    except Exception:  # noqa: BLE001 (comparing a closure's values may raise anything)
         return False
 
 
 def _parts(factory: Any) -> tuple[Any, ...] | None:
-    """What a factory is made of; None if nobody can say."""
+    """Return the code and values that make up a factory; None if they cannot be told."""
     if isinstance(factory, partial):
         return (factory.func, factory.args, factory.keywords)
     code = getattr(factory, "__code__", None)
     if code is None:
         return None
-    # what a factory reads of hyper-parameters is noted when it is called
+    # hyper-parameters that a factory reads are recorded when it is called
     cells = [cell.cell_contents for cell in factory.__closure__ or ()]
     cells = [None if isinstance(value, HyperParameters) else value for value in cells]
     return (code, factory.__defaults__, factory.__kwdefaults__, cells)

@@ -1,4 +1,4 @@
-"""The fused back-end: trials of one structure as one batched computation."""
+"""The fused back-end, which trains trials of one structure as one batched computation."""
 
 from __future__ import annotations
 
@@ -43,17 +43,25 @@ from .verify import AloneTime, CheckBudget, SoloTimes
 
 
 Structures = dict[Hashable, Structure | str]
-"""By what trials have in common: the tested structure, or why there is none."""
+"""The tested structure, or why there is none, by what its trials have in common."""
 
 
 MIN_FILL = 0.4
-"""A narrower model is padded to a wider one if it has that share of its parameters: beyond, too much is zeros."""
+"""The least share of a wider model's parameters that a model padded to it may have.
+
+Below this, too much of the computation is on zeros.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What the time of a trial's steps depends on: exactly (``identity``), of those that could be packed with it (``group``), and
-    roughly (``kin``: sizes, but neither activations nor the optimiser)."""
+    """What the time of a trial's steps depends on.
+
+    Attributes:
+        identity: Everything it depends on; equal identities take equal time.
+        group: What trials that could be packed with this one have in common.
+        kin: A rough description: sizes, but neither activations nor the optimizer.
+    """
 
     identity: Hashable
     group: Hashable
@@ -61,20 +69,20 @@ class Traits:
 
 
 class FusedBackend(Backend):
-    """Any number of slots; trials of equal structure share blocks of up to ``block_size``.
+    """A back-end with any number of slots; trials of equal structure share blocks of limited size.
 
     Args:
         task: What the trials train.
         device: Where they are trained.
-        block: How trials are fused, where ``configure`` says nothing else.
-        structures: What dry runs have found so far.
-        refused: Structures that are not fused, and why, by ``refusal_key``.
+        block: How trials are fused, unless ``configure`` sets something else.
+        structures: The results of earlier dry runs.
+        refused: Why some structures are not fused, by ``refusal_key``.
 
     Attributes:
-        structures: What dry runs have found so far.
-        refused: Structures that are not fused, because a check has failed, and why.
-        budget: What checks have cost.
-        solo_times: What steps and evaluations take alone.
+        structures: The results of dry runs so far.
+        refused: Why some structures are not fused: a check of them has failed.
+        budget: The time that checks have taken.
+        solo_times: The times of steps and evaluations of trials alone.
     """
 
     def __init__(
@@ -101,22 +109,22 @@ class FusedBackend(Backend):
         self._feeds: dict[Hashable, Feed] = {}
         self._fits: dict[tuple[Hashable, Hashable], bool] = {}
         self._built_in: dict[Hashable, tuple[str, ...]] = {}
-        """Dropout rates that models of a structure compute with, so that they are part of the structure."""
+        """Paths of dropout rates that models compute with, so that they belong to the structure."""
         self.budget = CheckBudget()
         self.solo_times = SoloTimes()
         self._refusal_keys: dict[Hashable, str] = {}
 
     def stack(self, slot: int, member: Member) -> None:
-        """Puts a trial into a slot.
+        """Put a trial into a slot.
 
         Raises:
-            UnfusableError: its model cannot be fused; the message says why.
+            UnfusableError: Its model cannot be fused; the message says why.
         """
         trial = self.prepare(member)
         self.place(slot, trial, member.values)
 
     def prepare(self, member: Member) -> FusedTrial:
-        """A trial that has no place yet; one that stays alone is not adapted before its epoch begins."""
+        """Return a trial without a slot; if it stays alone, it is adapted when its epoch begins."""
         trial = FusedTrial(self._task, self._device)
         trial.stays_alone = member.alone
         trial.begin(member)
@@ -126,27 +134,30 @@ class FusedBackend(Backend):
         return trial
 
     def place(self, slot: int, trial: FusedTrial, values: Mapping[str, Any]) -> None:
-        """Gives a prepared trial its slot. Raises as ``stack`` does."""
+        """Give a prepared trial its slot. Raises as ``stack`` does."""
         self._place(trial, values)
         self._trials[slot] = trial
 
     def key(
         self, trial: FusedTrial, values: Mapping[str, Any]
     ) -> tuple[Hashable, Hashable, Hashable]:
-        """What trials that may be packed with this one have in common: structure, kind of optimiser, batch size where that matters.
+        """Return what trials that may be packed with this one have in common.
+
+        Returns:
+            The structure, the kind of optimizer, and the batch size where that matters.
 
         Raises:
-            UnfusableError: nobody may.
+            UnfusableError: It cannot be packed with any trial.
         """
         kind = self._kind(trial, values)
         padding = self.structure(trial, values).padding
         return (self._structure_key(trial), kind, None if padding else trial.batch_size(values))
 
     def traits(self, trial: FusedTrial, values: Mapping[str, Any]) -> Traits:
-        """What the time of a step depends on; equal in every process, and found without a dry run.
+        """Return what the time of a step depends on; equal in every process, and needs no dry run.
 
         Raises:
-            UnfusableError: the model has hooks, or there is no such optimiser over rows.
+            UnfusableError: The model has hooks, or its optimizer has no fused version.
         """
         rows = _rows(trial)
         batch_size = trial.batch_size(values)
@@ -163,14 +174,14 @@ class FusedBackend(Backend):
         )
 
     def traits_of(self, key: Hashable) -> Traits:
-        """The traits of the trials that are in training under a key."""
+        """Return the traits of the trials in training under a key."""
         trial = next(t for block in self._blocks[key] for t in block.trials)
         return self.traits(trial, trial.plan_values)
 
     def structure(
         self, trial: FusedTrial, values: Mapping[str, Any], *, channels_last: bool = False
     ) -> Structure:
-        """The tested structure of a prepared trial. Raises as ``key`` does."""
+        """Return the tested structure of a prepared trial. Raises as ``key`` does."""
         if self.refused and (reason := self.refused.get(self.refusal_key(trial))):
             raise UnfusableError(reason)
         key = self._structure_key(trial)
@@ -194,21 +205,23 @@ class FusedBackend(Backend):
         return found
 
     def trial(self, slot: int) -> FusedTrial:
-        """The trial in a slot."""
+        """Return the trial in a slot."""
         return self._trials[slot]
 
     def take(self, slot: int) -> FusedTrial:
-        """Takes a trial out, its model and optimiser as they stand."""
+        """Take a trial out of its slot, with model and optimizer as they stand."""
         trial = self._trials[slot]
         trial.take_moments(self._home[trial].moments(trial))
         self.release(slot)
         return trial
 
     def host(self, trial: FusedTrial, values: Mapping[str, Any]) -> Hashable | None:
-        """The key of wider trials in training that this one may join, padded with zeros; None if there are none.
+        """Return the key of wider trials in training that this one may join, padded with zeros.
+
+        It is None if there are none.
 
         Raises:
-            UnfusableError: as ``key``.
+            UnfusableError: As ``key``.
         """
         key = self.key(trial, values)
         if self._blocks.get(key):
@@ -222,15 +235,15 @@ class FusedBackend(Backend):
         return None
 
     def configure(self, key: Hashable, options: BlockOptions) -> None:
-        """Sets how trials with a key are fused, before the first of them takes its place."""
+        """Set how trials with a key are fused, before the first of them is placed."""
         self._options[key] = options
 
     def num_steps(self, slot: int, values: Mapping[str, Any]) -> int:
-        """How many optimiser steps the next epoch has."""
+        """Return how many optimizer steps the next epoch has."""
         return self._trials[slot].num_steps(values)
 
     def step(self, plans: Mapping[int, EpochPlan]) -> Mapping[int, Outcome]:
-        """Every block goes on until one of its trials has ended its epoch."""
+        """Train every block until one of its trials has ended its epoch."""
         slot_of = {trial: slot for slot, trial in self._trials.items()}
         outcomes: dict[int, Outcome] = {}
         self._feeds.clear()
@@ -250,11 +263,11 @@ class FusedBackend(Backend):
         return outcomes
 
     def num_unverified(self, slot: int) -> int:
-        """How many of the last epochs of a member no check has followed yet."""
+        """Return how many of a member's last epochs have not been followed by a check yet."""
         return self._trials[slot].num_unverified
 
     def refusal_key(self, trial: FusedTrial) -> str:
-        """Name the structure of a trial for all processes: by the content of its model, task and data.
+        """Name a trial's structure for all processes, by the content of its model, task and data.
 
         Raises:
             UnfusableError: The model has hooks.
@@ -265,23 +278,23 @@ class FusedBackend(Backend):
         return self._refusal_keys[key]
 
     def refuse(self, key: str, reason: str) -> None:
-        """Fuse no more trials of a structure; those that are fused now are checked at their next step."""
+        """Fuse no more trials of a structure; check those fused now at their next step."""
         self.refused[key] = reason
         for trial in self._home:
             trial.is_step_verified &= trial.refusal_key != key
 
     def alone_time(self, slot: int, values: Mapping[str, Any]) -> AloneTime | None:
-        """What an epoch of a trial takes alone; None while too little was measured."""
+        """Return how long an epoch of a trial takes alone; None while too little was measured."""
         trial = self._trials[slot]
         key = self._time_key(trial, values)
         return self.solo_times.epoch(key, num_steps=trial.num_steps(values))
 
     def evaluation_s(self, trial: FusedTrial, values: Mapping[str, Any]) -> float | None:
-        """What an evaluation of a trial takes alone, if a check has measured it."""
+        """Return how long a trial's evaluation takes alone; None if no check has measured it."""
         return self.solo_times.evaluation_s(self._time_key(trial, values))
 
     def _time_key(self, trial: FusedTrial, values: Mapping[str, Any]) -> Hashable:
-        """What the time of a trial alone depends on."""
+        """Return what the time of a trial alone depends on."""
         return (
             self._structure_key(trial),
             self._kind(trial, values),
@@ -289,14 +302,14 @@ class FusedBackend(Backend):
         )
 
     def _retire_programs(self) -> None:
-        """Record anew from now on: programs may have other values built in than they would have today."""
+        """Discard all recordings, since values built into them may differ from those of today."""
         self.structures.clear()
         self._fits.clear()
         self._retired += [block for blocks in self._blocks.values() for block in blocks]
         self._blocks.clear()
 
     def _note(self, trial: FusedTrial, outcome: Outcome) -> None:
-        """Take note of what came of an epoch."""
+        """Record the outcome of an epoch."""
         if isinstance(outcome, UnverifiedError):
             if outcome.mismatch:
                 self.refuse(trial.refusal_key, str(outcome))
@@ -305,39 +318,39 @@ class FusedBackend(Backend):
             trial.num_unverified += 1
 
     def unstack(self, slot: int) -> State:
-        """A copy of the full state."""
+        """Return a copy of a member's full state."""
         trial = self._trials[slot]
         return self._home[trial].state(trial)
 
     def release(self, slot: int) -> None:
-        """Frees a slot."""
+        """Free a slot."""
         trial = self._trials.pop(slot, None)
         if trial is not None:
             self._home.pop(trial).remove(trial)
             del self._keys[trial]
 
     def model(self, slot: int) -> torch.nn.Module:
-        """The model in a slot; its parameters are views of the pack's."""
+        """Return the model in a slot; its parameters are views of the pack's."""
         return self._trials[slot].model
 
     def start(self, plans: Mapping[int, EpochPlan]) -> int:
-        """Starts epochs without training them; the number of steps they have. For measuring."""
+        """Start epochs without training, and return their number of steps; for measurements."""
         self._feeds.clear()
         for slot, plan in plans.items():
             self._start(self._trials[slot], plan)
         return max(self._trials[slot].steps_left for slot in plans)
 
     def one_step(self) -> None:
-        """One step of every block; for measuring."""
+        """Take one step of every block; for measurements."""
         with denormals_flushed():
             for block in self._all_blocks():
                 block.one_step()
 
     def memory_bytes(self) -> int:
-        """What all blocks hold."""
+        """Return how many bytes all blocks hold."""
         return self._arena.num_bytes + sum(block.memory_bytes() for block in self._all_blocks())
 
-    # -- who is where --------------------------------------------------------------------
+    # -- which trial is in which block ---------------------------------------------------
 
     def _all_blocks(self) -> Iterable[Block]:
         self._retired = [block for block in self._retired if block.trials]
@@ -346,7 +359,7 @@ class FusedBackend(Backend):
     def _joins(
         self, trial: FusedTrial, values: Mapping[str, Any], *, size: int, other: Hashable
     ) -> bool:
-        """Whether a trial can be padded to the width of those under another key, and is worth it."""
+        """Return whether padding a trial to the width of those under another key works and pays."""
         structure = self._blocks[other][0].structure
         example = next(t for block in self._blocks[other] for t in block.trials)
         parameters = dict(trial.model.named_parameters())
@@ -373,7 +386,7 @@ class FusedBackend(Backend):
         """Put a trial into a block of its structure with a free row.
 
         Raises:
-            UnfusableError: it cannot be fused, or shares tensors with another trial.
+            UnfusableError: It cannot be fused, or shares tensors with another trial.
         """
         self._check_tensors(trial)
         key = self.key(trial, values)
@@ -404,7 +417,7 @@ class FusedBackend(Backend):
         """Check that a trial's tensors are its own, so that they can become a row.
 
         Raises:
-            UnfusableError: it shares memory, within its model or with another trial.
+            UnfusableError: It shares memory, within its model or with another trial.
         """
         if trial.tensor_ids:
             return
@@ -417,7 +430,7 @@ class FusedBackend(Backend):
     def _ready_optimizer(
         self, trial: FusedTrial, values: Mapping[str, Any]
     ) -> GroupedOptimizer:
-        """The optimizer over rows for a trial whose state rows can hold. Raises as ``key`` does."""
+        """Return the optimizer over rows for a trial whose state fits. Raises as ``key`` does."""
         optimizer, _ = grouped_optimizer(trial.followed, values)
         steps_taken(trial, optimizer, self.structure(trial, values))
         return optimizer
@@ -455,10 +468,12 @@ class FusedBackend(Backend):
         return {}
 
     def _settle(self, trial: FusedTrial, values: Mapping[str, Any]) -> None:
-        """A trial whose hyper-parameters changed may belong with others now.
+        """Move a trial to the block where it belongs after its hyper-parameters changed.
 
         Raises:
-            UnfusableError: it can no longer be fused; it stays where it is, so that its state can be taken out.
+            UnfusableError: It can no longer be fused; it stays where it is, so that its state can
+                be taken out.
+            UnverifiedError: It would have to move, but its last epochs are not verified.
         """
         if self.key(trial, values) != self._keys[trial]:
             if trial.num_unverified:
@@ -472,7 +487,7 @@ class FusedBackend(Backend):
             self._place(trial, values)
 
     def _feed(self, trial: FusedTrial, plan: EpochPlan) -> Feed:
-        """Trials that see the same batches share them."""
+        """Return a feed that trials with the same batches share."""
         batch_size = trial.batch_size(plan.values)
         key = (id(trial.source), trial.seed, plan.epoch, batch_size)
         if trial.source.arrays is None:
@@ -491,11 +506,11 @@ class FusedBackend(Backend):
 
 
 def _found_out(trial: FusedTrial, values: Mapping[str, Any]) -> Structure | str:
-    """The structure of a trial's model by a dry run, or why there is none."""
+    """Return the structure of a trial's model by a dry run, or why there is none."""
     try:
         batch = next(_few_rows(trial, values))
         seed_everything(derive_seed(trial.seed, "dry run"))
-        # a copy: what the trial's task notes down later is not what was recorded
+        # a copy, so that later changes of the trial's task do not affect what was recorded
         with no_exits():
             return dry_run(copy(trial.task), trial.model, batch)
     except UnfusableError as error:
@@ -507,13 +522,13 @@ def _found_out(trial: FusedTrial, values: Mapping[str, Any]) -> Structure | str:
 
 
 def _rows(trial: FusedTrial) -> Hashable:
-    """Shapes and types of the rows of a trial's data, where they are in memory."""
+    """Return shapes and dtypes of the rows of a trial's data, if these are in memory."""
     arrays = trial.source.arrays
     return arrays and tuple((tuple(a.shape[1:]), str(a.dtype)) for a in arrays)
 
 
 def _advanced(block: Block) -> dict[FusedTrial, Outcome]:
-    """What comes of training a block until somebody's epoch ends."""
+    """Train a block until an epoch of one of its trials ends, and return the outcomes."""
     try:
         with no_exits():
             ended = block.advance()
@@ -525,20 +540,23 @@ def _advanced(block: Block) -> dict[FusedTrial, Outcome]:
     except Exception as error:
         if out_of_memory(error):
             raise
-        # whose fault it is shows when each is trained alone
+        # training each trial alone will show which of them fails
         reason = f"its pack failed with {type(error).__name__}: {error}"
         return {trial: UnverifiedError(reason, mismatch=True) for trial in block.trials}
 
 
 def _left(trial: FusedTrial, error: UnfusableError, *, mismatch: bool) -> Exception:
-    """What becomes of a trial that cannot take its next step in a block; nothing has happened in that step."""
+    """Return the outcome of a trial that cannot take its next step in a block.
+
+    Nothing of that step has been done.
+    """
     if (trial.step_index and trial.steps_left) or trial.num_unverified:
         return UnverifiedError(str(error), mismatch=mismatch)
     return error
 
 
 def _few_rows(trial: FusedTrial, values: Mapping[str, Any]) -> Iterator[Any]:
-    """Batches for a dry run: those that are made for it need not be large."""
+    """Return batches for a dry run; those that have to be made for it are small."""
     if trial.source.arrays is not None:
         return trial.batches(EpochPlan(epoch=0, values=values))
     size = min(trial.batch_size(values), NUM_ROWS)

@@ -9,10 +9,10 @@ from thrifty.core import TaskError, check_hyperparameter_names
 
 
 class HyperParameters(Mapping[str, Any]):
-    """Read-only values by name: ``hp.width`` or ``hp["width"]``; ``hp.get("x", 0)`` for optional ones.
+    """Read-only values by name: ``hp.width`` or ``hp["width"]``.
 
-    It remembers which names were read, so that what depends on them can be told from what does not.
-    Iterating over it, ``**hp``, ``items()`` and ``values()`` read all names.
+    Use ``hp.get("x", 0)`` for optional ones. The object records which names were read, to tell what
+    depends on them. Iterating over it, ``**hp``, ``items()`` and ``values()`` read all names.
 
     >>> hp = HyperParameters({"width": 64, "lr": 0.1})
     >>> hp.width, sorted(hp.names_read)
@@ -71,27 +71,29 @@ class HyperParameters(Mapping[str, Any]):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HyperParameters:
-        # a model may hold it and be copied: what the copy reads is noted here, too
+        # a model may hold this object and be copied: reads by the copy are recorded here as well
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # what another process reads cannot be seen from here
+        # reads in another process cannot be seen here, so all names count as read
         self.names_read.update(self._values)
         return HyperParameters, (self._values,)
 
 
 def unread(hp: HyperParameters) -> HyperParameters:
-    """The same hyper-parameters, of which nothing was read yet."""
+    """Return the same hyper-parameters, with no name read yet."""
     return HyperParameters(hp._values)
 
 
 def values_of(hp: HyperParameters, names: Iterable[str]) -> dict[str, Any]:
-    """The values of some names, None for those that are not there; does not count as reading."""
+    """Return the values of some names, None for missing ones; does not count as reading."""
     return {name: hp._values.get(name) for name in sorted(names)}
 
 
 def share(hp: HyperParameters, other: HyperParameters) -> None:
-    """Note that what was made with one is used with the other; they agree on what was read so far.
+    """Record that what was made with ``hp`` is also used with ``other``.
+
+    The two agree on every name read so far.
 
     If a name in which they differ is read later, that read raises a TaskError.
     """

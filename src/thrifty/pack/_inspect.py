@@ -1,4 +1,4 @@
-"""A dry run: what a task reads and reports, before any training."""
+"""A dry run that finds what a task reads and reports, before any training."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from .verify import as_it_was
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReport:
-    """What a dry run has found out.
+    """The findings of a dry run.
 
     Attributes:
         metrics: The metrics that the task reports.
         structural: The hyper-parameters that it reads once, to make data, model or optimizer.
-        followed: Those that the optimizer, the batch size or ``adapt`` follow while they move.
+        followed: The hyper-parameters that the optimizer, the batch size or ``adapt`` follows while
+            they change.
         pure: Whether ``metrics`` changes neither the model nor the task nor a random stream.
     """
 
@@ -49,17 +50,17 @@ def inspect_task(
 ) -> TaskReport:
     """Make data, model and optimizer once, call ``adapt``, and evaluate the first validation batch.
 
-    Errors of the task's code come through.
+    Errors of the task's code propagate.
 
     Args:
         task: The task; a copy of it is run.
         values: Hyper-parameters by name.
-        seed: Of the random streams.
+        seed: The seed of the random streams.
         device: Where the model is made.
-        moving: Hyper-parameters that will move during training.
+        moving: Hyper-parameters that will change during training.
 
     Raises:
-        TaskError: One of ``moving`` is read once, and nothing follows it; or the optimizer does not
+        TaskError: One of ``moving`` is read only once and not followed, or the optimizer does not
             fit the model.
     """
     where = torch.device(device)
@@ -85,7 +86,7 @@ def inspect_task(
             readings.followed |= {*followed.names, *adapted.names_read}
             if isinstance(task.batch_size, str):
                 readings.followed.add(task.batch_size)
-            # before all is put back: a model that keeps its hyper-parameters notes down what it reads
+            # check before task and model are restored, which may undo the record of what was read
             readings.check()
             read_once = frozenset(readings.read_once)
         followed.check(readings.moving)

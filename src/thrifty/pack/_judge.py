@@ -1,4 +1,4 @@
-"""Whether fusing pays for a trial: known from a measurement, from one of a relative, or not yet."""
+"""The decision whether to fuse a trial, by a measurement of it or of a similar structure."""
 
 from __future__ import annotations
 
@@ -26,31 +26,41 @@ from .fused._options import BlockOptions
 
 PRICE_STEPS = 100
 PRICE_S = 0.2
-"""About what it costs to find out whether fusing pays. Until as much has gone into plain training of a model and its relatives
-nothing is measured, so that a small study never loses more than it might have gained (the rule of the ski that is rented until
-rents add up to its price)."""
+"""The approximate cost of measuring whether fusing pays, in steps and in seconds.
+
+Nothing is measured until plain training of a model and its relatives has cost as much. So a small
+study never loses more than it might have gained (the ski-rental rule: rent until the rents add up
+to the price).
+"""
 CLEAR = 1.15
-"""What was measured for a relative is believed if fusing was so much quicker, or slower, there."""
+"""A relative's measurement is used if fusing was at least this factor faster, or slower, there."""
 MOST_PADDING = 1.5
-"""A batch is padded with zeros to that many times its size at most."""
+"""The largest factor by which zero padding may enlarge a batch."""
 CHANGE = 1.03
-"""A fused trial goes back to plain training if that is so much quicker: not for every change of its company."""
+"""A fused trial returns to plain training if that is faster by this factor.
+
+The margin keeps it from moving at every change in the number of trials beside it.
+"""
 
 
 CHECKED_STEPS = 2
-"""Steps of each stage that are always checked: the first in a block, and the last."""
+"""How many steps of each stage are always checked: the first in a block, and the last."""
 CHECK_STEPS = 4.0
-"""What a check of a step costs, in steps alone: the step itself, copies of the state, and the comparison cost two to
-three; a second opinion in double precision ten or more, where rounding asks for one."""
+"""The cost of a checked step, in steps of a trial alone.
+
+The step itself, copies of the state and the comparison cost two to three. A second computation in
+double precision costs ten or more, where rounding requires one.
+"""
 FORWARD_STEPS = 1 / 3
-"""What evaluating a batch costs, in steps alone: a step has a backward pass as well."""
+"""The cost of evaluating a batch, in steps of a trial alone: a step also has a backward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What was measured for one structure on one device; ``key`` names both, ``structure`` and ``device`` in words.
+    """The measurements of one structure on one device.
 
-    ``memory_bytes`` is what the device has for everybody.
+    ``key`` names both; ``structure`` and ``device`` describe them in words. ``memory_bytes`` is the
+    memory of the device that all its users share.
     """
 
     key: str
@@ -66,27 +76,29 @@ class Calibration:
 
     @property
     def fused(self) -> PackCurve | None:
-        """The best curve of the fused back-end."""
+        """The best curve of the fused back-end; None if there is none."""
         curves = [c for c in self.curves if c.backend == "fused"]
         return min(curves, key=lambda c: min(c.per_trial(k) for k in c.step_s), default=None)
 
     def gain(self, num: int) -> float:
-        """How many times as quick ``num`` trials are fused as by themselves."""
+        """Return the speed-up of fusing ``num`` trials over training each by itself."""
         curve = self.fused
         if curve is None:
             return 0.0
         return self.solo_s / curve.per_trial(min(num, max(curve.step_s)))
 
     def fuses(self, num: int) -> bool:
-        """Whether ``num`` trials together are quicker fused than by themselves."""
+        """Return whether ``num`` trials train faster fused than each by itself."""
         return self.gain(num) > 1
 
 
 class Judge:
-    """Knows, or finds out, which back-end is best for a trial.
+    """A judge of which back-end is best for a trial, measuring where it does not know.
 
-    Options: ``known`` curves by key; ``on_calibrated`` is told each calibration, known or new; ``patient``: measure only once there
-    has been enough plain training to pay for it.
+    Options:
+        ``known``: Curves by key.
+        ``on_calibrated``: Called with each calibration, known or new.
+        ``patient``: Whether to measure only once enough plain training has been done to pay for it.
     """
 
     def __init__(
@@ -117,27 +129,29 @@ class Judge:
         num_epochs: int = 1,
         checked: bool = True,
     ) -> bool:
-        """Whether fusing is quicker for a trial, beside those of its kind; no while it is too early to tell.
+        """Return whether fusing is faster for a trial beside those of its kind.
+
+        It is False while it is too early to tell.
 
         Args:
-            fused: Where it would be fused.
+            fused: The back-end that would fuse it.
             trial: The trial.
             values: Its hyper-parameters.
-            num_epochs: How long it will be trained.
-            checked: Whether the price of the checks that are never skipped counts.
+            num_epochs: How many epochs it will be trained.
+            checked: Whether to count the cost of the checks that are never skipped.
 
         Raises:
-            UnfusableError: it cannot be fused.
+            UnfusableError: It cannot be fused.
         """
         self._traits[trial] = fused.traits(trial, values)
         host = fused.host(trial, values) if self._calibrations else None
-        if host is not None:  # it is as good as those that it joins
+        if host is not None:  # it trains as fast as the trials that it joins
             self._traits[trial] = fused.traits_of(host)
         traits = self._traits[trial]
         num = self._num_like(traits)
         steps = num_epochs * trial.num_steps(values)
         if checked and steps <= _price(fused, trial, values):
-            return False  # not even packs that take no time at all would pay
+            return False  # even packs that took no time at all would not pay
         calibration = self._found(fused, trial, values, num=num)
         if calibration is None or not calibration.fuses(num):
             return False
@@ -145,7 +159,7 @@ class Judge:
         return steps * (1 - 1 / calibration.gain(num)) > price
 
     def stays(self, trial: FusedTrial) -> bool:
-        """Whether a fused trial is still about as quick as it would be by itself."""
+        """Return whether a fused trial is still about as fast as it would be by itself."""
         calibration = self.calibration(trial)
         return (
             calibration is None
@@ -153,18 +167,18 @@ class Judge:
         )
 
     def _num_like(self, traits: Traits) -> int:
-        """How many trials there are that could be in one block."""
+        """Return how many trials could be in one block."""
         return sum(other.group == traits.group for other in self._traits.values())
 
     def calibration(self, trial: FusedTrial) -> Calibration | None:
-        """What was measured for a trial, or is believed to hold for it."""
+        """Return the measurement of a trial, or the one of a relative assumed to hold for it."""
         traits = self._traits.get(trial)
         if traits is None:
             return None
         return self._calibrations.get(traits.identity) or self._relatives.get(traits.kin)
 
     def spent(self, trials: Sequence[FusedTrial], seconds: float) -> None:
-        """So much time went into plain training of some trials, each of which made an epoch or a part of one."""
+        """Record the seconds in which plain training took each trial through an epoch or less."""
         for trial in trials:
             traits = self._traits.get(trial)
             if traits is None:
@@ -178,7 +192,7 @@ class Judge:
     def _found(
         self, fused: FusedBackend, trial: FusedTrial, values: Mapping[str, Any], *, num: int
     ) -> Calibration | None:
-        """A calibration that holds for a trial among ``num`` of its group; None while there is none."""
+        """Return a calibration that holds for a trial among ``num`` of its group, or None."""
         traits = self._traits[trial]
         own = self._calibrations.get(traits.identity)
         if own is not None:
@@ -215,7 +229,8 @@ class Judge:
         values: Mapping[str, Any],
     ) -> Calibration:
         assert isinstance(self._task, Task)
-        structure = fused.structure(trial, values)  # nothing is measured that cannot be fused
+        # before the measurement, because this raises if the trial cannot be fused
+        structure = fused.structure(trial, values)
         curves = self._known.get(name)
         if curves is None:
             curves = calibrate(
@@ -235,7 +250,7 @@ class Judge:
         )
         traits = self._traits[trial]
         self._calibrations[traits.identity] = self._relatives[traits.kin] = calibration
-        self._spent.pop(traits.kin, None)  # the next measurement has its own price
+        self._spent.pop(traits.kin, None)  # the next measurement has to be paid for anew
         _configure(fused, trial, calibration, values=values)
         self._on_calibrated(calibration)
         return calibration
@@ -248,10 +263,10 @@ def _price(
     *,
     solo_s: float | None = None,
 ) -> float:
-    """What the checks of a stage that are never skipped cost, in steps of a trial alone.
+    """Return the cost of the checks of a stage that are never skipped, in steps of a trial alone.
 
     Args:
-        fused: Knows how long an evaluation takes, if one was measured.
+        fused: The back-end that knows how long an evaluation takes, if one was measured.
         trial: The trial.
         values: Its hyper-parameters.
         solo_s: Seconds of a step alone, if that is known.
@@ -271,7 +286,7 @@ def _configure(
     *,
     values: Mapping[str, Any],
 ) -> None:
-    """Trials like this one are fused as was best."""
+    """Have trials like this one fused in the way that was best."""
     best = calibration.fused
     if best is not None:
         fused.configure(
@@ -285,9 +300,11 @@ def _configure(
 
 
 def max_padding(curve: PackCurve) -> float:
-    """How many times as large as a smaller batch a larger one may be, so that the zeros cost half of what company saves at most.
+    """Return the largest ratio of a larger batch to a smaller one that is padded to it.
 
-    By the line ``T(k) = a + b k`` through the ends of a curve: company saves ``a``, zeros cost their share of ``b``.
+    At this ratio the zeros cost at most half of what training together saves, by the line
+    ``T(k) = a + b k`` through the ends of a curve: training together saves ``a``, and zeros cost
+    their share of ``b``.
 
     >>> max_padding(PackCurve(backend="fused", step_s={1: 5.0, 4: 17.0}))
     1.1428571428571428
@@ -305,14 +322,14 @@ def max_padding(curve: PackCurve) -> float:
 
 
 def device_name(device: torch.device) -> str:
-    """What a device is called by its maker."""
+    """Return the manufacturer's name of a device."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return platform.processor() or platform.machine()
 
 
 def device_memory(device: torch.device) -> float:
-    """The memory of a GPU, or what this machine has free; infinite where nobody can tell."""
+    """Return the memory of a GPU, or the free memory of this machine; infinite if unknown."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[1])
     try:
@@ -322,5 +339,5 @@ def device_memory(device: torch.device) -> float:
 
 
 def describe(model: torch.nn.Module) -> str:
-    """The size of a model in words."""
+    """Return the size of a model in words."""
     return f"{sum(p.numel() for p in model.parameters()):,} parameters"

@@ -1,4 +1,4 @@
-"""Means of metrics over a validation set: the same arithmetic for one trial and for many at once."""
+"""Means of metrics over a validation set, with the same arithmetic for one trial and for many."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ._outputs import as_number
 
 
 class MetricSums:
-    """Sums of metrics in double precision, each batch weighted by its samples.
+    """Sums of metrics in double precision, each batch weighted by its number of samples.
 
-    A value is a number, a tensor of one element, or a tensor with an element for each of several trials.
-    Equal values of the batches give equal means to the last bit, whichever of these they are.
+    A value is a number, a tensor of one element, or a tensor with one element per trial. Equal
+    values of the batches give means that are equal to the last bit, in any of these forms.
 
     >>> sums = MetricSums()
     >>> sums.add({"accuracy": 0.5}, num=3)
@@ -28,20 +28,20 @@ class MetricSums:
         self._nums: dict[str, int] = {}
 
     def add(self, metrics: Mapping[str, Any], *, num: int) -> None:
-        """Take note of the metrics of a batch with ``num`` samples."""
+        """Add the metrics of a batch with ``num`` samples."""
         for name, value in metrics.items():
-            # a tensor stays on its device: reading it would wait for the device at each batch
+            # keep a tensor on its device: reading it would wait for the device at each batch
             weighted = _double(value) * num
             known = self._sums.get(name)
             self._sums[name] = weighted if known is None else known + weighted
             self._nums[name] = self._nums.get(name, 0) + num
 
     def means(self) -> dict[str, float]:
-        """The means of one trial."""
+        """Return the means of one trial."""
         return {name: float(total) / self._nums[name] for name, total in self._sums.items()}
 
     def rows(self, size: int) -> list[dict[str, float]]:
-        """The means of the first ``size`` of several trials."""
+        """Return the means of the first ``size`` of several trials."""
         table = {name: total.tolist() for name, total in self._sums.items()}
         return [
             {name: values[row] / self._nums[name] for name, values in table.items()}
@@ -53,6 +53,5 @@ def _double(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return as_number(value)
     value = value.detach()
-    return (
-        value.cpu() if value.device.type == "mps" else value
-    ).double()  # which has no doubles
+    # MPS devices have no double precision
+    return (value.cpu() if value.device.type == "mps" else value).double()

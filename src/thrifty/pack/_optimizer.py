@@ -1,4 +1,4 @@
-"""Optimizers by name: options may be hyper-parameters that change over time."""
+"""Optimizers by name; options may be hyper-parameters that change over time."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ Groups = Mapping[str | Predicate, Mapping[str, Value]]
 
 
 def times(value: float | str | Times, factor: float | str | Times) -> Times:
-    """A hyper-parameter times a factor, as a value of an optimizer's option.
+    """Multiply a hyper-parameter by a factor, for use as the value of an optimizer's option.
 
-    It follows the schedules of all hyper-parameters in it. The factor may be a hyper-parameter.
+    The product follows the schedules of all hyper-parameters in it. The factor may be a
+    hyper-parameter.
 
     >>> times("lr", 0.1)
     times('lr', 0.1)
@@ -53,7 +54,7 @@ def times(value: float | str | Times, factor: float | str | Times) -> Times:
     1.0
 
     Args:
-        value: A number, or the name of a hyper-parameter.
+        value: A number, the name of a hyper-parameter, or another product.
         factor: The same.
 
     Raises:
@@ -79,20 +80,23 @@ class Optimizer:
     Args:
         factory: A torch optimizer class, or a function of parameters and options that makes an
             optimizer. If the optimizer has several param groups whose options differ, their ratios
-            are kept while hyper-parameters move.
-        clip_norm: Clips the norm of the gradient of all parameters together before each step.
+            are kept while hyper-parameters change.
+        clip_norm: The norm to which the gradient of all parameters together is clipped before each
+            step; None for no clipping.
         groups: Options for some of the parameters. A key is a pattern over parameter names, such as
             ``"*.bias"``, or a function of the parameter, such as ``lambda p: p.ndim < 2``.
             A parameter gets the options of every group that matches; for each option the last group
-            wins. A pattern has to match something, a function need not.
-        options: Of the factory, for all parameters.
+            wins. A pattern must match at least one parameter, a function need not.
+        options: Options of the factory, for all parameters.
 
     Raises:
-        TaskError: An option that the torch class does not have, or a key that is neither a string
-            nor a function of one argument.
+        TaskError: The torch class does not have an option, or a key is neither a string nor a
+            function of one argument.
 
     Example:
-        >>> optimizer = Optimizer(torch.optim.Adadelta, lr="lr", groups={"*.bias": {"rho": "rho"}})
+        >>> optimizer = Optimizer(
+        ...     torch.optim.Adadelta, lr="lr", groups={"*.bias": {"rho": "rho"}}
+        ... )
         >>> sorted(optimizer.names())
         ['lr', 'rho']
         >>> optimizer
@@ -139,7 +143,7 @@ class Optimizer:
         return f"Optimizer({', '.join(parts)})"
 
     def names(self) -> set[str]:
-        """The hyper-parameters that it follows."""
+        """Return the hyper-parameters that it follows."""
         own = (value for _, options in self.groups for value in options.values())
         return set(names_in([*self.options.values(), *own, self.clip_norm]))
 
@@ -154,7 +158,7 @@ class Optimizer:
     def match(
         self, parameters: Iterable[tuple[str, torch.nn.Parameter]]
     ) -> dict[str, tuple[int, ...]]:
-        """The numbers of the groups that each parameter belongs to, by its name.
+        """Return the numbers of the groups that each parameter belongs to, by its name.
 
         Raises:
             TaskError: A pattern matches no parameter.
@@ -170,7 +174,7 @@ class Optimizer:
         return {name: tuple(numbers) for name, numbers in found.items()}
 
     def merged(self, numbers: Iterable[int]) -> dict[str, Any]:
-        """The options of a parameter of some groups; they may still name hyper-parameters."""
+        """Return the options of a parameter in some groups; they may name hyper-parameters."""
         out = dict(self.options)
         for number in numbers:
             out.update(self.groups[number][1])
@@ -179,12 +183,12 @@ class Optimizer:
     def partition(
         self, parameters: Iterable[tuple[str, torch.nn.Parameter]], *, join: bool = True
     ) -> tuple[ParameterGroup, ...]:
-        """The param groups for the parameters of a model, in the order in which they are first met.
+        """Return the param groups for the parameters of a model, in order of first occurrence.
 
         Args:
-            parameters: By name, in the model's order.
-            join: Whether parameters that belong to different groups, but have equal options, are
-                one param group.
+            parameters: Parameters by name, in the model's order.
+            join: Whether parameters that belong to different groups but have equal options form one
+                param group.
 
         Raises:
             TaskError: A pattern matches no parameter.
@@ -207,11 +211,11 @@ class Optimizer:
         parameters: Iterable[torch.nn.Parameter] | Iterable[tuple[str, torch.nn.Parameter]],
         values: Mapping[str, Any],
     ) -> torch.optim.Optimizer:
-        """The torch optimizer, with the values of this moment.
+        """Build the torch optimizer with the current values.
 
         Args:
-            parameters: Of a model, such as ``model.named_parameters()``. Names may be left out if
-                there are no ``groups``.
+            parameters: The parameters of a model, such as ``model.named_parameters()``. Names may
+                be left out if there are no ``groups``.
             values: Hyper-parameters by name.
 
         Raises:
@@ -232,7 +236,7 @@ class Optimizer:
     def make(
         self, parameters: list[torch.nn.Parameter], values: Mapping[str, Any]
     ) -> torch.optim.Optimizer:
-        """The torch optimizer for parameters without groups."""
+        """Build the torch optimizer for parameters without groups."""
         return self.factory(parameters, **self.resolve(values))
 
     def make_groups(
@@ -241,10 +245,10 @@ class Optimizer:
         groups: Iterable[ParameterGroup],
         values: Mapping[str, Any],
     ) -> torch.optim.Optimizer:
-        """The torch optimizer for groups of parameters.
+        """Build the torch optimizer for groups of parameters.
 
         Raises:
-            TaskError: An option of a group that the torch optimizer does not know.
+            TaskError: The torch optimizer does not know an option of a group.
         """
         base = self.resolve(values)
         given = []
@@ -264,11 +268,11 @@ class Optimizer:
         return made
 
     def resolve(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The options for all parameters, not those of groups, with names replaced by values."""
+        """Return the options outside of groups, with names replaced by values."""
         return resolved(self.options, values)
 
     def clip_value(self, values: Mapping[str, Any]) -> float | None:
-        """The clipping norm of this moment, if there is one."""
+        """Return the current gradient-clipping norm; None for no clipping."""
         return (
             None
             if self.clip_norm is None
@@ -291,7 +295,7 @@ class Optimizer:
             return
         try:
             parameters = inspect.signature(self.factory).parameters.values()
-        except (TypeError, ValueError):  # a class without a signature tells when it is built
+        except (TypeError, ValueError):  # a class without a signature raises when it is built
             return
         if any(p.kind is p.VAR_KEYWORD for p in parameters):
             return
@@ -318,7 +322,7 @@ def SGD(  # noqa: N802 (named like the torch class that it stands for)
 ) -> Optimizer:
     """Stochastic gradient descent (``torch.optim.SGD``); any option may name a hyper-parameter.
 
-    ``clip_norm`` and ``groups`` as for ``Optimizer``.
+    ``clip_norm`` and ``groups`` are those of ``Optimizer``.
     """
     return Optimizer(
         torch.optim.SGD, lr=lr, momentum=momentum, clip_norm=clip_norm, groups=groups, **options
@@ -330,7 +334,7 @@ def Adam(  # noqa: N802
 ) -> Optimizer:
     """Adam (``torch.optim.Adam``); any option may name a hyper-parameter.
 
-    ``clip_norm`` and ``groups`` as for ``Optimizer``.
+    ``clip_norm`` and ``groups`` are those of ``Optimizer``.
     """
     return Optimizer(torch.optim.Adam, lr=lr, clip_norm=clip_norm, groups=groups, **options)
 
@@ -340,7 +344,7 @@ def AdamW(  # noqa: N802
 ) -> Optimizer:
     """AdamW (``torch.optim.AdamW``); any option may name a hyper-parameter.
 
-    ``clip_norm`` and ``groups`` as for ``Optimizer``.
+    ``clip_norm`` and ``groups`` are those of ``Optimizer``.
 
     >>> AdamW(lr="lr", weight_decay="wd", groups={"*.bias": {"weight_decay": 0}})
     Optimizer(AdamW, lr='lr', weight_decay='wd', groups={'*.bias': {'weight_decay': 0}})
@@ -353,7 +357,7 @@ def RMSprop(  # noqa: N802
 ) -> Optimizer:
     """RMSprop (``torch.optim.RMSprop``); any option may name a hyper-parameter.
 
-    ``clip_norm`` and ``groups`` as for ``Optimizer``.
+    ``clip_norm`` and ``groups`` are those of ``Optimizer``.
     """
     return Optimizer(torch.optim.RMSprop, lr=lr, clip_norm=clip_norm, groups=groups, **options)
 
@@ -363,18 +367,18 @@ def Adagrad(  # noqa: N802
 ) -> Optimizer:
     """Adagrad (``torch.optim.Adagrad``); any option may name a hyper-parameter.
 
-    ``clip_norm`` and ``groups`` as for ``Optimizer``.
+    ``clip_norm`` and ``groups`` are those of ``Optimizer``.
     """
     return Optimizer(torch.optim.Adagrad, lr=lr, clip_norm=clip_norm, groups=groups, **options)
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a number that can be multiplied; a bool is not."""
+    """Return whether a value is a number that can be multiplied; a bool is not."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def names_in(values: Iterable[Any]) -> Iterator[str]:
-    """The names of hyper-parameters in some values of options."""
+    """Yield the names of hyper-parameters in some values of options."""
     for value in values:
         if isinstance(value, str):
             yield value
@@ -385,10 +389,10 @@ def names_in(values: Iterable[Any]) -> Iterator[str]:
 
 
 def resolved(options: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with every name replaced by its value.
+    """Replace every name in options by its value.
 
     Raises:
-        TaskError: A name is not in ``values``, or ``times`` has something that is no number.
+        TaskError: A name is not in ``values``, or ``times`` has something that is not a number.
     """
     return {option: _lookup(value, values, where=option) for option, value in options.items()}
 
@@ -450,7 +454,7 @@ def _no_match(pattern: str, names: list[str]) -> str:
 
 
 def _name_of(factory: Any) -> str:
-    """What to call a factory; never with an address, which differs from process to process."""
+    """Return a name for a factory; it has no address, which differs from process to process."""
     if isinstance(factory, partial):
         given = [repr(each) for each in factory.args]
         given += [f"{name}={value!r}" for name, value in factory.keywords.items()]

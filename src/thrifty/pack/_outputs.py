@@ -1,4 +1,4 @@
-"""What a task's methods have returned, before anything is made of it."""
+"""Checks of what a task's methods have returned, before it is used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_loss(loss: Any, *, task: str) -> torch.Tensor:
     """Return a training loss.
 
     Args:
-        loss: What ``loss`` has returned.
+        loss: The value that ``loss`` has returned.
         task: The name of the task, for the message.
 
     Raises:
@@ -25,13 +25,14 @@ def check_loss(loss: Any, *, task: str) -> torch.Tensor:
     >>> check_loss(0.5, task="Digits")
     Traceback (most recent call last):
     ...
-    thrifty.core._errors.TaskError: Digits.loss returned a float (0.5); return the mean of the batch as a tensor of one element, without .item()
+    thrifty.core._errors.TaskError: Digits.loss returned a float (0.5); return the
+        mean of the batch as a tensor of one element, without .item()
     """
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         return loss
     raise TaskError(
-        f"{task}.loss returned {_described(loss)}; return the mean of the batch as a tensor of one "
-        "element, without .item()"
+        f"{task}.loss returned {_described(loss)}; return the mean of the batch as a tensor of "
+        "one element, without .item()"
     )
 
 
@@ -39,28 +40,29 @@ def check_metrics(metrics: Any, *, task: str, method: str = "metrics") -> Mappin
     """Return metrics by name.
 
     Args:
-        metrics: What a method of a task has returned.
+        metrics: The value that a method of a task has returned.
         task: The name of the task, for the message.
         method: The name of the method.
 
     Raises:
-        TaskError: They are no mapping of numbers and tensors of one element.
+        TaskError: They are not a mapping to numbers or tensors of one element.
 
     >>> check_metrics({"accuracy": "0.91"}, task="Digits")
     Traceback (most recent call last):
     ...
-    thrifty.core._errors.TaskError: Digits.metrics returned a str ('0.91') as 'accuracy'; each metric is a number or a tensor of one element: the mean of the batch
+    thrifty.core._errors.TaskError: Digits.metrics returned a str ('0.91') as
+        'accuracy'; each metric is a number or a tensor of one element: the mean of the batch
     """
     if not isinstance(metrics, Mapping):
         raise TaskError(
-            f"{task}.{method} returned {_described(metrics)}; return a dict of metrics by name, such as "
-            "{'accuracy': accuracy}"
+            f"{task}.{method} returned {_described(metrics)}; return a dict of metrics by name, "
+            "such as {'accuracy': accuracy}"
         )
     for name, value in metrics.items():
         if not _is_number(value):
             raise TaskError(
-                f"{task}.{method} returned {_described(value)} as {name!r}; each metric is a number or a "
-                "tensor of one element: the mean of the batch"
+                f"{task}.{method} returned {_described(value)} as {name!r}; each metric is a "
+                "number or a tensor of one element: the mean of the batch"
             )
     return metrics
 

@@ -1,4 +1,4 @@
-"""A task of a trial's own: what one trial notes down in it must not reach another one."""
+"""A trial's own copy of a task, so that what one trial stores in it does not reach another."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 
 LARGE_BYTES = 2**20
-"""Arrays of this size and more are shared: a data set in an attribute must not be there once for each trial."""
+"""The size in bytes from which arrays are shared, so that trials do not each copy a data set."""
 
 AnyTask = TypeVar("AnyTask")
 
@@ -19,7 +19,7 @@ AnyTask = TypeVar("AnyTask")
 def own_task(task: AnyTask) -> AnyTask:
     """Copy a task for one trial, its attributes included.
 
-    Data sets, large arrays, and what cannot be copied are shared.
+    Data sets, large arrays, and attributes that cannot be copied are shared.
 
     >>> class Noting:
     ...     def __init__(self):
@@ -35,7 +35,7 @@ def own_task(task: AnyTask) -> AnyTask:
         if not _is_shared(value):
             try:
                 vars(out)[name] = deepcopy(value, memo)
-            except Exception:  # noqa: BLE001 (an attribute may be anything: a lock, a generator, a file)
+            except Exception:  # noqa: BLE001 (an attribute may be a lock, a generator, a file)
                 continue
     return out
 

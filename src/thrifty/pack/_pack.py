@@ -1,4 +1,4 @@
-"""``thrifty.pack(models, ...)``: several models trained jointly in a loop of your own."""
+"""``thrifty.pack(models, ...)``: several models trained jointly in your own training loop."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ logger = plain_logger(__name__)
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 
 WATCH_SHARE = 0.1
-"""The part of a step that looking for changed values may take."""
+"""The share of a step's time that looking for changed values may take."""
 SHORT_LOOK_S = 1e-4
-"""A look at all values may always take as long."""
+"""The seconds that a look at all values may always take."""
 MAX_RECORDINGS = 3
-"""Models are trained in turn when values that they read have changed so often."""
+"""The number of changes in values that models read after which they are trained in turn."""
 
 
 class Pack:
     """K models in training; made by calling ``thrifty.pack``.
 
-    Each model is compared with itself alone at its first step, and at random steps later, for about 1 % of the training
-    time.
+    Each model is compared with itself trained alone at its first step and at random later steps,
+    for about 1 % of the training time.
 
     Attributes:
-        models: The models themselves. They can be used at any time: while packed, their parameters are views of the
-            pack's memory.
+        models: The models themselves. They can be used at any time: while packed, their parameters
+            are views of the pack's memory.
         values: Each model's hyper-parameters; change them between steps as you like.
-        fused: Whether they are trained as one computation; None before the first step. If they cannot be, they are
-            trained in turn, with the same results, and the log says why.
+        fused: Whether they are trained as one computation; None before the first step. If they
+            cannot be, they are trained in turn, with the same results, and the log says why.
         checks: How many steps were also taken alone so far, and how many seconds that took.
     """
 
@@ -99,16 +99,17 @@ class Pack:
     def step(self, batch: Any = None, *, batches: Sequence[Any] | None = None) -> torch.Tensor:
         """Take one step with every model. Return the losses, shape ``[K]``.
 
-        Random layers draw from a stream named by the model's seed and the number of the step. Each model gets its own
-        copy of its batch.
+        Random layers draw from a stream determined by the model's seed and the number of the
+        step. Each model gets its own copy of its batch.
 
         Args:
             batch: One batch for all models.
             batches: One batch for each model.
 
         Raises:
-            UsageError: neither or both were given, or not one batch for each model.
-            PackMismatchError: a model differs from itself alone, after steps that cannot be taken back.
+            UsageError: Neither or both were given, or not one batch for each model.
+            PackMismatchError: A model differs from itself trained alone, after steps that cannot be
+                undone.
         """
         if (batch is None) == (batches is None):
             raise UsageError(
@@ -136,7 +137,7 @@ class Pack:
     # -- fused ---------------------------------------------------------------------------
 
     def _step_fused(self, batches: Sequence[Any]) -> torch.Tensor | None:
-        """One step of all models at once; None if they are trained in turn."""
+        """Take one step of all models at once; return None if they are trained in turn."""
         self._look_for_changes()
         if self.fused is None:
             self._fuse(batches[0])
@@ -147,7 +148,7 @@ class Pack:
         try:
             losses = self._block_step(self._block, batches)
         except Exception as error:
-            # a program that cannot be recorded has not run: nothing has happened yet
+            # a program that cannot be recorded has not run, so there is no step to undo
             if not first and not isinstance(error, UnfusableError):
                 raise
             self._unfuse(str(error) or type(error).__name__, back_to=before)
@@ -164,15 +165,15 @@ class Pack:
         return None
 
     def _look_for_changes(self) -> None:
-        """Record anew if a value that the models or the loss read has changed since the last step."""
+        """Record anew if a value that the models or the loss read has changed since a step."""
         if self._block is None:
             return
         began = time.perf_counter()
         changed = self._watch.changed(self._num_steps % self._parts, self._parts)
         seconds = time.perf_counter() - began
         self.checks.spent_s += seconds
-        # looks may take a tenth of a step; where they would take longer, each sees a part. The
-        # fastest counts: a look that the machine has interrupted says nothing of the others
+        # Looks may take a tenth of a step. If they would take longer, each look covers a part of
+        # the values. The fastest look counts, because the machine may have interrupted others.
         self._look_s = min(self._look_s, self._parts * seconds)
         allowed = WATCH_SHARE * self.checks.trained_s / max(self._num_steps, 1)
         self._parts = max(1, math.ceil(self._look_s / max(allowed, SHORT_LOOK_S)))
@@ -188,7 +189,7 @@ class Pack:
         self.fused = False
         try:
             block = self._new_block(batch)
-        except Exception as error:  # noqa: BLE001 (whatever it is, training in turn will show it)
+        except Exception as error:  # noqa: BLE001 (training in turn will raise any error again)
             self._say(str(error) or type(error).__name__)
             return
         for trial in self._trials:
@@ -206,10 +207,10 @@ class Pack:
         return Watch(roots, ignored=rates, memory=True)
 
     def _new_block(self, batch: Any) -> Block:
-        """A block for the models.
+        """Return a block for the models.
 
         Raises:
-            UnfusableError: they cannot be fused; the dry run may raise anything else, too.
+            UnfusableError: They cannot be fused. The dry run may also raise anything else.
         """
         if len({signature(t.model, attributes={}) for t in self._trials}) > 1:
             raise UnfusableError("the models differ in structure")
@@ -244,13 +245,13 @@ class Pack:
         return block.last_losses()
 
     def _unfuse(self, reason: str, *, back_to: Sequence[OwnState] | None) -> None:
-        """Train in turn from now on, from the present state of each model or another one."""
+        """Train in turn from now on, from the present state of each model or from ``back_to``."""
         assert self._block is not None
         for trial, state in zip(self._trials, back_to or (), strict=False):
             self._block.restore(trial, state)
         for trial in self._trials:
             trial.take_moments(self._block.moments(trial))
-        for trial in reversed(self._trials):  # the last row first, so that none moves
+        for trial in reversed(self._trials):  # the last row first, so that no row moves
             self._block.remove(trial)
             trial.difference = None
         self._block = None
@@ -263,10 +264,11 @@ class Pack:
 
     def _too_late(self, index: int, reason: str) -> str:
         return (
-            f"model {index} of {len(self.models)} is not what it would be alone: {reason}. The first step that "
-            f"was not verified is step {self._first_unverified[index]}; go back to a state before it and train "
-            "the models in turn. (Steps count from 0. Something that the loss or the model reads has changed "
-            "between steps in a way that cannot be watched.)"
+            f"model {index} of {len(self.models)} is not what it would be alone: {reason}. The "
+            f"first step that was not verified is step {self._first_unverified[index]}; go back to "
+            "a state before it and train the models in turn. (Steps count from 0. Something that "
+            "the loss or the model reads has changed between steps in a way that cannot be "
+            "watched.)"
         )
 
     def _say(self, reason: str) -> None:
@@ -303,29 +305,35 @@ def pack(
     values: Sequence[Mapping[str, Any]] | None = None,
     seeds: Sequence[int] | None = None,
 ) -> Pack:
-    """Packs models, so that one call trains all of them by one step.
+    """Pack models, so that one call trains all of them by one step.
+
+    Each model ends up where it would alone, up to rounding. Liu et al., DEEM 2021, call this
+    primitive pack.
 
     Args:
-        models: plain modules of one structure, each with its own weights, on one device. (Of several structures: they are
-            trained in turn.)
+        models: Plain modules of one structure, each with its own weights, on one device. Models of
+            several structures are trained in turn.
         loss: ``loss(model, batch)``, a scalar, as you would write it for one model.
-        optimizer: ``thrifty.SGD(lr="lr", momentum=0.9)`` and the like; a string names an entry of ``values``.
-        values: hyper-parameters of each model.
-        seeds: of what each model draws at random, such as dropout; by default its position.
-
-    Each model ends up where it would alone, up to rounding. Liu et al., DEEM 2021, call this primitive pack.
+        optimizer: For example ``thrifty.SGD(lr="lr", momentum=0.9)``; a string names an entry of
+            ``values``.
+        values: Hyper-parameters of each model.
+        seeds: The seed of each model's random draws, such as dropout; by default its position.
 
     >>> import thrifty as th
     >>> models = [torch.nn.Linear(4, 2) for _ in range(8)]
-    >>> packed = th.pack(models, loss=lambda model, batch: model(batch).square().mean(),
-    ...                  optimizer=th.SGD(lr="lr"), values=[{"lr": 0.1 * k} for k in range(8)])
+    >>> packed = th.pack(
+    ...     models,
+    ...     loss=lambda model, batch: model(batch).square().mean(),
+    ...     optimizer=th.SGD(lr="lr"),
+    ...     values=[{"lr": 0.1 * k} for k in range(8)],
+    ... )
     >>> for _ in range(3):
     ...     losses = packed.step(torch.ones(16, 4))
     >>> losses.shape, packed.fused
     (torch.Size([8]), True)
 
     Raises:
-        UsageError: no models, or not one entry of ``values`` or ``seeds`` for each.
+            UsageError: There are no models, or not one entry of ``values`` or ``seeds`` for each.
     """
     return Pack(models, loss=loss, optimizer=optimizer, values=values, seeds=seeds)
 
@@ -338,10 +346,10 @@ class _LossTask(Task):
         self.optimizer = optimizer
 
     def data(self, hp: HyperParameters) -> Any:
-        raise NotImplementedError  # batches are given step by step
+        raise NotImplementedError  # the caller gives batches step by step
 
     def model(self, hp: HyperParameters) -> torch.nn.Module:
-        raise NotImplementedError  # models are given
+        raise NotImplementedError  # the caller gives the models
 
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
         return self._loss(model, batch)
@@ -351,7 +359,7 @@ class _LossTask(Task):
 
 
 class _GivenTrial(FusedTrial):
-    """A trial whose model and batches come from outside."""
+    """A trial whose model and batches come from the caller."""
 
     def __init__(
         self,
@@ -372,7 +380,7 @@ class _GivenTrial(FusedTrial):
     def ready(
         self, feed: IteratorFeed, *, values: Mapping[str, Any], step: int, tick: int
     ) -> None:
-        """Gets ready for one step."""
+        """Prepare for one step."""
         self.feed = feed
         self.rates = dropout_rates(self.model)
         self.begin_steps(1, tick=tick)

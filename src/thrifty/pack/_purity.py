@@ -1,4 +1,4 @@
-"""Whether something changes a task, a model or a random stream."""
+"""A check whether a call changes a task, a model or a random stream."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .identity._values import Values
 
 
 def changes_nothing(call: Callable[[], Any], *, task: Any, model: torch.nn.Module) -> bool:
-    """Call something, and say whether task, model and random streams are as they were.
+    """Call a function and return whether task, model and random streams are unchanged.
 
-    Where that cannot be seen, because a value has no content, the answer is no.
+    The answer is False if that cannot be seen, because a value has no comparable content.
     """
     before = _state(task, model)
     call()
@@ -28,7 +28,7 @@ def changes_nothing(call: Callable[[], Any], *, task: Any, model: torch.nn.Modul
 
 def _state(task: Any, model: torch.nn.Module) -> list[Any] | None:
     values = Values(Names(home=""))
-    numpy = np.random.get_state(legacy=False)  # noqa: NPY002 (looked at, not drawn from)
+    numpy = np.random.get_state(legacy=False)  # noqa: NPY002 (only read, not drawn from)
     streams = [torch.get_rng_state(), numpy, random.getstate()]
     try:
         content = values.digest([model, streams], path="the model")

@@ -1,4 +1,4 @@
-"""What a task reads of the hyper-parameters, and whether that follows them while they move."""
+"""Which hyper-parameters a task reads, and whether it follows them while they change."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ _MENDS = {
 class Readings:
     """Which hyper-parameters one trial reads once, before training, and which ones it follows.
 
-    What is read once is read of the values at epoch 0, whatever epoch a trial is continued from.
+    A value that is read once is always the value at epoch 0, whatever epoch a trial resumes from.
 
     Args:
         task: The name of its class.
         first: The hyper-parameters at epoch 0.
-        moving: Those that are known to move.
+        moving: The hyper-parameters known to change during training.
 
     Attributes:
         moving: As given.
-        followed: Those that something follows: the optimizer, the batch size, ``adapt``, ``train``.
+        followed: The hyper-parameters that the optimizer, the batch size, ``adapt`` or ``train``
+            follows.
     """
 
     def __init__(
@@ -47,24 +48,24 @@ class Readings:
         self._once: dict[str, frozenset[str]] = {}
 
     def once(self, method: str) -> HyperParameters:
-        """The hyper-parameters for a method that is called once; what it ever reads is noted."""
+        """Return hyper-parameters for a method called once; every read from them is recorded."""
         return self._given.setdefault(method, HyperParameters(self.first))
 
     def note_once(self, method: str, names: Iterable[str]) -> None:
-        """Note that a method has read some names once."""
+        """Record that a method has read some names once."""
         self._once[method] = frozenset(names)
 
     @property
     def read_once(self) -> dict[str, str]:
-        """The method that reads a hyper-parameter once, by its name."""
+        """The method that reads a hyper-parameter once, by the hyper-parameter's name."""
         by_method = {**{m: hp.names_read for m, hp in self._given.items()}, **self._once}
         return {name: method for method, names in by_method.items() for name in names}
 
     def check(self, moving: Iterable[str] = ()) -> None:
-        """Refuse hyper-parameters that move, are read once, and followed by nothing.
+        """Refuse hyper-parameters that change, are read once and are not followed.
 
         Args:
-            moving: Names beside those that were known at first.
+            moving: Names in addition to those known at first.
 
         Raises:
             TaskError: There is one; the message names the method that reads it.
@@ -81,6 +82,6 @@ class Readings:
             )
 
     def check_epoch(self, plan: EpochPlan) -> None:
-        """The same for what moves in an epoch or has moved by then. Raises as ``check``."""
+        """Check what changes within an epoch or has changed by then. Raises as ``check`` does."""
         moved = {n for n, value in plan.values.items() if value != self.first.get(n, value)}
         self.check(moved | set(plan.moving))

@@ -1,4 +1,4 @@
-"""The solo back-end: one trial at a time, plain PyTorch."""
+"""The solo back-end, which trains one trial at a time in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ._trial import TaskTrial
 
 
 class SoloBackend(Backend):
-    """One slot, one trial. Works for every ``Task`` and every ``Trainable``.
+    """A back-end with one slot for one trial. Works for every ``Task`` and every ``Trainable``.
 
     Options: ``device`` to train on.
 
     Attributes:
-        trial: The one.
+        trial: The trial in the slot.
     """
 
     def __init__(self, task: Task | Trainable, *, device: torch.device | str = "cpu") -> None:
@@ -33,31 +33,31 @@ class SoloBackend(Backend):
             self.trial = TrainableTrial(task, torch.device(device))
 
     def stack(self, slot: int, member: Member) -> None:
-        """Puts a trial into the slot."""
+        """Put a trial into the slot."""
         assert slot == 0, "the solo back-end has one slot"
         self.trial.begin(member)
 
     def num_steps(self, slot: int, values: Mapping[str, Any]) -> int:
-        """How many optimiser steps the next epoch has."""
+        """Return how many optimizer steps the next epoch has."""
         return self.trial.num_steps(values)
 
     def step(self, plans: Mapping[int, EpochPlan]) -> Mapping[int, Outcome]:
-        """Trains one epoch and evaluates it."""
+        """Train one epoch and evaluate it."""
         return {slot: guarded(partial(self.trial.epoch, plan)) for slot, plan in plans.items()}
 
     def unstack(self, slot: int) -> State:
-        """A copy of the full state."""
+        """Return a copy of the full state."""
         return self.trial.state()
 
     def release(self, slot: int) -> None:
-        """Nothing to do: the next trial takes its place."""
+        """Do nothing: the next trial takes the place of this one."""
 
     def restore(self, member: Member) -> None:
-        """Put a trial into the slot as it was at the end of the epoch whose values ``member`` has."""
+        """Put a trial into the slot as it was at the end of the epoch with ``member``'s values."""
         if isinstance(self.trial, TaskTrial):
             self.trial.restore(member)
         else:
-            # nothing is trained: it is made as it was in its last epoch
+            # it is not trained further, so set it up with the values of its last epoch
             self.trial.begin(replace(member, first=member.values))
 
     @property
@@ -65,6 +65,6 @@ class SoloBackend(Backend):
         """The model in the slot.
 
         Raises:
-            TaskError: a Trainable has no model that thrifty knows of.
+            TaskError: A Trainable has no model that thrifty knows of.
         """
         return self.trial.model

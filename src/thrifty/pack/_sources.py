@@ -14,18 +14,18 @@ from ._task import Task
 
 
 class Sources:
-    """Data by what they depend on: trials that agree on what ``Task.data`` reads share one copy."""
+    """Data sets, shared by trials that agree on what ``Task.data`` reads."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._known = AliveSources[HyperParameters]()
         self.load_s = 0.0
-        """How long the data took to load that were loaded last."""
+        """How many seconds the last load of data took."""
 
     def get(self, task: Task, hp: HyperParameters) -> Source:
-        """The data for these hyper-parameters, loaded if need be."""
+        """Return the data for these hyper-parameters, and load them if necessary."""
         for given, source in self._known:
-            # data may keep what they were given, and read more of it later
+            # data may keep the hyper-parameters they were given, and read more of them later
             names = given.names_read
             if values_of(hp, names) == values_of(given, names):
                 hp.names_read |= names
@@ -40,11 +40,11 @@ class Sources:
         return source
 
     def number_of(self, source: Source) -> int:
-        """What tells a source of this task from all others, also from those that are gone."""
+        """Return a number unique to a source among all sources of this task, past ones included."""
         return self._known.number_of(source)
 
     def _load(self, task: Task, hp: HyperParameters) -> tuple[HyperParameters, Source]:
-        """Data, and what they were given, with a note of what they read."""
+        """Load data; return them with their hyper-parameters, which record what was read."""
 
         def load() -> tuple[ref[HyperParameters], set[str], Source]:
             given = unread(hp)
@@ -62,18 +62,19 @@ class Sources:
 
 
 def _touch(source: Source, given: HyperParameters) -> None:
-    """Read a row to find out which hyper-parameters it reads before other trials share the data."""
+    """Read a row to find the hyper-parameters that it reads, before other trials share the data."""
     if getattr(source, "has_workers", False):
-        given.names_read.update(given)  # other processes read, where nobody can see it
+        # loader processes may read any hyper-parameter, which is not visible here
+        given.names_read.update(given)
         return
     next(iter(source.train_batches(seed=0, epoch=0, batch_size=1)))
     next(iter(source.valid_batches(batch_size=1)))
 
 
-# while the task lives: the check before a study and the worker in this process load once
+# kept as long as the task: the check before a study and the worker in this process load once
 _SOURCES: WeakKeyDictionary[Task, dict[torch.device, Sources]] = WeakKeyDictionary()
 
 
 def sources_of(task: Task, device: torch.device) -> Sources:
-    """The shared sources of a task on a device."""
+    """Return the shared sources of a task on a device."""
     return _SOURCES.setdefault(task, {}).setdefault(device, Sources(device))

@@ -18,11 +18,10 @@ _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.spars
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """``tree`` is JSON in which ``{"tensor": key}`` stands for ``tensors[key]``, which is dense.
+    """A state without objects that need pickle, so reading a checkpoint never runs code from it.
 
-    A sparse tensor is the layout, shape and keys of its indices and values.
-
-    Nothing in it needs pickle, so a checkpoint from anywhere can be read without running code from it.
+    ``tree`` is JSON in which ``{"tensor": key}`` stands for ``tensors[key]``, which is dense. A
+    sparse tensor is stored as its layout, its shape and the keys of its indices and values.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -30,23 +29,23 @@ class State:
 
 
 def pack_state(value: Any) -> State:
-    """Takes nested dicts, lists, tensors and plain values apart; tensors are copied.
+    """Split nested dicts, lists, tensors and plain values into a state; tensors are copied.
 
     >>> state = pack_state({"w": torch.ones(2), "step": 3})
     >>> sorted(state.tensors), unpack_state(state)["step"]
     (['w'], 3)
 
     Raises:
-        TaskError: a value that cannot be kept without pickle.
+        TaskError: A value cannot be stored without pickle.
     """
     tensors: dict[str, torch.Tensor] = {}
     return State(tree=_take_apart(value, tensors, path=""), tensors=tensors)
 
 
 def unpack_state(state: State) -> Any:
-    """Puts together what ``pack_state`` took apart.
+    """Restore the value that ``pack_state`` was given.
 
-    Tensors are copied: an optimiser goes on in place with what it is given, and a state may be started from again.
+    Tensors are copied: an optimizer updates its tensors in place, and a state may be used again.
     """
     return _put_together(state.tree, state.tensors)
 
@@ -73,8 +72,8 @@ def _take_apart(value: Any, tensors: dict[str, torch.Tensor], *, path: str) -> A
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TaskError(
-        f"the state at {path or 'the top'!r} is a {type(value).__name__}; keep tensors, numbers, strings, "
-        "lists and dicts in it (they are stored without pickle)"
+        f"the state at {path or 'the top'!r} is a {type(value).__name__}; keep tensors, numbers, "
+        "strings, lists and dicts in it (they are stored without pickle)"
     )
 
 
@@ -89,7 +88,7 @@ def _sparse(
         "layout": str(value.layout).removeprefix("torch."),
         "shape": list(value.shape),
         "parts": keys,
-        # how they are added up, where an entry stands several times, must not change
+        # the order in which entries at the same index are summed must not change
         "coalesced": value.layout is torch.sparse_coo and value.is_coalesced(),
     }
 
@@ -111,9 +110,9 @@ def _made_sparse(
 
 
 def _free_key(path: str, taken: Container[str]) -> str:
-    """The path, or one like it if it is taken.
+    """Return the path, or a variant of it if it is taken.
 
-    ``{"a.b": x}`` and ``{"a": {"b": x}}`` have the same path, and so have ``1`` and ``"1"``.
+    ``{"a.b": x}`` and ``{"a": {"b": x}}`` have the same path, and so do ``1`` and ``"1"``.
     """
     key, number = path, 1
     while key in taken:

@@ -1,7 +1,8 @@
-"""Whether a checkpoint holds the whole state of a trial.
+"""A check whether a checkpoint holds the whole state of a trial.
 
-A trial that was restored from its checkpoint and the live one take the same step on the same batch, and evaluate. What
-differs lives outside of the state: a counter, a buffer that is not persistent, a global variable.
+A trial restored from its checkpoint and the live one take the same step on the same batch, and are
+evaluated. A difference comes from state outside of the checkpoint: a counter, a buffer that is not
+persistent, a global variable.
 """
 
 from __future__ import annotations
@@ -43,20 +44,21 @@ logger = plain_logger(__name__)
 Result = TypeVar("Result")
 
 SHORT_S = 1.0
-"""An epoch of a ``Trainable`` is trained again for the comparison if it takes no longer.
+"""An epoch of a ``Trainable`` is trained again for the comparison if it takes at most this long.
 
-Two trials that go on for more than one step take about as long, together."""
+Two trials compared over more than one step take about this long together, in seconds.
+"""
 NOISE = 1e-3
-"""Two equal steps may differ by so much, relatively, where the device adds in any order."""
+"""The relative difference allowed between equal steps where a device adds in any order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Case:
-    """Two trials that are to be compared.
+    """Two trials to compare.
 
     Attributes:
-        live: One that has ended an epoch.
-        member: What its checkpoint was read back as.
+        live: The trial that has ended an epoch.
+        member: The trial as read back from its checkpoint.
         plan: The epoch whose first step both take.
         trains: Whether a ``Trainable`` trains the whole epoch.
     """
@@ -70,24 +72,24 @@ class _Case:
         return probe(trial, self.plan, trains=self.trains)
 
     def again(self, trial: Trial, num_steps: int) -> Probe:
-        """What a trial does in one step, or in so many more after it."""
+        """Return what a trial does in its next step, or in ``num_steps`` steps after that one."""
         first = self.probe(trial)
         return self.further(trial, num_steps)[0] if num_steps else first
 
     def further(self, trial: Trial, num_steps: int | None = None) -> tuple[Probe, int]:
-        """What a trial that was probed does in the steps after that, and how many there are."""
+        """Return what a probed trial does in the steps after its probe, and how many there are."""
         assert isinstance(trial, TaskTrial)
         return probe_further(trial, self.plan, num_steps=num_steps, limit_s=SHORT_S / 2)
 
 
 @dataclass(frozen=True, slots=True)
 class _Situation:
-    """What a comparison says something about.
+    """The situation for which the result of a comparison holds.
 
     Attributes:
-        kind: The kinds of modules.
+        kind: The types of the model's modules.
         is_new: Whether a trial was compared before it was trained.
-        changed: Variables that were not what they were at first.
+        changed: Variables that no longer had their first values.
     """
 
     kind: frozenset[type]
@@ -96,14 +98,17 @@ class _Situation:
 
 
 class StateCheck:
-    """Compares live trials with restored ones: the first of each kind, and each once if they share what changes.
+    """A comparison of live trials with restored ones.
+
+    The first trial of each kind is compared, and each trial once if trials share variables that
+    have changed.
 
     Args:
         task: What the trials train. Its variables count as they are now.
         device: Where they are trained.
 
     Attributes:
-        budget: What the comparisons cost. Tell it what training takes.
+        budget: The cost of the comparisons. Report training time to it.
     """
 
     def __init__(self, task: Task | Trainable, *, device: torch.device) -> None:
@@ -119,7 +124,7 @@ class StateCheck:
         self._trained: dict[int, ReferenceType[torch.Tensor]] = {}
 
     def note(self, trial: Trial) -> None:
-        """Keep the variables that the model of a new trial reads as they are before it is trained.
+        """Save the variables that the model of a new trial reads, as they are before training.
 
         Raises:
             StateError: Another trial has trained its parameters.
@@ -150,12 +155,12 @@ class StateCheck:
         self._trained |= {id(p): ReferenceType(p) for p in own.values()}
 
     def is_due(self, trial: Trial, *, is_first: bool = True) -> bool:
-        """Whether a trial that has ended a stage, or begins one, has to be compared.
+        """Return whether a trial that has ended a stage, or begins one, has to be compared.
 
         Args:
             trial: The trial.
-            is_first: Whether it has not been compared yet. What other trials have left in variables may reach
-                it, so each is compared once as soon as variables have changed.
+            is_first: Whether it has not been compared yet. Values that other trials have left in
+                variables may reach it, so each is compared once as soon as variables have changed.
         """
         situation = _situation(trial, self._changed())
         if situation not in self._passed:
@@ -166,26 +171,26 @@ class StateCheck:
         return affordable and trial.adapts
 
     def is_changed(self) -> bool:
-        """Whether a variable that trials share is not what it was at first."""
+        """Return whether a variable that trials share no longer has its first value."""
         return bool(self._changed())
 
     def begin(self, member: Member) -> Trial:
-        """Make a trial as trials are made now, with all variables as they are."""
+        """Make a trial with all variables as they are now."""
         trial = self._new()
         trial.begin(member)
         return trial
 
     def check(self, live: Trial, member: Member, plan: EpochPlan, *, seconds: float) -> None:
-        """Compare a live trial with one that is restored from its checkpoint. The live one is used up.
+        """Compare a live trial with one restored from its checkpoint.
 
         Args:
-            live: It has ended an epoch.
-            member: What its checkpoint was read back as.
+            live: The live trial, which has ended an epoch. It cannot be used afterwards.
+            member: The trial as read back from its checkpoint.
             plan: The epoch whose first step both take.
-            seconds: How long an epoch takes.
+            seconds: How many seconds an epoch takes.
 
         Raises:
-            StateError: They go on differently, or the checkpoint cannot be loaded.
+            StateError: They continue differently, or the checkpoint cannot be loaded.
         """
         situation = _situation(live, self._changed())
         began = time.perf_counter()
@@ -209,7 +214,7 @@ class StateCheck:
     # -- one comparison ------------------------------------------------------------------
 
     def _compare(self, case: _Case) -> bool:
-        """Compare two trials; False if nothing can be said, because the user's code fails in both."""
+        """Compare two trials; return False if the user's code fails in both of them."""
         now = [keeper.now() for keeper in self._keepers]
         changed = sorted(self._changed())
         restored = self._restored(case)
@@ -226,7 +231,7 @@ class StateCheck:
         mine = _attempted(case.probe, case.live)
         if isinstance(mine, Exception) or isinstance(theirs, Exception):
             if isinstance(mine, Exception) and isinstance(theirs, Exception):
-                return False  # it fails when it is trained, and says so
+                return False  # it will also fail in training, with its own message
             raise StateError(self._incomplete(_raised(mine, theirs), changed))
         difference = probes_differ(mine, theirs)
         outside = [*_outside(case.live, restored, meant=self._task.not_state), *changed]
@@ -247,14 +252,14 @@ class StateCheck:
     ) -> None:
         """Compare further steps of two trials that have taken the same one.
 
-        What acts each fifth step, or at the end of an epoch, is not seen in a single step.
+        A single step does not show an effect of every fifth step, or of the end of an epoch.
 
         Args:
             case: The trials.
-            restored: The one that was restored. Both have been probed.
-            left: Variables as it has left them.
-            meant: What is meant not to be state.
-            outside: What is outside of the state.
+            restored: The restored trial. Both have been probed.
+            left: Variables as the restored trial has left them.
+            meant: Values that are meant not to be state.
+            outside: Names of what is outside of the state.
         """
         known = (_kind(case.live), frozenset(outside))
         if isinstance(case.live, TaskTrial) and (
@@ -294,14 +299,15 @@ class StateCheck:
 
         Args:
             case: The trials.
-            mine: What the live one did.
-            theirs: What the restored one did.
-            meant: What is meant not to be state.
-            outside: What is outside of the state.
-            num_steps: How many steps further than the first one they have gone.
+            mine: The results of the live trial.
+            theirs: The results of the restored trial.
+            meant: Values that are meant not to be state.
+            outside: Names of what is outside of the state.
+            num_steps: How many steps after the first one they have taken.
 
         Raises:
-            StateError: State outside of the checkpoint is why, or the task is not repeatable.
+            StateError: The reason is state outside of the checkpoint, or the task is not
+                repeatable.
         """
         after = f"{num_steps} further steps" if num_steps else "the next step"
         difference = probes_differ(mine, theirs, after=after)
@@ -309,7 +315,8 @@ class StateCheck:
             return
         again = case.again(self._restored(case), num_steps)
         noise = how_far_apart(theirs, again)
-        # rounding noise grows from step to step, so many steps do not tell it from another result
+        # Rounding noise grows from step to step, so after several steps it cannot be told from a
+        # different result.
         if noise > NOISE and not num_steps:
             raise StateError(self._not_repeatable(probes_differ(theirs, again)))
         if noise and how_far_apart(mine, theirs) <= max(NOISE, 10 * noise):
@@ -321,7 +328,7 @@ class StateCheck:
             raise StateError(self._incomplete(difference, outside))
 
     def _restored(self, case: _Case) -> Trial:
-        """A trial from the checkpoint, as another process would make it.
+        """Make a trial from the checkpoint, as another process would.
 
         Raises:
             StateError: The checkpoint does not fit the model, or models are not the same each time.
@@ -340,9 +347,9 @@ class StateCheck:
         names = [n for n, t in own_tensors(restored.model).items() if not same(t, fresh.get(n))]
         if names:
             raise StateError(
-                f"{self._name}.model gives another {names[0]!r} each time, for the same seed and the "
-                "same hyper-parameters; draw initial values from torch's, NumPy's or Python's global "
-                "stream, which thrifty seeds, and copy what several models start from"
+                f"{self._name}.model gives another {names[0]!r} each time, for the same seed and "
+                "the same hyper-parameters; draw initial values from torch's, NumPy's or Python's "
+                "global stream, which thrifty seeds, and copy what several models start from"
             )
         if member.state is not None:
             self._load(restored, member)
@@ -368,11 +375,12 @@ class StateCheck:
             raise StateError(
                 f"a checkpoint of {self._name} cannot be loaded into a new "
                 f"{'model' if isinstance(trial, TaskTrial) else 'trial'} "
-                f"({type(error).__name__}: {error}); what it trains must be able to go on from its state"
+                f"({type(error).__name__}: {error}); what it trains must be able to go on from its "
+                "state"
             ) from error
 
     def _check_shared(self, live: TaskTrial, other: TaskTrial) -> None:
-        """Refuse parameters that belong to several models; frozen ones may."""
+        """Refuse parameters that several models share, unless they are frozen."""
         own = {id(parameter) for parameter in live.model.parameters()}
         shared = [
             name
@@ -384,12 +392,12 @@ class StateCheck:
 
     def _shared(self, name: str) -> StateError:
         return StateError(
-            f"{self._name}.model gives the same parameter {name!r} to several trials, so one trial trains "
-            "those of another; make it anew, or copy it (copy.deepcopy), in each call"
+            f"{self._name}.model gives the same parameter {name!r} to several trials, so one trial "
+            "trains those of another; make it anew, or copy it (copy.deepcopy), in each call"
         )
 
     def _meant(self, live: Trial) -> list[dict[str, Any]]:
-        """Copies of what is meant not to be state: of the task, and of each module."""
+        """Copy the attributes of the task and of each module that are meant not to be state."""
         names = self._task.not_state
         held = [{n: vars(one)[n] for n in names if n in vars(one)} for one in _places(live)]
         return deepcopy(held) if any(held) else []
@@ -402,13 +410,13 @@ class StateCheck:
         *,
         num_steps: int,
     ) -> bool:
-        """Whether a restored trial takes the same steps once it has what is meant not to be state."""
+        """Return whether a restored trial takes the same steps if given what is not state."""
         restored = self._restored(case)
         for one, values in zip(_places(restored), meant, strict=False):
             vars(one).update(deepcopy(values))
         return not probes_differ(mine, case.again(restored, num_steps))
 
-    # -- what is said --------------------------------------------------------------------
+    # -- messages ------------------------------------------------------------------------
 
     @property
     def _name(self) -> str:
@@ -419,35 +427,37 @@ class StateCheck:
         mend = (
             "keep it in state() and load_state()"
             if isinstance(self._task, Trainable)
-            else "keep it in the optimizer's state of a parameter (self.state[p]), or in its param_groups"
+            else "keep it in the optimizer's state of a parameter (self.state[p]), or in its "
+            "param_groups"
             if outside and all(name.startswith("optimizer.") for name in outside)
             else "keep it in a buffer of the model (register_buffer), or make it follow from the "
             "hyper-parameters and the epoch in adapt"
         )
         return (
-            f"{self._name} keeps state outside of its checkpoint: restored from it, a trial goes on "
-            f"differently ({difference} differs). Not in the checkpoint: {places}; {mend}"
+            f"{self._name} keeps state outside of its checkpoint: restored from it, a trial goes "
+            f"on differently ({difference} differs). Not in the checkpoint: {places}; {mend}"
         )
 
     def _not_repeatable(self, difference: str) -> str:
         if difference == FIRST_BATCH:
             return (
-                f"the data of {self._name} are not the same each time that an epoch is read: {difference} "
-                "differs. Draw from torch's, NumPy's or Python's global stream, which thrifty seeds "
-                "for each batch, and keep nothing in the dataset that changes while it is read"
+                f"the data of {self._name} are not the same each time that an epoch is read: "
+                f"{difference} differs. Draw from torch's, NumPy's or Python's global stream, "
+                "which thrifty seeds for each batch, and keep nothing in the dataset that changes "
+                "while it is read"
             )
         return (
             f"{self._name} gives another result each time, from the same state and the same seed "
-            f"({difference} differs); draw from torch's, NumPy's or Python's global stream, which thrifty "
-            "seeds before each step, or from a generator that is seeded in each call"
+            f"({difference} differs); draw from torch's, NumPy's or Python's global stream, which "
+            "thrifty seeds before each step, or from a generator that is seeded in each call"
         )
 
     def _note_attributes(self, outside: Sequence[str]) -> None:
         if outside:
             names = ", ".join(map(repr, outside[:5]))
             self._warn(
-                f"{self._name}: not in the checkpoint: {names}. A restored trial takes the same next "
-                "steps; if that is meant, name the attributes in not_state"
+                f"{self._name}: not in the checkpoint: {names}. A restored trial takes the same "
+                "next steps; if that is meant, name the attributes in not_state"
             )
 
     def _warn(self, text: str) -> None:
@@ -473,7 +483,7 @@ def _kind(trial: Trial) -> frozenset[type]:
 
 
 def _places(trial: Trial) -> list[Any]:
-    """The objects of a trial that may have attributes of the user's."""
+    """Return the objects of a trial that may have the user's attributes."""
     if not isinstance(trial, TaskTrial):
         return [trial.task]
     return [trial.task, *trial.model.modules(), trial.optimizer]
@@ -489,7 +499,7 @@ def _outside(live: Trial, restored: Trial, *, meant: Collection[str]) -> list[st
 
 
 def _attempted(does: Callable[[Trial], Result], trial: Trial) -> Result | Exception:
-    """What a trial does, or the error that its code raises there."""
+    """Return the result of probing a trial, or the error that its code raises."""
     try:
         return does(trial)
     except Exception as error:
@@ -499,7 +509,7 @@ def _attempted(does: Callable[[Trial], Result], trial: Trial) -> Result | Except
 
 
 def _raised(*found: object) -> str:
-    """The error that only one of two trials raises."""
+    """Describe the error that only one of two trials raises."""
     error = next(each for each in found if isinstance(each, Exception))
     return f"only one of them raises {type(error).__name__}: {error}, and so what it does"
 

@@ -1,4 +1,4 @@
-"""What a trial does next: one step and one evaluation, to be compared with those of another trial."""
+"""A probe of a trial: its next step and evaluation, for comparison with those of another trial."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ from .verify import Probe, stand_in
 Trial = TaskTrial | TrainableTrial
 
 FURTHER_STEPS = 100
-"""State outside of the checkpoint that acts no more often than this may be missed in short epochs."""
+"""How many steps a probe takes at least, if time allows.
+
+In short epochs, state outside of the checkpoint that acts less often than this may be missed.
+"""
 
 
 def probe(trial: Trial, plan: EpochPlan, *, trains: bool) -> Probe:
-    """Let a trial take one step of an epoch, and evaluate.
+    """Let a trial take one step of an epoch, and evaluate it.
 
     Args:
-        trial: It is used up.
+        trial: The trial; it cannot be used afterwards.
         plan: The epoch.
         trains: Whether a ``Trainable``, which has no steps, trains the whole epoch.
     """
@@ -41,17 +44,17 @@ def probe(trial: Trial, plan: EpochPlan, *, trains: bool) -> Probe:
 def probe_further(
     trial: TaskTrial, plan: EpochPlan, *, num_steps: int | None = None, limit_s: float
 ) -> tuple[Probe, int]:
-    """Let a trial that was probed go on: to the end of the epoch, and into others.
+    """Let a trial continue after a probe: to the end of the epoch, and into later ones.
 
     Args:
-        trial: It is used up.
+        trial: The trial; it cannot be used afterwards.
         plan: The epoch that it was probed in. Later ones have the same values.
-        num_steps: How many steps to take (default: an epoch and one more, but ``FURTHER_STEPS`` at
-            least, as far as the time allows).
-        limit_s: How long that may take. It counts only without ``num_steps``.
+        num_steps: How many steps to take (default: an epoch and one more, but at least
+            ``FURTHER_STEPS``, as far as the time allows).
+        limit_s: How many seconds that may take. It applies only without ``num_steps``.
 
     Returns:
-        What came of them, and how many steps it was.
+        The results of the steps, and how many steps there were.
     """
     began = time.perf_counter()
     enough = max(trial.num_steps(plan.values) + 1, FURTHER_STEPS)
@@ -87,7 +90,7 @@ def probe_further(
 
 
 def _one_step(trial: TaskTrial, plan: EpochPlan) -> Probe:
-    """One step of an epoch, then the metrics of one validation batch."""
+    """Take one step of an epoch, then compute the metrics of one validation batch."""
     seen: list[Any] = []
 
     def noted() -> Iterator[Batch]:
@@ -111,7 +114,7 @@ def _one_step(trial: TaskTrial, plan: EpochPlan) -> Probe:
 
 
 def _metrics(trial: TaskTrial, plan: EpochPlan) -> tuple[Any, dict[str, Any]]:
-    """A stand-in for one validation batch, and its metrics."""
+    """Return a stand-in for one validation batch, and its metrics."""
     trial.model.eval()
     seed_everything(derive_seed(trial.seed, "evaluate", plan.epoch))
     with torch.no_grad():
@@ -122,7 +125,7 @@ def _metrics(trial: TaskTrial, plan: EpochPlan) -> tuple[Any, dict[str, Any]]:
 
 
 def _no_epoch(trial: TrainableTrial) -> Probe:
-    """The metrics of a trial as it stands, and its state."""
+    """Return the metrics of a trial as it stands, and its state."""
     seed_everything(0)
     metrics = trial.task.evaluate()
     state = trial.state()
@@ -136,7 +139,7 @@ def _no_epoch(trial: TrainableTrial) -> Probe:
 
 
 def _one_epoch(trial: TrainableTrial, plan: EpochPlan) -> Probe:
-    """A whole epoch, and what came of it."""
+    """Train a whole epoch, and return its metrics and the state after it."""
     metrics = trial.epoch(plan)
     state = trial.state()
     moments: Mapping[str, Mapping[str, Any]] = {"": {"tree": state.tree}}

@@ -1,4 +1,4 @@
-"""What one trial trains: the user's side of the contract."""
+"""What one trial trains: the interface that users implement."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from .identity import TaskIdentity, identify, is_legacy_asked, legacy_identity
 
 
 class _Identified:
-    """What a task is, so that studies of the same task can share what was trained."""
+    """An object with an identity, by which studies of the same task share trained stages."""
 
     version: str = ""
-    """Change it when something has changed that cannot be seen, such as a file that is read."""
+    """Change it when something that thrifty cannot see has changed, such as a file that is read."""
 
     not_state: Collection[str] = ()
-    """Names of attributes, of the task and of modules, that are meant not to be part of a checkpoint.
+    """Names of attributes, of the task and of modules, that are deliberately not in a checkpoint.
 
-    thrifty compares a restored trial with the live one. What differs and is named here is accepted.
+    thrifty compares a restored trial with the live one and accepts differences in these attributes.
     """
 
     def identity(self) -> Mapping[str, str]:
-        """Name everything that training and evaluation depend on, apart from hyper-parameters.
+        """Return everything that training and evaluation depend on, apart from hyper-parameters.
 
-        By default that is found by content: the code of the class and of the user's own functions
-        and classes that it reaches, the values that these read, ``version``, and the versions of
-        installed packages. Studies of equal identity and seed share one search plan.
+        By default, thrifty finds that by content: the code of the class and of the user's own
+        functions and classes that it reaches, the values that these read, ``version``, and the
+        versions of installed packages. Studies of equal identity and seed share one search plan.
 
         Override it to take over: then only what you return counts. To replace only the attributes
         of a task or of any object, define ``__thrifty_identity__(self)``, which returns plain data.
 
         Raises:
-            TaskError: a value has no content, such as an open file; the message names it.
+            TaskError: A value has no content, such as an open file; the message names it.
         """
         if is_legacy_asked():
             return self._legacy_identity()
@@ -45,42 +45,46 @@ class _Identified:
         return {**found.training, **found.evaluation}
 
     def _content(self) -> TaskIdentity:
-        """The identity by content."""
+        """Return the identity by content."""
         return identify(self, contract=vars(Trainable))
 
     def _legacy_identity(self) -> Mapping[str, str]:
-        """What ``identity`` returned up to database version 4."""
+        """Return what ``identity`` returned up to database version 4."""
         return legacy_identity(self)
 
 
 class Task(_Identified, ABC):
-    """What one trial trains; alone or packed, on any executor.
+    """What one trial trains, alone or packed, on any executor.
 
     Subclass it and write plain PyTorch. ``hp`` holds the trial's hyper-parameters: ``hp.width``.
 
-    A hyper-parameter that moves during training has to be followed: by the optimizer, by
-    ``batch_size``, or by ``adapt``, which reads it. One that only ``data`` or ``model`` read is an
-    error before training. They are called with the values of the first epoch, also where a trial is
-    continued.
+    A hyper-parameter that changes during training has to be followed: by the optimizer, by
+    ``batch_size``, or by an ``adapt`` that reads it. If only ``data`` or ``model`` reads it,
+    thrifty raises an error before training. These two are called with the values of the first
+    epoch, also when a trial resumes.
 
     Attributes:
-        optimizer: ``SGD``, ``AdamW`` and so on, whose string options name hyper-parameters that are
-            followed; or a method of ``hp`` that returns one, called again whenever something that
-            it reads has moved.
-        batch_size: Samples of a training batch: a number, or the name of a hyper-parameter.
-        eval_batch_size: Samples of a validation batch.
+        optimizer: ``SGD``, ``AdamW`` and so on, whose string options name hyper-parameters that
+            are followed; or a method of ``hp`` that returns one, called again whenever a value
+            that it reads has changed.
+        batch_size: Samples per training batch: a number, or the name of a hyper-parameter.
+        eval_batch_size: Samples per validation batch.
 
     >>> from thrifty.pack import ArrayData
     >>> class Line(Task):
     ...     optimizer = Optimizer(torch.optim.SGD, lr="lr")
+    ...
     ...     def data(self, hp):
     ...         x = torch.linspace(-1, 1, 32)[:, None]
     ...         return ArrayData(train=(x, 2 * x), valid=(x, 2 * x))
+    ...
     ...     def model(self, hp):
     ...         return torch.nn.Linear(1, 1)
+    ...
     ...     def loss(self, model, batch):
     ...         x, y = batch
     ...         return (model(x) - y).square().mean()
+    ...
     ...     def metrics(self, model, batch):
     ...         return {"mse": self.loss(model, batch)}
     """
@@ -91,35 +95,39 @@ class Task(_Identified, ABC):
 
     @abstractmethod
     def data(self, hp: HyperParameters) -> Any:
-        """``ArrayData(train=(x, y), valid=(x, y))``, or a pair of torch datasets.
+        """Return ``ArrayData(train=(x, y), valid=(x, y))``, or a pair of torch datasets.
 
-        Called once for all trials that agree on what it reads of ``hp``.
+        thrifty calls it once for all trials that agree on the hyper-parameters it reads.
         """
 
     @abstractmethod
     def model(self, hp: HyperParameters) -> torch.nn.Module:
-        """A fresh model. Random initialisation is seeded by the trial's seed."""
+        """Return a fresh model. The trial's seed seeds its random initialisation."""
 
     @abstractmethod
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        """The training loss of a batch: a scalar, mean over the batch."""
+        """Return the training loss of a batch: a scalar, the mean over the batch."""
 
     @abstractmethod
     def metrics(self, model: torch.nn.Module, batch: Batch) -> Mapping[str, Any]:
-        """Metrics of a validation batch by name: scalars, means over the batch (then averaged by size)."""
+        """Return the metrics of a validation batch by name: scalars, each the mean over the batch.
+
+        thrifty averages them over the batches, weighted by batch size.
+        """
 
     def _content(self) -> TaskIdentity:
         return identify(self, evaluation=_EVALUATED, contract=vars(Task))
 
     def adapt(self, model: torch.nn.Module, hp: HyperParameters) -> None:
-        """Brings a model up to date with hyper-parameters that changed; called before each epoch.
+        """Bring a model up to date with hyper-parameters that changed; called before each epoch.
 
-        Override it to let something other than the optimiser follow a schedule, such as a dropout rate.
+        Override it to let something other than the optimizer, such as a dropout rate, follow a
+        schedule.
         """
 
 
 class Trainable(_Identified, ABC):
-    """The same contract for code that owns its loop (Lightning, scikit-learn, anything).
+    """The same interface for code that owns its loop (Lightning, scikit-learn, anything).
 
     One instance is one trial. Everything random must come from ``seed`` and the epoch.
     Stages are shared exactly as for a ``Task``.
@@ -127,33 +135,33 @@ class Trainable(_Identified, ABC):
 
     @abstractmethod
     def setup(self, hp: HyperParameters, *, seed: int, device: torch.device) -> None:
-        """Makes everything anew for one trial."""
+        """Create everything anew for one trial."""
 
     @abstractmethod
     def train(self, epoch: int, hp: HyperParameters) -> None:
-        """Trains one epoch (0, 1, ...) with the hyper-parameters of that epoch."""
+        """Train one epoch (0, 1, ...) with the hyper-parameters of that epoch."""
 
     @abstractmethod
     def evaluate(self) -> Mapping[str, float]:
-        """Metrics of the present state."""
+        """Return the metrics of the present state."""
 
     @abstractmethod
     def state(self) -> Any:
-        """Everything needed to go on: nested dicts and lists of tensors and plain values."""
+        """Return everything needed to continue: nested dicts, lists, tensors and plain values."""
 
     @abstractmethod
     def load_state(self, state: Any) -> None:
-        """Goes back to what ``state`` returned."""
+        """Restore what ``state`` returned."""
 
 
 def optimizer_of(task: Task, hp: HyperParameters) -> Optimizer:
-    """The optimizer specification of a task, whether it is an attribute or a method."""
+    """Return the optimizer specification of a task, whether it is an attribute or a method."""
     spec = task.optimizer
     return spec if isinstance(spec, Optimizer) else spec(hp)
 
 
 def adapts(task: Task) -> bool:
-    """Whether a task overrides ``adapt``."""
+    """Return whether a task overrides ``adapt``."""
     return type(task).adapt is not Task.adapt
 
 
@@ -161,7 +169,7 @@ def task_identity(task: Task | Trainable) -> TaskIdentity:
     """Identify a task by content, or by what its own ``identity`` returns.
 
     Raises:
-        TaskError: a value has no content, such as an open file; the message names it.
+        TaskError: A value has no content, such as an open file; the message names it.
     """
     if type(task).identity is _Identified.identity:
         return task._content()
@@ -170,4 +178,4 @@ def task_identity(task: Task | Trainable) -> TaskIdentity:
 
 
 _EVALUATED = frozenset({"metrics", "eval_batch_size"})
-"""The members of a task that only evaluation calls."""
+"""The members of a task that only evaluation uses."""

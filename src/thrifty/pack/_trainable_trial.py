@@ -23,21 +23,21 @@ class TrainableTrial:
     """One trial of a task that owns its loop."""
 
     adapts = False
-    """Whether something follows hyper-parameters between epochs; ``train`` does so itself."""
+    """Whether thrifty adapts the model between epochs; a ``Trainable`` does so in ``train``."""
 
     def __init__(self, task: Trainable, device: torch.device) -> None:
-        # one instance is one trial; a pack has several
+        # a copy, since one instance is one trial and a pack has several trials
         self.task = own_task(task)
         self.is_trained = False
-        """Whether it has begun an epoch."""
+        """Whether the trial has begun an epoch."""
         self._device = device
 
     @property
     def model(self) -> torch.nn.Module:
-        """That of the trainable, where it shows one as ``model``.
+        """The model of the trainable, if its attribute ``model`` is one.
 
         Raises:
-            TaskError: it does not.
+            TaskError: It is not.
         """
         model = getattr(self.task, "model", None)
         if isinstance(model, torch.nn.Module):
@@ -48,7 +48,7 @@ class TrainableTrial:
         )
 
     def begin(self, member: Member) -> None:
-        """Set it up, and load the member's state if it has one."""
+        """Set up the trainable, and load the member's state if there is one."""
         seed_everything(derive_seed(member.seed, "model"))
         self._seed = member.seed
         self._readings = Readings(
@@ -59,19 +59,19 @@ class TrainableTrial:
             self.task.load_state(unpack_state(member.state))
 
     def num_steps(self, values: Mapping[str, Any]) -> int:
-        """One: what happens within an epoch is its own affair."""
+        """Return 1: thrifty does not see the steps within an epoch."""
         return 1
 
     def state(self) -> State:
-        """A copy of everything that is needed to go on."""
+        """Return a copy of everything that is needed to continue."""
         return pack_state(self.task.state())
 
     def epoch(self, plan: EpochPlan) -> Mapping[str, float]:
-        """A whole epoch.
+        """Train and evaluate a whole epoch.
 
         Raises:
-            TaskError: A hyper-parameter that moves is read in ``setup``, but not in ``train``. Only
-                a call of ``train`` can tell; its epoch is not reported.
+            TaskError: A hyper-parameter that changes is read in ``setup``, but not in ``train``.
+                Only a call of ``train`` shows this; its epoch is not reported.
         """
         seed_everything(derive_seed(self._seed, "epoch", plan.epoch))
         hp = HyperParameters(plan.values)

@@ -1,4 +1,4 @@
-"""One trial of a task, step by step: plain PyTorch, what every other way of training has to equal."""
+"""One trial of a task, step by step in plain PyTorch: the reference for all other back-ends."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ TRAIN_LOSS = "train_loss"
 
 
 class TaskTrial:
-    """A model, its optimiser and its place in the data.
+    """A model, its optimizer and its position in the data.
 
-    ``start`` an epoch, ``step`` until there is nothing left, ``finish`` it.
+    ``start`` an epoch, call ``step`` until no batch is left, then ``finish`` the epoch.
     """
 
     model: torch.nn.Module
 
     def __init__(self, task: Task, device: torch.device) -> None:
         self._owner = task
-        # what the task notes down about one trial (in ``adapt``, say) must not reach another one
+        # a copy: what the task stores for one trial (say, in ``adapt``) must not reach others
         self.task = own_task(task)
         self.device = device
         self.is_trained = False
-        """Whether it has begun an epoch."""
+        """Whether the trial has begun an epoch."""
 
     def begin(self, member: Member) -> None:
-        """Make model and optimizer, and put the member's state into them if it has one.
+        """Make model and optimizer, and load the member's state if there is one.
 
         Raises:
-            TaskError: A hyper-parameter that moves is read once, and nothing follows it; or the
+            TaskError: A hyper-parameter that changes is read only once and not followed, or the
                 model has lazy layers.
         """
         first = member.first_values
@@ -64,7 +64,7 @@ class TaskTrial:
         sources = sources_of(self._owner, self.device)
         self.source: Source = sources.get(self._owner, self.readings.once("data"))
         self.source_number = sources.number_of(self.source)
-        """What tells its data from those of all other trials, also of trials that are gone."""
+        """A number unique to its data among those of all trials, past ones included."""
         seed_everything(derive_seed(member.seed, "model"))
         self.model = self.task.model(self.readings.once("model")).to(self.device)
         self._check_model()
@@ -81,30 +81,31 @@ class TaskTrial:
         for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
             if isinstance(tensor, UninitializedTensorMixin):
                 raise TaskError(
-                    f"{type(self._owner).__name__}.model returns a lazy layer whose {name!r} has no shape yet; "
-                    "give the layer its sizes, or run the model on a batch before you return it"
+                    f"{type(self._owner).__name__}.model returns a lazy layer whose {name!r} has "
+                    "no shape yet; give the layer its sizes, or run the model on a batch before "
+                    "you return it"
                 )
 
     def restore(self, member: Member) -> None:
         """Make model and optimizer as they were at the end of an epoch.
 
         Args:
-            member: With the state at the end of that epoch, and the values in it.
+            member: The state at the end of that epoch, and the values in it.
         """
         self.begin(replace(member, state=None))
-        # what ``adapt`` does to parameters is in the state already: it is called once for an epoch
+        # load the state only after ``adapt``: it already contains what ``adapt`` did to parameters
         self.adapt(member.values)
         if member.state is not None:
             self.load(member.state)
 
     def load(self, state: State) -> None:
-        """Put a state into model and optimizer."""
+        """Load a state into model and optimizer."""
         held = unpack_state(state)
         self.model.load_state_dict(held["model"])
         self.followed.load(held["optimizer"])
 
     def new_watch(self) -> Watch:
-        """The values that its code reads, as they are now."""
+        """Return a watch of the values that the trial's code reads, as they are now."""
         return Watch({"task": self.task, "model": self.model})
 
     @property
@@ -123,7 +124,7 @@ class TaskTrial:
         return self.followed.spec
 
     def adapt(self, values: Mapping[str, Any]) -> None:
-        """Bring the model up to date with hyper-parameters that may have moved."""
+        """Bring the model up to date with hyper-parameters that may have changed."""
         hp = HyperParameters(values)
         self.task.adapt(self.model, hp)
         self.readings.followed |= hp.names_read
@@ -134,49 +135,49 @@ class TaskTrial:
             self.readings.followed.add(self.task.batch_size)
 
     def batch_size(self, values: Mapping[str, Any]) -> int:
-        """Rows of a batch.
+        """Return the number of rows of a batch.
 
         Raises:
-            TaskError: it is no positive integer, or follows a hyper-parameter that is not there.
+            TaskError: It is not a positive integer, or follows an unknown hyper-parameter.
         """
         return batch_size_of(self.task, values)
 
     def num_steps(self, values: Mapping[str, Any]) -> int:
-        """How many optimizer steps an epoch has.
+        """Return how many optimizer steps an epoch has.
 
         Raises:
-            TaskError: It has none, because only whole batches count and there is no whole one.
+            TaskError: It has none, because ``drop_last`` is set and no batch is full.
         """
         return steps_of(self.source, self.batch_size(values))
 
     def state(self) -> State:
-        """A copy of everything that is needed to go on."""
+        """Return a copy of everything that is needed to continue."""
         return pack_state({
             "model": dict(self.model.state_dict()),
             "optimizer": self.followed.state(),
         })
 
     def batches(self, plan: EpochPlan) -> Iterator[Batch]:
-        """The batches of an epoch."""
+        """Return the batches of an epoch."""
         return self.source.train_batches(
             seed=self.seed, epoch=plan.epoch, batch_size=self.batch_size(plan.values)
         )
 
     def fetch_seeds(self, plan: EpochPlan) -> Callable[[int], int] | None:
-        """The seed of reading each batch; None for data in memory, which are only sliced."""
+        """Return the seed for reading each batch; None for data in memory, which is only sliced."""
         if self.source.arrays is not None:
             return None
         return partial(step_seed, derive_seed(self.seed, "fetch", plan.epoch))
 
     def start(self, plan: EpochPlan, *, batches: Iterator[Batch] | None = None) -> None:
-        """Get ready for an epoch.
+        """Prepare for an epoch.
 
         Args:
             plan: The epoch.
             batches: The batches of ``plan``, if they are prepared already.
 
         Raises:
-            TaskError: A hyper-parameter that moves is read once, and nothing follows it.
+            TaskError: A hyper-parameter that changes is read only once and not followed.
         """
         self.plan = plan
         self.is_trained = True
@@ -193,10 +194,10 @@ class TaskTrial:
         seed_everything(self._epoch_seed)
         self.model.train()
         self.losses: list[torch.Tensor] = []
-        """Of the steps of this epoch."""
+        """The losses of the steps of this epoch."""
 
     def step(self) -> bool:
-        """One update; False if the epoch has no batch left."""
+        """Take one step, and return False if the epoch has no batch left."""
         batch = self.next_batch()
         if batch is None:
             return False
@@ -205,18 +206,18 @@ class TaskTrial:
 
     @property
     def seeds_each_batch(self) -> bool:
-        """Whether all streams are seeded before a batch is read; otherwise only where an epoch starts."""
+        """Whether all streams are seeded before each batch is read, not only once an epoch."""
         return self._fetch_seeds is not None
 
     def next_batch(self) -> Batch | None:
-        """The batch of the next update; None if the epoch has no batch left."""
+        """Return the batch of the next update; None if the epoch has no batch left."""
         if self._fetch_seeds is not None:
-            # what a data set draws must not depend on who drew before
+            # what a data set draws must not depend on earlier draws from the streams
             seed_everything(self._fetch_seeds(len(self.losses)))
         return next(self._batches, None)
 
     def update(self, batch: Batch) -> None:
-        """One update."""
+        """Update the parameters with one batch."""
         step = len(self.losses)
         if self._is_moving:
             self.followed.follow(values_at_step(self.plan, step))
@@ -232,11 +233,11 @@ class TaskTrial:
         self.losses.append(loss.detach())
 
     def finish(self) -> Mapping[str, float]:
-        """The metrics of the epoch.
+        """Return the metrics of the epoch.
 
         Raises:
             DivergedError: The training loss is not finite.
-            TaskError: A model or data have read a hyper-parameter that moves, and nothing follows.
+            TaskError: A model or data have read a hyper-parameter that changes and is not followed.
         """
         self.readings.check_epoch(self.plan)
         loss = float(torch.stack(self.losses).mean())
@@ -244,14 +245,14 @@ class TaskTrial:
         return {TRAIN_LOSS: loss, **self.evaluate(self.plan.epoch)}
 
     def epoch(self, plan: EpochPlan) -> Mapping[str, float]:
-        """A whole epoch."""
+        """Train and evaluate a whole epoch."""
         self.start(plan)
         while self.step():
             pass
         return self.finish()
 
     def evaluate(self, epoch: int) -> dict[str, float]:
-        """The task's metrics over the validation set."""
+        """Return the task's metrics over the validation set."""
         return evaluate(
             self.task,
             self.model,
@@ -261,14 +262,14 @@ class TaskTrial:
 
 
 def values_at_step(plan: EpochPlan, step: int) -> dict[str, Any]:
-    """All hyper-parameters at one step of an epoch."""
+    """Return all hyper-parameters at one step of an epoch."""
     return {**plan.values, **{name: values[step] for name, values in plan.moving.items()}}
 
 
 def evaluate(
     task: Task, model: torch.nn.Module, *, source: Source, seed: int
 ) -> dict[str, float]:
-    """The task's metrics over the validation set, each batch weighted by its samples."""
+    """Return the task's metrics over the validation set, each batch weighted by its samples."""
     model.eval()
     sums = MetricSums()
     seed_everything(seed)
@@ -280,7 +281,7 @@ def evaluate(
 
 
 def check_finite(loss: float, *, epoch: int) -> None:
-    """Raises DivergedError for a training loss that is no number."""
+    """Raise DivergedError if a training loss is not finite."""
     if not math.isfinite(loss):
         raise DivergedError(
             f"the training loss of epoch {epoch + 1} is {loss}; a smaller learning rate, "
@@ -289,13 +290,13 @@ def check_finite(loss: float, *, epoch: int) -> None:
 
 
 def batch_size_of(task: Task, values: Mapping[str, Any]) -> int:
-    """The batch size of a task under some hyper-parameters; see ``TaskTrial.batch_size``."""
+    """Return the batch size of a task under some hyper-parameters; see ``TaskTrial.batch_size``."""
     size = task.batch_size
     if isinstance(size, str):
         if size not in values:
             raise TaskError(
-                f"the task's batch_size follows hyper-parameter {size!r}, which the search space does not "
-                f"have (it has: {', '.join(values)}); add it or give batch_size a number"
+                f"the task's batch_size follows hyper-parameter {size!r}, which the search space "
+                f"does not have (it has: {', '.join(values)}); add it or give batch_size a number"
             )
         size = values[size]
     if int(size) != size or size < 1:

@@ -1,6 +1,14 @@
-"""What training costs: measured curves of time and memory of packs, the pack size that ends a study first, whether slices of a product pay, how a batch is split among unequal workers, and how long an iteration of many machines takes.
+"""Performance models: time, memory and energy of training steps.
 
-Curves are plain numbers, measured elsewhere and kept by the store; nothing here touches a tensor or a device.
+They cover:
+
+- The step time and memory of packed trials, and the pack size with which a study finishes first.
+- Whether slicing a product by its dropout mask pays.
+- How to split a batch among unequal workers.
+- How long an iteration takes on many machines.
+
+All curves are plain numbers, measured elsewhere and kept by the store. Nothing here touches a
+tensor or a device.
 """
 
 from ._balancer import (

@@ -1,4 +1,4 @@
-"""When a split no longer fits, and what to do then."""
+"""Detection of a split that no longer fits the workers' speed, and its correction."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ._step_curve import StepCurve
 
 
 Split = Callable[[Sequence[StepCurve], int], tuple[int, ...]]
-"""From the workers' present curves and a global batch to samples of each worker."""
+"""Function from the workers' present curves and a global batch to samples of each worker."""
 
 Cost = Callable[[Sequence[StepCurve], Sequence[int]], float]
-"""From the workers' present curves and a split to what a step costs."""
+"""Function from the workers' present curves and a split to the cost of a step."""
 
 
 def step_seconds(curves: Sequence[StepCurve], split: Sequence[int]) -> float:
-    """The cost that counts unless told: seconds of the step.
+    """Return the default cost of a split: the seconds of the step.
 
     >>> step_seconds([StepCurve(sample_s=1.0), StepCurve(sample_s=3.0)], (6, 2))
     6.0
@@ -32,19 +32,23 @@ def step_seconds(curves: Sequence[StepCurve], split: Sequence[int]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BalancerOptions:
-    """When the split follows the workers' speed.
+    """Thresholds for changing the split when workers change their speed.
 
-    The defaults come from the step times of four real jobs: five steps in a row, each 1.2 times as long as the worker's own trailing median, do not happen in calm ones.
+    The defaults come from the step times of four real jobs. In calm jobs, it never happens that
+    five steps in a row each take 1.2 times the worker's own trailing median.
 
     Args:
-        slower: a step is unusual if it takes so many times as long as usual, or that much less.
-        patience: unusual steps in a row that make a change of speed.
-        correction: the same, where it is less, just after the split has followed a change of speed: its first guess may be wrong, and its first two steps are often slow for the memory that they allocate.
-        window: steps of which the median is usual.
-        gain: share of the step's time that a new split has to save.
+        slower: a step is unusual if its time is above this multiple of the usual time, or below the
+            usual time divided by it.
+        patience: number of unusual steps in a row that count as a change of speed.
+        correction: used instead of ``patience``, if smaller, just after the split has followed a
+            change of speed. The first guess may be wrong, and the first two steps are often slow
+            because they allocate memory.
+        window: number of steps whose median is the usual time.
+        gain: share of the step's time that a new split must save.
 
     Raises:
-        UsageError: a number is out of its range.
+        UsageError: a number is out of range.
 
     >>> BalancerOptions(patience=3).patience
     3
@@ -71,14 +75,15 @@ class BalancerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitChange:
-    """A new split, and why.
+    """A new split, and its reason.
 
     Attributes:
-        reason: "settled" (first steps are not as measured alone), "slower", "faster" (a worker's speed changed) or "drift".
-        workers: whose speed changed.
-        before: the split until now.
-        after: the split from now on.
-        step_s: forecast seconds of a step with each of them.
+        reason: "settled" (the first steps differ from the measured curves), "slower" or "faster" (a
+            worker's speed changed), or "drift".
+        workers: workers whose speed changed.
+        before: split until now.
+        after: split from now on.
+        step_s: estimated seconds of a step with each of these splits.
     """
 
     reason: str
@@ -89,18 +94,27 @@ class SplitChange:
 
 
 class Balancer:
-    """Keeps a split by the workers' measured speed.
+    """Keeps a split in line with the workers' measured speed.
 
-    A worker's *slowness* is how many times its curve a step takes now. A step is compared with the worker's own trailing median of slowness, so a change of split changes nothing
-    in what is usual. After ``patience`` unusual steps in a row the worker's slowness is set anew, to that from before its last change if it is near it (the load has gone, or is back); its first steps and, once a window, slow drift set that of all. The split changes only if
-    that saves ``gain`` of the step (HyperTune's threshold and consecutive steps, with hysteresis). No clock, no draws: equal times give equal splits on every worker.
+    A worker's *slowness* is the ratio of its present step time to its measured curve. Each step is
+    compared with the worker's own trailing median of slowness, so a change of split does not change
+    what is usual.
+
+    After ``patience`` unusual steps in a row, the worker's slowness is estimated anew. If the new
+    value is close to the one before the last change (a load has gone, or is back), the earlier
+    value is restored. The first steps and, once per window, slow drift update the slowness of all
+    workers.
+
+    The split changes only if that saves ``gain`` of the step: HyperTune's threshold and consecutive
+    steps, with hysteresis. There is no clock and no randomness, so equal times give equal splits on
+    every worker.
 
     Args:
-        curves: of each worker, as measured.
-        batch: samples of one step, of all workers together.
-        options: when to change.
-        split: from curves and a batch to a split; ``split_batch`` unless told.
-        cost: of a step, of which a new split has to save ``gain``; its seconds unless told.
+        curves: measured curve of each worker.
+        batch: samples of one step, over all workers.
+        options: thresholds for a change.
+        split: function from curves and a batch to a split; default: ``split_batch``.
+        cost: cost of a step, of which a new split must save ``gain``; default: its seconds.
 
     Raises:
         UsageError: the workers cannot hold the batch.
@@ -138,7 +152,7 @@ class Balancer:
 
     @property
     def curves(self) -> tuple[StepCurve, ...]:
-        """The workers as they are now: slowed down or sped up."""
+        """The workers' curves at their present speed."""
         return tuple(
             curve.scaled(slowness)
             for curve, slowness in zip(self._measured, self._slowness, strict=True)
@@ -147,14 +161,14 @@ class Balancer:
     def observe(
         self, seconds: Sequence[float], *, sizes: Sequence[int] | None = None
     ) -> SplitChange | None:
-        """Takes the times of a step.
+        """Record the times of a step.
 
         Args:
-            seconds: that each worker worked.
-            sizes: samples that each of them had, where that was not the present split.
+            seconds: working time of each worker.
+            sizes: samples of each worker, if that was not the present split.
 
         Returns:
-            The change that follows from it, from the next step on; None: no change.
+            The change that takes effect with the next step; None: no change.
         """
         self._steps += 1
         changed: dict[str, list[int]] = {"slower": [], "faster": []}
@@ -174,15 +188,19 @@ class Balancer:
         return None
 
     def probe(self, worker: int, seconds: float, samples: int) -> SplitChange | None:
-        """Takes the time of ``samples`` that a worker without a share has trained for nothing, to see how fast it is now; ``samples`` is positive."""
+        """Record a probe of a worker that has no share of the batch.
+
+        The worker has trained ``samples`` samples only to measure its present speed; ``samples`` is
+        positive.
+        """
         ratio = seconds / self._measured[worker].seconds(samples)
         how = self._take(worker, ratio)
         return self._change(how, [worker]) if how else None
 
     def _take(self, worker: int, ratio: float) -> str | None:
-        """Takes one step of one worker; says how its speed changed.
+        """Record one step of one worker; return how its speed changed.
 
-        A time that is not positive and finite says nothing.
+        A time that is not positive and finite is ignored.
         """
         if not 0 < ratio < math.inf:
             return None
@@ -190,7 +208,7 @@ class Balancer:
         usual, unusual = self._usual[worker], self._unusual[worker]
         patience = self._options.patience
         if self._steps < self._correct_until:
-            # A curve foresees steps of another size only roughly.
+            # A curve predicts steps of another size only roughly.
             patience = min(patience, self._options.correction)
         if len(usual) < patience:
             usual.append(ratio)
@@ -218,7 +236,10 @@ class Balancer:
         return how
 
     def _recalled(self, worker: int, measured: float) -> float:
-        """The speed from before the last change, if it is back: better known than by a few steps of another size."""
+        """Return the slowness from before the last change if it is back, else the measured one.
+
+        The earlier value is known better than from a few steps of another size.
+        """
         before, now = self._before[worker], self._slowness[worker]
         if self._steps >= self._correct_until:
             self._before[worker] = now
@@ -226,7 +247,10 @@ class Balancer:
         return before if is_back else measured
 
     def _follow(self) -> list[int]:
-        """Sets everybody's slowness to that of the latest steps, unusual ones too: who is slow every other moment is slow."""
+        """Set every worker's slowness to that of its latest steps; return all workers.
+
+        Unusual steps count, too: a worker that is slow every other step is a slow worker.
+        """
         for worker, latest in enumerate(self._latest):
             if latest:
                 self._slowness[worker] = median(latest)

@@ -1,4 +1,4 @@
-"""What exchanging gradients costs where somebody has measured it."""
+"""Cost of exchanging gradients, from measurements."""
 
 from __future__ import annotations
 
@@ -18,32 +18,35 @@ from ._link import Link, ring_s
 
 
 _ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1}
-"""How many times each collective goes around the ring."""
+"""Number of times that each collective goes around the ring."""
 
 _PRIOR_SIGMA = math.log(3.0) / NormalDist().inv_cdf(0.95)
-"""What is only a network's name is right within a factor of 3, nine times of ten."""
+"""Standard deviation of the log error of a network's nominal speed.
+
+The nominal speed is right within a factor of 3 in nine cases of ten.
+"""
 
 _FOLDS = 32
 _TINY_S = 1e-12
 
 Shape = tuple[int, int]
-"""Machines, and devices of each."""
+"""Machines, and devices per machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveTiming:
-    """One measured exchange.
+    """One measured collective.
 
     Args:
-        name: of the network: a VM type.
-        num_bytes: that each device hands in.
-        nodes: machines.
-        per_node: devices of each.
-        seconds: it took.
+        name: name of the network, such as a VM type.
+        num_bytes: bytes that each device contributes.
+        nodes: number of machines.
+        per_node: devices per machine.
+        seconds: measured time.
         collective: "all_reduce", "all_gather", "reduce_scatter" or "broadcast".
 
     Raises:
-        UsageError: a number cannot be a measurement, or the collective is not known.
+        UsageError: a number cannot be a measurement, or the collective is unknown.
     """
 
     name: str
@@ -57,32 +60,45 @@ class CollectiveTiming:
         _check_collective(self.collective)
         if not (0 < self.num_bytes < math.inf and 0 < self.seconds < math.inf):
             raise UsageError(
-                f"an exchange has bytes and takes time: num_bytes={self.num_bytes}, seconds={self.seconds} of {self.name!r}"
+                f"an exchange has bytes and takes time: num_bytes={self.num_bytes}, "
+                f"seconds={self.seconds} of {self.name!r}"
             )
         if self.nodes < 1 or self.per_node < 1 or self.nodes * self.per_node < 2:
             raise UsageError(
-                f"an exchange needs two devices: nodes={self.nodes}, per_node={self.per_node} of {self.name!r}"
+                f"an exchange needs two devices: nodes={self.nodes}, per_node={self.per_node} "
+                f"of {self.name!r}"
             )
 
     @property
     def shape(self) -> Shape:
-        """Machines, and devices of each."""
+        """Machines, and devices per machine."""
         return self.nodes, self.per_node
 
 
 class CollectiveModel:
-    """Seconds of collectives by network, bytes, machines and devices of each, with quantiles.
+    """Seconds of collectives by network, bytes, machines and devices per machine, with quantiles.
 
-    A ring between the machines and one inside each is fitted to what was measured. Where a number of machines was measured, the measured times count themselves: between their sizes along straight lines, below them in the ring's proportions, above them at the
-    ring's slope. For other numbers of machines the measured deviations from the ring count less the farther away they are.
+    The model fits a ring between the machines and a ring inside each machine to the measurements.
+    For a measured number of machines it uses the measured times themselves: linear between the
+    measured sizes, proportional to the ring below them, with the ring's slope above them. For other
+    numbers of machines it corrects the ring by the measured deviations, which count less the
+    farther away they are.
 
-    Quantiles come from what each measurement deviates from a model that has not seen it. Where nothing was measured there is the prior, within a factor of 3 nine times of ten.
+    Quantiles come from the errors of each measurement against a model fitted without it. Where
+    nothing was measured, the model uses the prior, which holds within a factor of 3 in nine cases
+    of ten.
 
-    >>> timings = [CollectiveTiming(name="vm", num_bytes=b, nodes=2, seconds=1e-4 + b / 1e9) for b in (1e4, 1e6, 1e8)]
+    >>> timings = [
+    ...     CollectiveTiming(name="vm", num_bytes=b, nodes=2, seconds=1e-4 + b / 1e9)
+    ...     for b in (1e4, 1e6, 1e8)
+    ... ]
     >>> model = CollectiveModel.fit(timings)
     >>> model.seconds("vm", num_bytes=[1e6, 1e8], nodes=2).round(4).tolist()
     [0.0011, 0.1001]
-    >>> bool(model.seconds("vm", num_bytes=1e6, nodes=4, quantile=0.9) > model.seconds("vm", num_bytes=1e6, nodes=4))
+    >>> bool(
+    ...     model.seconds("vm", num_bytes=1e6, nodes=4, quantile=0.9)
+    ...     > model.seconds("vm", num_bytes=1e6, nodes=4)
+    ... )
     True
     """
 
@@ -104,17 +120,17 @@ class CollectiveModel:
         *,
         prior: Mapping[str, Link] | None = None,
     ) -> CollectiveModel:
-        """Learns from measurements.
+        """Fit a model to measurements.
 
         Args:
-            measurements: of any networks; several of one kind are welcome.
+            measurements: timings of any networks; repeated timings of one kind are welcome.
             prior: networks by name, for what was not measured.
         """
         return cls(measurements, prior)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Networks that something is known of."""
+        """Networks with measurements or a prior."""
         return tuple(sorted({name for name, _ in self._rings} | self._prior.keys()))
 
     def seconds(
@@ -127,18 +143,20 @@ class CollectiveModel:
         collective: str = "all_reduce",
         quantile: float = 0.5,
     ) -> np.ndarray:
-        """Seconds of an exchange; one device alone takes none.
+        """Return the seconds of a collective; one device alone takes none.
 
         Args:
-            name: of the network.
-            num_bytes: that each device hands in; broadcasts with the next two.
-            nodes: machines.
-            per_node: devices of each.
+            name: name of the network.
+            num_bytes: bytes that each device contributes; broadcasts with ``nodes`` and
+                ``per_node``.
+            nodes: number of machines.
+            per_node: devices per machine.
             collective: see ``CollectiveTiming``.
-            quantile: 0.5 is the middle; 0.95 is exceeded once in twenty times.
+            quantile: 0.5 is the median; 0.95 is exceeded once in twenty times.
 
         Raises:
-            UsageError: nothing is known of this network, or only what happens inside (or between) its machines; or an argument is out of its range.
+            UsageError: an argument is out of range, or nothing is known of this network, or nothing
+                of the links between (or inside) its machines.
         """
         _check_collective(collective)
         if not 0 < quantile < 1:
@@ -166,7 +184,7 @@ class CollectiveModel:
         return out
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; ``from_json`` gives the model back."""
+        """Return plain data, from which ``from_json`` restores the model."""
         return {
             "timings": [asdict(timing) for timing in self._timings],
             "prior": {name: _finite(asdict(link)) for name, link in self._prior.items()},
@@ -174,10 +192,10 @@ class CollectiveModel:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CollectiveModel:
-        """What ``to_json`` wrote.
+        """Restore a model from the data that ``to_json`` returned.
 
         Raises:
-            UsageError: it is not what ``to_json`` writes.
+            UsageError: the data does not come from ``to_json``.
         """
         try:
             return cls(
@@ -188,7 +206,7 @@ class CollectiveModel:
             raise UsageError(f"this is no model of collectives: {error!r}") from error
 
     def _link_terms(self, name: str, collective: str) -> np.ndarray:
-        """Seconds of each term by the network's name; zeros without one."""
+        """Return the seconds of each term by the prior for this network; zeros without a prior."""
         link = self._prior.get(name)
         if link is None:
             return np.zeros(4)
@@ -204,7 +222,8 @@ class CollectiveModel:
         ring = self._rings.get(key)
         if ring is None:
             raise UsageError(
-                f"nothing is known of {collective} on {name!r}: measure it, or give a prior for it; there are {', '.join(self.names) or 'none'}"
+                f"nothing is known of {collective} on {name!r}: measure it, or give a prior "
+                f"for it; there are {', '.join(self.names) or 'none'}"
             )
         for asked, known, where in (
             (between, ring.between, "between machines"),
@@ -212,7 +231,8 @@ class CollectiveModel:
         ):
             if asked and not known:
                 raise UsageError(
-                    f"{collective} on {name!r} was never measured {where}: measure it, or give a prior for it"
+                    f"{collective} on {name!r} was never measured {where}: measure it, or "
+                    "give a prior for it"
                 )
 
 
@@ -230,11 +250,11 @@ class _MeasuredRing:
         self._curves = {shape: _rising(points) for shape, points in by_shape.items()}
 
     def has_seen(self, shape: Shape) -> bool:
-        """Whether each ring that this shape needs was measured, at some shape."""
+        """Return whether each ring that this shape needs was measured, at some shape."""
         return (self.between or shape[0] == 1) and (self.inside or shape[1] == 1)
 
     def seconds(self, sizes: np.ndarray, shape: Shape, link: np.ndarray) -> np.ndarray:
-        """The middle; rings that were not measured go by the link's terms."""
+        """Return the median seconds; rings that were not measured use the terms in ``link``."""
         if shape in self._curves:
             return self._measured(sizes, shape)
         known = np.repeat([self.between, self.inside], 2)
@@ -246,7 +266,7 @@ class _MeasuredRing:
         ]
         weights = np.array(list(distances.values())) ** -2.0
         mean = np.average(deviations, axis=0, weights=weights)
-        # Half of what was found at 2 machines still holds at 4.
+        # The weight halves per doubling: half of the deviation found at 2 machines applies at 4.
         out: np.ndarray = ring * np.exp(mean / (1 + min(distances.values())))
         return out
 
@@ -265,7 +285,10 @@ class _MeasuredRing:
 
 
 def _terms(sizes: np.ndarray, shape: Shape) -> np.ndarray:
-    """What the time of two rings is linear in: messages and bytes between machines, then inside; [..., 4]."""
+    """Return the terms of two rings that their time is linear in, [..., 4].
+
+    They are messages and bytes between machines, then messages and bytes inside a machine.
+    """
     return np.stack(
         [
             ring_s(sizes * by_bytes, members, 1.0, 1 - by_bytes)
@@ -276,7 +299,10 @@ def _terms(sizes: np.ndarray, shape: Shape) -> np.ndarray:
 
 
 def _nonnegative(terms: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """Seconds of each term, none negative, with the least relative errors: the best of all sets of terms, so that no solver is needed."""
+    """Return non-negative seconds per term with the smallest squared relative error.
+
+    All subsets of terms are tried, so that no solver is needed.
+    """
     rows = terms / seconds[:, None]
     scale = np.maximum(rows.max(axis=0), _TINY_S)
     best, least = np.zeros(rows.shape[1]), math.inf
@@ -286,7 +312,7 @@ def _nonnegative(terms: np.ndarray, seconds: np.ndarray) -> np.ndarray:
             rows[:, chosen] / scale[list(chosen)], np.ones(len(rows)), rcond=None
         )[0]
         error = float(((rows / scale @ each - 1) ** 2).sum())
-        # Sets with many terms come first: terms that measurements cannot tell apart share.
+        # Larger subsets come first, so terms that measurements cannot tell apart share the time.
         if (each >= 0).all() and error < least - 1e-12:
             best, least = each, error
     out: np.ndarray = best / scale
@@ -294,7 +320,7 @@ def _nonnegative(terms: np.ndarray, seconds: np.ndarray) -> np.ndarray:
 
 
 def _rising(points: Mapping[float, Sequence[float]]) -> tuple[np.ndarray, np.ndarray]:
-    """Sizes, and seconds that do not fall: more bytes never take less time."""
+    """Return sizes, and seconds that never fall: more bytes never take less time."""
     sizes = np.array(sorted(points))
     y = np.log([float(np.median(points[size])) for size in sizes])
     least = np.minimum.accumulate(y[::-1])[::-1]
@@ -302,7 +328,7 @@ def _rising(points: Mapping[float, Sequence[float]]) -> tuple[np.ndarray, np.nda
 
 
 def _left_out_errors(timings: Sequence[CollectiveTiming]) -> np.ndarray:
-    """Absolute errors, in logarithms and ascending, of measurements whose size and shape were left out."""
+    """Return the sorted absolute log errors of measurements held out by size and shape."""
     errors = [
         abs(
             math.log(
@@ -330,7 +356,10 @@ def _without(
 
 
 def _deviation(errors: np.ndarray, quantile: float) -> float:
-    """Logarithm of a quantile over the middle: conformal as far as there are enough errors, beyond them at least the prior's."""
+    """Return the log ratio of a quantile to the median.
+
+    It is conformal where there are enough errors; beyond them, it is at least the prior's.
+    """
     level = abs(2 * quantile - 1)
     num = len(errors)
     if num and level <= num / (num + 1):
@@ -343,7 +372,7 @@ def _deviation(errors: np.ndarray, quantile: float) -> float:
 
 
 def _finite(link: Mapping[str, float]) -> dict[str, float]:
-    """Without speeds that are infinite, which JSON has no word for and a link has anyway."""
+    """Drop infinite speeds: JSON cannot store them, and they are the defaults of ``Link``."""
     return {name: value for name, value in link.items() if math.isfinite(value)}
 
 

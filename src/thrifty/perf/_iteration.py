@@ -1,4 +1,4 @@
-"""How long one data-parallel iteration takes: a replay of its compute and its communication."""
+"""Time of one data-parallel iteration, from a replay of its compute and communication."""
 
 from __future__ import annotations
 
@@ -20,28 +20,43 @@ def iteration_s(
     stolen: float = 0.0,
     input_s: ArrayLike = 0.0,
 ) -> np.ndarray:
-    """Seconds of an iteration, by two serial streams with dependencies (Srifty, MLSys 2022; as in the first author's simulator).
+    """Return the seconds of an iteration, from two serial streams with dependencies.
 
-    Compute runs forward, then backward; bucket ``k`` may be summed once the slowest worker has come to it, and after bucket ``k - 1``. The optimiser follows when both streams are done.
+    The replay follows Srifty (MLSys 2022), as in the first author's simulator. Compute runs the
+    forward pass, then the backward pass. The all-reduce of bucket ``k`` starts when the slowest
+    worker has reached it and bucket ``k - 1`` is done. The optimizer runs when both streams are
+    done.
 
-    All times broadcast, so a call can answer for many fleets.
+    All times broadcast, so that one call can answer for many fleets.
 
     Args:
-        forward_s: of each worker, [..., workers]; 1 worker stands for equal ones.
-        backward_s: the same.
-        optimizer_s: the same.
-        bucket_ready: share of the backward pass after which each bucket is ready, ascending, [buckets].
-        bucket_s: of each bucket's sum, [..., buckets].
-        stolen: share of communication during which compute stands still: 0 where a network card does it, up to 1 where the same cores do.
-        input_s: to read a worker's samples, [..., workers]; reading goes on beside all the rest.
+        forward_s: seconds of each worker's forward pass, [..., workers]; 1 worker stands for equal
+            ones.
+        backward_s: seconds of each worker's backward pass, [..., workers].
+        optimizer_s: seconds of each worker's optimizer, [..., workers].
+        bucket_ready: share of the backward pass after which each bucket is ready, ascending,
+            [buckets].
+        bucket_s: seconds of each bucket's all-reduce, [..., buckets].
+        stolen: share of communication time during which compute stalls: 0 if a network card does
+            the work, up to 1 if the same cores do.
+        input_s: seconds to read a worker's samples, [..., workers]; reading overlaps with
+            everything else.
 
     Returns:
         Seconds, [...].
 
     Raises:
-        UsageError: there are not as many sums as buckets.
+        UsageError: the numbers of all-reduces and of buckets differ.
 
-    >>> float(iteration_s(forward_s=[1.0], backward_s=[2.0], optimizer_s=[0.5], bucket_ready=[0.5, 1.0], bucket_s=[2.0, 0.25]))
+    >>> float(
+    ...     iteration_s(
+    ...         forward_s=[1.0],
+    ...         backward_s=[2.0],
+    ...         optimizer_s=[0.5],
+    ...         bucket_ready=[0.5, 1.0],
+    ...         bucket_s=[2.0, 0.25],
+    ...     )
+    ... )
     4.75
     """
     forward, backward = np.asarray(forward_s, float), np.asarray(backward_s, float)
@@ -59,7 +74,8 @@ def iteration_s(
         if share < 1.0:
             lost = lost + stolen * took
     compute = (forward + backward).max(axis=-1) + lost
-    # Who ends its backward pass first waits for the sums like all others; optimisers run at the same time.
+    # A worker that ends its backward pass early waits for the all-reduces like all others.
+    # Optimizers run at the same time on all workers.
     trained = np.maximum(compute, end) + np.asarray(optimizer_s, float).max(axis=-1)
     reading = np.asarray(input_s, float)
     return np.asarray(np.maximum(trained, reading.max(axis=-1) if reading.ndim else reading))

@@ -1,4 +1,4 @@
-"""Least squares with coefficients that cannot be negative: seconds do not run backwards."""
+"""Least squares with non-negative coefficients, because times are never negative."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from thrifty.core import MissingExtraError
 
 
 _RIDGE = 1e-6
-"""On coefficients of columns of one size: of those that fit alike the smallest, whatever the rounding."""
+"""Ridge penalty on the coefficients of normalised columns.
+
+Of equally good fits it selects the smallest, whatever the rounding.
+"""
 
 
 def relative_fit(basis: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Non-negative coefficients with the smallest squared relative error.
+    """Return the non-negative coefficients with the smallest squared relative error.
 
     Args:
-        basis: [measurements, terms].
-        times: positive, [measurements].
+        basis: terms of each measurement, [measurements, terms].
+        times: positive times, [measurements].
 
     Returns:
-        [terms]
+        Coefficients, [terms].
 
     >>> relative_fit(np.array([[1.0, 1.0], [1.0, 2.0]]), np.array([3.0, 5.0])).round(6).tolist()
     [1.0, 2.0]
@@ -29,7 +32,7 @@ def relative_fit(basis: np.ndarray, times: np.ndarray) -> np.ndarray:
     except ImportError as error:
         raise MissingExtraError("scipy", extra="cloud") from error
     scaled = basis / times[:, None]
-    # Columns of one size: scipy's solver is a matter of conditioning.
+    # Normalise the columns, because scipy's solver depends on the conditioning.
     size = np.maximum(np.linalg.norm(scaled, axis=0), 1e-300)
     num = basis.shape[1]
     rows = np.concatenate([scaled / size, _RIDGE * np.eye(num)])

@@ -1,4 +1,4 @@
-"""How many trials to pack, and on which back-end, so that pending work ends first."""
+"""Choice of pack size and back-end with which pending work finishes first."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ._pack_curve import PackCurve
 
 
 TIE = 1.01
-"""Forecasts this close are equal: measurements are no better."""
+"""Ratio up to which forecasts count as equal: measurements are no more exact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackChoice:
-    """Packs of ``size`` trials on a back-end; ``forecast_s`` is when pending work would end."""
+    """Packs of ``size`` trials on a back-end; ``forecast_s`` is when pending work would finish."""
 
     backend: str
     size: int
@@ -35,13 +35,28 @@ def choose_pack(
     margin: float = 0.9,
     max_size: int = 256,
 ) -> PackChoice:
-    """The back-end and pack size with the least forecast.
+    """Return the back-end and pack size with the shortest forecast.
 
-    ``longest`` counts the steps on the longest chain of pending work, ``total`` all pending steps, ``ready`` the trials
-    that could start now. Beside the longest chain each worker trains up to ``k`` trials, a round taking ``T(k)``, until the
-    others are done; what is then left of the chain takes ``T(1)`` a step. Of forecasts within 1% the larger pack wins:
-    results that an algorithm waits for come sooner. Packs beyond the sizes measured gain nothing and are not
-    considered. If nothing fits into ``cap_bytes``, trials are not packed.
+    Beside the longest chain of pending work, each worker trains up to ``k`` trials, in steps of
+    ``T(k)`` seconds, until the other trials are done. The rest of the chain then takes ``T(1)`` per
+    step.
+
+    Of forecasts within 1 %, the larger pack wins, because it delivers the results that an algorithm
+    waits for sooner. Packs beyond the measured sizes gain nothing and are not considered. If
+    nothing fits into ``cap_bytes``, trials are not packed.
+
+    Args:
+        curves: measured curves of the back-ends.
+        longest: steps on the longest chain of pending work.
+        total: all pending steps.
+        ready: trials that could start now.
+        workers: number of workers.
+        cap_bytes: memory of a worker in bytes.
+        margin: share of ``cap_bytes`` that a pack may use.
+        max_size: largest pack to consider.
+
+    Raises:
+        UsageError: there are no curves.
 
     >>> fused = PackCurve(backend="fused", step_s={1: 0.010, 16: 0.025})
     >>> solo = PackCurve(backend="solo", step_s={1: 0.008})
@@ -49,9 +64,6 @@ def choose_pack(
     PackChoice(backend='fused', size=16, forecast_s=2.5)
     >>> choose_pack([fused, solo], longest=100, total=100, ready=16)
     PackChoice(backend='solo', size=1, forecast_s=0.8)
-
-    Raises:
-        UsageError: there are no curves.
     """
     if not curves:
         raise UsageError("no pack can be chosen without curves; measure at least one back-end")

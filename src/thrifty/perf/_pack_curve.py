@@ -1,4 +1,4 @@
-"""A measured curve: what a joint step of k trials takes, in time and in memory."""
+"""Measured curve of the time and memory of a joint step of k trials."""
 
 from __future__ import annotations
 
@@ -17,21 +17,29 @@ BACKENDS = ("fused", "concatenated", "solo")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackCurve:
-    """What a back-end takes for one joint step of ``k`` trials, measured at some ``k``.
+    """Time and memory of one joint step of ``k`` trials on a back-end, measured at some ``k``.
 
-    ``variant`` names a way of doing it, where a back-end has several. ``step_s`` has the seconds of a step, ``memory_bytes`` the peak of its memory (empty where it does not matter).
     The rule for memory, ``M1 + (k - 1) (M2 - M1)``, is how Hydro (OSDI '23) limits its fusion.
 
-    >>> curve = PackCurve(backend="fused", step_s={1: 0.010, 4: 0.016}, memory_bytes={1: 3e9, 2: 5e9})
+    Args:
+        backend: name of the back-end, one of ``BACKENDS``.
+        step_s: seconds of a joint step, by ``k``.
+        memory_bytes: peak memory of a joint step, by ``k``; empty if memory does not matter.
+        variant: name of a variant of the back-end, if it has several.
+
+    Raises:
+        UsageError: the back-end is unknown, no step was measured, or a number cannot be a
+            measurement.
+
+    >>> curve = PackCurve(
+    ...     backend="fused", step_s={1: 0.010, 4: 0.016}, memory_bytes={1: 3e9, 2: 5e9}
+    ... )
     >>> curve.time(2), curve.time(8)
     (0.012, 0.032)
     >>> curve.memory(4)
     9000000000.0
     >>> curve.largest(cap_bytes=16e9, limit=100)
     6
-
-    Raises:
-        UsageError: an unknown back-end, no measured step, or numbers that cannot be measurements.
     """
 
     backend: str
@@ -42,7 +50,8 @@ class PackCurve:
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
             raise UsageError(
-                f"a pack curve has no back-end {self.backend!r}; it is one of: {', '.join(BACKENDS)}"
+                f"a pack curve has no back-end {self.backend!r}; it is one of: "
+                f"{', '.join(BACKENDS)}"
             )
         if not self.step_s:
             raise UsageError("a pack curve needs at least one measured step in step_s")
@@ -50,15 +59,16 @@ class PackCurve:
             for k, value in points.items():
                 if k < 1 or not (math.isfinite(value) and value > 0):
                     raise UsageError(
-                        f"{name}[{k}] = {value} of a pack curve is no measurement; measure it again: a size is "
+                        f"{name}[{k}] = {value} of a pack curve is no measurement; measure it "
+                        "again: a size is "
                         "at least 1, its value finite and above 0"
                     )
 
     def time(self, k: int) -> float:
-        """Seconds of a joint step of ``k`` trials.
+        """Return the seconds of a joint step of ``k`` trials.
 
-        Linear between the measured sizes, constant below them. Above, the time of a trial stays what it was at the
-        largest: a larger pack is run as several groups.
+        The time is linear between the measured sizes and constant below them. Above them, the time
+        per trial stays that of the largest size, because a larger pack runs as several groups.
         """
         sizes = sorted(self.step_s)
         last = sizes[-1]
@@ -67,20 +77,21 @@ class PackCurve:
         return float(np.interp(k, sizes, [self.step_s[size] for size in sizes]))
 
     def per_trial(self, k: int) -> float:
-        """Seconds of a step for each of ``k`` trials in a pack."""
+        """Return the seconds of a step per trial, in a pack of ``k`` trials."""
         return self.time(k) / k
 
     def memory(self, k: int) -> float:
-        """Bytes at the peak of a joint step of ``k`` trials; 0 if none was measured.
+        """Return the peak bytes of a joint step of ``k`` trials; 0 if none was measured.
 
-        Exact where measured; elsewhere on the line through the two smallest sizes (through the origin if there
-        is but one), not below a smaller measured pack and not above a larger one.
+        The value is exact where measured. Elsewhere it lies on the line through the two smallest
+        sizes (through the origin if there is only one), but not below a smaller measured pack and
+        not above a larger one.
         """
         points = self.memory_bytes
         if not points or k in points:
             return float(points.get(k, 0.0))
         first, *others = sorted(points)
-        # as if a pack of none took nothing, if there is no second point
+        # Without a second point, assume that an empty pack takes no memory.
         second, above = (others[0], points[others[0]]) if others else (0, 0.0)
         slope = max((above - points[first]) / (second - first), 0.0)
         line = points[first] + (k - first) * slope
@@ -89,16 +100,16 @@ class PackCurve:
         return float(min(max(line, least), most))
 
     def fits(self, k: int, *, cap_bytes: float, margin: float = 0.9) -> bool:
-        """Whether ``k`` trials take no more than the share ``margin`` of ``cap_bytes``."""
+        """Return whether ``k`` trials take no more than the share ``margin`` of ``cap_bytes``."""
         return self.memory(k) <= margin * cap_bytes
 
     def largest(self, *, cap_bytes: float, margin: float = 0.9, limit: int) -> int:
-        """The largest pack that fits, of ``limit`` trials at most; 1 if none does."""
+        """Return the largest pack that fits, of at most ``limit`` trials; 1 if none fits."""
         sizes = range(limit, 1, -1)
         return next((k for k in sizes if self.fits(k, cap_bytes=cap_bytes, margin=margin)), 1)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; ``from_json`` gives the curve back."""
+        """Return plain data, from which ``from_json`` restores the curve."""
         return {
             "backend": self.backend,
             "variant": self.variant,
@@ -108,14 +119,14 @@ class PackCurve:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The curve that ``to_json`` wrote.
+        """Restore a curve from the data that ``to_json`` returned.
+
+        Raises:
+            UsageError: the data does not come from ``to_json``.
 
         >>> curve = PackCurve(backend="solo", step_s={1: 0.5})
         >>> PackCurve.from_json(curve.to_json()) == curve
         True
-
-        Raises:
-            UsageError: it is not what ``to_json`` writes.
         """
         try:
             step_s, memory_bytes = (

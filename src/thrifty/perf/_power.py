@@ -1,4 +1,4 @@
-"""What a worker draws from the wall."""
+"""Power consumption of a worker."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from thrifty.core import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Power:
-    """A declared model of a worker's power: one number waiting, one working.
+    """Declared model of a worker's power: one number while waiting, one while training.
 
     Args:
         idle_w: watts while it waits.
-        busy_w: watts while it trains; not less.
+        busy_w: watts while it trains; at least ``idle_w``.
 
     Raises:
         UsageError: a number is negative or not finite, or ``busy_w`` is below ``idle_w``.
@@ -29,9 +29,10 @@ class Power:
     def __post_init__(self) -> None:
         if not 0 <= self.idle_w <= self.busy_w < math.inf:
             raise UsageError(
-                f"0 <= idle_w <= busy_w, and both are finite, not idle_w={self.idle_w}, busy_w={self.busy_w}"
+                f"0 <= idle_w <= busy_w, and both are finite, not idle_w={self.idle_w}, "
+                f"busy_w={self.busy_w}"
             )
 
     def joules(self, *, busy_s: float, whole_s: float) -> float:
-        """Energy of ``whole_s`` seconds, of which it works ``busy_s``."""
+        """Return the energy in joules of ``whole_s`` seconds, of which it trains ``busy_s``."""
         return self.idle_w * whole_s + (self.busy_w - self.idle_w) * busy_s

@@ -1,4 +1,4 @@
-"""Whether a product is done sooner with what dropout has left of it."""
+"""Cost model that decides whether to slice a product by its dropout mask."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ from dataclasses import dataclass
 
 
 _MOVED = 6
-"""Numbers that go to memory or come from it for each kept weight: gathered twice, a gradient made, and added to what is there; the rest finds them in the cache."""
+"""Numbers that move to or from memory for each kept weight.
+
+The weight is gathered twice, and its gradient is computed and added to the existing one. All other
+accesses hit the cache.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlicedProduct:
-    """A product of a batch in parts with a weight, of which each part keeps some.
+    """Product of a batch in parts with a weight matrix, of which each part keeps a block.
 
     Attributes:
-        parts: of the batch.
-        rows: of each part.
-        inputs: features.
-        outputs: features.
-        inputs_kept: of them.
-        outputs_kept: of them.
+        parts: number of parts of the batch.
+        rows: samples in each part.
+        inputs: input features.
+        outputs: output features.
+        inputs_kept: input features that a part keeps.
+        outputs_kept: output features that a part keeps.
     """
 
     parts: int
@@ -32,15 +36,19 @@ class SlicedProduct:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlicingCosts:
-    """Time of a layer's three products (forward, and backward for inputs and weight), in units of one floating point operation.
+    """Time of a layer's three products, in units of one floating-point operation.
 
-    Sliced, each part of the batch gathers its blocks of the weight twice and adds its gradient to them; masked, everything is multiplied. The numbers were fitted to 108 products of
-    768 to 3072 features and batches of 96 to 1536 on two CPU cores: `python -m bench.bench_gyro --fit` says how well they foresee them.
+    The products are the forward one, and the backward ones for inputs and weight. With slicing,
+    each part of the batch gathers its blocks of the weight twice and adds its gradient to them.
+    With masking, everything is multiplied.
+
+    The numbers were fitted to 108 products of 768 to 3072 features and batches of 96 to 1536 on two
+    CPU cores. `python -m bench.bench_gyro --fit` prints how well they predict them.
 
     Args:
-        flops_per_byte: operations that take as long as moving one byte.
+        flops_per_byte: floating-point operations that take as long as moving one byte.
         half_rows: samples in a part at which products run at half their speed.
-        margin: by how much slicing has to be quicker.
+        margin: factor by which slicing must be faster.
 
     >>> wide = {"inputs": 4096, "outputs": 4096, "inputs_kept": 2048, "outputs_kept": 2048}
     >>> costs = SlicingCosts()
@@ -55,7 +63,7 @@ class SlicingCosts:
     margin: float = 1.05
 
     def share(self, product: SlicedProduct) -> float:
-        """Time sliced, as a share of time masked."""
+        """Return the time with slicing as a share of the time with masking."""
         weights = product.inputs * product.outputs
         kept = product.inputs_kept * product.outputs_kept
         masked = self._products(product.parts * product.rows, weights) + self._bytes(
@@ -65,7 +73,7 @@ class SlicingCosts:
         return (product.parts * of_part + self._bytes(weights)) / masked
 
     def pays(self, product: SlicedProduct) -> bool:
-        """Whether slicing is quicker."""
+        """Return whether slicing is faster, by at least the margin."""
         return self.margin * self.share(product) < 1
 
     def _products(self, rows: int, weights: int) -> float:

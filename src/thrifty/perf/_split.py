@@ -1,4 +1,4 @@
-"""How a global batch is split so that nobody waits."""
+"""Split of a global batch among workers so that none waits for long."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ._step_curve import StepCurve
 
 
 _ENERGY_CANDIDATES = 200
-"""Step times that are tried for the one that needs least energy."""
+"""Number of step times tried in the search for the one with the least energy."""
 
 
 class SplitForecast(NamedTuple):
-    """What a split costs.
+    """Estimated cost of a split.
 
     Attributes:
         step_s: seconds until the last worker is done.
-        joules: of all workers, waiting and working; None where no power is declared.
+        joules: energy of all workers, waiting and training; None if no power is declared.
     """
 
     step_s: float
@@ -32,14 +32,16 @@ class SplitForecast(NamedTuple):
 
 
 def split_batch(curves: Sequence[StepCurve], batch: int) -> tuple[int, ...]:
-    """The split of ``batch`` samples whose slowest worker ends first.
+    """Return the split of ``batch`` samples with the shortest step.
 
-    All end together where sizes allow it: ``b_i = (t - fixed_i) / sample_i`` (Stannis' equal step time, for any number of engines). Sizes are whole, keep to each
-    worker's ``least`` and ``most``, and sum to ``batch``; no other split of whole numbers ends sooner. A worker that would make the step slower gets nothing.
+    All workers end together where sizes allow it: ``b_i = (t - fixed_i) / sample_i`` (Stannis'
+    equal step time, for any number of engines). Sizes are whole, respect each worker's ``least``
+    and ``most``, and sum to ``batch``. No other split into whole numbers ends sooner. A worker that
+    would make the step slower gets no samples.
 
     Args:
-        curves: of each worker.
-        batch: samples of one step, of all workers together.
+        curves: curve of each worker.
+        batch: samples of one step, over all workers.
 
     Returns:
         Samples of each worker.
@@ -61,19 +63,20 @@ def split_batch(curves: Sequence[StepCurve], batch: int) -> tuple[int, ...]:
 def split_for_energy(
     curves: Sequence[StepCurve], powers: Sequence[Power], batch: int
 ) -> tuple[int, ...]:
-    """A split that needs few joules for a step: the best of a greedy search.
+    """Return a split that needs little energy for a step, found by a greedy search.
 
-    For each of many step times, from the shortest possible on, workers are filled in the order of their joules for one more sample; the best of these splits is kept. Waiting
-    costs energy, too, so slow and thrifty workers alone are seldom best. Exact where steps have no fixed cost, up to the step
-    times that are tried.
+    For each of many step times, from the shortest possible one upwards, workers are filled in the
+    order of their joules per additional sample; the best of these splits is kept. Waiting costs
+    energy, too, so slow and economical workers alone are seldom best. If steps have no fixed cost,
+    the result is exact up to the grid of step times.
 
     Args:
-        curves: of each worker.
-        powers: of each worker.
+        curves: curve of each worker.
+        powers: power of each worker.
         batch: samples of one step.
 
     Raises:
-        UsageError: as ``split_batch``; or there are not as many powers as curves.
+        UsageError: as in ``split_batch``, or the numbers of powers and curves differ.
 
     >>> host, device = StepCurve(sample_s=0.01), StepCurve(sample_s=0.02)
     >>> watts = [Power(idle_w=0.0, busy_w=100.0), Power(idle_w=0.0, busy_w=5.0)]
@@ -84,7 +87,7 @@ def split_for_energy(
     if len(powers) != len(curves):
         raise UsageError(f"{len(curves)} workers have {len(powers)} powers; give one for each")
     quickest = _least_time(curves, batch)
-    # With more time than this for a step nothing changes.
+    # A longer step than this changes nothing.
     longest = max(curve.seconds(curve.capacity(math.inf, batch)) for curve in curves)
     per_sample = [
         (power.busy_w - power.idle_w) * curve.sample_s
@@ -100,7 +103,9 @@ def split_for_energy(
             more = min(left, curves[worker].capacity(limit, batch) - sizes[worker])
             sizes[worker] += more
             left -= more
-        if not left:  # a limit that rounding has put below the quickest step leaves some
+        if (
+            not left
+        ):  # rounding can put a limit below the quickest step, which leaves samples over
             tries.append(tuple(sizes))
     return min(tries, key=lambda sizes: forecast_split(curves, sizes, powers=powers)[::-1])
 
@@ -111,7 +116,7 @@ def forecast_split(
     *,
     powers: Sequence[Power] | None = None,
 ) -> SplitForecast:
-    """Time and energy of a step with this split; what exchanging gradients costs is not in it.
+    """Return the time and energy of a step with this split, without the exchange of gradients.
 
     >>> forecast_split([StepCurve(sample_s=1.0), StepCurve(sample_s=3.0)], (6, 2)).step_s
     6.0
@@ -136,12 +141,14 @@ def _check(curves: Sequence[StepCurve], batch: int) -> None:
     most = sum(curve.capacity(math.inf, batch) for curve in curves)
     if not least <= batch <= most:
         raise UsageError(
-            f"a global batch of {batch} samples does not fit these {len(curves)} workers: they have to be given {least} at least and hold {most} at most; change the global batch, or the workers' bounds"
+            f"a global batch of {batch} samples does not fit these {len(curves)} workers: "
+            f"they have to be given {least} at least and hold {most} at most; change the "
+            "global batch, or the workers' bounds"
         )
 
 
 def _least_time(curves: Sequence[StepCurve], batch: int) -> float:
-    """The shortest step time at which the workers' capacities suffice."""
+    """Return the shortest step time at which the workers' capacities suffice."""
     low, high = 0.0, max(curve.seconds(curve.capacity(math.inf, batch)) for curve in curves)
     for _ in range(80):
         middle = (low + high) / 2
@@ -153,7 +160,7 @@ def _least_time(curves: Sequence[StepCurve], batch: int) -> float:
 
 
 def _trimmed(curves: Sequence[StepCurve], sizes: list[int], batch: int) -> tuple[int, ...]:
-    """Takes what is too much from those who end last."""
+    """Remove surplus samples from the workers that end last."""
     last = [
         (-curve.seconds(size), worker)
         for worker, (curve, size) in enumerate(zip(curves, sizes, strict=True))

@@ -1,4 +1,4 @@
-"""How long a worker's training step takes, by batch size."""
+"""Time of a worker's training step by batch size."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from thrifty.core import UsageError
 
 
 _FLAT = 1e-6
-"""Share of the fixed time that a sample takes at least; well above rounding."""
+"""Least time of a sample, as a share of the fixed time; well above rounding errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCurve:
     """Seconds of one step of one worker: ``fixed_s + sample_s * batch``.
 
-    A line, because beyond the sizes at which a device idles time grows with work; ``fixed_s`` takes up the rest.
+    It is a line, because above the sizes at which a device idles, time grows with work. ``fixed_s``
+    covers the rest.
 
     Args:
         sample_s: seconds that one more sample takes; positive.
         fixed_s: seconds that every step takes, however small.
         most: samples that fit into the worker's memory; None: any number.
-        least: samples that the worker has to be given; 0: it may be left out.
+        least: samples that the worker must get; 0: it may be left out.
 
     Raises:
         UsageError: a time is negative or not finite, or ``least`` is above ``most``.
@@ -59,11 +60,11 @@ class StepCurve:
         most: int | None = None,
         least: int = 0,
     ) -> StepCurve:
-        """The line through measured steps whose relative errors are least.
+        """Return the line through measured steps with the smallest squared relative error.
 
         Args:
-            batches: sizes, positive.
-            seconds: of a step of each size, positive; as many.
+            batches: positive batch sizes.
+            seconds: positive seconds of a step of each size; as many as ``batches``.
             most: see the class.
             least: see the class.
 
@@ -82,11 +83,11 @@ class StepCurve:
         return cls(sample_s=float(slope), fixed_s=float(fixed), most=most, least=least)
 
     def seconds(self, batch: int) -> float:
-        """Seconds of a step with ``batch`` samples; none without any."""
+        """Return the seconds of a step with ``batch`` samples; 0 for an empty batch."""
         return self.fixed_s + self.sample_s * batch if batch else 0.0
 
     def scaled(self, factor: float) -> StepCurve:
-        """The same worker, ``factor`` times as slow.
+        """Return the curve of the same worker, ``factor`` times as slow.
 
         >>> StepCurve(sample_s=0.5).scaled(2.0).sample_s
         1.0
@@ -94,12 +95,12 @@ class StepCurve:
         return replace(self, fixed_s=self.fixed_s * factor, sample_s=self.sample_s * factor)
 
     def capacity(self, seconds: float, batch: int) -> int:
-        """Samples, at most ``batch``, that the worker trains in so many seconds."""
+        """Return how many samples, at most ``batch``, the worker trains in ``seconds`` seconds."""
         most = batch if self.most is None else min(batch, self.most)
         if seconds >= self.seconds(most):
             return most
         fit = int(min(most, max(0.0, (seconds - self.fixed_s) / self.sample_s)))
-        # The quotient is rounded; what counts is what seconds() says.
+        # The quotient is rounded, so check it against seconds().
         while fit and self.seconds(fit) > seconds:
             fit -= 1
         while fit < most and self.seconds(fit + 1) <= seconds:
@@ -108,12 +109,16 @@ class StepCurve:
 
 
 def _line(sizes: np.ndarray, times: np.ndarray) -> tuple[float, float]:
-    """Fixed seconds and seconds a sample, neither negative; relative errors count: a step of 1 ms matters as much as one of 1 s."""
+    """Return fixed seconds and seconds per sample, both non-negative.
+
+    The fit minimises relative errors, so that a step of 1 ms matters as much as one of 1 s.
+    """
     if len(set(sizes)) > 1:
         columns = np.stack([np.ones_like(sizes), sizes], axis=1) / times[:, None]
         fixed, slope = np.linalg.lstsq(columns, np.ones_like(times), rcond=None)[0]
         if slope <= _FLAT * fixed:
-            # A device that idles: more samples cost nothing yet. The best constant, and a slope that tells sizes apart.
+            # The device idles, so more samples cost nothing yet. Use the best constant, and a small
+            # slope that tells sizes apart.
             fixed = float((1 / times).sum() / (1 / times**2).sum())
             return fixed, _FLAT * fixed
         if fixed >= 0:

@@ -1,4 +1,4 @@
-"""What one step of one model on one device consists of."""
+"""Profile of one training step of one model on one device."""
 
 from __future__ import annotations
 
@@ -17,22 +17,30 @@ class StepProfile:
     """Measured phases of a step by batch size, and the gradient's buckets.
 
     Args:
-        device: a name.
-        batches: measured sizes, ascending.
-        forward_s: of each of them.
-        backward_s: of each of them.
-        optimizer_s: of a step of the optimiser, whatever the batch.
-        peak_bytes: memory of each of them; the last that fitted is the last measured.
-        bucket_bytes: of the gradient's buckets, in the order in which they become ready.
-        bucket_ready: share of the backward pass after which each is, ascending to 1.
-        sample_input_s: to read one sample.
-        overhead_s: of a step, besides.
+        device: name of the device.
+        batches: measured batch sizes, ascending.
+        forward_s: seconds of the forward pass for each of them.
+        backward_s: seconds of the backward pass for each of them.
+        optimizer_s: seconds of an optimizer step, whatever the batch.
+        peak_bytes: peak memory for each of them; the last measured size is the last that fitted.
+        bucket_bytes: bytes of the gradient's buckets, in the order in which they become ready.
+        bucket_ready: share of the backward pass after which each bucket is ready, ascending to 1.
+        sample_input_s: seconds to read one sample.
+        overhead_s: other seconds of a step.
 
     Raises:
         UsageError: the numbers do not fit together.
 
-    >>> profile = StepProfile(device="here", batches=(8, 16), forward_s=(0.25, 0.5), backward_s=(0.5, 1.0),
-    ...     optimizer_s=0.1, peak_bytes=(100, 180), bucket_bytes=(40,), bucket_ready=(1.0,))
+    >>> profile = StepProfile(
+    ...     device="here",
+    ...     batches=(8, 16),
+    ...     forward_s=(0.25, 0.5),
+    ...     backward_s=(0.5, 1.0),
+    ...     optimizer_s=0.1,
+    ...     peak_bytes=(100, 180),
+    ...     bucket_bytes=(40,),
+    ...     bucket_ready=(1.0,),
+    ... )
     >>> float(profile.forward_at(32)), float(profile.peak_at(32))
     (1.0, 340.0)
     """
@@ -56,7 +64,8 @@ class StepProfile:
             raise UsageError(f"batches ascend from 1 or more, not {list(self.batches)}")
         if any(len(column) != sizes.size for column in columns):
             raise UsageError(
-                f"each of {sizes.size} batches has a time forward and backward, and a peak of memory; not {[len(column) for column in columns]} of them"
+                f"each of {sizes.size} batches has a time forward and backward, and a peak of "
+                f"memory; not {[len(column) for column in columns]} of them"
             )
         times = np.array([*self.forward_s, *self.backward_s])
         if not (np.isfinite(times).all() and (times > 0).all()):
@@ -73,25 +82,29 @@ class StepProfile:
         ready = np.asarray(self.bucket_ready, float)
         if len(self.bucket_bytes) != ready.size or not ready.size:
             raise UsageError(
-                f"each bucket has its bytes and its moment, not {len(self.bucket_bytes)} and {ready.size} of them"
+                f"each bucket has its bytes and its moment, not {len(self.bucket_bytes)} and "
+                f"{ready.size} of them"
             )
         if not (np.diff(ready) >= 0).all() or not 0 <= ready[0] <= ready[-1] <= 1:
             raise UsageError(f"bucket_ready ascends from 0 to 1, not {list(self.bucket_ready)}")
 
     def forward_at(self, batch: ArrayLike) -> np.ndarray:
-        """Seconds forward with so many samples: between measured sizes by a straight line, beyond them by the nearest one."""
+        """Return the seconds of the forward pass of ``batch`` samples.
+
+        The curve is linear between measured sizes; beyond them, the nearest piece is extended.
+        """
         return _along(self.batches, self.forward_s, batch)
 
     def backward_at(self, batch: ArrayLike) -> np.ndarray:
-        """Seconds backward, as ``forward_at``."""
+        """Return the seconds of the backward pass, interpolated like ``forward_at``."""
         return _along(self.batches, self.backward_s, batch)
 
     def peak_at(self, batch: ArrayLike) -> np.ndarray:
-        """Bytes of memory, as ``forward_at``."""
+        """Return the bytes of memory, interpolated like ``forward_at``."""
         return _along(self.batches, self.peak_bytes, batch)
 
     def most(self, memory_bytes: float) -> int:
-        """Largest batch that so much memory holds; 0: not even one sample."""
+        """Return the largest batch that fits into ``memory_bytes``; 0: not even one sample fits."""
         low, high = 0, 1
         while self.peak_at(high) <= memory_bytes and high < 2**30:
             low, high = high, 2 * high
@@ -104,7 +117,7 @@ class StepProfile:
         return low
 
     def slowed(self, factor: float, *, device: str) -> StepProfile:
-        """The same model on a device that takes ``factor`` times as long."""
+        """Return the profile of the same model on a device that takes ``factor`` times as long."""
         return replace(
             self,
             device=device,
@@ -115,15 +128,15 @@ class StepProfile:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; ``from_json`` gives the profile back."""
+        """Return plain data, from which ``from_json`` restores the profile."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StepProfile:
-        """What ``to_json`` wrote.
+        """Restore a profile from the data that ``to_json`` returned.
 
         Raises:
-            UsageError: it is not what ``to_json`` writes.
+            UsageError: the data does not come from ``to_json``.
         """
         try:
             fields: dict[str, Any] = {
@@ -138,7 +151,7 @@ class StepProfile:
 
 
 def _along(sizes: tuple[int, ...], values: tuple[float, ...], at: ArrayLike) -> np.ndarray:
-    """Piecewise linear; beyond both ends along the nearest piece, but not below zero."""
+    """Interpolate linearly; beyond both ends extend the nearest piece, but not below zero."""
     x, y = np.asarray(sizes, float), np.asarray(values, float)
     wanted = np.asarray(at, float)
     if x.size == 1:

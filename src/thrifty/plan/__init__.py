@@ -1,4 +1,4 @@
-"""The search plan and the stage forest: pure, no files, no tensors."""
+"""The search plan and the stage forest: pure data structures, without files or tensors."""
 
 from ._forest import (
     ForestStage as ForestStage,

@@ -1,11 +1,11 @@
 """Critical-path scheduling: which chain of stages the next idle worker gets.
 
-The stage forest could be built anew at each decision, as Hippo describes it; with a hundred thousand
-pending stages that takes seconds. The agenda keeps only what a decision needs, up to date
-as requests come and stages end: for each node the cost of the longest pending path that begins with it, and heaps of
-the places where training can start now. Heap entries are never searched for: an entry that is out of
-date is found out when it comes up. Costs only ever turn out lower than noted, so the first
-entry that is true is the longest path.
+Hippo builds the stage forest anew at each decision; with a hundred thousand pending stages that
+takes seconds. The agenda keeps only what a decision needs and updates it as requests come in and
+stages end: the cost of the longest pending path that starts at each node, and heaps of the places
+where training can start now. Outdated heap entries are never searched for: they are detected when
+they reach the top. A cost can only turn out lower than its heap entry says, so the first entry
+that is still correct is the longest path.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ._stage import Chain, Stage
 
 
 class Agenda:
-    """All pending work, by the place from which it can start.
+    """All pending work, keyed by the place where it can start.
 
-    A node with pending work either goes on from a checkpoint of its own, or waits at its origin: the point of its parent
-    (or the beginning) where it branches off.
+    A node with pending work either continues from one of its own checkpoints or waits at its
+    origin: the point of its parent (or the beginning of training) where it branches off.
     """
 
     def __init__(
@@ -38,31 +38,31 @@ class Agenda:
         self._cuts = tuple(cuts)
         self._intervals = [each for each in intervals if each.first < each.last]
         self._ends: dict[int, dict[str, set[Hashable]]] = {}
-        """The pieces that end at an epoch, by hyper-parameter."""
+        """The pieces that may end at each epoch, by hyper-parameter."""
         for each in intervals:
             if each.first == each.last:
                 ends = self._ends.setdefault(each.first, {})
                 ends.setdefault(each.name, set()).add(each.piece)
         self._keep_branches = keep_branches
         self.beginning = Point(None, 0)
-        # entries: (-cost of the longest path, node id, epoch); epoch is -1 for a node that
-        # goes on by itself, and (-1, 0) as node and epoch stand for the beginning
+        # Entries are (-cost of the longest path, node id, epoch). Epoch -1 marks a node that
+        # continues from its own checkpoint; node -1 with epoch 0 is the beginning of training.
         self._ready: list[tuple[float, int, int]] = []
 
     @property
     def longest(self) -> float:
-        """Cost of the longest path that can start now; may be too high, never too low."""
+        """Cost of the longest path that can start now: an upper bound, never too low."""
         return -self._ready[0][0] if self._ready else 0.0
 
     def demand(self, node: Node, epoch: int) -> None:
-        """There is new work on a node, up to ``epoch``."""
+        """Record new work on a node, up to ``epoch``."""
         cost = (epoch - node.start) * node.cost
         while True:
             if cost <= node.longest and (node.joined or node.running is not None):
-                return  # the work above already counts on something at least as long
+                return  # the ancestors already count on a path at least this long
             node.longest = max(node.longest, cost)
             if node.running is not None:
-                return  # settled when it ends
+                return  # settled when the running stages end
             if not self._wait_or_queue(node) or node.parent is None:
                 return
             parent = node.parent
@@ -70,7 +70,11 @@ class Agenda:
             node = parent
 
     def settle(self, node: Node) -> None:
-        """Something on the node changed: a stage ended, a checkpoint came or went, a request was dropped."""
+        """Update the agenda after a change to the node.
+
+        A change is a stage that ended, a checkpoint that appeared or disappeared, or a request that
+        was dropped.
+        """
         at: Node | None = node
         while at is not None:
             was_waiting = at.joined
@@ -82,12 +86,12 @@ class Agenda:
             at = above
 
     def reopen(self, point: Point) -> None:
-        """The state at a point has become available (or is again)."""
+        """Queue the nodes that wait at a point whose state has become available (again)."""
         if point.num_waiting:
             self._queue_point(point)
 
     def pop(self) -> Chain | None:
-        """Takes the longest chain that can start now off the agenda."""
+        """Remove and return the longest chain that can start now, or None."""
         while self._ready:
             noted, node_id, epoch = self._ready[0]
             if epoch < 0 and node_id >= 0:
@@ -99,7 +103,7 @@ class Agenda:
         return None
 
     def cuts(self, node: Node, start: int, *, stop: int) -> set[int]:
-        """The epochs after ``start``, up to ``stop``, at which the search space may branch off a node."""
+        """Return the epochs in ``(start, stop]`` where the search space may branch off a node."""
         found = {epoch for epoch in self._cuts if start < epoch <= stop}
         found.update(
             epoch
@@ -119,7 +123,7 @@ class Agenda:
     # -- what waits where -------------------------------------------------------------
 
     def _settle_one(self, node: Node) -> bool:
-        """Brings one node's place up to date; True if its longest path got longer or shorter."""
+        """Update one node's place; return True if its longest path changed."""
         if node.running is not None:
             self._leave(node)
             return False
@@ -134,7 +138,7 @@ class Agenda:
         return changed
 
     def _wait_or_queue(self, node: Node) -> bool:
-        """Puts a node with work where it can start from; True if that place must first be reached."""
+        """Queue a node where its work can start; return True if that point is not reached yet."""
         wants = node.wants() if node.checkpoints else ()
         own = node.last_checkpoint(before=wants[0]) if wants else None
         if own is not None:
@@ -157,7 +161,7 @@ class Agenda:
             node.origin.num_waiting -= 1
 
     def _queue_point(self, point: Point) -> None:
-        """Notes a point among the ready ones unless it is there with at least this cost."""
+        """Queue a point as ready unless it is already queued with at least this cost."""
         longest = -point.heap[0][0] if point.heap else 0.0
         if longest > point.queued:
             point.queued = longest
@@ -176,13 +180,13 @@ class Agenda:
         return max(self._through(node, epoch, at) for epoch in node.wants() if epoch > at)
 
     def _through(self, node: Node, epoch: int, at: int) -> float:
-        """Cost from ``at`` to ``epoch`` on a node, and on into the longest child that waits there."""
+        """Return the cost from ``at`` to ``epoch``, plus the longest child that waits there."""
         cost = (epoch - at) * node.cost
         child = self._top(node.points.get(epoch))
         return cost if child is None else cost + child.longest
 
     def _top(self, point: Point | None) -> Node | None:
-        """The waiting child with the longest path, entries that are out of date cleared away."""
+        """Return the waiting child with the longest path, after removing outdated entries."""
         if point is None or not point.num_waiting:
             return None
         if len(point.heap) > 4 * point.num_waiting + 16:
@@ -217,7 +221,7 @@ class Agenda:
     def _pop_from_point(self, point: Point) -> tuple[Node, int] | None:
         noted, _, _ = heappop(self._ready)
         if -noted != point.queued:
-            return None  # a newer entry stands for this point
+            return None  # a newer entry represents this point
         point.queued = 0.0
         child = self._top(point)
         if child is None or not point.available:
@@ -236,7 +240,7 @@ class Agenda:
         return child, point.epoch
 
     def _chain(self, node: Node, at: int) -> Chain:
-        """Follows the longest path; each node on it becomes running."""
+        """Follow the longest path and mark each node on it as running."""
         stages: list[Stage] = []
         resume = node.checkpoints.get(at) or (
             None if node.origin.node is None else node.origin.node.checkpoints.get(at)

@@ -1,4 +1,4 @@
-"""The stage forest: the plan as the stages it is cut into, for people and pictures."""
+"""The stage forest: the plan cut into stages, for display and plots."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ StageState = Literal["done", "running", "pending", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForestStage:
-    """One stage of the forest: epochs ``start + 1 .. stop``; ``parent`` is the index of the one before it.
+    """One stage of the forest, which trains epochs ``start + 1 .. stop``.
 
-    ``num_trials`` is how many timelines pass through it.
+    ``parent`` is the index of the stage before it, ``num_trials`` the number of timelines that pass
+    through it.
     """
 
     index: int
@@ -31,16 +32,22 @@ class ForestStage:
 
 
 def stage_forest(plan: SearchPlan, *, ends: Mapping[tuple[int, int], int]) -> list[ForestStage]:
-    """Cuts the plan wherever somebody branches or reports.
+    """Cut the plan into stages wherever a node branches off or a trial ends.
 
     ``ends`` counts the trials that end at each ``(node, epoch)``.
 
     >>> from thrifty.space import Constant, Step, Timeline
     >>> plan = SearchPlan()
-    >>> nodes = [plan.insert(Timeline({"lr": lr}, epochs=9)) for lr in (Constant(0.1), Step(0.1, [3]))]
+    >>> nodes = [
+    ...     plan.insert(Timeline({"lr": lr}, epochs=9))
+    ...     for lr in (Constant(0.1), Step(0.1, [3]))
+    ... ]
     >>> for trial, node in enumerate(nodes):
     ...     plan.request(trial, node, 9)
-    >>> [(s.start, s.stop, s.num_trials) for s in stage_forest(plan, ends={(n, 9): 1 for n in nodes})]
+    >>> [
+    ...     (s.start, s.stop, s.num_trials)
+    ...     for s in stage_forest(plan, ends={(n, 9): 1 for n in nodes})
+    ... ]
     [(0, 3, 2), (3, 9, 1), (3, 9, 1)]
     """
     cuts: dict[int, set[int]] = {}
@@ -78,14 +85,17 @@ def stage_forest(plan: SearchPlan, *, ends: Mapping[tuple[int, int], int]) -> li
 def _passing(
     plan: SearchPlan, ends: Mapping[tuple[int, int], int]
 ) -> dict[tuple[int, int], int]:
-    """How many trials pass each cut: those that end there or later on the node, or on a child from there on."""
+    """Count the trials that pass each cut.
+
+    They end there, later on the same node, or on a child that branches off from there on.
+    """
     arrivals: dict[int, dict[int, int]] = {}
     for (node_id, epoch), count in ends.items():
         owner = plan.owner(node_id, epoch)
         at = arrivals.setdefault(owner.id, {})
         at[epoch] = at.get(epoch, 0) + count
     out: dict[tuple[int, int], int] = {}
-    for node in reversed(plan.nodes):  # children come after their parents
+    for node in reversed(plan.nodes):  # visit children before their parents
         total = 0
         for epoch in sorted(arrivals.get(node.id, {}), reverse=True):
             total += arrivals[node.id][epoch]

@@ -1,4 +1,4 @@
-"""Which checkpoints may go: those that were only passed, and more when the disk budget is used up."""
+"""Checkpoint garbage collection: superseded checkpoints, and more when the disk budget is full."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ._search_plan import SearchPlan
 def superseded(
     plan: SearchPlan, node_id: int, *, stands: Callable[[int, int], bool]
 ) -> list[CheckpointRef]:
-    """The checkpoints of a node that training has passed and nothing will start from.
+    """Return the checkpoints of a node that training has passed and nothing will start from.
 
-    A later checkpoint of the node takes their place. Files of other plans are left alone. A
-    checkpoint stays where
+    A later checkpoint of the node replaces them. Files of other plans are left alone. A checkpoint
+    stays if
 
-    - a trial stands there (``stands(node, epoch)``), so it may go on, or its model may be loaded;
+    - a trial stands there (``stands(node, epoch)``): it may go on, or its model may be loaded;
     - another node branches off there, or the search space may branch there;
-    - work that is pending or under way starts there.
+    - pending or running work starts there.
 
     >>> from thrifty.space import Timeline
     >>> plan = SearchPlan(cuts=[2])
@@ -49,11 +49,12 @@ def superseded(
 def droppable(
     plan: SearchPlan, *, live: Iterable[tuple[int, int]], budget_bytes: float
 ) -> list[CheckpointRef]:
-    """The checkpoints to delete so that the rest fits the budget, cheapest to train again first.
+    """Return the checkpoints to delete to fit the budget, cheapest to train again first.
 
-    A checkpoint is referenced, and stays, while a live trial (``(node, epoch)``: where it stands) would
-    go on from it, or pending work starts there. If the referenced ones alone are over the
-    budget they all stay: the budget bends before work is lost. Files of other plans do not count.
+    A checkpoint stays while pending work starts there, or while a live trial would continue from
+    it. ``live`` gives the ``(node, epoch)`` that each live trial has reached. If these checkpoints
+    alone exceed the budget, they all stay: going over budget is better than losing work. Files of
+    other plans do not count.
     """
     refs = [ref for ref in plan.checkpoints() if not ref.borrowed]
     over = sum(ref.num_bytes for ref in refs) - budget_bytes
@@ -73,7 +74,7 @@ def droppable(
 
 
 def _nearest(plan: SearchPlan, node_id: int, epoch: int) -> tuple[int, int] | None:
-    """The latest checkpoint on the path to a state."""
+    """Return the latest checkpoint on the path to a state, as ``(node, epoch)``."""
     node = plan.owner(node_id, epoch)
     while True:
         own = node.last_checkpoint(before=epoch + 1)

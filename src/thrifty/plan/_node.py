@@ -9,10 +9,10 @@ from thrifty.space import Timeline
 
 
 class Point:
-    """The state of a node at one epoch, as the place where other nodes begin.
+    """The state of a node at one epoch, as the place where other nodes branch off.
 
-    ``heap`` holds ``(-longest, node id)`` of children that need this state; entries
-    are checked when they are popped, never removed before.
+    ``heap`` holds ``(-longest, node id)`` of the children that need this state. Outdated entries
+    stay in the heap until they are popped.
     """
 
     __slots__ = ("epoch", "heap", "node", "num_waiting", "queued")
@@ -26,15 +26,15 @@ class Point:
 
     @property
     def available(self) -> bool:
-        """Whether training can start here now: a checkpoint exists, or it is the very beginning."""
+        """Whether training can start here now: a checkpoint exists, or training begins here."""
         return self.node is None or self.epoch in self.node.checkpoints
 
 
 class Node:
-    """What is trained from ``start`` on under one timeline, and all that is known of it.
+    """The epochs from ``start`` on that one timeline trains, and what is known about them.
 
     Epochs before ``start`` belong to its ancestors. A trial is a node and an epoch on it.
-    Containers are made when first needed: there may be a million nodes.
+    Containers are created when first needed, because there may be a million nodes.
     """
 
     __slots__ = (
@@ -66,28 +66,28 @@ class Node:
         self.timeline = timeline
         self.cost = cost
         self.farthest = origin.epoch
-        """The farthest epoch that anyone ever asked for here."""
+        """The farthest epoch that any trial has requested on this node."""
         self.children: dict[tuple[int, Hashable], Node] = _NO_CHILDREN
         self.points: dict[int, Point] = _NO_POINTS
         self.waiting: dict[int, set[Hashable]] = _NO_REQUESTS
         self.metrics: dict[int, Mapping[str, float]] = {}
         self.checkpoints: dict[int, CheckpointRef] = _NO_CHECKPOINTS
         self.kept: dict[int, CheckpointRef] = _NO_CHECKPOINTS
-        """States of epochs that another plan has trained, and that are not evaluated here yet."""
+        """States that another plan has trained and that this plan has not evaluated yet."""
         self.running: tuple[int, int] | None = None
         self.failed_at: int | None = None
-        """The first epoch that cannot be reached."""
+        """The first epoch that training cannot reach."""
         self.failure = ("", "", "")
         self.joined = False
-        """Whether it counts among those that wait at its origin."""
+        """Whether the node counts as waiting at its origin."""
         self.longest = 0.0
-        """Cost of the longest path of pending work from ``start``; may be too high, never too low."""
+        """Cost of the longest path of pending work from ``start``: an upper bound."""
 
     def __repr__(self) -> str:
         return f"Node({self.id}, start={self.start}, farthest={self.farthest})"
 
     def wants(self) -> list[int]:
-        """The epochs that are needed here and not there yet, ascending."""
+        """Return the epochs that are needed but not available yet, ascending."""
         states = [
             epoch
             for epoch, point in self.points.items()
@@ -96,17 +96,17 @@ class Node:
         return sorted({*self.waiting, *states})
 
     def last_checkpoint(self, *, before: int) -> int | None:
-        """The last epoch below ``before`` whose state is kept on this node itself."""
+        """Return the last epoch below ``before`` whose checkpoint is on this node itself."""
         return max((epoch for epoch in self.checkpoints if epoch < before), default=None)
 
     def add_child(self, epoch: int, key: Hashable, child: Node) -> None:
-        """Hangs another node onto this one."""
+        """Add a node that branches off this one."""
         if self.children is _NO_CHILDREN:
             self.children = {}
         self.children[epoch, key] = child
 
     def point(self, epoch: int) -> Point:
-        """The point at an epoch, made if needed."""
+        """Return the point at an epoch; create it if needed."""
         if self.points is _NO_POINTS:
             self.points = {}
         if epoch not in self.points:
@@ -114,25 +114,25 @@ class Node:
         return self.points[epoch]
 
     def add_request(self, epoch: int, trial: Hashable) -> None:
-        """A trial waits for the metrics at an epoch."""
+        """Record that a trial waits for the metrics at an epoch."""
         if self.waiting is _NO_REQUESTS:
             self.waiting = {}
         self.waiting.setdefault(epoch, set()).add(trial)
 
     def add_checkpoint(self, ref: CheckpointRef) -> None:
-        """A state is kept."""
+        """Record a checkpoint of this node."""
         if self.checkpoints is _NO_CHECKPOINTS:
             self.checkpoints = {}
         self.checkpoints[ref.epoch] = ref
 
     def add_kept(self, ref: CheckpointRef) -> None:
-        """A state comes from another plan; its epoch has to be evaluated."""
+        """Record a state that another plan has trained; its epoch must still be evaluated."""
         if self.kept is _NO_CHECKPOINTS:
             self.kept = {}
         self.kept[ref.epoch] = ref
 
 
-# shared by all nodes that have none; replaced before the first write
+# Shared by all nodes whose container is empty; replaced before the first write.
 _NO_CHILDREN: dict[tuple[int, Hashable], Node] = {}
 _NO_POINTS: dict[int, Point] = {}
 _NO_REQUESTS: dict[int, set[Hashable]] = {}

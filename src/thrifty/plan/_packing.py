@@ -1,4 +1,4 @@
-"""How many stages to train at a time: breadth (packs) against depth (the critical path)."""
+"""How many stages to train at a time: breadth (packs) versus depth (the critical path)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ._stage import Chain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What is known of joint training of one structure: curves of its back-ends, memory of its device."""
+    """Measurements of joint training of one structure: back-end curves and device memory."""
 
     curves: tuple[PackCurve, ...]
     memory_bytes: float = math.inf
 
 
 MAX_SIZE = 64
-"""Packs beyond this only delay results that algorithms wait for."""
+"""Largest pack: bigger ones only delay results that algorithms wait for."""
 
 
 def pack_size(
@@ -32,11 +32,12 @@ def pack_size(
     workers: int = 1,
     memory_margin: float = 0.9,
 ) -> int:
-    """Trials at a time for each worker, so that the pending work ends first by forecast.
+    """Return the number of trials each worker trains at a time to finish pending work soonest.
 
-    ``measured`` is what was measured of each structure. In a pack each trial is slower than by itself, all together
-    are faster: where one long path decides, packs are small; where there is much beside it, they are large. See
-    ``thrifty.perf.choose_pack``. Without measurements it is 1.
+    ``measured`` holds the measurements of each structure. In a pack, each trial is slower than
+    alone, but all together are faster. If one long path dominates the forecast, packs are small; if
+    much other work is pending, they are large. See ``thrifty.perf.choose_pack``. Without
+    measurements the size is 1.
     """
     if not measured:
         return 1

@@ -1,7 +1,11 @@
-"""Which configurations of a rung are packed together: three policies that look at nothing but the configurations.
+"""Packing policies: which configurations of a rung are packed together.
 
-Liu et al., "Understanding and Optimizing Packed Neural Network Training for Hyper-Parameter Tuning", DEEM 2021 (pack-random,
-pack-bs and pack-knn there). Each gives a partition: lists of indices in which every configuration is once.
+The three policies look only at the configurations (pack-random, pack-bs and pack-knn in the paper).
+Each returns a partition: lists of indices that contain every configuration exactly once.
+
+References:
+    Liu et al., "Understanding and Optimizing Packed Neural Network Training for Hyper-Parameter
+    Tuning", DEEM 2021.
 """
 
 from __future__ import annotations
@@ -19,14 +23,14 @@ Packs = list[list[int]]
 
 
 def random_packs(configs: Sequence[Config], *, size: int, rng: np.random.Generator) -> Packs:
-    """Packs of ``size`` at random; the last one has what is left.
+    """Return random packs of ``size``; the last one holds the remainder.
+
+    Raises:
+        UsageError: ``size`` is below 1.
 
     >>> configs = [{"lr": lr} for lr in (0.1, 0.2, 0.3, 0.4, 0.5)]
     >>> [len(pack) for pack in random_packs(configs, size=2, rng=np.random.default_rng(0))]
     [2, 2, 1]
-
-    Raises:
-        UsageError: ``size`` is below 1.
     """
     _check_size(size)
     return _chunks(rng.permutation(len(configs)).tolist(), size)
@@ -35,16 +39,16 @@ def random_packs(configs: Sequence[Config], *, size: int, rng: np.random.Generat
 def batch_size_packs(
     configs: Sequence[Config], *, key: str = "batch_size", size: int | None = None
 ) -> Packs:
-    """Packs of equal batch size, the value of ``key``; with ``size`` none is larger.
+    """Return packs of equal batch size, the value of ``key``; ``size`` limits how large they are.
+
+    Raises:
+        UsageError: ``size`` is below 1, or a configuration has no ``key``.
 
     >>> configs = [{"batch_size": size} for size in (20, 30, 20, 20)]
     >>> batch_size_packs(configs)
     [[0, 2, 3], [1]]
     >>> batch_size_packs(configs, size=2)
     [[0, 2], [3], [1]]
-
-    Raises:
-        UsageError: ``size`` is below 1, or a configuration has no ``key``.
     """
     size = max(1, len(configs)) if size is None else size
     _check_size(size)
@@ -61,18 +65,20 @@ def nearest_packs(
     values: Mapping[str, Sequence[Any]],
     rng: np.random.Generator,
 ) -> Packs:
-    """A random configuration and its nearest ones, then another of those left, and so on.
+    """Return packs of a random configuration and its nearest neighbours.
 
-    ``values`` lists the values of each dimension that counts. Where they are numbers, two configurations are as far apart
-    as their values stand in the list; otherwise 1 if they differ. Distances add up over the dimensions.
+    The next pack is formed from the remaining configurations, until none is left. ``values`` lists
+    the values of each dimension that counts. For numbers, the distance of two configurations is the
+    difference of their positions in the list; for other values, it is 1 if they differ. Distances
+    add up over the dimensions.
+
+    Raises:
+        UsageError: ``size`` is below 1, or a configuration has a value that is not listed.
 
     >>> configs = [{"lr": lr, "net": net} for net in ("MLP", "CNN") for lr in (0.1, 0.2, 0.3)]
     >>> values = {"lr": [0.1, 0.2, 0.3], "net": ["MLP", "CNN"]}
     >>> nearest_packs(configs, size=2, values=values, rng=np.random.default_rng(3))
     [[2, 5], [0, 1], [4, 3]]
-
-    Raises:
-        UsageError: ``size`` is below 1, or a configuration has a value that is not listed.
     """
     _check_size(size)
     points = np.array([_point(config, values) for config in configs])
@@ -80,7 +86,7 @@ def nearest_packs(
     packs: Packs = []
     while len(left):
         distances = np.abs(points[left] - points[left[0]]).sum(axis=1)
-        distances[0] = -1  # the pivot, before its equals
+        distances[0] = -1  # the pivot sorts before configurations equal to it
         left = left[np.argsort(distances, kind="stable")]
         packs.append(left[:size].tolist())
         left = rng.permutation(left[size:])
@@ -88,18 +94,19 @@ def nearest_packs(
 
 
 def _point(config: Config, values: Mapping[str, Sequence[Any]]) -> list[float]:
-    """Coordinates whose absolute differences add up to the distance."""
+    """Return coordinates whose absolute differences add up to the distance."""
     point: list[float] = []
     for name, listed in values.items():
         value = _value(config, name)
         if value not in listed:
             raise UsageError(
-                f"{name}={value!r} of a configuration is not among its values {list(listed)}; list it in values"
+                f"{name}={value!r} of a configuration is not among its values {list(listed)}; "
+                "list it in values"
             )
         place = listed.index(value)
         if all(isinstance(v, int | float) and not isinstance(v, bool) for v in listed):
             point.append(place)
-        else:  # two that differ do so in two of these
+        else:  # one-hot with 0.5: two values that differ do so in two coordinates
             point += [0.5 * (i == place) for i in range(len(listed))]
     return point
 

@@ -1,7 +1,10 @@
-"""The search plan: what is known, asked for, and being trained, for one task and seed.
+"""The search plan: known, requested and running training for one task and seed.
 
-Shin et al., "Hippo: Taming Hyper-parameter Optimization of Deep Learning with Stage Trees", PVLDB 15(5), 2022.
-Pure knowledge: no files, no tensors; a plan is rebuilt by inserting the same timelines in the same order.
+The plan holds no files and no tensors. Inserting the same timelines in the same order rebuilds it.
+
+References:
+    Shin et al., "Hippo: Taming Hyper-parameter Optimization of Deep Learning with Stage Trees",
+    PVLDB 15(5), 2022.
 """
 
 from __future__ import annotations
@@ -28,7 +31,11 @@ from ._stage import Answer, Chain
 MAX_ATTEMPTS = 3
 """How often a stage whose worker was lost is tried before its trials fail."""
 MAX_EVICTIONS = 30
-"""How often a stage may lose its worker's machine: hardly ever its fault, but one that ends machines must not do so for ever."""
+"""How often a stage may lose its worker's machine before its trials fail.
+
+An eviction is hardly ever the stage's fault, but a stage that kills machines must not do so
+forever.
+"""
 
 _TRIES = {
     "diverged": 1,
@@ -38,7 +45,7 @@ _TRIES = {
     "lost": MAX_ATTEMPTS,
     "evicted": MAX_EVICTIONS,
 }
-"""How often a stage may fail in a way before its trials do; in other ways, any number of times."""
+"""How often a stage may fail in each way before its trials fail; other ways have no limit."""
 
 
 def _unit_cost(config: Mapping[str, Any]) -> float:  # noqa: ARG001 (every epoch costs the same)
@@ -48,9 +55,10 @@ def _unit_cost(config: Mapping[str, Any]) -> float:  # noqa: ARG001 (every epoch
 class SearchPlan:
     """A tree in which equal prefixes of timelines are one node, so that they are trained once.
 
-    ``cuts`` and ``intervals`` say where the search space may branch: states are kept there whenever
-    they are passed; ``cost`` gives the seconds of one epoch under a configuration. ``keep_branches`` keeps the states at all known branch
-    points, too, though nobody here waits for them: another driver of the plan may.
+    ``cuts`` and ``intervals`` say where the search space may branch: training keeps the states that
+    it passes there. ``cost`` gives the seconds of one epoch under a configuration.
+    ``keep_branches`` also keeps the states at all known branch points that no trial of this driver
+    waits for, because another driver of the plan may need them.
 
     >>> from thrifty.space import Constant, Step
     >>> plan = SearchPlan()
@@ -71,7 +79,7 @@ class SearchPlan:
     ) -> None:
         self.nodes: list[Node] = []
         self.num_epochs_needed = 0
-        """Epochs that all requests so far come to when each shared one is counted once."""
+        """Epochs that all requests so far need, each shared epoch counted once."""
         self.num_epochs_done = 0
         """Epochs whose metrics are known."""
         self._cost = cost
@@ -81,20 +89,20 @@ class SearchPlan:
         )
         self._attempts: dict[tuple[int, int, str], int] = {}
         self._elsewhere: dict[int, tuple[int, int]] = {}
-        """What others are training."""
+        """Spans that other drivers are training, by node."""
 
     @property
     def longest_pending(self) -> float:
-        """Cost of the longest path of work that could start now; never too low."""
+        """Cost of the longest path of work that can start now: an upper bound, never too low."""
         return self._agenda.longest
 
-    # -- what is asked for ------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------
 
     def insert(self, timeline: Timeline) -> int:
-        """The node that a timeline ends on, made if there is none; its id.
+        """Return the id of the node that a timeline ends on; create the node if needed.
 
-        Walks from the root as long as values agree. Where they part within a node nothing is split: the new node just says
-        where it branches off.
+        The search walks from the root as long as values agree. If they diverge within a node, that
+        node is not split: the new node records where it branches off.
         """
         runs = timeline.runs
         root = self._roots.get(runs[0].key)
@@ -127,7 +135,7 @@ class SearchPlan:
             node = child
 
     def request(self, trial: Hashable, node_id: int, epoch: int) -> Answer | None:
-        """A trial wants its metrics after ``epoch`` epochs; the answer, if it is known already."""
+        """Request a trial's metrics after ``epoch`` epochs; return the answer if it is known."""
         node = self.owner(node_id, epoch)
         self._note_farthest(node, epoch)
         failure = self._failure(node, epoch)
@@ -140,19 +148,22 @@ class SearchPlan:
         return None
 
     def note(self, node_id: int, epoch: int) -> Node:
-        """Count an epoch as asked for, without anything to be done; returns the node that owns it."""
+        """Count an epoch as requested without scheduling work; return the node that owns it."""
         node = self.owner(node_id, epoch)
         self._note_farthest(node, epoch)
         return node
 
     def forget_requests(self) -> None:
-        """Count again from nothing; the nodes stay. For a plan on which nothing was trained or is pending."""
+        """Reset the count of requested epochs but keep the nodes.
+
+        Only for a plan on which nothing was trained or is pending.
+        """
         self.num_epochs_needed = 0
         for node in self.nodes:
             node.farthest = node.start
 
     def release(self, trial: Hashable, node_id: int, epoch: int) -> None:
-        """A trial no longer wants what it asked for; work that others still need goes on."""
+        """Withdraw a trial's request; work that other trials still need goes on."""
         node = self.owner(node_id, epoch)
         trials = node.waiting.get(epoch)
         if trials is None:
@@ -162,17 +173,17 @@ class SearchPlan:
             del node.waiting[epoch]
             self._agenda.settle(node)
 
-    # -- what is known ----------------------------------------------------------------
+    # -- known results ----------------------------------------------------------------
 
     def owner(self, node_id: int, epoch: int) -> Node:
-        """The node on the path to ``node_id`` on which the state after ``epoch`` epochs lies."""
+        """Return the node on the path to ``node_id`` that holds the state after ``epoch``."""
         node = self.nodes[node_id]
         while epoch <= node.start and node.parent is not None:
             node = node.parent
         return node
 
     def curve(self, node_id: int, epoch: int) -> list[Mapping[str, float]]:
-        """The metrics after epochs ``1 .. epoch`` along the path to a node."""
+        """Return the metrics after epochs ``1 .. epoch`` along the path to a node."""
         out: list[Mapping[str, float]] = []
         node: Node | None = self.owner(node_id, epoch)
         while node is not None:
@@ -181,17 +192,17 @@ class SearchPlan:
         return out[::-1]
 
     def may_branch(self, node: Node, epoch: int) -> bool:
-        """Whether the search space may branch off a node at an epoch."""
+        """Return whether the search space may branch off a node at an epoch."""
         return epoch in self._agenda.cuts(node, epoch - 1, stop=epoch)
 
     def checkpoints(self) -> Iterator[CheckpointRef]:
-        """All states that are kept."""
+        """Return all checkpoints of the plan."""
         return (ref for node in self.nodes for ref in node.checkpoints.values())
 
-    # -- what others do ---------------------------------------------------------------
+    # -- other drivers ----------------------------------------------------------------
 
     def learn(self, epochs: Sequence[EpochDone], kept: Sequence[CheckpointRef]) -> list[Answer]:
-        """Takes note of what others have trained; returns the requests that it settles."""
+        """Record what other drivers have trained; return the answers to requests it settles."""
         answers = [answer for event in epochs for answer in self._epoch_done(event)]
         for ref in kept:
             self.restore(ref)
@@ -200,7 +211,10 @@ class SearchPlan:
         return answers
 
     def occupy(self, spans: Mapping[int, tuple[int, int]]) -> None:
-        """All that others are training now: by node the first and the last epoch; nobody here trains it meanwhile."""
+        """Set what other drivers are training now; this driver does not train these nodes.
+
+        ``spans`` gives the first and the last epoch by node.
+        """
         for node_id in self._elsewhere.keys() - spans.keys():
             self._set_running(node_id, None)
         for node_id, span in spans.items():
@@ -212,25 +226,25 @@ class SearchPlan:
         node.running = span
         self._agenda.settle(node)
 
-    # -- what is trained --------------------------------------------------------------
+    # -- training ---------------------------------------------------------------------
 
     def next_chain(self) -> Chain | None:
-        """The stages on the critical path that a worker can start now; they count as running."""
+        """Return the critical-path stages that a worker can start now; mark them as running."""
         return self._agenda.pop()
 
     def abandon(self, chain: Chain) -> None:
-        """Whoever had a chain is through with it; what is left of it is open again."""
+        """Release a chain that its worker no longer trains; its remaining work is pending again."""
         spans: dict[int, tuple[int, int]] = {}
         for stage in chain.stages:
             spans[stage.node] = (spans.get(stage.node, (stage.start, 0))[0], stage.stop)
         for node_id, span in reversed(spans.items()):
             node = self.nodes[node_id]
-            if node.running == span:  # otherwise another worker has gone on with this node
+            if node.running == span:  # otherwise another worker continues with this node
                 node.running = None
                 self._agenda.settle(node)
 
     def record(self, event: Event) -> list[Answer]:
-        """Takes note of what happened; returns the requests that it settles."""
+        """Record an event; return the answers to the requests that it settles."""
         if isinstance(event, EpochDone):
             return self._epoch_done(event)
         if isinstance(event, StageDone):
@@ -242,9 +256,9 @@ class SearchPlan:
         return []
 
     def restore(self, ref: CheckpointRef) -> None:
-        """Take note of a state that was kept before this process began.
+        """Record a checkpoint that was kept before this process began.
 
-        Training can go on from it, unless it comes from another plan and its epoch is not
+        Training can continue from it, unless it comes from another plan and its epoch has not been
         evaluated yet.
         """
         node = self.nodes[ref.node]
@@ -257,7 +271,7 @@ class SearchPlan:
             self._agenda.reopen(node.points[ref.epoch])
 
     def drop(self, ref: CheckpointRef) -> None:
-        """Forget a state; a trial that still needs it has it trained again."""
+        """Forget a checkpoint; if a trial still needs its state, it is trained again."""
         node = self.nodes[ref.node]
         node.kept.pop(ref.epoch, None)
         if node.checkpoints.pop(ref.epoch, None) is None:
@@ -310,7 +324,7 @@ class SearchPlan:
     def _fail_beyond(
         self, node: Node, epoch: int, failure: tuple[str, str, str]
     ) -> list[Answer]:
-        """Gives up every request that would have to pass beyond ``epoch`` of a node."""
+        """Fail every request that needs training beyond ``epoch`` of a node."""
         answers: list[Answer] = []
         stack = [(node, epoch)]
         while stack:
@@ -344,13 +358,13 @@ class SearchPlan:
 
 
 def _parting(a: Timeline, b: Timeline) -> tuple[int, Hashable | None]:
-    """Where ``b`` parts from ``a``, and what it does there (None: it never does)."""
+    """Return the epoch where ``b`` diverges from ``a`` and its key there (None: it never does)."""
     mine, theirs = a.runs, b.runs
     for index, (p, q) in enumerate(zip(mine, theirs, strict=False)):
         if p.key != q.key:
             return q.start, q.key
         if p.stop < q.stop:
-            # the same piece goes on where the other one ends or changes
+            # The same piece continues where the other timeline ends or changes.
             return p.stop, q.key
         if q.stop < p.stop:
             if index + 1 == len(theirs):

@@ -1,4 +1,4 @@
-"""What a worker is given, and what comes of a request: frozen values."""
+"""Frozen values: stages and chains that a worker trains, and answers to requests."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from thrifty.space import Timeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Epochs ``start + 1 .. stop`` of a node; its end is kept as a checkpoint.
+    """Epochs ``start + 1 .. stop`` of a node, with a checkpoint at the end.
 
-    ``kept`` holds states of epochs in it that another plan has trained: these epochs are not
-    trained, their states are loaded and evaluated.
+    ``kept`` holds the states of epochs that another plan has trained. These epochs are not trained
+    again: their states are loaded and evaluated.
     """
 
     node: int
@@ -23,16 +23,16 @@ class Stage:
     kept: tuple[CheckpointRef, ...] = ()
 
     def kept_at(self, epoch: int) -> CheckpointRef | None:
-        """The state after an epoch, if it only has to be evaluated."""
+        """Return the kept state after an epoch, or None if the epoch must be trained."""
         return next((ref for ref in self.kept if ref.epoch == epoch), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """Stages that one worker trains one after the other, its state staying where it is.
+    """Stages that one worker trains in sequence; the model state stays on the worker.
 
-    ``resume`` is the state the first stage starts from (None: a fresh model). All stages lie on
-    the path of ``timeline``.
+    ``resume`` is the checkpoint from which the first stage starts (None: a fresh model). All stages
+    lie on the path of ``timeline``.
     """
 
     stages: tuple[Stage, ...]
@@ -41,13 +41,13 @@ class Chain:
 
     @property
     def num_epochs(self) -> int:
-        """How many epochs it trains."""
+        """The number of epochs in all stages."""
         return sum(stage.stop - stage.start for stage in self.stages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A trial's request is met (``metrics``) or cannot be (``failure``: kind, message, traceback)."""
+    """The answer to a trial's request: ``metrics``, or a ``failure`` (kind, message, traceback)."""
 
     trial: Hashable
     epoch: int

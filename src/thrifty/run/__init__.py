@@ -1,4 +1,4 @@
-"""Executors: where stages are trained."""
+"""Executors, which train stages on local, remote or simulated workers."""
 
 from ._alone import model_of as model_of, train_alone as train_alone
 from ._assignment import Assignment as Assignment, Report as Report

@@ -1,4 +1,4 @@
-"""One trial, alone, from the beginning: what every shared or packed trial has to equal."""
+"""Training of one trial alone from the start, the reference for shared and packed trials."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ def train_alone(
     state: tuple[int, State] | None = None,
     threads: int | None = None,
 ) -> tuple[SoloBackend, list[Mapping[str, float]]]:
-    """Trains one configuration up to ``epochs``; the back-end that holds it, and the metrics of each epoch.
+    """Train one configuration up to ``epochs`` and return its back-end and each epoch's metrics.
 
-    ``state`` is ``(epoch, state)`` to start from instead of the beginning; ``threads`` the CPU threads to use.
+    ``state`` is ``(epoch, state)`` to start from; None starts at epoch 0. ``threads`` is the number
+    of CPU threads to use.
     """
     backend = SoloBackend(task, device=device)
     start, known = (0, None) if state is None else state
@@ -65,7 +66,7 @@ def member_at(
     state: State | None = None,
     alone: bool = False,
 ) -> Member:
-    """A trial that begins at ``epoch`` of a timeline and is trained until ``stop`` at least."""
+    """Return a trial that starts at ``epoch`` of a timeline and trains at least until ``stop``."""
     return Member(
         values=timeline.at(epoch),
         seed=seed,
@@ -87,9 +88,9 @@ def epoch_plan(
     verify: bool = True,
     stop: int | None = None,
 ) -> EpochPlan:
-    """The values of all hyper-parameters in one epoch, at each step for those that move within it.
+    """Return the hyper-parameter values of one epoch, per step for those that change within it.
 
-    ``verify`` and ``stop`` are those of ``EpochPlan``.
+    ``verify`` and ``stop`` are passed on to ``EpochPlan``.
     """
     plan = plan_of(partial(backend.num_steps, slot), timeline, epoch=epoch)
     return replace(plan, verify=verify, stop=stop)
@@ -101,7 +102,7 @@ def plan_of(
     *,
     epoch: int,
 ) -> EpochPlan:
-    """The same for a trial that is in no back-end, whose ``num_steps`` is given."""
+    """Return the ``epoch_plan`` of a trial that is in no back-end, given its ``num_steps``."""
     values = timeline.at(epoch)
     steps = num_steps(values)
     moving = {
@@ -113,13 +114,13 @@ def plan_of(
 
 
 def model_of(backend: SoloBackend) -> torch.nn.Module:
-    """The trained model, on the CPU, in evaluation mode."""
+    """Return the trained model, on the CPU and in evaluation mode."""
     return backend.model.cpu().eval()
 
 
 @contextmanager
 def cpu_threads(threads: int | None) -> Iterator[None]:
-    """Within, PyTorch uses so many CPU threads; None: as many as before."""
+    """Set the number of PyTorch's CPU threads within the context; None leaves it unchanged."""
     before = torch.get_num_threads()
     if threads not in (None, before):
         torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""What crosses the seam between a study and an executor."""
+"""Messages between a study and an executor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from thrifty.plan import Chain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """A chain of stages for one worker; ``seed`` is the trial seed of the whole plan."""
+    """A chain of stages for one worker; ``seed`` is the seed that all trials of the plan share."""
 
     number: int
     chain: Chain
@@ -19,7 +19,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Trials of a structure are not fused any more; ``key`` and ``reason`` are those of ``Refused``."""
+    """A structure whose trials must no longer be fused; the fields are those of ``Refused``."""
 
     key: str
     reason: str
@@ -27,7 +27,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Something happened to an assignment; ``event`` is None when its worker is through with it."""
+    """An event of an assignment; ``event`` is None when the worker has finished with it."""
 
     assignment: int
     event: Event | None = None

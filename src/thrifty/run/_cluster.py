@@ -1,4 +1,4 @@
-"""Workers on a cluster: long-lived ones that come up when there is room, and may vanish at any time."""
+"""Long-lived workers on a cluster, which start when there is room and may vanish at any time."""
 
 from __future__ import annotations
 
@@ -21,28 +21,31 @@ from ._worker import WorkerSpec
 logger = plain_logger(__name__)
 
 SLICE_S = 1.0
-"""How long to wait before the cluster is looked after again."""
+"""Longest wait for calls before the cluster is checked again."""
 START_S = 60.0
-"""A worker that was asked for and has not come up for so long is not counted on any more."""
+"""If a requested worker takes longer than this to start, ``num_free`` no longer counts it."""
 IDLE_S = 300.0
-"""A worker that had nothing to do for so long makes room for others."""
+"""An idle worker is stopped after this time, to make room for others."""
 MAX_STARTS = 3
-"""So many workers in a row may vanish before they are up, but for those whose machines go."""
+"""If this many workers in a row vanish while starting, the run fails; evictions do not count."""
 
 
 class WorkerEvictedError(WorkerLostError):
-    """A worker is gone because its machine is: no fault of what it trained."""
+    """A worker is gone because its machine is gone; the trials that it trained are not to blame."""
 
 
 class Cluster(Protocol):
-    """What an executor needs of a cluster. Workers and calls are opaque; ``result`` raises WorkerLostError."""
+    """The operations of a cluster that an executor needs.
+
+    Workers and calls are opaque objects.
+    """
 
     def hire(self) -> Any:
-        """Asks for a worker (a ``RemoteWorker``); it comes up when there is room."""
+        """Request a worker (a ``RemoteWorker``); it starts when there is room."""
         ...
 
     def prepare(self, worker: Any, spec: WorkerSpec) -> Any:
-        """Calls ``prepare`` on a worker, with the task."""
+        """Call ``prepare`` on a worker, with the task."""
         ...
 
     def advance(
@@ -53,44 +56,45 @@ class Cluster(Protocol):
         refusals: Sequence[Refusal],
         stop: bool,
     ) -> Any:
-        """Calls ``advance`` on a worker."""
+        """Call ``advance`` on a worker."""
         ...
 
     def wait(self, calls: Sequence[Any], timeout_s: float) -> Sequence[Any]:
-        """The calls that are over, waiting for one if none is."""
+        """Return the calls that have ended; wait up to ``timeout_s`` if there are none."""
         ...
 
     def result(self, call: Any) -> Any:
-        """What a call has returned.
+        """Return the result of a call.
 
         Raises:
-            WorkerEvictedError: its worker is gone, and so is the machine.
-            WorkerLostError: its worker is gone for another reason.
+            WorkerEvictedError: The call's worker is gone, and so is its machine.
+            WorkerLostError: The call's worker is gone for another reason.
         """
         ...
 
     def dismiss(self, worker: Any) -> None:
-        """Ends a worker now, or stops asking for it."""
+        """Stop a worker now, or cancel the request for it."""
         ...
 
     def check(self) -> None:
-        """Does nothing as long as the cluster is there.
+        """Check that the cluster can be reached.
 
         Raises:
-            WorkerLostError: it is gone.
+            WorkerLostError: The cluster is gone.
         """
         ...
 
     def close(self) -> None:
-        """Leaves the cluster."""
+        """Disconnect from the cluster."""
         ...
 
 
 class ClusterExecutor(Executor):
-    """Asks the cluster for a worker when there is work for one, and keeps one call open on each busy worker.
+    """An executor that requests workers when there is work, and keeps one call open on each.
 
-    The first ``expected`` workers are counted on from the start: the cluster has room for them now. More are asked
-    for when those are busy, at most as many at a time as are up, and get work when they are up.
+    The cluster has room for the first ``expected`` workers now, so ``num_free`` counts them from
+    the start. When those are busy, the executor requests more, at most as many at a time as are
+    running. Those get work once they are running.
     """
 
     def __init__(
@@ -118,15 +122,15 @@ class ClusterExecutor(Executor):
         self._warned = False
 
     def num_free(self, *, pack_size: int = 1) -> int:
-        """How many more assignments can start on workers that are up, or should be soon."""
+        """Return how many more assignments fit on workers that run or should soon."""
         self._pack_size = pack_size
         free = sum(hand.num_free(pack_size) for hand in self._hands if hand.counted)
         if any(hand.up or hand.waiting for hand in self._hands):
             return free
-        return max(free, 1)  # somebody has to be the first
+        return max(free, 1)  # no worker is requested before there is an assignment
 
     def submit(self, assignment: Assignment) -> None:
-        """Gives an assignment to the worker that has least to do, one that is up if there is one."""
+        """Give an assignment to the worker with the least work, preferably one that is running."""
         hand = min(
             self._hands,
             key=lambda h: (not h.counted, h.load, not h.up, not h.starting),
@@ -137,7 +141,7 @@ class ClusterExecutor(Executor):
             self._ask_for_more()
 
     def poll(self, timeout_s: float) -> Sequence[Report]:
-        """What has happened since; also ends, with nothing to tell, when a worker comes up that has no work."""
+        """Return the new reports; return early, even without any, when an idle worker starts."""
         until = self._clock() + timeout_s
         while True:
             reports, self._through = self._through, []
@@ -158,34 +162,34 @@ class ClusterExecutor(Executor):
                 return reports
 
     def refuse(self, key: str, reason: str) -> None:
-        """Tell all workers, by their next call or their start, that a structure is not fused."""
+        """Tell all workers, with their next call or when they start, not to fuse a structure."""
         for hand in self._hands:
             hand.refuse(Refusal(key=key, reason=reason))
 
     def stop(self) -> None:
-        """Asks all workers to keep their present states and be through."""
+        """Ask all workers to save their current states and finish."""
         self._stopping = True
         for hand in self._hands:
             self._through += [Report(assignment=each.number) for each in hand.waiting]
             hand.waiting.clear()
 
     def close(self) -> None:
-        """Ends all workers now, and leaves the cluster."""
+        """Stop all workers now, and disconnect from the cluster."""
         for hand in self._hands:
             hand.end()
         self._cluster.close()
 
-    # -- what becomes of workers ---------------------------------------------------------------
+    # -- life cycle of workers -----------------------------------------------------------------
 
     def _move(self, hand: _Hand) -> None:
-        """Whatever is next for a worker that has something to do."""
+        """Start a worker that has work, or call it if it is idle."""
         if hand.worker is None:
             hand.start()
         elif hand.call is None:
             hand.go(stop=self._stopping)
 
     def _come_up(self, hand: _Hand) -> bool:
-        """A worker is up, or will not be; whether it is up and has no work."""
+        """Handle the end of a worker's start; return whether it runs and has no work."""
         try:
             trouble = self._cluster.result(hand.call)
         except WorkerLostError as error:
@@ -193,7 +197,8 @@ class ClusterExecutor(Executor):
             self._failed_starts += not isinstance(error, WorkerEvictedError)
             if self._failed_starts == MAX_STARTS:
                 raise WorkerLostError(
-                    f"no worker can be started on the cluster: {MAX_STARTS} in a row vanished before they were up, "
+                    f"no worker can be started on the cluster: {MAX_STARTS} in a row vanished "
+                    "before they were up, "
                     f"the last one because of this: {error}"
                 ) from error
             if hand.waiting:
@@ -201,7 +206,8 @@ class ClusterExecutor(Executor):
             return False
         if trouble:
             raise UsageError(
-                "the task cannot be loaded by a worker on the cluster; if its code is not there, send it along with "
+                "the task cannot be loaded by a worker on the cluster; if its code is not "
+                "there, send it along with "
                 f"Ray(runtime_env={{'working_dir': '.'}}). What the worker says:\n{trouble}"
             )
         self._failed_starts = 0
@@ -212,7 +218,7 @@ class ClusterExecutor(Executor):
         return True
 
     def _end_turn(self, hand: _Hand) -> Sequence[Report]:
-        """What a call has brought; the next one begins at once."""
+        """Return the reports of a call that has ended, and start the worker's next call."""
         try:
             turn: Turn = self._cluster.result(hand.call)
         except WorkerLostError as error:
@@ -229,7 +235,10 @@ class ClusterExecutor(Executor):
         return turn.reports
 
     def _end_hung(self) -> list[Report]:
-        """End workers that train for too long without the end of an epoch. A turn has one long epoch at most."""
+        """Stop workers whose epoch takes too long, and return the reports of their failures.
+
+        A call contains at most one epoch that is longer than ``TURN_S``.
+        """
         reports: list[Report] = []
         for hand in self._hands:
             if hand.up and hand.call is not None and hand.turn_s >= self._limit_s + TURN_S:
@@ -240,7 +249,7 @@ class ClusterExecutor(Executor):
         return reports
 
     def _share(self) -> None:
-        """Who has nothing to do takes over what waits for a worker that is not up yet."""
+        """Move assignments that wait for a starting worker to idle workers."""
         for idle in self._hands:
             if not idle.up or idle.load:
                 continue
@@ -251,7 +260,7 @@ class ClusterExecutor(Executor):
             idle.go(stop=self._stopping)
 
     def _ask_for_more(self) -> None:
-        """The cluster may grow: it sees what is asked for."""
+        """Request further workers, so that a cluster that scales with demand grows."""
         num_up = sum(hand.up for hand in self._hands)
         num_asked = sum(hand.starting and not hand.counted for hand in self._hands)
         idle = [hand for hand in self._hands if hand.worker is None and not hand.counted]
@@ -259,7 +268,7 @@ class ClusterExecutor(Executor):
             hand.start()
 
     def _look_after(self) -> None:
-        """Errors that nobody but the user can mend; workers that nobody needs."""
+        """Raise errors that only the user can fix, and stop workers that have long been idle."""
         if self._unwritable:
             raise StoreWriteError(self._unwritable)
         self._cluster.check()
@@ -269,21 +278,22 @@ class ClusterExecutor(Executor):
         self._warn()
 
     def _warn(self) -> None:
-        """Says once that nothing happens, and why that may be."""
+        """Warn once if no worker starts, and say why that may be."""
         asked = [hand.since for hand in self._hands if hand.starting]
         if self._warned or not asked or any(hand.up for hand in self._hands):
             return
         if self._clock() - min(asked) >= START_S:
             self._warned = True
             logger.warning(
-                "no worker has come up in %.0f s: the cluster has no room for one (%s), or is still growing",
+                "no worker has come up in %.0f s: the cluster has no room for one (%s), "
+                "or is still growing",
                 START_S,
                 self._needs,
             )
 
 
 class _Hand:
-    """One worker's place: the worker, if there is one, what it was given, and what waits until it is up."""
+    """A worker slot: its worker, if it has one, and the assignments running and waiting."""
 
     def __init__(
         self,
@@ -300,16 +310,16 @@ class _Hand:
         self.seat = Seat(spec.name)
         self.waiting: deque[Assignment] = deque()
         self._refusals: list[Refusal] = []
-        """What its worker has not been told yet."""
+        """Refusals that the worker has not received yet."""
         self.worker: Any = None
         self.call: Any = None
         self.up = False
         self.since = clock()
-        """Since when it is starting, has nothing to do, or trains on its present call."""
+        """When the worker began to start, to be idle, or to run its current call."""
 
     @property
     def turn_s(self) -> float:
-        """How long the present call has lasted."""
+        """Seconds since the current call began."""
         return self._clock() - self.since
 
     @property
@@ -318,7 +328,7 @@ class _Hand:
 
     @property
     def counted(self) -> bool:
-        """Whether it is up, or can be expected to be soon."""
+        """Whether the worker runs, or can be expected to run soon."""
         if self.starting:
             return self._expected and self._clock() - self.since < START_S
         return self.up or self._expected
@@ -337,13 +347,13 @@ class _Hand:
             self._refusals.append(refusal)
 
     def start(self) -> None:
-        self._refusals.clear()  # its specification has them
+        self._refusals.clear()  # the specification already contains them
         self.worker = self._cluster.hire()
         self.call = self._cluster.prepare(self.worker, self._spec)
         self.since = self._clock()
 
     def come_up(self) -> None:
-        # there is room for it, whatever was thought before
+        # The cluster evidently has room for this worker, even if it was not expected.
         self.up = self._expected = True
         self.rest()
 
@@ -352,7 +362,7 @@ class _Hand:
         self.since = self._clock()
 
     def go(self, *, stop: bool) -> None:
-        """Trains what it has, and what has come since."""
+        """Call the worker to train its assignments, including those that were waiting."""
         assignments = list(self.waiting)
         self.waiting.clear()
         for assignment in assignments:

@@ -1,4 +1,4 @@
-"""Asks for checks that checkpoints are complete, at the ends and the beginnings of stages."""
+"""Checks at the start and the end of stages that checkpoints contain the whole training state."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from ._tensors import state_from_arrays, state_to_arrays
 
 
 class Completeness:
-    """Compares trials with trials that are restored, where ``StateCheck`` finds that due."""
+    """A check that compares live trials with restored ones, when ``StateCheck`` says it is due."""
 
     def __init__(self, task: Task | Trainable, *, device: torch.device) -> None:
         self._check = StateCheck(task, device=device)
 
     def trained(self, seconds: float) -> None:
-        """Take note of time that went into training."""
+        """Add training time, which the budget for comparisons is relative to."""
         self._check.budget.trained_s += seconds
 
     @property
     def spent_s(self) -> float:
-        """Seconds of all comparisons so far."""
+        """Seconds spent on comparisons so far."""
         return self._check.budget.spent_s
 
     def note(self, trial: Trial) -> None:
-        """Take note of a new trial before it is trained."""
+        """Register a new trial before it is trained."""
         self._check.note(trial)
 
     def at_end(self, course: Course, backend: AutoBackend, state: State) -> Exception | None:
-        """Compare a trial that has ended a stage with one that is restored.
+        """Compare a trial that has ended a stage with a trial restored from its state.
 
-        The trial leaves the back-end for that; its course goes on from ``state``.
+        The comparison removes the trial from the back-end; its course continues from ``state``.
 
         Args:
-            course: That of the trial.
-            backend: Where the trial is.
-            state: That of the trial now.
+            course: The course of the trial.
+            backend: The back-end that holds the trial.
+            state: The current state of the trial.
 
         Returns:
-            What is wrong, if something is.
+            The error that the comparison found, or None.
         """
         if not self._check.is_due(
             backend.trial(course.number), is_first=not course.is_compared
@@ -53,11 +53,11 @@ class Completeness:
         live = backend.take(course.number)
         course.passed = state
         arrays, meta = state_to_arrays(state)
-        meta = json.loads(json.dumps(meta))  # as a checkpoint is written and read
+        meta = json.loads(json.dumps(meta))  # what writing and reading a checkpoint does
         state = state_from_arrays(arrays, meta)
-        # The values of epochs that were trained already: what hangs or fails at those of the next
-        # one is not this stage's affair. What ``adapt`` has done once, at some values, is seen at
-        # others.
+        # Compare at the values of epochs already trained: if the values of the next epoch make a
+        # step hang or fail, this stage is not to blame. A change that ``adapt`` made only once, for
+        # certain values, shows at other values, so compare at those of epoch 0, too.
         last, timeline = course.epoch - 1, course.chain.timeline
         try:
             self._compare(course, live, state, epoch=last)
@@ -68,12 +68,12 @@ class Completeness:
         return None
 
     def at_begin(self, course: Course, member: Member) -> None:
-        """Compare a trial that begins here with one that begins in a new process.
+        """Compare a trial that begins in this process with one that begins in a new process.
 
-        What other trials have left in variables that all of them read must not reach it.
+        Values that other trials have left in shared variables must not influence this trial.
 
         Raises:
-            StateError: It does.
+            StateError: They do.
         """
         if self._check.is_changed():
             live = self._check.begin(member)

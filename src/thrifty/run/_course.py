@@ -1,4 +1,4 @@
-"""An assignment on its way through a worker."""
+"""The progress of an assignment within a worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._assignment import Assignment, Report
 
 
 class Course:
-    """One assignment on its way: where it stands, and what of it is still being written."""
+    """An assignment in progress: its current epoch, and its checkpoints still being written."""
 
     def __init__(self, assignment: Assignment) -> None:
         self.assignment = assignment
@@ -23,52 +23,52 @@ class Course:
         self.epoch = self.stage.start
         self.under_way = False
         self.spent = TimeShare()
-        """What its present epoch has taken so far."""
+        """Time spent on the current epoch so far."""
         self.dropped = TimeShare()
-        """What epochs have taken that do not count; it is reported with the next one."""
+        """Time spent on discarded epochs; it is reported with the next epoch."""
         self.writes: list[tuple[Stage, Future[CheckpointRef | None]]] = []
         self.passed: State | None = None
-        """The state at the end of its last epoch, if that was not trained: it is in no slot yet."""
+        """State after the last epoch if that was not trained; it is in no back-end slot yet."""
         self.lost: set[CheckpointRef] = set()
         self.parked: Member | None = None
-        """Its state at the end of its last epoch, while it is not sure that there is memory for everybody."""
+        """State after the last epoch, held while all trials together may not fit into memory."""
         self.finale: Event | None = None
         self.held: list[EpochDone] = []
-        """Epochs that are not verified yet."""
+        """Epochs that have ended but are not verified yet."""
         self.is_again = False
-        """Whether it has begun its present stage before."""
+        """Whether it has started its current stage before."""
         self.is_alone = False
-        """Whether it is not fused with others any more."""
+        """Whether it must no longer be fused with other trials."""
         self.is_compared = False
-        """Whether it was compared with a trial that was restored, at the end of a stage."""
+        """Whether it was compared with a restored trial at the end of a stage."""
         self.epoch_s = 0.0
-        """How long its last epoch took."""
+        """Seconds that the last epoch took."""
         self._num_reported = self.epoch
         self._start: tuple[int, CheckpointRef | Future[CheckpointRef] | None]
         self._start = (self.epoch, self.chain.resume)
 
     @property
     def resume(self) -> CheckpointRef | None:
-        """The last state that it can be trained again from; None: a fresh model.
+        """The last checkpoint from which it can be trained again; None: a fresh model.
 
         Raises:
-            StoreWriteError: it could not be written.
+            StoreWriteError: The checkpoint could not be written.
         """
         return self._start[1].result() if isinstance(self._start[1], Future) else self._start[1]
 
     @property
     def next_kept(self) -> CheckpointRef | None:
-        """The state at the end of its next epoch, if another plan has trained that."""
+        """The state after the next epoch, if another plan has trained that epoch."""
         ref = self.stage.kept_at(self.epoch + 1)
         return None if self.under_way or self.held or ref in self.lost else ref
 
     def move_to(self, kept: CheckpointRef, state: State) -> None:
-        """Pass an epoch whose state is kept."""
+        """Skip an epoch whose state is stored already."""
         self.epoch, self.passed = self.epoch + 1, state
         self._start = (self.epoch, kept)
 
     def verified(self, done: EpochDone, num_unverified: int) -> list[Report]:
-        """Take in an epoch that has ended; the reports of all that are verified now, each once."""
+        """Add an epoch that has ended; return reports of the newly verified epochs, each once."""
         self.held.append(done)
         num_ready = len(self.held) - num_unverified
         ready, self.held = self.held[:num_ready], self.held[num_ready:]
@@ -79,7 +79,7 @@ class Course:
         return [self.report(event) for event in fresh]
 
     def start_again(self) -> None:
-        """Go back to the last state that it can be trained again from."""
+        """Go back to the last state from which it can be trained again."""
         self.epoch = self._start[0]
         self.under_way = False
         self.is_again = self.is_alone = True
@@ -90,7 +90,7 @@ class Course:
         self.held.clear()
 
     def drop_spent(self) -> None:
-        """Count what was spent on the present epoch among what does not count."""
+        """Count the time spent on the current epoch as time of discarded epochs."""
         self.dropped, self.spent = self.dropped.plus(self.spent), TimeShare()
 
     def _drop(self, event: EpochDone) -> None:
@@ -99,16 +99,16 @@ class Course:
 
     @property
     def stage(self) -> Stage:
-        """The stage that it is at."""
+        """The current stage."""
         return self.chain.stages[self._index]
 
     def keep(self, stage: Stage, writing: Future[CheckpointRef]) -> None:
-        """The state at the end of a stage is being written."""
+        """Note that the state at the end of a stage is being written."""
         self.writes.append((stage, writing))
         self._start = (self.epoch, writing)
 
     def member(self, state: State | None, *, epoch: int | None = None) -> Member:
-        """Its trial with a state, before ``epoch``; as it stands if that is None."""
+        """Return the trial with ``state``, about to train ``epoch`` (None: the current one)."""
         return member_at(
             self.chain.timeline,
             seed=self.assignment.seed,
@@ -119,7 +119,7 @@ class Course:
         )
 
     def next_stage(self) -> bool:
-        """Goes on to the next stage; False if there is none."""
+        """Move to the next stage; return False if there is none."""
         if self._index + 1 == len(self.chain.stages):
             return False
         self._index += 1
@@ -127,5 +127,5 @@ class Course:
         return True
 
     def report(self, event: Event | None) -> Report:
-        """A report on this assignment."""
+        """Return a report of an event of this assignment."""
         return Report(assignment=self.number, event=event)

@@ -1,4 +1,4 @@
-"""The interface of an executor: where stages are trained."""
+"""The interface of executors, which train stages on workers."""
 
 from __future__ import annotations
 
@@ -14,49 +14,53 @@ from ._assignment import Assignment, Report
 
 
 class Executor(ABC):
-    """Has some workers; each trains one or several assignments at a time and reports what happens.
+    """A set of workers, each of which trains assignments and reports their events.
 
-    For each assignment the reports come in order, the last one has no event, and no
-    failure of user code or of a worker is ever raised: it is reported as an event. What the store
-    cannot write is raised from ``poll`` as StoreWriteError.
+    A worker trains one or several assignments at a time. The reports of an assignment come in
+    order, and the last one has no event. A failure of user code or of a worker is never raised, but
+    reported as an event. If the store cannot write, ``poll`` raises StoreWriteError.
     """
 
     @abstractmethod
     def num_free(self, *, pack_size: int = 1) -> int:
-        """How many more assignments can start now, if a worker trains up to ``pack_size`` at a time."""
+        """Return how many more assignments can start now, with ``pack_size`` for each worker."""
 
     @abstractmethod
     def submit(self, assignment: Assignment) -> None:
-        """Gives an assignment to the worker that has least to do."""
+        """Give an assignment to the worker with the least work."""
 
     @abstractmethod
     def poll(self, timeout_s: float) -> Sequence[Report]:
-        """What has happened since, waiting up to ``timeout_s`` seconds for something to happen."""
+        """Return the new reports; wait up to ``timeout_s`` seconds if there are none."""
 
     def refuse(self, key: str, reason: str) -> None:
-        """Tell workers that trials of a structure are not fused; who is not told finds out.
+        """Tell workers not to fuse trials of a structure.
+
+        A worker that is not told finds out by its own check.
 
         Args:
-            key: Names the structure in every process.
-            reason: What a check has found.
+            key: Identifier of the structure, equal in every process.
+            reason: What the check has found.
         """
         return
 
     @abstractmethod
     def stop(self) -> None:
-        """Asks all workers to keep their present states at the next epoch's end and be through."""
+        """Ask all workers to save their states at the end of the current epoch and finish."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends all workers now; what they were training is lost back to the last checkpoint."""
+        """Stop all workers now; training since the last checkpoints is lost."""
 
 
 class ExecutorConfig(ABC):
-    """Says how to train; ``open`` makes the executor. A frozen value that users write.
+    """The user's frozen description of an executor; ``open`` makes the executor.
 
-    ``pack_size`` is how many trials a worker trains at a time, None if that is to be measured; ``memory_margin`` the
-    share of a device's memory that a pack may take; ``threads`` how many CPU threads each worker may use, None
-    if that is not to be fixed; ``epoch_timeout`` how many seconds a worker may train without the end of an epoch.
+    Attributes:
+        pack_size: Trials that a worker trains at a time. None: found by measurement.
+        memory_margin: Fraction of a device's memory that a pack may use.
+        threads: CPU threads of each worker. None: not fixed here.
+        epoch_timeout: Seconds that a worker may train until an epoch ends. None: no limit.
     """
 
     pack_size: int | None = None
@@ -66,16 +70,16 @@ class ExecutorConfig(ABC):
 
     @property
     def default_threads(self) -> int | None:
-        """CPU threads of each worker where ``threads`` does not say; None: they do not matter."""
+        """CPU threads of each worker if ``threads`` is None; None: their number does not matter."""
         return None
 
     def with_threads(self, threads: int) -> ExecutorConfig:
-        """The same with so many CPU threads for each worker, where ``default_threads`` says that they matter."""
+        """Return a copy with ``threads`` CPU threads per worker; itself if they do not matter."""
         return self
 
     @property
     def num_workers(self) -> int:
-        """How many workers there will be."""
+        """Number of workers."""
         return 1
 
     @abstractmethod
@@ -88,15 +92,22 @@ class ExecutorConfig(ABC):
         curves: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
         refused: Mapping[str, str] | None = None,
     ) -> Executor:
-        """The executor for a task; workers keep states under ``checkpoints``/``folder``.
+        """Return the executor for a task; workers save states under ``checkpoints``/``folder``.
 
-        ``curves`` is what is known of joint training, by the key of ``Calibrated``; ``refused`` are the
-        structures that are not fused, with the reasons, by the key of ``Refused``.
+        ``curves`` are the known pack curves (times of joint steps), by the key of ``Calibrated``.
+        ``refused`` maps the structures that must not be fused to the reasons, by the key of
+        ``Refused``.
         """
 
 
 def check_options(config: Any) -> None:
-    """Raises UsageError for what no executor can do: no workers, an unknown way to pack, a margin that is no share."""
+    """Check the options that all executors share.
+
+    Raises:
+        UsageError: An option is invalid: fewer than one worker, thread or trial per pack, an
+            unknown ``pack``, a ``memory_margin`` outside (0, 1], or an ``epoch_timeout`` that is
+            not a positive number.
+    """
     name = type(config).__name__
     margin = config.memory_margin
     if isinstance(margin, bool) or not isinstance(margin, int | float):
@@ -113,7 +124,8 @@ def check_options(config: Any) -> None:
     number = isinstance(limit, int | float) and not isinstance(limit, bool)
     if limit is not None and not (number and 0.0 < limit < math.inf):
         raise UsageError(
-            f"{name}(epoch_timeout={limit!r}): it must be a finite number of seconds above 0, or None for no limit"
+            f"{name}(epoch_timeout={limit!r}): it must be a finite number of seconds above 0, "
+            "or None for no limit"
         )
     for option in ("workers", "threads", "pack_size"):
         value = getattr(config, option)

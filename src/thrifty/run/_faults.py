@@ -1,4 +1,4 @@
-"""What goes wrong with simulated workers."""
+"""Faults of simulated workers: failures, preemptions and stragglers."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ from thrifty.core import UsageError, derive_seed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """How often simulated workers fail, are taken away, or are slow; nothing of this by default.
+    """How often simulated workers fail, are preempted or are slow; by default never.
 
-    Each worker has streams of its own, so more workers change nothing for those that were there.
+    Each worker has random streams of its own, so adding workers changes nothing for the others.
 
     Attributes:
-        mean_between_failures_s: of one worker; failures are exponential. What it trains is lost back to the last checkpoint.
-        repair_s: until a worker that failed is there again.
-        mean_between_preemptions_s: of one worker, as on spot machines; exponential, too.
-        notice_s: between the announcement of a preemption and its coming. If an epoch ends in that time, its state is kept.
-        replace_s: until another machine stands in for one that was taken away.
-        stragglers: share of the workers that are slow, all of the time.
-        slowdown: how many times as long an epoch takes on those.
+        mean_between_failures_s: Mean seconds between failures of one worker, exponentially
+            distributed. A failed worker loses its training since the last checkpoint.
+        repair_s: Seconds until a failed worker is available again.
+        mean_between_preemptions_s: Mean seconds between preemptions of one worker, as on spot
+            machines, exponentially distributed.
+        notice_s: Seconds between the notice of a preemption and the preemption itself. If an epoch
+            ends in that time, its state is saved.
+        replace_s: Seconds until another machine replaces a preempted one.
+        stragglers: Fraction of the workers that are always slow.
+        slowdown: Factor by which an epoch takes longer on those.
 
     >>> Faults(mean_between_failures_s=86_400, stragglers=0.05).slowdown
     2.0
 
     Raises:
-        UsageError: a time, a share or a factor that makes no sense.
+        UsageError: A time, the fraction or the factor is out of range.
     """
 
     mean_between_failures_s: float = math.inf
@@ -49,7 +52,8 @@ class Faults:
         for name in ("repair_s", "notice_s", "replace_s"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UsageError(
-                    f"Faults({name}={getattr(self, name)!r}): it must be a finite number of seconds, 0 or more"
+                    f"Faults({name}={getattr(self, name)!r}): it must be a finite number of "
+                    "seconds, 0 or more"
                 )
         if not 0 <= self.stragglers <= 1:
             raise UsageError(
@@ -57,11 +61,12 @@ class Faults:
             )
         if not 1 <= self.slowdown < math.inf:
             raise UsageError(
-                f"Faults(slowdown={self.slowdown!r}): an epoch takes so many times as long; use 1 or more"
+                f"Faults(slowdown={self.slowdown!r}): an epoch takes so many times as long; "
+                "use 1 or more"
             )
 
     def slowdowns(self, workers: int, *, seed: int) -> list[float]:
-        """How many times as long an epoch takes on each worker; 1 for those that are as they should be.
+        """Return the factor by which an epoch takes longer on each worker; 1.0 if it is not slow.
 
         >>> Faults(stragglers=0.5, slowdown=3).slowdowns(6, seed=0).count(3.0) in range(7)
         True
@@ -73,17 +78,17 @@ class Faults:
 
 
 class Times:
-    """When something next happens to a worker: exponential gaps from a stream of its own."""
+    """Times of random events of one worker, with exponential gaps from a stream of its own."""
 
     __slots__ = ("_mean_s", "_rng")
 
     def __init__(self, mean_s: float, *, seed: int) -> None:
         self._mean_s = mean_s
-        # most simulations have no such thing, and thousands of workers
+        # Most simulations have thousands of workers and no such events, so make no generator.
         self._rng = None if math.isinf(mean_s) else np.random.default_rng(seed)
 
     def gap_s(self) -> float:
-        """Seconds until then, counted from now (``math.inf``: never)."""
+        """Draw the seconds from now until the next event (``math.inf``: never)."""
         return (
             math.inf if self._rng is None else self._mean_s * self._rng.standard_exponential()
         )

@@ -1,4 +1,4 @@
-"""One worker in this very process: no start-up, no messages, the easiest to debug."""
+"""One worker in the calling process: no start-up, no messages, and the easiest to debug."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from ._worker import Worker
 
 
 class InlineExecutor(Executor):
-    """Trains inside ``poll``, an epoch at a time."""
+    """An executor that trains inside ``poll``, one epoch at a time."""
 
     def __init__(self, worker: Worker, *, stop_flag: list[bool]) -> None:
         self._worker = worker
         self._stop_flag = stop_flag
 
     def num_free(self, *, pack_size: int = 1) -> int:
-        """How many more assignments can start."""
+        """Return how many more assignments can start."""
         return max(0, pack_size - self._worker.num_active)
 
     def submit(self, assignment: Assignment) -> None:
-        """Gives an assignment to the worker."""
+        """Give an assignment to the worker."""
         self._worker.submit(assignment)
 
     def refuse(self, key: str, reason: str) -> None:
-        """Tell the worker that trials of a structure are not fused."""
+        """Tell the worker not to fuse trials of a structure."""
         self._worker.refuse(key, reason)
 
     def poll(self, timeout_s: float) -> Sequence[Report]:
-        """Trains until something has happened."""
+        """Train until at least one epoch has ended, and return the reports."""
         return self._worker.advance()
 
     def stop(self) -> None:
-        """Asks the worker to keep its present states at the next epoch's end and be through."""
+        """Ask the worker to save its states at the end of the current epoch and finish."""
         self._stop_flag[0] = True
 
     def close(self) -> None:
-        """Ends the worker."""
+        """Stop the worker."""
         self._worker.close()

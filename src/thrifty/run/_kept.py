@@ -1,4 +1,4 @@
-"""Epochs that are not trained, because another plan has: their states are loaded and evaluated."""
+"""Evaluation of epochs that another plan has trained, from their stored states."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def evaluated(
     """Evaluate a state that another plan has trained.
 
     Args:
-        task: what was trained; its metrics may have changed since.
-        ref: the state, with the training loss of its last epoch.
-        member: the same state, with the hyper-parameters in that epoch.
-        device: where to evaluate.
-        worker: the name of the worker.
+        task: The trained task; its metrics may have changed since.
+        ref: The checkpoint, with the training loss of its last epoch.
+        member: The same state, with the hyper-parameters of that epoch.
+        device: Device to evaluate on.
+        worker: Name of the worker.
     """
     assert ref.train_loss is not None
     began = time.perf_counter()
@@ -37,7 +37,7 @@ def evaluated(
 
 
 def nothing_to_write() -> Future[CheckpointRef | None]:
-    """The write of a state whose file is there already."""
+    """Return a finished write, for a state whose file exists already."""
     future: Future[CheckpointRef | None] = Future()
     future.set_result(None)
     return future

@@ -1,4 +1,4 @@
-"""Local workers: in this process, or one process for each device."""
+"""Workers on this machine: one in this process, or several in processes of their own."""
 
 from __future__ import annotations
 
@@ -20,29 +20,43 @@ from ._worker import Worker, WorkerSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Local(ExecutorConfig):
-    """Trains on this machine.
+    """An executor configuration that trains on this machine.
 
-    ``workers`` defaults to one for each GPU, or one on the CPU. One worker trains in this process; several are
-    processes of their own. ``devices`` names their devices (default: all GPUs, or ``cpu``), used in turn;
-    ``threads`` is how many CPU threads each may use. Results on a CPU may depend on it in the last bits, so it is
-    fixed by the first run of a search plan (default: an equal share of the cores) and kept by all later ones,
-    however many workers they have; another number is an error then. Results never depend on the number of workers.
+    ``workers`` is the number of workers (default: one for each GPU, or one on the CPU). A single
+    worker trains in this process; several run in processes of their own. ``devices`` names their
+    devices, assigned in turn (default: all GPUs, or ``cpu``).
 
-    ``pack`` says how a worker trains several trials jointly: ``"auto"`` fuses models into one batched computation where that works
-    and pays (results equal up to rounding), ``"fused"`` wherever it works; ``"concatenated"`` keeps every trial bit-identical to one
-    alone; ``"solo"`` trains one at a time. ``pack_size`` fixes how many (default: by measurement, what ends the study first);
-    ``memory_margin`` is the share of a device's memory that a pack may take.
+    ``threads`` is the number of CPU threads of each worker. Results on a CPU may depend on it in
+    the last bits. So the first run of a search plan fixes it (default: an equal share of the
+    cores), and all later runs keep it, however many workers they have; another number is then an
+    error. Results never depend on the number of workers.
 
-    ``epoch_timeout`` is how many seconds a worker may take for one epoch: for all that it does until an epoch ends, so
-    also for making a model, reading data, evaluating and checking. A worker that takes longer is killed, and its trial
-    fails. If it trained several trials, each of them is trained again, alone, to find out which one hangs. With a
-    time limit even a single worker is a process of its own, because nothing can stop a thread (default: no limit).
+    ``pack`` says how a worker trains several trials jointly:
+
+    - ``"auto"`` fuses models into one batched computation where that works and is faster (results
+      are equal up to rounding).
+    - ``"fused"`` fuses wherever that works.
+    - ``"concatenated"`` keeps every trial bit-identical to the same trial trained alone.
+    - ``"solo"`` trains one trial at a time.
+
+    ``pack_size`` fixes the number of trials trained jointly (default: the size that, by
+    measurement, ends the study first). ``memory_margin`` is the fraction of a device's memory that
+    a pack may use.
+
+    ``epoch_timeout`` is the number of seconds that a worker may take for one epoch (default: no
+    limit). It covers everything until an epoch ends, so also making a model, reading data,
+    evaluating and checking. A worker that takes longer is killed, and its trial fails. If it
+    trained several trials, each of them is trained again, alone, to find out which one hangs. With
+    a limit even a single worker is a process of its own, because a thread cannot be killed.
 
     >>> Local(workers=2, threads=1, pack_size=8)
-    Local(workers=2, devices=(), threads=1, pack='auto', pack_size=8, memory_margin=0.9, epoch_timeout=None)
+    Local(workers=2, devices=(), threads=1, pack='auto', pack_size=8, memory_margin=0.9,
+        epoch_timeout=None)
 
     Raises:
-        UsageError: no workers, no threads, an unknown way to pack, a margin that is no share, no time for an epoch.
+        UsageError: An option is invalid: fewer than one worker, thread or trial per pack, an
+            unknown ``pack``, a ``memory_margin`` outside (0, 1], an ``epoch_timeout`` that is not
+            a positive number, or ``devices`` that are not a list of names.
     """
 
     workers: int | None = None
@@ -70,7 +84,7 @@ class Local(ExecutorConfig):
         curves: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
         refused: Mapping[str, str] | None = None,
     ) -> Executor:
-        """The executor for a task."""
+        """Return the executor for a task."""
         devices = self.devices or _default_devices()
         workers = self.workers or len(devices)
         threads = self.threads or self.default_threads
@@ -95,21 +109,21 @@ class Local(ExecutorConfig):
 
     @property
     def default_threads(self) -> int:
-        """An equal share of the cores."""
+        """CPU threads of each worker if ``threads`` is None: an equal share of the cores."""
         return max(1, num_cores() // self.num_workers)
 
     def with_threads(self, threads: int) -> Local:
-        """The same with so many CPU threads for each worker."""
+        """Return a copy with ``threads`` CPU threads for each worker."""
         return replace(self, threads=threads)
 
     @property
     def num_workers(self) -> int:
-        """How many workers there will be."""
+        """Number of workers."""
         return self.workers or len(self.devices or _default_devices())
 
 
 def num_cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

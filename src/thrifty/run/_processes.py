@@ -1,7 +1,7 @@
 """Worker processes on this machine: one long-lived process for each worker.
 
-The task is sent once, by value where it must be (cloudpickle), so scripts need no ``__main__`` guard and
-notebooks work.
+Each process gets the task once. Cloudpickle sends code by value where it must, so scripts need no
+``__main__`` guard and notebooks work.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from ._worker import WorkerSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteError:
-    """The store could not be written by a worker."""
+    """A message that a worker could not write to the store."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadError:
-    """The task could not be loaded by a worker."""
+    """A message that a worker could not load the task."""
 
     traceback: str
 
 
 _PRELOAD = ("thrifty.run._worker", "torch._dynamo")
-"""torch imports the second one when a first optimizer is made."""
+"""Slow modules to preload; torch imports ``torch._dynamo`` when it makes the first optimizer."""
 
 
 class ProcessExecutor(Executor):
-    """Starts a process for each worker when it first gets work, and again if it dies.
+    """An executor that starts a worker's process when it first gets work, and again if it dies.
 
     Args:
-        task: What is trained.
-        specs: The workers.
-        epoch_timeout_s: A worker that trains for so long without the end of an epoch is killed.
-        clock: Seconds that never run backwards.
+        task: The task to train.
+        specs: One specification for each worker.
+        epoch_timeout_s: A worker is killed if no epoch ends within this time. None: no limit.
+        clock: A function that returns monotonic seconds.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class ProcessExecutor(Executor):
         self._workers = [_Process(spec, limit_s=limit, clock=clock) for spec in specs]
 
     def num_free(self, *, pack_size: int = 1) -> int:
-        """How many more assignments can start."""
+        """Return how many more assignments can start."""
         return sum(worker.seat.num_free(pack_size) for worker in self._workers)
 
     def submit(self, assignment: Assignment) -> None:
-        """Gives an assignment to the worker that has least to do, one that is already running if there is one."""
+        """Give an assignment to the worker with the least work, preferably one that is running."""
         worker = min(
             self._workers,
             key=lambda w: (w.seat.num_free(1) <= 0, len(w.seat.assignments), not w.alive),
@@ -77,7 +77,7 @@ class ProcessExecutor(Executor):
         worker.give(assignment, task=self._task)
 
     def poll(self, timeout_s: float) -> Sequence[Report]:
-        """What the workers have said since.
+        """Return the new reports of the workers.
 
         Raises:
             StoreWriteError: A worker cannot write checkpoints.
@@ -95,30 +95,30 @@ class ProcessExecutor(Executor):
         return reports
 
     def refuse(self, key: str, reason: str) -> None:
-        """Tell all workers that trials of a structure are not fused, also those that start later."""
+        """Tell all workers, including those that start later, not to fuse a structure."""
         for worker in self._workers:
             worker.refuse(Refusal(key=key, reason=reason))
 
     def stop(self) -> None:
-        """Asks all workers to keep their present states and be through."""
+        """Ask all workers to save their current states and finish."""
         for worker in self._workers:
             worker.ask_to_stop()
 
     def close(self) -> None:
-        """Ends all workers now."""
+        """Kill all workers now."""
         for worker in self._workers:
             worker.end()
 
 
 class _Process:
-    """One worker process, and what it is doing."""
+    """One worker process and its assignments."""
 
     def __init__(self, spec: WorkerSpec, *, limit_s: float, clock: Callable[[], float]) -> None:
         self._spec = spec
         self._limit_s = limit_s
         self._clock = clock
         self._heard_at = math.inf
-        """When it last showed that it goes on; infinity while it starts."""
+        """When the process last sent a message or got work while idle; infinity while it starts."""
         self.child: Child | None = None
         self.seat = Seat(spec.name)
 
@@ -131,12 +131,12 @@ class _Process:
             self._start(task)
         assert self.child is not None
         if not self.seat.assignments and self._heard_at < math.inf:
-            self._heard_at = self._clock()  # it had nothing to do
+            self._heard_at = self._clock()  # it was idle, so its silence does not count
         self.seat.take(assignment)
         self.child.send(assignment)
 
     def receive(self) -> list[Report]:
-        """All messages that have come; a process that has ended is a lost worker."""
+        """Return the new reports; if the process has ended, report its worker as lost."""
         assert self.child is not None
         reports: list[Report] = []
         try:
@@ -152,7 +152,8 @@ class _Process:
             if isinstance(message, LoadError):
                 self.seat.clear()
                 raise UsageError(
-                    "the task cannot be loaded by a worker process; see that the modules it needs can be imported there. "
+                    "the task cannot be loaded by a worker process; see that the modules it "
+                    "needs can be imported there. "
                     f"What the worker says:\n{message.traceback}"
                 )
             self.seat.note(message)
@@ -160,7 +161,7 @@ class _Process:
         return reports
 
     def left_s(self) -> float:
-        """How long it may go on without a word."""
+        """Return the seconds until the process counts as hung, unless it sends a message."""
         return self._heard_at + self._limit_s - self._clock()
 
     def end_if_hung(self) -> list[Report]:

@@ -1,4 +1,4 @@
-"""Whether somebody far away still answers."""
+"""Liveness checks of a remote system."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 
 class Pulse:
-    """Asks now and then, in a thread of its own: an answer may never come.
+    """A liveness check that asks in a thread of its own, because an answer may never come.
 
-    ``check`` is quick and never raises; it says what is wrong once there was no answer for ``patience_s``.
+    It asks every ``every_s`` seconds. ``check`` is quick and never raises. It reports an error
+    once there has been no answer for ``patience_s``.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class Pulse:
         self._asking: threading.Thread | None = None
 
     def check(self) -> str:
-        """What is wrong, or nothing; asks again if it is time."""
+        """Return what is wrong, or an empty text; ask again if it is time."""
         now = self._clock()
         if self._asking is not None and self._asking.is_alive():
             if now - self._asked >= self._patience_s:
@@ -47,7 +48,7 @@ class Pulse:
     def _listen(self) -> None:
         try:
             self._ask()
-        except Exception as error:  # noqa: BLE001 (whatever it is, it was no answer)
+        except Exception as error:  # noqa: BLE001 (any error means that there was no answer)
             self._trouble = " ".join(str(error).split()) or type(error).__name__
         else:
             self._answered = self._clock()

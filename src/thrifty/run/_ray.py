@@ -1,4 +1,4 @@
-"""Workers on a Ray cluster. The only file that imports ray, and only when it is used."""
+"""Workers on a Ray cluster. Only this file imports ray, and only when it is used."""
 
 from __future__ import annotations
 
@@ -31,35 +31,40 @@ from ._worker import WorkerSpec
 logger = plain_logger(__name__)
 
 UNITS = 10_000
-"""Ray counts resources in ten-thousandths."""
+"""Units per resource: Ray counts resources in ten-thousandths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ray(ExecutorConfig):
-    """Trains on a Ray cluster, each worker a long-lived actor.
+    """An executor configuration that trains on a Ray cluster, each worker a long-lived actor.
 
-    ``address`` names the cluster (default: the one that ``RAY_ADDRESS`` names or that runs on this machine, or else one
-    is started here for as long as the run lasts). A program that is connected already stays as it is connected.
+    ``address`` names the cluster. The default is the cluster that ``RAY_ADDRESS`` names or that
+    runs on this machine; if there is none, one is started here for the duration of the run. A
+    program that is already connected to Ray keeps its connection.
 
-    ``workers`` defaults to as many as the cluster has room for when the run begins; with more, those that it has no room
-    for are asked for when they are needed, so that it may grow. Each has ``num_cpus``, ``num_gpus`` (a fraction, or
-    several) and ``resources``, and trains on ``cuda:0`` if it has a GPU. ``runtime_env`` is Ray's: what else a worker
-    needs, such as ``{"working_dir": "."}``, the user's code.
+    ``workers`` defaults to the number that the cluster has room for when the run begins. Workers
+    beyond that number are requested when they are needed, so that the cluster may grow. Each
+    worker gets ``num_cpus``, ``num_gpus`` (a fraction of one GPU, or several) and ``resources``,
+    and trains on ``cuda:0`` if it has a GPU. ``runtime_env`` is Ray's: what else a worker needs,
+    such as ``{"working_dir": "."}`` for the user's code.
 
-    ``threads`` is how many CPU threads each may use (default: those that the search plan was begun with, or
-    ``num_cpus``). It, ``pack``, ``pack_size``, ``memory_margin`` and ``epoch_timeout`` are as in ``Local``; of a
-    fraction of a GPU a pack takes at most 0.9.
+    ``threads`` is the number of CPU threads of each worker (default: the number fixed by the first
+    run of the search plan, or ``num_cpus``). ``threads``, ``pack``, ``pack_size``,
+    ``memory_margin`` and ``epoch_timeout`` are as in ``Local``. If ``num_gpus`` is a fraction, a
+    pack uses at most 0.9 of that fraction of the GPU's memory.
 
-    What workers print is shown here, unless the environment says ``RAY_LOG_TO_DRIVER=0``.
+    Workers' output is shown here, unless the environment has ``RAY_LOG_TO_DRIVER=0``.
 
-    States are kept at the study's address of checkpoints. Workers on several machines need one that all of them see:
-    a shared folder, or an address such as ``s3://bucket/folder``.
+    Workers save states at the checkpoint address of the study. Workers on several machines need an
+    address that all of them see: a shared folder, or one such as ``s3://bucket/folder``.
 
     >>> Ray(address="auto", workers=4, num_gpus=0.5).memory_margin
     0.45
 
     Raises:
-        UsageError: no workers, no threads, no resources, an unknown way to pack, a margin that is no share.
+        UsageError: An option is invalid as in ``Local``; a resource is negative, not finite, or
+            above 0 but below 1/10000; ``num_gpus`` is above 1 and not whole; ``resources`` names
+            CPU or GPU; or ``workers`` is None and a worker needs no resources.
     """
 
     address: str | None = None
@@ -77,7 +82,7 @@ class Ray(ExecutorConfig):
     def __post_init__(self) -> None:
         check_options(self)
         self._check_resources()
-        if 0 < self.num_gpus < 1:  # whoever has the rest of it needs memory, too
+        if 0 < self.num_gpus < 1:  # the other users of this GPU need memory, too
             margin = min(self.memory_margin, 0.9 * self.num_gpus)
             object.__setattr__(self, "memory_margin", margin)
 
@@ -85,7 +90,8 @@ class Ray(ExecutorConfig):
         for name in ("CPU", "GPU"):
             if name in self.resources:
                 raise UsageError(
-                    f"Ray(resources={dict(self.resources)!r}): say num_{name.lower()}s={self.resources[name]:g} instead"
+                    f"Ray(resources={dict(self.resources)!r}): "
+                    f"say num_{name.lower()}s={self.resources[name]:g} instead"
                 )
         for name, amount in _needs(self, all_of_them=True).items():
             if not (
@@ -98,7 +104,8 @@ class Ray(ExecutorConfig):
             )
         if self.workers is None and not _needs(self):
             raise UsageError(
-                "Ray(num_cpus=0): a worker that needs nothing fits any number of times; say how many with workers="
+                "Ray(num_cpus=0): a worker that needs nothing fits any number of times; "
+                "say how many with workers="
             )
 
     def open(
@@ -110,11 +117,11 @@ class Ray(ExecutorConfig):
         curves: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
         refused: Mapping[str, str] | None = None,
     ) -> Executor:
-        """The executor for a task.
+        """Connect to the cluster and return the executor for a task.
 
         Raises:
             MissingExtraError: Ray is not installed.
-            UsageError: there is no cluster at the address.
+            UsageError: There is no cluster at the address.
         """
         cluster = RayCluster(_import_ray(), self, cloudpickle.dumps(task))
         nodes = cluster.nodes()
@@ -143,16 +150,16 @@ class Ray(ExecutorConfig):
 
     @property
     def default_threads(self) -> int:
-        """One for each CPU that a worker has."""
+        """CPU threads of each worker if ``threads`` is None: one for each of its CPUs."""
         return max(1, int(self.num_cpus))
 
     def with_threads(self, threads: int) -> Ray:
-        """The same with so many CPU threads for each worker."""
+        """Return a copy with ``threads`` CPU threads for each worker."""
         return replace(self, threads=threads)
 
     @property
     def num_workers(self) -> int:
-        """How many workers there will be; not known before the cluster is, if the cluster decides it."""
+        """Number of workers; 1 if the cluster decides it and Ray is not connected yet."""
         ray = sys.modules.get("ray")
         if self.workers is not None or ray is None or not ray.is_initialized():
             return self.workers or 1
@@ -160,7 +167,7 @@ class Ray(ExecutorConfig):
 
 
 class RayCluster:
-    """A connection to Ray, and one task that actors train."""
+    """A Ray cluster and the task that its actors train."""
 
     def __init__(self, ray: ModuleType, config: Ray, task: bytes) -> None:
         self._ray = ray
@@ -170,26 +177,26 @@ class RayCluster:
         self._task = ray.put(task)
         own = dict(config.runtime_env or {})
         self._paths = [] if "working_dir" in own else user_paths()
-        # what the connection has brought holds for all actors of it
+        # The runtime environment of the connection applies to all its actors.
         inherited = self._connection.brought == config.runtime_env
         self._actor = ray.remote(RemoteWorker).options(
             num_cpus=config.num_cpus,
             num_gpus=config.num_gpus,
             resources=dict(config.resources),
-            max_restarts=0,  # the study decides what becomes of a worker that vanishes
+            max_restarts=0,  # the study decides whether to replace a lost worker
             runtime_env=None if inherited else own or None,
         )
 
     def nodes(self) -> list[dict[str, Any]]:
-        """The machines that are there."""
+        """Return the machines of the cluster that are alive."""
         return [node for node in self._ray.nodes() if node["Alive"]]
 
     def hire(self) -> Any:
-        """Asks for an actor."""
+        """Request an actor."""
         return self._actor.remote()
 
     def prepare(self, worker: Any, spec: WorkerSpec) -> Any:
-        """Calls ``prepare`` on an actor, with the task."""
+        """Call ``prepare`` on an actor, with the task."""
         return worker.prepare.remote(spec, self._paths, self._task)
 
     def advance(
@@ -200,11 +207,11 @@ class RayCluster:
         refusals: Sequence[Refusal],
         stop: bool,
     ) -> Any:
-        """Calls ``advance`` on an actor."""
+        """Call ``advance`` on an actor."""
         return worker.advance.remote(assignments, refusals=refusals, stop=stop)
 
     def wait(self, calls: Sequence[Any], timeout_s: float) -> Sequence[Any]:
-        """The calls that are over, waiting for one if none is."""
+        """Return the calls that have ended; wait up to ``timeout_s`` if there are none."""
         wanted = list(calls)
         over: list[Any] = self._ray.wait(wanted, timeout=timeout_s)[0]
         if over:
@@ -212,11 +219,11 @@ class RayCluster:
         return over
 
     def result(self, call: Any) -> Any:
-        """What a call has returned.
+        """Return the result of a call.
 
         Raises:
-            WorkerEvictedError: its actor is gone with its machine, or cannot be reached.
-            WorkerLostError: its actor is gone for another reason.
+            WorkerEvictedError: The call's actor is gone with its machine, or cannot be reached.
+            WorkerLostError: The call's actor is gone for another reason.
         """
         try:
             return self._ray.get(call)
@@ -227,42 +234,48 @@ class RayCluster:
             raise WorkerLostError(why) from error
 
     def _is_eviction(self, error: Exception) -> bool:
-        """Whether an actor is gone with its machine."""
+        """Return whether an actor is gone with its machine."""
         exceptions = self._ray.exceptions
-        # a machine that lives says at once that a process of it has died; of a silent one this is all that is known at first
+        # A live machine reports at once that one of its processes has died. ActorUnavailableError
+        # is all that Ray knows at first about a machine that has fallen silent.
         if isinstance(error, exceptions.ActorUnavailableError | exceptions.NodeDiedError):
             return True
-        # Ray tells the reason in words alone
+        # Ray gives the reason only in the message.
         return isinstance(error, exceptions.ActorDiedError) and (
             error.preempted or "its node has died" in str(error)
         )
 
     def dismiss(self, worker: Any) -> None:
-        """Ends an actor now, or stops asking for it."""
+        """Kill an actor now, or cancel the request for it."""
         if not self._lost:
             self._ray.kill(worker)
 
     def check(self) -> None:
-        """Does nothing as long as the cluster is there.
+        """Check that the cluster still answers.
 
         Raises:
-            WorkerLostError: it does not answer any more.
+            WorkerLostError: The cluster no longer answers.
         """
         trouble = self._pulse.check()
         if trouble:
             self._lost = True
             raise WorkerLostError(
-                f"the Ray cluster is gone ({trouble}); start it again, and run the study again: it goes on where it is"
+                f"the Ray cluster is gone ({trouble}); start it again, and run the study again: "
+                "it goes on where it is"
             )
 
     def close(self) -> None:
-        """Leaves Ray, if nobody else in this process uses the connection."""
+        """Disconnect from Ray, unless another executor in this process uses the connection."""
         self._task = self._actor = None
         self._connection.leave(self._ray)
 
 
 class _Connection:
-    """Ray is connected once for a whole process: who has connected it disconnects it, after the last user."""
+    """This process's connection to Ray, shared by all its users.
+
+    A process has one connection. If thrifty opened it, thrifty closes it after the last user. A
+    connection that the user's program opened stays open.
+    """
 
     _lock = threading.Lock()
     _ours: _Connection | None = None
@@ -273,18 +286,18 @@ class _Connection:
 
     @classmethod
     def join(cls, ray: ModuleType, config: Ray) -> _Connection:
-        """The connection that there is, or a new one."""
+        """Return the existing connection, or open one."""
         with cls._lock:
             if cls._ours is None or not ray.is_initialized():
                 if ray.is_initialized():
-                    return cls(None)  # the user's own
+                    return cls(None)  # the connection of the user's program
                 _connect(ray, config)
                 cls._ours = cls(config.runtime_env)
             cls._ours._num_users += 1
             return cls._ours
 
     def leave(self, ray: ModuleType) -> None:
-        """One user less."""
+        """Remove one user, and disconnect after the last one."""
         with self._lock:
             if self is not _Connection._ours:
                 return
@@ -315,14 +328,15 @@ def _connect(ray: ModuleType, config: Ray) -> None:
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
         where = "" if config.address is None else f"address={config.address!r}"
         raise UsageError(
-            f"Ray({where}): cannot connect to a cluster ({' '.join(str(error).split())}); 'ray start --head' starts one, "
+            f"Ray({where}): cannot connect to a cluster ({' '.join(str(error).split())}); "
+            "'ray start --head' starts one, "
             "and without address= one is started for the run"
         ) from error
 
 
 @contextlib.contextmanager
 def _keeping_sigterm() -> Iterator[None]:
-    """Ray sets a handler of its own when it connects; here, SIGTERM asks a run to stop."""
+    """Restore the SIGTERM handler, which asks a run to stop: Ray replaces it when it connects."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -334,7 +348,7 @@ def _keeping_sigterm() -> Iterator[None]:
 
 
 def _needs(config: Ray, *, all_of_them: bool = False) -> dict[str, float]:
-    """What a worker takes of a machine, by the names that Ray gives it."""
+    """Return the resources that a worker needs, by Ray's names."""
     needs = {"CPU": config.num_cpus, "GPU": config.num_gpus, **config.resources}
     return {name: amount for name, amount in needs.items() if amount or all_of_them}
 
@@ -344,7 +358,7 @@ def _in_words(needs: Mapping[str, float]) -> str:
 
 
 def _room(nodes: Sequence[Mapping[str, Any]], needs: Mapping[str, float]) -> int:
-    """How many workers fit on the machines of a cluster."""
+    """Return how many workers fit on the machines of a cluster."""
     if not needs:
         return sys.maxsize
     return sum(
@@ -355,7 +369,7 @@ def _room(nodes: Sequence[Mapping[str, Any]], needs: Mapping[str, float]) -> int
 
 
 def _times(have: float, need: float, name: str) -> int:
-    """How often ``need`` fits into what a machine has. A worker's share of a GPU lies on one GPU."""
+    """Return how often ``need`` fits into a machine; a fraction of a GPU must lie on one GPU."""
     if name == "GPU" and need < 1:
         return int(have) * (UNITS // round(need * UNITS))
     return round(have * UNITS) // round(need * UNITS)
@@ -366,7 +380,7 @@ def _is_path(address: str) -> bool:
 
 
 def _absolute(checkpoints: str) -> str:
-    """A worker has another working directory."""
+    """Return an absolute path, because a worker has another working directory."""
     return str(Path(checkpoints).absolute()) if _is_path(checkpoints) else checkpoints
 
 
@@ -375,7 +389,8 @@ def _warn_about(checkpoints: str, nodes: Sequence[Mapping[str, Any]]) -> None:
     if len(machines) > 1 and (_is_path(checkpoints) or checkpoints.startswith("file:")):
         logger.warning(
             "%d machines keep states under %s: if that is not one folder for all of them, set "
-            "Storage(checkpoints=...) to an address that all of them see, such as s3://bucket/folder",
+            "Storage(checkpoints=...) to an address that all of them see, such as "
+            "s3://bucket/folder",
             len(machines),
             redact_root(checkpoints),
         )

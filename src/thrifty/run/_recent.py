@@ -1,4 +1,4 @@
-"""States that were used last, kept in memory."""
+"""A cache of recently used states in memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from thrifty.pack import State
 
 
 class RecentStates:
-    """The states used last, up to some bytes."""
+    """The most recently used states, up to a number of bytes; at least one state is kept."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes

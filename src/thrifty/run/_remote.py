@@ -1,4 +1,4 @@
-"""What runs on another machine: a worker that trains for as long as one call lasts."""
+"""The worker on another machine, which trains only while one of its methods is called."""
 
 from __future__ import annotations
 
@@ -17,32 +17,39 @@ from ._worker import Worker, WorkerSpec
 
 
 TURN_S = 0.1
-"""A call lasts about so long if epochs are shorter: it costs a few milliseconds itself."""
+"""Duration of a call if epochs are shorter; the overhead of a call is a few milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What one call of ``advance`` brought; ``unwritable`` says what the store could not write."""
+    """The result of one call of ``advance``; ``unwritable`` is the message of a StoreWriteError."""
 
     reports: Sequence[Report]
     unwritable: str = ""
 
 
 class RemoteWorker:
-    """A ``Worker`` behind calls, one at a time: first ``prepare``, then ``advance`` while it has something to do."""
+    """A ``Worker`` controlled by calls, one at a time.
+
+    The first call is ``prepare``. Then ``advance`` is called while the worker has assignments.
+    """
 
     def __init__(self) -> None:
         self._worker: Worker | None = None
         self._stopping = False
 
     def prepare(self, spec: WorkerSpec, paths: Sequence[str], task: bytes) -> str:
-        """Loads the task; what went wrong, or nothing. ``paths`` are where the study finds the user's code."""
-        # before the task: its module is found where the study found it
+        """Load the task; return the traceback if that fails, else an empty text.
+
+        ``paths`` are the folders in which the study's process finds the user's code.
+        """
+        # Extend the path before loading the task, so that its module is found where the study
+        # found it.
         sys.path[:0] = [path for path in paths if path not in sys.path]
         try:
             loaded = pickle.loads(task)
             self._worker = Worker(loaded, spec, should_stop=lambda: self._stopping)
-        except BaseException as error:  # noqa: BLE001 (user code may raise anything, sys.exit() included)
+        except BaseException as error:  # noqa: BLE001 (user code may raise SystemExit, too)
             return error_traceback(error)
         return ""
 
@@ -53,7 +60,7 @@ class RemoteWorker:
         refusals: Sequence[Refusal] = (),
         stop: bool = False,
     ) -> Turn:
-        """Takes more assignments, and trains until somebody should hear of it."""
+        """Add assignments, and train until there is something to report or ``TURN_S`` is over."""
         worker = self._worker
         assert worker is not None, "prepare() comes first"
         self._stopping = stop
@@ -66,7 +73,8 @@ class RemoteWorker:
         try:
             while worker.num_active and time.monotonic() < until:
                 reports += worker.advance()
-                # what begins a stage must be known before it can kill the worker; what ends one makes room
+                # The study must know of a stage's start before the stage can kill the worker, and
+                # of its end because that makes room for another assignment.
                 if any(not isinstance(report.event, EpochDone) for report in reports):
                     break
         except StoreWriteError as error:
@@ -75,7 +83,10 @@ class RemoteWorker:
 
 
 def user_paths() -> list[str]:
-    """Where this process finds modules, but for those of the Python installation, which each machine has itself."""
+    """Return the entries of ``sys.path`` outside the Python installation, as absolute paths.
+
+    Each machine has a Python installation of its own.
+    """
     installed = [
         Path(sysconfig.get_path(name))
         for name in ("stdlib", "platstdlib", "purelib", "platlib")

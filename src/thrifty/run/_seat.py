@@ -1,4 +1,4 @@
-"""What a study knows of a worker that it cannot look into."""
+"""Bookkeeping of a worker in another process."""
 
 from __future__ import annotations
 
@@ -11,25 +11,28 @@ from ._assignment import Assignment, Report
 
 
 class Seat:
-    """What one worker was given, what was last heard of it, and whom to suspect if it dies."""
+    """One worker's assignments, their last events, and which trials may have crashed it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.assignments: dict[int, Assignment] = {}
         self._last: dict[int, Event] = {}
         self._suspects = 0
-        """After a death with several trials on board, so many are trained alone, to find out whose fault it was."""
+        """Number of trials still to train alone after the worker crashed with several trials.
+
+        Training each of them alone shows which one crashes the worker.
+        """
 
     def num_free(self, pack_size: int) -> int:
-        """How many more assignments it can take."""
+        """Return how many more assignments the worker can take."""
         return max(0, (1 if self._suspects else pack_size) - len(self.assignments))
 
     def take(self, assignment: Assignment) -> None:
-        """It has one more assignment."""
+        """Add an assignment."""
         self.assignments[assignment.number] = assignment
 
     def note(self, reports: Iterable[Report]) -> None:
-        """Remembers what has been heard."""
+        """Record the worker's reports."""
         for report in reports:
             if report.event is None:
                 del self.assignments[report.assignment]
@@ -39,18 +42,20 @@ class Seat:
                 self._last[report.assignment] = report.event
 
     def vanish(self, why: str, *, evicted: bool = False) -> list[Report]:
-        """Report that the worker is gone: which stages it was at. It has no assignments any more.
+        """Return reports that the worker is gone and its stages have failed; drop its assignments.
 
-        A trial that was alone is lost. Of several it is not known whose fault it was, so each of them is
-        trained again, alone. If the worker's machine is gone (``evicted``), it was nobody's fault.
+        If the worker trained a single trial, that trial is lost. If it trained several, the one
+        that caused the crash is unknown, so each is trained again, alone. If the worker's machine
+        is gone (``evicted``), no trial is to blame.
         """
         message = f"WorkerLostError: worker {self.name} ended unexpectedly ({why})"
         return self._give_up("evicted" if evicted else "lost", message)
 
     def time_out(self, limit_s: float) -> list[Report]:
-        """Report that the worker was killed because no epoch has ended for too long."""
+        """Return reports that the worker was killed because no epoch ended within the limit."""
         message = (
-            f"EpochTimeoutError: no epoch has ended in {limit_s:g} s on worker {self.name}, which was killed; if epochs "
+            f"EpochTimeoutError: no epoch has ended in {limit_s:g} s on worker {self.name}, "
+            "which was killed; if epochs "
             "take so long, raise epoch_timeout"
         )
         return self._give_up("timeout", message)
@@ -64,7 +69,7 @@ class Seat:
         for number, assignment in self.assignments.items():
             last = self._last.get(number)
             at = _stage_after(assignment, last)
-            # What is reported is known, whatever becomes of the rest.
+            # Epochs that were reported are safe, whatever happens to the rest of the stage.
             reached = last.epoch if isinstance(last, EpochDone) else at.start
             event = StageFailed(
                 node=at.node,
@@ -82,13 +87,13 @@ class Seat:
         return reports
 
     def clear(self) -> None:
-        """It has no assignments any more."""
+        """Drop all assignments."""
         self.assignments.clear()
         self._last.clear()
 
 
 def _stage_after(assignment: Assignment, last: Event | None) -> Stage:
-    """The stage that an assignment was at after what was last heard of it."""
+    """Return the stage at which an assignment was after its last event."""
     stages = assignment.chain.stages
     if isinstance(last, StageStarted):
         return next(s for s in stages if (s.node, s.stop) == (last.node, last.stop))

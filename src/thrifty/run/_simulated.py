@@ -1,4 +1,4 @@
-"""Workers that only play at training: an event queue over a virtual clock."""
+"""Simulated workers: a discrete-event simulation over a virtual clock."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Outcome = Callable[[Timeline, int, int], Mapping[str, float]]
 
 
 class ValuesAt(Mapping[str, Any]):
-    """The hyper-parameters in one epoch, each computed when it is looked at.
+    """The hyper-parameters of one epoch, each computed when it is read.
 
     >>> from thrifty.space import Step
     >>> dict(ValuesAt(Timeline({"lr": Step(1.0, [2]), "width": 64}, epochs=4), 2))
@@ -67,27 +67,34 @@ def _as_it_is(timeline: Timeline) -> Timeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated(ExecutorConfig):
-    """Workers that train nothing: they say at the right time of a virtual clock what real ones would have said.
+    """Workers that do not train, but report on a virtual clock what real workers would report.
 
-    Not for ``Study.run``; see ``thrifty.study.simulate``.
+    ``Study.run`` does not accept them; use ``thrifty.study.simulate``.
 
     Attributes:
-        workers: how many; each trains one trial at a time.
-        epoch_s: seconds of an epoch, or a function of the hyper-parameters' values in that epoch.
-        outcome: the metrics of a timeline after so many epochs, with a seed. It may look only at what the timeline does
-            in these epochs: then sharing changes no answer.
-        start_s: until a worker that was given something has loaded its state and trains.
-        checkpoint_bytes: of a state.
-        faults: what goes wrong.
-        seed: of what goes wrong.
-        shown: the timeline that ``epoch_s`` and ``outcome`` see for that of a chain.
+        workers: Number of workers; each trains one trial at a time.
+        epoch_s: Seconds of an epoch, or a function of the hyper-parameters' values in that epoch.
+        outcome: A function of a timeline, a number of epochs and a seed; it returns the metrics
+            after those epochs. It may use only what the timeline does in these epochs, so that
+            sharing changes no result.
+        start_s: Seconds that a worker takes to load the state of a new assignment.
+        checkpoint_bytes: Size of a state.
+        faults: Failures, preemptions and stragglers.
+        seed: Seed of the faults.
+        shown: A function that maps a chain's timeline to the one that ``epoch_s`` and ``outcome``
+            see.
 
-    >>> config = Simulated(workers=1000, epoch_s=30.0, outcome=lambda timeline, epoch, seed: {"loss": 1 / epoch})
+    >>> config = Simulated(
+    ...     workers=1000,
+    ...     epoch_s=30.0,
+    ...     outcome=lambda timeline, epoch, seed: {"loss": 1 / epoch},
+    ... )
     >>> config.open().num_free()
     1000
 
     Raises:
-        UsageError: no workers, or a time that makes no sense.
+        UsageError: ``workers`` is less than 1, a time is out of range, or ``checkpoint_bytes`` is
+            negative.
     """
 
     workers: int
@@ -121,17 +128,17 @@ class Simulated(ExecutorConfig):
 
     @property
     def num_workers(self) -> int:
-        """How many workers there will be."""
+        """Number of workers."""
         return self.workers
 
     def seconds_of(self, timeline: Timeline, epoch: int) -> float:
-        """Seconds from the state before ``epoch`` to the one after it, on a worker that is not slow."""
+        """Return the seconds that epoch ``epoch`` (from 1) takes on a worker that is not slow."""
         if not callable(self.epoch_s):
             return self.epoch_s
         return _checked_s(self.epoch_s(ValuesAt(self.shown(timeline), epoch - 1)))
 
     def slowdowns(self) -> list[float]:
-        """How many times as long an epoch takes on each worker."""
+        """Return the factor by which an epoch takes longer on each worker."""
         return self.faults.slowdowns(self.workers, seed=self.seed)
 
     def open(
@@ -143,21 +150,22 @@ class Simulated(ExecutorConfig):
         curves: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
         refused: Mapping[str, str] | None = None,
     ) -> SimulatedExecutor:
-        """The executor; its clock has to be the one of whoever uses it.
+        """Return the executor; its caller must use the executor's clock.
 
         Raises:
-            UsageError: there is a task, whose study would be filled with made-up results.
+            UsageError: There is a task, whose study would be filled with simulated results.
         """
         if task is not None:
             raise UsageError(
-                "Simulated workers train nothing, so a study cannot be run on them; use thrifty.study.simulate(...), "
+                "Simulated workers train nothing, so a study cannot be run on them; "
+                "use thrifty.study.simulate(...), "
                 "or run the study with executor=Local(...)"
             )
         return SimulatedExecutor(self)
 
 
 class _What(Enum):
-    """What may happen to a worker."""
+    """The kinds of simulation events of a worker."""
 
     BEGINS = 0
     EPOCH_ENDS = 1
@@ -168,7 +176,7 @@ class _What(Enum):
 
 
 class SimulatedExecutor(Executor):
-    """Keeps what is going to happen in a heap; ``poll`` lets time pass to the next of it."""
+    """An executor that keeps future events in a heap; ``poll`` advances the clock to the next."""
 
     def __init__(self, config: Simulated) -> None:
         self.clock = SimulatedClock()
@@ -179,28 +187,34 @@ class SimulatedExecutor(Executor):
             for number, slowdown in enumerate(config.slowdowns())
         ]
         self._free: list[int] = []
-        """Workers that are free; one that has gone since is found out when it comes up."""
+        """Heap of free workers. Some may have gone since; ``_take_free`` skips those."""
         self._num_free = 0
         self._num_busy = 0
         self._stopping = False
         self._asked_at: float | None = None
         self._number = 0
         self._queue: list[tuple[float, int, _What, int, int]] = []
-        """Time, number (ties go to what was foreseen first), what, worker, its life."""
+        """Heap of (time, sequence number, event, worker, the worker's life).
+
+        The sequence number breaks ties: the event that was scheduled first happens first.
+        """
         for number in range(config.workers):
             self._arrive(number)
 
     # -- the interface ------------------------------------------------------------------------
 
     def num_free(self, *, pack_size: int = 1) -> int:
-        """How many more assignments can start now; where all workers are gone, time passes until one is there."""
+        """Return how many more assignments can start now.
+
+        If all workers are gone, the clock first advances until one is back.
+        """
         while not self._num_free and not self._num_busy:
             self._pass_time([])
         self._asked_at = time.perf_counter() if self._num_free else None
         return self._num_free
 
     def submit(self, assignment: Assignment) -> None:
-        """Gives an assignment to a free worker."""
+        """Give an assignment to a free worker."""
         self._decided()
         worker, number = self._take_free()
         worker.course = Course(assignment)
@@ -210,7 +224,7 @@ class SimulatedExecutor(Executor):
         self._foresee(self._config.start_s, _What.BEGINS, number)
 
     def poll(self, timeout_s: float) -> Sequence[Report]:
-        """Lets time pass until something has happened; says what."""
+        """Advance the clock until there is a report or another free worker; return the reports."""
         self._decided()
         reports: list[Report] = []
         free = self._num_free
@@ -219,16 +233,16 @@ class SimulatedExecutor(Executor):
         return reports
 
     def stop(self) -> None:
-        """Asks all workers to keep their present states at the next epoch's end and be through."""
+        """Ask all workers to save their states at the end of the current epoch and finish."""
         self._stopping = True
         for worker in self._workers:
             worker.asked_to_stop = True
 
     def close(self) -> None:
-        """Nothing happens any more."""
+        """Discard all future events."""
         self._queue.clear()
 
-    # -- time ---------------------------------------------------------------------------------
+    # -- virtual time -------------------------------------------------------------------------
 
     def _foresee(self, after_s: float, what: _What, number: int) -> None:
         if after_s < math.inf:
@@ -238,7 +252,7 @@ class SimulatedExecutor(Executor):
             heappush(self._queue, (moment, self._number, what, number, life))
 
     def _pass_time(self, reports: list[Report]) -> None:
-        """All that happens at the next moment at which anything does."""
+        """Advance the clock to the next event, and handle all events of that moment."""
         moment = self._queue[0][0]
         self.clock.pass_until(moment)
         while self._queue and self._queue[0][0] == moment:
@@ -329,7 +343,7 @@ class SimulatedExecutor(Executor):
         self._num_busy -= 1
         worker.course = None
 
-    # -- coming and going ---------------------------------------------------------------------
+    # -- arrivals, preemptions and failures of workers ----------------------------------------
 
     def _arrive(self, number: int) -> None:
         worker = self._workers[number]
@@ -339,7 +353,10 @@ class SimulatedExecutor(Executor):
         self._foresee(worker.preemptions.gap_s(), _What.IS_ANNOUNCED, number)
 
     def _announce(self, worker: SimulatedWorker, number: int) -> None:
-        """It will be taken away: it takes nothing new, and keeps its state if an epoch ends in time."""
+        """Handle the notice of a preemption.
+
+        The worker takes no new assignment, and saves its state if an epoch ends in time.
+        """
         self.counts.preemptions += 1
         worker.asked_to_stop = True
         self._unlist(worker)

@@ -1,4 +1,4 @@
-"""A simulated worker, the clock it lives by, and what is counted."""
+"""Simulated workers, their virtual clock, and counts of what they do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._faults import Faults, Times
 
 
 class SimulatedClock:
-    """Time that passes only from event to event.
+    """A virtual clock that advances only from event to event.
 
     >>> clock = SimulatedClock()
     >>> clock.pass_until(90.0)
@@ -25,29 +25,30 @@ class SimulatedClock:
         self._now = 0.0
 
     def now(self) -> float:
-        """Seconds since the simulation began."""
+        """Return the seconds since the simulation began."""
         return self._now
 
     def monotonic(self) -> float:
-        """Seconds since the simulation began."""
+        """Return the seconds since the simulation began."""
         return self._now
 
     def pass_until(self, moment: float) -> None:
-        """Lets time pass."""
+        """Advance the clock to ``moment``."""
         assert moment >= self._now
         self._now = moment
 
 
 @dataclass(slots=True)
 class Counts:
-    """What simulated workers have done so far.
+    """Counts of what simulated workers have done so far.
 
     Attributes:
-        epochs: that were trained to their end, each time counted.
-        busy_s: of all workers together, with loading states and with what was lost.
-        failures: of workers, busy or not.
-        preemptions: that were announced.
-        decisions_s: real seconds from asking who is free to the next assignment, or to knowing that there is none.
+        epochs: Epochs that were trained to their end; an epoch trained twice counts twice.
+        busy_s: Busy seconds of all workers together, including loading states and lost work.
+        failures: Failures of workers, busy or idle.
+        preemptions: Announced preemptions.
+        decisions_s: Real seconds of each scheduling decision: from the query for free workers to
+            the next assignment, or to the next poll if there is none.
     """
 
     epochs: int = 0
@@ -58,7 +59,7 @@ class Counts:
 
 
 class Course:
-    """An assignment on its way: where it stands."""
+    """The progress of an assignment."""
 
     __slots__ = ("_index", "assignment", "epoch", "seconds", "stages", "timeline")
 
@@ -69,27 +70,27 @@ class Course:
         self._index = 0
         self.epoch = self.stage.start
         self.seconds = 0.0
-        """Of the epoch under way."""
+        """Seconds that the current epoch takes."""
 
     @property
     def stage(self) -> Stage:
-        """The stage that it is at."""
+        """The current stage."""
         return self.stages[self._index]
 
     def next_stage(self) -> bool:
-        """Goes on to the next stage; False if there is none."""
+        """Move to the next stage; return False if there is none."""
         self._index += 1
         return self._index < len(self.stages)
 
     def report(self, event: Event | None) -> Report:
-        """A report on this assignment."""
+        """Return a report of an event of this assignment."""
         return Report(assignment=self.assignment.number, event=event)
 
 
 class SimulatedWorker:
-    """One worker, what it is doing, and when it will be gone.
+    """One worker, its current assignment, and the random times of its failures and preemptions.
 
-    ``life`` counts how often it was gone: what was foreseen for an earlier life does not happen.
+    ``life`` counts how often the worker was gone. Events scheduled in an earlier life are ignored.
     """
 
     __slots__ = (
@@ -110,7 +111,7 @@ class SimulatedWorker:
         self.life = 0
         self.course: Course | None = None
         self.began = 0.0
-        """When it was given its course."""
+        """When the worker got its current assignment."""
         self.free = False
         self.asked_to_stop = False
         self.failures = Times(

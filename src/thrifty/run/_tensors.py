@@ -1,4 +1,4 @@
-"""States of the tensor side as arrays of the store, without copies where the memory allows it."""
+"""Conversion of states between torch tensors and NumPy arrays, without copies if possible."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from thrifty.pack import State
 
 
 def state_to_arrays(state: State) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """NumPy arrays and JSON. NumPy has no bfloat16 (nor float8): those travel as integers of their width."""
+    """Return a state as NumPy arrays and JSON data.
+
+    NumPy has no bfloat16 and no float8, so those are stored as integers of the same width.
+    """
     arrays: dict[str, np.ndarray] = {}
     dtypes: dict[str, str] = {}
     for key, tensor in state.tensors.items():
@@ -28,10 +31,10 @@ def state_to_arrays(state: State) -> tuple[dict[str, np.ndarray], dict[str, Any]
 
 
 def state_from_arrays(arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> State:
-    """Put the state together that ``state_to_arrays`` took apart.
+    """Return the state from which ``state_to_arrays`` made arrays and JSON data.
 
     Raises:
-        CheckpointError: It did not make these.
+        CheckpointError: The arrays or the JSON data are not the output of ``state_to_arrays``.
     """
     tensors: dict[str, torch.Tensor] = {}
     try:

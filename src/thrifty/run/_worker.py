@@ -1,4 +1,4 @@
-"""The worker: trains chains of stages, several at a time, and says what happens, on any executor."""
+"""The worker of all executors: trains chains of stages, several at a time, and reports events."""
 
 from __future__ import annotations
 
@@ -67,18 +67,19 @@ _KINDS: Mapping[type[Exception], str] = {
     StateError: "task",
     WorkerLostError: "lost",
 }
-"""Errors that are told apart; a trial may itself be a job of several workers, and lose one."""
+"""Kinds of failures by error; a trial may be a distributed job and lose a worker of its own."""
 
 CACHE_BYTES = 256 * 2**20
-"""How much recent state a worker keeps in memory, so that a branch need not read what it just wrote."""
+"""Size of the cache of recent states, so that a branch need not read what was just written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """All that a worker is told about itself.
+    """The specification of a worker.
 
-    ``pack`` says how several trials are trained jointly; ``curves`` what is known of that, by key. ``refused`` are the
-    structures that are not fused, because a check has failed, with the reasons, by key.
+    ``pack`` says how several trials are trained jointly, as in ``Local``. ``curves`` are the known
+    pack curves, by key. ``refused`` maps the keys of structures that must not be fused, because a
+    check failed, to the reasons.
     """
 
     name: str
@@ -92,10 +93,10 @@ class WorkerSpec:
 
 
 class Worker:
-    """Trains on one device. States are written by a thread of their own while training goes on.
+    """A worker that trains on one device, while a thread of its own writes states.
 
-    It takes any number of assignments; ``advance`` trains all of them until something is worth a report.
-    ``should_stop`` is asked between epochs.
+    It takes any number of assignments; ``advance`` trains all of them until there is something to
+    report. ``should_stop`` is called between epochs.
     """
 
     def __init__(
@@ -125,30 +126,33 @@ class Worker:
         self._courses: dict[int, Course] = {}
         self._closing: list[Course] = []
         self._unusable: set[tuple[int, int, str]] = set()
-        """States that the task could not go on from; one that is made again just the same is a failure."""
+        """States from which the task could not resume.
+
+        If a state is trained again, comes out the same and cannot be used again, the stage fails.
+        """
         self._limit: float = float("inf")
         self._proven = 1
 
     @property
     def num_active(self) -> int:
-        """How many assignments it has."""
+        """Number of assignments that the worker has."""
         return len(self._waiting) + len(self._courses) + len(self._closing)
 
     def submit(self, assignment: Assignment) -> None:
-        """Takes one more assignment."""
+        """Add an assignment."""
         self._waiting.append(Course(assignment))
 
     def refuse(self, key: str, reason: str) -> None:
-        """Fuse no more trials of a structure, because another worker's check has failed."""
+        """Stop fusing trials of a structure, because another worker's check has failed."""
         self._refused[key] = reason
         self._backend.refuse(key, reason)
 
     def close(self) -> None:
-        """Waits for states that are still being written."""
+        """Wait for states that are still being written."""
         self._writer.shutdown()
 
     def advance(self) -> list[Report]:
-        """Trains until at least one epoch has ended, and returns what has happened.
+        """Train until at least one epoch has ended, and return the reports.
 
         A failure of the task's code becomes an event; StoreWriteError is raised.
         """
@@ -158,7 +162,7 @@ class Worker:
         self._collect(out)
         return out
 
-    # -- coming and going ------------------------------------------------------------------
+    # -- assignments -----------------------------------------------------------------------
 
     def _admit(self, out: list[Report]) -> None:
         while self._waiting and len(self._courses) < self._limit:
@@ -166,7 +170,7 @@ class Worker:
             try:
                 member = self._member(course)
             except CheckpointError as error:
-                self._lose(course, error)  # its file is damaged or gone
+                self._lose(course, error)  # the file is damaged or gone
                 continue
             try:
                 with self._own_process_state():
@@ -178,7 +182,7 @@ class Worker:
                 self._backend.release(course.number)
                 self._cannot_use(course, error)
                 continue
-            except Exception as error:  # noqa: BLE001 (user code may raise anything; the study goes on)
+            except Exception as error:  # noqa: BLE001 (user code may raise anything)
                 if out_of_memory(error) and self._courses:
                     self._backend.release(course.number)
                     self._waiting.appendleft(course)
@@ -192,14 +196,14 @@ class Worker:
                 out.append(course.report(self._started(course)))
 
     def _lose(self, course: Course, error: CheckpointError) -> None:
-        """The state that a chain was to go on from is lost: what made it is trained again."""
+        """Report that the state from which a chain was to resume is lost and must be retrained."""
         resume = course.resume
         assert resume is not None
         course.finale = CheckpointLost(checkpoint=resume, reason=str(error), worker=self.name)
         self._closing.append(course)
 
     def _cannot_use(self, course: Course, error: CheckpointError) -> None:
-        """The task cannot go on from a state whose file is as it was written."""
+        """Handle a state from which the task cannot resume although its file is intact."""
         resume = course.resume
         if resume is None or (resume.node, resume.epoch, resume.digest) in self._unusable:
             course.finale = self._failed(course, error)
@@ -220,7 +224,7 @@ class Worker:
         return None if resume is None else self._load(resume)
 
     def _leave(self, course: Course) -> None:
-        """Its place is free for somebody else; what it has still to write is written."""
+        """Release the slot of a course; its pending writes continue."""
         self._courses.pop(course.number, None)
         self._backend.release(course.number)
         self._closing.append(course)
@@ -230,7 +234,7 @@ class Worker:
         self._leave(course)
 
     def _collect(self, out: list[Report]) -> None:
-        """Reports the stages whose end is safely kept; waits for that if there is nothing else to do."""
+        """Report stages whose final state is on disk; wait for writes if there is no other work."""
         for course in self._courses.values():
             self._written(course, out, wait=False)
         for course in list(self._closing):
@@ -268,12 +272,12 @@ class Worker:
         self._proven = max(self._proven, len(self._courses))
 
     def _plans(self) -> dict[int, EpochPlan]:
-        """The next epoch of each course that has ended its last one."""
+        """Return plans of the next epoch for all courses that have ended their last one."""
         plans: dict[int, EpochPlan] = {}
         for course in list(self._courses.values()):
             if course.under_way:
                 continue
-            # one that stops trains one epoch more if its last ones are still to be verified
+            # A stopping course trains one more epoch if its last epochs are not verified yet.
             stopping = self._should_stop()
             if not self._is_ready(course, stopping=stopping):
                 continue
@@ -294,7 +298,11 @@ class Worker:
         return plans
 
     def _is_ready(self, course: Course, *, stopping: bool) -> bool:
-        """Whether a course goes on; what it needs if the worker runs out of memory is put aside."""
+        """Return whether a course trains its next epoch.
+
+        If the worker may run out of memory, this first saves the state that the course needs to
+        resume.
+        """
         if course.passed is not None:
             if stopping:
                 self._leave(course)
@@ -335,7 +343,7 @@ class Worker:
                 error = self._complete.at_end(course, self._backend, state)
             done = _plus(done, course.spent)
             course.spent = TimeShare()
-        # what is not verified does not leave the worker, so that nothing has ever to be taken back
+        # Unverified epochs do not leave the worker, so no report ever has to be retracted.
         out.extend(course.verified(done, num_unverified))
         if not ends:
             return
@@ -355,16 +363,16 @@ class Worker:
             self._leave(course)
 
     def _train_again(self, course: Course) -> None:
-        """Drop what a course has trained since it was verified: it is trained again, alone."""
+        """Discard what a course has trained since its last verified state, and train it alone."""
         self._courses.pop(course.number)
         self._backend.release(course.number)
         course.start_again()
         self._waiting.appendleft(course)
 
-    # -- epochs whose states are kept --------------------------------------------------------
+    # -- epochs whose states are stored ------------------------------------------------------
 
     def _pass_kept(self, out: list[Report]) -> bool:
-        """Evaluate the next epochs whose states are kept, instead of training them."""
+        """Evaluate next epochs whose states are stored, and return whether there were any."""
         passed = False
         for course in list(self._courses.values()):
             ref = course.next_kept
@@ -397,7 +405,7 @@ class Worker:
         return evaluated(self._task, ref, member, device=self._spec.device, worker=self.name)
 
     def _catch_up(self, course: Course) -> bool:
-        """Put the state that a course has passed into the back-end; False if that fails."""
+        """Load the state that a course has skipped to into the back-end; False if that fails."""
         assert course.passed is not None
         member, course.passed = course.member(course.passed), None
         self._backend.release(course.number)
@@ -411,7 +419,7 @@ class Worker:
 
     @contextmanager
     def _checking(self, course: Course) -> Iterator[None]:
-        """Count what comparisons of states cost while this lasts as time of a course."""
+        """Add the time of state comparisons within the context to the time of a course."""
         before = self._complete.spent_s
         yield
         seconds = self._complete.spent_s - before
@@ -436,7 +444,7 @@ class Worker:
         return self._with_time_alone(course, _plus(done, dropped))
 
     def _with_time_alone(self, course: Course, done: EpochDone) -> EpochDone:
-        """Add what an epoch in a block would have taken alone, if that is known by now."""
+        """Add the time that a fused trial's epoch would take alone, if that is known by now."""
         if done.seconds_alone is not None or not self._backend.is_fused(course.number):
             return done
         values = course.chain.timeline.at(done.epoch - 1)
@@ -451,7 +459,10 @@ class Worker:
         )
 
     def _shrink(self, error: Exception, out: list[Report]) -> None:
-        """Out of memory: half as many at a time; the others wait, from where their last epoch ended."""
+        """Halve the number of trials at a time after running out of memory.
+
+        The other trials wait, and resume from the end of their last epoch.
+        """
         courses = list(self._courses.values())
         self._limit_to(max(1, len(courses) // 2), error, out)
         self._courses.clear()
@@ -528,7 +539,7 @@ class Worker:
         )
 
     def _state_of(self, course: Course) -> State | None:
-        """Return the state of a trial; None if the task's code failed to give it, and so the trial."""
+        """Return the state of a trial; if the task's code fails, fail the trial and return None."""
         try:
             with self._own_process_state():
                 return self._backend.unstack(course.number)
@@ -539,7 +550,7 @@ class Worker:
             return None
 
     def _save(self, course: Course) -> bool:
-        """Have the state of a trial written; False if it has none, and has failed."""
+        """Start to write the state of a trial; return False if the trial has failed instead."""
         state = self._state_of(course)
         if state is None:
             return False
@@ -559,7 +570,7 @@ class Worker:
         )
 
     def _written(self, course: Course, out: list[Report], *, wait: bool) -> None:
-        """Reports the stages of a course whose end is safely kept, in order."""
+        """Report the stages of a course whose final state is on disk, in order."""
         while course.writes and (wait or course.writes[0][1].done()):
             stage, future = course.writes.pop(0)
             done = StageDone(
@@ -604,7 +615,7 @@ class Worker:
 
 
 def _plus(done: EpochDone, more: TimeShare) -> EpochDone:
-    """An epoch with more time spent on it."""
+    """Return an epoch with additional time."""
     return replace(
         done,
         seconds=done.seconds + more.seconds,
@@ -613,7 +624,7 @@ def _plus(done: EpochDone, more: TimeShare) -> EpochDone:
 
 
 class _ProcessState:
-    """Random streams and thread count are the worker's while it trains, the user's otherwise."""
+    """A context with the worker's random streams and thread count; it restores the user's."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads

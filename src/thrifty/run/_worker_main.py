@@ -16,25 +16,26 @@ from thrifty.run._worker import Worker
 
 
 def main(arguments: list[str]) -> None:
-    """Serves assignments until the other end goes away."""
+    """Serve assignments until the study closes the connection."""
     connection = parent_of(arguments)
     try:
         _serve(connection)
     except (EOFError, ConnectionError):
-        return  # the study is gone: nobody is left to train for
+        return  # the study's process is gone
 
 
 def _serve(connection: Connection) -> None:
     spec = connection.recv()
-    # Before the task: its module is found where the study has found it.
+    # Set the path before loading the task, so that its module is found where the study found it.
     sys.path[:] = connection.recv()
     code = connection.recv_bytes()
     try:
         task = _load(code)
-    except BaseException as error:  # noqa: BLE001 (the user's modules may do anything when they are imported)
+    except BaseException as error:  # noqa: BLE001 (importing user code may raise anything)
         connection.send(LoadError(traceback=error_traceback(error)))
         return
-    gc.freeze()  # torch and the task stay: no need to look through them for garbage, 0.3 s each time
+    # Keep the garbage collector from scanning torch and the task, which takes 0.3 s each time.
+    gc.freeze()
     stopping = False
 
     def take(message: object) -> None:
@@ -53,7 +54,7 @@ def _serve(connection: Connection) -> None:
         return stopping
 
     worker = Worker(task, spec, should_stop=should_stop)
-    connection.send([])  # it is up: from now on a silence counts
+    connection.send([])  # the worker runs: from now on its silence counts as a hang
     while True:
         while not worker.num_active or connection.poll(0):
             take(connection.recv())
@@ -62,7 +63,7 @@ def _serve(connection: Connection) -> None:
         except StoreWriteError as error:
             connection.send(WriteError(message=str(error)))
             return
-        # also if there are none: it goes on
+        # Send an empty list, too: it shows that the worker makes progress.
         connection.send(reports)
 
 

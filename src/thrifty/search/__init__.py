@@ -1,4 +1,4 @@
-"""Search algorithms: each decides, from the history alone, what to train and how far."""
+"""Search algorithms: each decides, from the history alone, what to train and for how long."""
 
 from ._algorithm import Algorithm as Algorithm
 from ._asha import ASHA as ASHA

@@ -1,4 +1,4 @@
-"""Asynchronous successive halving."""
+"""Asynchronous successive halving (ASHA)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from ._samplers import RandomSampler, Sampler
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ASHA(Algorithm):
-    """Promotes a trial as soon as it is in the top ``1 / eta`` of its rung, else starts a new one; never waits.
+    """Asynchronous successive halving, which never waits for a rung to fill.
 
-    Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, algorithm 2. Trials that are not
-    promoted are paused, and may be later on. At the very end the best trial of the highest rung
-    is trained to ``max_epochs`` if none has been, which matters only where trials are few.
+    A trial is promoted as soon as it is in the top ``1 / eta`` of its rung; otherwise a new trial
+    starts (Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020,
+    algorithm 2). Trials that are not promoted are paused, and may be promoted later. At the very
+    end, if no trial has reached ``max_epochs``, the best trial of the highest rung is trained to
+    there. This matters only with few trials.
 
     >>> ASHA(max_epochs=81, num_trials=1000, min_epochs=3).rungs()
     (3, 9, 27, 81)
@@ -44,13 +46,13 @@ class ASHA(Algorithm):
         check_sampler(self, self.sampler)
 
     def rungs(self) -> tuple[int, ...]:
-        """The epochs at which trials are compared; the last is ``max_epochs``."""
+        """Return the epochs at which trials are compared; the last is ``max_epochs``."""
         return rungs_between(self.min_epochs, self.max_epochs, eta=self.eta)
 
     def ask(
         self, history: History, space: Space, *, num: int, rng: np.random.Generator
     ) -> Sequence[Decision]:
-        """At most ``num`` promotions or new trials, promotions in high rungs first."""
+        """Return at most ``num`` promotions or new trials, promotions in high rungs first."""
         rungs = self.rungs()
         out: list[Decision] = []
         for here, there in reversed(list(pairwise(rungs))):
@@ -65,19 +67,19 @@ class ASHA(Algorithm):
     def _promotions(
         self, history: History, step: tuple[int, int], *, num: int
     ) -> list[Decision]:
-        """The first ``num`` of those who wait at a rung and are in its top ``1 / eta``."""
+        """Promote at most ``num`` trials that wait in the top ``1 / eta`` of a rung."""
         here, there = step
         board = history.leaderboard(here)
         num_top = len(board) // self.eta
         out: list[Decision] = []
         for entry in islice(history.waiting(here), max(num, 0)):
             if board.rank(entry) >= num_top:
-                break  # they come best first, so the others are not in the top either
+                break  # trials come best first, so no later one is in the top
             out.append(Proposal(target=there, trial=entry[1]))
         return out
 
     def _last_one(self, history: History, rungs: tuple[int, ...]) -> list[Decision]:
-        """Sees to it that the study ends with a fully trained trial, if any can be."""
+        """Return the promotion that makes the study end with a fully trained trial, if possible."""
         if history.leaderboard(rungs[-1]).num_alive:
             return []
         for here, there in reversed(list(pairwise(rungs))):

@@ -25,26 +25,31 @@ from ._sub_samples import Threshold, check_threshold, threshold
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsyncSubSampling(Algorithm):
-    """Sub-sampling that never waits: a free worker trains whoever deserves it most, by one rung.
+    """Sub-sampling without rounds: a free worker trains the most deserving trial by one rung.
 
-    After SS of Huang et al., "Bandit evaluation by sub-samples", MLSys 2022, without its rounds. The leader is the best
-    of those trained longest; its challengers wait with fewer epochs. Who goes on, in this order:
+    The algorithm follows SS of Huang et al., "Bandit evaluation by sub-samples", MLSys 2022, but
+    has no rounds. The leader is the best of the trials trained longest. Its challengers wait with
+    fewer epochs. Trials continue in this order:
 
-    1. challengers with fewer epochs than the ``threshold`` (see ``SubSampling``), the least trained first;
-    2. those who are good against the leader, by difference at the last epoch that both have reached;
-    3. the others by difference, while fewer than one in ``eta**r`` (rounded up) of the trials so far were asked to reach rung ``r``;
+    1. challengers with fewer epochs than the ``threshold`` (see ``SubSampling``), the least trained
+    first;
+    2. challengers that are good against the leader, by difference at the last epoch that both have
+    reached;
+    3. the other challengers by difference, while fewer than one in ``eta**r`` (rounded up) of the
+    trials so far were asked to reach rung ``r``;
     4. the leader;
     5. a new trial.
 
-    Ties go to the earlier trial. Trials in training count for the quotas, and are compared by what they have reported.
-    Nobody is stopped. At the very end whoever is ahead of the leader where both have been is trained on as well. With
-    the default threshold and ``min_epochs=1`` every trial reaches the second rung.
+    Ties go to the earlier trial. Trials in training count towards the quotas, and are compared by
+    the scores that they have reported. No trial is stopped. At the very end, trials that are ahead
+    of the leader where both have been are trained further as well. With the default threshold and
+    ``min_epochs=1``, every trial reaches the second rung.
+
+    Raises:
+        AlgorithmError: an option is out of range.
 
     >>> AsyncSubSampling(max_epochs=81, num_trials=1000, min_epochs=3).rungs()
     (3, 9, 27, 81)
-
-    Raises:
-        AlgorithmError: an option is out of its range.
     """
 
     max_epochs: int
@@ -63,13 +68,13 @@ class AsyncSubSampling(Algorithm):
         check_sampler(self, self.sampler)
 
     def rungs(self) -> tuple[int, ...]:
-        """The epochs at which trials are compared; the last is ``max_epochs``."""
+        """Return the epochs at which trials are compared; the last is ``max_epochs``."""
         return rungs_between(self.min_epochs, self.max_epochs, eta=self.eta)
 
     def ask(
         self, history: History, space: Space, *, num: int, rng: np.random.Generator
     ) -> Sequence[Decision]:
-        """At most ``num`` trials to train on, or new ones."""
+        """Return at most ``num`` trials to train further, or new ones."""
         rungs, standing = self.rungs(), Standing.of(history)
         leader = standing.leader(history)
         others = standing.challengers(leader) if leader else {}
@@ -95,7 +100,7 @@ class AsyncSubSampling(Algorithm):
         leader: Trial,
         others: dict[int, Challengers],
     ) -> Iterator[Trial]:
-        """Trials to be trained on, those who deserve it most first; each of them once."""
+        """Yield the trials to train further, the most deserving first, each of them once."""
         c = threshold(standing.num_observed, self.threshold)
         going: dict[int, int] = {}
         for epoch in sorted(epoch for epoch in others if epoch < c):
@@ -116,7 +121,7 @@ class AsyncSubSampling(Algorithm):
             yield leader
 
     def _free(self, num_trials: int, standing: Standing, going: dict[int, int]) -> list[int]:
-        """How many places each rung has left when ``going`` (trials by epoch) have gone to theirs."""
+        """Return the free places in each rung after the trials in ``going`` (by epoch) move up."""
         rungs = self.rungs()
         free = [-(-num_trials // self.eta**level) for level in range(len(rungs))]
         for target, num in standing.targets.items():
@@ -129,7 +134,7 @@ class AsyncSubSampling(Algorithm):
     def _within_quota(
         self, rest: dict[int, Iterator[Entry]], free: Sequence[int]
     ) -> Iterator[Entry]:
-        """Those of ``rest`` whose next rung has a free place, by difference."""
+        """Yield the entries of ``rest`` whose next rung has a free place, by difference."""
         heading = defaultdict[int, list[Iterator[Entry]]](list)
         for epoch, entries in rest.items():
             heading[_level(self.rungs(), epoch)].append(entries)
@@ -144,7 +149,7 @@ class AsyncSubSampling(Algorithm):
     def _ahead(
         self, history: History, leader: Trial, others: dict[int, Challengers]
     ) -> list[Decision]:
-        """At the very end: the challenger that is ahead of the leader by most, if any is."""
+        """Return, at the very end, the challenger furthest ahead of the leader, if any is ahead."""
         rungs = self.rungs()
         entries = (_by_difference(others, epoch, leader) for epoch in others)
         behind, number = next(merge(*entries), (0.0, -1))
@@ -156,11 +161,11 @@ class AsyncSubSampling(Algorithm):
 def _by_difference(
     others: dict[int, Challengers], epoch: int, leader: Trial
 ) -> Iterator[Entry]:
-    """All that wait at an epoch, least behind the leader first."""
+    """Yield all trials that wait at an epoch, the one least behind the leader first."""
     top, both = leader.scores[epoch - 1], others[epoch]
     return merge(ranked(both.good, top=top), ranked(both.rest, top=top))
 
 
 def _level(rungs: Sequence[int], epoch: int) -> int:
-    """How many rungs are at ``epoch`` or below it: the index of the next one."""
+    """Return the number of rungs at or below ``epoch``, which is the index of the next rung."""
     return bisect_right(rungs, epoch)

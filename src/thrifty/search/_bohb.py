@@ -1,4 +1,4 @@
-"""BOHB."""
+"""BOHB: Hyperband with a kernel density sampler."""
 
 from __future__ import annotations
 
@@ -14,23 +14,27 @@ def BOHB(  # noqa: N802
     random_share: float = 1 / 3,
     share: float = 0.0,
 ) -> Hyperband:
-    """Hyperband whose configurations come from kernel densities of good and bad trials.
+    """Return Hyperband with configurations from kernel densities of good and bad trials.
 
-    Falkner, Klein and Hutter, "BOHB: Robust and Efficient Hyperparameter Optimization at Scale", ICML 2018. Short for a
-    ``Hyperband`` with a ``KDESampler`` and the authors' constants; write that out for the model's other options.
-
-    >>> BOHB(max_epochs=27, num_trials=100).sampler
-    KDESampler(top_share=0.15, num_candidates=64, random_share=0.3333333333333333, bandwidth_factor=3.0, min_bandwidth=0.001, min_points=None, share=0.0)
+    Falkner, Klein and Hutter, "BOHB: Robust and Efficient Hyperparameter Optimization at Scale",
+    ICML 2018. This is short for a ``Hyperband`` with a ``KDESampler`` and the authors' constants;
+    write that out to set the model's other options.
 
     Args:
-        max_epochs: the most that a trial is trained.
-        eta: one of so many trials goes on at each rung.
-        num_trials: the brackets repeat until so many are drawn (default: once through all brackets).
-        random_share: of the draws, how many are random.
-        share: the part of the best candidate's lead over the median that may be given up to share training.
+        max_epochs: most epochs that a trial is trained.
+        eta: one in ``eta`` trials is promoted at each rung.
+        num_trials: number of trials; the brackets repeat until all are drawn (default: each bracket
+            once).
+        random_share: share of the draws that are random.
+        share: part of the best candidate's lead over the median that may be given up to share
+            training.
 
     Raises:
-        AlgorithmError: an option is out of its range.
+        AlgorithmError: an option is out of range.
+
+    >>> BOHB(max_epochs=27, num_trials=100).sampler
+    KDESampler(top_share=0.15, num_candidates=64, random_share=0.3333333333333333,
+        bandwidth_factor=3.0, min_bandwidth=0.001, min_points=None, share=0.0)
     """
     return Hyperband(
         max_epochs=max_epochs,

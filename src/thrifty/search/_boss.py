@@ -1,4 +1,4 @@
-"""Brackets of sub-sampling under a sampler that learns."""
+"""BOSS: brackets of sub-sampling with a sampler that learns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ._sub_samples import Threshold
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RoundsOfBrackets:
-    """Rounds of sub-sampling as the rule of brackets."""
+    """Rule for brackets that runs rounds of sub-sampling."""
 
     eta: int
     threshold: Threshold
@@ -32,34 +32,43 @@ class _RoundsOfBrackets:
     def decide(
         self, history: History, *, group: int, rungs: tuple[int, ...]
     ) -> Sequence[Decision]:
-        """The next round of a bracket, if the one before is over."""
+        """Return the next round of a bracket if the one before is complete."""
         rounds = Rounds(rungs=rungs, eta=self.eta, threshold=self.threshold, width=self.width)
         return rounds.decide(history, group=group)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BOSS(Algorithm):
-    """Brackets of sub-sampling, and a model that proposes the configurations of the next one.
+    """Brackets of sub-sampling, and a model that proposes the configurations of the next bracket.
 
-    Huang et al., "Bandit evaluation by sub-samples", MLSys 2022. Brackets come one after the other, so that the sampler
-    has learnt from those before; it is fitted once for each. Workers that would have to wait for a round to end begin with
-    the next bracket. A sampler that does not learn gives all brackets at once. ``Trial.group`` is the bracket.
+    Huang et al., "Bandit evaluation by sub-samples", MLSys 2022. Brackets come one after the other,
+    so that the sampler has learnt from the earlier ones; it is fitted once per bracket. Workers
+    that would have to wait for a round to end start the next bracket. With a sampler that does not
+    learn, all brackets are proposed at once. ``Trial.group`` is the bracket.
 
     Args:
-        num_trials: brackets go on until so many are drawn (default: as many brackets as Hyperband has).
-        threshold: of literal rounds, as of ``SubSampling``.
-        width: of the rounds, as of ``SubSampling``.
-        ladder: ``"widest"``: all brackets as wide as the first; ``"hyperband"``: the paper's, from the widest to those that train
-            fully from the start. On tables of real curves the former did better with any model (``bench/results/search_*``).
-        sampler: the model (``RandomForestSampler()`` is the one of the authors' code).
+        max_epochs: most epochs that a trial is trained.
+        eta: ratio between the epochs of successive rounds.
+        num_trials: number of trials; brackets repeat until all are drawn (default: as many brackets
+            as Hyperband has).
+        threshold: threshold of literal rounds, as in ``SubSampling``.
+        width: width of the rounds, as in ``SubSampling``.
+        ladder: ``"widest"``: all brackets are as wide as the first; ``"hyperband"``: the paper's
+            brackets, from the widest to the one that trains fully from the start. On tables of real
+            curves, the former did better with any model (``bench/results/search_*``).
+        sampler: the model (``RandomForestSampler()`` is the one in the authors' code).
+
+    Raises:
+        AlgorithmError: an option is out of range, or a threshold is given for rounds of fixed
+            width.
 
     >>> [(bracket.num_trials, bracket.epochs) for bracket in BOSS(max_epochs=9).brackets()]
     [(9, (1, 3, 9)), (9, (1, 3, 9)), (9, (1, 3, 9))]
-    >>> [(bracket.num_trials, bracket.epochs) for bracket in BOSS(max_epochs=9, ladder="hyperband").brackets()]
+    >>> [
+    ...     (bracket.num_trials, bracket.epochs)
+    ...     for bracket in BOSS(max_epochs=9, ladder="hyperband").brackets()
+    ... ]
     [(9, (1, 3, 9)), (5, (3, 9)), (3, (9,))]
-
-    Raises:
-        AlgorithmError: an option is out of its range, or a threshold is given to rounds of fixed width.
     """
 
     max_epochs: int
@@ -80,7 +89,7 @@ class BOSS(Algorithm):
         check_sampler(self, self.sampler)
 
     def brackets(self) -> tuple[Bracket, ...]:
-        """The brackets, widest first; with ``num_trials`` as many as it needs."""
+        """Return the brackets, widest first; with ``num_trials``, as many as it needs."""
         return brackets_of(
             self.max_epochs, eta=self.eta, num_trials=self.num_trials, ladder=self.ladder
         )
@@ -88,7 +97,7 @@ class BOSS(Algorithm):
     def ask(
         self, history: History, space: Space, *, num: int, rng: np.random.Generator
     ) -> Sequence[Decision]:
-        """The next rounds of brackets whose last is complete, or new trials of the next bracket."""
+        """Return the next rounds of complete brackets, or new trials of the next bracket."""
         return ask_brackets(
             self.brackets(),
             _RoundsOfBrackets(eta=self.eta, threshold=self.threshold, width=self.width),

@@ -1,4 +1,4 @@
-"""Hyperband's brackets, and what asking for them has in common whatever is done inside."""
+"""Hyperband's brackets, and how algorithms work through them with any rule inside a bracket."""
 
 from __future__ import annotations
 
@@ -19,19 +19,22 @@ from ._samplers import Sampler
 
 
 class Bracket(NamedTuple):
-    """``num_trials`` that start together and are compared after each of ``epochs``."""
+    """``num_trials`` trials that start together and are compared after each of ``epochs``."""
 
     num_trials: int
     epochs: tuple[int, ...]
 
 
 class Rule(Protocol):
-    """Who of a bracket goes on; hashable, for what is known of a history is kept by rule."""
+    """Rule that decides which trials of a bracket continue.
+
+    It is hashable, because state derived from a history is cached by rule.
+    """
 
     def decide(
         self, history: History, *, group: int, rungs: tuple[int, ...]
     ) -> Sequence[Decision]:
-        """Decisions about the trials of a group; they depend on these alone."""
+        """Return decisions about the trials of a group; they depend on these trials alone."""
         ...
 
 
@@ -43,18 +46,25 @@ Ladder = Literal["hyperband", "widest"]
 def brackets_of(
     max_epochs: int, *, eta: int, num_trials: int | None = None, ladder: Ladder = "hyperband"
 ) -> tuple[Bracket, ...]:
-    """All that ``brackets_until`` gives; asked for at each decision, and there may be thousands."""
+    """Return all brackets of ``brackets_until``.
+
+    The result is cached: every decision needs it, and there may be thousands of decisions.
+    """
     return tuple(brackets_until(max_epochs, eta=eta, num_trials=num_trials, ladder=ladder))
 
 
 def brackets_until(
     max_epochs: int, *, eta: int, num_trials: int | None = None, ladder: Ladder = "hyperband"
 ) -> Iterator[Bracket]:
-    """From many trials that start short to few that are trained fully; again and again until there are ``num_trials``.
+    """Yield brackets, from many trials that start short to few that are trained fully.
 
-    Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization", JMLR 2018, algorithm 1.
+    With ``num_trials``, they repeat until there are that many trials. Li et al., "Hyperband: A
+    Novel Bandit-Based Approach to Hyperparameter Optimization", JMLR 2018, algorithm 1.
 
-    >>> [(bracket.num_trials, bracket.epochs) for bracket in brackets_until(9, eta=3, num_trials=15)]
+    >>> [
+    ...     (bracket.num_trials, bracket.epochs)
+    ...     for bracket in brackets_until(9, eta=3, num_trials=15)
+    ... ]
     [(9, (1, 3, 9)), (5, (3, 9)), (1, (9,))]
     """
     once = _standard_brackets(max_epochs, eta=eta)
@@ -81,10 +91,10 @@ def ask_brackets(
     num: int | None,
     rng: np.random.Generator,
 ) -> list[Decision]:
-    """New trials of the brackets (``Trial.group``), or the verdicts on those that have all of theirs.
+    """Return new trials of the brackets (``Trial.group``), or verdicts on complete brackets.
 
-    A sampler that learns is asked for one bracket after the other, and only for workers that no verdict
-    keeps busy: ``num`` trials, or (None) all that are missing of a bracket.
+    A sampler that learns is asked for one bracket after the other, and only for workers that no
+    verdict keeps busy: for ``num`` trials, or (None) for all missing trials of a bracket.
     """
 
     def num_missing(group: int) -> int:
@@ -104,7 +114,7 @@ def ask_brackets(
 
     if sampler.adapts and (out := verdicts(complete=True)):
         return out
-    # they are filled in order, and there may be thousands
+    # Brackets are filled in order, and there may be thousands, so search by bisection.
     first = bisect_left(range(len(brackets)), 1, key=lambda g: min(num_missing(g), 1))
     starts = (
         (group, brackets[group].epochs[0])
@@ -114,15 +124,15 @@ def ask_brackets(
     if num is None:
         num = num_missing(first) if first < len(brackets) else 0
     fresh = draw(sampler, history, space, starts=starts, num=num, rng=rng)
-    # where the sampler is exhausted no bracket will ever get more trials than it has
+    # If the sampler is exhausted, incomplete brackets will not get more trials.
     return [*fresh] or verdicts(complete=False)
 
 
 class _Undecided:
     """Groups that wait for a verdict of a rule, kept up to date as a history grows.
 
-    A verdict depends on the trials of its group alone, so a group on which there was none
-    is not asked about again before one of its trials has changed.
+    A verdict depends on the trials of its group alone. So a group without a verdict is not checked
+    again before one of its trials has changed.
     """
 
     def __init__(self) -> None:
@@ -135,7 +145,7 @@ class _Undecided:
         moves, settled = history.moves, history.settled
         for number in moves[found._num_moves :]:
             group = history[number].group
-            # where a trial is running no rung is complete
+            # While a trial of the group is running, no rung is complete.
             if isinstance(group, int) and group in settled:
                 found.groups.add(group)
             else:
@@ -148,7 +158,7 @@ _KNOWN: WeakKeyDictionary[History, dict[Hashable, _Undecided]] = WeakKeyDictiona
 
 
 def _standard_brackets(max_epochs: int, *, eta: int) -> list[Bracket]:
-    """The paper's, in whole numbers: ``log(243, 3)`` is 4.999... in floating point."""
+    """Return the paper's brackets, in integers: ``log(243, 3)`` is 4.999... in floating point."""
     widest = 0
     while eta ** (widest + 1) <= max_epochs:
         widest += 1

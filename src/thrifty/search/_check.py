@@ -1,4 +1,4 @@
-"""What the options of algorithms and samplers have in common."""
+"""Checks of options that algorithms and samplers share."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from thrifty.core import AlgorithmError
 
 
 def check_counts(owner: object, **named: object) -> None:
-    """Raises AlgorithmError unless every given option is a whole number of at least 1."""
+    """Raise AlgorithmError unless every given option is a whole number of at least 1."""
     for name, value in named.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise AlgorithmError(
-                f"{type(owner).__name__}({name}={value!r}): {name} must be a whole number, 1 or more"
+                f"{type(owner).__name__}({name}={value!r}): {name} must be a whole number, 1 "
+                "or more"
             )
 
 
 def check_halving(owner: object, *, eta: object, min_epochs: int, max_epochs: int) -> None:
-    """Raises AlgorithmError unless there is a ladder of rungs from min_epochs to max_epochs."""
+    """Raise AlgorithmError unless there are rungs from ``min_epochs`` to ``max_epochs``."""
     name = type(owner).__name__
     check_counts(owner, eta=eta, min_epochs=min_epochs, max_epochs=max_epochs)
     if eta == 1:
@@ -28,7 +29,7 @@ def check_halving(owner: object, *, eta: object, min_epochs: int, max_epochs: in
 
 
 def check_shares(owner: object, **named: object) -> None:
-    """Raises AlgorithmError unless every given option is a number from 0 to 1."""
+    """Raise AlgorithmError unless every given option is a number from 0 to 1."""
     for name, value in named.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not (number and 0 <= value <= 1):  # type: ignore[operator]

@@ -15,7 +15,7 @@ from ._samplers import Sampler
 
 
 def check_sampler(owner: object, sampler: object) -> None:
-    """Raises AlgorithmError unless it is a sampler."""
+    """Raise AlgorithmError unless ``sampler`` is a sampler."""
     if not isinstance(sampler, Sampler):
         hint = f"{sampler.__name__}()" if isinstance(sampler, type) else "RandomSampler()"
         raise AlgorithmError(
@@ -32,9 +32,9 @@ def draw(
     num: int,
     rng: np.random.Generator,
 ) -> list[Proposal]:
-    """One new trial for each ``(group, target)`` of ``starts``, what the user has enqueued first.
+    """Return one new trial for each ``(group, target)`` of ``starts``, enqueued ones first.
 
-    Fewer when the sampler has no more, and no more than ``num`` where it learns from results.
+    There are fewer if the sampler is exhausted, and at most ``num`` if it learns from results.
     """
     places = list(islice(starts, num) if sampler.adapts else starts)
     configs = list(history.next_enqueued(len(places)))

@@ -1,4 +1,4 @@
-"""Every configuration, fully trained."""
+"""Grid search: every configuration, fully trained."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from ._samplers import GridSampler
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridSearch(Algorithm):
-    """Trains every configuration of the grid for ``max_epochs``; intervals are thinned to ``levels`` values.
+    """Grid search: trains every configuration of the grid for ``max_epochs``.
+
+    Intervals are thinned to ``levels`` values.
 
     >>> from thrifty.search import History
     >>> from thrifty.space import Float, Space
@@ -43,7 +45,7 @@ class GridSearch(Algorithm):
         num: int,
         rng: np.random.Generator,
     ) -> Sequence[Decision]:
-        """All of the grid that is not in the history yet."""
+        """Return all configurations of the grid that are not in the history yet."""
         sampler = GridSampler(levels=self.levels)
         num_left = sampler.size(space) - history.num_drawn + history.num_enqueued
         starts = repeat((0, self.max_epochs), num_left)

@@ -1,4 +1,4 @@
-"""What a search algorithm sees and says, as values."""
+"""What a search algorithm sees and decides, as values."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ class Trial:
     """One trial, as an algorithm sees it.
 
     Attributes:
-        number: 0, 1, 2, ... in the order in which they were proposed.
+        number: 0, 1, 2, ... in the order of proposal.
         config: its hyper-parameters.
-        group: the bracket or generation that the algorithm put it in.
-        target: the epoch it was last asked to reach.
-        reached: the last asked-for epoch it has reached (0: none yet).
-        scores: one score for each epoch ``1..reached``; higher is better, whatever the study's mode.
-        state: ``"running"`` towards its target, ``"waiting"`` there for a decision, ``"stopped"``, or ``"failed"``.
-        parent: the trial it branched off, and at which epoch (population-based training).
-        objectives: what all objectives of the study were at ``reached``, higher is better (empty before the first report).
-        violation: by how much it broke the study's constraints there; 0: not at all.
+        group: bracket or generation in which the algorithm put it.
+        target: epoch that it was last asked to reach.
+        reached: last requested epoch that it has reached (0: none yet).
+        scores: one score for each epoch ``1..reached``; higher is better, whatever the study's
+            mode.
+        state: ``"running"`` towards its target, ``"waiting"`` there for a decision, ``"stopped"``,
+            or ``"failed"``.
+        parent: trial from which it branched off, and at which epoch (population-based training).
+        objectives: values of all objectives of the study at ``reached``; higher is better (empty
+            before the first report).
+        violation: by how much it violated the study's constraints there; 0: not at all.
     """
 
     number: int
@@ -48,7 +51,10 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """Train a trial up to ``target`` epochs: a new one (``trial`` is None, ``config`` given) or one that waits."""
+    """Decision to train a trial up to ``target`` epochs.
+
+    The trial is a new one (``trial`` is None, ``config`` is given) or one that waits.
+    """
 
     target: int
     trial: int | None = None
@@ -62,7 +68,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """Give up a waiting trial for good."""
+    """Decision to stop a waiting trial for good."""
 
     trial: int
 
@@ -71,9 +77,9 @@ Decision = Proposal | Stop
 
 
 class Leaderboard(Sequence[tuple[float, int]]):
-    """``(score, trial)``, best first; a view, which costs nothing however long it is.
+    """Pairs ``(score, trial)``, best first: a view, which costs nothing however long it is.
 
-    Ties go to the earlier trial. A failed trial stands at the end with ``-inf``.
+    Ties go to the earlier trial. A failed trial is at the end with ``-inf``.
     """
 
     __slots__ = ("_entries",)
@@ -103,11 +109,11 @@ class Leaderboard(Sequence[tuple[float, int]]):
 
     @property
     def num_alive(self) -> int:
-        """How many of them have not failed."""
+        """Number of trials that have not failed."""
         return self._entries.rank((math.inf, -1))
 
     def rank(self, entry: tuple[float, int]) -> int:
-        """How many are better than this ``(score, trial)``."""
+        """Return how many entries are better than this ``(score, trial)``."""
         score, number = entry
         return self._entries.rank((-score, number))
 
@@ -117,9 +123,9 @@ _Boards = defaultdict[tuple[Hashable, int], SortedList[tuple[float, int]]]
 
 
 class _Row:
-    """A trial while it changes; ``Trial`` is what others see of it, made when somebody looks.
+    """Mutable state of a trial; ``Trial`` is the immutable view of it, built on demand.
 
-    Most algorithms look at leaderboards alone, and a study has several changes for each trial.
+    Most algorithms look at leaderboards alone, and each trial of a study changes several times.
     """
 
     __slots__ = (
@@ -151,7 +157,7 @@ class _Row:
         self.view: Trial | None = None
 
     def trial(self) -> Trial:
-        """The trial as it is now."""
+        """Return the trial as it is now."""
         if self.view is None:
             self.view = Trial(
                 number=self.number,
@@ -171,7 +177,8 @@ class _Row:
 class History:
     """All trials so far and what they reached; algorithms only read it.
 
-    ``History.record_*`` belong to the study, which keeps it up to date while the algorithm is not looking.
+    The ``record_*`` methods are for the study, which keeps the history up to date between calls of
+    the algorithm.
 
     >>> history = History()
     >>> history.record_decision(Proposal(target=1, config={"lr": 0.1}))
@@ -183,11 +190,11 @@ class History:
 
     def __init__(self, *, prior: Sequence[Trial] = (), max_epochs: int | None = None) -> None:
         self.prior = tuple(prior)
-        """Trials of earlier studies, which samplers may learn from; their numbers mean nothing here."""
+        """Trials of earlier studies, for samplers to learn from; their numbers do not count."""
         self._max_epochs = max_epochs
         self._enqueued: list[Config] = []
         self._num_taken = 0
-        """How many of the enqueued configurations have been proposed."""
+        """Number of enqueued configurations that have been proposed."""
         self._num_drawn = 0
         self._rows: list[_Row] = []
         self._boards: _Boards = defaultdict(SortedList)
@@ -195,9 +202,9 @@ class History:
         self._waiting: _Boards = defaultdict(SortedList)
         self._groups: defaultdict[Hashable, list[int]] = defaultdict(list)
         self._under_way: Counter[Hashable] = Counter()
-        """By group how many trials are running."""
+        """Number of running trials, by group."""
         self._undecided: Counter[Hashable] = Counter()
-        """By group how many trials wait and have not gone all the way."""
+        """Number of trials, by group, that wait before ``max_epochs``."""
         self._settled: set[Hashable] = set()
         self._moves: list[int] = []
         self._num_decisions = 0
@@ -213,73 +220,74 @@ class History:
 
     @property
     def num_running(self) -> int:
-        """How many trials are on their way to a target."""
+        """Number of trials on their way to a target."""
         return self._num_running
 
     @property
     def num_decisions(self) -> int:
-        """How many proposals and stops there were; with a seed it names a random stream."""
+        """Number of proposals and stops so far; together with a seed it names a random stream."""
         return self._num_decisions
 
     @property
     def enqueued(self) -> Sequence[Config]:
-        """What the user wants tried first and has not been proposed yet."""
+        """Configurations that the user wants to try first and that have not been proposed yet."""
         return tuple(self._enqueued[self._num_taken :])
 
     @property
     def num_enqueued(self) -> int:
-        """How many configurations are enqueued."""
+        """Number of enqueued configurations that have not been proposed yet."""
         return len(self._enqueued) - self._num_taken
 
     def next_enqueued(self, num: int) -> Sequence[Config]:
-        """The first ``num`` of the enqueued configurations, or all if there are fewer."""
+        """Return the first ``num`` enqueued configurations, or all if there are fewer."""
         return self._enqueued[self._num_taken : self._num_taken + num]
 
     @property
     def num_drawn(self) -> int:
-        """How many of the trials came from a sampler: neither enqueued nor branched off another trial."""
+        """Number of trials from a sampler: neither enqueued nor branched off another trial."""
         return self._num_drawn
 
     @property
     def moves(self) -> Sequence[int]:
-        """The trial of each record, in order: a trial is here once for each time that it has changed.
+        """Trial number of each record, in order: a trial appears once for each of its changes.
 
-        What an algorithm derives from a history can be kept up to date by reading the new end only.
+        State that an algorithm derives from a history can be kept up to date by reading only the
+        new entries.
         """
         return self._moves
 
     @property
     def settled(self) -> Set[Hashable]:
-        """The groups in which no trial is running, and some wait that have not gone all the way."""
+        """Groups in which no trial is running and some wait before ``max_epochs``."""
         return self._settled
 
     def in_group(self, group: Hashable) -> Sequence[int]:
-        """Numbers of the trials proposed for a group, in order."""
+        """Return the numbers of the trials proposed for a group, in order."""
         return self._groups.get(group, ())
 
     def is_running(self, group: Hashable) -> bool:
-        """Whether a trial of a group is on its way to a target."""
+        """Return whether a trial of a group is on its way to a target."""
         return self._under_way[group] > 0
 
     def leaderboard(self, epoch: int, *, group: Hashable = 0) -> Leaderboard:
-        """A group's trials that were asked to reach ``epoch`` and did, or failed on the way there."""
+        """Return a group's trials asked to reach ``epoch`` that did, or failed on the way."""
         board = self._boards.get((group, epoch))
         return _EMPTY if board is None else Leaderboard(board)
 
     def waiting(self, epoch: int, *, group: Hashable = 0) -> Leaderboard:
-        """Those of the leaderboard that wait at ``epoch`` for a decision."""
+        """Return the trials of the leaderboard that wait at ``epoch`` for a decision."""
         board = self._waiting.get((group, epoch))
         return _EMPTY if board is None else Leaderboard(board)
 
     def record_enqueued(self, config: Config) -> None:
-        """The user wants a configuration to be tried next."""
+        """Record that the user wants a configuration to be tried next."""
         self._enqueued.append(config)
 
     def record_decision(self, decision: Decision) -> int:
-        """Takes note of a decision and returns the trial's number.
+        """Record a decision and return the trial's number.
 
         Raises:
-            AlgorithmError: it concerns a trial that does not wait, or has been further already.
+            AlgorithmError: the trial does not wait, or has already reached the target.
         """
         if decision.trial is not None:
             row = self._waiting_row(decision)
@@ -317,11 +325,11 @@ class History:
         """Record that a trial has reached its target.
 
         Args:
-            number: the trial.
-            scores: one for each epoch up to its target. NaN counts as ``-inf``; a trial whose last score
-                is that bad has failed.
+            number: number of the trial.
+            scores: one score for each epoch up to its target. NaN counts as ``-inf``; a trial whose
+                last score is ``-inf`` has failed.
             objectives: all objectives at the target (default: the last score).
-            violation: by how much it breaks the study's constraints there.
+            violation: by how much the trial violates the study's constraints there.
         """
         row = self._rows[number]
         assert len(scores) == row.target
@@ -353,7 +361,8 @@ class History:
         if row is None or row.state != "waiting":
             state = "unknown" if row is None else row.state
             raise AlgorithmError(
-                f"a decision about trial {number}, which is {state}; decide only about trials that wait"
+                f"a decision about trial {number}, which is {state}; decide only about trials "
+                "that wait"
             )
         if isinstance(decision, Proposal) and decision.target <= row.reached:
             raise AlgorithmError(
@@ -363,7 +372,7 @@ class History:
         return row
 
     def _change(self, row: _Row, state: TrialState) -> None:
-        """A trial is in another state; ``settled`` follows."""
+        """Set a trial's state and update the counts and ``settled``."""
         group = row.group
         if row.state == "running":
             self._under_way[group] -= 1

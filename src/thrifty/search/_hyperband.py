@@ -1,4 +1,4 @@
-"""Hyperband."""
+"""Hyperband: successive halving in several brackets."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from ._samplers import RandomSampler, Sampler
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hyperband(Algorithm):
-    """Successive halving in several brackets, from many trials that start short to few that are trained fully.
+    """Successive halving in brackets, from many trials that start short to few trained fully.
 
-    Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization", JMLR 2018, algorithm 1.
-    All brackets are proposed at once (with a sampler that learns from results: one after the other) and halved independently;
-    ``Trial.group`` is the bracket. With ``num_trials`` the
-    brackets repeat, from the widest on, until so many trials are drawn; the last one is cut short.
+    Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization", JMLR 2018,
+    algorithm 1. All brackets are proposed at once and halved independently; with a sampler that
+    learns from results, they are proposed one after the other. ``Trial.group`` is the bracket. With
+    ``num_trials``, the brackets repeat, from the widest on, until that many trials are drawn; the
+    last one is cut short.
 
     >>> [(bracket.num_trials, bracket.epochs) for bracket in Hyperband(max_epochs=9).brackets()]
     [(9, (1, 3, 9)), (5, (3, 9)), (3, (9,))]
@@ -43,7 +44,7 @@ class Hyperband(Algorithm):
         check_sampler(self, self.sampler)
 
     def brackets(self) -> tuple[Bracket, ...]:
-        """The brackets, widest first; with ``num_trials`` as many as it needs."""
+        """Return the brackets, widest first; with ``num_trials``, as many as it needs."""
         return brackets_of(self.max_epochs, eta=self.eta, num_trials=self.num_trials)
 
     def ask(
@@ -54,7 +55,7 @@ class Hyperband(Algorithm):
         num: int,
         rng: np.random.Generator,
     ) -> Sequence[Decision]:
-        """All trials that are not in the history yet, or the verdicts on the rungs that are complete."""
+        """Return all trials that are not in the history yet, or the verdicts on complete rungs."""
         return ask_brackets(
             self.brackets(),
             Halving(eta=self.eta),

@@ -1,4 +1,4 @@
-"""The median stopping rule."""
+"""Median stopping rule."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from ._sorted_list import SortedList
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MedianStopping(Algorithm):
-    """Stops a trial whose best score so far is below the median of the others' average scores so far.
+    """Stops trials whose best score is below the median of the other trials' average scores.
 
-    Golovin et al., "Google Vizier: A Service for Black-Box Optimization", KDD 2017, section 3.2.2. Trials are judged
-    after ``grace_epochs`` and every ``interval`` epochs from then on, against the others that have come as far;
-    while those are fewer than ``min_trials``, nobody is stopped.
+    Golovin et al., "Google Vizier: A Service for Black-Box Optimization", KDD 2017, section 3.2.2.
+    Scores up to the current epoch count. Trials are judged after ``grace_epochs`` and every
+    ``interval`` epochs from then on, against the other trials that have come as far. While those
+    are fewer than ``min_trials``, no trial is stopped.
 
     >>> MedianStopping(max_epochs=10, num_trials=20, grace_epochs=4, interval=3).checkpoints()
     (4, 7, 10)
@@ -50,13 +51,14 @@ class MedianStopping(Algorithm):
         )
         if self.grace_epochs > self.max_epochs:
             raise AlgorithmError(
-                f"MedianStopping(grace_epochs={self.grace_epochs}, max_epochs={self.max_epochs}): no trial would "
+                f"MedianStopping(grace_epochs={self.grace_epochs}, "
+                f"max_epochs={self.max_epochs}): no trial would "
                 "ever be judged; lower grace_epochs"
             )
         check_sampler(self, self.sampler)
 
     def checkpoints(self) -> tuple[int, ...]:
-        """The epochs at which trials are judged, and ``max_epochs``."""
+        """Return the epochs at which trials are judged, and ``max_epochs``."""
         return (*range(self.grace_epochs, self.max_epochs, self.interval), self.max_epochs)
 
     def ask(
@@ -67,7 +69,7 @@ class MedianStopping(Algorithm):
         num: int,
         rng: np.random.Generator,
     ) -> Sequence[Decision]:
-        """All trials that are not in the history yet, and a verdict on each one that waits."""
+        """Return all trials that are not in the history yet, and verdicts on waiting trials."""
         checkpoints = self.checkpoints()
         starts = repeat((0, checkpoints[0]), max(self.num_trials - len(history), 0))
         out: list[Decision] = []
@@ -83,7 +85,10 @@ class MedianStopping(Algorithm):
         return out
 
     def _verdict(self, trial: Trial, there: int, ascending: SortedList[float]) -> Decision:
-        """Stop a trial or let it go on, given the averages of all that have come as far, itself included."""
+        """Return whether a trial stops or continues.
+
+        ``ascending`` has the averages of all trials that have come as far, including this one.
+        """
         judged = len(ascending) > self.min_trials
         own = _average(trial, trial.reached)
         if judged and max(trial.scores) < _median_without(ascending, own):
@@ -97,7 +102,7 @@ class _Averages:
     def __init__(self, checkpoints: Sequence[int]) -> None:
         self.at: dict[int, SortedList[float]] = {epoch: SortedList() for epoch in checkpoints}
         self._reached: list[int] = []
-        """How far each trial was when it was counted last."""
+        """Epoch that each trial had reached when it was last counted."""
         self._num_moves = 0
 
     @classmethod
@@ -128,7 +133,10 @@ def _average(trial: Trial, epoch: int) -> float:
 
 
 def _median_without(ascending: SortedList[float], own: float) -> float:
-    """The median of all but one; unlike ``np.median`` it takes -inf (an epoch without a finite score)."""
+    """Return the median of all values but one.
+
+    Unlike ``np.median``, it accepts -inf (an epoch without a finite score).
+    """
     place, num = ascending.rank(own), len(ascending) - 1
     low, high = (ascending[index + (index >= place)] for index in ((num - 1) // 2, num // 2))
     return low if low == high else (low + high) / 2

@@ -1,4 +1,4 @@
-"""What a model learns from: at one fidelity, where trials stand in the unit cube and how good they were."""
+"""Training data of a model: points in the unit cube and scores of trials at one fidelity."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ _MAX_REMEMBERED = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observations:
-    """Trials that were seen at one epoch.
+    """Trials observed at one epoch.
 
     Attributes:
         configs: their configurations, ``n`` of them.
-        scores: ``[n]``, finite, higher is better; the worst seen for a trial that failed or broke a constraint.
-        points: ``[n, d]``, in the unit cube; not a number where a coordinate is not there.
-        epoch: the fidelity they were seen at (0: there are none).
-        pending: what runs and has no score at that epoch yet.
+        scores: ``[n]``, finite, higher is better; the worst seen for a trial that failed or
+            violated a constraint.
+        points: ``[n, d]``, in the unit cube; NaN where a configuration lacks the coordinate.
+        epoch: fidelity at which they were observed (0: there are none).
+        pending: configurations of running trials without a score at that epoch.
     """
 
     configs: tuple[Config, ...]
@@ -46,16 +47,18 @@ class Observations:
 
 @lru_cache(maxsize=16)
 def coordinates_of(space: Space) -> Coordinates:
-    """The coordinates of a space; remembered by its identity, for it never changes."""
+    """Return the coordinates of a space; cached by its identity, because it never changes."""
     return Coordinates(space)
 
 
 def observe(history: History, coordinates: Coordinates, *, min_points: int) -> Observations:
-    """The trials at the largest epoch that ``min_points`` of them have reached, or at the one with most trials.
+    """Return the trials at the largest epoch that at least ``min_points`` of them have reached.
 
-    Falkner et al., "BOHB: Robust and Efficient Hyperparameter Optimization at Scale", ICML 2018, section 3.2: the model
-    of the highest fidelity that has enough data. Trials of earlier studies count as much. A failed trial counts as
-    seen at the epoch it was asked for. A trial that is not of this space is left out.
+    If fewer trials are known, it is the epoch with the most trials. This is the model of the
+    highest fidelity that has enough data (Falkner et al., "BOHB: Robust and Efficient
+    Hyperparameter Optimization at Scale", ICML 2018, section 3.2). Trials of earlier studies count
+    equally. A failed trial counts as observed at its target. Trials outside this space are left
+    out.
 
     >>> from thrifty.search import Proposal
     >>> from thrifty.space import Float
@@ -94,7 +97,7 @@ def observe(history: History, coordinates: Coordinates, *, min_points: int) -> O
 
 
 def points_of(configs: Sequence[Config], coordinates: Coordinates) -> FloatArray:
-    """Where those configurations that are of the space stand in the unit cube, ``[n, d]``.
+    """Return the points in the unit cube, ``[n, d]``, of the configurations within the space.
 
     >>> from thrifty.space import Float
     >>> points_of([{"lr": 0.25}, {"lr": 7}], Coordinates(Space(lr=Float(0.0, 1.0))))
@@ -114,7 +117,7 @@ def _scores(trials: Sequence[Trial], epoch: int) -> FloatArray:
     finite = np.isfinite(scores)
     if finite.any():
         return np.where(finite, scores, scores[finite].min())
-    # nobody keeps within the constraints: the less violation the better (Deb, 2000)
+    # No trial satisfies the constraints, so a smaller violation is better (Deb, 2000).
     violations = np.array([math.inf if t.state == "failed" else t.violation for t in trials])
     finite = np.isfinite(violations)
     worst = violations[finite].max() if finite.any() else 0.0
@@ -128,10 +131,11 @@ def _score(trial: Trial, epoch: int) -> float:
 
 
 class _Points:
-    """Points of configurations that were asked for before.
+    """Cache of the points of configurations.
 
-    A history holds the same objects from one question to the next, so they are found by identity, without hashing
-    all their values. Each is kept alive here, so that no other object can take its identity.
+    A history returns the same objects every time, so they are looked up by identity, without
+    hashing all their values. The cache keeps each object alive, so that no other object can get its
+    identity.
     """
 
     def __init__(self, coordinates: Coordinates) -> None:
@@ -139,7 +143,7 @@ class _Points:
         self._found: dict[int, tuple[Config, Sequence[float] | None]] = {}
 
     def of(self, config: Config) -> Sequence[float] | None:
-        """Its coordinates in the unit cube, or None if it is not of this space."""
+        """Return the coordinates in the unit cube, or None if ``config`` is outside this space."""
         found = self._found.get(id(config))
         if found is None:
             if len(self._found) >= _MAX_REMEMBERED:
@@ -150,7 +154,7 @@ class _Points:
     def _compute(self, config: Config) -> Sequence[float] | None:
         try:
             return tuple(self._coordinates.to_unit(config).tolist())
-        # of an earlier study, or enqueued by a user who knows better
+        # The configuration is from an earlier study, or the user enqueued it on purpose.
         except SpaceError:
             return None
 

@@ -24,17 +24,23 @@ Ranking = list[tuple[float, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PopulationBasedTraining(Algorithm):
-    """Every ``interval`` epochs the worst of the population go on from where the best are, with varied values.
+    """Population-based training: the worst members continue from the best with varied values.
 
-    Jaderberg et al., "Population Based Training of Neural Networks", 2017, sections 3 and 4.1 (truncation selection),
-    in lockstep, so that the result does not depend on the number of workers. A member of the worst ``quantile`` is
-    stopped; in its place comes a new trial that *is* a donor of the best ``quantile`` up to the current
-    epoch (its training is shared, no checkpoint is copied about). From there on each hyper-parameter
-    named by ``explore`` (no default: a width cannot change midway) has a value drawn anew, with
-    probability ``resample``, or multiplied by one of ``perturb`` (a ``Choice`` of numbers goes to a neighbour).
-    ``Trial.group`` is the generation it was born in.
+    Jaderberg et al., "Population Based Training of Neural Networks", 2017, sections 3 and 4.1
+    (truncation selection). It runs in lockstep, every ``interval`` epochs, so that the result does
+    not depend on the number of workers.
 
-    >>> PopulationBasedTraining(max_epochs=20, population=8, interval=5, explore=("lr",)).generations()
+    A member of the worst ``quantile`` is stopped. A new trial replaces it, which *is* a donor from
+    the best ``quantile`` up to the current epoch: its training is shared, and no checkpoint is
+    copied. From there on, each hyper-parameter named in ``explore`` gets a new value: with
+    probability ``resample`` it is drawn anew, otherwise it is multiplied by one of ``perturb`` (a
+    ``Choice`` of numbers moves to a neighbour). ``explore`` must be given, because some
+    hyper-parameters, such as a width, cannot change midway. ``Trial.group`` is the generation in
+    which the trial was born.
+
+    >>> PopulationBasedTraining(
+    ...     max_epochs=20, population=8, interval=5, explore=("lr",)
+    ... ).generations()
     (5, 10, 15, 20)
     >>> continued(0.1, 0.12, epoch=5)  # the learning rate of a member born at epoch 5
     MultiStep((0.1, 0.12), milestones=(5,))
@@ -61,11 +67,11 @@ class PopulationBasedTraining(Algorithm):
 
     @property
     def varied(self) -> tuple[str, ...]:
-        """The hyper-parameters that it changes while a trial trains."""
+        """Hyper-parameters that the algorithm changes while a trial trains."""
         return self.explore
 
     def generations(self) -> tuple[int, ...]:
-        """The epochs at which the population is compared, and ``max_epochs``."""
+        """Return the epochs at which the population is compared, and ``max_epochs``."""
         return (*range(self.interval, self.max_epochs, self.interval), self.max_epochs)
 
     def ask(
@@ -76,7 +82,7 @@ class PopulationBasedTraining(Algorithm):
         num: int,
         rng: np.random.Generator,
     ) -> Sequence[Decision]:
-        """The first population, or the next generation once all have ended the one before."""
+        """Return the first population, or the next generation once the previous one is complete."""
         _check_space(self, space)
         epochs = self.generations()
         num_missing = max(self.population - len(history.in_group(0)), 0)
@@ -105,7 +111,7 @@ class PopulationBasedTraining(Algorithm):
         return []
 
     def _num_exchanged(self, num_members: int) -> int:
-        """How many members lose where fewer have failed."""
+        """Return how many members are replaced if no more than that have failed."""
         return min(max(int(self.quantile * num_members), 1), num_members // 2)
 
     def _next(
@@ -117,7 +123,7 @@ class PopulationBasedTraining(Algorithm):
         born: int,
         rng: np.random.Generator,
     ) -> list[Decision]:
-        """What is left to be decided about a generation; nothing if all of it is in the history already."""
+        """Return the open decisions about a generation; none if the history has all of it."""
         here, target = self.generations()[born - 1 : born + 1]
         donors, losers = self._select(ranking)
         out: list[Decision] = []
@@ -136,7 +142,7 @@ class PopulationBasedTraining(Algorithm):
         return out
 
     def _select(self, ranking: Ranking) -> tuple[list[int], set[int]]:
-        """Donors and losers; those who failed always lose, and never give."""
+        """Return donors and losers; failed members always lose and are never donors."""
         num = self._num_exchanged(len(ranking))
         failed = [number for score, number in ranking if score == -np.inf]
         losers = {*failed, *(number for _, number in ranking[len(ranking) - num :])}
@@ -146,7 +152,7 @@ class PopulationBasedTraining(Algorithm):
     def _branch(
         self, config: Any, space: Space, *, epoch: int, rng: np.random.Generator
     ) -> dict[str, Any]:
-        """The donor's configuration until ``epoch``, explored values from there on."""
+        """Return the donor's configuration until ``epoch``, with explored values from there on."""
         now = Timeline(config, epochs=self.max_epochs)
         out = dict(config)
         for name in self.explore:
@@ -160,13 +166,15 @@ class PopulationBasedTraining(Algorithm):
         if rng.random() < self.resample:
             return domain.sample(rng)
         moved = [perturbed(domain, value, factor) for factor in self.perturb]
-        # at a bound some factors lead nowhere, and a twin of the donor would teach nothing
+        # At a bound some factors change nothing, and a copy of the donor would teach nothing.
         different = [other for other in moved if other != value] or [value]
         return different[int(rng.integers(len(different)))]
 
 
 def continued(before: Any, fresh: Any, *, epoch: int) -> Any:
-    """What was there until ``epoch``, ``fresh`` from there on; flat, however many generations there were.
+    """Return ``before`` until ``epoch`` and ``fresh`` from there on.
+
+    The result is flat, however many generations there were.
 
     >>> continued(continued(0.1, 0.12, epoch=5), 0.1, epoch=10)
     MultiStep((0.1, 0.12, 0.1), milestones=(5, 10))
@@ -179,7 +187,7 @@ def continued(before: Any, fresh: Any, *, epoch: int) -> Any:
 
 
 def perturbed(domain: Domain, value: Any, factor: float) -> Any:
-    """``value * factor``, brought back into the domain; in a choice of numbers, the neighbour on that side.
+    """Return ``value * factor`` within the domain, or the neighbour in a choice of numbers.
 
     >>> perturbed(Float(0.01, 0.1), 0.09, 1.2), perturbed(Choice([16, 32, 64]), 32, 0.8)
     (0.1, 16)
@@ -192,7 +200,7 @@ def perturbed(domain: Domain, value: Any, factor: float) -> Any:
     moved = min(max(value * factor, domain.low), domain.high)
     if isinstance(domain, Float) and domain.step is None:
         return float(moved)
-    # whole steps, and at least one: 2 * 1.2 is not to be 2 again
+    # Move by whole steps, and by at least one: 2 * 1.2 must not round to 2 again.
     step = domain.step or 1
     before = round((value - domain.low) / step)
     after = round((moved - domain.low) / step)
@@ -203,7 +211,7 @@ def perturbed(domain: Domain, value: Any, factor: float) -> Any:
 
 
 def _ranking(boards: Sequence[Leaderboard]) -> Ranking:
-    """All members that have ended a generation, best first, whichever they were born in."""
+    """Return all members that have completed a generation, best first, wherever they were born."""
     entries = [entry for board in boards for entry in board]
     return sorted(entries, key=lambda entry: (-entry[0], entry[1]))
 
@@ -211,7 +219,8 @@ def _ranking(boards: Sequence[Leaderboard]) -> Ranking:
 def _check_options(self: PopulationBasedTraining) -> None:
     if isinstance(self.explore, str) or not self.explore:
         raise AlgorithmError(
-            f"PopulationBasedTraining(explore={self.explore!r}): give the names of the hyper-parameters that may "
+            f"PopulationBasedTraining(explore={self.explore!r}): give the names of the "
+            "hyper-parameters that may "
             'change during training, such as explore=("lr",)'
         )
     if self.population < 2:
@@ -220,20 +229,24 @@ def _check_options(self: PopulationBasedTraining) -> None:
         )
     if self.interval >= self.max_epochs:
         raise AlgorithmError(
-            f"PopulationBasedTraining(interval={self.interval}, max_epochs={self.max_epochs}): nothing would ever "
+            f"PopulationBasedTraining(interval={self.interval}, "
+            f"max_epochs={self.max_epochs}): nothing would ever "
             "be exchanged; lower interval"
         )
     if not self.perturb or any(not f > 0 or f == 1 for f in self.perturb):
         raise AlgorithmError(
-            f"PopulationBasedTraining(perturb={self.perturb!r}): give positive factors other than 1, such as (0.8, 1.2)"
+            f"PopulationBasedTraining(perturb={self.perturb!r}): give positive factors other "
+            "than 1, such as (0.8, 1.2)"
         )
     if not 0.0 < self.quantile <= 0.5:
         raise AlgorithmError(
-            f"PopulationBasedTraining(quantile={self.quantile!r}): it must be above 0 and at most 0.5"
+            f"PopulationBasedTraining(quantile={self.quantile!r}): it must be above 0 and at "
+            "most 0.5"
         )
     if not 0.0 <= self.resample <= 1.0:
         raise AlgorithmError(
-            f"PopulationBasedTraining(resample={self.resample!r}): it is a probability between 0 and 1"
+            f"PopulationBasedTraining(resample={self.resample!r}): it is a probability "
+            "between 0 and 1"
         )
 
 
@@ -246,14 +259,16 @@ def _check_space(self: PopulationBasedTraining, space: Space) -> None:
             )
         if not _is_numeric(space[name]):
             raise AlgorithmError(
-                f"PopulationBasedTraining explores {name!r}, which is {space[name]!r}; only Float, Int and a Choice "
+                f"PopulationBasedTraining explores {name!r}, which is {space[name]!r}; only "
+                "Float, Int and a Choice "
                 "of numbers can be explored"
             )
     for name in space.names:
         for condition in getattr(space[name], "conditions", ()):
             if condition.name in self.explore:
                 raise AlgorithmError(
-                    f"PopulationBasedTraining explores {condition.name!r}, but whether there is {name!r} depends on "
+                    f"PopulationBasedTraining explores {condition.name!r}, but whether there "
+                    f"is {name!r} depends on "
                     "it; take it out of explore"
                 )
 

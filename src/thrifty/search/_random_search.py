@@ -1,4 +1,4 @@
-"""Independent draws, fully trained."""
+"""Random search: independent draws, fully trained."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ._samplers import RandomSampler, Sampler
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomSearch(Algorithm):
-    """Trains ``num_trials`` configurations of a sampler for ``max_epochs``.
+    """Random search: trains ``num_trials`` configurations of a sampler for ``max_epochs``.
 
     Bergstra and Bengio, "Random Search for Hyper-Parameter Optimization", JMLR 2012.
 
@@ -46,6 +46,6 @@ class RandomSearch(Algorithm):
         num: int,
         rng: np.random.Generator,
     ) -> Sequence[Decision]:
-        """All trials that are not in the history yet."""
+        """Return all trials that are not in the history yet."""
         starts = repeat((0, self.max_epochs), max(self.num_trials - len(history), 0))
         return draw(self.sampler, history, space, starts=starts, num=num, rng=rng)

@@ -1,4 +1,4 @@
-"""Rungs, and the halving of those who stand on one."""
+"""Rungs, and successive halving of the trials on them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ._history import Decision, History, Leaderboard, Proposal, Stop
 
 
 def rungs_between(min_epochs: int, max_epochs: int, *, eta: int) -> tuple[int, ...]:
-    """``min_epochs * eta**i``, the last one stretched to ``max_epochs``.
+    """Return ``min_epochs * eta**i``, with the last rung extended to ``max_epochs``.
 
     >>> rungs_between(1, 81, eta=3), rungs_between(1, 100, eta=3)
     ((1, 3, 9, 27, 81), (1, 3, 9, 27, 100))
@@ -18,16 +18,18 @@ def rungs_between(min_epochs: int, max_epochs: int, *, eta: int) -> tuple[int, .
     rungs = [min_epochs]
     while rungs[-1] * eta <= max_epochs:
         rungs.append(rungs[-1] * eta)
-    # stretched, not followed by one more: a rung shortly before the end would decide little
+    # The last rung is extended rather than followed by another: a rung shortly before the end would
+    # decide little.
     return (*rungs[:-1], max_epochs)
 
 
 def halve(
     history: History, rungs: Sequence[int], *, eta: int, group: Hashable = 0
 ) -> list[Decision]:
-    """Once all have reached a rung (or failed), the best ``1 / eta`` of them go on and the others stop.
+    """Return decisions on a complete rung: the best ``1 / eta`` continue, the others stop.
 
-    Decides only for trials that wait, so a decision that is in the history already is never repeated.
+    A rung is complete when all trials have reached it or failed. Only waiting trials get a
+    decision, so decisions that are in the history already are never repeated.
     """
     num_here = len(history.in_group(group))
     for here, there in pairwise(rungs):
@@ -50,22 +52,22 @@ def halve(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halving:
-    """``halve`` as the rule of brackets."""
+    """Rule for brackets that applies ``halve``."""
 
     eta: int
 
     def decide(
         self, history: History, *, group: Hashable, rungs: Sequence[int]
     ) -> list[Decision]:
-        """Who goes on from the first rung that is complete and not decided yet."""
+        """Return decisions on the first rung that is complete and not decided yet."""
         return halve(history, rungs, eta=self.eta, group=group)
 
 
 def best(board: Leaderboard, num: int) -> list[int]:
-    """The best ``num`` trials; of those that tie at the cut, ones spread evenly over the order of proposal.
+    """Return the best ``num`` trials, spread evenly over the order of proposal among ties.
 
-    Trials that share all their stages so far tie exactly, and often many of them do. Taking the earliest would keep
-    neighbours in the grid, which is to say those that differ least.
+    Trials that share all their stages so far tie exactly, and often many of them do. Taking the
+    earliest ones would keep neighbours in the grid, which differ least.
 
     >>> from thrifty.search import History, Proposal
     >>> history = History()
@@ -82,5 +84,5 @@ def best(board: Leaderboard, num: int) -> list[int]:
     better = [number for score, number in board[:num] if score > cut]
     tied = [number for score, number in board[len(better) :] if score == cut]
     free = num - len(better)
-    # the middle of each of ``free`` equal parts
+    # Take the middle of each of ``free`` equal parts.
     return [*better, *(tied[(2 * i + 1) * len(tied) // (2 * free)] for i in range(free))]

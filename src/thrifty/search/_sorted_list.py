@@ -1,4 +1,4 @@
-"""A sorted list that grows one item at a time, however long it is."""
+"""Sorted list that stays fast to update, however long it is."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, Generic, TypeVar, overload
 Item = TypeVar("Item", bound=Any)
 
 BLOCK = 512
-"""Items of a block after it was split. Inserting into one list moves everything behind the place."""
+"""Items of a block after a split; blocks are short, as an insertion moves all items after it."""
 
 
 class SortedList(Generic[Item]):
-    """Ascending items in blocks of at most ``2 * BLOCK``.
+    """Sorted list of items, in blocks of at most ``2 * BLOCK``.
 
     Adding, removing and ranking take time proportional to the number of blocks, not of items.
 
@@ -58,7 +58,7 @@ class SortedList(Generic[Item]):
         raise IndexError(f"index {index} of a list of {self._len}")
 
     def iterate(self, start: int) -> Iterator[Item]:
-        """The items from index ``start`` on."""
+        """Return an iterator over the items from index ``start`` on."""
         for number, block in enumerate(self._blocks):
             if start < len(block):
                 rest = islice(self._blocks, number + 1, None)
@@ -67,7 +67,7 @@ class SortedList(Generic[Item]):
         return iter(())
 
     def add(self, item: Item) -> None:
-        """Put an item in its place."""
+        """Insert an item in its place."""
         self._len += 1
         lasts = self._lasts
         number = bisect_left(lasts, item)
@@ -101,7 +101,7 @@ class SortedList(Generic[Item]):
             del self._blocks[number], self._lasts[number]
 
     def rank(self, item: Item) -> int:
-        """How many items are less than ``item``."""
+        """Return how many items are less than ``item``."""
         number = bisect_left(self._lasts, item)
         before = sum(map(len, self._blocks[:number]))
         if number == len(self._blocks):

@@ -1,4 +1,4 @@
-"""What sub-sampling without rounds reads off a history, kept up to date as it grows."""
+"""Leaderboards and counts for sub-sampling without rounds, kept up to date with a history."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from ._sub_samples import bar, gap, total
 
 
 Entry = tuple[float, int]
-"""``(-score, trial)`` on a board, or ``(behind, trial)``: by how much the leader's score is higher."""
+"""``(-score, trial)`` on a board, or ``(behind, trial)``: the leader's score minus the trial's."""
 
 
 class Standing:
-    """Counts and boards of one history; ``Standing.of`` reads what was recorded since the last call.
+    """Counts and boards of one history; ``Standing.of`` reads the records since its last call.
 
-    Derived from the history alone, so it is the same however often and by whom it was asked for.
+    They depend on the history alone, however often ``Standing.of`` is called, and by which caller.
     """
 
     def __init__(self) -> None:
         self.num_observed = 0
-        """Epochs of all trials; those of a failed one up to where it failed."""
+        """Number of epochs of all trials; those of a failed trial count up to its target."""
         self.targets: Counter[int] = Counter()
-        """How many trials were last asked to reach each epoch."""
+        """Number of trials last asked to reach each epoch."""
         self.waiting: dict[int, Challengers] = {}
-        """Trials that wait, by epoch."""
+        """Waiting trials, by epoch."""
         self._alive: dict[int, SortedList[Entry]] = {}
         """Trials that have not failed, by the last epoch that they have reported."""
         self._known: list[Trial | None] = []
-        """Each trial as it was counted last."""
+        """Each trial as it was when last counted."""
         self._num_moves = 0
 
     @classmethod
     def of(cls, history: History) -> Standing:
-        """The standing of a history as it is now."""
+        """Return the up-to-date standing of a history."""
         found = _KNOWN.get(history)
         if found is None:
             found = _KNOWN[history] = cls()
@@ -49,13 +49,13 @@ class Standing:
         return found
 
     def leader(self, history: History) -> Trial | None:
-        """The best of those who have reported most."""
+        """Return the best of the trials that have reported most epochs."""
         if not self._alive:
             return None
         return history[self._alive[max(self._alive)][0][1]]
 
     def challengers(self, leader: Trial) -> dict[int, Challengers]:
-        """Those who wait with less training than the leader, by epoch, split by what is good against it."""
+        """Return waiting trials with fewer epochs than the leader, by epoch, as good and rest."""
         found = {e: each for e, each in self.waiting.items() if e < leader.reached and each}
         for epoch, each in found.items():
             each.split_at(leader, epoch)
@@ -67,7 +67,7 @@ class Standing:
         for number in moves[self._num_moves :]:
             before, now = self._known[number], history[number]
             if before is now:
-                continue  # it has moved several times since, and its last state was counted
+                continue  # the trial changed several times, and its last state was already counted
             self._known[number] = now
             if before is not None:
                 self._count(before, -1)
@@ -91,9 +91,10 @@ class Standing:
 
 
 class Challengers:
-    """Trials that wait at one epoch: ``good`` ones, whose scores sum to the leader's bar or more, and the ``rest``.
+    """Trials that wait at one epoch: ``good`` ones and the ``rest``.
 
-    Both are boards of ``(-score, trial)``. A new leader moves only those between its bar and the old one.
+    Scores of good trials sum to the leader's bar or more. Both are boards of ``(-score, trial)``. A
+    new leader moves only the trials between its bar and the old one.
     """
 
     __slots__ = ("_bar", "_leader", "_totals", "good", "rest")
@@ -102,7 +103,7 @@ class Challengers:
         self.good: SortedList[Entry] = SortedList()
         self.rest: SortedList[Entry] = SortedList()
         self._totals: SortedList[tuple[float, int, float]] = SortedList()
-        """``(sum of scores, trial, -score)``."""
+        """``(sum of scores, trial, -score)``, ascending."""
         self._bar = math.inf
         self._leader: tuple[float, ...] = ()
 
@@ -110,19 +111,19 @@ class Challengers:
         return len(self._totals)
 
     def add(self, trial: Trial) -> None:
-        """A trial has begun to wait."""
+        """Add a trial that has begun to wait."""
         summed, key = total(trial.scores), -trial.scores[-1]
         self._totals.add((summed, trial.number, key))
         self._side(summed).add((key, trial.number))
 
     def remove(self, trial: Trial) -> None:
-        """A trial waits no more."""
+        """Remove a trial that no longer waits."""
         summed, key = total(trial.scores), -trial.scores[-1]
         self._totals.remove((summed, trial.number, key))
         self._side(summed).remove((key, trial.number))
 
     def split_at(self, leader: Trial, epoch: int) -> None:
-        """Bring ``good`` and ``rest`` up to date with a leader."""
+        """Update ``good`` and ``rest`` for a leader."""
         if leader.scores is self._leader:
             return
         self._leader = leader.scores
@@ -141,10 +142,11 @@ class Challengers:
 
 
 def ranked(board: SortedList[Entry], *, top: float) -> Iterator[Entry]:
-    """Yield ``(behind, trial)`` of a board of ``(-score, trial)``, least behind ``top`` first, then the earlier.
+    """Yield ``(behind, trial)`` of a board, least behind ``top`` first, then the earlier trial.
 
-    Lazy: the first few of many cost little. Scores may differ where their rounded differences from
-    ``top`` do not. Such trials tie, so their runs of equal scores are merged by number.
+    The board holds ``(-score, trial)``. Evaluation is lazy, so the first few of many cost little.
+    Different scores may have the same rounded difference from ``top``; such trials tie, so their
+    runs of equal scores are merged by number.
     """
     at, size = 0, len(board)
     while at < size:

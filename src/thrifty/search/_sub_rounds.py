@@ -23,7 +23,7 @@ Levels = Literal["round", "trial"]
 def check_rounds(
     owner: object, *, threshold: object, width: object, levels: object = "round"
 ) -> None:
-    """Raises AlgorithmError unless the options of sub-sampling are known and mean something together."""
+    """Raise AlgorithmError unless the options of sub-sampling are known and compatible."""
     name = type(owner).__name__
     check_threshold(owner, threshold)
     if width not in get_args(Width):
@@ -32,16 +32,18 @@ def check_rounds(
         raise AlgorithmError(f"{name}(levels={levels!r}): give 'round' or 'trial'")
     if width == "fixed" and threshold != "sqrt-log":
         raise AlgorithmError(
-            f"{name}(threshold={threshold!r}): rounds of fixed width explore by their width and have no threshold; "
+            f"{name}(threshold={threshold!r}): rounds of fixed width explore by their width "
+            "and have no threshold; "
             "leave it out, or give width='literal'"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """Who is trained on in each round; nobody is ever out, so a round may take up whom an earlier one left behind.
+    """Rule that decides which trials each round trains.
 
-    ``rungs`` are the epochs of the rounds. All trials of the group take part in the first one.
+    No trial is ever out: a round may resume a trial that an earlier round left behind. ``rungs``
+    are the epochs of the rounds. All trials of the group take part in the first round.
     """
 
     rungs: tuple[int, ...]
@@ -51,9 +53,10 @@ class Rounds:
     levels: Levels = "round"
 
     def decide(self, history: History, *, group: Hashable = 0) -> list[Decision]:
-        """What is left to be decided about the first round that is not over; nothing while it runs, or after the last.
+        """Return the open decisions of the first unfinished round.
 
-        All earlier rounds are replayed, so half a round that was on record before an interruption is completed.
+        There are none while the round runs, or after the last round. All earlier rounds are
+        replayed, so a round that was recorded only in part before an interruption is completed.
         """
         over = _OVER.setdefault(history, set())
         if (self, group) in over or history.is_running(group):
@@ -74,12 +77,13 @@ class Rounds:
         raise AssertionError("unreachable")
 
     def _chosen(self, replay: _Replay, number: int) -> dict[int, int]:
-        """Whom round ``number`` (0 is the first) trains on, and up to where."""
+        """Return the trials of round ``number`` (0 is the first) with their targets."""
         if not replay.scores:
             return {}
         first = self._leader(replay)
         if number >= len(self.rungs):
-            # the rounds are over; only a failure, or going up one rung a trial, leaves the leader short of the end
+            # The rounds are over. The leader falls short of the end only after a failure, or if
+            # each trial moves up by one rung of its own.
             unfinished = replay.epochs[first] < self.rungs[-1]
             return {first: self.rungs[-1]} if unfinished else {}
         return {k: self._target(replay.epochs[k], number) for k in self._best(replay, number)}
@@ -109,18 +113,21 @@ class Rounds:
 
 
 _OVER: WeakKeyDictionary[History, set[tuple[Rounds, Hashable]]] = WeakKeyDictionary()
-"""Whose last round is over: a history only grows, so they need not be replayed whenever a worker is free."""
+"""Groups whose last round is over.
+
+A history only grows, so these groups need no replay whenever a worker is free.
+"""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Replay:
-    """What was known after some round of the past."""
+    """State of a group after some past round."""
 
     trials: dict[int, Trial]
     epochs: dict[int, int]
-    """How far each one had been asked to go; those who failed on the way count as observed."""
+    """Epoch that each trial was asked to reach; trials that failed on the way count as observed."""
     scores: dict[int, tuple[float, ...]]
-    """One score for each epoch, of those who had not failed."""
+    """One score for each epoch, of the trials that had not failed."""
     leader: int | None = None
 
     @classmethod
@@ -130,7 +137,7 @@ class _Replay:
         )
 
     def play(self, targets: dict[int, int]) -> bool:
-        """Takes trials to their targets; says whether all of them have been there, or failed."""
+        """Move trials to their targets; return whether all have reached them or failed."""
         for k, target in targets.items():
             trial = self.trials[k]
             self.epochs[k] = target
@@ -143,5 +150,5 @@ class _Replay:
         return True
 
     def standing(self, k: int) -> tuple[int, float, int]:
-        """The further a trial is, then the better there, the higher it stands."""
+        """Return a sort key: more epochs rank first, then a better score, then an earlier trial."""
         return len(self.scores[k]), self.scores[k][-1], -k

@@ -1,4 +1,4 @@
-"""The rule of sub-sampling: who deserves another observation, from sequences of scores alone."""
+"""Rule of sub-sampling: which trial deserves another observation, from scores alone."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from thrifty.core import AlgorithmError
 
 
 Threshold = Literal["sqrt-log", "log"] | float
-"""How many observations everyone gets in any case, as a function of the number of all observations."""
+"""Number of observations that every trial gets in any case.
+
+It is a function of the number of all observations, or a constant.
+"""
 
 HUGE = 1e300
-"""Sums of numbers below it do not overflow."""
+"""Bound below which sums of numbers do not overflow."""
 
 
 def check_threshold(owner: object, threshold: object) -> None:
-    """Raises AlgorithmError unless it names a function, or is a positive finite number."""
+    """Raise AlgorithmError unless ``threshold`` names a function or is a positive finite number."""
     if isinstance(threshold, str):
         right = threshold in ("sqrt-log", "log")
     else:
@@ -29,16 +32,18 @@ def check_threshold(owner: object, threshold: object) -> None:
         right = is_number and 0 < threshold < math.inf  # type: ignore[operator]
     if not right:
         raise AlgorithmError(
-            f"{type(owner).__name__}(threshold={threshold!r}): give 'sqrt-log', 'log' or a positive number of epochs"
+            f"{type(owner).__name__}(threshold={threshold!r}): give 'sqrt-log', 'log' or a "
+            "positive number of epochs"
         )
 
 
 def threshold(num: int, kind: Threshold) -> float:
-    """The fewest observations that a trial gets when there are ``num`` of all trials together.
+    """Return the fewest observations per trial when all trials together have ``num``.
 
-    Chan, "The multi-armed bandit problem: an efficient nonparametric solution", Annals of Statistics 2020: anything
-    that grows faster than ``log(log(n))`` and slower than ``log(n)``, at whose edge ``"log"`` is. Never rounded: on
-    learning curves all exploration comes from here, and 1.8 rounded down to 1 is none at all.
+    The theory allows anything that grows faster than ``log(log(n))`` and slower than ``log(n)``;
+    ``"log"`` is at the edge (Chan, "The multi-armed bandit problem: an efficient nonparametric
+    solution", Annals of Statistics 2020). The value is never rounded: on learning curves all
+    exploration comes from it, and 1.8 rounded down to 1 would be none at all.
 
     >>> round(threshold(27, "sqrt-log"), 3), round(threshold(27, "log"), 3), threshold(27, 4)
     (1.815, 3.296, 4.0)
@@ -50,26 +55,29 @@ def threshold(num: int, kind: Threshold) -> float:
 
 
 def leader(scores: Mapping[int, Sequence[float]], *, previous: int | None = None) -> int:
-    """Who has the most observations; of those, whose mean is the best; then the previous leader, then the lowest number.
+    """Return the trial with the most observations.
 
-    As in the code of Baudry et al., "Sub-sampling for Efficient Non-Parametric Bandit Exploration", NeurIPS 2020, which
-    draws lots where this takes the lowest number.
+    Ties go to the best mean, then to the previous leader, then to the lowest number. The rule is
+    that of the code of Baudry et al., "Sub-sampling for Efficient Non-Parametric Bandit
+    Exploration", NeurIPS 2020, which draws lots where this takes the lowest number.
 
     >>> leader({0: [0.9], 1: [0.1, 0.2], 2: [0.3, 0.1]})
     2
     """
-    # of equally many observations the totals compare as the means do
+    # For equally many observations, totals compare as means do.
     return max(
         scores, key=lambda k: (len(scores[k]), total(tuple(scores[k])), k == previous, -k)
     )
 
 
 def is_good(challenger: Sequence[float], leader: Sequence[float], *, c: float) -> bool:
-    """Whether a challenger deserves another observation rather than the leader does.
+    """Return whether a challenger, rather than the leader, deserves another observation.
 
-    It has fewer than the leader, and either fewer than ``c`` (forced exploration) or a mean no worse than that of
-    the leader's worst block of as many consecutive observations. Huang et al., "Bandit evaluation by sub-samples",
-    MLSys 2022, after the authors' manual (vega, algorithms/hpo.md, 6.4). Whoever has a score of ``-inf`` or NaN is never good.
+    It must have fewer observations than the leader. In addition, it must have fewer than ``c``
+    (forced exploration), or a mean no worse than that of the leader's worst block of as many
+    consecutive observations (Huang et al., "Bandit evaluation by sub-samples", MLSys 2022, after
+    the authors' manual: vega, algorithms/hpo.md, 6.4). A challenger with a score of ``-inf`` or NaN
+    is never good.
 
     >>> is_good([0.3], [0.2, 0.5, 0.6], c=1.0), is_good([0.1], [0.2, 0.5, 0.6], c=1.0)
     (True, False)
@@ -80,7 +88,7 @@ def is_good(challenger: Sequence[float], leader: Sequence[float], *, c: float) -
     if num >= len(leader):
         return False
     if not num:
-        return True  # nothing is known of it
+        return True  # it has no observations yet
     mine = total(tuple(challenger))
     if mine == -math.inf:
         return False
@@ -88,19 +96,21 @@ def is_good(challenger: Sequence[float], leader: Sequence[float], *, c: float) -
 
 
 def bar(leader: Sequence[float], num: int) -> float:
-    """From which ``total`` on a challenger with ``num`` observations, fewer than the leader, is good if not forced.
+    """Return the least ``total`` with which a challenger is good without forced exploration.
+
+    The challenger has ``num`` observations, fewer than the leader.
 
     >>> bar([0.2, 0.5, 0.6], 2)
     0.7
     """
-    # where the leader has been at -inf, anything is good but that
+    # If the leader's block contains -inf, every challenger without -inf is good.
     return max(_worst_total(tuple(leader), num), -sys.float_info.max)
 
 
 def difference(challenger: Sequence[float], leader: Sequence[float]) -> float:
-    """By how much a challenger's score exceeds the leader's at the last epoch that both have reached.
+    """Return the challenger's score minus the leader's at the last epoch that both have reached.
 
-    Never NaN: the worst score differs by ``-inf`` from any, also from itself.
+    The result is never NaN: the worst score differs by ``-inf`` from any score, including itself.
 
     >>> difference([0.1, 0.5], [0.2, 0.4, 0.9]), difference([float("nan")], [0.2])
     (0.09999999999999998, -inf)
@@ -112,16 +122,16 @@ def difference(challenger: Sequence[float], leader: Sequence[float]) -> float:
 
 
 def gap(one: float, other: float) -> float:
-    """``difference`` of two scores, which are numbers."""
+    """Return the ``difference`` of two scores that are not NaN."""
     return -math.inf if one == -math.inf else 0.0 if one == other else one - other
 
 
 @lru_cache(maxsize=1024)  # one leader is compared with many challengers of few lengths
 def _worst_total(scores: tuple[float, ...], length: int) -> float:
-    """The least sum of ``length`` consecutive scores, as exact as ``total``.
+    """Return the least sum of ``length`` consecutive scores, as exactly as ``total``.
 
-    Trials that share all of their training so far have the same scores, and have to tie exactly: prefix sums only
-    say which blocks come into question.
+    Trials that share all of their training so far have the same scores and must tie exactly. So
+    prefix sums only narrow down which blocks to sum exactly.
     """
     starts: Sequence[int] = range(len(scores) - length + 1)
     values = np.array(scores)
@@ -133,9 +143,9 @@ def _worst_total(scores: tuple[float, ...], length: int) -> float:
     return min(total(scores[start : start + length]) for start in starts)
 
 
-@lru_cache(maxsize=1 << 14)  # most challengers are the same again whenever a worker is free
+@lru_cache(maxsize=1 << 14)  # most challengers are the same whenever a worker is free
 def total(scores: tuple[float, ...]) -> float:
-    """The sum, rounded once; ``-inf`` if any score is that or not a number."""
+    """Return the sum, rounded once; ``-inf`` if any score is ``-inf`` or NaN."""
     if not all(score > -math.inf for score in scores):
         return -math.inf
     try:

@@ -20,11 +20,12 @@ from ._samplers import RandomSampler, Sampler
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuccessiveHalving(Algorithm):
-    """Trains all for a little, keeps the best ``1 / eta``, trains them ``eta`` times as long, and so on.
+    """Trains all trials briefly, then promotes the best ``1 / eta`` at each rung.
 
-    Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization", AISTATS
-    2016, algorithm 1. A rung of ``n`` trials keeps its best ``n // eta`` (at least one) once all have reached it; a
-    failed trial counts as one that has, and as the worst.
+    Promoted trials train ``eta`` times as long. Jamieson and Talwalkar, "Non-stochastic Best Arm
+    Identification and Hyperparameter Optimization", AISTATS 2016, algorithm 1. A rung of ``n``
+    trials keeps its best ``n // eta`` (at least one) once all have reached it. A failed trial
+    counts as having reached it, and as the worst.
 
     >>> halving = SuccessiveHalving(max_epochs=81, num_trials=81)
     >>> halving.rungs()
@@ -45,7 +46,7 @@ class SuccessiveHalving(Algorithm):
         check_sampler(self, self.sampler)
 
     def rungs(self) -> tuple[int, ...]:
-        """The epochs at which trials are compared; the last is ``max_epochs``."""
+        """Return the epochs at which trials are compared; the last is ``max_epochs``."""
         return rungs_between(self.min_epochs, self.max_epochs, eta=self.eta)
 
     def ask(
@@ -56,7 +57,7 @@ class SuccessiveHalving(Algorithm):
         num: int,
         rng: np.random.Generator,
     ) -> Sequence[Decision]:
-        """All trials that are not in the history yet, or the verdict on a rung that is complete."""
+        """Return all trials that are not in the history yet, or the verdict on a complete rung."""
         rungs = self.rungs()
         starts = repeat((0, rungs[0]), max(self.num_trials - len(history), 0))
         fresh = draw(self.sampler, history, space, starts=starts, num=num, rng=rng)

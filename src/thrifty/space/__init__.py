@@ -1,4 +1,4 @@
-"""Search spaces, schedules as data, and timelines that know their common prefix."""
+"""Search spaces, schedules as data, and timelines that compute their common prefix."""
 
 from ._branches import Branches as Branches, BranchInterval as BranchInterval
 from ._coordinate import Coordinate as Coordinate

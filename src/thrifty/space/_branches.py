@@ -1,4 +1,4 @@
-"""Where trials of one space may part: the epochs whose states are worth keeping."""
+"""Where trials of one space may diverge: the epochs whose states are worth keeping."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ Spans = list[tuple[Any, int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchInterval:
-    """Trials whose hyper-parameter ``name`` follows ``piece`` may part after epochs ``first .. last``."""
+    """The epochs ``first .. last`` after which trials may diverge.
+
+    The trials are those whose hyper-parameter ``name`` follows ``piece``.
+    """
 
     name: str
     piece: Hashable
@@ -37,19 +40,20 @@ class BranchInterval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branches:
-    """Where configurations of a space may part: after these epochs, and in these intervals."""
+    """The epochs and intervals of epochs after which configurations of a space may diverge."""
 
     epochs: tuple[int, ...] = ()
     intervals: tuple[BranchInterval, ...] = ()
 
 
 def branches_of(params: Mapping[str, Any], *, max_epochs: int) -> Branches:
-    """Where configurations of a space may part.
+    """Return the epochs after which configurations of a space may diverge.
 
-    Two timelines part only where a piece of one of them ends. If that time is drawn from an interval, it
-    may be any epoch of the interval, but only for trials that share all before it. No two trials do
-    so if an earlier time, or another hyper-parameter, was drawn from an interval. Where the piece that
-    ends is known, trials that follow another one do not part there.
+    Two timelines diverge only where a piece of one of them ends. If that time is drawn from an
+    interval, it may be any epoch of the interval, but only for trials that share everything before
+    it. No two trials do so if an earlier time, or another hyper-parameter, was drawn from an
+    interval. If the piece that ends is known, trials that follow another piece do not diverge
+    there.
     """
     epochs: set[int] = set()
     intervals: list[BranchInterval] = []
@@ -91,7 +95,7 @@ def _of_template(template: Schedule, *, max_epochs: int) -> tuple[set[int], Span
 
 
 def _of_group(group: Sequence[Sequence[Segment]]) -> tuple[set[int], Spans]:
-    """Where the variants part that differ in numbers from intervals only."""
+    """Return where variants diverge that differ only in numbers drawn from intervals."""
     if len(set(map(len, group))) > 1:
         return {math.floor(s.start) for segments in group for s in segments}, []
     epochs: set[int] = set()
@@ -114,7 +118,7 @@ def _of_group(group: Sequence[Sequence[Segment]]) -> tuple[set[int], Spans]:
 
 
 def _between(variants: Sequence[Sequence[Segment]], max_epochs: int) -> set[int]:
-    """All epochs between the first and the last at which each piece may end."""
+    """Return all epochs between the first and the last at which each piece may end."""
     if len(set(map(len, variants))) > 1:
         return set(range(1, max_epochs))
     epochs: set[int] = set()

@@ -1,4 +1,4 @@
-"""Conditions between hyper-parameters: in which order they are decided, and whether they can hold."""
+"""Conditions between hyper-parameters: the order of decisions, and whether conditions can hold."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Params = Mapping[str, Any]
 
 
 def conditions_of(value: Any) -> tuple[Condition, ...]:
-    """The conditions of a hyper-parameter."""
+    """Return the conditions of a hyper-parameter."""
     return value.conditions if isinstance(value, Domain) else ()
 
 
 def order_of(params: Params) -> tuple[str, ...]:
-    """The names of all hyper-parameters, each after those that it depends on.
+    """Return the names of all hyper-parameters, each after those that it depends on.
 
     Raises:
-        SpaceError: A condition that is ignored, that names an unknown hyper-parameter or a value that it
-            cannot take, that contradicts another one, or that depends on itself.
+        SpaceError: A condition is ignored, names an unknown hyper-parameter or a value that the
+            hyper-parameter cannot take, contradicts another condition, or depends on itself.
     """
     _check_ignored(params)
     _check_parents(params)
@@ -45,7 +45,7 @@ def order_of(params: Params) -> tuple[str, ...]:
 
 
 def _check_ignored(params: Params) -> None:
-    """A condition counts for a whole hyper-parameter only."""
+    """Raise SpaceError for a condition on only a part of a hyper-parameter."""
     for name, value in params.items():
         for domain in _inside(value):
             if domain.conditions:
@@ -58,7 +58,7 @@ def _check_ignored(params: Params) -> None:
 
 
 def _inside(value: Any) -> Iterator[Domain]:
-    """The domains inside a value, without the value itself."""
+    """Yield the domains inside a value, without the value itself."""
     if isinstance(value, Choice):
         parts: Sequence[Any] = value.options
     elif isinstance(value, Schedule):
@@ -90,9 +90,13 @@ def _check_parents(params: Params) -> None:
 
 
 def may_be(template: Any, value: Any) -> bool:
-    """Whether what is drawn from a template may equal a value.
+    """Return whether a value drawn from a template may equal a given value.
 
-    >>> may_be(Choice([16, Int(32, 64)]), 48), may_be(Int(1, 4), "1"), may_be(Float(0, 1, step=0.5), 0.3)
+    >>> (
+    ...     may_be(Choice([16, Int(32, 64)]), 48),
+    ...     may_be(Int(1, 4), "1"),
+    ...     may_be(Float(0, 1, step=0.5), 0.3),
+    ... )
     (True, False, False)
     """
     if isinstance(template, Choice):
@@ -105,7 +109,7 @@ def may_be(template: Any, value: Any) -> bool:
         steps = (value - template.low) / template.step
         return abs(steps - round(steps)) < 1e-6
     if isinstance(template, Domain):
-        return True  # of another library: nobody knows
+        return True  # a domain of another library: its values are unknown
     if isinstance(template, Schedule) and template.is_template():
         return type(value) is type(template)
     if isinstance(template, tuple) and isinstance(value, tuple):
@@ -115,7 +119,11 @@ def may_be(template: Any, value: Any) -> bool:
 
 
 def _check_contradictions(params: Params, order: Sequence[str]) -> None:
-    """A hyper-parameter is there only where those that it depends on are: all their conditions hold, too."""
+    """Raise SpaceError for conditions that contradict each other.
+
+    A hyper-parameter exists only where its parents exist, so the conditions of the parents must
+    hold as well.
+    """
     needed: dict[str, dict[str, tuple[Any, ...]]] = {}
     for name in order:
         mine: dict[str, tuple[Any, ...]] = {}

@@ -1,4 +1,4 @@
-"""One coordinate of a space, and a hyper-parameter's template as a tree with coordinates in it."""
+"""Coordinates of a space, and a hyper-parameter's template as a tree that contains them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .schedules import Constant, Schedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coordinate:
-    """One thing that is picked: a number, or which option of a choice (which may hold further domains).
+    """One pick: a number, or the index of a choice's option (which may hold further domains).
 
     >>> coordinate = Coordinate(name="width", domain=Int(10, 30, step=10))
     >>> coordinate.to_unit(20), coordinate.from_unit(0.9)
@@ -25,19 +25,19 @@ class Coordinate:
     domain: Float | Int | Choice
 
     def to_unit(self, picked: float) -> float:
-        """What was picked as a number from 0 to 1."""
+        """Return the position of a picked value between 0 and 1."""
         low, high = self._ends()
         return (self._straight(picked) - low) / (high - low) if high > low else 0.0
 
     def from_unit(self, position: float) -> Any:
-        """What is nearest to a number from 0 to 1: a value, or the index of an option."""
+        """Return the value, or the index of the option, nearest to a position from 0 to 1."""
         low, high = self._ends()
         place = low + min(max(position, 0.0), 1.0) * (high - low)
         domain = self.domain
         if isinstance(domain, Choice):
             return round(place)
         if domain.log:
-            # the logarithm of a bound may not lead back to the bound
+            # The logarithm of a bound may not lead back to the bound.
             value = min(max(math.exp(place), domain.low), domain.high)
             return round(value) if isinstance(domain, Int) else value
         if isinstance(domain, Int):
@@ -45,7 +45,7 @@ class Coordinate:
         return min(place, domain.high) if domain.step is None else domain._stepped(round(place))
 
     def _straight(self, picked: float) -> float:
-        """On the line on which the domain is uniform."""
+        """Map a picked value to the scale on which the domain is uniform."""
         domain = self.domain
         if isinstance(domain, Choice):
             return picked
@@ -54,7 +54,7 @@ class Coordinate:
         return picked if domain.step is None else round((picked - domain.low) / domain.step)
 
     def _ends(self) -> tuple[float, float]:
-        """Where that line begins and ends."""
+        """Return the bounds of that scale."""
         domain = self.domain
         if isinstance(domain, Choice) or (domain.step is not None and not domain.log):
             return 0, domain.size() - 1
@@ -71,11 +71,11 @@ class Node(ABC):
 
     @abstractmethod
     def build(self, pick: Pick) -> Any:
-        """The value made of what was picked."""
+        """Build the value from the picks."""
 
     @abstractmethod
     def find(self, value: Any, found: dict[str, Any]) -> bool:
-        """Notes what must have been picked to get this value; False if nothing gives it."""
+        """Record the picks that give this value; return False if no picks give it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class _Fixed(Node):
         return self.value
 
     def find(self, value: Any, found: dict[str, Any]) -> bool:
-        # repr tells 1, 1.0 and True apart at any depth, as equality of schedules does
+        # repr tells 1, 1.0 and True apart at any depth, as equality of schedules does.
         same = bool(self.value == value)
         return same and (isinstance(value, Schedule) or repr(self.value) == repr(value))
 
@@ -160,7 +160,7 @@ class _Fields(Node):
 
 @dataclass(frozen=True, slots=True)
 class _Wrapped(Node):
-    """Where a schedule is expected, a plain value becomes a constant one."""
+    """A field that expects a schedule: a plain value there becomes a constant schedule."""
 
     inside: Node
 
@@ -172,7 +172,7 @@ class _Wrapped(Node):
 
 
 def tree(name: str, value: Any, found: list[Coordinate], *, wrap: bool = False) -> Node:
-    """The tree of a template; each coordinate is added to ``found``, parents first."""
+    """Return the tree of a template; add each coordinate to ``found``, parents first."""
     if isinstance(value, Choice):
         coordinate = Coordinate(name=name, domain=value)
         found.append(coordinate)

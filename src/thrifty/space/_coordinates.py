@@ -1,4 +1,4 @@
-"""A configuration as flat, named coordinates, and back: the form in which models see it."""
+"""Configurations as flat, named coordinates and back: the form that models see."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ from ._space import Config, Space
 
 
 class Coordinates:
-    """Every domain of a space as a coordinate, also those inside schedules, tuples and options of choices.
+    """Every domain of a space as a coordinate.
 
-    A coordinate is there only where its conditions hold and its branch is taken.
+    This includes the domains inside schedules, tuples and options of choices. A coordinate is
+    present only where its conditions hold and its branch is taken.
+
+    Raises:
+        SpaceError: Two coordinates would have the same name.
 
     >>> from thrifty.space import Constant, Cosine, Float
     >>> space = Space(lr=Choice([Constant(0.1), Cosine(Float(0.1, 0.3))]), width=64)
@@ -29,9 +33,6 @@ class Coordinates:
     {'lr': 1, 'lr[1].value': 0.2}
     >>> flat.from_unit(flat.to_unit({"lr": Constant(0.1), "width": 64}))
     {'lr': Constant(0.1), 'width': 64}
-
-    Raises:
-        SpaceError: two coordinates would have the same name.
     """
 
     def __init__(self, space: Space) -> None:
@@ -39,16 +40,16 @@ class Coordinates:
         found: list[Coordinate] = []
         self._nodes = {name: tree(name, space[name], found) for name in space.names}
         self.coordinates = tuple(found)
-        """All of them, in the order of the space."""
+        """All coordinates, in the order of the space."""
         self.names = tuple(coordinate.name for coordinate in found)
-        """Their names, such as ``lr``, ``lr[1].value``, ``lr[1].milestones[0]``."""
+        """The coordinates' names, such as ``lr``, ``lr[1].value``, ``lr[1].milestones[0]``."""
         domains = [coordinate.domain for coordinate in found]
         self.is_choice = np.array([isinstance(d, Choice) for d in domains], dtype=bool)
-        """Whether an option is picked, shape ``[d]``."""
+        """Whether each coordinate picks an option, shape ``[d]``."""
         self.num_options = np.array(
             [len(d.options) if isinstance(d, Choice) else 0 for d in domains], dtype=int
         )
-        """How many options there are (0: it is a number), shape ``[d]``."""
+        """The number of options of each coordinate (0 for a number), shape ``[d]``."""
         self._index = {name: index for index, name in enumerate(self.names)}
         if len(self._index) < len(found):
             raise SpaceError(
@@ -59,9 +60,9 @@ class Coordinates:
         return len(self.coordinates)
 
     def compose(self, pick: Pick) -> dict[str, Any]:
-        """The configuration that one gets by asking ``pick`` for each coordinate that is there.
+        """Build a configuration by calling ``pick`` for each coordinate that is present.
 
-        For a number ``pick`` gives the value, for a choice the index of the option.
+        ``pick`` returns the value of a number, or the index of a choice's option.
 
         >>> from thrifty.space import Float
         >>> Coordinates(Space(lr=Choice([0.1, Float(0.2, 0.3)]))).compose(lambda coordinate: 0)
@@ -74,10 +75,12 @@ class Coordinates:
         return {name: config[name] for name in self._space.names if name in config}
 
     def values(self, config: Config) -> dict[str, Any]:
-        """What was picked, by name, for the coordinates that are there; where two options fit, the first.
+        """Return the picks by name for the coordinates that are present.
+
+        If two options fit, the first one counts.
 
         Raises:
-            SpaceError: the configuration is not of this space.
+            SpaceError: The configuration is not of this space.
         """
         given = {name: freeze(value) for name, value in config.items()}
         found: dict[str, Any] = {}
@@ -93,12 +96,13 @@ class Coordinates:
         return found
 
     def to_unit(self, config: Config) -> FloatArray:
-        """The configuration in the unit cube, shape ``[d]``: nan where a coordinate is not there.
+        """Return the configuration in the unit cube, shape ``[d]``; NaN for absent coordinates.
 
-        Numbers from their lower to their upper bound (where ``log``, their logarithms), options by their index.
+        Numbers are scaled from their lower to their upper bound (their logarithms if ``log``),
+        options by their index.
 
         Raises:
-            SpaceError: the configuration is not of this space.
+            SpaceError: The configuration is not of this space.
         """
         point = np.full(len(self.names), np.nan)
         for name, picked in self.values(config).items():
@@ -107,10 +111,12 @@ class Coordinates:
         return point
 
     def from_unit(self, point: FloatArray) -> dict[str, Any]:
-        """The configuration nearest to a point of the unit cube, shape ``[d]``; what is not there is not read.
+        """Return the configuration nearest to a point of the unit cube, shape ``[d]``.
+
+        The positions of absent coordinates are not read.
 
         Raises:
-            SpaceError: a coordinate is nan that is there.
+            SpaceError: The position of a coordinate that is present is NaN.
         """
 
         def pick(coordinate: Coordinate) -> Any:

@@ -1,4 +1,4 @@
-"""What a hyper-parameter may be: ``Float``, ``Int``, ``Choice``, and conditions on others."""
+"""Domains of hyper-parameters (``Float``, ``Int``, ``Choice``) and their conditions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thrifty.core import SpaceError
 
 
 MAX_INT = 2**53
-"""The integers up to here are all floating-point numbers."""
+"""Largest bound: every integer up to here is exact in floating point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Condition:
     values: tuple[Any, ...]
 
     def holds(self, config: Mapping[str, Any]) -> bool:
-        """Whether it is true for this (possibly partial) configuration."""
+        """Return whether the condition is true for this (possibly partial) configuration."""
         return self.name in config and config[self.name] in self.values
 
 
@@ -37,21 +37,21 @@ class Domain(ABC):
 
     @abstractmethod
     def sample(self, rng: np.random.Generator) -> Any:
-        """Draws one value."""
+        """Draw one value."""
 
     @abstractmethod
     def levels(self, num: int) -> tuple[Any, ...]:
-        """At most ``num`` values spread over the domain (a ``Choice`` gives all it has)."""
+        """Return at most ``num`` values spread over the domain (a ``Choice``: all options)."""
 
     @abstractmethod
     def size(self) -> float:
-        """How many values there are (``math.inf`` for an interval)."""
+        """Return the number of values (``math.inf`` for an interval)."""
 
     @abstractmethod
     def when(self, **parents: Any) -> Self:
-        """The same domain, there only when other hyper-parameters have these values.
+        """Return the same domain, present only when other hyper-parameters have these values.
 
-        A list means any of its values. More than one condition must all hold.
+        A list means any of its values. If there are several conditions, all must hold.
 
         >>> Float(0.8, 0.99).when(optimizer="sgd").conditions
         (Condition(name='optimizer', values=('sgd',)),)
@@ -62,7 +62,7 @@ class Domain(ABC):
 class Float(Domain):
     """A real interval ``[low, high]``, uniform, or log-uniform with ``log=True``.
 
-    ``step`` snaps to ``low + i * step``. Raises SpaceError for bounds that leave nothing.
+    ``step`` snaps to ``low + i * step``. Raises SpaceError for bounds that leave no value.
 
     >>> Float(1e-4, 1e-1, log=True).levels(4)
     (0.0001, 0.001, 0.01, 0.1)
@@ -79,7 +79,7 @@ class Float(Domain):
         _check_interval(self)
 
     def sample(self, rng: np.random.Generator) -> float:
-        """Draws one value."""
+        """Draw one value."""
         if self.step is not None:
             return self._stepped(int(rng.integers(int(self.size()))))
         if self.log:
@@ -89,18 +89,18 @@ class Float(Domain):
         return min(max(value, self.low), self.high)
 
     def levels(self, num: int) -> tuple[float, ...]:
-        """At most ``num`` values spread over the domain, both ends among them."""
+        """Return at most ``num`` values spread over the domain, including both ends."""
         if self.low == self.high:
             return (float(self.low),)
         if self.step is not None:
             picks = np.linspace(0, int(self.size()) - 1, min(num, int(self.size())))
             return tuple(self._stepped(round(i)) for i in picks)
         space = np.geomspace if self.log else np.linspace
-        # fifteen digits: so that 0.001 is 0.001, as the user would have typed it
+        # Fifteen digits, so that 0.001 is exactly 0.001, as the user would have typed it.
         return tuple(self._rounded(value) for value in space(self.low, self.high, num))
 
     def size(self) -> float:
-        """How many values there are."""
+        """Return the number of values."""
         if self.low == self.high:
             return 1
         if self.step is None:
@@ -108,7 +108,7 @@ class Float(Domain):
         return math.floor((self.high - self.low) / self.step + 1e-9) + 1
 
     def when(self, **parents: Any) -> Float:
-        """The same domain, there only when other hyper-parameters have these values."""
+        """Return the same domain, present only when other hyper-parameters have these values."""
         return Float(
             self.low,
             self.high,
@@ -129,7 +129,7 @@ class Float(Domain):
 class Int(Domain):
     """The integers from ``low`` to ``high`` (both included) by ``step``, or log-uniform.
 
-    Raises SpaceError for bounds that leave nothing.
+    Raises SpaceError for bounds that leave no value.
 
     >>> Int(32, 256, log=True).levels(4)
     (32, 64, 128, 256)
@@ -146,15 +146,15 @@ class Int(Domain):
         _check_interval(self)
 
     def sample(self, rng: np.random.Generator) -> int:
-        """Draws one value."""
+        """Draw one value."""
         if not self.log:
             return self.low + self.step * int(rng.integers(int(self.size())))
-        # each integer owns the interval of half a unit to both sides of it
+        # Each integer owns the interval half a unit to both sides of it.
         value = math.exp(rng.uniform(math.log(self.low - 0.5), math.log(self.high + 0.5)))
         return min(max(round(value), self.low), self.high)
 
     def levels(self, num: int) -> tuple[int, ...]:
-        """At most ``num`` values spread over the domain, both ends among them."""
+        """Return at most ``num`` values spread over the domain, including both ends."""
         if self.log and num < self.size():
             values = np.geomspace(self.low, self.high, num)
             return tuple(dict.fromkeys(round(value) for value in values))
@@ -162,11 +162,11 @@ class Int(Domain):
         return tuple(self.low + self.step * round(i) for i in picks)
 
     def size(self) -> float:
-        """How many values there are."""
+        """Return the number of values."""
         return (self.high - self.low) // self.step + 1
 
     def when(self, **parents: Any) -> Int:
-        """The same domain, there only when other hyper-parameters have these values."""
+        """Return the same domain, present only when other hyper-parameters have these values."""
         return Int(
             self.low,
             self.high,
@@ -180,7 +180,7 @@ class Int(Domain):
 class Choice(Domain):
     """One of the given options: numbers, strings, schedules, or further domains.
 
-    Raises SpaceError if there is none, or one is there twice.
+    Raises SpaceError if there is no option, or the same option twice.
 
     >>> Choice(["adam", "sgd"]).size()
     2
@@ -201,24 +201,24 @@ class Choice(Domain):
         object.__setattr__(self, "options", options)
 
     def sample(self, rng: np.random.Generator) -> Any:
-        """Draws one option."""
+        """Draw one option."""
         return self.options[int(rng.integers(len(self.options)))]
 
     def levels(self, num: int) -> tuple[Any, ...]:
-        """All options."""
+        """Return all options."""
         return tuple(self.options)
 
     def size(self) -> float:
-        """How many options there are."""
+        """Return the number of options."""
         return len(self.options)
 
     def when(self, **parents: Any) -> Choice:
-        """The same domain, there only when other hyper-parameters have these values."""
+        """Return the same domain, present only when other hyper-parameters have these values."""
         return Choice(self.options, conditions=(*self.conditions, *_conditions(parents)))
 
 
 def freeze(value: Any) -> Any:
-    """Turns lists into tuples, NumPy scalars into Python's; refuses what JSON cannot hold."""
+    """Turn lists into tuples and NumPy scalars into Python's; reject what JSON cannot hold."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, list | tuple):
@@ -226,7 +226,7 @@ def freeze(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise SpaceError(f"{value!r} is not a finite number")
     plain = value is None or isinstance(value, bool | int | float | str)
-    # schedules and domains; checked by name because this file stands below theirs
+    # Schedules and domains. Schedules are recognised by name: this module cannot import them.
     if plain or isinstance(value, Domain) or hasattr(value, "segments"):
         return value
     raise SpaceError(
@@ -250,10 +250,11 @@ def _conditions(parents: Mapping[str, Any]) -> tuple[Condition, ...]:
 
 
 def _take_numbers(domain: Float | Int, *, kind: type) -> None:
-    """Convert NumPy scalars among the bounds to Python's; refuse what is no number.
+    """Convert NumPy scalars among the bounds to Python's; reject other types.
 
     Raises:
-        SpaceError: A bound or a step is no number (no integer for ``Int``), or ``log`` is no bool.
+        SpaceError: A bound or a step is not a number (for ``Int``: not an integer), or ``log`` is
+            not a bool.
     """
     owner = type(domain).__name__
     accepted = (int, np.integer) if kind is int else (int, float, np.integer, np.floating)
@@ -286,18 +287,19 @@ def _check_interval(domain: Float | Int) -> None:
 
 
 def _check_size(domain: Float | Int, where: str) -> None:
-    """Raises SpaceError for bounds that arithmetic in floating point cannot handle."""
+    """Raise SpaceError for bounds that floating-point arithmetic cannot handle."""
     ends = domain.low, domain.high
     if isinstance(domain, Int):
         if max(map(abs, ends)) > MAX_INT:
             raise SpaceError(
-                f"{where}: bounds must be within +-2**53 ({MAX_INT:,}), because larger integers cannot "
-                "be told apart in floating point; use smaller ones and scale them in your task"
+                f"{where}: bounds must be within +-2**53 ({MAX_INT:,}), because larger integers "
+                "cannot be told apart in floating point; use smaller ones and scale them in "
+                "your task"
             )
         return
     try:
         finite = all(math.isfinite(number) for number in (*ends, float(ends[1] - ends[0])))
-    except OverflowError:  # an integer that is no float
+    except OverflowError:  # an integer too large for a float
         finite = False
     if not finite:
         raise SpaceError(f"{where}: bounds must be finite, and so must their difference")

@@ -1,14 +1,13 @@
-"""The few shapes that every schedule is made of, in one normal form each.
+"""The few shapes that every schedule consists of, in one normal form each.
 
-Two schedules may share training only where their values are equal at *every* step, so
-schedules are never compared by the class that made them: each is reduced to pieces, a
-piece that degenerates to a simpler shape becomes that shape (a ramp that does not rise is a
-hold), and equal pieces are evaluated by the same arithmetic. Equal pieces hence give
-equal values, bit for bit, at any sampling of time. Times are epochs since the start of
-training.
+Two schedules may share training only where their values are equal at *every* step, so schedules
+are never compared by the class that made them. Each schedule is reduced to pieces. A piece that
+degenerates to a simpler shape becomes that shape (a ramp that does not rise is a hold), and equal
+pieces are evaluated by the same arithmetic. Equal pieces therefore give equal values, bit for bit,
+at any sampling of time. Times are epochs since the start of training.
 
-Pieces are tuples, because a plan compares and hashes them by the million; their ``shape`` keeps those of
-different classes apart.
+Pieces are tuples, because a plan compares and hashes millions of them. Their ``shape`` keeps
+pieces of different classes apart.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ FloatArray = npt.NDArray[np.float64]
 
 
 class Piece(Protocol):
-    """One shape; ``at`` evaluates it, ``shifted`` moves it in time."""
+    """One shape that ``at`` evaluates and ``shifted`` moves in time."""
 
     def at(self, epochs: FloatArray) -> FloatArray:
-        """Values at the given times, same shape."""
+        """Return the values at the given times, in the same array shape."""
         ...
 
     def shifted(self, epochs: float) -> Piece:
-        """The same shape, later."""
+        """Return the same shape, ``epochs`` later."""
         ...
 
 
@@ -46,17 +45,17 @@ class Segment(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """A value that stays; ``kind`` keeps ``True``, ``1`` and ``1.0`` apart."""
+    """A constant value; ``kind`` keeps ``True``, ``1`` and ``1.0`` apart."""
 
     value: Any
     kind: str
 
     def at(self, epochs: FloatArray) -> FloatArray:
-        """Values at the given times, same shape."""
+        """Return the values at the given times, in the same array shape."""
         return np.full(epochs.shape, self.value)
 
     def shifted(self, epochs: float) -> Hold:
-        """The same shape, later."""
+        """Return the same shape, ``epochs`` later."""
         return self
 
 
@@ -70,11 +69,11 @@ class Ramp(NamedTuple):
     shape: str = "ramp"
 
     def at(self, epochs: FloatArray) -> FloatArray:
-        """Values at the given times, same shape."""
+        """Return the values at the given times, in the same array shape."""
         return self.first + (self.last - self.first) * _progress(self, epochs)
 
     def shifted(self, epochs: float) -> Ramp:
-        """The same shape, later."""
+        """Return the same shape, ``epochs`` later."""
         return Ramp(self.first, self.last, self.start + epochs, self.stop + epochs)
 
 
@@ -88,17 +87,17 @@ class CosineArc(NamedTuple):
     shape: str = "cosine"
 
     def at(self, epochs: FloatArray) -> FloatArray:
-        """Values at the given times, same shape."""
+        """Return the values at the given times, in the same array shape."""
         half = 0.5 * (1.0 + np.cos(np.pi * _progress(self, epochs)))
         return self.last + (self.first - self.last) * half
 
     def shifted(self, epochs: float) -> CosineArc:
-        """The same shape, later."""
+        """Return the same shape, ``epochs`` later."""
         return CosineArc(self.first, self.last, self.start + epochs, self.stop + epochs)
 
 
 class PowerArc(NamedTuple):
-    """From ``first`` to ``last`` as ``(1 - progress) ** power``."""
+    """A power law from ``first`` to ``last``, as ``(1 - progress) ** power``."""
 
     first: float
     last: float
@@ -108,19 +107,19 @@ class PowerArc(NamedTuple):
     shape: str = "power"
 
     def at(self, epochs: FloatArray) -> FloatArray:
-        """Values at the given times, same shape."""
+        """Return the values at the given times, in the same array shape."""
         left = (1.0 - _progress(self, epochs)) ** self.power
         return self.last + (self.first - self.last) * left
 
     def shifted(self, epochs: float) -> PowerArc:
-        """The same shape, later."""
+        """Return the same shape, ``epochs`` later."""
         return PowerArc(
             self.first, self.last, self.start + epochs, self.stop + epochs, self.power
         )
 
 
 class RexArc(NamedTuple):
-    """From ``first`` to ``last`` as ``z / ((1 - d) + d z)``, ``z = 1 - progress``."""
+    """A REX profile from ``first`` to ``last``: ``z / ((1 - d) + d z)``, ``z = 1 - progress``."""
 
     first: float
     last: float
@@ -130,17 +129,17 @@ class RexArc(NamedTuple):
     shape: str = "rex"
 
     def at(self, epochs: FloatArray) -> FloatArray:
-        """Values at the given times, same shape."""
+        """Return the values at the given times, in the same array shape."""
         left = 1.0 - _progress(self, epochs)
         return self.last + (self.first - self.last) * left / ((1.0 - self.d) + self.d * left)
 
     def shifted(self, epochs: float) -> RexArc:
-        """The same shape, later."""
+        """Return the same shape, ``epochs`` later."""
         return RexArc(self.first, self.last, self.start + epochs, self.stop + epochs, self.d)
 
 
 class Decay(NamedTuple):
-    """``first * gamma ** (epochs since start)``."""
+    """An exponential decay, ``first * gamma ** (epochs since start)``."""
 
     first: float
     gamma: float
@@ -148,22 +147,23 @@ class Decay(NamedTuple):
     shape: str = "decay"
 
     def at(self, epochs: FloatArray) -> FloatArray:
-        """Values at the given times, same shape."""
+        """Return the values at the given times, in the same array shape."""
         return self.first * self.gamma ** (epochs - self.start)
 
     def shifted(self, epochs: float) -> Decay:
-        """The same shape, later."""
+        """Return the same shape, ``epochs`` later."""
         return Decay(self.first, self.gamma, self.start + epochs)
 
 
 def hold(value: Any) -> Hold:
-    """A value that stays.
+    """Return a piece that holds a constant value.
 
     Raises:
-        ScheduleError: It is a schedule, or a tuple that holds one: nothing would follow it.
+        ScheduleError: The value is a schedule, or a tuple that contains one. The nested schedule
+            would never be evaluated.
     """
     if type(value) is float or type(value) is int:
-        return _hold_number(value)  # the same few numbers come again and again
+        return _hold_number(value)  # the same few numbers occur again and again
     if _holds_schedule(value):
         raise ScheduleError(
             f"{value!r} stands where a value has to that stays; give the schedule a "
@@ -175,7 +175,7 @@ def hold(value: Any) -> Hold:
 def _holds_schedule(value: Any) -> bool:
     if isinstance(value, tuple):
         return any(map(_holds_schedule, value))
-    # by name, because this file stands below the schedules
+    # Recognised by name, because this module cannot import the schedules.
     return hasattr(value, "segments")
 
 
@@ -185,40 +185,40 @@ def _hold_number(value: float) -> Hold:
 
 
 def ramp(first: float, last: float, start: float, stop: float) -> Piece:
-    """A straight line, or a hold where it is level."""
+    """Return a straight line, or a hold if it is level."""
     return hold(first) if first == last else Ramp(first, last, start, stop)
 
 
 def cosine_arc(first: float, last: float, start: float, stop: float) -> Piece:
-    """Half a cosine period, or a hold where it is level."""
+    """Return half a cosine period, or a hold if it is level."""
     return hold(first) if first == last else CosineArc(first, last, start, stop)
 
 
 def power_arc(first: float, last: float, start: float, stop: float, *, power: float) -> Piece:
-    """A power law, or the simpler shape that it is."""
+    """Return a power law, or a simpler shape if it reduces to one."""
     if first == last or power == 1.0:
         return ramp(first, last, start, stop)
     return PowerArc(first, last, start, stop, power)
 
 
 def rex_arc(first: float, last: float, start: float, stop: float, *, d: float) -> Piece:
-    """A REX profile, or the simpler shape that it is."""
+    """Return a REX profile, or a simpler shape if it reduces to one."""
     if first == last or d == 0.0:
         return ramp(first, last, start, stop)
     return RexArc(first, last, start, stop, d)
 
 
 def decay(first: float, *, gamma: float, start: float) -> Piece:
-    """An exponential decay, or a hold where it is level."""
+    """Return an exponential decay, or a hold if it is level."""
     return hold(first) if gamma == 1.0 or first == 0.0 else Decay(first, gamma, start)
 
 
 def sample_and_hold(
     segments: tuple[Segment, ...], times: FloatArray, *, stop: float
 ) -> tuple[Segment, ...]:
-    """Reads a profile at the given times only and holds each value until the next.
+    """Read a profile at the given times only and hold each value until the next.
 
-    Neighbours of equal value become one segment: only values decide what is shared.
+    Neighbours of equal value become one segment, because only values decide what is shared.
     """
     out: list[Segment] = []
     ends = [*times[1:].tolist(), stop]
@@ -232,13 +232,13 @@ def sample_and_hold(
 
 
 def values_at(segments: tuple[Segment, ...], times: FloatArray) -> list[Any]:
-    """Evaluates segments that cover all the given ascending times."""
+    """Evaluate segments that cover all the given ascending times."""
     starts = np.array([segment.start for segment in segments])
     which = np.searchsorted(starts, times, side="right") - 1
     out: list[Any] = []
     for index in np.unique(which):
         piece, here = segments[index].piece, times[which == index]
-        # what is held need not be a number: a NumPy array would take a tuple apart
+        # A held value may be a tuple, which a NumPy array would take apart.
         out.extend(
             [piece.value] * len(here) if isinstance(piece, Hold) else piece.at(here).tolist()
         )
@@ -246,7 +246,10 @@ def values_at(segments: tuple[Segment, ...], times: FloatArray) -> list[Any]:
 
 
 def _kind(value: Any) -> str:
-    """The type of a value and of what is in it: ``(1, 2)`` and ``(1.0, 2.0)`` are equal, but not the same."""
+    """Return the type of a value and of its items.
+
+    ``(1, 2)`` and ``(1.0, 2.0)`` are equal, but not the same.
+    """
     if isinstance(value, tuple):
         return f"({','.join(_kind(item) for item in value)})"
     return type(value).__name__

@@ -23,10 +23,15 @@ Config = Mapping[str, Any]
 
 
 class Space:
-    """What may be tuned: each keyword is one hyper-parameter.
+    """The hyper-parameters to tune: each keyword is one hyper-parameter.
 
-    A value is a domain (``Float``, ``Int``, ``Choice``), a schedule (its fields may be domains), or a plain
-    fixed value; a fixed list is written as a tuple.
+    A value is a domain (``Float``, ``Int``, ``Choice``), a schedule (its fields may be domains), or
+    a plain fixed value. Write a fixed list as a tuple.
+
+    Raises:
+        SpaceError: The space has no hyper-parameter, or one with the name of a method (``values``).
+            A list stands where a domain or a tuple is meant, or contains a schedule. A condition is
+            ignored, can never hold, names an unknown hyper-parameter, or is part of a cycle.
 
     >>> from thrifty.space import Choice, Float, Int, Step
     >>> space = Space(
@@ -38,11 +43,6 @@ class Space:
     18.0
     >>> sorted(space.sample(np.random.default_rng(0)))
     ['lr', 'optimizer']
-
-    Raises:
-        SpaceError: No hyper-parameter, one that is named like a method (``values``), a list where a
-            domain or a tuple is meant or that holds a schedule, or conditions that are ignored, can
-            never hold, name an unknown hyper-parameter or go in a circle.
     """
 
     def __init__(self, **params: Any) -> None:
@@ -58,7 +58,7 @@ class Space:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All hyper-parameters, as given."""
+        """The names of all hyper-parameters, in the given order."""
         return tuple(self._params)
 
     def __getitem__(self, name: str) -> Any:
@@ -68,10 +68,11 @@ class Space:
         return f"Space({', '.join(f'{k}={v!r}' for k, v in self._params.items())})"
 
     def sample(self, rng: np.random.Generator, *, levels: int | None = None) -> dict[str, Any]:
-        """Draws one configuration; with ``levels``, intervals are first thinned to so many values.
+        """Draw one configuration.
 
-        Thinned (gridded) draws let trials over continuous spaces coincide, hence share training
-        (Li et al., "Exploiting Reuse in Pipeline-Aware Hyperparameter Tuning", 2019).
+        With ``levels``, each interval is first reduced to that many values. Such gridded draws let
+        trials over continuous spaces coincide and therefore share training (Li et al., "Exploiting
+        Reuse in Pipeline-Aware Hyperparameter Tuning", 2019).
         """
 
         def draw(domain: Domain) -> Any:
@@ -87,12 +88,12 @@ class Space:
         return self._in_given_order(config)
 
     def grid(self, *, levels: int = 5) -> Iterator[dict[str, Any]]:
-        """Every configuration once, intervals thinned to ``levels`` values."""
+        """Return every configuration once, with intervals reduced to ``levels`` values."""
         configs = self._grid(self._order, lambda domain: domain.levels(levels), {})
         return (self._in_given_order(config) for config in configs)
 
     def size(self) -> float:
-        """How many configurations there are (``math.inf`` where an interval is in it)."""
+        """Return the number of configurations (``math.inf`` if the space has an interval)."""
         conditional = [n for n in self._order if conditions_of(self._params[n])]
         total = math.prod(
             _template.size(self._params[n], lambda d: d.size()) for n in self._order
@@ -102,9 +103,9 @@ class Space:
         return float(sum(1 for _ in self._grid(self._order, every_value, {})))
 
     def check(self, *, max_epochs: int) -> None:
-        """Raises ScheduleError if some schedule in the space does not fit ``max_epochs``.
+        """Raise ScheduleError if a schedule in the space does not fit ``max_epochs``.
 
-        However many variants a schedule has: of many, the extreme ones are checked.
+        If a schedule has too many variants to check them all, the extreme ones are checked.
         """
         for name, value in self._params.items():
             try:
@@ -114,9 +115,9 @@ class Space:
                 raise ScheduleError(f"hyper-parameter {name!r}: {error}") from None
 
     def branches(self, *, max_epochs: int) -> Branches:
-        """Where two configurations of this space may part.
+        """Return the epochs after which two configurations of this space may diverge.
 
-        The states there are worth keeping: whatever trial is asked for later starts from one of them.
+        The states there are worth keeping: every trial requested later starts from one of them.
 
         >>> from thrifty.space import Float, Step
         >>> found = Space(lr=Step(0.1, [3, 6])).branches(max_epochs=9)
@@ -129,13 +130,13 @@ class Space:
         return branches_of(self._params, max_epochs=max_epochs)
 
     def branch_epochs(self, *, max_epochs: int) -> tuple[int, ...]:
-        """The epochs at which two configurations of this space may part, ascending."""
+        """Return the epochs at which two configurations of this space may diverge, ascending."""
         found = self.branches(max_epochs=max_epochs)
         inside = {e for i in found.intervals for e in range(i.first, i.last + 1)}
         return tuple(sorted({*found.epochs, *inside.intersection(range(1, max_epochs))}))
 
     def changes_over_time(self, name: str, *, max_epochs: int) -> bool:
-        """Whether some schedule of this hyper-parameter is not the same value for the whole run.
+        """Return whether some schedule of this hyper-parameter changes during the run.
 
         >>> from thrifty.space import Choice, Constant, Step
         >>> space = Space(lr=Choice([0.1, Step(0.1, [5])]), width=Constant(64))
@@ -149,7 +150,7 @@ class Space:
         )
 
     def to_json(self) -> dict[str, str]:
-        """A readable description, for the record; not meant to be read back."""
+        """Return a readable description for the record; it cannot be read back."""
         return {name: repr(value) for name, value in self._params.items()}
 
     def _grid(
@@ -186,7 +187,7 @@ def _check_no_list(name: str, value: Any) -> None:
 
 
 def config_to_json(config: Config) -> dict[str, Any]:
-    """Plain data; ``config_from_json`` gives the configuration back."""
+    """Return plain data that ``config_from_json`` turns back into the configuration."""
     return {
         name: value.to_json() if isinstance(value, Schedule) else _plain(value)
         for name, value in config.items()
@@ -194,7 +195,7 @@ def config_to_json(config: Config) -> dict[str, Any]:
 
 
 def config_from_json(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration that ``config_to_json`` wrote.
+    """Return the configuration that ``config_to_json`` wrote.
 
     >>> from thrifty.space import Cosine
     >>> config = {"lr": Cosine(0.1), "width": 64}

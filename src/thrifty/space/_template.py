@@ -1,4 +1,4 @@
-"""Drawing from nested templates: a domain may hold schedules whose fields are domains again."""
+"""Drawing from nested templates: a domain may hold schedules whose fields are domains."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ Levels = Callable[[Domain], tuple[Any, ...]]
 
 def resolve(value: Any, draw: Draw) -> Any:
     """Replace every domain inside ``value`` by what ``draw`` picks from it."""
-    if type(value) in _PLAIN:  # the others are asked through abstract classes, which takes long
+    if type(value) in _PLAIN:  # a shortcut: isinstance with abstract classes is slow
         return value
     if isinstance(value, Domain):
         return resolve(draw(value), draw)
     if isinstance(value, tuple):
         return tuple(resolve(item, draw) for item in value)
     if isinstance(value, Schedule) and value.is_template():
-        return replace(value, **{name: resolve(v, draw) for name, v in _fields(value)})  # type: ignore[type-var]
+        return replace(  # type: ignore[type-var]
+            value, **{name: resolve(v, draw) for name, v in _fields(value)}
+        )
     return value
 
 
 def expand(value: Any, levels: Levels) -> Iterator[Any]:
-    """Every value that ``value`` can become, each domain giving what ``levels`` says."""
+    """Yield every value that ``value`` can become, each domain giving what ``levels`` returns."""
     if isinstance(value, Domain):
         for option in levels(value):
             yield from expand(option, levels)
@@ -47,7 +49,7 @@ def expand(value: Any, levels: Levels) -> Iterator[Any]:
 
 
 def size(value: Any, num_levels: Callable[[Domain], float]) -> float:
-    """How many values ``value`` can become, each plain domain counted by ``num_levels``."""
+    """Return how many values ``value`` can become; ``num_levels`` counts each plain domain."""
     if isinstance(value, Choice):
         return sum(size(option, num_levels) for option in value.options)
     if isinstance(value, Domain):
@@ -63,17 +65,19 @@ def size(value: Any, num_levels: Callable[[Domain], float]) -> float:
 
 
 def holds_schedule(value: Any) -> bool:
-    """Whether ``value`` is a schedule or may become one."""
+    """Return whether ``value`` is a schedule or may become one."""
     if isinstance(value, Choice):
         return any(holds_schedule(option) for option in value.options)
     return isinstance(value, Schedule)
 
 
 def check_no_schedule_within(name: str, value: Any) -> None:
-    """Refuse a list that holds a schedule, or a domain that has one: nothing would follow it.
+    """Reject a list that contains a schedule, or a domain that has such a list.
+
+    The nested schedule would never be evaluated.
 
     Raises:
-        SpaceError: It does.
+        SpaceError: The value contains such a list.
     """
     if isinstance(value, Choice):
         for option in value.options:

@@ -1,4 +1,4 @@
-"""A configuration as what it does at each epoch, in a form that can be compared exactly."""
+"""A configuration as its values at each epoch, in a form that can be compared exactly."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Run(NamedTuple):
 class Timeline:
     """The values of all hyper-parameters over the epochs of one run.
 
+    Raises:
+        ScheduleError: A schedule is longer than the run, or stands where a plain value must be.
+
     >>> from thrifty.space import Constant, Step
     >>> a = Timeline({"lr": Step(0.1, [30]), "width": 64}, epochs=90)
     >>> b = Timeline({"lr": Constant(0.1), "width": 64}, epochs=90)
     >>> common_prefix(a, b)
     30
-
-    Raises:
-        ScheduleError: A schedule is longer than the run, or stands where a value has to.
     """
 
     __slots__ = ("config", "epochs", "runs")
@@ -56,7 +56,7 @@ class Timeline:
         return hash((self.epochs, self.runs))
 
     def moving(self, *, stop: int | None = None) -> frozenset[str]:
-        """The hyper-parameters that change before epoch ``stop`` (default: the end of the run).
+        """Return the hyper-parameters that change before epoch ``stop`` (default: end of the run).
 
         >>> from thrifty.space import Step
         >>> timeline = Timeline({"lr": Step(0.1, [30]), "width": 64}, epochs=90)
@@ -71,11 +71,15 @@ class Timeline:
         )
 
     def at(self, epoch: int) -> dict[str, Any]:
-        """The value of every hyper-parameter at the start of an epoch."""
+        """Return the value of every hyper-parameter at the start of an epoch."""
         return {name: self.values(name, epoch, num_steps=1) for name in self.config}
 
     def values(self, name: str, epoch: int, *, num_steps: int) -> Any:
-        """One hyper-parameter within one epoch: its value, or a list of ``num_steps`` values if it moves."""
+        """Return one hyper-parameter's value within one epoch.
+
+        If it changes during the epoch, return a list of ``num_steps`` values (a single value if
+        ``num_steps`` is 1).
+        """
         value = self.config[name]
         if not isinstance(value, Schedule):
             return value
@@ -87,7 +91,9 @@ class Timeline:
         return values[0] if num_steps == 1 else values
 
     def piece(self, name: str, epoch: int) -> Hashable:
-        """What a hyper-parameter follows in an epoch: equal for two timelines, equal values at every step.
+        """Return what a hyper-parameter follows in an epoch.
+
+        If it is equal for two timelines, their values are equal at every step.
 
         >>> from thrifty.space import Step
         >>> timeline = Timeline({"lr": Step(0.1, [3])}, epochs=9)
@@ -101,7 +107,7 @@ class Timeline:
 
 
 def common_prefix(a: Timeline, b: Timeline) -> int:
-    """For how many epochs, from the first on, two timelines have equal values at every step.
+    """Return the number of initial epochs in which two timelines agree at every step.
 
     >>> from thrifty.space import Cosine, Warmup
     >>> a = Timeline({"lr": Warmup(5, Cosine(0.1))}, epochs=50)
@@ -134,7 +140,7 @@ def _runs(config: Mapping[str, Any], epochs: int) -> tuple[Run, ...]:
     key: list[Hashable] = [names, *(lane[0][2] for lane in lanes)]
     if len(moving) > 1:
         return _merged(key, [(index, lanes[index]) for index in moving], epochs)
-    # by far the most frequent: one hyper-parameter has a schedule, or none
+    # By far the most frequent case: at most one hyper-parameter has a schedule.
     place = moving[0] if moving else 0
     out = []
     for start, stop, symbol in lanes[place]:
@@ -146,7 +152,7 @@ def _runs(config: Mapping[str, Any], epochs: int) -> tuple[Run, ...]:
 def _merged(
     key: list[Hashable], moving: list[tuple[int, Lane]], epochs: int
 ) -> tuple[Run, ...]:
-    """Cuts wherever any of several hyper-parameters changes."""
+    """Cut wherever any of several hyper-parameters changes."""
     cuts = sorted({start for _, lane in moving for start, _, _ in lane} | {epochs})
     at = [0] * len(moving)
     out = []
@@ -161,15 +167,15 @@ def _merged(
 
 @lru_cache(maxsize=16384)
 def _one_object(key: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
-    """Equal keys as one object: a million timelines are mostly made of the same few."""
+    """Return one object for equal keys: a million timelines consist mostly of the same few."""
     return key
 
 
 @lru_cache(maxsize=4096)
 def _lane(schedule: Schedule, epochs: int) -> Lane:
-    """One hyper-parameter as ascending ``(start, stop, symbol)``, whole epochs.
+    """Return one hyper-parameter as ascending ``(start, stop, symbol)`` of whole epochs.
 
-    An epoch in which a piece ends gets a symbol of its own: all the parts within it.
+    An epoch in which a piece ends gets its own symbol: all the parts within it.
     """
     out: list[tuple[int, int, Hashable]] = []
     segments = schedule.segments(epochs)
@@ -182,7 +188,7 @@ def _lane(schedule: Schedule, epochs: int) -> Lane:
             epoch,
             stop,
             symbol,
-        ))  # never the one before: equal neighbours are one segment
+        ))  # never equal to the one before: equal neighbours are one segment
         epoch = stop
     return tuple(out)
 

@@ -1,4 +1,4 @@
-"""What a template of a schedule can become, without drawing from it: all variants, or the extreme ones."""
+"""The variants of a schedule's template, without drawing from it: all, or the extreme ones."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .schedules import Schedule
 
 
 MAX_VARIANTS = 4096
-"""More variants of one template than these are not looked at one by one."""
+"""Most variants of one template that are enumerated."""
 
 
 def templates_of(value: Any) -> Iterator[Schedule]:
-    """The schedules that a hyper-parameter may be, each as a template.
+    """Yield the schedules that a hyper-parameter may be, each as a template.
 
     >>> from thrifty.space import Int, Step
     >>> list(templates_of(Choice([0.1, Choice([Step(0.1, [Int(2, 4)]), Step(0.1, [5])])])))
@@ -32,14 +32,14 @@ def templates_of(value: Any) -> Iterator[Schedule]:
 
 
 def variants(template: Schedule) -> Iterator[Schedule]:
-    """Schedules that a template can become, its longest one among them.
+    """Yield schedules that a template can become, including its longest one.
 
-    All of them where they are few (of an interval the two ends). Of many, those with each number at one
-    of its ends: lengths and limits of schedules are monotone in their fields. Of too many of
-    these, the longest one alone.
+    If there are few variants, all are given (for an interval, the two ends). If there are many,
+    only those with each number at one of its ends are given, because lengths and limits of
+    schedules are monotone in their fields. If even these are too many, only the longest is given.
 
     Raises:
-        ScheduleError: One of them is not well formed.
+        ScheduleError: A variant is not well formed.
     """
     for levels in (every_value, ends):
         if count(template, levels) <= MAX_VARIANTS:
@@ -49,14 +49,14 @@ def variants(template: Schedule) -> Iterator[Schedule]:
 
 
 def every_value(domain: Domain) -> tuple[Any, ...]:
-    """All values of a countable domain, the two ends of an interval."""
+    """Return all values of a countable domain, or the two ends of an interval."""
     if math.isinf(domain.size()):
         return domain.levels(2)
     return domain.levels(min(int(domain.size()), MAX_VARIANTS + 1))
 
 
 def ends(domain: Domain) -> tuple[Any, ...]:
-    """The least and the greatest number of a domain; of a choice also the options that are no numbers."""
+    """Return the least and the greatest number of a domain; a choice adds its other options."""
     if not isinstance(domain, Choice):
         return domain.levels(2)
     numbers = [option for option in domain.options if _is_number(option)]
@@ -66,7 +66,7 @@ def ends(domain: Domain) -> tuple[Any, ...]:
 
 
 def count(value: Any, levels: _template.Levels) -> int:
-    """How many values ``value`` can become, each domain giving what ``levels`` says."""
+    """Return how many values ``value`` can become, each domain giving what ``levels`` returns."""
     if isinstance(value, Domain):
         return sum(count(option, levels) for option in levels(value))
     parts: tuple[Any, ...] = value if isinstance(value, tuple) else ()
@@ -76,20 +76,22 @@ def count(value: Any, levels: _template.Levels) -> int:
 
 
 def longest(template: Schedule) -> Schedule:
-    """The variant that needs the most epochs, found one field after the other.
+    """Return the variant that needs the most epochs, found one field at a time.
+
+    Raises:
+        ScheduleError: The variant is not well formed.
 
     >>> from thrifty.space import Float, Int, Step
     >>> longest(Step(Float(0.1, 0.3), [Int(2, 90), Choice([95, 99])]))
     Step(0.3, (90, 99))
-
-    Raises:
-        ScheduleError: It is not well formed.
     """
     candidates = {
         f.name: _longest_values(getattr(template, f.name))
         for f in fields(template)  # type: ignore[arg-type]
     }
-    best = replace(template, **{name: values[0] for name, values in candidates.items()})  # type: ignore[type-var]
+    best = replace(  # type: ignore[type-var]
+        template, **{name: values[0] for name, values in candidates.items()}
+    )
     for name, values in candidates.items():
         others = [replace(best, **{name: value}) for value in values]  # type: ignore[type-var]
         best = max(others, key=Schedule.span)
@@ -97,7 +99,7 @@ def longest(template: Schedule) -> Schedule:
 
 
 def _longest_values(value: Any) -> list[Any]:
-    """What a field may be in the longest variant: the greatest number, and all that is no number."""
+    """Return a field's candidates for the longest variant: greatest number and non-numbers."""
     if isinstance(value, Schedule):
         return [longest(value) if value.is_template() else value]
     if isinstance(value, tuple):
@@ -110,7 +112,7 @@ def _longest_values(value: Any) -> list[Any]:
 
 
 def with_intervals(value: Any, levels: _template.Levels) -> Iterator[Any]:
-    """A template for each choice of its countable values, with its intervals left in."""
+    """Yield a template for each choice of its countable values; its intervals stay in place."""
     if isinstance(value, Domain):
         if not isinstance(value, Choice) and math.isinf(value.size()):
             yield value
@@ -129,7 +131,9 @@ def with_intervals(value: Any, levels: _template.Levels) -> Iterator[Any]:
 
 
 def is_continuous(value: Any, *, epochs: float) -> bool:
-    """Whether two draws of a hyper-parameter hardly ever agree, not even in the first of ``epochs`` epochs.
+    """Return whether two draws of a hyper-parameter almost never agree.
+
+    For a schedule, this means that they differ already in the first of ``epochs`` epochs.
 
     >>> from thrifty.space import Float, Step
     >>> templates = Step(Float(0.1, 0.2), [3]), Step(0.1, [Float(2, 3)])

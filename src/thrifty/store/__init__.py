@@ -1,4 +1,4 @@
-"""Records of studies and plans in SQL, checkpoints in files."""
+"""Storage of studies and plans in a SQL database, and of checkpoints in files."""
 
 from ._address import redact_url as redact_url
 from ._checkpoints import CheckpointFolder as CheckpointFolder

@@ -1,7 +1,7 @@
-"""Database addresses: reading them, and showing them without their passwords.
+"""Database addresses: parsing them, and redacting their passwords for messages.
 
-An address that nobody can parse may hold a password, too. So hiding does not rely on parsing: where it
-is not clear how far a password goes, everything that may belong to it is hidden.
+An address that cannot be parsed may contain a password, too. So redaction does not rely on parsing:
+where the end of a password is unclear, it hides everything that may belong to the password.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ _SECRET = re.compile(
     r"pass(word|wd|phrase|wort)?$|pwd|secret|token|credential|(access|account|api)_?key",
     re.IGNORECASE,
 )
-"""Names of options whose values are not shown."""
+"""Pattern of the names of options whose values are hidden."""
 _SHORTEST = 3
-"""Shorter texts are not looked for in messages: they would be found everywhere."""
+"""Length of the shortest text that is hidden in messages; shorter ones would match everywhere."""
 
 
 def read_address(url: str) -> URL:
-    """Read a database address.
+    """Parse a database address.
 
     Raises:
-        UsageError: It is none, or its password has characters that must be written in another way.
+        UsageError: It is not a database address, or its password contains characters that must be
+            percent-encoded.
     """
     try:
         address = make_url(url)
     except (ArgumentError, ValueError, AttributeError):
-        # The cause is not chained: it may quote the address.
+        # Do not chain the cause: it may quote the address.
         raise UsageError(
             "that is not a database address; write sqlite:///thrifty.db or "
             f"postgresql+psycopg://host/name{_hint(url)}"
@@ -44,19 +45,22 @@ def read_address(url: str) -> URL:
     stray = "%40" not in url and "@" in str(address.database or "")
     if "sqlite" not in address.drivername and ("@" in str(address.host or "") or stray):
         raise UsageError(
-            f"the database address {redact_url(url)} has more than one @, so that nobody can tell where its "
+            f"the database address {redact_url(url)} has more than one @, so that nobody can "
+            "tell where its "
             "password ends; write @ as %40 in it"
         )
     return address
 
 
 def redact_url(url: object) -> str:
-    """Return an address as it may be printed: without passwords.
+    """Return an address with its passwords hidden, for messages.
 
-    It works for addresses of databases and of file systems, also for those that cannot be parsed. A
-    path without ``://`` is no address.
+    This works for addresses of databases and file systems, including those that cannot be parsed.
+    A path without ``://`` is not an address.
 
-    >>> redact_url("postgresql+psycopg://me:secret@host/thrifty?sslmode=require&sslpassword=also")
+    >>> redact_url(
+    ...     "postgresql+psycopg://me:secret@host/thrifty?sslmode=require&sslpassword=also"
+    ... )
     'postgresql+psycopg://me:***@host/thrifty?sslmode=require&sslpassword=***'
     >>> redact_url("sqlite:///thrifty.db")
     'sqlite:///thrifty.db'
@@ -69,19 +73,19 @@ def redact_url(url: object) -> str:
             name, colon, hidden = text.partition(":")
             return f"{name}{colon}{HIDDEN if hidden else ''}"
     if rest.startswith("/"):
-        # A path: nobody logs in to a file.
+        # This is a file path, which has no user or password before its options.
         place, question, query = rest.partition("?")
         return f"{scheme}{mark}{place}{question}{_without_secrets(query)}"
     return f"{scheme}{mark}{_without_password(rest)}"
 
 
 def redact_root(root: str) -> str:
-    """Return the place of checkpoints as it may be printed: a path as it is, an address without passwords."""
+    """Return the checkpoint location for messages: a path unchanged, an address redacted."""
     return redact_url(root) if "://" in root else root
 
 
 def redact(text: str, *, url: object) -> str:
-    """Return a text, such as a driver's error, without what may be a password of an address."""
+    """Return a text, such as a driver's error, with all possible passwords of ``url`` hidden."""
     for secret in sorted(set(_secrets(str(url))), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     return text
@@ -91,7 +95,7 @@ def _without_password(rest: str) -> str:
     place, question, query = rest.partition("?")
     colon = place.find(":")
     if colon >= 0 and "@" in query:
-        # The question mark may be a part of the password.
+        # The question mark may be part of the password.
         return f"{rest[:colon]}:{HIDDEN}"
     at = place.rfind("@")
     if 0 <= colon < at:
@@ -102,12 +106,12 @@ def _without_password(rest: str) -> str:
 
 
 def _without_odd_ports(place: str) -> str:
-    """Hide what stands where a port should: somebody may have left out the host."""
+    """Hide non-numeric ports: they may be passwords in an address without a host."""
     user, at, hosts = place.rpartition("@")
     hosts, slash, path = hosts.partition("/")
     shown = []
     for host in hosts.split(","):
-        # brackets are around an address with colons
+        # An IPv6 address contains colons and is in brackets.
         name, colon, port = host.rpartition(":")
         odd = colon and not port.isdecimal() and not port.endswith("]")
         shown.append(f"{name.split(':')[0]}:{HIDDEN}" if odd else host)
@@ -115,7 +119,7 @@ def _without_odd_ports(place: str) -> str:
 
 
 def _without_secrets(query: str) -> str:
-    """Hide the values of secret options, and all that follows: it may belong to the value."""
+    """Hide the value of the first secret option and everything after it, which may belong to it."""
     shown: list[str] = []
     for pair in query.split("&") if query else ():
         name, equals, value = pair.partition("=")
@@ -127,7 +131,7 @@ def _without_secrets(query: str) -> str:
 
 
 def _secrets(url: str) -> Iterator[str]:
-    """What may be a password in an address, as it is written and as it is meant."""
+    """Yield possible passwords of an address, both percent-encoded and decoded."""
     rest = url.partition("://")[2] or url
     place, _, query = rest.partition("?")
     for pair in query.split("&"):

@@ -1,6 +1,6 @@
 """Checkpoint files: safetensors with JSON in the header, written atomically, verified when read.
 
-Nothing in a checkpoint is executable: no pickle.
+A checkpoint contains no pickle, and so nothing executable.
 """
 
 from __future__ import annotations
@@ -38,15 +38,18 @@ logger = plain_logger(__name__)
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 TEMPORARY = ".tmp"
-"""How the name of a file ends that is still being written."""
+"""Suffix of the name of a file that is still being written."""
 
 _PATH = re.compile(r"[A-Za-z0-9_-]+/[0-9]+-[0-9]+\.safetensors", re.ASCII)
-"""What ``write`` makes, and nothing else: a path in a database row may come from anybody."""
+"""Pattern of the paths that ``write`` makes; no other path in a database row is trusted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundFile:
-    """A file in a plan's folder; ``changed_at`` is in seconds since the epoch, where the file system says it."""
+    """A file in a plan's folder.
+
+    ``changed_at`` is in seconds since the Unix epoch, or None if the file system does not tell.
+    """
 
     name: str
     num_bytes: int
@@ -54,9 +57,10 @@ class FoundFile:
 
 
 class CheckpointFolder:
-    """Keeps states under a folder or any fsspec address; workers make their own from its address.
+    """A folder, or any fsspec address, that holds checkpoints; each worker opens its own.
 
-    ``fsync=False`` trusts the machine not to lose power (a lost file is found out and trained again).
+    ``fsync=False`` trusts the machine not to lose power. A lost file is detected, and its epochs
+    are trained again.
     """
 
     def __init__(self, root: str, *, fsync: bool = True) -> None:
@@ -66,9 +70,10 @@ class CheckpointFolder:
         try:
             self._fs, self._path = fsspec.core.url_to_fs(root)
         except (ValueError, ImportError, OSError) as error:
-            # The cause is not chained: it may quote the address with its password.
+            # Do not chain the cause: it may quote the address with its password.
             raise UsageError(
-                f"checkpoints cannot be kept at {self._shown}: {self._said(error)}; give Storage(checkpoints=...) "
+                f"checkpoints cannot be kept at {self._shown}: {self._said(error)}; give "
+                "Storage(checkpoints=...) "
                 "a folder, or an address that fsspec knows"
             ) from None
         self._local = Path(self._path) if "file" in _protocols(self._fs) else None
@@ -76,10 +81,10 @@ class CheckpointFolder:
     def write(
         self, folder: str, *, node: int, epoch: int, tensors: Arrays, meta: Mapping[str, Any]
     ) -> CheckpointRef:
-        """Writes one state so that it is there whole or not at all.
+        """Write one state atomically, and return a reference to its file.
 
         Raises:
-            StoreWriteError: full disk, read-only place.
+            StoreWriteError: The disk is full, or the place is read-only.
         """
         path = f"{_safe(folder)}/{node}-{epoch}.safetensors"
         contiguous = {
@@ -92,7 +97,7 @@ class CheckpointFolder:
                 self._check_links(path)
                 self._write_local(self._local / path, data)
             else:
-                # object stores make a file visible when it is complete
+                # An object store makes a file visible only when it is complete.
                 self._fs.pipe_file(f"{self._path}/{path}", data)
         except OSError as error:
             path = f"{self._shown}/{path}"
@@ -106,10 +111,10 @@ class CheckpointFolder:
     def read(
         self, ref: CheckpointRef
     ) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
-        """Read the arrays and the JSON of a state; the arrays may be written to.
+        """Return the arrays and the JSON data of a state; the arrays are writeable.
 
         Raises:
-            CheckpointError: The file is missing, is not what was written, or lies outside this folder.
+            CheckpointError: The file is missing or altered, or lies outside this folder.
         """
         where = f"{self._shown}/{ref.path}"
         try:
@@ -129,18 +134,18 @@ class CheckpointFolder:
             raise CheckpointError(f"checkpoint {where} is no checkpoint ({error})") from error
 
     def delete(self, ref: CheckpointRef) -> None:
-        """Remove a state. A file that is gone already is no error; one outside this folder stays."""
+        """Delete a state's file; ignore one that is gone already or lies outside this folder."""
         try:
             self._fs.rm_file(self._inside(ref.path))
         except FileNotFoundError:
             return
         except CheckpointError as error:
-            # The row is gone; one bad row must not end the study.
+            # The row is deleted already, and one bad row must not end the study.
             logger.warning("nothing was deleted: %s", error)
 
     def files(self, folder: str) -> list[FoundFile]:
-        """List the files of one plan's folder; none if there is no such folder."""
-        self._fs.invalidate_cache()  # other processes write here, too
+        """Return the files of one plan's folder; none if there is no such folder."""
+        self._fs.invalidate_cache()  # other processes write to this folder, too
         try:
             found = self._fs.ls(f"{self._path}/{_safe(folder)}", detail=True)
         except (FileNotFoundError, NotADirectoryError):
@@ -156,23 +161,23 @@ class CheckpointFolder:
         ]
 
     def put(self, folder: str, name: str) -> None:
-        """Make an empty file in one plan's folder."""
+        """Create an empty file in one plan's folder."""
         path = f"{self._path}/{_safe(folder)}"
         self._fs.makedirs(path, exist_ok=True)
         self._fs.pipe_file(f"{path}/{name}", b"")
 
     def remove(self, folder: str, name: str) -> None:
-        """Remove a file that ``files`` has found."""
+        """Delete a file that ``files`` has listed."""
         assert "/" not in name
         self._fs.rm_file(f"{self._path}/{_safe(folder)}/{name}")
 
     def _said(self, error: BaseException) -> str:
-        """An error in the words of the file system, without the password of its address."""
+        """Return the file system's message of an error, with the address's password hidden."""
         said = getattr(error, "strerror", None) or str(error)
         return redact(str(said), url=self.root) if "://" in self.root else str(said)
 
     def _cause(self, error: BaseException) -> BaseException | None:
-        """The error, unless a traceback would show a password."""
+        """Return the error to chain, or None if its traceback would show a password."""
         return (
             error
             if "://" not in self.root or redact(str(error), url=self.root) == str(error)
@@ -183,7 +188,7 @@ class CheckpointFolder:
         """Return the full path of a checkpoint of this folder.
 
         Raises:
-            CheckpointError: The path is not one that ``write`` makes, or a link leads out of the folder.
+            CheckpointError: ``write`` makes no such path, or it contains a symbolic link.
         """
         if not _PATH.fullmatch(path):
             raise CheckpointError(
@@ -197,7 +202,11 @@ class CheckpointFolder:
         return f"{self._path}/{path}"
 
     def _check_links(self, path: str) -> None:
-        """Refuse symbolic links below the root: they may lead anywhere. The root itself may be one."""
+        """Reject symbolic links below the root: they may lead anywhere. The root may be one.
+
+        Raises:
+            OSError: The file or its folder is a symbolic link.
+        """
         if self._local is None:
             return
         file = self._local / path
@@ -209,8 +218,9 @@ class CheckpointFolder:
                 )
 
     def _write_local(self, path: Path, data: bytes) -> None:
-        # The name says which process writes, so that what a killed one leaves behind can be found. The
-        # thread is part of it because two writers of one state must not share a temporary file.
+        # The name contains the writing process, so that files left by killed processes can be
+        # found. It contains the thread, too, because two writers of one state must not share a
+        # temporary file.
         temporary = path.with_name(
             f".{path.name}.{process_tag()}-{threading.get_ident()}{TEMPORARY}"
         )
@@ -237,7 +247,7 @@ def _protocols(fs: Any) -> tuple[str, ...]:
 
 
 def _safe(folder: str) -> str:
-    """A folder name that cannot leave the root."""
+    """Return a folder name that cannot lead out of the root."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", folder) or "_"
 
 
@@ -257,6 +267,7 @@ def _refused(error: OSError, path: str, num_bytes: int, *, said: str) -> StoreWr
         else "choose a writable place with Storage(checkpoints=...)"
     )
     return StoreWriteError(
-        f"cannot write the checkpoint {path} ({num_bytes:,} bytes): {said}; {mend}, then run the study again: "
+        f"cannot write the checkpoint {path} ({num_bytes:,} bytes): {said}; {mend}, then run "
+        "the study again: "
         "it goes on where it is"
     )

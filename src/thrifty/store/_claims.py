@@ -1,4 +1,4 @@
-"""Claims: which driver trains which nodes of a plan, as rows whose key nobody else can have."""
+"""Claims of drivers on nodes of a plan; the primary key lets only one driver claim each node."""
 
 from __future__ import annotations
 
@@ -28,9 +28,13 @@ Spans = Mapping[int, tuple[int, int]]
 
 
 def spans_of(stages: Iterable[Stage]) -> dict[int, tuple[int, int]]:
-    """What a chain of stages trains of each node.
+    """Return the span of epochs that a chain of stages trains of each node.
 
-    >>> spans_of([Stage(node=0, start=0, stop=3), Stage(node=0, start=3, stop=5), Stage(node=2, start=5, stop=9)])
+    >>> spans_of([
+    ...     Stage(node=0, start=0, stop=3),
+    ...     Stage(node=0, start=3, stop=5),
+    ...     Stage(node=2, start=5, stop=9),
+    ... ])
     {0: (0, 5), 2: (5, 9)}
     """
     spans: dict[int, tuple[int, int]] = {}
@@ -40,11 +44,12 @@ def spans_of(stages: Iterable[Stage]) -> dict[int, tuple[int, int]]:
 
 
 def claim(connection: Connection, spans: Spans, *, plan: int, owner: str, seen: int) -> bool:
-    """Takes all nodes, or says no: somebody has one, or something was written of one after revision ``seen``.
+    """Claim all nodes for a driver; return whether that succeeded.
 
-    After a no the transaction must be given up.
+    It fails if another driver has claimed one of the nodes, or if something was written about one
+    after revision ``seen``. The caller must then roll back the transaction.
     """
-    # in the order of their keys: two that want several rows never wait for each other
+    # Lock rows in the order of their keys, so that two drivers never wait for each other.
     return all(
         _claim_one(connection, node, spans[node], plan=plan, owner=owner, seen=seen)
         for node in sorted(spans)
@@ -72,7 +77,7 @@ def _claim_one(
 
 
 def _take_by(insert: Callable[[Table], Any]) -> Executable:
-    """The statement that takes a node, built once: it is said for each stage that is trained."""
+    """Return the statement that claims a node; it is built once, because every stage runs it."""
     nodes, claims = schema.nodes, schema.claims
     fresh = (
         select(
@@ -87,7 +92,7 @@ def _take_by(insert: Callable[[Table], Any]) -> Executable:
             nodes.c.node == bindparam("of"),
             nodes.c.revision <= bindparam("seen"),
         )
-        # who is writing about this node is waited for, and then seen
+        # Wait for drivers that are writing about this node, and then see what they wrote.
         .with_for_update(read=True)
     )
     statement = insert(claims).from_select(["plan", "node", "start", "stop", "owner"], fresh)
@@ -103,7 +108,7 @@ _TAKE = {"sqlite": _take_by(sqlite.insert), "postgresql": _take_by(postgresql.in
 
 
 def release(connection: Connection, nodes: Collection[int], *, plan: int, owner: str) -> None:
-    """Gives nodes back."""
+    """Release a driver's claims on nodes."""
     claims = schema.claims
     connection.execute(
         delete(claims).where(
@@ -113,7 +118,7 @@ def release(connection: Connection, nodes: Collection[int], *, plan: int, owner:
 
 
 def claims_of_others(connection: Connection, *, plan: int, owner: str) -> tuple[Claim, ...]:
-    """What other drivers are training."""
+    """Return the claims of other drivers."""
     claims = schema.claims
     query = (
         select(claims.c.node, claims.c.start, claims.c.stop)

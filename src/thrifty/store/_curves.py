@@ -1,4 +1,4 @@
-"""The pack curves of a store: measured once for a device and a structure, used by all studies."""
+"""Pack curves, measured once for each device and structure and used by all studies."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ._writer import keep_last
 
 
 class Curves:
-    """Curves as plain data, by a key of all that they depend on."""
+    """Pack curves as plain data, by a key that identifies everything they depend on."""
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine = engine
         self._clock = clock
 
     def get(self, key: str) -> list[dict[str, Any]] | None:
-        """The curves of a key; None if there are none, or they are damaged: then they are measured again."""
+        """Return the curves of a key; None if they are missing or damaged and must be measured."""
         query = select(schema.curves.c.curves).where(schema.curves.c.key == key)
         with user_errors(self._engine), self._engine.connect() as connection:
             try:
@@ -34,7 +34,7 @@ class Curves:
         return None
 
     def all(self) -> dict[str, list[dict[str, Any]]]:
-        """All curves that are whole, by key."""
+        """Return all undamaged curves, by key."""
         query = select(schema.curves.c.key)
         with user_errors(self._engine), self._engine.connect() as connection:
             keys = connection.execute(query).scalars().all()
@@ -43,12 +43,12 @@ class Curves:
     def put(
         self, key: str, *, device: str, structure: str, curves: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Keeps curves under a key, in the place of older ones.
+        """Store curves under a key, and replace older ones.
 
-        ``device`` and ``structure`` say to a person what was measured.
+        ``device`` and ``structure`` describe for people what was measured.
 
         Raises:
-            StoreWriteError: full disk, read-only place.
+            StoreWriteError: The disk is full, or the place is read-only.
         """
         row = {
             "key": key,

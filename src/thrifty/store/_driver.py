@@ -1,4 +1,4 @@
-"""One process that runs a study: what it writes, what it learns of others, and what it claims."""
+"""Database access of a process that runs a study: records, other drivers' changes, and claims."""
 
 from __future__ import annotations
 
@@ -26,25 +26,26 @@ from ._writer import write
 logger = plain_logger(__name__)
 
 PATIENCE_S = 300.0
-"""How long a database that does not answer is tried again before the study gives up."""
+"""How long to retry a database that does not answer before the study fails."""
 LOOK_S = 5.0
-"""How often it is seen to that no dead driver keeps its claims."""
+"""Seconds between releases of the claims of dead drivers."""
 
 _Answer = TypeVar("_Answer")
 
 
 class Driver:
-    """Writes what a study learns, once each; where its plan is shared, in step with other drivers.
+    """The writer of a study's records, each exactly once; it coordinates with other drivers.
 
-    A database that does not answer is tried again for a while: then StoreUnreachableError is raised. What was written is
-    there, and what was not can be written by a later run.
+    If the database does not answer, the driver retries for ``PATIENCE_S`` and then raises
+    StoreUnreachableError. Records written before that are safe, and a later run can write the
+    others.
 
     Args:
-        engine: the database.
-        lease: the study that is run.
-        clock: what the time is.
-        revision: of the plan, up to which all is known.
-        sleep: waits so many seconds.
+        engine: The database.
+        lease: The lease of the study that is run.
+        clock: The source of time.
+        revision: The revision of the plan up to which the caller knows everything.
+        sleep: A function that waits for a number of seconds.
     """
 
     def __init__(
@@ -64,19 +65,19 @@ class Driver:
         self._plan = lease.study.plan
         self._seen = revision
         self._held = Counter[int]()
-        """How many chains that are under way have each node: a second one may go on where the first has left it."""
+        """Number of running chains on each node; one may continue where another has left off."""
         self._done: set[int] = set()
-        """Nodes that are claimed still, though their chains have ended."""
+        """Nodes that are still claimed although their chains have ended."""
         self._looked = clock.monotonic()
         self._batch = self._again(self._last_batch)
 
     def record(self, records: Sequence[Record]) -> None:
-        """Writes a batch durably: all of it, once, whatever happens to the connection.
+        """Write a whole batch durably and exactly once, even if the connection breaks.
 
         Raises:
-            StoreBusyError: another process has taken the study over.
-            StoreWriteError: full disk, read-only place.
-            StoreUnreachableError: the database has not answered for a long time.
+            StoreBusyError: Another process has taken over the study.
+            StoreWriteError: The disk is full, or the place is read-only.
+            StoreUnreachableError: The database has not answered for ``PATIENCE_S``.
         """
         if not records and not self._done:
             return
@@ -91,14 +92,18 @@ class Driver:
         self._done.clear()
 
     def extend(self, add: Callable[[Changes], Sequence[Record]], *, num_nodes: int) -> None:
-        """Adds nodes to the plan while nobody else can.
+        """Add nodes to the plan while no other driver can.
 
         Args:
-            add: is told what others have done, and gives what is to be written. It is called once.
-            num_nodes: that are known.
+            add: A function that gets the changes by other drivers and returns the records to
+                write. It is called once.
+            num_nodes: The number of nodes that the caller knows.
 
         Raises:
-            StoreBusyError: the connection broke just then, and others have added nodes since; or as ``record``.
+            StoreBusyError: The connection broke during the write and other drivers have added
+                nodes since, or another process has taken over the study.
+            StoreWriteError: As in ``record``.
+            StoreUnreachableError: As in ``record``.
         """
         pending: Sequence[Record] | None = None
 
@@ -109,7 +114,7 @@ class Driver:
                 if pending is None:
                     changes = self._read(connection, num_nodes=num_nodes)
                     pending = add(changes)
-                    # The caller has the news now, whatever becomes of this transaction.
+                    # The caller has the changes now, even if this transaction fails.
                     self._seen = changes.news.revision
                 elif not self._was_written(connection):
                     self._check_nodes(connection, pending)
@@ -121,11 +126,11 @@ class Driver:
         self._done.clear()
 
     def changes(self, *, num_nodes: int, anyway: bool = False) -> Changes | None:
-        """What others have done since the last look; None: nothing.
+        """Return the changes by other drivers since the last call; None if there are none.
 
         Args:
-            num_nodes: that are known.
-            anyway: looks at what others are training though nothing was written.
+            num_nodes: The number of nodes that the caller knows.
+            anyway: Whether to read the claims of other drivers even if nothing was written.
         """
         if not self.shared:
             return None
@@ -145,14 +150,14 @@ class Driver:
         return changes
 
     def claim(self, stages: Iterable[Stage]) -> bool:
-        """Takes a chain of stages, so that nobody else trains it; False: somebody does, or has."""
+        """Claim a chain of stages; return False if another driver trains it or has trained it."""
         if not self.shared:
             return True
         spans = spans_of(stages)
 
         def attempt() -> bool:
             with user_errors(self._engine), self._engine.connect() as connection:
-                if len(spans) == 1:  # one row needs no transaction: one message there and back
+                if len(spans) == 1:  # one row needs no transaction, which saves round trips
                     connection.execution_options(isolation_level="AUTOCOMMIT")
                 taken = claim(
                     connection,
@@ -161,7 +166,7 @@ class Driver:
                     owner=self._lease.owner,
                     seen=self._seen,
                 )
-                # leaving without a commit gives back what was taken
+                # Leaving the context without a commit rolls back partial claims.
                 if taken:
                     connection.commit()
                 return taken
@@ -173,25 +178,29 @@ class Driver:
         return taken
 
     def done(self, stages: Iterable[Stage]) -> None:
-        """A chain has ended: it is given back with the next batch, which has what it led to."""
+        """Release a chain that has ended, together with the next batch, which has its results."""
         if self.shared:
             nodes = spans_of(stages).keys()
             self._held.subtract(nodes)
             self._done |= {node for node in nodes if not self._held[node]}
 
-    # -- inside -----------------------------------------------------------------------
+    # -- implementation ---------------------------------------------------------------
 
     def _write(self, connection: Connection, records: Sequence[Record]) -> int:
-        """Writes a batch unless it is there already; gives the plan's revision up to which all is known."""
+        """Write a batch unless it was written already.
+
+        Returns:
+            The revision of the plan up to which this driver knows everything.
+        """
         if self._was_written(connection):
             return self._seen
         self._count_batch(connection)
         revisions = write(connection, records, at=self._clock.now(), shared=self.shared)
         mine = revisions.get(self._plan)
-        if self._done:  # others learn by a revision that nodes are free
+        if self._done:  # other drivers look for free nodes only when the revision changes
             mine = mine or next_revision(connection, self._plan)
             release(connection, self._done, plan=self._plan, owner=self._lease.owner)
-        # what others wrote in between is still to be read
+        # If other drivers wrote in between, their changes still have to be read.
         return self._seen + 1 if mine == self._seen + 1 else self._seen
 
     def _count_batch(self, connection: Connection) -> None:
@@ -206,7 +215,7 @@ class Driver:
             raise taken_over(self._lease.study.name)
 
     def _was_written(self, connection: Connection) -> bool:
-        """Whether the present batch was committed by an attempt whose answer got lost."""
+        """Return whether an earlier attempt committed this batch although its answer was lost."""
         studies = schema.studies
         query = select(studies.c.batch).where(studies.c.id == self._lease.study.id)
         return bool((connection.execute(query).scalar() or 0) > self._batch)
@@ -224,17 +233,19 @@ class Driver:
         last = connection.execute(query).scalar()
         if mine and last is not None and last >= min(mine):
             raise StoreBusyError(
-                f"another study has added to the plan of {self._lease.study.name!r} while the database did not answer; run it again: it goes on where it is"
+                f"another study has added to the plan of {self._lease.study.name!r} while the "
+                "database did not answer; run it again: it goes on where it is"
             )
 
     def _read(self, connection: Connection, *, num_nodes: int) -> Changes:
-        """Read the news and the claims of other drivers.
+        """Return the changes and the claims of other drivers.
 
-        This changes nothing here: the connection may still break before the caller has the answer. The
-        caller moves ``_seen`` on to the revision of the news when it has them.
+        This does not change the driver, because the connection may still break before the caller
+        has the answer. The caller advances ``_seen`` to the revision of the changes once it has
+        them.
         """
-        # Other drivers go on between these queries. Claims given back after this revision count as
-        # news later, and nodes of the claims are read after the claims, so each of them is known.
+        # Other drivers continue between these queries. A claim released after this revision shows
+        # up as a later change. Nodes are read after claims, so the node of every claim is known.
         revision = self._revision(connection)
         others = claims_of_others(connection, plan=self._plan, owner=self._lease.owner)
         news = news_of(connection, self._plan, since=self._seen, num_known=num_nodes)
@@ -246,7 +257,7 @@ class Driver:
         return int(connection.execute(query).scalar_one())
 
     def _again(self, attempt: Callable[[], _Answer]) -> _Answer:
-        """Tries until the database answers."""
+        """Retry until the database answers, for at most ``PATIENCE_S``."""
         began = self._clock.monotonic()
         pause_s = 0.05
         while True:

@@ -1,4 +1,4 @@
-"""Opening a database: the engine, its settings, its version, and errors in the user's words."""
+"""Opening a database: its engine, settings and schema version, and errors that users understand."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from ._readonly import ReadOnlyFile, can_write
 from ._schema import VERSION, metadata, version_table
 
 
-# a network that is silent must be noticed, and a driver that is cut off must not hold its locks for ever
+# A silent network must be noticed, and a driver that is cut off must not hold locks for ever.
 _POSTGRESQL = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
@@ -56,30 +56,34 @@ _POSTGRESQL = {
 }
 
 _PATIENCE_S = 30.0
-"""How long another process may hold a SQLite database."""
+"""How long to wait for another process that has locked a SQLite database."""
 
 _PASSING = frozenset({"08", "40", "53300", "55P03", "57P01", "57P02", "57P03"})
-"""States of SQL for what may go better in a moment: no connection, a lost race, too many connections, a restart."""
+"""SQLSTATE codes of transient errors.
+
+They are: no connection, a lost race, too many connections, a server restart.
+"""
 
 
 def open_engine(url: str, *, create: bool) -> Engine:
-    """Open an engine on a database of the present version.
+    """Open a database, create or migrate it if needed, and return its engine.
 
-    A SQLite file that exists and cannot be written is opened to be read; what writes to it is refused.
+    A SQLite file that exists and cannot be written is opened read-only.
 
     Raises:
-        UsageError: It is not a database address.
+        UsageError: ``url`` is not a database address.
         StudyNotFoundError: There is no such file and ``create`` is False.
-        StoreVersionError: A newer thrifty wrote it.
-        StoreWriteError: It cannot be made, or brought up to date.
-        StoreUnreachableError: Its server does not answer.
+        StoreVersionError: A newer thrifty wrote the database.
+        StoreWriteError: The database cannot be created or migrated.
+        StoreUnreachableError: The database server does not answer.
         MissingExtraError: PostgreSQL's driver is not installed.
     """
     address = read_address(url)
     backend = address.get_backend_name()
     if backend not in ("sqlite", "postgresql"):
         raise UsageError(
-            f"{backend!r} is not a database that thrifty knows; write sqlite:///thrifty.db or postgresql+psycopg://host/name"
+            f"{backend!r} is not a database that thrifty knows; write sqlite:///thrifty.db or "
+            "postgresql+psycopg://host/name"
         )
     if backend == "sqlite":
         file = _file_of(address)
@@ -96,7 +100,7 @@ def open_engine(url: str, *, create: bool) -> Engine:
 
 
 def _file_of(address: URL) -> Path | None:
-    """The file of a SQLite database; None: it is in memory."""
+    """Return the file of a SQLite database, or None if it is in memory."""
     if address.database in (None, "", ":memory:"):
         return None
     return Path(str(address.database))
@@ -114,7 +118,7 @@ def _sqlite(address: URL) -> Engine:
 
 
 def _read_only(address: URL, file: Path) -> Engine:
-    """Open a file that cannot be written; of an earlier version a copy, which is brought up to date."""
+    """Open a read-only file; if an earlier version wrote it, open a migrated copy instead."""
     source = ReadOnlyFile(file.absolute(), timeout_s=_PATIENCE_S)
     url = address.render_as_string(hide_password=False)
     engine = source.engine(address)
@@ -134,7 +138,7 @@ def _read_only(address: URL, file: Path) -> Engine:
 
 
 def forbid_writing(engine: Engine) -> None:
-    """Let connections that the engine opens from now on only read."""
+    """Make all connections that the engine opens from now on read-only."""
     sqlite = engine.dialect.name == "sqlite"
     event.listen(engine, "connect", _sqlite_reads if sqlite else _postgresql_reads)
 
@@ -167,7 +171,7 @@ def _postgresql(address: URL) -> Engine:
 
 @contextmanager
 def user_errors(engine: Engine) -> Iterator[None]:
-    """Turn what the database refuses into an error that says how to mend it."""
+    """Turn database errors within the context into errors that say how to fix them."""
     try:
         yield
     except IntegrityError:
@@ -176,7 +180,7 @@ def user_errors(engine: Engine) -> Iterator[None]:
         url = engine.url.render_as_string(hide_password=False)
         said = str(error.orig).strip()
         safe = redact(said, url=url)
-        # A driver that quotes the password is not chained: a traceback would show it.
+        # Do not chain an error that quotes the password: a traceback would show it.
         cause = error if redact(str(error), url=url) == str(error) else None
         found = _in_words(error, said=said, safe=safe, where=redact_url(url))
         if found is None:
@@ -185,22 +189,23 @@ def user_errors(engine: Engine) -> Iterator[None]:
 
 
 def _in_words(error: DatabaseError, *, said: str, safe: str, where: str) -> StoreError | None:
-    """The same for users; None if there is nothing better to say."""
+    """Return the error that users see for a database error; None to raise the original."""
     if _is_passing(error):
         return StoreUnreachableError(
-            f"{where} does not answer: {safe}; see that it runs and can be reached, then run again: "
-            "a study goes on where it is"
+            f"{where} does not answer: {safe}; see that it runs and can be reached, then run "
+            "again: a study goes on where it is"
         )
     if "not a database" in said or "malformed" in said:
         return StoreError(
-            f"{where} is damaged or not a thrifty database ({safe}); move it away, or restore a copy"
+            f"{where} is damaged or not a thrifty database ({safe}); move it away, or "
+            "restore a copy"
         )
     mend = _mend(said)
     return None if mend is None else StoreWriteError(f"cannot write to {where}: {safe}; {mend}")
 
 
 def _mend(said: str) -> str | None:
-    """What helps against what a database said."""
+    """Return what the user can do about a database's message, or None."""
     if "full" in said or "No space left" in said:
         return "free some disk space and run the study again: it goes on where it is"
     if any(word in said for word in ("readonly", "read-only", "unable to open", "denied")):
@@ -220,7 +225,7 @@ def _is_passing(error: DBAPIError) -> bool:
 
 
 def _alone(connection: Connection) -> AbstractContextManager[object]:
-    """On PostgreSQL: nobody else makes tables at the same time."""
+    """Return a context in which, on PostgreSQL, no other process creates tables."""
     if connection.dialect.name == "sqlite":
         return nullcontext()
     return _advisory_lock(connection)
@@ -249,19 +254,22 @@ def _check_file(path: Path, *, create: bool) -> None:
         ) from error
     if not create:
         raise StudyNotFoundError(
-            f"there is no database {path}; run a study first, or name another with --storage sqlite:///FILE"
+            f"there is no database {path}; run a study first, or name another with "
+            "--storage sqlite:///FILE"
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreWriteError(
-            f"cannot make the folder {path.parent} for the database: {error.strerror}; choose another place"
+            f"cannot make the folder {path.parent} for the database: {error.strerror}; "
+            "choose another place"
         ) from error
 
 
 def _sqlite_settings(connection: Any, record: object) -> None:  # noqa: ARG001
     cursor = connection.cursor()
-    # WAL: readers never wait for the writer; FULL: a committed record survives a power cut
+    # With WAL, readers never wait for the writer. With FULL, a committed record survives a power
+    # cut.
     _use_wal(cursor)
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA foreign_keys=ON")
@@ -269,13 +277,13 @@ def _sqlite_settings(connection: Any, record: object) -> None:  # noqa: ARG001
 
 
 def _use_wal(cursor: Any) -> None:
-    """Turns the journal into a write-ahead log, where there can be one."""
+    """Switch the journal to a write-ahead log, if the database can have one."""
     end = time.monotonic() + _PATIENCE_S
     while True:
         try:
             cursor.execute("PRAGMA journal_mode=WAL")
         except sqlite3.OperationalError as error:
-            # for this one statement SQLite does not wait for another process that does the same
+            # For this one statement SQLite does not wait for another process that runs it, too.
             if "locked" not in str(error) or time.monotonic() > end:
                 raise
             time.sleep(0.01)
@@ -289,16 +297,19 @@ def _bring_up_to_date(connection: Connection, url: str) -> None:
         return
     if version is not None and version > VERSION:
         raise StoreVersionError(
-            f"{redact_url(url)} was written by a newer thrifty (schema {version}; this one knows {VERSION}); "
+            f"{redact_url(url)} was written by a newer thrifty (schema {version}; this one "
+            f"knows {VERSION}); "
             "upgrade with: pip install --upgrade thrifty"
         )
     if version is None and connection.dialect.name == "sqlite":
-        # of several that find no tables one makes them; on PostgreSQL a lock has seen to that
+        # Of several processes that find no tables, only one may create them. On PostgreSQL an
+        # advisory lock ensures that.
         connection.exec_driver_sql("BEGIN IMMEDIATE")
         if _version(connection, url) == VERSION:
             return
     if version is None:
-        # nothing to migrate, so no need to wait for Alembic; a test holds the two ways to the same tables
+        # A new database needs no migration, so do not wait for the slow import of Alembic. A test
+        # ensures that both ways make the same tables.
         metadata.create_all(connection)
         connection.execute(insert(version_table).values(version_num=VERSION))
     else:
@@ -315,7 +326,7 @@ def _version(connection: Connection, url: str) -> str | None:
         if _is_passing(error):
             raise
         if connection.dialect.name != "sqlite":
-            connection.rollback()  # it takes nothing more after an error
+            connection.rollback()  # PostgreSQL rejects all statements after an error
         if inspect(connection).get_table_names():
             raise StoreError(
                 f"{redact_url(url)} is another program's database; name a new one"

@@ -1,4 +1,4 @@
-"""Rows as data frames, of whichever library the user has."""
+"""Conversion of rows to data frames of pandas or polars."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _EXTRAS = {"pandas": "dataframe", "polars": "polars"}
 
 
 def frame(rows: Sequence[Mapping[str, Any]], *, backend: FrameBackend = "pandas") -> Any:
-    """A data frame of rows that all have the same keys.
+    """Return a data frame of rows that all have the same keys.
 
-    In one of polars each column has one type: a column of mixed ones, or of schedules, is text. pandas takes the objects
-    themselves.
+    In polars each column has one type, so a column of mixed types or of schedules becomes text.
+    pandas stores the objects themselves.
 
     Raises:
-        MissingExtraError: the library is not installed.
-        UsageError: there is no such library.
+        MissingExtraError: The library is not installed.
+        UsageError: ``backend`` is not a supported library.
     """
     if backend not in _EXTRAS:
         raise UsageError(f"backend is {backend!r}; it is one of 'pandas', 'polars'")
@@ -34,7 +34,7 @@ def frame(rows: Sequence[Mapping[str, Any]], *, backend: FrameBackend = "pandas"
 
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The columns of rows, each of one type: numbers, truth values or text; None where there is nothing.
+    """Return the columns of rows, each of one type (number, bool or text); None if missing.
 
     >>> columns([{"lr": 1, "net": "small"}, {"lr": 0.5, "net": None}, {"lr": None, "net": 3}])
     {'lr': [1.0, 0.5, None], 'net': ['small', None, '3']}

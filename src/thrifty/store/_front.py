@@ -1,4 +1,4 @@
-"""The best trials: one objective's best, or what no other trial beats in all objectives."""
+"""The best trials: the best one for a single objective, or the Pareto front for several."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from ._records import StudyInfo, TrialRecord
 
 
 def nondominated(points: Sequence[Sequence[float]]) -> list[int]:
-    """Which of the points (higher is better in each place) no other one dominates, ascending.
+    """Return the ascending indices of the points that no other point dominates.
 
-    A point dominates another if it is nowhere worse and somewhere better; equal points do not dominate each other.
+    Higher is better in each coordinate. A point dominates another if it is worse in no coordinate
+    and better in at least one, so equal points do not dominate each other.
 
     >>> nondominated([(1, 3), (2, 2), (1, 2), (3, 1), (2, 2)])
     [0, 1, 3, 4]
@@ -20,14 +21,17 @@ def nondominated(points: Sequence[Sequence[float]]) -> list[int]:
     if not len(points):
         return []
     table = np.asarray(points, float)
-    # best first in each place: then a point can be dominated by those before it only
+    # Sort in descending order, so that only earlier points can dominate a point.
     order = np.lexsort(table.T[::-1])[::-1]
     front = _scan(table[order]) if table.shape[1] <= 2 else _sweep(table[order])
     return sorted(int(order[index]) for index in front)
 
 
 def _scan(ranked: np.ndarray) -> list[int]:
-    """One or two objectives: whoever improves on the last place, or equals the one who did."""
+    """Return the Pareto front of sorted points with one or two objectives.
+
+    A point is on it if it improves the last objective, or equals the last point that did.
+    """
     out: list[int] = []
     for index, point in enumerate(ranked):
         if not out or point[-1] > ranked[out[-1]][-1] or (point == ranked[out[-1]]).all():
@@ -36,7 +40,7 @@ def _scan(ranked: np.ndarray) -> list[int]:
 
 
 def _sweep(ranked: np.ndarray) -> list[int]:
-    """Any number of objectives: each point against the front so far."""
+    """Return the Pareto front of sorted points: compare each point with the front so far."""
     out: list[int] = []
     front = np.empty_like(ranked)
     for index, point in enumerate(ranked):
@@ -49,9 +53,10 @@ def _sweep(ranked: np.ndarray) -> list[int]:
 
 
 def best_trials(info: StudyInfo, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The best trial of a study as it is recorded, or its Pareto front; none where no trial is feasible.
+    """Return the best recorded trial of a study, or its Pareto front if it has several objectives.
 
-    Of trials that tie in the only objective, the first.
+    The result is empty if no trial is feasible. If trials tie in a single objective, the first
+    trial is the best.
     """
     valued = [t for t in trials if t.state != "failed" and t.value is not None and t.feasible]
     metric, mode = info.spec.get("metric"), info.spec.get("mode")

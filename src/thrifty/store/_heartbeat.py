@@ -1,4 +1,4 @@
-"""A thread that says that this process lives, while it trains."""
+"""A thread that sends heartbeats while this process trains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ EVERY_S = 10.0
 
 
 class Heartbeat:
-    """Beats for a lease from a thread of its own, because an epoch may take longer than others wait; a context manager."""
+    """A context manager that sends heartbeats of a lease from a thread of its own.
+
+    An epoch may take longer than other processes wait for a heartbeat.
+    """
 
     def __init__(self, lease: Lease, *, every_s: float = EVERY_S) -> None:
         self._lease = lease
@@ -39,6 +42,6 @@ class Heartbeat:
             try:
                 self._lease.heartbeat()
             except StoreBusyError:
-                return  # what is written next is refused, with a word on why
+                return  # the next write fails with the same error
             except StoreError as error:
                 logger.warning("%s", error)

@@ -1,4 +1,4 @@
-"""Who holds a study, and whether that process lives."""
+"""Identification of the process that holds a study, and checks that it is alive."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from . import _schema as schema
 
 
 STALE_AFTER_S = 60.0
-"""A holder on another machine that has not been heard of for so long is taken to be dead."""
+"""A holder on another machine counts as dead if its last heartbeat is older than this."""
 
 
 def this_process() -> dict[str, Any]:
-    """The columns of a lease by which its holder is found again."""
+    """Return the columns of a lease that identify the process that holds it."""
     pid = os.getpid()
     return {"host": socket.gethostname(), "pid": pid, "pid_started": _process_start(pid)}
 
 
 def process_tag() -> str:
-    """Return a name of this process for file names: machine, number and start.
+    """Return a name of this process for file names, made of machine, pid and start time.
 
-    Nothing else has the same one, not even a later process of the same number.
+    It is unique: a later process with the same pid has another name.
     """
     pid = os.getpid()
     return f"{_machine()}-{pid}-{_ticks(_process_start(pid))}"
 
 
 def is_tag_of_dead(tag: str) -> bool:
-    """Say whether a process of this machine had a tag and is gone; of another machine nothing is known."""
+    """Return whether a tag is that of a dead process of this machine; False for other machines."""
     machine, _, rest = tag.partition("-")
     pid, _, started = rest.partition("-")
     if machine != _machine() or not (pid.isascii() and pid.isdecimal()) or not started:
@@ -45,13 +45,13 @@ def is_tag_of_dead(tag: str) -> bool:
 
 
 def is_here(lease: Row[Any]) -> bool:
-    """Whether a holder is on this machine, where processes are asked for directly."""
+    """Return whether a holder is on this machine, so that its process can be looked up."""
     numbered_by = lease.pid_started.partition("@")[2]
     return lease.host == socket.gethostname() and numbered_by in ("", _pid_namespace())
 
 
 def lives(lease: Row[Any], *, now: float) -> bool:
-    """Whether a holder lives; of one elsewhere only what it said of itself is known."""
+    """Return whether a holder is alive; on another machine only its heartbeat tells."""
     if is_here(lease):
         started = _process_start(lease.pid)
         return started != "" and started == lease.pid_started
@@ -59,7 +59,7 @@ def lives(lease: Row[Any], *, now: float) -> bool:
 
 
 def time_of(connection: Connection, clock: Clock) -> float:
-    """The time by one clock for all: that of the server, where there is one."""
+    """Return the time by a clock that all drivers share: the database server's, if there is one."""
     if connection.dialect.name == "sqlite":
         return clock.now()
     return float(
@@ -70,9 +70,10 @@ def time_of(connection: Connection, clock: Clock) -> float:
 def standing(
     connection: Connection, written: Mapping[int, str], *, clock: Clock
 ) -> dict[int, str]:
-    """The states of studies (by number) as they were written; but a "running" one that nobody runs is "interrupted".
+    """Return the states of studies, by study id, with dead "running" studies as "interrupted".
 
-    Whoever is killed cannot write that it ends.
+    ``written`` are the recorded states. A process that is killed cannot record that its study has
+    ended.
     """
     states = dict(written)
     if "running" not in states.values():
@@ -90,9 +91,13 @@ def standing(
 
 
 def _process_start(pid: int) -> str:
-    """When a process started, in the kernel's ticks ("" if there is none), and who numbered it: tells reused numbers apart."""
+    """Return when a process started, in kernel ticks, and its pid namespace; "" if it is gone.
+
+    This tells apart processes that have used the same pid.
+    """
     try:
-        # the command's name, in brackets, may hold spaces; the 20th field after it is the start
+        # The command name is in parentheses and may contain spaces. The 20th field after it is
+        # the start time.
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return _without_proc(pid)
@@ -105,7 +110,7 @@ def _ticks(start: str) -> str:
 
 
 def _machine() -> str:
-    """Return a short name of what numbers this process: a machine since it booted, or a container."""
+    """Return a short name of the machine since its last boot, or of the container."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
     except OSError:
@@ -115,7 +120,10 @@ def _machine() -> str:
 
 
 def _pid_namespace() -> str:
-    """Within what the numbers of processes hold: a container has its own, even where it has its machine's name."""
+    """Return the namespace in which pids are unique.
+
+    A container has a namespace of its own, even if it has the host name of its machine.
+    """
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:

@@ -1,4 +1,4 @@
-"""Who runs a study: one living process at a time; and, unless it is shared, a plan."""
+"""Leases: one live process at a time runs a study and, unless the plan is shared, its plan."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from ._turns import await_turn, next_revision
 logger = plain_logger(__name__)
 
 SILENT_AFTER_S = 30.0
-"""Who could not say for so long that it lives had a reason that others may have, too."""
+"""If our own heartbeat is this late, assume an outage and declare no other driver dead."""
 
 
 class Lease:
-    """A study held by this process.
+    """A lease by which this process holds a study.
 
     Args:
-        engine: the database.
-        study: what is held.
-        shared: whether others may run other studies of its plan.
-        clock: of a database that has none itself.
+        engine: The database.
+        study: The study to hold.
+        shared: Whether other processes may run other studies of its plan.
+        clock: The clock for a database without a server.
 
     Raises:
-        StoreBusyError: another living process holds the study, or its plan, and one of both does not share it.
+        StoreBusyError: Another live process holds the study; or it holds the plan, and one of the
+            two processes does not share it.
     """
 
     def __init__(self, engine: Engine, study: StudyInfo, *, shared: bool, clock: Clock) -> None:
@@ -42,11 +43,11 @@ class Lease:
         self._engine = engine
         self._clock = clock
         self._beat_at = 0.0
-        """By the clock of the database, which may be set anew."""
+        """Last heartbeat by the clock of the database, which may be changed."""
         self._beat_after_s = 0.0
-        """By the monotonic clock of this process."""
+        """Last heartbeat by the monotonic clock of this process."""
         self._unsure_until_s = 0.0
-        """By the same clock: until then nobody elsewhere is taken for dead."""
+        """Time by the same clock; until then no driver on another machine counts as dead."""
         self._take()
 
     def __enter__(self) -> Self:
@@ -56,14 +57,15 @@ class Lease:
         try:
             self.release()
         except StoreUnreachableError as error:
-            # a lease that is not heard of any more ends by itself
+            # A lease without heartbeats expires by itself.
             logger.warning("%s", error)
 
     def heartbeat(self) -> None:
-        """Says that the holder is alive.
+        """Record that the holder is alive.
 
         Raises:
-            StoreBusyError: another process took the study over, because this one was silent for too long.
+            StoreBusyError: Another process has taken over the study, because this one was silent
+                for too long.
         """
         with user_errors(self._engine), self._engine.begin() as connection:
             now = self._now(connection)
@@ -78,10 +80,11 @@ class Lease:
         self._note_beat(now)
 
     def bury(self) -> None:
-        """Takes what the dead hold of this plan from them, so that others go on with it.
+        """Release the leases and claims of this plan that dead drivers hold.
 
-        Who could not beat itself, as all hearts are silent while the database is away, takes nobody for dead
-        until the others had time to beat again.
+        While the database is away, no driver can send heartbeats. So a driver whose own heartbeat
+        was late declares no driver on another machine dead until the others have had time for a
+        heartbeat.
         """
         with user_errors(self._engine), self._engine.begin() as connection:
             now = self._now(connection)
@@ -94,19 +97,19 @@ class Lease:
             self._forget(connection, dead + self._without_lease(connection))
 
     def is_alone(self) -> bool:
-        """Say whether no other living process runs a study of this plan."""
+        """Return whether no other live process runs a study of this plan."""
         with user_errors(self._engine), self._engine.connect() as connection:
             now = self._now(connection)
             return not any(lives(row, now=now) for row in self._others(connection))
 
     def release(self) -> None:
-        """Gives the study back, and all that is claimed for it."""
+        """Release the study and all its claims."""
         with user_errors(self._engine), self._engine.begin() as connection:
             self._forget(connection, [self.owner])
 
     def _take(self) -> None:
         with user_errors(self._engine), self._engine.begin() as connection:
-            await_turn(connection, self.study.plan)  # who looks at the leases looks alone
+            await_turn(connection, self.study.plan)  # one process at a time may check leases
             now = self._now(connection)
             others = self._others(connection)
             gone = []
@@ -116,7 +119,7 @@ class Lease:
                     if not beside:
                         raise _busy(row, now=now)
                 elif beside and not is_here(row):
-                    # perhaps the database was away; it has time to say that it lives
+                    # The database may have been away, so give this driver time for a heartbeat.
                     self._doubt()
                 else:
                     gone.append(row.owner)
@@ -135,9 +138,9 @@ class Lease:
             self._note_beat(now)
 
     def _has_beaten(self, now: float) -> bool:
-        """Say whether this lease has beaten lately, by both clocks.
+        """Return whether the last heartbeat of this lease is recent by both clocks.
 
-        If one says no, the database was away or its clock was set: other drivers look dead, too.
+        If it is not, the database was away or its clock was changed, and live drivers look dead.
         """
         since_s = self._clock.monotonic() - self._beat_after_s
         return 0.0 <= now - self._beat_at <= SILENT_AFTER_S and since_s <= SILENT_AFTER_S
@@ -156,7 +159,11 @@ class Lease:
         return list(connection.execute(query))
 
     def _without_lease(self, connection: Connection) -> list[str]:
-        """Owners of claims who have been taken over: one that did not hear of it may have claimed since, and died."""
+        """Return the owners of claims that have no lease.
+
+        Their studies were taken over. A driver that did not notice may have claimed nodes after
+        that, and then died.
+        """
         claims, leases = schema.claims, schema.leases
         query = (
             select(claims.c.owner)
@@ -175,7 +182,7 @@ class Lease:
         claims, leases = schema.claims, schema.leases
         freed = connection.execute(delete(claims).where(claims.c.owner.in_(owners)))
         connection.execute(delete(leases).where(leases.c.owner.in_(owners)))
-        if freed.rowcount:  # those who wait for it look again
+        if freed.rowcount:  # makes drivers that wait for these nodes look again
             next_revision(connection, self.study.plan)
 
     def _now(self, connection: Connection) -> float:
@@ -183,7 +190,7 @@ class Lease:
 
 
 def taken_over(name: str) -> StoreBusyError:
-    """The error of a process whose study is another's now."""
+    """Return the error for a process whose study another process has taken over."""
     return StoreBusyError(
         f"another process has taken over study {name!r} while this one was silent for more than "
         f"{STALE_AFTER_S:.0f} s; stop one of them"

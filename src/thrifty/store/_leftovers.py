@@ -1,7 +1,7 @@
-"""Files that killed runs leave in the folder of checkpoints: which there are, and which may go.
+"""Files that killed runs leave in the checkpoint folder: finding them, and deleting them safely.
 
-There are two kinds. A *temporary* file is one that a writer did not finish. An *orphan* is a whole
-checkpoint that no row of the database knows: its run died before it wrote the row.
+There are two kinds. A *temporary* file is one that a writer did not finish. An *orphan* is a
+complete checkpoint without a row in the database: its run died before it wrote the row.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from ._lease import Lease
 logger = plain_logger(__name__)
 
 ABANDONED_AFTER_S = 86_400.0
-"""A temporary file that nobody has touched for so long is not being written any more.
+"""A temporary file that has not changed for this long counts as abandoned.
 
-This counts where the file's name does not tell: of another machine, of an earlier version.
+This applies to files of other machines and of earlier versions, whose names do not tell whether
+the writer is alive.
 """
 
 _OWNER = ".owner-"
-"""How the name of an empty file begins that says which database keeps its checkpoints in a folder."""
+"""Prefix of the name of an empty file that marks which database keeps checkpoints in a folder."""
 _UNKNOWN = "unknown"
 _CHECKPOINT = re.compile(r"[0-9]+-[0-9]+\.safetensors", re.ASCII)
 _WRITER = re.compile(
@@ -44,7 +45,7 @@ Kind = Literal["checkpoint", "orphan", "temporary", "other"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftovers:
-    """What was found of killed runs; ``left_bytes`` could not be removed safely, and takes space."""
+    """Leftovers that were removed, and those that were not safe to remove and still use space."""
 
     num_removed: int = 0
     removed_bytes: int = 0
@@ -54,7 +55,7 @@ class Leftovers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What lies in the folders of all plans: what rows know, and what they do not."""
+    """Files in the folders of all plans: checkpoints with a row in the database, and leftovers."""
 
     num_kept: int = 0
     kept_bytes: int = 0
@@ -63,7 +64,7 @@ class Survey:
 
 
 def survey(engine: Engine, checkpoints: CheckpointFolder) -> Survey:
-    """Look through the folders of all plans, without changing anything."""
+    """Count the files in the folders of all plans, without changing anything."""
     with engine.connect() as connection:
         paths = set(connection.execute(select(schema.checkpoints.c.path)).scalars())
         plans = set(connection.execute(select(schema.plans.c.identity)).scalars())
@@ -93,10 +94,11 @@ def remove_leftovers(
     folder: str,
     now: float,
 ) -> Leftovers:
-    """Remove leftovers of killed runs from one plan's folder; other folders are not looked at.
+    """Delete leftovers of killed runs from one plan's folder.
 
-    A temporary file goes if the process that wrote it is gone. An orphan goes if no other process runs
-    a study of this plan, and if no other database keeps checkpoints in this folder.
+    A temporary file is deleted if the process that wrote it is gone. An orphan is deleted if no
+    other process runs a study of this plan, and no other database keeps checkpoints in this
+    folder.
     """
     try:
         found = checkpoints.files(folder)
@@ -133,7 +135,7 @@ def remove_leftovers(
 
 
 def known_paths(engine: Engine, folder: str) -> set[str]:
-    """Names of the files of a folder that a row of any plan knows."""
+    """Return the names of the files in a folder that have a row, of any plan."""
     table = schema.checkpoints
     query = select(table.c.path).where(table.c.path.startswith(f"{folder}/", autoescape=True))
     with user_errors(engine), engine.connect() as connection:
@@ -141,7 +143,7 @@ def known_paths(engine: Engine, folder: str) -> set[str]:
 
 
 def kind_of(file: FoundFile, *, known: Collection[str]) -> Kind:
-    """What a file of a plan's folder is."""
+    """Return the kind of a file in a plan's folder."""
     if _CHECKPOINT.fullmatch(file.name):
         return "checkpoint" if file.name in known else "orphan"
     ours = file.name.startswith(".") and file.name.endswith(TEMPORARY)
@@ -172,12 +174,12 @@ def _claim_folder(
     plan: int,
     found: Collection[FoundFile],
 ) -> bool:
-    """Note in a folder that this database keeps checkpoints in it; say whether no other one does."""
+    """Mark a folder as used by this database; return whether no other database uses it."""
     mine = _owner_of(engine, plan)
     owners = {each.name.removeprefix(_OWNER) for each in found if each.name.startswith(_OWNER)}
     fresh = {mine} - owners
     if not owners and any(_CHECKPOINT.fullmatch(each.name) for each in found):
-        # An earlier version wrote these, for this database or for others.
+        # An earlier version wrote these checkpoints, for this database or for others.
         fresh.add(_UNKNOWN)
     for owner in fresh:
         checkpoints.put(folder, f"{_OWNER}{owner}")
@@ -185,7 +187,7 @@ def _claim_folder(
 
 
 def _owner_of(engine: Engine, plan: int) -> str:
-    """A name for the database: the moment at which it made the plan is that of no other one."""
+    """Return a name for the database; the time at which it made the plan makes it unique."""
     query = select(schema.plans.c.identity, schema.plans.c.created_at)
     with user_errors(engine), engine.connect() as connection:
         identity, made = connection.execute(query.where(schema.plans.c.id == plan)).one()

@@ -1,4 +1,7 @@
-"""Brings a database up to date. Alembic is slow to import, so this file is loaded only when there is something to do."""
+"""Migration of a database to the current schema.
+
+Alembic is slow to import, so this module is imported only when there is something to migrate.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from ._schema import VERSION
 
 
 def upgrade(connection: Connection) -> None:
-    """Runs the migrations that a database lacks, in the transaction of the connection."""
+    """Run the migrations that a database lacks, in the transaction of the connection."""
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     config.attributes["connection"] = connection

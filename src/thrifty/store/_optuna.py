@@ -1,4 +1,7 @@
-"""A thrifty database through Optuna's eyes. Optuna is optional and slow to import: it is loaded on the first call."""
+"""Access to a thrifty database with Optuna's tools.
+
+Optuna is optional and slow to import, so it is imported on the first call.
+"""
 
 from __future__ import annotations
 
@@ -14,26 +17,27 @@ if TYPE_CHECKING:
 
 
 def optuna_storage(url: str) -> BaseStorage:
-    """A read-only Optuna storage on a thrifty database.
+    """Return a read-only Optuna storage on a thrifty database.
 
-    For ``optuna.visualization``, ``optuna.importance`` and ``optuna_dashboard.run_server``. Parameters
-    that are schedules or text become categorical; learning curves become intermediate values.
+    Use it for ``optuna.visualization``, ``optuna.importance`` and ``optuna_dashboard.run_server``.
+    Hyper-parameters that are schedules or text become categorical parameters; learning curves
+    become intermediate values.
 
     Raises:
         MissingExtraError: Optuna is not installed.
-        StudyNotFoundError: there is no such database.
+        StudyNotFoundError: There is no such database.
     """
     storage: BaseStorage = _view().OptunaView(url)
     return storage
 
 
 def export_optuna(url: str, name: str, *, file: Path) -> None:
-    """Copies a study into an Optuna database (SQLite).
+    """Copy a study into a new Optuna database (SQLite).
 
     Raises:
         MissingExtraError: Optuna is not installed.
-        UsageError: the file exists, or its folder does not.
-        StudyNotFoundError: there is no such study.
+        UsageError: The file exists already, or its folder does not exist.
+        StudyNotFoundError: There is no such study.
     """
     view = _view()
     if file.exists():

@@ -25,12 +25,12 @@ from ._records import StudyInfo, TrialRecord
 from ._store import Store
 
 
-# thrifty's numbers for trials start at zero in each study; Optuna wants one number for all of them
+# thrifty numbers the trials of each study from zero, but Optuna wants ids unique in a database.
 TRIALS_PER_STUDY = 10**9
 
 
 class OptunaView(BaseStorage):
-    """Reads are answered from the thrifty database as it is at that moment; writes are refused."""
+    """A read-only Optuna storage; every read opens the thrifty database and sees current data."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -40,7 +40,7 @@ class OptunaView(BaseStorage):
     # -- studies ----------------------------------------------------------------------
 
     def get_study_id_from_name(self, study_name: str) -> int:
-        """The number of a study."""
+        """Return the id of a study."""
         with self._store() as store:
             info = store.studies.find(study_name)
         if info is None:
@@ -48,26 +48,26 @@ class OptunaView(BaseStorage):
         return info.id
 
     def get_study_name_from_id(self, study_id: int) -> str:
-        """The name of a study."""
+        """Return the name of a study."""
         return self._info(study_id).name
 
     def get_study_directions(self, study_id: int) -> list[StudyDirection]:
-        """Whether its metric is to be large or small; one for each objective."""
+        """Return the direction of each objective: minimise or maximise."""
         return _directions(self._info(study_id))
 
     def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
-        """What the study was made from."""
+        """Return the specification from which the study was made."""
         return {
             key: value for key, value in self._info(study_id).spec.items() if value is not None
         }
 
     def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
-        """The names of its metrics, where Optuna's pictures look for them."""
+        """Return the names of the study's metrics, under the key that Optuna's plots read."""
         names = _metrics(self._info(study_id))
         return {"study:metric_names": names} if names else {}
 
     def get_all_studies(self) -> list[FrozenStudy]:
-        """All studies."""
+        """Return all studies."""
         with self._store() as store:
             infos = [store.studies.get(summary.name) for summary in store.studies.list()]
         return [
@@ -90,7 +90,7 @@ class OptunaView(BaseStorage):
         deepcopy: bool = True,  # noqa: FBT001, FBT002 (Optuna's signature)
         states: Container[TrialState] | None = None,
     ) -> list[FrozenTrial]:
-        """All trials of a study in some states."""
+        """Return all trials of a study, or those in some states."""
         info = self._info(study_id)
         with self._store() as store:
             records = store.studies.load(study_id).trials
@@ -103,37 +103,37 @@ class OptunaView(BaseStorage):
         return [trial for trial in trials if states is None or trial.state in states]
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
-        """One trial."""
+        """Return one trial."""
         study_id, number = divmod(trial_id, TRIALS_PER_STUDY)
         for trial in self.get_all_trials(study_id):
             if trial.number == number:
                 return trial
         raise KeyError(trial_id)
 
-    # -- what a view does not do ------------------------------------------------------
+    # -- writes, which a read-only view rejects ---------------------------------------
 
     def create_new_study(
         self, directions: Sequence[StudyDirection], study_name: str | None = None
     ) -> NoReturn:
-        """Refused."""
+        """Raise StoreError, because this storage is read-only."""
         self._refuse()
 
     def delete_study(self, study_id: int) -> NoReturn:
-        """Refused."""
+        """Raise StoreError, because this storage is read-only."""
         self._refuse()
 
     def set_study_user_attr(self, study_id: int, key: str, value: Any) -> NoReturn:
-        """Refused."""
+        """Raise StoreError, because this storage is read-only."""
         self._refuse()
 
     def set_study_system_attr(self, study_id: int, key: str, value: Any) -> NoReturn:
-        """Refused."""
+        """Raise StoreError, because this storage is read-only."""
         self._refuse()
 
     def create_new_trial(
         self, study_id: int, template_trial: FrozenTrial | None = None
     ) -> NoReturn:
-        """Refused."""
+        """Raise StoreError, because this storage is read-only."""
         self._refuse()
 
     def set_trial_param(  # noqa: PLR0917
@@ -143,33 +143,33 @@ class OptunaView(BaseStorage):
         param_value_internal: float,
         distribution: BaseDistribution,
     ) -> NoReturn:
-        """Refused."""
+        """Raise StoreError, because this storage is read-only."""
         self._refuse()
 
     def set_trial_state_values(
         self, trial_id: int, state: TrialState, values: Sequence[float] | None = None
     ) -> NoReturn:
-        """Refused."""
+        """Raise StoreError, because this storage is read-only."""
         self._refuse()
 
     def set_trial_intermediate_value(
         self, trial_id: int, step: int, intermediate_value: float
     ) -> NoReturn:
-        """Refused."""
+        """Raise StoreError, because this storage is read-only."""
         self._refuse()
 
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> NoReturn:
-        """Refused."""
+        """Raise StoreError, because this storage is read-only."""
         self._refuse()
 
     def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> NoReturn:
-        """Refused."""
+        """Raise StoreError, because this storage is read-only."""
         self._refuse()
 
     def _refuse(self) -> NoReturn:
         raise StoreError(
-            "this Optuna storage is a read-only view of a thrifty database; write a copy that can be changed with: "
-            "thrifty export NAME --optuna FILE"
+            "this Optuna storage is a read-only view of a thrifty database; write a copy that "
+            "can be changed with: thrifty export NAME --optuna FILE"
         )
 
     def _store(self) -> Store:
@@ -185,11 +185,11 @@ class OptunaView(BaseStorage):
 
 
 def copy(url: str, name: str, *, target: str) -> None:
-    """Copies a study into another Optuna storage."""
+    """Copy a study into another Optuna storage."""
     with Store.open(url, create=False) as store:
         store.studies.get(name)
     verbosity = optuna.logging.get_verbosity()
-    # It prints the name of the study as it is, whatever that does to a terminal.
+    # Optuna logs the study's name unescaped, and the name may contain terminal escape sequences.
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         optuna.copy_study(from_study_name=name, from_storage=OptunaView(url), to_storage=target)
@@ -217,7 +217,10 @@ def _values(info: StudyInfo, record: TrialRecord) -> list[float] | None:
 
 
 def _distributions(records: Sequence[TrialRecord]) -> dict[str, BaseDistribution]:
-    """Numbers become ranges over what was seen, everything else a choice among what was seen."""
+    """Return a distribution for each hyper-parameter, from its values in all trials.
+
+    Numbers become ranges over these values; everything else becomes a choice among them.
+    """
     seen: dict[str, list[Any]] = {}
     for record in records:
         for name, value in record.config.items():
@@ -261,7 +264,7 @@ def _frozen(
         params=params,
         distributions=own,
         user_attrs={"thrifty:epochs": record.reached, "thrifty:error": record.error[1]},
-        # where Optuna looks for it: above zero means infeasible
+        # Optuna reads constraints here; a value above zero means infeasible.
         system_attrs={} if record.violation is None else {"constraints": [record.violation]},
         intermediate_values=finite,
         trial_id=info.id * TRIALS_PER_STUDY + record.number,

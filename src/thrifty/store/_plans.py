@@ -1,4 +1,4 @@
-"""The plans of a store."""
+"""Access to the search plans of a store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ._writer import write
 
 
 class Plans:
-    """Search plans by the identity of what they train."""
+    """The search plans of a store; a plan's identity says what it trains and how it evaluates."""
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine = engine
@@ -33,13 +33,13 @@ class Plans:
         family: str | None = None,
         content: Sequence[NodeRecord | CheckpointAdded] = (),
     ) -> PlanInfo:
-        """Return the plan of an identity; make it if there is none.
+        """Return the plan of an identity; create it if there is none.
 
         Args:
-            identity: what is trained, and how it is evaluated.
-            task: the name of the task, for people.
-            family: what is trained; equal for plans that differ only in their metrics.
-            content: the records that a new plan begins with, of whichever plan.
+            identity: Identifier of what is trained and how it is evaluated.
+            task: The name of the task, for people.
+            family: Identifier of what is trained; equal for plans that differ only in metrics.
+            content: Records to put into a new plan; their own plan numbers are replaced.
         """
         found = self.find(identity)
         if found is not None:
@@ -58,7 +58,7 @@ class Plans:
                     own = [replace(record, plan=key[0]) for record in content]
                     write(connection, own, at=self._clock.now())
             except IntegrityError:
-                pass  # another process was quicker: it is there now
+                pass  # another process has just created the same plan
         made = self.find(identity)
         assert made is not None
         return made
@@ -87,14 +87,14 @@ class Plans:
             return [PlanInfo(**row._asdict()) for row in connection.execute(query)]
 
     def threads(self, plan: int) -> int | None:
-        """The CPU threads of each worker that a plan is trained with; None: no run has fixed them yet."""
+        """Return the CPU threads of each worker of a plan; None if no run has fixed them yet."""
         query = select(schema.plans.c.threads).where(schema.plans.c.id == plan)
         with user_errors(self._engine), self._engine.connect() as connection:
             threads: int | None = connection.execute(query).scalar_one()
             return threads
 
     def fix_threads(self, plan: int, threads: int) -> int:
-        """Fix the CPU threads of a plan's workers unless they are fixed already; returns what they are."""
+        """Fix the CPU threads of a plan's workers unless a run has done so; return their number."""
         table = schema.plans
         statement = (
             update(table)
@@ -108,23 +108,23 @@ class Plans:
         return fixed
 
     def refusals(self, plan: int) -> dict[str, str]:
-        """Return the structures of a plan that are not fused: the reason, by the structure's key."""
+        """Return the reasons why structures of a plan must not be fused, by the structure's key."""
         table = schema.refusals
         query = select(table.c.key, table.c.reason).where(table.c.plan == plan)
         with user_errors(self._engine), self._engine.connect() as connection:
             return {row.key: row.reason for row in connection.execute(query)}
 
     def load(self, plan: int) -> PlanRecords:
-        """All that is known of a plan."""
+        """Return all records of a plan."""
         with user_errors(self._engine), self._engine.connect() as connection:
             return news_of(connection, plan)
 
     def standing(self, plan: int, *, but: int) -> list[tuple[int, int]]:
-        """Where trials of other studies stand, ``(node, epoch)``, that may be asked to go on.
+        """Return the positions ``(node, epoch)`` of other studies' trials that may continue.
 
         Args:
-            plan: of the studies.
-            but: a study that does not count.
+            plan: The plan of the studies.
+            but: A study to leave out.
         """
         trials, studies = schema.trials, schema.studies
         query = (
@@ -141,11 +141,13 @@ class Plans:
             return [(node, epoch) for node, epoch in connection.execute(query)]
 
     def ends(self, plan: int, *, but: int) -> set[tuple[int, int]]:
-        """Where trials of other studies are, ``(node, epoch)``, whatever became of them.
+        """Return the positions ``(node, epoch)`` of all trials of other studies, in any state.
+
+        Trials that have trained no epoch are left out.
 
         Args:
-            plan: Plan of the studies.
-            but: Study that does not count.
+            plan: The plan of the studies.
+            but: A study to leave out.
         """
         trials, studies = schema.trials, schema.studies
         query = (
@@ -161,11 +163,13 @@ class Plans:
 def news_of(
     connection: Connection, plan: int, *, since: int = -1, num_known: int = 0
 ) -> PlanRecords:
-    """What was written about a plan after a revision, and its nodes but those that are known.
+    """Return the records of a plan after revision ``since``, and its nodes from ``num_known`` on.
 
-    Rows written while it reads may be there or not: they are above the revision that it gives, and will be read again.
+    The result may contain some rows written while this function reads. Their revisions are above
+    the returned one, so they are read again later.
     """
-    # first the revision, last the nodes: so nothing up to it is missing, and no row is of an unknown node
+    # Read the revision first, so that nothing up to it is missing, and the nodes last, so that
+    # every row's node is known.
     revision = connection.execute(
         select(schema.plans.c.revision).where(schema.plans.c.id == plan)
     ).scalar_one()

@@ -1,13 +1,14 @@
 """SQLite files that this process can read but not write: another user's, or on a read-only disk.
 
-SQLite keeps a write-ahead log (``-wal``) and an index of it (``-shm``) beside the file, and wants to
-make them even to read. There are three ways around that, tried in this order:
+SQLite keeps a write-ahead log (``-wal``) and an index of it (``-shm``) beside the file, and creates
+them even for reading. There are three ways around that, tried in this order:
 
-1. ``mode=ro`` works if both are there (somebody has the database open), or if the folder can be written.
-2. ``immutable=1`` reads the file alone. That is right only if there is no log, so it is asked each time.
-3. A log without an index is what a crash leaves. A private copy is opened instead: its log can be read.
+1. ``mode=ro`` works if both exist (a process has the database open) or the folder is writeable.
+2. ``immutable=1`` reads only the file. That is correct only without a log, which each connection
+   checks anew.
+3. A crash leaves a log without an index. Then a private copy is opened, whose log can be read.
 
-The same copy is brought up to date if an earlier version wrote the database.
+If an earlier version wrote the database, a private copy is also what gets migrated.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ WAL = "-wal"
 
 
 def can_write(file: Path) -> bool:
-    """Say whether this process can write a SQLite file that exists; for that it makes files beside it."""
+    """Return whether this process can write an existing SQLite file and create files beside it."""
     return os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)
 
 
 class ReadOnlyFile:
-    """Opens connections to a file that cannot be written. Each of them sees it as it is then."""
+    """A read-only SQLite file; each connection sees the data at the time when it is opened."""
 
     def __init__(self, file: Path, *, timeout_s: float) -> None:
         self._file = file
@@ -43,7 +44,7 @@ class ReadOnlyFile:
         self._folders: list[weakref.finalize[..., ReadOnlyFile]] = []
 
     def connect(self) -> sqlite3.Connection:
-        """Open a connection that only reads."""
+        """Open a read-only connection."""
         try:
             return self._opened(self._file, "mode=ro")
         except sqlite3.OperationalError:
@@ -54,12 +55,12 @@ class ReadOnlyFile:
         return self._opened(self._private_copy(), "mode=ro")
 
     def engine(self, address: URL) -> Engine:
-        """Return an engine on such connections; ``address`` is what messages say."""
-        # Each connection looks anew whether there is a log: another user may begin to write.
+        """Return an engine on read-only connections; ``address`` appears in messages."""
+        # Each connection checks anew whether there is a log: another user may begin to write.
         return create_engine(address, creator=self.connect, poolclass=NullPool)
 
     def changeable_copy(self) -> Path:
-        """Return a private copy that can be changed; nobody else sees the changes."""
+        """Return a private copy that can be changed; no other process sees the changes."""
         target = self._folder() / self._file.name
         source = self.connect()
         try:
@@ -85,7 +86,7 @@ class ReadOnlyFile:
             check_same_thread=False,
         )
         try:
-            # The first question opens the file; before it nothing can fail.
+            # The first query opens the file, so only then can opening fail.
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         except sqlite3.Error:
             connection.close()
@@ -97,7 +98,7 @@ class ReadOnlyFile:
         return log.exists() and log.stat().st_size > 0
 
     def _private_copy(self) -> Path:
-        """Return a copy of file and log, made anew if one of them has changed."""
+        """Return a copy of the file and its log; copy again if one of them has changed."""
         log = Path(f"{self._file}{WAL}")
         seen = tuple((s.st_mtime_ns, s.st_size) for s in (self._file.stat(), log.stat()))
         if self._copy is None or seen != self._copied:
@@ -107,7 +108,7 @@ class ReadOnlyFile:
         return self._copy
 
     def _folder(self) -> Path:
-        """Make a folder that goes when this object does."""
+        """Create a folder that is removed together with this object."""
         folder = tempfile.mkdtemp(prefix="thrifty-")
         self._folders.append(weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True))
         return Path(folder)

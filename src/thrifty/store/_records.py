@@ -1,4 +1,4 @@
-"""What is written down, and what is read back: frozen values, one for each kind of row."""
+"""Records that the store writes and reads: frozen dataclasses, one for each kind of row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from thrifty.core import CheckpointRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
-    """A node of a plan; ``config`` and ``epochs`` are the timeline of the trial that made it."""
+    """A node of a plan; ``config`` and ``epochs`` are the timeline of the trial that added it."""
 
     plan: int
     node: int
@@ -23,12 +23,13 @@ class NodeRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochRecord:
-    """The metrics of a node after an epoch; the first record of an epoch stays.
+    """The metrics of a node after an epoch; the store keeps the first record of an epoch.
 
-    ``seconds``, ``seconds_checks``, ``seconds_alone`` with its ends, and ``evaluated`` are those of
-    ``EpochDone``; ``study`` is the one whose run trained it. ``again`` is how often it was trained
-    again since. The fields that begin with ``again_`` are the sums of the same times; they are only
-    read (see ``EpochAgain``). Their ends are None if a part of ``again_alone_s`` was not measured.
+    ``seconds``, ``seconds_checks``, ``seconds_alone`` with its low and high ends, and ``evaluated``
+    are those of ``EpochDone``. ``study`` is the study whose run trained the epoch. ``again`` is how
+    often the epoch was trained again since. The fields that begin with ``again_`` are the sums of
+    the same times over those repetitions. They are only read; ``EpochAgain`` adds to them. Their
+    low and high ends are None if a part of ``again_alone_s`` was not measured.
     """
 
     plan: int
@@ -53,7 +54,7 @@ class EpochRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochAgain:
-    """An epoch that was known already had to be trained again, because a state after it was not kept."""
+    """A known epoch was trained again, because a state after it was not stored."""
 
     plan: int
     node: int
@@ -67,13 +68,13 @@ class EpochAgain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusalRecord:
-    """A check has failed: trials of this structure are not fused again; the first record stays.
+    """A check failed, so trials of this structure are no longer fused; the first record is kept.
 
     Attributes:
-        plan: The plan of the trials.
-        key: Names the structure in every process.
+        plan: Plan of the trials.
+        key: Identifier of the structure, equal in every process.
         reason: What differed, and by how much.
-        study: The study whose run has found it.
+        study: Study in whose run the check failed.
     """
 
     plan: int
@@ -84,7 +85,7 @@ class RefusalRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointAdded:
-    """A state is kept; a later one of the same node and epoch takes its place."""
+    """A state was stored; a later one of the same node and epoch replaces it."""
 
     plan: int
     ref: CheckpointRef
@@ -92,7 +93,7 @@ class CheckpointAdded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRemoved:
-    """A state is no longer kept."""
+    """A stored state was removed."""
 
     plan: int
     node: int
@@ -101,7 +102,7 @@ class CheckpointRemoved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRecord:
-    """A worker was busy with a stage."""
+    """The time that a worker spent on a stage, and how the stage ended."""
 
     plan: int
     node: int
@@ -116,7 +117,7 @@ class StageRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialEnqueued:
-    """The user wants a configuration to be tried next; ``place`` counts from 0."""
+    """The user enqueued a configuration to try next; ``place`` in the queue counts from 0."""
 
     study: int
     place: int
@@ -125,7 +126,7 @@ class TrialEnqueued:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialAsked:
-    """A trial was asked to reach ``target``; ``config`` is given when it is new."""
+    """A trial was asked to train up to epoch ``target``; ``config`` is set only for a new trial."""
 
     study: int
     trial: int
@@ -138,7 +139,7 @@ class TrialAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialStopped:
-    """A trial was given up."""
+    """A trial was pruned."""
 
     study: int
     trial: int
@@ -148,8 +149,8 @@ class TrialStopped:
 class TrialReported:
     """A trial reached its target with this value of the study's metric.
 
-    ``objectives`` has all metrics of a study with several; ``violation`` is by how much it breaks the
-    study's constraints (None: there are none).
+    ``objectives`` contains all metrics if the study has several. ``violation`` is the amount by
+    which the trial violates the study's constraints (None: the study has no constraints).
     """
 
     study: int
@@ -162,7 +163,7 @@ class TrialReported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialFailed:
-    """A trial will not reach its target."""
+    """A trial failed and will not reach its target."""
 
     study: int
     trial: int
@@ -174,7 +175,7 @@ class TrialFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyMoved:
-    """A study is "running", "stopped" or "done"."""
+    """A study changed its state to "running", "stopped" or "done"."""
 
     study: int
     state: str
@@ -201,8 +202,8 @@ Record = (
 class PlanInfo:
     """A search plan: everything trained for one task and seed.
 
-    ``family`` is equal for plans that train the same and differ only in their metrics (None for a
-    plan of an older version).
+    ``family`` is equal for plans that train the same and differ only in their metrics. It is None
+    for a plan that an older version made.
     """
 
     id: int
@@ -214,9 +215,9 @@ class PlanInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRecords:
-    """All that is known of a plan, or all that is new of it; nodes in the order they were made.
+    """All records of a plan, or the new ones; nodes are in the order in which they were added.
 
-    ``revision`` is the plan's when it was read: nothing up to it is missing.
+    ``revision`` is the plan's revision when it was read: no record up to it is missing.
     """
 
     nodes: list[NodeRecord]
@@ -236,7 +237,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What others have done to a plan since a driver looked last, and all that they are training now."""
+    """Records that other drivers added to a plan since the last read, and all their claims."""
 
     news: PlanRecords
     claims: tuple[Claim, ...] = ()
@@ -244,7 +245,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyInfo:
-    """A study; ``spec`` says what it was made from, ``state`` is "running", "stopped" or "done"."""
+    """A study; ``spec`` is its specification, ``state`` is "running", "stopped" or "done"."""
 
     id: int
     name: str
@@ -256,7 +257,7 @@ class StudyInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRecord:
-    """A trial as it stands; ``error`` is kind, message and traceback.
+    """The current state of a trial; ``error`` is its kind, message and traceback.
 
     ``objectives`` and ``violation`` are those of ``TrialReported``.
     """
@@ -276,13 +277,16 @@ class TrialRecord:
 
     @property
     def feasible(self) -> bool:
-        """Whether it keeps within the study's constraints."""
+        """Whether the trial satisfies the study's constraints."""
         return not self.violation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriorRecord:
-    """A trial of an earlier study that another one may learn from; ``metrics`` after epochs 1, 2, ..."""
+    """A trial of an earlier study from which a study may learn.
+
+    ``metrics`` are those after epochs 1, 2, ...
+    """
 
     config: Mapping[str, Any]
     state: str
@@ -292,9 +296,10 @@ class PriorRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRecord:
-    """One entry of a study's log: ``kind`` is "enqueued", "asked", "stopped", "reported" or "failed".
+    """One entry of a study's log.
 
-    ``config`` is what was enqueued; ``trial`` is then its place in the queue.
+    ``kind`` is "enqueued", "asked", "stopped", "reported" or "failed". For "enqueued", ``config``
+    is the enqueued configuration and ``trial`` is its place in the queue.
     """
 
     kind: str
@@ -306,7 +311,7 @@ class LogRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRecords:
-    """All trials of a study, and what happened to them in order."""
+    """All trials of a study, and its log in chronological order."""
 
     trials: list[TrialRecord]
     log: list[LogRecord]
@@ -314,9 +319,10 @@ class StudyRecords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudySummary:
-    """A study at a glance; ``num_trials`` counts by state, ``num_done`` those that went all the way.
+    """A summary of a study.
 
-    ``state`` is "interrupted" where a study was running and its process is gone.
+    ``num_trials`` counts trials by state, and ``num_done`` those that reached ``max_epochs``.
+    ``state`` is "interrupted" if the study was running and its process is gone.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The tables. Migrations in ``migrations/`` bring an older database to this."""
+"""The tables of the current schema. ``migrations/`` brings older databases to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VERSION = "0007"
 
 metadata = MetaData()
 
-# Alembic's own table, under a name that tells whose it is
+# Alembic's version table, under a name that shows that it belongs to thrifty.
 version_table = Table(
     "thrifty_version", metadata, Column("version_num", String(32), primary_key=True)
 )
@@ -32,29 +32,32 @@ plans = Table(
     metadata,
     Column("id", Integer, primary_key=True),
     Column("identity", String(64), nullable=False, unique=True),
-    # equal for plans that train the same and differ in their metrics; NULL for plans of version 4
+    # Equal for plans that train the same and differ only in metrics; NULL for plans of version 4.
     Column("family", String(64), index=True),
     Column("task", Text, nullable=False),
     Column("created_at", Float, nullable=False),
-    # grows with each batch of records; held to the commit, so rows of a plan become visible in its order
+    # Grows with each batch of records. Its row stays locked until the commit, so the rows of a
+    # plan become visible in the order of their revisions.
     Column("revision", BigInteger, nullable=False, server_default="0"),
-    # of each worker on a CPU; results may depend on it, so it stays what it was for the first run
+    # CPU threads of each worker on a CPU. Results may depend on their number, so the first run
+    # fixes it.
     Column("threads", Integer),
 )
 
-# structures of a plan that are not fused, because a check has failed
+# Structures of a plan that must not be fused, because a check failed.
 refusals = Table(
     "refusals",
     metadata,
     Column("plan", ForeignKey("plans.id"), primary_key=True),
     Column("key", String(64), primary_key=True),
     Column("reason", Text, nullable=False),
-    # whose run has found it; no foreign key, because the refusal outlives the study
+    # The study in whose run the check failed. There is no foreign key, because the refusal
+    # outlives the study.
     Column("study", Integer),
     Column("at", Float, nullable=False),
 )
 
-# which processes run a study now
+# The processes that run a study now.
 leases = Table(
     "leases",
     metadata,
@@ -62,7 +65,7 @@ leases = Table(
     Column("plan", ForeignKey("plans.id"), nullable=False, index=True),
     Column("owner", String(64), nullable=False),
     Column("name", Text, nullable=False),
-    # whether other studies of the plan may run beside it
+    # Whether other studies of the plan may run at the same time.
     Column("shared", Boolean, nullable=False),
     Column("host", Text, nullable=False),
     Column("pid", Integer, nullable=False),
@@ -80,11 +83,11 @@ nodes = Table(
     Column("start", Integer, nullable=False),
     Column("config", JSON, nullable=False),
     Column("epochs", Integer, nullable=False),
-    # of the plan, when an epoch or a state of the node was last written
+    # The plan's revision when an epoch or a state of the node was last written.
     Column("revision", BigInteger, nullable=False, server_default="0"),
 )
 
-# what a driver is training now, a row for each node of a chain of stages
+# What drivers are training now: one row for each node of a chain of stages.
 claims = Table(
     "claims",
     metadata,
@@ -103,25 +106,26 @@ epochs = Table(
     Column("epoch", Integer, primary_key=True, autoincrement=False),
     Column(
         "metrics", Text, nullable=False
-    ),  # JSON with NaN and Infinity, which the JSON type of some databases refuses
+    ),  # JSON with NaN and Infinity, which the JSON type of some databases rejects
     Column("seconds", Float, nullable=False),
     Column("worker", Text, nullable=False),
-    # the part of the seconds that went into checks
+    # The part of the seconds that was spent on checks.
     Column("seconds_checks", Float, nullable=False, server_default="0"),
-    # NULL where that was not measured; both ends are NULL where the trial was trained alone
+    # NULL if it was not measured. Low and high are NULL if the trial was trained alone.
     Column("seconds_alone", Float),
     Column("seconds_alone_low", Float),
     Column("seconds_alone_high", Float),
-    # the study whose run trained it first; no foreign key, because the epoch outlives the study
+    # The study whose run trained the epoch first. There is no foreign key, because the epoch
+    # outlives the study.
     Column("study", Integer),
-    # whether it was not trained: its state was kept, and evaluated again
+    # Whether the epoch was not trained, but only evaluated from a stored state.
     Column("evaluated", Boolean),
-    # how often it was trained again, because its state was gone, and for how long
+    # How often the epoch was trained again because its state was gone, and for how long.
     Column("again", Integer, nullable=False, server_default="0"),
     Column("again_s", Float, nullable=False, server_default="0"),
     Column("again_checks_s", Float, nullable=False, server_default="0"),
     Column("again_alone_s", Float, nullable=False, server_default="0"),
-    # NULL where a part of it was not measured
+    # NULL if a part of the time was not measured.
     Column("again_alone_low_s", Float, server_default="0"),
     Column("again_alone_high_s", Float, server_default="0"),
     Column("revision", BigInteger, nullable=False, server_default="0"),
@@ -137,7 +141,7 @@ checkpoints = Table(
     Column("path", Text, nullable=False),
     Column("num_bytes", BigInteger, nullable=False),
     Column("digest", String(64), nullable=False),
-    # of its last epoch, for a state that comes from another plan; its file is that plan's
+    # Training loss of the last epoch, only for a state whose file belongs to another plan.
     Column("train_loss", Float),
     Column("revision", BigInteger, nullable=False, server_default="0"),
     Index("checkpoints_revision", "plan", "revision"),
@@ -167,7 +171,7 @@ studies = Table(
     Column("spec", JSON, nullable=False),
     Column("state", String(16), nullable=False),
     Column("created_at", Float, nullable=False),
-    # the last batch of records that its drivers have written: none is written twice
+    # The number of the last batch of records that a driver wrote, so that none is written twice.
     Column("batch", BigInteger, nullable=False, server_default="0"),
 )
 
@@ -185,11 +189,11 @@ trials = Table(
     Column("reached", Integer, nullable=False),
     Column("value", Float),
     Column("error", JSON),
-    # by name, where a study has several; NULL where it has one
+    # Metrics by name if the study has several objectives; NULL if it has one.
     Column("objectives", JSON(none_as_null=True)),
-    # NULL where a study has no constraints
+    # NULL if the study has no constraints.
     Column("violation", Float),
-    # the status of a study must not read the trials themselves: this index has all it asks for
+    # A covering index: the status of a study can be computed without reading the trials.
     Index("trials_status", "study", "state", "value", "number", "target", "violation"),
 )
 
@@ -203,11 +207,12 @@ log = Table(
     Column("epoch", Integer, nullable=False),
     Column("value", Float),
     Column("at", Float, nullable=False),
-    # what was enqueued; ``trial`` is then its place in the queue
+    # The enqueued configuration; ``trial`` is then its place in the queue.
     Column("config", JSON(none_as_null=True)),
 )
 
-# what a study knew from earlier ones when it was made; a copy, so that a resumed study sees the same
+# Trials of earlier studies that a study learned from when it was made. They are copied, so that a
+# resumed study sees the same ones.
 priors = Table(
     "priors",
     metadata,
@@ -216,10 +221,12 @@ priors = Table(
     Column("config", JSON, nullable=False),
     Column("state", String(16), nullable=False),
     Column("target", Integer, nullable=False),
-    Column("metrics", Text, nullable=False),  # as in epochs: a list, one for each epoch
+    Column(
+        "metrics", Text, nullable=False
+    ),  # a JSON list with the metrics of each epoch, as in `epochs`
 )
 
-# how long packs of a structure take on a device; no study's, so that all may use them
+# Times of packs of a structure on a device. They belong to no study, so all studies use them.
 curves = Table(
     "curves",
     metadata,

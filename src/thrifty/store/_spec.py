@@ -1,4 +1,4 @@
-"""How two studies differ in what they train, from their stored specs."""
+"""Comparison of what two studies train, from their stored specs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import Any
 
 
 def is_legacy(spec: Mapping[str, Any]) -> bool:
-    """Whether a study was made by a version that knew its task by its source only."""
+    """Return whether a study was made by a version that identified its task by source code only."""
     return "training" not in spec.get("task", {})
 
 
 def changes(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Say what differs between two sets of components, what says most first.
+    """Return descriptions of the differences between two sets of components, most telling first.
 
-    >>> changes({"function f": "#1", "attribute x": "1"}, {"function f": "#2", "attribute x": "2"})
+    >>> changes(
+    ...     {"function f": "#1", "attribute x": "1"}, {"function f": "#2", "attribute x": "2"}
+    ... )
     ['attribute x was 1 and is 2', 'function f changed']
     """
     values: list[str] = []
@@ -35,7 +37,7 @@ def changes(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 def listed(texts: list[str], *, most: int = 6) -> str:
-    """Some texts in a row, and how many more there are.
+    """Return the first texts as a comma-separated list, with the number of the others.
 
     >>> listed(["a", "b", "c"], most=2)
     'a, b and 1 more'
@@ -46,7 +48,10 @@ def listed(texts: list[str], *, most: int = 6) -> str:
 
 
 def likeness(one: Mapping[str, Any], two: Mapping[str, Any]) -> float:
-    """How much of their tasks two specs have in common, from 0 to 1; a name alone counts half."""
+    """Return the similarity of two specs' tasks, from 0 to 1.
+
+    A component of the same name counts half if its content differs.
+    """
     first, second = _components(one), _components(two)
     named = first.keys() & second.keys()
     same = sum(first[name] == second[name] for name in named)

@@ -1,4 +1,4 @@
-"""The store: one database for many studies, and the folder of their checkpoints."""
+"""The store: one database for many studies, and their checkpoint folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ._writer import write
 
 
 class Store:
-    """Records of studies and plans; other processes may read them while a study runs.
+    """A database of studies and plans; other processes may read it while a study runs.
 
     >>> with Store.open("sqlite://") as store:
     ...     plan = store.plans.open("what is trained", task="Digits")
@@ -51,16 +51,17 @@ class Store:
         clock: Clock | None = None,
         create: bool = True,
     ) -> Store:
-        """Opens a database, made or brought up to date if need be.
+        """Open a database; create or migrate it if needed.
 
-        ``checkpoints`` is a folder or an fsspec address; by default it lies beside a SQLite file.
+        ``checkpoints`` is a folder or an fsspec address; the default is a folder beside the SQLite
+        file.
 
         Raises:
             UsageError: ``url`` is not a database address.
-            StudyNotFoundError: there is no such file and ``create`` is False.
-            StoreVersionError: a newer thrifty wrote it.
-            StoreWriteError: it cannot be written.
-            StoreUnreachableError: its server does not answer.
+            StudyNotFoundError: There is no such file and ``create`` is False.
+            StoreVersionError: A newer thrifty wrote the database.
+            StoreWriteError: The database cannot be created or migrated.
+            StoreUnreachableError: The database server does not answer.
         """
         engine = open_engine(url, create=create)
         return cls(
@@ -70,12 +71,12 @@ class Store:
         )
 
     def record(self, records: Sequence[Record]) -> None:
-        """Writes a batch of records: all of them, durably, or none.
+        """Write a batch of records durably: all of them or none.
 
-        Recording an epoch, a node or a checkpoint again changes nothing for the worse, so a batch may be repeated.
+        Recording an epoch, a node or a checkpoint again does no harm, so a batch may be repeated.
 
         Raises:
-            StoreWriteError: full disk, read-only place.
+            StoreWriteError: The disk is full, or the place is read-only.
         """
         if not records:
             return
@@ -83,39 +84,40 @@ class Store:
             write(connection, records, at=self._clock.now())
 
     def lease(self, study: StudyInfo, *, shared: bool = False) -> Lease:
-        """Holds a study for this process.
+        """Return a lease by which this process holds a study.
 
         Args:
-            study: that is to be run.
-            shared: whether other processes may run other studies of its plan at the same time.
+            study: The study to run.
+            shared: Whether other processes may run other studies of its plan at the same time.
 
         Raises:
-            StoreBusyError: another living process holds the study, or its plan, and one of both does not share it.
+            StoreBusyError: Another live process holds the study; or it holds the plan, and one of
+                the two processes does not share it.
         """
         return Lease(self._engine, study, shared=shared, clock=self._clock)
 
     def drive(self, lease: Lease, *, revision: int = 0) -> Driver:
-        """What runs a study that is held.
+        """Return the driver that writes the records of a leased study.
 
         Args:
-            lease: the study.
-            revision: of its plan, up to which all is known.
+            lease: The lease of the study.
+            revision: The revision of the plan up to which the caller knows everything.
         """
         return Driver(self._engine, lease, clock=self._clock, revision=revision)
 
     def remove_leftovers(self, lease: Lease, *, folder: str) -> Leftovers:
-        """Remove the files that killed runs of a plan have left in its folder, where that is safe.
+        """Delete the files that killed runs of a plan have left in its folder, where that is safe.
 
         Args:
-            lease: A study of the plan, held by this process; nothing of it may be training yet.
-            folder: The folder of the plan, below that of all checkpoints.
+            lease: This process's lease of a study of the plan; the study must not be training yet.
+            folder: The plan's folder within the checkpoint folder.
         """
         return remove_leftovers(
             self._engine, self.checkpoints, lease, folder=folder, now=self._clock.now()
         )
 
     def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         self._engine.dispose()
 
     def __enter__(self) -> Self:
@@ -126,7 +128,7 @@ class Store:
 
 
 def default_checkpoints(url: str) -> str:
-    """Return where checkpoints of a database go unless somebody says otherwise."""
+    """Return the default checkpoint folder of a database."""
     address = read_address(url)
     if address.get_backend_name() != "sqlite":
         return "thrifty-checkpoints"

@@ -1,4 +1,4 @@
-"""The studies of a store."""
+"""Access to the studies of a store."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from ._writer import write
 
 
 _NEVER = 2**31 - 1
-"""An epoch that no trial reaches: the largest integer of PostgreSQL's columns."""
+"""An epoch that no trial reaches: the largest value of a PostgreSQL integer column."""
 
 
 class Studies:
-    """Studies by name: what they are, how they stand, what happened."""
+    """The studies of a store: their specifications, states, trials and logs."""
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine = engine
@@ -49,10 +49,12 @@ class Studies:
         enqueued: Sequence[Mapping[str, Any]] = (),
         priors: Sequence[PriorRecord] = (),
     ) -> StudyInfo:
-        """Makes a study, with what is to be tried first and what earlier studies knew: all of it, or nothing.
+        """Create a study in one transaction, with its queue and the trials that it learns from.
+
+        ``enqueued`` are the configurations to try first, ``priors`` the trials of earlier studies.
 
         Raises:
-            StudyMismatchError: there is one of this name.
+            StudyMismatchError: There is a study of this name already.
         """
         row = {
             "name": name,
@@ -85,7 +87,7 @@ class Studies:
             ) from error
 
     def find(self, name: str) -> StudyInfo | None:
-        """The study of a name, if there is one."""
+        """Return the study of a name, or None."""
         t = schema.studies
         query = select(t.c.id, t.c.name, t.c.plan, t.c.spec, t.c.state, t.c.created_at).where(
             t.c.name == name
@@ -95,10 +97,10 @@ class Studies:
         return None if row is None else StudyInfo(**row._asdict())
 
     def get(self, name: str) -> StudyInfo:
-        """The study of a name.
+        """Return the study of a name.
 
         Raises:
-            StudyNotFoundError: there is none; the message names those that there are.
+            StudyNotFoundError: There is no such study. The message names a similar one, or all.
         """
         found = self.find(name)
         if found is not None:
@@ -110,7 +112,7 @@ class Studies:
         raise StudyNotFoundError(f"the database has no study {name!r}; {hint}")
 
     def mark(self, name: str) -> tuple[Any, ...] | None:
-        """A value that is another one as soon as anything was written about a study or its plan; None: no study."""
+        """Return a value that every write about a study or its plan changes; None if no study."""
         s, p, entries = schema.studies, schema.plans, schema.log
         last = select(func.max(entries.c.id)).where(entries.c.study == s.c.id).scalar_subquery()
         query = (
@@ -123,22 +125,22 @@ class Studies:
         return None if row is None else tuple(row)
 
     def delete(self, name: str) -> None:
-        """Forgets a study. What was trained stays in its plan, for others.
+        """Delete a study. What it trained stays in its plan, for other studies.
 
         Raises:
-            StudyNotFoundError: there is none.
+            StudyNotFoundError: There is no such study.
         """
         study = self.get(name).id
         with user_errors(self._engine), self._engine.begin() as connection:
             for table in (schema.log, schema.trials, schema.priors, schema.leases):
                 connection.execute(delete(table).where(table.c.study == study))
-            # the next study may get the number of this one
+            # The next study may get this study's id, so clear the references to it.
             trained = update(schema.epochs).where(schema.epochs.c.study == study)
             connection.execute(trained.values(study=None))
             connection.execute(delete(schema.studies).where(schema.studies.c.id == study))
 
     def load(self, study: int) -> StudyRecords:
-        """All trials, and what happened to them in order."""
+        """Return all trials of a study, and its log in chronological order."""
         t, entries = schema.trials, schema.log
         with user_errors(self._engine), self._engine.connect() as connection:
             trials = connection.execute(
@@ -170,7 +172,7 @@ class Studies:
         )
 
     def enqueued(self, study: int) -> Sequence[dict[str, Any]]:
-        """All configurations that were ever enqueued, in order."""
+        """Return all configurations that were ever enqueued, in order."""
         entries = schema.log
         query = (
             select(entries.c.config)
@@ -181,7 +183,7 @@ class Studies:
             return [config_from_json(config) for config in connection.execute(query).scalars()]
 
     def priors(self, study: int) -> Sequence[PriorRecord]:
-        """What the study knew from earlier ones when it was made."""
+        """Return the trials of earlier studies that the study was given when it was made."""
         table = schema.priors
         query = select(table).where(table.c.study == study).order_by(table.c.number)
         with user_errors(self._engine), self._engine.connect() as connection:
@@ -196,7 +198,7 @@ class Studies:
             ]
 
     def made(self) -> dict[int, StudyInfo]:
-        """All studies by their id."""
+        """Return all studies, by id."""
         t = schema.studies
         query = select(t.c.id, t.c.name, t.c.plan, t.c.spec, t.c.state, t.c.created_at)
         with user_errors(self._engine), self._engine.connect() as connection:
@@ -204,7 +206,7 @@ class Studies:
         return {row.id: StudyInfo(**row._asdict()) for row in rows}
 
     def list(self) -> list[StudySummary]:
-        """All studies at a glance, oldest first."""
+        """Return summaries of all studies, oldest first."""
         query = select(schema.studies).order_by(schema.studies.c.id)
         with user_errors(self._engine), self._engine.connect() as connection:
             rows = connection.execute(query).all()
@@ -213,10 +215,10 @@ class Studies:
             return [_summary(connection, row, state=states[row.id]) for row in rows]
 
     def summary(self, name: str) -> StudySummary:
-        """One study at a glance.
+        """Return the summary of one study.
 
         Raises:
-            StudyNotFoundError: there is none.
+            StudyNotFoundError: There is no such study.
         """
         self.get(name)
         query = select(schema.studies).where(schema.studies.c.name == name)
@@ -226,7 +228,10 @@ class Studies:
             return _summary(connection, row, state=states[row.id])
 
     def curves(self, study: int, metric: str) -> dict[int, tuple[float, ...]]:
-        """By trial number: a metric after epochs ``1 .. reached``, along the path of its nodes."""
+        """Return a metric of each trial after epochs ``1 .. reached``, by trial number.
+
+        The values are those of the nodes on the path from the root to the trial's node.
+        """
         plan_of = select(schema.studies.c.plan).where(schema.studies.c.id == study)
         with user_errors(self._engine), self._engine.connect() as connection:
             plan = connection.execute(plan_of).scalar_one()
@@ -310,7 +315,7 @@ def _summary(connection: Connection, study: Row[Any], *, state: str) -> StudySum
             t.c.reached >= study.spec.get("max_epochs", _NEVER),
         )
     ).scalar_one()
-    # of several objectives the first: it is the one that rungs compare
+    # Of several objectives take the first, because rungs compare that one.
     mode, metric = (_first(study.spec.get(key, "")) for key in ("mode", "metric"))
     order = t.c.value.asc() if mode == "min" else t.c.value.desc()
     best = connection.execute(

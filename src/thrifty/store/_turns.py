@@ -1,4 +1,4 @@
-"""Turns: one writer of a plan at a time, and each of them a revision."""
+"""Locks that let one transaction at a time write to a plan, and the plan's revisions."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from . import _schema as schema
 
 
 _OURS = int.from_bytes(b"plan", "big")
-"""Tells our locks from those that another program takes in the same database."""
+"""Key that separates our advisory locks from those of other programs in the same database."""
 
 
 def await_turn(connection: Connection, plan: int) -> None:
-    """Waits until nobody else writes about a plan; it is this transaction's turn until it ends."""
+    """Lock a plan for this transaction; wait until no other transaction writes about it."""
     _queue(connection, plan)
     same = {"revision": schema.plans.c.revision}
     connection.execute(update(schema.plans).where(schema.plans.c.id == plan).values(same))
 
 
 def next_revision(connection: Connection, plan: int) -> int:
-    """Counts a plan's revision up, when it is this transaction's turn."""
+    """Lock a plan for this transaction, increment its revision, and return the new revision."""
     _queue(connection, plan)
     counted = (
         update(schema.plans)
@@ -31,6 +31,10 @@ def next_revision(connection: Connection, plan: int) -> int:
 
 
 def _queue(connection: Connection, plan: int) -> None:
-    """Each commit wakes one. All who wait for a row are woken by it, and all but one lie down again."""
+    """Wait for an advisory lock on PostgreSQL, because a commit wakes only one waiter of it.
+
+    If transactions waited for the row instead, a commit would wake all of them, and all but one
+    would have to wait again.
+    """
     if connection.dialect.name == "postgresql":
         connection.execute(select(func.pg_advisory_xact_lock(_OURS, plan)))

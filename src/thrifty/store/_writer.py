@@ -1,4 +1,4 @@
-"""Writing records: one transaction for a batch, each kind of row in one statement."""
+"""Writing of records: one transaction for a batch, and one statement for each kind of row."""
 
 from __future__ import annotations
 
@@ -40,12 +40,13 @@ PlanRecord = NodeRecord | EpochRecord | EpochAgain | CheckpointAdded | Checkpoin
 def write(
     connection: Connection, records: Sequence[Record], *, at: float, shared: bool = False
 ) -> dict[int, int]:
-    """Writes a batch, in a handful of statements whatever its size; gives the new revisions of its plans.
+    """Write a batch in a few statements, whatever its size; return the new revisions of its plans.
 
-    ``shared`` says that other drivers may be at work on the plan: then nodes learn of it, too.
+    ``shared`` says that other drivers may work on the plan. Then the revisions of the changed nodes
+    are updated, too.
     """
     about_plans = [r for r in records if isinstance(r, PlanRecord)]
-    # before anything else: who has the row of the plan writes alone until the commit
+    # Do this first: it locks the plan, so that no other transaction writes until the commit.
     revisions = {
         plan: next_revision(connection, plan) for plan in sorted({r.plan for r in about_plans})
     }
@@ -72,12 +73,12 @@ def write(
 
 
 def keep_first(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
-    """Inserts rows; one whose key is there already changes nothing."""
+    """Insert rows; ignore a row whose key exists already."""
     _on_conflict(connection, table, rows, replace=False)
 
 
 def keep_last(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
-    """Inserts rows; one whose key is there already takes the old one's place."""
+    """Insert rows; a row whose key exists already replaces the old one."""
     _on_conflict(connection, table, rows, replace=True)
 
 
@@ -86,7 +87,7 @@ def _on_conflict(
 ) -> None:
     if not rows:
         return
-    # the one place where the databases differ in words (not in meaning)
+    # SQLAlchemy has this statement only per dialect; its meaning is the same in both.
     dialect: Any = {"sqlite": sqlite, "postgresql": postgresql}[connection.dialect.name]
     statement = dialect.insert(table)
     keys = [column.name for column in table.primary_key]
@@ -101,7 +102,7 @@ def _on_conflict(
 def _touch(
     connection: Connection, records: Sequence[PlanRecord], revisions: Mapping[int, int]
 ) -> None:
-    """Notes at their nodes that something was written; what was claimed on older news is refused."""
+    """Update the revisions of changed nodes, so that claims based on older revisions fail."""
     nodes = {(r.plan, _node_of(r)) for r in records if not isinstance(r, NodeRecord)}
     table = schema.nodes
     if nodes:
@@ -110,7 +111,7 @@ def _touch(
             .where(table.c.plan == bindparam("p"), table.c.node == bindparam("n"))
             .values(revision=bindparam("r"))
         )
-        # in the order of their keys: two that lock several rows never wait for each other
+        # Lock rows in the order of their keys, so that two writers never wait for each other.
         rows = [{"p": plan, "n": node, "r": revisions[plan]} for plan, node in sorted(nodes)]
         connection.execute(statement, rows)
 
@@ -179,7 +180,7 @@ def _again(
             again_s=table.c.again_s + bindparam("s"),
             again_checks_s=table.c.again_checks_s + bindparam("c"),
             again_alone_s=table.c.again_alone_s + bindparam("a"),
-            # NULL once a part of it is not known
+            # The sum is NULL once a part of it is unknown.
             again_alone_low_s=table.c.again_alone_low_s + bindparam("l", type_=Float),
             again_alone_high_s=table.c.again_alone_high_s + bindparam("h", type_=Float),
             revision=bindparam("r"),
@@ -253,13 +254,13 @@ def _stages(connection: Connection, records: Sequence[StageRecord]) -> None:
         names = [c.name for c in schema.stages.columns if c.name != "id"]
         rows = [{name: getattr(r, name) for name in names} for r in records]
         for row in rows:
-            # Not every database takes every text.
+            # Some databases reject some characters.
             row["error"] = plain_text(row["error"], lines=True)
         connection.execute(insert(schema.stages), rows)
 
 
 def _trials(connection: Connection, records: Sequence[TrialMove]) -> None:
-    """Folds all that happened to a trial in this batch into one row."""
+    """Write trials, with all changes to a trial in this batch merged into one row."""
     fresh: dict[tuple[int, int], Row] = {}
     changed: dict[tuple[int, int], Row] = {}
     for r in records:
@@ -273,7 +274,7 @@ def _trials(connection: Connection, records: Sequence[TrialMove]) -> None:
         connection.execute(insert(schema.trials), list(fresh.values()))
     by_columns: dict[tuple[str, ...], list[Row]] = {}
     for (study, trial), changes in changed.items():
-        # bound names must differ from the columns they set
+        # Bound parameters must have names that differ from the columns that they set.
         values = {f"new_{name}": value for name, value in changes.items()}
         rows = by_columns.setdefault(tuple(sorted(changes)), [])
         rows.append({"in_study": study, "of_number": trial, **values})

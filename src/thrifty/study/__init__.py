@@ -1,4 +1,4 @@
-"""Studies: the loop that brings space, plan, search, executors and store together."""
+"""Studies: the loop that combines space, plan, search, executors and store."""
 
 from ._forecast import Forecast as Forecast
 from ._goals import Bound as Bound, at_least as at_least, at_most as at_most

@@ -1,4 +1,4 @@
-"""Where a study's records are, and how its books are made from them."""
+"""Where a study's records are stored, and how its ledger is rebuilt from them."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from ._warm_start import check_goals, prior_trials, priors_of
 logger = plain_logger(__name__)
 
 Source = str | tuple["Archive", Ledger]
-"""An earlier study: one of the same database by its name, or any with its books."""
+"""An earlier study: its name in the same database, or an archive with its ledger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
-    """The records of one study."""
+    """Access to the records of one study."""
 
     recipe: Recipe
     storage: Storage
@@ -56,11 +56,11 @@ class Archive:
     clock: Clock
 
     def joined(self) -> Archive:
-        """The same, for metrics that change what is trained."""
+        """Return the same archive for a task whose metrics change what is trained."""
         return replace(self, recipe=replace(self.recipe, apart=False))
 
     def open(self, *, create: bool = True) -> Store:
-        """The store that it is in, or will be."""
+        """Open the store that holds the study, or will hold it."""
         return Store.open(
             self.storage.url,
             checkpoints=self.storage.checkpoints,
@@ -69,10 +69,10 @@ class Archive:
         )
 
     def find(self, store: Store) -> StudyInfo | None:
-        """The study, if it is there already.
+        """Return the study's record, or None if the study does not exist yet.
 
         Raises:
-            StudyMismatchError: there is a different one of this name.
+            StudyMismatchError: A different study of this name exists.
         """
         info = store.studies.find(self.name)
         if info is not None:
@@ -84,9 +84,9 @@ class Archive:
         return info
 
     def open_plan(self, store: Store) -> PlanInfo:
-        """The plan that a new study trains in.
+        """Open the plan that a new study trains in.
 
-        A new plan takes over what plans of the same training have kept.
+        A new plan takes over the states that plans of the same training have kept.
         """
         recipe = self.recipe
         identity, family = recipe.plan_identity(), recipe.family()
@@ -99,7 +99,7 @@ class Archive:
         )
 
     def known(self) -> SearchPlan:
-        """What is known of the plan that this study trains in, or would train in."""
+        """Return what is known of the plan that this study trains in, or would train in."""
         plan = SearchPlan()
         try:
             store = self.open(create=False)
@@ -138,7 +138,10 @@ class Archive:
         enqueued: Sequence[Mapping[str, Any]],
         sources: Sequence[Source],
     ) -> StudyInfo:
-        """Makes the study, with what is known of earlier ones; it may have been made by another process just now."""
+        """Create the study with the trials of earlier studies.
+
+        If another process has just created the same study, return that one.
+        """
         try:
             return store.studies.create(
                 self.name,
@@ -156,7 +159,7 @@ class Archive:
     def enqueue(
         self, store: Store, info: StudyInfo, enqueued: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Writes down what is to be tried and is not written down yet."""
+        """Record the enqueued configurations that are not recorded yet."""
         known = store.studies.enqueued(info.id)
         fresh = not_in(enqueued, known)
         store.record([
@@ -165,11 +168,11 @@ class Archive:
         ])
 
     def priors(self, store: Store, sources: Sequence[Source]) -> list[PriorRecord]:
-        """The trials of earlier studies.
+        """Return the trials of earlier studies.
 
         Raises:
-            StudyNotFoundError: there is no such study.
-            StudyMismatchError: it did not optimise the same.
+            StudyNotFoundError: An earlier study does not exist.
+            StudyMismatchError: An earlier study had different objectives.
         """
         out: list[PriorRecord] = []
         goals, space = self.recipe.goals, self.recipe.space
@@ -193,7 +196,7 @@ class Archive:
         return out
 
     def load(self, store: Store, info: StudyInfo) -> Ledger:
-        """The books, from the records."""
+        """Rebuild the ledger from the records."""
         space, max_epochs = self.recipe.space, self.recipe.algorithm.max_epochs
         branches = space.branches(max_epochs=max_epochs)
         ledger = Ledger(
@@ -217,13 +220,16 @@ class Archive:
     def foreseen(
         self, enqueued: Sequence[Mapping[str, Any]], sources: Sequence[Source]
     ) -> tuple[list[Mapping[str, Any]], list[PriorRecord]]:
-        """All that was ever enqueued, and what is known of earlier studies; the study may not be there yet."""
+        """Return all enqueued configurations and the trials of earlier studies.
+
+        The study itself may not exist yet.
+        """
         try:
             store = self.open(create=False)
         except StudyNotFoundError:
             if any(isinstance(source, str) for source in sources):
                 raise
-            # priors of other databases are read without this one
+            # Priors from other databases can be read without this one.
             store = Store.open("sqlite://", clock=self.clock)
         with store:
             info = self.find(store)
@@ -233,7 +239,7 @@ class Archive:
             return [*known, *not_in(enqueued, known)], list(store.studies.priors(info.id))
 
     def load_model(self, ledger: Ledger, number: int) -> torch.nn.Module:
-        """The trained model of a trial: from its checkpoint, or trained again."""
+        """Return a trial's trained model, from its checkpoint or trained again."""
         epochs = ledger.history[number].reached
         if not epochs:
             raise UsageError(f"trial {number} has not reported yet: there is no model to load")
@@ -261,7 +267,10 @@ class Archive:
 def not_in(
     configs: Sequence[Mapping[str, Any]], known: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """Configurations that are not known yet, each once: a script that is run again enqueues the same again."""
+    """Return the configurations that are not known yet, each once.
+
+    A script that runs again enqueues the same configurations again.
+    """
     seen = {_key(config) for config in known}
     out: list[Mapping[str, Any]] = []
     for config in configs:

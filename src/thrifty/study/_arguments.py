@@ -1,4 +1,4 @@
-"""What may be wrong with the arguments of a study, said when they are given."""
+"""Early checks of the arguments of a study."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ MAX_SEED = 2**63 - 1
 
 
 def checked_name(name: object) -> str:
-    """The name of a study.
+    """Return the name of a study after checking it.
 
     Raises:
-        UsageError: It is no text, empty, too long, or has characters that a database cannot keep.
+        UsageError: The name is not a string, is empty or too long, or has characters that a
+            database cannot store.
     """
     if not isinstance(name, str):
         raise UsageError(f"name is {name!r}; it must be a text such as 'digits'")
@@ -37,10 +38,10 @@ def checked_name(name: object) -> str:
 
 
 def checked_seed(seed: object) -> int:
-    """The seed of a study.
+    """Return the seed of a study as an int after checking it.
 
     Raises:
-        UsageError: It is no integer from 0 to 2**63 - 1.
+        UsageError: The seed is not an integer from 0 to 2**63 - 1.
     """
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
         raise UsageError(f"seed is {seed!r}; it must be an integer, 0 or more")
@@ -50,7 +51,7 @@ def checked_seed(seed: object) -> int:
 
 
 def check_max_epochs(algorithm: Algorithm) -> None:
-    """Raises AlgorithmError unless an algorithm trains for a whole number of epochs."""
+    """Raise AlgorithmError unless ``max_epochs`` is a positive integer."""
     epochs = getattr(algorithm, "max_epochs", None)
     if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
         raise AlgorithmError(
@@ -59,7 +60,7 @@ def check_max_epochs(algorithm: Algorithm) -> None:
 
 
 def check_run(executor: object, stop: object, observers: object) -> None:
-    """Raises UsageError for arguments of ``Study.run`` of the wrong kind."""
+    """Raise UsageError for arguments of ``Study.run`` of the wrong kind."""
     if executor is not None and not isinstance(executor, ExecutorConfig):
         raise UsageError(f"executor is {executor!r}; give one such as thrifty.Local(workers=2)")
     if stop is not None and not isinstance(stop, StopWhen):

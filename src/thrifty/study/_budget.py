@@ -1,4 +1,4 @@
-"""The disk budget of a run: which checkpoints go, and what to say when it cannot be held."""
+"""The disk budget of a run: which checkpoints to delete, and a warning if the rest is too big."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ logger = plain_logger(__name__)
 
 
 class DiskBudget:
-    """Deletes checkpoints while they take more than the budget.
+    """A limit on the bytes of checkpoints; deletes checkpoints that exceed it.
 
     Args:
-        budget_bytes: What the checkpoints of the plan may take.
-        other_bytes: What other files in their folder take, which cannot be removed.
+        budget_bytes: How many bytes the checkpoints of the plan may take.
+        other_bytes: How many bytes other files in their folder take, which cannot be removed.
     """
 
     def __init__(self, budget_bytes: float, *, other_bytes: int = 0) -> None:
         self._bytes = budget_bytes
         self._other_bytes = other_bytes
         self._tried_at = math.nan
-        """What was kept when the last try could not get below the budget."""
+        """Bytes of checkpoints left when the last attempt could not get below the budget."""
         self._warned = False
 
     def hold(self, ledger: Ledger, *, driver: Driver, store: Store, done: bool = False) -> None:
-        """Delete checkpoints if they take too much.
+        """Delete checkpoints if they exceed the budget.
 
         Args:
-            ledger: What the study knows.
-            driver: Writes that they are gone.
-            store: Holds the files.
+            ledger: The ledger of the study.
+            driver: Records the deletions.
+            store: Holds the checkpoint files.
             done: Whether the algorithm has nothing more to ask, so that no trial goes on.
         """
         left = self._bytes - self._other_bytes
@@ -47,9 +47,9 @@ class DiskBudget:
         try:
             live += store.plans.standing(ledger.plan_id, but=ledger.study_id)
         except StoreUnreachableError:
-            return  # the next time: without the server nobody knows what other studies need
+            return  # try again later: without the server, other studies' needs are unknown
         refs = droppable(ledger.plan, live=live, budget_bytes=max(left, 0.0))
-        # The record goes first: a file without a record is harmless, a record without its file is not.
+        # Delete the record first: a file without a record is harmless, the opposite is not.
         driver.record([
             CheckpointRemoved(plan=ledger.plan_id, node=r.node, epoch=r.epoch) for r in refs
         ])
@@ -72,8 +72,10 @@ class DiskBudget:
         )
         num = sum(1 for _ in ledger.plan.checkpoints())
         logger.warning(
-            "disk_budget_bytes=%s cannot be held: %d checkpoints with %s bytes have to stay%s, because trials may "
-            "go on from them or they are the best trials'; raise the budget, or try fewer trials at a time",
+            "disk_budget_bytes=%s cannot be held: %d checkpoints with %s bytes have to stay%s, "
+            "because trials may "
+            "go on from them or they are the best trials'; raise the budget, or try fewer trials "
+            "at a time",
             f"{self._bytes:,.0f}",
             num,
             f"{ledger.kept_bytes:,}",

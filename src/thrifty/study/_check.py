@@ -1,4 +1,4 @@
-"""Everything that can be known to be wrong before the first epoch."""
+"""Checks that find errors before the first epoch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = plain_logger(__name__)
 
 
 def check_arguments(task: object, space: object, *, algorithm: object) -> None:
-    """Raises UsageError for arguments of the wrong kind."""
+    """Raise UsageError for arguments of the wrong kind."""
     for value, kind, name in (
         (task, Task | Trainable, "task"),
         (space, Space, "space"),
@@ -46,10 +46,10 @@ def check_study(
     """Check that space, task, algorithm and metrics fit together.
 
     Returns:
-        What a dry run found; None for a trainable, or where the dry run failed.
+        The report of a dry run; None for a trainable, or if the dry run failed.
 
     Raises:
-        UsageError: they do not.
+        UsageError: They do not fit together.
     """
     if algorithm.max_epochs < 1:
         raise AlgorithmError(f"max_epochs is {algorithm.max_epochs}; it must be at least 1")
@@ -65,7 +65,7 @@ def check_study(
             report = inspect_task(task, timeline.at(0), seed=seed, moving=moving)
     except UsageError:
         raise
-    except Exception as error:  # noqa: BLE001 (it may be this one configuration: its trial will fail and say so)
+    except Exception as error:  # noqa: BLE001 (maybe only this configuration fails)
         logger.warning("the dry run of %s failed: %s", plain_text(config), error_text(error))
         return None
     goals.check({*report.metrics, TRAIN_LOSS})
@@ -93,13 +93,14 @@ def _check_names(task: Task, space: Space) -> None:
         if name not in space.names:
             where = "batch_size" if name in batch_size else "optimizer"
             raise TaskError(
-                f"{type(task).__name__}.{where} follows hyper-parameter {name!r}, which the search space does "
+                f"{type(task).__name__}.{where} follows hyper-parameter {name!r}, which the "
+                "search space does "
                 f"not have (it has: {', '.join(space.names)}); add it to the space or give a number"
             )
 
 
 def _moving(space: Space, algorithm: Algorithm) -> frozenset[str]:
-    """The hyper-parameters that may change during training, by schedule or by the algorithm."""
+    """Return the hyper-parameters that change in training, by schedule or by the algorithm."""
     max_epochs = algorithm.max_epochs
     scheduled = {n for n in space.names if space.changes_over_time(n, max_epochs=max_epochs)}
     return frozenset(scheduled | set(algorithm.varied))

@@ -1,4 +1,4 @@
-"""Trials that were trained for different numbers of epochs, made comparable."""
+"""Comparison of trials that were trained for different numbers of epochs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from ._results import TrialResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparable:
-    """What was tried and what came out of it, at one epoch.
+    """The trials of a study and their results at one epoch.
 
     Attributes:
-        epoch: the epoch at which the values were taken (0: there are none).
-        numbers: of the trials.
-        picked: for each trial what was picked, by coordinate (options by their index).
-        values: for each trial the metric after ``epoch`` epochs, finite.
-        feasible: for each trial whether it keeps the study's constraints where its training stands.
-        coordinates: those that can take more than one value.
+        epoch: The epoch at which the values were taken (0: there are no values).
+        numbers: The trials' numbers.
+        picked: For each trial its picks by coordinate (options by their index).
+        values: For each trial the metric after ``epoch`` epochs, finite.
+        feasible: For each trial whether it keeps the study's constraints at the epoch it has
+            reached.
+        coordinates: The coordinates that can take more than one value.
     """
 
     epoch: int
@@ -37,18 +38,21 @@ class Comparable:
         return len(self.numbers)
 
     def coordinate(self, name: str) -> Coordinate | None:
-        """The coordinate of this name, if there is one."""
+        """Return the coordinate of this name, or None."""
         return next((c for c in self.coordinates if c.name == name), None)
 
 
 def comparable(trials: Sequence[TrialResult], space: Space, *, at_least: int = 0) -> Comparable:
-    """The trials as they were at the largest epoch that enough of them have reached, or else all.
+    """Return the trials at the largest epoch that enough of them have reached.
 
-    A bandit stops most trials early, and a few epochs say little beside a finished training: what trials ended with
-    must not be compared. Enough are ``enough(...)`` trials, and not fewer than ``at_least``, which are not all the same
-    few configurations: a small space is drawn from with repetitions, and its best one would be all there is. Left out are failed
-    trials, values that are not finite, and trials that are not of the space (a population's, whose schedules
-    changed on the way).
+    If too few trials exist, use the largest epoch that all have reached. An algorithm that stops
+    most trials early leaves values from a few epochs, which say little next to a finished training,
+    so the final values of trials must not be compared.
+
+    Enough means ``enough(...)`` trials, and at least ``at_least``. They must also cover enough
+    different configurations: sampling a small space repeats configurations, and otherwise only the
+    best one might be left. Failed trials are left out, and so are values that are not finite and
+    trials that are not of the space (those of a population whose schedules changed on the way).
     """
     coordinates = Coordinates(space)
     varying = tuple(c for c in coordinates.coordinates if c.domain.size() > 1)
@@ -77,7 +81,7 @@ def comparable(trials: Sequence[TrialResult], space: Space, *, at_least: int = 0
 def _longest_of_each(
     usable: Sequence[tuple[TrialResult, Mapping[str, Any]]],
 ) -> list[tuple[float, ...]]:
-    """Of each configuration the longest curve."""
+    """Return the longest curve of each configuration."""
     longest: dict[str, tuple[float, ...]] = {}
     for trial, picked in usable:
         of_its_kind = longest.get(repr(picked), ())
@@ -86,7 +90,7 @@ def _longest_of_each(
 
 
 def enough(*, num_coordinates: int) -> int:
-    """How many trials say something about so many coordinates: two more than those, and at least 8.
+    """Return how many trials are informative: ``num_coordinates + 2``, and at least 8.
 
     >>> enough(num_coordinates=3), enough(num_coordinates=20)
     (8, 22)
@@ -95,7 +99,9 @@ def enough(*, num_coordinates: int) -> int:
 
 
 def common_epoch(curves: Sequence[Sequence[float]], *, num_needed: int) -> int:
-    """The largest epoch at which ``num_needed`` curves have a finite value; else the largest that all have reached.
+    """Return the largest epoch at which ``num_needed`` curves have a finite value.
+
+    If there is none, return the largest epoch that all curves have reached.
 
     >>> curves = [[0.5], [0.5, 0.6], [0.5, 0.7, 0.8]]
     >>> common_epoch(curves, num_needed=2), common_epoch(curves, num_needed=4)
@@ -109,7 +115,7 @@ def common_epoch(curves: Sequence[Sequence[float]], *, num_needed: int) -> int:
 
 
 def picked_by(trial: TrialResult, coordinates: Coordinates) -> dict[str, Any] | None:
-    """What was picked for a trial, by coordinate; None if it is not of the space."""
+    """Return a trial's picks by coordinate, or None if it is not of the space."""
     try:
         return coordinates.values(trial.config)
     except SpaceError:
@@ -117,7 +123,10 @@ def picked_by(trial: TrialResult, coordinates: Coordinates) -> dict[str, Any] | 
 
 
 def objective_values(trial: TrialResult, metrics: Sequence[str]) -> tuple[float, ...] | None:
-    """The trial's objectives where its training stands; None unless all are there and finite."""
+    """Return the trial's objectives at the epoch it has reached.
+
+    Return None unless all objectives are known and finite.
+    """
     if len(metrics) == 1:
         values = [trial.value]
     else:
@@ -127,7 +136,7 @@ def objective_values(trial: TrialResult, metrics: Sequence[str]) -> tuple[float,
 
 
 def is_log(coordinate: Coordinate) -> bool:
-    """Whether its axis is logarithmic."""
+    """Return whether the coordinate has a logarithmic axis."""
     return not isinstance(coordinate.domain, Choice) and coordinate.domain.log
 
 

@@ -1,4 +1,4 @@
-"""What a user wants to be tried, checked and completed."""
+"""Checking and completing the configurations that a user enqueues."""
 
 from __future__ import annotations
 
@@ -18,23 +18,27 @@ _MAX_DRAWS = 1000
 def complete(
     space: Space, given: Mapping[str, Any], *, rng: np.random.Generator
 ) -> dict[str, Any]:
-    """A configuration of the space with the given values; the others are drawn.
+    """Return a configuration of the space with the given values; the others are drawn.
 
-    Values come out as the space itself would draw them (``1`` from a ``Float`` is ``1.0``), so that equal
-    configurations are equal in training, too.
-
-    >>> space = Space(lr=Float(0.0, 1.0), kind=Choice(["sgd", "adam"]), m=Choice([0.9]).when(kind="sgd"))
-    >>> complete(space, {"lr": 1, "m": 0.9}, rng=np.random.default_rng(0))
-    {'lr': 1.0, 'kind': 'sgd', 'm': 0.9}
+    Values are returned as the space itself would draw them (``1`` from a ``Float`` is ``1.0``), so
+    that equal configurations are also equal in training.
 
     Raises:
-        SpaceError: a name is not in the space, a value not in its domain, or a value is given where there is none.
+        SpaceError: A name is not in the space, a value is not in its domain, or a hyper-parameter
+            has a value where its conditions do not hold.
+
+    >>> space = Space(
+    ...     lr=Float(0.0, 1.0), kind=Choice(["sgd", "adam"]), m=Choice([0.9]).when(kind="sgd")
+    ... )
+    >>> complete(space, {"lr": 1, "m": 0.9}, rng=np.random.default_rng(0))
+    {'lr': 1.0, 'kind': 'sgd', 'm': 0.9}
     """
     picked: dict[str, Any] = {}
     for name, value in given.items():
         if name not in space.names:
             raise SpaceError(
-                f"{name!r} is not in the space ({', '.join(space.names)}); name hyper-parameters of the study"
+                f"{name!r} is not in the space ({', '.join(space.names)}); name "
+                "hyper-parameters of the study"
             )
         try:
             picked.update(Coordinates(_alone(name, space[name])).values({name: value}))
@@ -52,19 +56,20 @@ def complete(
             else domain.sample(rng)
         )
 
-    # a value that is given under a condition says something about what is drawn: draw until it holds
+    # A value with a condition restricts what may be drawn, so draw until the condition holds.
     for _ in range(_MAX_DRAWS):
         config = coordinates.compose(pick)
         missing = [name for name in given if name not in config]
         if not missing:
             return config
     raise SpaceError(
-        f"{missing[0]!r} is there only {_conditions(space[missing[0]])}; leave it out, or give that, too"
+        f"{missing[0]!r} is there only {_conditions(space[missing[0]])}; leave it out, or give "
+        "that, too"
     )
 
 
 def _alone(name: str, value: Any) -> Space:
-    """A space of nothing but one hyper-parameter, whatever its conditions."""
+    """Return a space of only one hyper-parameter, without its conditions."""
     return Space(**{name: _free(value)})
 
 

@@ -1,4 +1,4 @@
-"""What an epoch took, and what it would have taken alone."""
+"""The time an epoch took, and the time it would have taken alone."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class EpochTimes:
     """Seconds of one epoch, or of several.
 
     Attributes:
-        seconds: What was spent, checks included.
-        checks: The part of it that went into checks.
-        alone: What would have been spent alone; None if a part of it was not measured.
+        seconds: Seconds that were spent, including checks.
+        checks: The part of ``seconds`` that went into checks.
+        alone: Seconds that training alone would have taken; None if a part was not measured.
         alone_low: Low end of ``alone``.
         alone_high: High end of ``alone``.
-        packed: Epochs that were trained in a block with others.
+        packed: The number of epochs that were trained in a pack with others.
     """
 
     seconds: float = 0.0
@@ -42,13 +42,13 @@ class EpochTimes:
             alone=alone,
             alone_low=(alone or 0.0) if low is None else low,
             alone_high=(alone or 0.0) if high is None else high,
-            # the time of an epoch that was alone has no ends: it was measured itself
+            # The time of an epoch that was trained alone has no range: it was measured itself.
             packed=alone is None or low is not None,
         )
 
     @classmethod
     def of_again(cls, epoch: EpochRecord) -> EpochTimes:
-        """Return what training an epoch again took, each time."""
+        """Return the total time of all repeated trainings of an epoch."""
         low, high = epoch.again_alone_low_s, epoch.again_alone_high_s
         is_known = low is not None and high is not None
         return cls(
@@ -61,7 +61,7 @@ class EpochTimes:
         )
 
     def plus(self, other: EpochTimes) -> EpochTimes:
-        """Return the sum; a low end of a sum is the sum of the low ends."""
+        """Return the sum; the low end of a sum is the sum of the low ends."""
         is_known = self.alone is not None and other.alone is not None
         return EpochTimes(
             seconds=self.seconds + other.seconds,

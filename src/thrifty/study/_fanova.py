@@ -1,8 +1,11 @@
-"""Functional ANOVA: how much of a random forest's variance one coordinate explains alone.
+"""Functional ANOVA: how much of a random forest's variance each coordinate explains alone.
 
-Hutter, Hoos, Leyton-Brown, "An Efficient Approach for Assessing Hyperparameter Importance", ICML 2014. The same numbers as
-Optuna's evaluator gives for parameters from 0 to 1 (a test says so), but the leaves of a tree are handled all at
-once.
+The results equal those of Optuna's evaluator for parameters from 0 to 1 (a test checks this), but
+all leaves of a tree are processed at once.
+
+References:
+    Hutter, Hoos, Leyton-Brown, "An Efficient Approach for Assessing Hyperparameter Importance",
+    ICML 2014.
 """
 
 from __future__ import annotations
@@ -23,16 +26,18 @@ _MAX_DEPTH = 64
 
 
 def fanova(points: FloatArray, values: FloatArray, *, seed: int) -> FloatArray:
-    """The share of each coordinate, shape ``[d]``; what is missing to one is explained by coordinates together.
+    """Return the share of variance that each coordinate explains alone, shape ``[d]``.
 
-    ``points`` are in the unit cube, shape ``[n, d]``; ``values`` has shape ``[n]``. All zero if the forest is constant.
+    The shares sum to less than one if coordinates explain a part only together. ``points`` are in
+    the unit cube, shape ``[n, d]``; ``values`` has shape ``[n]``. All shares are zero if the forest
+    is constant.
+
+    Raises:
+        MissingExtraError: scikit-learn is not installed.
 
     >>> points = np.random.default_rng(0).uniform(size=(100, 2))
     >>> fanova(points, points[:, 1] ** 2, seed=0).round(1).tolist()
     [0.0, 1.0]
-
-    Raises:
-        MissingExtraError: scikit-learn is not installed.
     """
     forest = _ensemble().RandomForestRegressor(
         n_estimators=_NUM_TREES, max_depth=_MAX_DEPTH, random_state=seed
@@ -44,7 +49,7 @@ def fanova(points: FloatArray, values: FloatArray, *, seed: int) -> FloatArray:
 
 
 def _tree_shares(tree: Any, num_coordinates: int) -> FloatArray | None:
-    """The shares in one tree; None if it is constant."""
+    """Return the shares in one tree, or None if the tree is constant."""
     boxes_LD2 = _leaf_boxes(tree, num_coordinates)
     values_L = tree.value[tree.feature < 0].reshape(-1)
     widths_LD = boxes_LD2[:, :, 1] - boxes_LD2[:, :, 0]
@@ -57,7 +62,7 @@ def _tree_shares(tree: Any, num_coordinates: int) -> FloatArray | None:
     for index in range(num_coordinates):
         edges_S = np.unique(boxes_LD2[:, index, :])
         middles_S = (edges_S[1:] + edges_S[:-1]) / 2
-        # the mean over all other coordinates, for each interval in which the tree does not change
+        # The mean over all other coordinates, for each interval in which the tree is constant.
         low_L1, high_L1 = boxes_LD2[:, index, :1], boxes_LD2[:, index, 1:]
         inside_LS = (low_L1 <= middles_S) & (middles_S < high_L1)
         weighted_L = values_L * volumes_L / widths_LD[:, index]
@@ -67,10 +72,10 @@ def _tree_shares(tree: Any, num_coordinates: int) -> FloatArray | None:
 
 
 def _leaf_boxes(tree: Any, num_coordinates: int) -> FloatArray:
-    """Lower and upper bounds of each leaf, shape ``[leaves, d, 2]``."""
+    """Return lower and upper bounds of each leaf, shape ``[leaves, d, 2]``."""
     boxes = np.empty((tree.node_count, num_coordinates, 2))
     boxes[0] = 0.0, 1.0
-    for node in np.flatnonzero(tree.feature >= 0):  # parents come before their children
+    for node in np.flatnonzero(tree.feature >= 0):  # visits parents before their children
         feature, threshold = tree.feature[node], tree.threshold[node]
         left, right = tree.children_left[node], tree.children_right[node]
         boxes[left] = boxes[right] = boxes[node]

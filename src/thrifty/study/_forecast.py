@@ -1,4 +1,4 @@
-"""What a study will cost, said before any training."""
+"""The forecast of a study's cost before any training."""
 
 from __future__ import annotations
 
@@ -22,16 +22,22 @@ from ._goals import Goals
 NUM_SIMULATIONS = 8
 MIN_SIMULATIONS = 4
 MANY_DECISIONS = 100_000
-"""Of all simulations so far: from here on no more are played than the means need (see ``_are_known``)."""
-STANDARD_ERROR = 0.01
-"""Of a mean, as a share of it, with which it counts as known."""
-NUM_OWN_DRAWS = 1000
-"""Configurations that each simulation draws itself; later ones are those of the first simulation.
+"""Decisions over all simulations after which a known mean ends the forecast early.
 
-Drawing again what hardly changes the mean would take longer than all the rest.
+See ``_are_known``.
+"""
+STANDARD_ERROR = 0.01
+"""Standard error of a mean, as a share of the mean, at which the mean counts as known."""
+NUM_OWN_DRAWS = 1000
+"""Configurations that each simulation draws itself; later ones repeat the first simulation's draws.
+
+Drawing them again hardly changes the mean but would take longer than everything else.
 """
 SHARE_AT_ONCE = 0.01
-"""An adaptive algorithm is asked for up to this share of the trials so far at a time, as by that many workers."""
+"""Largest share of the trials so far that an adaptive algorithm is asked for at once.
+
+It is asked as if by that many workers.
+"""
 _BLOCK = 4096
 
 
@@ -39,14 +45,14 @@ _BLOCK = 4096
 class Forecast:
     """The size of a study, with sharing and without.
 
-    An adaptive algorithm promotes who does well, which is not known yet: it is run on made-up results eight
-    times, or at least four where the study is large and these agree to 1 %. ``unique_epochs`` is the mean
-    and ``unique_range`` the least and the most. ``exact`` is True where all agree.
-    ``seconds`` is what the unique epochs take, known once epochs of this task have been timed by an
-    earlier run (None before).
+    An adaptive algorithm promotes trials by their results, which are not known yet. It is therefore
+    simulated on made-up results eight times, or at least four times if the study is large and the
+    simulations agree to 1 %. ``unique_epochs`` is the mean, and ``unique_range`` the minimum and
+    the maximum. ``exact`` is True if all simulations agree. ``seconds`` is the time that the unique
+    epochs take. It is known once an earlier run has timed epochs of this task (None before).
 
     Of the unique epochs, ``known_epochs`` are known already, from this study or another one of its
-    plan, and ``evaluated_epochs`` are only evaluated again: their states are kept, the metrics have
+    plan. ``evaluated_epochs`` are only evaluated again: their states are kept, but the metrics have
     changed. The rest is trained.
     """
 
@@ -67,14 +73,14 @@ class Forecast:
 
     @property
     def seconds_to_train(self) -> float | None:
-        """The seconds of those epochs, where ``seconds`` is known."""
+        """Seconds that ``epochs_to_train`` take, if ``seconds`` is known."""
         if self.seconds is None:
             return None
         return self.seconds * self.epochs_to_train / max(self.unique_epochs, 1)
 
     @property
     def merge_rate(self) -> float:
-        """Trial-epochs for each epoch that is really trained; at least 1."""
+        """Trial-epochs per epoch that is really trained; at least 1."""
         return self.trial_epochs / max(self.unique_epochs, 1)
 
     def __str__(self) -> str:
@@ -93,7 +99,8 @@ class Forecast:
         return (
             f"{self.num_trials:,} trials, {about}{self.trial_epochs:,.0f} trial-epochs\n"
             f"{about}{self.unique_epochs:,.0f} unique epochs to train{span}\n"
-            f"merge rate {self.merge_rate:.2f}: sharing saves {1 - 1 / max(self.merge_rate, 1):.0%} of the "
+            f"merge rate {self.merge_rate:.2f}: sharing saves "
+            f"{1 - 1 / max(self.merge_rate, 1):.0%} of the "
             f"trial-epochs{known}{time}"
         )
 
@@ -109,11 +116,10 @@ def forecast(
     prior: Sequence[Trial] = (),
     known: SearchPlan | None = None,
 ) -> Forecast:
-    """Play the study through on made-up results, without any training.
+    """Simulate the study on made-up results, without any training.
 
-    ``known`` is what the store knows of its plan; timelines of the forecast are added to it.
-
-    How often constraints will be kept is not known: the forecast assumes always.
+    ``known`` is what the store knows of its plan; timelines of the forecast are added to it. How
+    often trials will keep the constraints is not known: the forecast assumes always.
     """
     rehearsal = _Rehearsal(algorithm, _Draws(space), num_metrics=len(goals.metrics), seed=seed)
     unique: list[int] = []
@@ -149,7 +155,7 @@ def forecast(
 
 
 def _count_known(rehearsal: _Rehearsal, known: SearchPlan) -> tuple[int, int]:
-    """How many epochs of a simulation a plan knows, and how many it has only states of."""
+    """Return how many epochs of a simulation a plan knows, and of how many it has only states."""
     num_known = num_kept = 0
     for node in rehearsal.plan.nodes:
         if node.farthest <= node.start:
@@ -163,7 +169,7 @@ def _count_known(rehearsal: _Rehearsal, known: SearchPlan) -> tuple[int, int]:
 
 
 def _are_known(*samples: Sequence[int]) -> bool:
-    """Whether the mean of each sample is known to ``STANDARD_ERROR``."""
+    """Return whether the mean of each sample is known to ``STANDARD_ERROR``."""
     return all(
         len(sample) >= MIN_SIMULATIONS
         and stdev(sample) / math.sqrt(len(sample)) <= STANDARD_ERROR * mean(sample)
@@ -172,15 +178,15 @@ def _are_known(*samples: Sequence[int]) -> bool:
 
 
 def ask_rng(seed: int, history: History) -> np.random.Generator:
-    """The random stream of one ask: named by the seed and by how much was decided before."""
+    """Return the random stream of one ask, derived from the seed and the number of decisions."""
     return np.random.default_rng(derive_seed(seed, "ask", history.num_decisions))
 
 
 class _Rehearsal:
-    """Plays an algorithm on made-up results, again and again on one plan.
+    """Repeated simulations of an algorithm on made-up results, all on one plan.
 
-    Nodes of the plan stay from one simulation to the next, so a configuration that is drawn again costs
-    nothing; what the plan counts begins anew each time.
+    Nodes of the plan stay from one simulation to the next, so drawing a configuration again costs
+    nothing. The plan's counts restart each time.
     """
 
     def __init__(
@@ -188,9 +194,9 @@ class _Rehearsal:
     ) -> None:
         self.plan = SearchPlan()
         self.targets: list[int] = []
-        """By trial of the present simulation, how far it was trained."""
+        """How far each trial of the current simulation was trained."""
         self._nodes: list[int] = []
-        """By trial, the node that its timeline ends on."""
+        """The node that each trial's timeline ends on."""
         self._curves: list[tuple[float, ...]] = []
         self._algorithm = algorithm
         self._draws = draws
@@ -200,7 +206,7 @@ class _Rehearsal:
         """Configurations of the first simulation and their nodes, by identity."""
 
     def play(self, history: History, *, round_: int) -> None:
-        """One simulation, to the end."""
+        """Run one simulation to the end."""
         self.plan.forget_requests()
         self._draws.begin(first=not round_)
         self.targets, self._nodes, self._curves = [], [], []
@@ -224,12 +230,12 @@ class _Rehearsal:
                     self._train(history, number, target=decision.target, qualities=qualities)
 
     def forest(self) -> list[ForestStage]:
-        """The stages of the simulation that was played last."""
+        """Return the stages of the last simulation."""
         ends = Counter(zip(self._nodes, self.targets, strict=True))
         return stage_forest(self.plan, ends=ends)
 
     def _begin(self, proposal: Proposal, *, remember: bool) -> int:
-        """A new trial; its number."""
+        """Begin a new trial; return its number."""
         config = proposal.config
         assert config is not None
         known = self._known.get(id(config))
@@ -247,7 +253,7 @@ class _Rehearsal:
     def _train(
         self, history: History, number: int, *, target: int, qualities: Sequence[_Qualities]
     ) -> None:
-        """A trial reaches its target; each score is the epoch plus the quality of its node."""
+        """Move a trial to its target; each score is the epoch plus the quality of its node."""
         reached = self.targets[number]
         node = self.plan.note(self._nodes[number], target)
         objectives = [quality[node.id] + target for quality in qualities]
@@ -266,7 +272,7 @@ class _Rehearsal:
 
 
 class _Qualities:
-    """A random number for each node, as many as are asked for."""
+    """A random number for each node, generated on demand."""
 
     def __init__(self, round_: int, metric: int) -> None:
         self._round = round_
@@ -282,12 +288,12 @@ class _Qualities:
 
 
 class _Draws(Space):
-    """A space whose draws, but for the first ones, are those of the first simulation again."""
+    """A space that repeats the first simulation's draws, except for the first ones."""
 
     def __init__(self, space: Space) -> None:
         vars(self).update(vars(space))
         self._kept: list[dict[str, Any]] = []
-        """What the first simulation drew after ``NUM_OWN_DRAWS``."""
+        """The first simulation's draws after ``NUM_OWN_DRAWS``."""
         self._num_drawn = 0
         self._is_first = True
 

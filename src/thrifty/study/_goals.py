@@ -1,4 +1,4 @@
-"""What a study wants: metrics to optimise, and limits that others must keep."""
+"""The goals of a study: metrics to optimise, and constraints on others."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from thrifty.core import TaskError, UsageError
 Mode = Literal["max", "min"]
 
 _FLOOR = -10.0
-"""Below the score of every feasible trial, and above that of every other one."""
+"""Below the score of every feasible trial and above that of every infeasible one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A limit that a metric must keep; made by ``at_most`` and ``at_least``."""
+    """A limit on a metric; created by ``at_most`` and ``at_least``."""
 
     side: Literal["at_most", "at_least"]
     limit: float
@@ -29,7 +29,9 @@ class Bound:
             raise UsageError(f"{self.side}({self.limit!r}): the limit must be a finite number")
 
     def excess(self, value: float) -> float:
-        """By how much a value breaks it, as a share of the limit (of a limit of 0: as it is); 0 if it keeps it.
+        """Return by how much a value breaks the limit, or 0 if it keeps the limit.
+
+        The excess is a share of the limit, or the plain difference if the limit is 0.
 
         >>> at_most(4.0).excess(5.0), at_least(4.0).excess(5.0), at_most(0.0).excess(5.0)
         (0.25, 0.0, 5.0)
@@ -38,42 +40,45 @@ class Bound:
         if over <= 0:
             return 0.0
         share = over / abs(self.limit) if self.limit else over
-        # what is broken stays broken, and how badly stays a number
+        # An excess must stay positive and finite.
         return min(max(share, sys.float_info.min), sys.float_info.max)
 
 
 def at_most(limit: float) -> Bound:
-    """The constraint that a metric must not exceed a limit.
+    """Return the constraint that a metric must not exceed a limit.
+
+    Raises:
+        UsageError: The limit is not a finite number.
 
     >>> at_most(5.0)
     Bound(side='at_most', limit=5.0)
-
-    Raises:
-        UsageError: the limit is not a finite number.
     """
     return Bound("at_most", limit)
 
 
 def at_least(limit: float) -> Bound:
-    """The constraint that a metric must not fall below a limit.
+    """Return the constraint that a metric must not fall below a limit.
+
+    Raises:
+        UsageError: The limit is not a finite number.
 
     >>> at_least(0.9)
     Bound(side='at_least', limit=0.9)
-
-    Raises:
-        UsageError: the limit is not a finite number.
     """
     return Bound("at_least", limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goals:
-    """The objectives of a study, first the one that rungs compare, and its constraints.
+    """The objectives of a study (rungs compare trials by the first) and its constraints.
 
     >>> goals = Goals.of("accuracy", "max", constraints={"latency_ms": 5.0})
     >>> goals.violation({"accuracy": 0.9, "latency_ms": 6.0})
     0.2
-    >>> goals.score({"accuracy": 0.9, "latency_ms": 6.0}) < goals.score({"accuracy": 0.1, "latency_ms": 4.0})
+    >>> goals.score({"accuracy": 0.9, "latency_ms": 6.0}) < goals.score({
+    ...     "accuracy": 0.1,
+    ...     "latency_ms": 4.0,
+    ... })
     True
     """
 
@@ -89,10 +94,10 @@ class Goals:
         *,
         constraints: Mapping[str, Bound | float] | None = None,
     ) -> Goals:
-        """What the arguments of a study say.
+        """Return the goals that the arguments of a study describe.
 
         Raises:
-            UsageError: they say nothing, or not for each metric what they want of it.
+            UsageError: There is no metric, or not exactly one mode for each metric.
         """
         metrics = (metric,) if isinstance(metric, str) else metric
         if not isinstance(metrics, Sequence) or not all(isinstance(m, str) for m in metrics):
@@ -110,23 +115,24 @@ class Goals:
             )
         if not isinstance(constraints or {}, Mapping):
             raise UsageError(
-                f'constraints is {constraints!r}; write {{"a metric": 5.0}} for at most 5, or at_least(5.0)'
+                f'constraints is {constraints!r}; write {{"a metric": 5.0}} for at most 5, or '
+                "at_least(5.0)"
             )
         bounds = tuple((name, _bound(b)) for name, b in (constraints or {}).items())
         return cls(metrics=tuple(metrics), modes=tuple(modes), constraints=bounds)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every metric that is needed, each once."""
+        """All metrics that the study needs, each once."""
         return tuple(dict.fromkeys((*self.metrics, *(name for name, _ in self.constraints))))
 
     @property
     def sign(self) -> float:
-        """Of the first objective: 1 where higher is better, else -1."""
+        """1 if higher is better for the first objective, else -1."""
         return 1.0 if self.modes[0] == "max" else -1.0
 
     def check(self, known: Collection[str]) -> None:
-        """Raises TaskError unless all metrics that are needed are known."""
+        """Raise TaskError unless all needed metrics are known."""
         for name in self.names:
             if name not in known:
                 what = "metric" if name in self.metrics else "constrained metric"
@@ -136,36 +142,39 @@ class Goals:
                 )
 
     def objectives(self, metrics: Mapping[str, float]) -> tuple[float, ...]:
-        """All objectives, higher is better."""
+        """Return all objectives, with signs such that higher is better."""
         pairs = zip(self.metrics, self.modes, strict=True)
         return tuple(metrics[name] if mode == "max" else -metrics[name] for name, mode in pairs)
 
     def values(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """All objectives by name, as the task measured them."""
+        """Return all objectives by name, as the task measured them."""
         return {name: metrics[name] for name in self.metrics}
 
     def value(self, metrics: Mapping[str, float]) -> float:
-        """The first objective; what is not a number counts as the worst."""
+        """Return the first objective; a value that is not finite counts as the worst."""
         value = metrics[self.metrics[0]]
         return value if math.isfinite(value) else -self.sign * math.inf
 
     def not_finite(self, metrics: Mapping[str, float]) -> list[str]:
-        """Metrics that are needed and are not finite."""
+        """Return the needed metrics that are not finite."""
         return [name for name in self.names if not math.isfinite(metrics[name])]
 
     def violation(self, metrics: Mapping[str, float]) -> float:
-        """The sum of what each constraint is broken by, each as a share of its limit; 0: all are kept."""
+        """Return the sum of all excesses, each as a share of its limit; 0 if all limits hold."""
         total = sum(bound.excess(metrics[name]) for name, bound in self.constraints)
         return min(total, sys.float_info.max)
 
     def score(self, metrics: Mapping[str, float]) -> float:
-        """A number to compare trials by, higher is better; ``-inf`` where a metric that is needed is not finite.
+        """Return a number to compare trials by; higher is better.
 
-        Deb, "An efficient constraint handling method for genetic algorithms", 2000: what is feasible is better than what is
-        not, and among the latter the least violation is the best. Without constraints it is the
-        first objective, or the same with the opposite sign.
+        It is ``-inf`` if a needed metric is not finite. A feasible trial is better than an
+        infeasible one, and among infeasible trials the least violation is the best. Without
+        constraints, the score is the first objective, with its sign changed if lower is better.
+
+        References:
+            Deb, "An efficient constraint handling method for genetic algorithms", 2000.
         """
-        # for each epoch of each trial: no detours
+        # A fast path, because this runs for each epoch of each trial.
         for name in self.metrics:
             if not math.isfinite(metrics[name]):
                 return -math.inf
@@ -179,9 +188,10 @@ class Goals:
 
 
 def _above_floor(score: float) -> float:
-    """Scores below zero, however low, are squeezed into ``(_FLOOR, 0)``: in order, and hardly less exact.
+    """Squeeze scores below zero into ``(_FLOOR, 0)``, in order and almost as precise.
 
-    A logarithm first, because a bounded function of the score itself would make large ones equal.
+    The logarithm comes first, because a bounded function of the score itself would make large ones
+    equal.
     """
     if score >= 0:
         return score
@@ -194,7 +204,8 @@ def _bound(value: object) -> Bound:
         return value
     if not _is_number(value):
         raise UsageError(
-            f"a constraint is {value!r}; it must be a finite number (at most so much), or at_least(number)"
+            f"a constraint is {value!r}; it must be a finite number (at most so much), or "
+            "at_least(number)"
         )
     return Bound("at_most", value)  # type: ignore[arg-type]
 

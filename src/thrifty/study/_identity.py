@@ -1,4 +1,4 @@
-"""What a study is made of, as plain data: to be kept, and to be compared when it is run again."""
+"""What a study consists of, as plain data to store and to compare on the next run."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from ._goals import Bound, Goals
 VERSION = 3
 """Part of a plan's identity; raised when the meaning of seeds, epochs or states changes."""
 LEGACY_VERSION = 2
-"""The one that knew tasks by their source only. Its studies keep their plans."""
+"""The version that identified tasks by their source only. Its studies keep their plans."""
 
 _NOT_COMPARED = ("file", "task")  # a task is compared by its plan
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What a study is made of.
+    """The parts of a study that define it.
 
     Attributes:
-        apart: whether metrics are no part of training; not, if they change what is trained.
+        apart: Whether metrics are separate from training; False if they change what is trained.
     """
 
     task: Task | Trainable
@@ -39,16 +39,16 @@ class Recipe:
     goals: Goals
     seed: int
     warm_start: tuple[str, ...] = ()
-    """Names of the earlier studies that it learns from."""
+    """Names of the earlier studies that this study learns from."""
     apart: bool = True
     _known: dict[str, TaskIdentity] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def identity(self) -> TaskIdentity:
-        """What the task is; found once for all uses of this recipe.
+        """The identity of the task, computed once for all uses of this recipe.
 
         Raises:
-            TaskError: a value that the task reads has no content.
+            TaskError: A value that the task reads has no content.
         """
         if "task" not in self._known:
             self._known["task"] = task_identity(self.task)
@@ -57,10 +57,10 @@ class Recipe:
 
     @contextlib.contextmanager
     def watched(self, *, fresh: bool) -> Iterator[None]:
-        """Note what the task changes in its own values within: it is still the same task.
+        """Record what the task changes in its own values in this context, as still the same task.
 
         Args:
-            fresh: whether the study is new; one of an older version is known by other means.
+            fresh: Whether the study is new; a study of an older version is identified differently.
         """
         before = self.identity if fresh else self._known.get("task")
         try:
@@ -70,7 +70,7 @@ class Recipe:
                 note_moves(self.task, before)
 
     def plan_identity(self, *, legacy: bool = False) -> str:
-        """Studies for which this is equal share what they train and how they evaluate it."""
+        """Return the identity of the plan; studies that share it share training and evaluation."""
         if legacy:
             parts = {"task": self._legacy_task(), "seed": self.seed, "version": LEGACY_VERSION}
             return fingerprint(parts)
@@ -80,7 +80,7 @@ class Recipe:
         })
 
     def family(self) -> str:
-        """Studies for which this is equal train the same, whatever their metrics are."""
+        """Return the identity of the training; studies that share it may differ in metrics."""
         return fingerprint({
             "training": self.identity.training_digest,
             "seed": self.seed,
@@ -88,13 +88,13 @@ class Recipe:
         })
 
     def like(self, spec: Mapping[str, Any]) -> Recipe:
-        """The same recipe, with metrics apart from training where they are so in a stored spec."""
+        """Return the same recipe, with metrics apart from training if a stored spec has them so."""
         if is_legacy(spec):
             return self
         return replace(self, apart=bool(spec["task"]["evaluation"]))
 
     def spec(self, *, legacy: bool = False) -> dict[str, Any]:
-        """Plain data. What most studies do not have is there only in those that do."""
+        """Return the study as plain data; rarely used fields are present only if set."""
         goals = self.goals
         several = len(goals.metrics) > 1
         content = {"version": VERSION, **self.identity.to_json()} if not legacy else None
@@ -114,7 +114,7 @@ class Recipe:
         return spec
 
     def check_same(self, found: Mapping[str, Any], *, same_plan: bool, where: str) -> None:
-        """Raises StudyMismatchError unless the stored spec is that of this study."""
+        """Raise StudyMismatchError unless the stored spec is that of this study."""
         legacy = is_legacy(found)
         mine = self.like(found).spec(legacy=legacy)
         differing = [
@@ -153,7 +153,7 @@ def _difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def _legacy_difference(was: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """What differs between two identities of older versions."""
+    """Return what differs between two identities of older versions."""
     texts = [
         key if key == "source" else f"{key} was {was.get(key)!r} and is {now.get(key)!r}"
         for key in dict.fromkeys((*now, *was))
@@ -163,6 +163,6 @@ def _legacy_difference(was: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 
 def goals_of(spec: Mapping[str, Any]) -> Goals:
-    """The goals of a stored study."""
+    """Return the goals of a stored study."""
     constraints = {n: Bound(*bound) for n, bound in spec.get("constraints", {}).items()}
     return Goals.of(spec["metric"], spec["mode"], constraints=constraints)

@@ -1,4 +1,4 @@
-"""Which hyper-parameters matter: functional ANOVA, or PED-ANOVA through Optuna."""
+"""Hyper-parameter importance: functional ANOVA, or PED-ANOVA through Optuna."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Method = Literal["fanova", "ped-anova"]
 Level = Literal["hyperparameter", "coordinate"]
 
 _NUM_FOR_PED_ANOVA = 20
-"""So that the best tenth is more than one trial."""
+"""Trials for PED-ANOVA, so that the best tenth is more than one trial."""
 _NUM_FILLS = 4
-"""How often a trial is shown to the forest if it lacks coordinates, with other random values for them."""
+"""How often a trial that lacks coordinates is shown to the forest, each time with random values."""
 
 
 def importance(
@@ -37,29 +37,36 @@ def importance(
     level: Level = "hyperparameter",
     seed: int = 0,
 ) -> dict[str, float]:
-    """The share of each hyper-parameter in what makes trials differ, the most important first; shares sum to one.
+    """Return each hyper-parameter's share in the differences between trials, largest first.
 
-    Trials are compared at the largest epoch that enough of them have reached (see ``comparable``). With
-    ``method="fanova"`` a random forest learns the metric, and a share is the part of its variance over the whole space
-    that one coordinate explains alone (Hutter et al., ICML 2014); values that are worse by far than
-    most count only as the worst of the others, else a few that exploded would be all there is to explain. ``"ped-anova"``
-    asks what distinguishes the best tenth of the trials (Watanabe et al., IJCAI 2023). With
-    ``level="coordinate"`` each domain inside schedules and choices is counted for itself; otherwise they are summed up. If
-    all trials are equally good, all shares are zero.
+    The shares sum to one. If all trials are equally good, all shares are zero. Trials are compared
+    at the largest epoch that enough of them have reached (see ``comparable``).
+
+    - ``method="fanova"``: a random forest learns the metric, and a share is the part of its
+      variance over the whole space that one coordinate explains alone (Hutter et al., ICML 2014).
+      Values that are far worse than most count only as the worst of the others. Otherwise a few
+      diverged trials would dominate the variance.
+    - ``method="ped-anova"``: the shares say what distinguishes the best tenth of the trials
+      (Watanabe et al., IJCAI 2023).
+
+    With ``level="coordinate"``, each domain inside schedules and choices counts separately;
+    otherwise their shares are summed up.
+
+    Raises:
+        UsageError: Too few trials have reported, or ``method`` or ``level`` is unknown.
+        MissingExtraError: scikit-learn (for fANOVA) or Optuna (for PED-ANOVA) is not installed.
 
     >>> from thrifty.space import Float
     >>> space = Space(lr=Float(0, 1), decay=Float(0, 1))
     >>> draws = [space.sample(np.random.default_rng(seed)) for seed in range(30)]
     >>> trials = [
-    ...     TrialResult(number=n, config=c, state="done", epochs=1, value=c["lr"], curve=(c["lr"],))
+    ...     TrialResult(
+    ...         number=n, config=c, state="done", epochs=1, value=c["lr"], curve=(c["lr"],)
+    ...     )
     ...     for n, c in enumerate(draws)
     ... ]
     >>> importance(trials, space, metric="loss", mode="min")["lr"] > 0.9
     True
-
-    Raises:
-        UsageError: too few trials have reported; an unknown ``method`` or ``level``.
-        MissingExtraError: scikit-learn (for fANOVA) or Optuna (for PED-ANOVA) is not installed.
     """
     if method not in ("fanova", "ped-anova"):
         raise UsageError(f"method={method!r}: use 'fanova' or 'ped-anova'")
@@ -89,16 +96,17 @@ def _check_number(seen: Comparable, *, method: Method, at_least: int) -> None:
     num_needed = max(enough(num_coordinates=len(seen.coordinates)), at_least)
     if len(seen) < num_needed:
         raise UsageError(
-            f"importance ({method}) needs {num_needed} trials of this space that have reported and not failed; "
+            f"importance ({method}) needs {num_needed} trials of this space that have reported and "
+            "not failed; "
             f"there are {len(seen)}; run more of the study first"
         )
 
 
 def _fanova(seen: Comparable, *, mode: str, seed: int) -> dict[str, float]:
-    """The variance that each coordinate explains alone.
+    """Return the variance that each coordinate explains alone.
 
-    The forest needs a value for every coordinate. One that is not there has no effect, so it gets random values,
-    several of them for each trial.
+    The forest needs a value for every coordinate. A coordinate that is absent has no effect, so it
+    gets random values, several of them for each trial.
     """
     points = np.array([_unit_point(seen, picked) for picked in seen.picked])
     values = np.array(_tamed(seen.values, mode=mode))
@@ -111,7 +119,10 @@ def _fanova(seen: Comparable, *, mode: str, seed: int) -> dict[str, float]:
 
 
 def _unit_point(seen: Comparable, picked: Mapping[str, Any]) -> list[float]:
-    """Where a trial stands in the unit cube, on which every coordinate is uniform: options own equal intervals."""
+    """Return a trial's point in the unit cube, on which every coordinate is uniform.
+
+    Options own equal intervals.
+    """
     point = []
     for coordinate in seen.coordinates:
         if coordinate.name not in picked:
@@ -124,7 +135,10 @@ def _unit_point(seen: Comparable, picked: Mapping[str, Any]) -> list[float]:
 
 
 def _tamed(values: Sequence[float], *, mode: str) -> list[float]:
-    """The values, those that are worse by far as bad as the worst of the others (Tukey's outer fence)."""
+    """Return the values, with far worse ones set to the worst of the others.
+
+    Tukey's outer fence decides which values are far worse.
+    """
     sign = 1.0 if mode == "max" else -1.0
     scores = sign * np.array(values)
     low, high = np.quantile(scores, [0.25, 0.75])
@@ -135,7 +149,7 @@ def _tamed(values: Sequence[float], *, mode: str) -> list[float]:
 
 
 def _ped_anova(seen: Comparable, *, metric: str, mode: str) -> dict[str, float]:
-    """How far the best tenth differs from all trials, coordinate by coordinate."""
+    """Return how far the best tenth differs from all trials, by coordinate."""
     optuna = load_optuna()
     study = empty_study(metrics=[metric], modes=[mode])
     distributions = {c.name: distribution(c) for c in seen.coordinates}
@@ -148,7 +162,7 @@ def _ped_anova(seen: Comparable, *, metric: str, mode: str) -> dict[str, float]:
     present = {name for picked in seen.picked for name in picked}
     shares = {}
     with warnings.catch_warnings():
-        # that the evaluator may change, and that a branch was taken by a single trial
+        # Ignore warnings: the evaluator is experimental, or only one trial took a branch.
         warnings.simplefilter("ignore")
         evaluator = optuna.importance.PedAnovaImportanceEvaluator()
         for name in distributions:
@@ -158,7 +172,7 @@ def _ped_anova(seen: Comparable, *, metric: str, mode: str) -> dict[str, float]:
 
 
 def _summed(shares: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
-    """Coordinates counted for the hyper-parameter they are part of."""
+    """Sum the shares of coordinates by the hyper-parameter that they are part of."""
     out = dict.fromkeys(names, 0.0)
     for coordinate, share in shares.items():
         out[hyperparameter_of(coordinate, names)] += share
@@ -166,7 +180,7 @@ def _summed(shares: Mapping[str, float], names: Sequence[str]) -> dict[str, floa
 
 
 def hyperparameter_of(coordinate: str, names: Sequence[str]) -> str:
-    """The hyper-parameter that a coordinate is part of.
+    """Return the hyper-parameter that a coordinate is part of.
 
     >>> hyperparameter_of("lr[1].value", ["lr", "lr_decay"])
     'lr'

@@ -1,4 +1,4 @@
-"""The books of one study: plan and history in step, and what has to be written down."""
+"""The ledger of one study: keeps plan and history in step and collects records to write."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ logger = plain_logger(__name__)
 
 
 class Ledger:
-    """Applies decisions and events to plan and history; ``outbox`` collects the records for the store.
+    """The bookkeeping of a study, in memory and without files.
 
-    Pure bookkeeping, no files.
+    It applies decisions and events to plan and history; ``outbox`` collects records for the store.
     """
 
     def __init__(
@@ -68,48 +68,48 @@ class Ledger:
         self.goals, self.max_epochs = goals, max_epochs
         self.outbox: list[Record] = []
         self.news: list[TrialEvent] = []
-        """What observers have not been told yet."""
+        """Events that observers have not received yet."""
         self.node_of: list[int] = []
         """The node that each trial's timeline ends on, by trial number."""
         self.errors: dict[int, tuple[str, str, str]] = {}
         """Kind, message and traceback of failed trials."""
         self.times: dict[tuple[int, int], EpochTimes] = {}
-        """What each ``(node, epoch)`` took."""
+        """The times of each ``(node, epoch)``."""
         self.origins: dict[tuple[int, int], int | None] = {}
-        """For each ``(node, epoch)`` that the store had before this run: who trained it."""
+        """The study that trained each ``(node, epoch)`` that the store had before this run."""
         self.evaluated: set[tuple[int, int]] = set()
-        """Each ``(node, epoch)`` that was not trained: its state was kept, and evaluated again."""
+        """Each ``(node, epoch)`` that was not trained: its kept state was evaluated again."""
         self.again: dict[tuple[int, int], tuple[int, EpochTimes]] = {}
-        """How often a ``(node, epoch)`` was trained again, and what that took."""
+        """How often each ``(node, epoch)`` was trained again, and the time that took."""
         self.kept_bytes = 0
         self.touched: set[int] = set()
-        """Nodes with checkpoints that may have been superseded since somebody looked."""
+        """Nodes with checkpoints that may have become superseded since the last check."""
         self.stands: Counter[tuple[int, int]] = Counter()
-        """How many trials stand at a state, by its node and epoch."""
+        """How many trials have each state as their latest one, by node and epoch."""
         self.best_value: float | None = None
-        """The best of the first objective where a feasible trial stands, or stood."""
+        """The best value of the first objective that a feasible trial has reported."""
         self.trial_epochs = 0
-        """Epochs that the trials have reached, each counted for itself."""
+        """Epochs that the trials have reached, each trial counted separately."""
         self.epochs_trained = 0
-        """Epochs that were trained for this study, in all of its runs, each counted once."""
+        """Epochs that were trained for this study in all of its runs, each counted once."""
         self._clock = clock
         self.study_id, self.plan_id = study_id, plan_id
-        # CPU threads that each worker trains the plan with, if that is fixed
+        # CPU threads with which each worker trains the plan, if fixed.
         self.threads: int | None = None
-        # why structures of the plan are not fused, by key
+        # The reason why a structure of the plan is not fused, by key.
         self.refused: dict[str, str] = {}
         self.revision = 0
-        """Of the plan in the store, up to which all is known."""
+        """The revision of the plan in the store up to which all records are known."""
         self._num_nodes_recorded = 0
         self._stage_began: dict[tuple[int, int], tuple[float, float]] = {}
-        """When a stage began, as a date and by a clock that never runs backwards."""
+        """When each stage began, as a date and on a monotonic clock."""
         self._passed: dict[int, int] = {}
         """The farthest epoch that a trial of this study has reached on each node."""
 
     # -- decisions --------------------------------------------------------------------
 
     def decide(self, decisions: Sequence[Decision]) -> None:
-        """Applies an algorithm's decisions; what is known already is answered at once."""
+        """Apply an algorithm's decisions; requests for known results are answered at once."""
         for decision in decisions:
             number = self.history.record_decision(decision)
             if isinstance(decision, Stop):
@@ -128,7 +128,7 @@ class Ledger:
                 self._answered(answer)
 
     def curve(self, number: int) -> list[Mapping[str, float]]:
-        """All metrics of a trial after epochs 1, 2, ... up to where it stands."""
+        """Return all metrics of a trial after epochs 1, 2, ... up to the epoch it has reached."""
         return self.plan.curve(self.node_of[number], self.history[number].reached)
 
     def _insert(self, config: Mapping[str, Any], *, epochs: int) -> int:
@@ -152,7 +152,7 @@ class Ledger:
     # -- events -----------------------------------------------------------------------
 
     def handle(self, event: Event) -> None:
-        """Applies what an executor reported."""
+        """Apply an event that an executor reported."""
         if isinstance(event, StageStarted):
             self._stage_began[event.node, event.start] = self._moment()
         elif isinstance(event, EpochDone):
@@ -172,12 +172,12 @@ class Ledger:
         answers = self.plan.record(event)
         for answer in answers:
             self._answered(answer)
-        if isinstance(event, StageFailed) and event.kind != "task":  # which is raised
+        if isinstance(event, StageFailed) and event.kind != "task":  # "task" errors are raised
             _say_failure(event, answers)
 
     def _epoch_done(self, event: EpochDone) -> None:
         key, times = (event.node, event.epoch), EpochTimes.of(event)
-        if key in self.times:  # a state was gone, so what led to it was trained again
+        if key in self.times:  # a state was lost, so the epochs before it were trained again
             num, before = self.again.get(key, (0, EpochTimes()))
             self.again[key] = num + 1, before.plus(times)
             self.outbox.append(
@@ -239,7 +239,7 @@ class Ledger:
     def _advanced(
         self, number: int, metrics: Sequence[Mapping[str, float]], *, best_before: float | None
     ) -> None:
-        """Tells observers of what a trial has reached, by its metrics since the last time."""
+        """Tell observers what a trial has reached, with its metrics since the last report."""
         trial, goals = self.history[number], self.goals
         before = trial.reached - len(metrics)
         value = goals.value(metrics[-1])
@@ -258,7 +258,10 @@ class Ledger:
             self.news.append(TrialEnded(trial=number, state="done"))
 
     def _pass(self, number: int, *, before: int) -> int:
-        """Notes that a trial has passed the epochs after ``before``; how many of them one had passed already."""
+        """Record that a trial has passed the epochs after ``before``.
+
+        Return how many of them another trial had passed already.
+        """
         shared, epoch = 0, self.history[number].reached
         node: Node | None = self.plan.owner(self.node_of[number], epoch)
         while node is not None and epoch > before:
@@ -270,7 +273,10 @@ class Ledger:
         return shared
 
     def _reached(self, number: int, epoch: int) -> Sequence[Mapping[str, float]] | None:
-        """A trial stands at an epoch: its metrics up to there, or None if that is its failure."""
+        """Record that a trial has reached an epoch.
+
+        Return its metrics up to there, or None if they make the trial fail.
+        """
         goals = self.goals
         curve = self.plan.curve(self.node_of[number], epoch)
         needed = set(goals.names)
@@ -302,7 +308,7 @@ class Ledger:
         return curve
 
     def _stand(self, number: int, epoch: int) -> None:
-        """A trial stands at another state than before."""
+        """Record that a trial has moved to another state."""
         node, before = self.node_of[number], self.history[number].reached
         if before:
             left = self.plan.owner(node, before).id, before
@@ -355,7 +361,7 @@ class Ledger:
         self.outbox.append(CheckpointRemoved(plan=self.plan_id, node=ref.node, epoch=ref.epoch))
 
     def _refuse(self, event: Refused) -> None:
-        """Note, and say once, that a structure is not fused."""
+        """Record that a structure is not fused, and log it once."""
         if event.key in self.refused:
             return
         self.refused[event.key] = event.reason
@@ -372,22 +378,23 @@ class Ledger:
         if epoch.evaluated:
             self.evaluated.add((epoch.node, epoch.epoch))
 
-    # -- from the records -------------------------------------------------------------
+    # -- loading records --------------------------------------------------------------
 
     def load_plan(self, records: PlanRecords) -> None:
-        """Rebuilds the plan from what the store has."""
+        """Rebuild the plan from the store's records."""
         self.revision = records.revision
         self._learn(records)
 
     def learn(self, changes: Changes) -> None:
-        """Takes note of what other drivers have done, and of what they are training."""
+        """Apply what other drivers have done, and what they are training now."""
         self._learn(changes.news)
         self.plan.occupy({claim.node: (claim.start, claim.stop) for claim in changes.claims})
 
     def _learn(self, records: PlanRecords) -> None:
-        # decisions of this study that are not written yet have brought no nodes: those are written at once
+        # Decisions of this study that are not recorded yet have added no nodes: nodes are
+        # recorded at once.
         for node in records.nodes:
-            # another study of this plan may train for longer, or not as long
+            # Another study of this plan may train for more or fewer epochs.
             made = self.plan.insert(Timeline(node.config, epochs=node.epochs))
             assert made == node.node
         self._num_nodes_recorded = len(self.plan.nodes)
@@ -413,7 +420,7 @@ class Ledger:
             self._answered(answer)
 
     def load_study(self, records: StudyRecords) -> None:
-        """Replays a study's decisions and reports in order, then asks again for what was still under way."""
+        """Replay a study's decisions and reports in order, then request unfinished work again."""
         by_number = {trial.number: trial for trial in records.trials}
         for entry in records.log:
             if entry.kind == "enqueued":
@@ -443,12 +450,12 @@ class Ledger:
                 before = self.history[entry.trial].reached
                 if self._reached(entry.trial, entry.epoch) is not None:
                     self._pass(entry.trial, before=before)
-        # observers of earlier runs were told of all this
+        # Observers of earlier runs have received all of these events.
         self.news.clear()
         self._ask_again()
 
     def _ask_again(self) -> None:
-        """Asks for what was under way when the last run ended."""
+        """Request again what was pending when the last run ended."""
         for number in range(len(self.history)):
             one = self.history[number]
             self.plan.note(self.node_of[number], one.target)
@@ -458,9 +465,9 @@ class Ledger:
                     self._answered(answer)
 
     def live(self) -> Iterable[tuple[int, int]]:
-        """Where trials stand from which training may go on: a node and an epoch for each.
+        """Yield the node and the epoch of each trial whose training may go on.
 
-        A trial that has reached the last epoch is not among them: nothing goes on from its state.
+        Trials that have reached the last epoch are left out: no training starts from their state.
         """
         for number in range(len(self.history)):
             trial = self.history[number]
@@ -469,7 +476,7 @@ class Ledger:
 
 
 def node_record(node: Node, *, plan: int) -> NodeRecord:
-    """What is written down of a node."""
+    """Return the record of a node."""
     return NodeRecord(
         plan=plan,
         node=node.id,
@@ -481,7 +488,7 @@ def node_record(node: Node, *, plan: int) -> NodeRecord:
 
 
 def done(epoch: EpochRecord) -> EpochDone:
-    """What a worker reported when an epoch was trained."""
+    """Return the event with which a worker reported the end of an epoch."""
     return EpochDone(
         node=epoch.node,
         epoch=epoch.epoch,
@@ -497,7 +504,10 @@ def _hashable(group: Any) -> Any:
 
 
 def _say_failure(event: StageFailed, answers: Sequence[Answer]) -> None:
-    """Log whose training has failed; nobody's if it is tried again, or if nobody asks for it any more."""
+    """Log which trials failed with the training.
+
+    No trial fails if the stage is tried again, or if no trial requests it any more.
+    """
     failed = [answer.trial for answer in answers if answer.failure is not None]
     numbers = sorted(number for number in failed if isinstance(number, int))
     if not numbers:

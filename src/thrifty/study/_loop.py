@@ -1,4 +1,4 @@
-"""The loop of one run: ask, plan, train, record, tell."""
+"""The loop of one run: ask, plan, train, record, and notify observers."""
 
 from __future__ import annotations
 
@@ -33,21 +33,24 @@ from ._trial_events import TrialEvent
 logger = plain_logger(__name__)
 
 GROUP_S = 0.1
-"""Records are written together, at least this often; what is lost in a crash is trained again."""
+"""Seconds after which collected records are written; what a crash loses is trained again."""
 HEARTBEAT_S = 10.0
 
 
 class Observer(Protocol):
-    """Watches a run: progress displays, loggers."""
+    """An observer of a run, such as a progress display or a logger."""
 
     def on_event(self, event: Event | TrialEvent) -> None:
-        """A worker has reported something, or the study has decided or learned something; it is in the books already."""
+        """Handle an event that the study's ledger has already applied.
+
+        A worker has reported something, or the study has decided or learned something.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """All that a run is made of."""
+    """The components of a run."""
 
     ledger: Ledger
     algorithm: Algorithm
@@ -67,7 +70,7 @@ class Parts:
 
 
 def run_loop(parts: Parts, *, stop_requested: Callable[[], bool]) -> bool:
-    """Trains until the algorithm has nothing more to ask; False if it was stopped before."""
+    """Train until the algorithm has nothing more to ask; return False if stopped before that."""
     chains: dict[int, Chain] = {}
     num_assigned = 0
     stopping = stop_requested()
@@ -96,12 +99,12 @@ def run_loop(parts: Parts, *, stop_requested: Callable[[], bool]) -> bool:
 
 
 def _others_train(parts: Parts) -> bool:
-    """Whether a trial waits for what another driver trains."""
+    """Return whether a trial waits for training by another driver."""
     return parts.driver.shared and parts.ledger.history.num_running > 0
 
 
 def _hear(parts: Parts, chains: dict[int, Chain]) -> None:
-    """Takes in what the workers say."""
+    """Apply the reports of the workers."""
     for report in parts.executor.poll(GROUP_S):
         if report.event is None:
             chain = chains.pop(report.assignment)
@@ -124,20 +127,20 @@ def _take(parts: Parts, event: Event) -> None:
 
 
 def tell(observers: Sequence[Observer], event: Event | TrialEvent) -> None:
-    """Tells all observers of an event."""
+    """Send an event to all observers."""
     for observer in observers:
         observer.on_event(event)
 
 
 def tell_news(observers: Sequence[Observer], ledger: Ledger) -> None:
-    """Tells all observers what the study has decided and learned since they were told last."""
+    """Send the events since the last call to all observers."""
     news, ledger.news = ledger.news, []
     for event in news:
         tell(observers, event)
 
 
 class _Upkeep:
-    """What has to be done now and then: write down, look at what others did, and say that this process lives."""
+    """Periodic work: write records, read what other drivers did, and send the heartbeat."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -149,21 +152,22 @@ class _Upkeep:
             _write(self._parts)
             _learn(self._parts)
             self._written = now
-        # for a shared plan a thread does it: others wait for it
+        # For a shared plan, a separate thread sends the heartbeat, because other drivers wait
+        # for it.
         if now - self._beat >= HEARTBEAT_S and not self._parts.lease.shared:
             self._parts.lease.heartbeat()
             self._beat = now
 
 
 def _next_chain(parts: Parts, num_free: int) -> Chain | None:
-    """What to train next; asks the algorithm when the plan has nothing that could start."""
+    """Return what to train next; ask the algorithm if no pending work can start."""
     ledger = parts.ledger
     while True:
         chain = ledger.plan.next_chain()
         if chain is not None:
             if parts.driver.claim(chain.stages):
                 return chain
-            # another driver has it, or has written about it: the plan has to hear of that first
+            # Another driver has claimed or changed this work, so read its changes first.
             ledger.plan.abandon(chain)
             _learn(parts, anyway=True)
             continue
@@ -180,7 +184,7 @@ def _next_chain(parts: Parts, num_free: int) -> Chain | None:
 
 
 def _decide(parts: Parts, decisions: Sequence[Decision]) -> None:
-    """Applies decisions; those that add to a shared plan while nobody else does."""
+    """Apply decisions; lock a shared plan if they add to it."""
     ledger = parts.ledger
     if not parts.driver.shared or not any(_is_new(decision) for decision in decisions):
         ledger.decide(decisions)
@@ -200,7 +204,7 @@ def _is_new(decision: Decision) -> bool:
 
 
 def _learn(parts: Parts, *, anyway: bool = False) -> None:
-    """Hears of what other drivers have done."""
+    """Read and apply what other drivers have done."""
     ledger = parts.ledger
     changes = parts.driver.changes(num_nodes=len(ledger.plan.nodes), anyway=anyway)
     if changes is not None:
@@ -209,9 +213,9 @@ def _learn(parts: Parts, *, anyway: bool = False) -> None:
 
 
 def _write(parts: Parts) -> None:
-    """Write what has happened since the last time, delete what is not needed, hold the disk budget."""
+    """Write the collected records, delete superseded checkpoints, and hold the disk budget."""
     outbox, passed = parts.ledger.outbox, parts.passed.find(parts.ledger)
-    # in one transaction with the states that take their place; the files go after it
+    # Removals share a transaction with the states that replace them. Files are deleted after it.
     parts.driver.record([*outbox, *(_removed(parts, ref) for ref in passed)])
     outbox.clear()
     parts.passed.delete(parts.ledger, passed)

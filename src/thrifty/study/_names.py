@@ -11,7 +11,7 @@ from thrifty.space import Choice, Domain, Schedule
 
 
 def option_names(choice: Choice) -> tuple[str, ...]:
-    """The options as one would write them, each different from the others.
+    """Return the options as a user would write them, each different from the others.
 
     >>> from thrifty.space import Constant, Cosine, Float
     >>> option_names(Choice(["sgd", 1, Constant(0.1), Cosine(Float(0.1, 0.3))]))
@@ -21,16 +21,19 @@ def option_names(choice: Choice) -> tuple[str, ...]:
 
 
 def short_names(names: Sequence[str], *, limit: int = 22) -> tuple[str, ...]:
-    """At most about ``limit`` characters of each name, still each different from the others.
+    """Shorten each name to about ``limit`` characters, each still different from the others.
 
-    >>> short_names(["Step(0.1, (30, 60, 90), gamma=0.1)", "Step(0.1, (30, 60, 90), gamma=0.3)"], limit=16)
+    >>> short_names(
+    ...     ["Step(0.1, (30, 60, 90), gamma=0.1)", "Step(0.1, (30, 60, 90), gamma=0.3)"],
+    ...     limit=16,
+    ... )
     ('Step(0.1…ma=0.1)', 'Step(0.1…ma=0.3)')
     """
     return _distinct([shorten(name, limit=limit) for name in names])
 
 
 def shorten(name: str, *, limit: int) -> str:
-    """The beginning and the end of a name.
+    """Return the beginning and the end of a name.
 
     >>> shorten("Exponential(0.125)", limit=12)
     'Expone….125)'
@@ -42,7 +45,7 @@ def shorten(name: str, *, limit: int) -> str:
 
 
 def escaped(name: str) -> str:
-    """The name for matplotlib, which would set what stands between dollars as mathematics.
+    """Escape a name for matplotlib, which would set text between dollar signs as mathematics.
 
     >>> print(escaped("cost_$"))
     cost_\\$
@@ -60,7 +63,10 @@ def _name(option: Any) -> str:
 
 
 def _describe(value: Any) -> str:
-    """As one would write it, a star for a domain: what is picked there is a coordinate of its own."""
+    """Return a value as a user would write it, with ``*`` for each domain.
+
+    What is picked from a domain is a separate coordinate.
+    """
     if isinstance(value, Domain):
         return "*"
     if isinstance(value, tuple):

@@ -1,4 +1,7 @@
-"""A space in Optuna's terms, for its tools. Optuna is optional: it is loaded on the first call."""
+"""Conversion of a space to Optuna's terms, for its tools.
+
+Optuna is optional: it is loaded on the first call.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +23,23 @@ if TYPE_CHECKING:
 
 
 def empty_study(*, metrics: Sequence[str], modes: Sequence[str]) -> optuna.Study:
-    """An Optuna study without trials."""
+    """Return an Optuna study without trials."""
     module = load_optuna()
     directions = ["maximize" if mode == "max" else "minimize" for mode in modes]
     with _quiet("optuna.storages._in_memory"):
         study: optuna.Study = module.create_study(
             storage=module.storages.InMemoryStorage(), directions=directions
         )
-    # what set_metric_names does, without its warning that it may change
+    # This is what set_metric_names does, without its warning about an experimental feature.
     study._storage.set_study_system_attr(study._study_id, "study:metric_names", list(metrics))
     return study
 
 
 def load_optuna() -> Any:
-    """The module.
+    """Return the module ``optuna``.
 
     Raises:
-        MissingExtraError: it is not installed.
+        MissingExtraError: Optuna is not installed.
     """
     try:
         return import_module("optuna")
@@ -46,9 +49,9 @@ def load_optuna() -> Any:
 
 @contextlib.contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    """Keeps one logger silent for a moment; the verbosity that the user chose for Optuna is not ours."""
+    """Silence one logger in this context without changing the user's verbosity for Optuna."""
 
-    nobody = logging.Filter("nobody")  # lets pass what a logger of this name says
+    nobody = logging.Filter("nobody")  # only passes records of a logger named "nobody"
     quieted = logging.getLogger(name)
     quieted.addFilter(nobody)
     try:
@@ -58,13 +61,13 @@ def _quiet(name: str) -> Iterator[None]:
 
 
 def distribution(coordinate: Coordinate) -> BaseDistribution:
-    """Optuna's form of a coordinate's domain."""
+    """Return Optuna's distribution for a coordinate's domain."""
     optuna, domain = load_optuna().distributions, coordinate.domain
     found: BaseDistribution
     if isinstance(domain, Choice):
         found = optuna.CategoricalDistribution(option_names(domain))
     elif isinstance(domain, Int):
-        # the last that is reached: Optuna warns where the steps do not end at the bound
+        # The last value that is reached: Optuna warns if the steps do not end at the bound.
         high = domain.levels(2)[-1]
         found = optuna.IntDistribution(domain.low, high, log=domain.log, step=domain.step)
     elif domain.step is not None:
@@ -75,6 +78,6 @@ def distribution(coordinate: Coordinate) -> BaseDistribution:
 
 
 def external(distribution: Any, picked: Any) -> Any:
-    """What Optuna calls the thing that was picked."""
+    """Return Optuna's representation of a pick."""
     choices = getattr(distribution, "choices", None)
     return picked if choices is None else choices[picked]

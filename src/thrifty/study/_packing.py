@@ -14,10 +14,11 @@ logger = plain_logger(__name__)
 
 
 class Packing:
-    """Hears what workers measure and where they run out of memory, and answers with a pack size.
+    """The choice of a pack size from the measurements and memory limits of workers.
 
-    Until something was measured a worker trains one trial. ``fixed_size`` is what the user wants instead of
-    all this; ``known`` are the keys of measurements that the store has already.
+    Before the first measurement, a worker trains one trial. ``fixed_size`` is a size that the user
+    has set and that replaces the computed one; ``known`` holds the keys of measurements that the
+    store already has.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Packing:
         self._limit: int | None = None
 
     def on_event(self, event: Event, store: Store) -> None:
-        """Takes note of measurements and of memory."""
+        """Record measurements and out-of-memory reductions of a pack."""
         if isinstance(event, Calibrated):
             self._measured[event.key] = Measured(
                 curves=tuple(PackCurve.from_json(dict(c)) for c in event.curves),
@@ -49,7 +50,7 @@ class Packing:
             self._limit = event.size if self._limit is None else min(self._limit, event.size)
 
     def size(self, plan: SearchPlan, running: Iterable[Chain]) -> int:
-        """Trials at a time for each worker."""
+        """Return the number of trials that each worker trains at a time."""
         size = self._fixed_size
         if size is None:
             size = pack_size(

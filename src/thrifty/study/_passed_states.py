@@ -1,7 +1,7 @@
-"""Checkpoints that were only passed, deleted while a study runs.
+"""Deletes superseded checkpoints while a study runs.
 
 An algorithm that looks at every epoch makes a worker keep every epoch. Most of these states are
-needed only until the next one is there.
+needed only until the next one exists.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from ._ledger import Ledger
 
 
 LOOK_S = 5.0
-"""How often the trials of other studies are read where other processes train them."""
+"""Seconds between reads of other studies' trials if other processes train the plan."""
 
 
 class PassedStates:
-    """Finds and deletes the checkpoints that nothing will start from again.
+    """A collector that finds and deletes checkpoints from which nothing will start again.
 
     Args:
         store: The database and the files.
-        clock: Says when to read again where other trials stand.
-        shared: Whether other processes train studies of the same plan now.
+        clock: Determines when to read the trials of other studies again.
+        shared: Whether other processes currently train studies of the same plan.
     """
 
     def __init__(self, store: Store, *, clock: Clock, shared: bool) -> None:
@@ -33,11 +33,11 @@ class PassedStates:
         self._clock = clock
         self._shared = shared
         self._others: set[tuple[int, int]] = set()
-        """Where trials of other studies are, by node and epoch."""
+        """The states that trials of other studies have reached, by node and epoch."""
         self._looked_at: float | None = None
 
     def find(self, ledger: Ledger) -> Sequence[CheckpointRef]:
-        """The checkpoints to delete; their records go first, and then ``delete`` the files."""
+        """Return the checkpoints to delete; delete their records, then call ``delete``."""
         if not ledger.touched or not self._look(ledger):
             return ()
         nodes = sorted(ledger.touched)
@@ -56,19 +56,19 @@ class PassedStates:
             self._store.checkpoints.delete(ref)
 
     def _look(self, ledger: Ledger) -> bool:
-        """Read where trials of other studies are; False if that has to wait."""
+        """Read the states of other studies' trials; return False if the read must wait."""
         now = self._clock.monotonic()
         if self._looked_at is not None:
             if not self._shared:
-                return True  # a lease keeps all others from training
+                return True  # the lease keeps other processes from training
             if now - self._looked_at < LOOK_S:
                 return False
         try:
             ends = self._store.plans.ends(ledger.plan_id, but=ledger.study_id)
         except StoreUnreachableError:
-            return False  # files may stay a little longer; what has to be written waits for the server
+            return False  # files may stay a little longer: records cannot be written now either
         if any(node >= len(ledger.plan.nodes) for node, _ in ends):
-            return False  # another process has just added it; the plan learns of it first
+            return False  # another process just added a node; the plan must learn of it
         self._others = {(ledger.plan.owner(node, epoch).id, epoch) for node, epoch in ends}
         self._looked_at = now
         return True

@@ -1,4 +1,4 @@
-"""What a study shows of itself: importance and pictures."""
+"""Importance and plots of a study."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class Pictures:
-    """The part of ``Study`` that only looks; what it looks at is declared here and there in ``Study``."""
+    """The read-only part of ``Study``: importance and plots.
+
+    The attributes that it needs are declared here and defined in ``Study``.
+    """
 
     space: Space
     goals: Goals
@@ -46,14 +49,15 @@ class Pictures:
     def importance(
         self, *, method: Method = "fanova", level: Level = "hyperparameter"
     ) -> dict[str, float]:
-        """The share of each hyper-parameter in what makes trials differ in the metric, the most important first.
+        """Return each hyper-parameter's share in the differences between trials, largest first.
 
-        Trials are compared at the largest epoch that enough of them have reached. ``method="fanova"`` explains the metric
-        over the whole space, ``"ped-anova"`` what the best tenth of the trials have in common (through Optuna). With
-        ``level="coordinate"`` every domain inside a schedule or a choice is counted for itself.
+        Trials are compared at the largest epoch that enough of them have reached.
+        ``method="fanova"`` explains the metric over the whole space; ``"ped-anova"`` explains what
+        the best tenth of the trials have in common (through Optuna). With ``level="coordinate"``,
+        every domain inside a schedule or a choice counts separately.
 
         Raises:
-            UsageError: too few trials have reported; an unknown ``method`` or ``level``.
+            UsageError: Too few trials have reported, or ``method`` or ``level`` is unknown.
             MissingExtraError: scikit-learn or Optuna is not installed.
         """
         return importance(
@@ -67,7 +71,7 @@ class Pictures:
         )
 
     def plot_learning_curves(self) -> Figure:
-        """The metric of every trial over epochs (matplotlib).
+        """Plot the metric of every trial over epochs (matplotlib).
 
         Raises:
             MissingExtraError: matplotlib is not installed.
@@ -78,7 +82,7 @@ class Pictures:
         return figure
 
     def plot_forest(self) -> Figure:
-        """The stage forest: what was trained once, and how many trials share it (matplotlib).
+        """Plot the stage forest: each stage once, and how many trials share it (matplotlib).
 
         Raises:
             MissingExtraError: matplotlib is not installed.
@@ -89,7 +93,7 @@ class Pictures:
         return figure
 
     def plot_history(self) -> Figure:
-        """The best value so far over the epochs trained, those that trials share counted once (matplotlib).
+        """Plot the best value so far over epochs trained, shared ones counted once (matplotlib).
 
         Raises:
             MissingExtraError: matplotlib is not installed.
@@ -105,10 +109,10 @@ class Pictures:
     def plot_importance(
         self, *, method: Method = "fanova", level: Level = "hyperparameter"
     ) -> Figure:
-        """What ``importance`` says as bars (matplotlib).
+        """Plot the shares of ``importance`` as bars (matplotlib).
 
         Raises:
-            UsageError: too few trials have reported; an unknown ``method`` or ``level``.
+            UsageError: Too few trials have reported, or ``method`` or ``level`` is unknown.
             MissingExtraError: matplotlib, scikit-learn or Optuna is not installed.
         """
         shares = self.importance(method=method, level=level)
@@ -116,10 +120,12 @@ class Pictures:
         return figure
 
     def plot_parallel(self, names: Sequence[str] | None = None) -> Figure:
-        """A line for each trial through an axis for each coordinate (or those named), coloured by the metric (matplotlib).
+        """Plot each trial as a line through an axis per coordinate (matplotlib).
+
+        ``names`` selects the coordinates (default: all). The metric gives the colour of a line.
 
         Raises:
-            UsageError: no trial has reported yet, or an unknown name.
+            UsageError: No trial has reported yet, or a name is unknown.
             MissingExtraError: matplotlib is not installed.
         """
         figure: Figure = _plots().parallel_coordinates(
@@ -128,10 +134,12 @@ class Pictures:
         return figure
 
     def plot_slice(self, names: Sequence[str] | None = None) -> Figure:
-        """The metric over each coordinate (or those named) by itself (matplotlib).
+        """Plot the metric over each single coordinate (matplotlib).
+
+        ``names`` selects the coordinates (default: all).
 
         Raises:
-            UsageError: no trial has reported yet, or an unknown name.
+            UsageError: No trial has reported yet, or a name is unknown.
             MissingExtraError: matplotlib is not installed.
         """
         figure: Figure = _plots().slice_plot(
@@ -140,12 +148,14 @@ class Pictures:
         return figure
 
     def plot_contour(self, names: Sequence[str] | None = None) -> Figure:
-        """The metric over the first two of the named coordinates that can be shown together (matplotlib).
+        """Plot the metric over two coordinates (matplotlib).
 
-        Without names they are taken by their importance.
+        They are the first two of ``names`` that can be shown together (default: in order of their
+        importance).
 
         Raises:
-            UsageError: too few trials have reported, an unknown name, or no two that can be shown.
+            UsageError: Too few trials have reported, a name is unknown, or no two coordinates can
+                be shown together.
             MissingExtraError: matplotlib or scikit-learn is not installed.
         """
         ranked = list(self.importance(level="coordinate")) if names is None else names
@@ -155,11 +165,11 @@ class Pictures:
         return figure
 
     def plot_pareto(self) -> Figure:
-        """All trials by their objectives, the Pareto front emphasised (matplotlib).
+        """Plot all trials by their objectives, with the Pareto front emphasised (matplotlib).
 
         Raises:
-            UsageError: there is only one objective.
-            ThriftyError: no trial has reported yet, all have failed, or none is feasible.
+            UsageError: There is only one objective.
+            ThriftyError: No trial has reported yet, all have failed, or none is feasible.
             MissingExtraError: matplotlib is not installed.
         """
         front = [trial.number for trial in self.best_trials]

@@ -25,7 +25,7 @@ REDRAW_S = 0.1
 
 
 class _TwoLines(RichProgress):
-    """A bar, and below it what there is to tell: both fit a terminal of 80 columns."""
+    """A progress bar with a line of details below it; both fit a terminal of 80 columns."""
 
     detail = ""
 
@@ -36,7 +36,7 @@ class _TwoLines(RichProgress):
 
 
 class Progress:
-    """Shows a run on the terminal; where there is none, a line now and then."""
+    """A progress display on the terminal; without one, a line is printed now and then."""
 
     def __init__(self, name: str, ledger: Ledger, *, clock: Clock) -> None:
         self._metric = plain_text(ledger.goals.metrics[0])
@@ -66,7 +66,7 @@ class Progress:
         self._bar.stop()
 
     def on_event(self, event: object) -> None:
-        """Redraws, not more often than anyone can see."""
+        """Redraw after an epoch, at most every ``REDRAW_S`` seconds, and at the end."""
         now, ledger = self._clock.monotonic(), self._ledger
         if not isinstance(event, EpochDone):
             return

@@ -14,12 +14,12 @@ from ._ledger import Ledger
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Where the epochs that the trials of a study have reached come from, each counted once.
+    """The sources of the epochs that a study's trials have reached, each epoch counted once.
 
     Attributes:
-        trained: trained by this run.
-        evaluated: not trained by this run: their states were kept, and evaluated again.
-        known: known before, by the id of the study that trained them (None: it was deleted).
+        trained: Epochs that this run trained.
+        evaluated: Epochs that this run did not train: their kept states were evaluated again.
+        known: Epochs known before, by the id of the study that trained them (None: deleted study).
     """
 
     trained: int
@@ -28,14 +28,14 @@ class Provenance:
 
     @classmethod
     def of(cls, ledger: Ledger) -> Provenance:
-        """Count the epochs of a study as it stands."""
+        """Count the epochs that the trials of a study have reached."""
         places: set[tuple[int, int]] = set()
         for number in range(len(ledger.history)):
             node = ledger.node_of[number]
             for epoch in range(ledger.history[number].reached, 0, -1):
                 place = ledger.plan.owner(node, epoch).id, epoch
                 if place in places:
-                    break  # and so is all before it
+                    break  # all earlier epochs are counted as well
                 places.add(place)
         fresh = places - ledger.origins.keys()
         evaluated = len(fresh & ledger.evaluated)
@@ -46,11 +46,11 @@ class Provenance:
         )
 
     def text(self, studies: Mapping[int, StudyInfo], *, own: int) -> str:
-        """Say it in one line; empty if no trial has reported.
+        """Return the sources in one line, or an empty string if no trial has reported.
 
         Args:
-            studies: those of the database, by id.
-            own: the id of this study.
+            studies: The studies of the database, by id.
+            own: The id of this study.
         """
         num_known = sum(self.known.values())
         total = num_known + self.evaluated + self.trained

@@ -1,4 +1,4 @@
-"""What a study object knows of its study: never less than the database does."""
+"""The ledger behind a study object, as recent as the database or more recent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = plain_logger(__name__)
 
 
 class Reader:
-    """Keeps the ledger of a study, and reads it again when the database has changed.
+    """A cache of a study's ledger, which is read again when the database has changed.
 
     While this process runs the study, its own ledger is ahead of the database.
     """
@@ -27,14 +27,14 @@ class Reader:
     def __init__(self) -> None:
         self._ledger: Ledger | None = None
         self._mark: Any = None
-        """How the database stood when the ledger was read; None: not known."""
+        """State of the database when the ledger was read (None: unknown)."""
         self._is_running = False
 
     def current(self, archive: Archive) -> Ledger:
-        """The ledger as it is now.
+        """Return the current ledger.
 
         Raises:
-            StudyNotFoundError: There is no such study.
+            StudyNotFoundError: The study does not exist.
         """
         if self._ledger is not None and (self._is_running or _is_in_memory(archive)):
             return self._ledger
@@ -48,7 +48,7 @@ class Reader:
             return self._ledger
 
     def read(self, archive: Archive, store: Store) -> Ledger:
-        """The ledger of a study that is not running here."""
+        """Return the ledger of a study that this process is not running."""
         mark = store.studies.mark(archive.name)
         if self._ledger is None or mark is None or mark != self._mark:
             self._ledger = archive.load(store, store.studies.get(archive.name))
@@ -57,7 +57,7 @@ class Reader:
 
     @contextmanager
     def running(self, archive: Archive, store: Store, info: StudyInfo) -> Iterator[Ledger]:
-        """Within, this process runs the study with the ledger that it gets."""
+        """Provide the ledger with which this process runs the study in this context."""
         self._ledger, self._mark = archive.load(store, info), None
         self._is_running = True
         try:
@@ -69,6 +69,6 @@ class Reader:
 
 
 def _is_in_memory(archive: Archive) -> bool:
-    """Whether the database is in this process and was gone when the run had ended."""
+    """Return whether the database is in memory and vanishes when the run ends."""
     url = make_url(archive.storage.url)
     return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")

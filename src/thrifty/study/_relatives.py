@@ -1,4 +1,4 @@
-"""What a new plan takes over from plans that train the same and have other metrics."""
+"""The states that a new plan takes over from plans with equal training but other metrics."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ._ledger import node_record
 
 
 def taken_over(relatives: Sequence[PlanRecords]) -> list[NodeRecord | CheckpointAdded]:
-    """The nodes and the states of other plans, as records of a new one that has no id yet.
+    """Return the nodes and states of other plans as records of a new plan that has no id yet.
 
-    Their epochs are left out: the metrics are computed again, from the states or by training.
+    Epochs are left out: their metrics are computed again, from the states or by training.
 
     Args:
-        relatives: plans of the same family; of equal states the first one counts.
+        relatives: Plans of the same family. If several have a state, the first one counts.
     """
     merged = SearchPlan()
     states: dict[tuple[int, int], CheckpointRef] = {}
@@ -32,7 +32,7 @@ def taken_over(relatives: Sequence[PlanRecords]) -> list[NodeRecord | Checkpoint
         losses = {(e.node, e.epoch): e.metrics.get(TRAIN_LOSS) for e in records.epochs}
         for ref in records.checkpoints:
             loss = losses.get((ref.node, ref.epoch), ref.train_loss)
-            if loss is None:  # without it the metrics would not be complete
+            if loss is None:  # without the training loss, the metrics would be incomplete
                 continue
             owner = merged.owner(places[ref.node], ref.epoch).id
             states.setdefault((owner, ref.epoch), replace(ref, node=owner, train_loss=loss))

@@ -1,4 +1,4 @@
-"""What a study found, as values."""
+"""Results of a study, as values."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ from ._ledger import Ledger
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """One trial.
+    """The result of one trial.
 
     Attributes:
-        number: in the order of being proposed.
-        config: its hyper-parameters; schedules are schedules.
-        state: ``"done"`` (went all the way), ``"running"``, ``"paused"``, ``"stopped"`` or ``"failed"``.
-        epochs: how far it was trained.
-        value: the study's metric there (None before the first report); of several objectives the first.
-        curve: the same after epochs 1, 2, ...
-        error: what made it fail, with the traceback of the task's code.
-        parent: the trial it branched off, and at which epoch.
-        values: all objectives by name (empty before the first report).
-        violation: by how much it breaks the study's constraints, each as a share of its limit; 0: not at all.
+        number: The trial's number, in the order of proposals.
+        config: The trial's hyper-parameters; schedules stay schedules.
+        state: ``"done"`` (fully trained), ``"running"``, ``"paused"``, ``"stopped"`` or
+            ``"failed"``.
+        epochs: The number of epochs that the trial has reached.
+        value: The study's metric there (None before the first report). If there are several
+            objectives, the first one.
+        curve: The same metric after epochs 1, 2, ...
+        error: Why the trial failed, with the traceback of the task's code.
+        parent: The trial it branched off, and at which epoch.
+        values: All objectives by name (empty before the first report).
+        violation: By how much the trial breaks the study's constraints, each as a share of its
+            limit. 0 if it keeps them all.
     """
 
     number: int
@@ -48,9 +51,10 @@ class TrialResult:
     _load: Callable[[], torch.nn.Module] | None = field(default=None, repr=False, compare=False)
 
     def load_model(self) -> torch.nn.Module:
-        """The trained model at ``epochs``, on the CPU, in evaluation mode.
+        """Return the trained model at ``epochs``, on the CPU, in evaluation mode.
 
-        From its checkpoint; if that is gone or damaged the model is trained again, with the same result.
+        It is loaded from its checkpoint. If that is deleted or damaged, the model is trained again,
+        with the same result.
         """
         assert self._load is not None
         return self._load()
@@ -60,27 +64,27 @@ class TrialResult:
 class Savings:
     """What sharing (and packing) saved.
 
-    What an epoch in a pack would have taken alone is measured by the steps that verify it: the
-    median of at least three of them times the number of steps, and an evaluation. Its range is a
-    95 % confidence interval of the median (with fewer than six steps: the shortest and the longest).
-    Ends of a sum are sums of the ends, so the range does not become narrower with more epochs.
-    Where an epoch was not measured so, nothing is said about seconds saved.
+    The time that an epoch in a pack would have taken alone is measured by the steps that verify the
+    pack: it is the median of at least three of them times the number of steps, plus an evaluation.
+    Its range is a 95 % confidence interval of the median (with fewer than six steps: the minimum
+    and the maximum). The ends of a sum are sums of the ends, so the range does not become narrower
+    with more epochs. If an epoch was not measured like this, the saved seconds are unknown.
 
     Attributes:
-        trial_epochs: epochs that the trials would have trained one by one.
-        unique_epochs: epochs that are left when equal prefixes are trained once.
-        seconds_alone: what the trials would have taken one by one; None if that was not measured.
-        seconds_shared: what is left of that when equal prefixes are trained once; None if that was
+        trial_epochs: Epochs that the trials would have trained one by one.
+        unique_epochs: Epochs that are left when equal prefixes are trained once.
+        seconds_alone: Seconds that the trials would have taken one by one; None if not measured.
+        seconds_shared: Seconds that are left of those when equal prefixes are trained once; None if
             not measured.
-        seconds: what was really spent in training, packing and checks included.
-        seconds_checks: the part of ``seconds`` that went into checks.
-        seconds_shared_low: low end of the range of ``seconds_shared``.
-        seconds_shared_high: high end of this range.
-        packed_epochs: epochs that were trained in a block with other trials.
-        unmeasured_epochs: those of them of which it was not measured what they would have taken alone.
-        evaluated_epochs: epochs that were not trained because another plan had kept their states:
+        seconds: Seconds that were really spent in training, including packing and checks.
+        seconds_checks: The part of ``seconds`` that went into checks.
+        seconds_shared_low: Low end of the range of ``seconds_shared``.
+        seconds_shared_high: High end of this range.
+        packed_epochs: Epochs that were trained in a pack with other trials.
+        unmeasured_epochs: Packed epochs whose time alone was not measured.
+        evaluated_epochs: Epochs that were not trained because another plan had kept their states:
             only their metrics were computed again. Their seconds are those of the evaluation.
-        retrained_epochs: epochs that had to be trained again because a state was not kept. They
+        retrained_epochs: Epochs that had to be trained again because a state was not kept. They
             count in ``unique_epochs``, ``seconds_shared`` and ``seconds``, too.
     """
 
@@ -99,21 +103,21 @@ class Savings:
 
     @property
     def epochs(self) -> int:
-        """Epochs saved."""
+        """The number of epochs saved."""
         return self.trial_epochs - self.unique_epochs
 
     @property
     def shared_factor(self) -> float | None:
-        """How many times less work sharing made of it; None if that was not measured."""
+        """Factor by which sharing reduced the training time; None if not measured."""
         if self.seconds_alone is None or self.seconds_shared is None:
             return None
         return self.seconds_alone / self.seconds_shared if self.seconds_shared else 1.0
 
     @property
     def packed_factor(self) -> float | None:
-        """How many times faster joint training made what was left; None if that was not measured.
+        """Factor by which packing sped up the remaining training; None if not measured.
 
-        Checks count as a part of joint training: without any packing it is at most 1.
+        Checks count as a part of joint training, so without any packing it is at most 1.
         """
         if self.seconds_shared is None:
             return None
@@ -121,7 +125,7 @@ class Savings:
 
     @property
     def packed_interval(self) -> tuple[float, float] | None:
-        """The range of ``packed_factor``, from that of the time alone; None if it was not measured."""
+        """Range of ``packed_factor``, from the range of the time alone; None if not measured."""
         if self.seconds_shared is None:
             return None
         if not self.seconds:
@@ -138,18 +142,19 @@ class Savings:
         price, gain = self._price(), self._gain()
         return (
             f"{self.unique_epochs:,} epochs trained{again} for {self.trial_epochs:,} trial-epochs: "
-            f"{self.epochs:,} saved; training {self.seconds:,.1f} s{price}{',' if price and gain else ''}{gain}"
+            f"{self.epochs:,} saved; training {self.seconds:,.1f} s{price}"
+            f"{',' if price and gain else ''}{gain}"
         )
 
     def _price(self) -> str:
-        """What checks cost, if there were any."""
+        """Return the cost of checks as text, or an empty string if there were no checks."""
         if not self.seconds_checks:
             return ""
         share = self.seconds_checks / self.seconds if self.seconds else 0.0
         return f", {_short(self.seconds_checks)} s ({_short(100 * share)} %) of it for checks"
 
     def _gain(self) -> str:
-        """The factors, if they were measured."""
+        """Return the factors as text, or an empty string if they were not measured."""
         if self.seconds_alone is None or self.packed_interval is None:
             return ""
         factors = f"{self.shared_factor:.2f}x by sharing"
@@ -160,7 +165,7 @@ class Savings:
 
 
 def _short(value: float) -> str:
-    """A number with one decimal, or with two digits if that would be 0.0 or nearly so.
+    """Format a number with one decimal, or with two digits if it is below 0.95.
 
     >>> _short(12.34), _short(0.012)
     ('12.3', '0.012')
@@ -171,7 +176,7 @@ def _short(value: float) -> str:
 def trial_result(
     ledger: Ledger, number: int, *, load: Callable[[], torch.nn.Module]
 ) -> TrialResult:
-    """A trial as it stands in the books."""
+    """Return the current result of a trial from the ledger."""
     trial, goals = ledger.history[number], ledger.goals
     metrics = ledger.curve(number)
     curve = tuple(goals.value(m) for m in metrics)
@@ -195,10 +200,10 @@ def trial_result(
 
 
 def candidates(ledger: Ledger, *, name: str) -> list[Trial]:
-    """The feasible trials that have reported and have not failed.
+    """Return the feasible trials that have reported and have not failed.
 
     Raises:
-        ThriftyError: there are none.
+        ThriftyError: There are none.
     """
     reported = [t for t in ledger.history if t.reached and t.state != "failed"]
     feasible = [t for t in reported if not t.violation]
@@ -210,12 +215,13 @@ def candidates(ledger: Ledger, *, name: str) -> list[Trial]:
         raise ThriftyError(f"study {name!r} has no results yet; run it first")
     _, message, traceback = ledger.errors[min(ledger.errors)]
     raise ThriftyError(
-        f"all trials of study {name!r} that ended have failed; the first one: {message}\n{traceback}"
+        f"all trials of study {name!r} that ended have failed; the first one: {message}\n"
+        f"{traceback}"
     )
 
 
 def best_of(ledger: Ledger) -> Trial | None:
-    """The feasible trial with the best first objective where its training stands; None: there is none."""
+    """Return the feasible trial with the best first objective so far, or None."""
     feasible = [
         t for t in ledger.history if t.reached and t.state != "failed" and not t.violation
     ]
@@ -223,7 +229,7 @@ def best_of(ledger: Ledger) -> Trial | None:
 
 
 def best_ones(ledger: Ledger) -> list[Trial]:
-    """Return the best trial where training stands, or the Pareto front of several objectives."""
+    """Return the best trial so far, or the Pareto front if there are several objectives."""
     feasible = [
         t for t in ledger.history if t.reached and t.state != "failed" and not t.violation
     ]
@@ -242,13 +248,14 @@ def _none_feasible(ledger: Ledger, reported: Sequence[Trial], *, name: str) -> s
         if bound.excess(metrics[metric])
     ]
     return (
-        f"no trial of study {name!r} is feasible; the nearest is trial {nearest.number} ({'; '.join(broken)}). "
+        f"no trial of study {name!r} is feasible; the nearest is trial {nearest.number} "
+        f"({'; '.join(broken)}). "
         "Relax the constraints in a study of another name, or widen the space"
     )
 
 
 def savings(ledger: Ledger) -> Savings:
-    """What was saved so far."""
+    """Return what was saved so far."""
     seen: dict[tuple[int, int], EpochTimes] = {}
     alone: list[float | None] = []
     trial_epochs = 0
@@ -281,13 +288,13 @@ def savings(ledger: Ledger) -> Savings:
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
-    """The sum; None if a value is not known."""
+    """Return the sum, or None if a value is not known."""
     known = [value for value in values if value is not None]
     return math.fsum(known) if len(known) == len(values) else None
 
 
 def rows(trials: Sequence[TrialResult], goals: Goals) -> list[dict[str, Any]]:
-    """A table of trials: one row each."""
+    """Return a table of trials with one row each."""
     several = goals.metrics if len(goals.metrics) > 1 else ()
     return [
         {

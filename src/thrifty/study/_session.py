@@ -42,7 +42,7 @@ def train(
     progress: bool,
     observers: Sequence[Observer],
 ) -> None:
-    """Trains until the algorithm is done or somebody wants it to stop, and notes which of the two it was."""
+    """Train until the algorithm is done or a stop is requested; record which of the two it was."""
     recipe, clock = archive.recipe, archive.clock
     plan = store.plans.get(ledger.plan_id)
     executor = with_threads_of(ledger.plan_id, executor, store=store, name=archive.name)
@@ -98,7 +98,7 @@ def train(
         try:
             done = run_loop(parts, stop_requested=lambda: asked.requested() or bool(reason()))
         except StateError:
-            # nobody runs it any more, and running it again would say the same
+            # Nothing runs the study any more, and running it again would raise the same error.
             driver.record([StudyMoved(study=ledger.study_id, state="stopped")])
             raise
         if done:
@@ -111,7 +111,8 @@ def train(
         logger.warning("study %r was stopped%s; run it again to go on", archive.name, why)
     elif ledger.history.enqueued:
         logger.warning(
-            "study %r is done, but %d enqueued configurations were not tried: %r has as many trials as it takes; "
+            "study %r is done, but %d enqueued configurations were not tried: %r has as many "
+            "trials as it takes; "
             "try them in a study of another name with more trials and warm_start=%r",
             archive.name,
             len(ledger.history.enqueued),
@@ -121,13 +122,13 @@ def train(
 
 
 def say_where_from(archive: Archive, ledger: Ledger, *, store: Store, progress: bool) -> None:
-    """Say where the results of a run come from: on the terminal, or in the log."""
+    """Print where the results of a run come from, on the terminal or in the log."""
     found = Provenance.of(ledger)
     text = found.text(store.studies.made() if found.known else {}, own=ledger.study_id)
     if not text:
         return
     if progress:
-        # names are the user's: no markup
+        # Names come from the user and may contain markup characters: print them as plain text.
         line = Text(f"study {archive.name!r}: {text}")
         Console(stderr=True).print(line, soft_wrap=True)
     else:
@@ -142,7 +143,7 @@ def _begin(
     info: StudyInfo,
     plan: PlanInfo,
 ) -> None:
-    """Tells observers how the study stands, and then what was learned when it was read."""
+    """Tell observers the state of the study, then the events from reading it."""
     goals, news = archive.recipe.goals, ledger.news
     key = {"plan": plan.identity, "name": info.name, "at": info.created_at}
     began = StudyBegan(
@@ -169,7 +170,7 @@ def _begin(
 
 
 class _Ending:
-    """Tells observers how a run ended, whatever ended it."""
+    """A context that tells observers how a run ended, even if an error ended it."""
 
     def __init__(self, observers: Sequence[Observer], ledger: Ledger) -> None:
         self.state: Literal["done", "stopped", "failed"] = "failed"

@@ -1,4 +1,4 @@
-"""A study on made-up workers and a virtual clock: how long, how much, with how many workers."""
+"""Simulation of a study on simulated workers with a virtual clock: its time and cost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ._simulation_joint import JointAlgorithm, JointHistory, Member
 from ._simulation_report import DecisionTimes, Simulation
 
 
-def simulate(  # noqa: PLR0913 (all that a study and a cluster are made of)
+def simulate(  # noqa: PLR0913 (one argument for each part of a study and a cluster)
     algorithm: Algorithm | Sequence[Algorithm],
     space: Space | Sequence[Space],
     *,
@@ -47,35 +47,43 @@ def simulate(  # noqa: PLR0913 (all that a study and a cluster are made of)
     seed: int = 0,
     storage: str = "sqlite://",
 ) -> Simulation:
-    """Plays a study through as it would run on so many workers: all is real but the training.
+    """Simulate a study on ``workers`` workers; everything except the training is real.
 
-    The algorithm, the plan, the loop and the database are those of a real run; time is virtual. The same arguments give the same
-    simulation, but for what is measured in real time.
+    The algorithm, the plan, the loop and the database are those of a real run; time is virtual. The
+    same arguments give the same simulation, except for what is measured in real time.
 
     Args:
-        algorithm: what to try; a list: that many studies at once on one plan, which share what they train.
-        space: the hyper-parameters; a list: one for each study.
-        metric: what the algorithm compares trials by.
+        algorithm: The algorithm of the study. A list simulates several studies at once on one plan,
+            which share what they train.
+        space: The hyper-parameters. A list gives one space for each study.
+        metric: The metric by which the algorithm compares trials.
         mode: ``"max"`` or ``"min"``.
-        workers: how many, each training one trial at a time.
-        epoch_s: seconds of an epoch, or a function of the values of the hyper-parameters in that epoch.
-        outcome: ``outcome(timeline, epoch, seed)`` gives the metrics after so many epochs; it may look only at what the
-            timeline does in these. By default they are made up.
-        start_s: until a worker that was given something has loaded its state.
-        checkpoint_bytes: of one state.
-        faults: failures, stragglers, preemptions.
-        share: trains equal prefixes once; False: each trial trains all of its epochs itself, as where each trial has a
-            worker (from its own checkpoint where it is promoted).
-        seed: of what is drawn, by the study and by faults.
-        storage: the address of an empty database.
+        workers: The number of workers, each training one trial at a time.
+        epoch_s: Seconds of an epoch, or a function of the hyper-parameters' values in that epoch.
+        outcome: ``outcome(timeline, epoch, seed)`` gives the metrics after ``epoch`` epochs. It may
+            use only the timeline's values in these epochs. By default, the metrics are made up.
+        start_s: Seconds until a worker has loaded the state for an assignment.
+        checkpoint_bytes: Size of one checkpoint.
+        faults: Failures, stragglers and preemptions.
+        share: Whether equal prefixes are trained once. If False, each trial trains all of its
+            epochs itself, as if each trial had its own worker (a promoted trial continues from its
+            own checkpoint).
+        seed: Seed of all random draws, by the study and by faults.
+        storage: The address of an empty database.
 
     Raises:
-        UsageError: no workers, a time that makes no sense, studies that cannot share a plan, a database that is in use.
+        UsageError: There are no workers, a time is invalid, the studies cannot share a plan, or the
+            database is in use.
 
     >>> import thrifty as th
-    >>> space = th.Space(lr=th.Choice([0.1, th.Step(0.1, [60]), th.Step(0.1, [30]), th.Step(0.1, [30, 60])]))
+    >>> space = th.Space(
+    ...     lr=th.Choice([0.1, th.Step(0.1, [60]), th.Step(0.1, [30]), th.Step(0.1, [30, 60])])
+    ... )
     >>> grid = th.GridSearch(max_epochs=90)
-    >>> shared, alone = (simulate(grid, space, workers=4, epoch_s=60.0, share=share) for share in (True, False))
+    >>> shared, alone = (
+    ...     simulate(grid, space, workers=4, epoch_s=60.0, share=share)
+    ...     for share in (True, False)
+    ... )
     >>> shared.busy_s / 3600, alone.busy_s / 3600
     (3.5, 6.0)
     >>> shared.end_to_end_s == alone.end_to_end_s == shared.bound_s == 90 * 60
@@ -110,12 +118,14 @@ def _members(
     spaces = [space] * len(algorithms) if isinstance(space, Space) else list(space)
     if not algorithms or len(spaces) != len(algorithms):
         raise UsageError(
-            f"{len(algorithms)} algorithms and {len(spaces)} spaces: give at least one algorithm, and one space for "
+            f"{len(algorithms)} algorithms and {len(spaces)} spaces: give at least one algorithm, "
+            "and one space for "
             "each of them, or one for all"
         )
     if len({each.max_epochs for each in algorithms}) > 1:
         raise UsageError(
-            "several studies are simulated on one plan only if they have the same max_epochs; these have "
+            "several studies are simulated on one plan only if they have the same max_epochs; "
+            "these have "
             f"{', '.join(str(each.max_epochs) for each in algorithms)}"
         )
     seeds = [seed, *(derive_seed(seed, "study", i) for i in range(1, len(algorithms)))]
@@ -127,7 +137,7 @@ def _members(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Script:
-    """What the loop is to play; ``shown`` is what workers see of a timeline of the plan."""
+    """What the loop runs on; ``shown`` maps a timeline of the plan to what workers see."""
 
     algorithm: Algorithm
     space: Space
@@ -138,7 +148,7 @@ class _Script:
 
 def _script(members: Sequence[Member], *, share: bool) -> _Script:
     epochs = members[0].algorithm.max_epochs
-    if len(members) == 1:  # there is no need to ask it through another layer
+    if len(members) == 1:  # a single algorithm needs no joint layer
         algorithm, history = members[0].algorithm, History(max_epochs=epochs)
     else:
         algorithm = JointAlgorithm(members)
@@ -168,10 +178,10 @@ def _play(
     seed: int,
     storage: str,
 ) -> Ledger:
-    """Runs the loop of a study on real parts; the one place that knows what it is made of."""
+    """Run a study's loop on real parts; no other function assembles a simulated study."""
     max_epochs = script.algorithm.max_epochs
     clock = executor.clock
-    # no state is ever written, so the folder is never made
+    # No state is ever written, so the folder is never created.
     with Store.open(storage, checkpoints="memory://simulated", clock=clock) as store:
         plan = store.plans.open("simulated", task="simulated")
         info = store.studies.create(
@@ -198,7 +208,7 @@ def _play(
                 store=store,
                 lease=lease,
                 driver=driver,
-                clock=SystemClock(),  # writes in groups as large as in a run that is as busy
+                clock=SystemClock(),  # writes as many records at once as an equally busy real run
                 seed=seed,
                 plan_id=plan.id,
                 budget=DiskBudget(math.inf),
@@ -242,7 +252,7 @@ def _report(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Made-up failures are counted, not logged; whatever else runs in this process is logged as ever."""
+    """Silence the log of simulated failures, which are counted; other threads log as usual."""
     mine = threading.get_ident()
 
     def is_real(record: logging.LogRecord) -> bool:

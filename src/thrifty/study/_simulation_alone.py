@@ -1,4 +1,4 @@
-"""One trial, one worker: what a study would take if nothing were shared."""
+"""A plan without sharing: what a study would take if each trial trained alone."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from thrifty.space import MultiStep, Timeline
 
 
 WHOSE = "(trial)"
-"""A hyper-parameter that no space can name: whose training it is."""
+"""A hyper-parameter name that no space can use; its value is the trial that owns an epoch."""
 
 
 class UnsharedPlan(SearchPlan):
-    """A plan in which every trial has a timeline of its own, so that nothing merges.
+    """A plan in which every trial has its own timeline, so that nothing merges.
 
-    A trial that branches off another one (population-based training) goes on from it there, as it would anywhere.
-    ``history`` is that of the study: it says who branches off whom.
+    A trial that branches off another one (population-based training) continues from it there, as in
+    any plan. ``history`` is the history of the study: it says which trial branches off which.
 
     >>> plan = UnsharedPlan(History())
-    >>> plan.insert(Timeline({"lr": 0.1}, epochs=9)), plan.insert(Timeline({"lr": 0.1}, epochs=9))
+    >>> (
+    ...     plan.insert(Timeline({"lr": 0.1}, epochs=9)),
+    ...     plan.insert(Timeline({"lr": 0.1}, epochs=9)),
+    ... )
     (0, 1)
     >>> plan.original(plan.nodes[1].timeline)
     Timeline({'lr': 0.1}, epochs=9)
@@ -32,10 +35,10 @@ class UnsharedPlan(SearchPlan):
         self._history = history
         self._originals: list[Timeline] = []
         self._lines: list[tuple[tuple[int, int], ...]] = []
-        """For each trial whose training it is from which epoch on."""
+        """For each trial, the owners of its training and the epochs from which they own it."""
 
     def insert(self, timeline: Timeline) -> int:
-        """The node of the next trial."""
+        """Return the node of the next trial."""
         number = len(self._lines)
         trial = self._history[number] if number < len(self._history) else None
         parent = None if trial is None else trial.parent
@@ -49,7 +52,7 @@ class UnsharedPlan(SearchPlan):
         return super().insert(Timeline(own, epochs=timeline.epochs))
 
     def original(self, timeline: Timeline) -> Timeline:
-        """What was inserted, for the timeline that this became."""
+        """Return the timeline that was inserted as ``timeline``."""
         whose = timeline.config[WHOSE]
         return self._originals[whose if isinstance(whose, int) else whose.levels[-1]]
 

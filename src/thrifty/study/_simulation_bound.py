@@ -1,4 +1,4 @@
-"""The least time in which any scheduler could have trained what was trained."""
+"""A lower bound on the time in which any scheduler could have done the training."""
 
 from __future__ import annotations
 
@@ -20,26 +20,41 @@ def least_s(
     seconds_of: Callable[[Timeline, int], float],
     slowdowns: Sequence[float],
 ) -> float:
-    """A bound from below on the time that the trained epochs of a plan take, whatever the order.
+    """Return a lower bound on the time for the trained epochs of a plan, in any order.
 
-    It is the largest of: all work shared evenly; the longest path; and, for each length of time, that time and all that
-    cannot begin before it is over, shared evenly (after Fernandez and Bussell, "Bounds on the Number of Processors and Time for
-    Multiprocessor Optimal Schedules", 1973; the same from the end adds nothing in a tree, which only gets wider).
-    Loading states and faults are not in it, and neither is what algorithms wait for: it knows all decisions in advance.
+    It is the largest of:
+
+    - the time of all work, shared evenly;
+    - the time of the longest path;
+    - for each length of time, that time plus all work that cannot begin before it is over, shared
+      evenly (after Fernandez and Bussell).
+
+    The bound includes neither faults nor the time to load states or to wait for the algorithm: it
+    assumes that all decisions are known in advance. Counting time from the end as
+    well would add nothing, because a tree only gets wider.
 
     Args:
-        plan: what was trained.
-        seconds_of: seconds of an epoch of a timeline on a worker that is not slow.
-        slowdowns: how many times as long that takes on each worker.
+        plan: The plan with the trained epochs.
+        seconds_of: Gives the seconds of an epoch of a timeline on a worker that is not slow.
+        slowdowns: The factor by which each worker is slower.
 
     >>> from thrifty.core import EpochDone
     >>> plan = SearchPlan()
     >>> for width in (1, 2, 4):
     ...     node = plan.insert(Timeline({"width": width}, epochs=width))
     ...     for epoch in range(1, width + 1):
-    ...         _ = plan.record(EpochDone(node=node, epoch=epoch, metrics={}, seconds=0.0, worker=""))
-    >>> [least_s(plan, seconds_of=lambda timeline, epoch: 10.0, slowdowns=[1.0] * n) for n in (1, 2, 3)]
+    ...         _ = plan.record(
+    ...             EpochDone(node=node, epoch=epoch, metrics={}, seconds=0.0, worker="")
+    ...         )
+    >>> [
+    ...     least_s(plan, seconds_of=lambda timeline, epoch: 10.0, slowdowns=[1.0] * n)
+    ...     for n in (1, 2, 3)
+    ... ]
     [70.0, 40.0, 40.0]
+
+    References:
+        Fernandez and Bussell, "Bounds on the Number of Processors and Time for Multiprocessor
+        Optimal Schedules", 1973.
     """
     costs = [_costs(node, seconds_of) for node in plan.nodes]
     heads = _heads(plan, costs)
@@ -56,13 +71,13 @@ def least_s(
 
 
 def _costs(node: Node, seconds_of: Callable[[Timeline, int], float]) -> FloatArray:
-    """Seconds of each epoch that was trained on a node, in order."""
+    """Return the seconds of each epoch that was trained on a node, in order."""
     last = max(node.metrics, default=node.start)
     return np.array([seconds_of(node.timeline, e) for e in range(node.start + 1, last + 1)])
 
 
 def _heads(plan: SearchPlan, costs: Sequence[FloatArray]) -> FloatArray:
-    """For each epoch the time that goes by before it can begin."""
+    """Return the time that must pass before each epoch can begin."""
     ends: list[FloatArray] = []
     out = [np.zeros(0)]
     for node, cost in zip(plan.nodes, costs, strict=True):

@@ -1,4 +1,4 @@
-"""Learning curves for timelines that nobody has trained."""
+"""Made-up learning curves for timelines that were never trained."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from ._goals import Mode
 
 
 _HALF_WAY = 5.0
-"""So much progress, of at most 1 in each epoch, is half of what can be reached."""
+"""Progress (at most 1 per epoch) at which the metric is half way to its limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeUpCurve:
-    """A metric that gets better with each epoch, as fast as chance (but always the same) has it for the values in that epoch.
+    """A metric that improves with each epoch.
 
-    It depends on the epochs so far alone, so timelines with a common prefix agree there.
+    The values of the hyper-parameters in an epoch determine how fast it improves: the speed is
+    random, but always the same for the same values. The metric depends only on the epochs so far,
+    so timelines with a common prefix agree there.
 
     >>> from thrifty.space import Constant, Step
     >>> curve = MadeUpCurve(metric="accuracy", mode="max")
@@ -33,7 +35,7 @@ class MadeUpCurve:
     mode: Mode
 
     def __call__(self, timeline: Timeline, epoch: int, seed: int) -> dict[str, float]:
-        """The metric after ``epoch`` epochs."""
+        """Return the metric after ``epoch`` epochs."""
         progress = 0.0
         for run in timeline.runs:
             if run.start >= epoch:

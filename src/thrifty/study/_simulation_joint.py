@@ -23,21 +23,21 @@ class Member:
 
 
 class JointHistory(History):
-    """The history of all trials, which also keeps one for each study, as that study alone would have it.
+    """The history of all trials, which also keeps a separate history for each study.
 
-    Whatever is recorded goes into both; ``Trial.group`` is the study and the group there.
+    Everything is recorded in both. ``Trial.group`` holds the study and the group in that study.
     """
 
     def __init__(self, num_studies: int, *, max_epochs: int) -> None:
         super().__init__(max_epochs=max_epochs)
         self.parts = [History(max_epochs=max_epochs) for _ in range(num_studies)]
         self._places: list[tuple[int, int]] = []
-        """For each trial its study and its number there."""
+        """For each trial, its study and its number in that study."""
         self._numbers: list[list[int]] = [[] for _ in range(num_studies)]
-        """For each study the numbers of its trials here."""
+        """For each study, the joint numbers of its trials."""
 
     def joint(self, study: int, decision: Decision) -> Decision:
-        """What a study has decided, in the terms of this history."""
+        """Return a study's decision in terms of the joint history."""
         numbers = self._numbers[study]
         if decision.trial is not None:
             return replace(decision, trial=numbers[decision.trial])
@@ -48,7 +48,7 @@ class JointHistory(History):
         return replace(decision, group=(study, decision.group), parent=parent)
 
     def record_decision(self, decision: Decision) -> int:
-        """Takes note of a decision, here and in its study."""
+        """Record a decision in this history and in its study's history."""
         number = super().record_decision(decision)
         if isinstance(decision, Stop) or decision.trial is not None:
             study, own = self._places[number]
@@ -71,22 +71,25 @@ class JointHistory(History):
         objectives: Sequence[float] = (),
         violation: float = 0.0,
     ) -> None:
-        """A trial reached its target, here and in its study."""
+        """Record that a trial has reached its target, here and in its study's history."""
         super().record_scores(number, scores, objectives=objectives, violation=violation)
         if self[number].state == "failed":
-            return  # so bad that it was recorded as a failure, in both
+            return  # not finite: recorded as a failure in both histories
         study, own = self._places[number]
         self.parts[study].record_scores(own, scores, objectives=objectives, violation=violation)
 
     def record_failure(self, number: int) -> None:
-        """A trial will not reach its target, here and in its study."""
+        """Record that a trial will not reach its target, here and in its study's history."""
         super().record_failure(number)
         study, own = self._places[number]
         self.parts[study].record_failure(own)
 
 
 class JointAlgorithm(Algorithm):
-    """Asks each study for its share of the free workers; each sees its own history and draws its own numbers."""
+    """Several algorithms as one: each study is asked for its share of the free workers.
+
+    Each study sees only its own history and has its own random stream.
+    """
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.max_epochs = members[0].algorithm.max_epochs
@@ -95,7 +98,7 @@ class JointAlgorithm(Algorithm):
     def ask(
         self, history: History, space: Space, *, num: int, rng: np.random.Generator
     ) -> Sequence[Decision]:
-        """What all studies have to say."""
+        """Return the decisions of all studies."""
         assert isinstance(history, JointHistory)
         share = -(-num // len(self._members))
         out: list[Decision] = []

@@ -1,4 +1,4 @@
-"""What a simulated study took."""
+"""The report of a simulated study."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionTimes:
-    """Real seconds that the decisions of the loop took, from asking who is free to the next assignment.
+    """Real seconds per decision of the loop, from polling free workers to the next assignment.
 
     >>> DecisionTimes.of([0.001, 0.003, 0.002]).median
     0.002
@@ -24,7 +24,7 @@ class DecisionTimes:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> DecisionTimes:
-        """Of so many decisions."""
+        """Summarise the times of the given decisions."""
         if not len(seconds):
             return cls(num=0, median=0.0, p99=0.0, max=0.0)
         median, p99 = np.percentile(seconds, [50, 99])
@@ -33,25 +33,26 @@ class DecisionTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """What a study, or several, took on simulated workers; print it.
+    """The result of simulating one or several studies; print it for a summary.
 
     Attributes:
-        workers: how many there were.
-        shared: whether equal prefixes were trained once.
-        end_to_end_s: from the first decision to the last result.
-        busy_s: of all workers together, with loading states and with what was lost.
-        bound_s: the least that any scheduler could have taken for what was trained, had it known all decisions in advance.
-        num_trials: of all studies together.
-        num_failed: trials that were given up because their workers were lost again and again.
-        trial_epochs: epochs that the trials have reached, each counted for itself.
-        unique_epochs: epochs that were needed for that.
-        epochs_redone: epochs that were trained once more because a worker was lost.
-        failures: of workers, busy or not.
-        preemptions: of workers, busy or not.
-        kept_bytes: of all checkpoints at the end.
-        best_value: of the metric.
-        decision_s: what the decisions took in real time.
-        driver_s: what the whole loop took in real time: decisions, books, records.
+        workers: The number of workers.
+        shared: Whether equal prefixes were trained once.
+        end_to_end_s: Seconds from the first decision to the last result.
+        busy_s: Busy seconds of all workers together, including loading states and lost work.
+        bound_s: The least seconds in which any scheduler could have done this training, had it
+            known all decisions in advance.
+        num_trials: The number of trials of all studies together.
+        num_failed: Trials that failed because their workers were lost too often.
+        trial_epochs: Epochs that the trials have reached, each trial counted separately.
+        unique_epochs: Epochs that were needed for that.
+        epochs_redone: Epochs that were trained again because a worker was lost.
+        failures: Failures of workers, busy or not.
+        preemptions: Preemptions of workers, busy or not.
+        kept_bytes: Bytes of all checkpoints at the end.
+        best_value: The best value of the metric.
+        decision_s: Real time of the decisions.
+        driver_s: Real seconds of the whole loop: decisions, ledger and records.
     """
 
     workers: int
@@ -78,12 +79,12 @@ class Simulation:
 
     @property
     def efficiency(self) -> float:
-        """Share of what any scheduler could have reached; 1: nothing could have been quicker."""
+        """Share of the speed that any scheduler could have reached; 1: none could be faster."""
         return self.bound_s / self.end_to_end_s if self.end_to_end_s else 1.0
 
     @property
     def merge_rate(self) -> float:
-        """Trial-epochs for each epoch that was needed; at least 1."""
+        """Trial-epochs per epoch that was needed; at least 1."""
         return self.trial_epochs / max(self.unique_epochs, 1)
 
     def __str__(self) -> str:
@@ -98,7 +99,8 @@ class Simulation:
         return (
             f"{self.workers:,} workers, {kind}\n"
             f"end to end: {_duration(self.end_to_end_s)}, "
-            f"and no scheduler could do it in less than {_duration(self.bound_s)} ({self.efficiency:.0%})\n"
+            f"and no scheduler could do it in less than {_duration(self.bound_s)} "
+            f"({self.efficiency:.0%})\n"
             f"busy: {self.busy_s / 3600:,.2f} worker-hours (utilisation {self.utilisation:.0%})\n"
             f"trials: {self.num_trials:,}{lost}{best}\n"
             f"epochs: {self.unique_epochs:,} for {self.trial_epochs:,} trial-epochs "
@@ -109,7 +111,7 @@ class Simulation:
 
 
 def _duration(seconds: float) -> str:
-    """Two units at most.
+    """Format a duration in two units at most.
 
     >>> _duration(42.0), _duration(200.0), _duration(5000.0), _duration(200_000.0)
     ('42.0 s', '3 min 20 s', '1 h 23 min', '2 d 8 h')
@@ -128,4 +130,4 @@ _UNITS = (
     ("h", "min", 60, 60, 24 * 60),
     ("d", "h", 3600, 24, math.inf),
 )
-"""Large unit, small one, seconds in that, how many make a large one, and how many are too many."""
+"""Large and small unit, seconds in the small one, small ones per large one, upper limit."""

@@ -1,4 +1,4 @@
-"""When a run ends before the algorithm does: stop conditions, Ctrl-C."""
+"""Ending a run before the algorithm is done: stop conditions, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ logger = plain_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopWhen:
-    """Ends a run as Ctrl-C does, as soon as one of these holds: epochs under way are finished and kept.
+    """Conditions that stop a run as Ctrl-C does, as soon as one of them holds.
+
+    Running epochs are finished and kept.
 
     Attributes:
-        epochs: so many unique epochs were trained for this study, over all of its runs.
-        seconds: this run has lasted so long.
-        target: the best trial's metric (the first objective, constraints kept) is at least as good.
+        epochs: Stop after this many unique epochs were trained for this study, over all its runs.
+        seconds: Stop when this run has lasted this many seconds.
+        target: Stop when the best trial's metric (the first objective, constraints kept) is at
+            least as good.
+
+    Raises:
+        UsageError: No condition is given, or a condition is invalid.
 
     >>> StopWhen(epochs=500, target=0.98)
     StopWhen(epochs=500, seconds=None, target=0.98)
-
-    Raises:
-        UsageError: no condition is given, or one that makes no sense.
     """
 
     epochs: int | None = None
@@ -48,11 +51,15 @@ class StopWhen:
             if value is not None and not (number and low < value < math.inf):
                 wanted = {"epochs": "a whole number, 1 or more", "seconds": "a number above 0"}
                 raise UsageError(
-                    f"StopWhen({name}={value!r}): {name} must be {wanted.get(name, 'a finite number')}"
+                    f"StopWhen({name}={value!r}): {name} must be "
+                    f"{wanted.get(name, 'a finite number')}"
                 )
 
     def watch(self, ledger: Ledger, clock: Clock) -> Callable[[], str]:
-        """A question to ask now and then: why to stop, or nothing. Time counts from now on."""
+        """Return a function that gives the reason to stop, or an empty string.
+
+        Time counts from this call on.
+        """
         began = clock.monotonic()
 
         def reason() -> str:
@@ -73,14 +80,14 @@ class StopWhen:
 
 
 class StopOnSignal:
-    """Ctrl-C and SIGTERM ask for a clean stop; the second time they act at once."""
+    """A handler of Ctrl-C and SIGTERM: the first stops cleanly, the second stops at once."""
 
     def __init__(self) -> None:
         self._asked = False
         self._before: dict[signal.Signals, Any] = {}
 
     def requested(self) -> bool:
-        """Whether somebody has asked."""
+        """Return whether a signal has requested a stop."""
         return self._asked
 
     def __enter__(self) -> Self:

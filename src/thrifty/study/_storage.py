@@ -14,15 +14,16 @@ class Storage:
     """A database for the records and a folder for the checkpoints.
 
     Args:
-        url: An address of SQLite or PostgreSQL, as SQLAlchemy writes it.
+        url: The address of an SQLite or PostgreSQL database in SQLAlchemy's format.
         checkpoints: A folder, or any fsspec address (default: beside the database).
-        disk_budget_bytes: How much the checkpoints of a plan may take, with the files that killed runs
-            have left (default: no limit). Over the budget, the states that are cheapest to train again
-            are deleted first, also those of trials that are done. Three kinds of states stay: where a
-            trial may go on, where work that waits begins, and the best trials'. If these alone are
-            over the budget, one warning says so. ``load_model`` trains a deleted state again.
-        shared: Whether several processes may run studies of one task and seed at the same time. They
-            train each stage once, whoever needs it (default: on PostgreSQL).
+        disk_budget_bytes: How much the checkpoints of a plan may take, including the files that
+            killed runs have left (default: no limit). Over the budget, the states that are cheapest
+            to train again are deleted first, including those of trials that are done. Three kinds
+            of states stay: those from which a trial may go on, those from which pending work
+            starts, and those of the best trials. If these alone are over the budget, one warning
+            says so. ``load_model`` trains a deleted state again.
+        shared: Whether several processes may run studies of one task and seed at the same time.
+            Together they train each stage only once (default: True on PostgreSQL).
     """
 
     url: str = "sqlite:///thrifty.db"
@@ -42,18 +43,19 @@ class Storage:
 
     @classmethod
     def of(cls, value: Storage | str) -> Storage:
-        """A storage as it is, an address as the storage it names.
+        """Return a storage unchanged, or the storage for an address.
 
         Raises:
-            UsageError: It is neither.
+            UsageError: The value is neither a storage nor an address.
         """
         if not isinstance(value, Storage | str):
             raise UsageError(
-                f"storage is {value!r}; give an address such as 'sqlite:///thrifty.db', or a Storage"
+                f"storage is {value!r}; give an address such as 'sqlite:///thrifty.db', or a "
+                "Storage"
             )
         return value if isinstance(value, Storage) else cls(url=value)
 
     @property
     def is_shared(self) -> bool:
-        """Whether others may train for the same plan meanwhile."""
+        """Whether other processes may train for the same plan at the same time."""
         return self.url.startswith("postgresql") if self.shared is None else self.shared

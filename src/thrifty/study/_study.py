@@ -1,4 +1,4 @@
-"""A study: a task, a space, an algorithm, and the loop that brings them together."""
+"""A study: a task, a space, an algorithm, and the loop that combines them."""
 
 from __future__ import annotations
 
@@ -52,35 +52,47 @@ if TYPE_CHECKING:
 
 
 class Study(Pictures):
-    """Tunes a task over a space with an algorithm, training every shared step once.
+    """A study that tunes a task over a space, training every shared step once.
+
+    Nothing is opened or trained before ``run``.
 
     Args:
-        task: what one trial trains.
-        space: the hyper-parameters.
-        algorithm: what to try, how far (``Hyperband``, ``ASHA``, ``GridSearch``, ...).
-        metric: the metric of the task to optimise, or a list of them; algorithms compare trials by the first.
-        mode: ``"max"`` or ``"min"``; for a list of metrics a list.
-        constraints: limits on metrics: a number that must not be exceeded, or ``at_least(number)``. A trial that
-            keeps them is better than any that does not; of those, the one that breaks them least is the best.
-        storage: a database address (or ``Storage``, which also says where checkpoints go and how much they may take).
-        name: its name in the database; a study of this name goes on where it stopped.
-        seed: of initialisation, data order, dropout and sampling, the same for all trials.
-        warm_start: earlier studies that samplers learn from: names in the same database, or studies. Their trials
-            are copied when this study is made.
+        task: The task that one trial trains.
+        space: The hyper-parameters.
+        algorithm: What to try and for how long (``Hyperband``, ``ASHA``, ``GridSearch``, ...).
+        metric: The metric of the task to optimise, or a list of them; algorithms compare trials by
+            the first.
+        mode: ``"max"`` or ``"min"``; a list of these for a list of metrics.
+        constraints: Limits on metrics: a number that must not be exceeded, or ``at_least(number)``.
+            A trial that keeps them is better than any that does not. Among those that do not, the
+            one with the smallest violation is the best.
+        storage: A database address, or a ``Storage``, which also says where checkpoints go and how
+            much they may take.
+        name: The study's name in the database; an existing study of this name is resumed.
+        seed: The seed of initialisation, data order, dropout and sampling, the same for all trials.
+        warm_start: Earlier studies that samplers learn from: names in the same database, or
+            studies. Their trials are copied when this study is created.
 
-    Nothing is opened or trained before ``run``. Raises UsageError for arguments that cannot work.
+    Raises:
+        UsageError: An argument is invalid.
 
     >>> import thrifty as th
     >>> from thrifty.testing import LineTask
-    >>> study = th.Study(LineTask(), th.Space(lr=th.Choice([0.1, th.Step(0.1, [2])])),
-    ...                  algorithm=th.GridSearch(max_epochs=4), metric="mse", mode="min",
-    ...                  storage="sqlite://", name="line")
+    >>> study = th.Study(
+    ...     LineTask(),
+    ...     th.Space(lr=th.Choice([0.1, th.Step(0.1, [2])])),
+    ...     algorithm=th.GridSearch(max_epochs=4),
+    ...     metric="mse",
+    ...     mode="min",
+    ...     storage="sqlite://",
+    ...     name="line",
+    ... )
     >>> _ = study.run(progress=False)
     >>> study.savings.trial_epochs, study.savings.unique_epochs
     (8, 6)
     """
 
-    def __init__(  # noqa: PLR0913 (all that a study is made of)
+    def __init__(  # noqa: PLR0913 (one argument for each part of a study)
         self,
         task: Task | Trainable,
         space: Space,
@@ -104,10 +116,10 @@ class Study(Pictures):
         self.name = checked_name(name)
         self.seed = checked_seed(seed)
         self.file: Path | None = None
-        """The file that defines it, so that it can be resumed by name alone; the command line sets it."""
+        """The file that defines the study, for resuming by name; the command line sets it."""
         self._earlier = _studies(warm_start)
         self._enqueued: list[Mapping[str, Any]] = []
-        """All that this object was asked to enqueue, whether it is in the store or not."""
+        """All configurations enqueued through this object, stored or not."""
         self._clock: Clock = SystemClock()
         self._reader = Reader()
 
@@ -116,22 +128,22 @@ class Study(Pictures):
 
     @property
     def metric(self) -> str:
-        """The metric to optimise; of several the first."""
+        """The metric to optimise; the first one if there are several."""
         return self.goals.metrics[0]
 
     @property
     def mode(self) -> Mode:
-        """What is to be done with it."""
+        """Whether to maximise or minimise the first metric."""
         return self.goals.modes[0]
 
-    # -- before -----------------------------------------------------------------------
+    # -- before a run -----------------------------------------------------------------
 
     def plan(self) -> Forecast:
-        """How much there is to train, with sharing and without; trains nothing.
+        """Return how much there is to train, with and without sharing; train nothing.
 
         Raises:
-            UsageError: space, task, algorithm and metric do not fit together.
-            StudyNotFoundError: there is no study to learn from of the name that was given.
+            UsageError: Space, task, algorithm and metric do not fit together.
+            StudyNotFoundError: A study given in ``warm_start`` does not exist.
         """
         self.space.check(max_epochs=self.algorithm.max_epochs)
         archive = self._archive()
@@ -155,29 +167,40 @@ class Study(Pictures):
         faults: Faults | None = None,
         share: bool = True,
     ) -> Simulation:
-        """Plays the study through on made-up workers and results: how long and how much it would be; trains nothing.
+        """Simulate the study on made-up workers and results; train nothing.
+
+        The simulation says how long the study takes and how much it trains.
 
         Args:
-            workers: how many, each training one trial at a time.
-            epoch_s: seconds of an epoch, or a function of the values of the hyper-parameters in that epoch; None: as
-                measured by earlier runs of this study.
-            faults: failures, stragglers, preemptions.
-            share: False: each trial trains all of its epochs itself. See ``simulate`` for more.
+            workers: The number of workers, each training one trial at a time.
+            epoch_s: Seconds of an epoch, or a function of the hyper-parameters' values in that
+                epoch (None: as measured by earlier runs of this study).
+            faults: Failures, stragglers and preemptions.
+            share: Whether equal prefixes are trained once. If False, each trial trains all of its
+                epochs itself. See ``simulate`` for more.
 
         Raises:
-            UsageError: no epoch was timed yet and ``epoch_s`` is not given; or see ``simulate``.
+            UsageError: No epoch was timed yet and ``epoch_s`` is not given; see also ``simulate``.
 
         >>> import thrifty as th
         >>> from thrifty.testing import LineTask
-        >>> study = th.Study(LineTask(), th.Space(lr=th.Choice([0.1, th.Step(0.1, [2])])), metric="mse", mode="min",
-        ...                  algorithm=th.GridSearch(max_epochs=4), name="line", storage="sqlite://")
+        >>> study = th.Study(
+        ...     LineTask(),
+        ...     th.Space(lr=th.Choice([0.1, th.Step(0.1, [2])])),
+        ...     metric="mse",
+        ...     mode="min",
+        ...     algorithm=th.GridSearch(max_epochs=4),
+        ...     name="line",
+        ...     storage="sqlite://",
+        ... )
         >>> study.simulate(workers=2, epoch_s=60.0).end_to_end_s
         240.0
         """
         measured_s = self._epoch_seconds() if epoch_s is None else epoch_s
         if measured_s is None:
             raise UsageError(
-                f"no epoch of study {self.name!r} has been timed yet: give simulate(epoch_s=...), or run it for a while"
+                f"no epoch of study {self.name!r} has been timed yet: give simulate(epoch_s=...), "
+                "or run it for a while"
             )
         return simulate(
             self.algorithm,
@@ -192,22 +215,31 @@ class Study(Pictures):
         )
 
     def enqueue_trial(self, config: Mapping[str, Any]) -> None:
-        """Has a configuration tried first, by this run or the next one; what it leaves out is drawn from the space.
+        """Enqueue a configuration that this run or the next one tries first.
 
-        It is kept in the database (if the study is not there yet, as soon as ``run`` makes it), so an interruption does
-        not lose it. What was enqueued before is not enqueued again, so a script may be run again.
+        Missing hyper-parameters are drawn from the space. The configuration is stored in the
+        database (if the study does not exist yet, as soon as ``run`` creates it), so an
+        interruption does not lose it. A configuration that was enqueued before is not enqueued
+        again, so a script may be run again.
+
+        Raises:
+            SpaceError: The configuration has a name or a value that is not in the space.
+            StudyMismatchError: The database has a different study of this name.
 
         >>> import thrifty as th
         >>> from thrifty.testing import LineTask
-        >>> study = th.Study(LineTask(), th.Space(lr=th.Float(0.01, 0.1)), metric="mse", mode="min", name="line",
-        ...                  algorithm=th.RandomSearch(max_epochs=2, num_trials=3), storage="sqlite://")
+        >>> study = th.Study(
+        ...     LineTask(),
+        ...     th.Space(lr=th.Float(0.01, 0.1)),
+        ...     metric="mse",
+        ...     mode="min",
+        ...     name="line",
+        ...     algorithm=th.RandomSearch(max_epochs=2, num_trials=3),
+        ...     storage="sqlite://",
+        ... )
         >>> study.enqueue_trial({"lr": 0.05})
         >>> study.run(progress=False).trials[0].config
         {'lr': 0.05}
-
-        Raises:
-            SpaceError: it has a name or a value that is not in the space.
-            StudyMismatchError: the database has a different study of this name.
         """
         rng = np.random.default_rng(derive_seed(self.seed, "enqueue", len(self._enqueued)))
         self._enqueued.append(complete(self.space, config, rng=rng))
@@ -217,7 +249,7 @@ class Study(Pictures):
             if info is not None:
                 archive.enqueue(store, info, self._enqueued)
 
-    # -- during -----------------------------------------------------------------------
+    # -- the run ----------------------------------------------------------------------
 
     def run(
         self,
@@ -227,19 +259,21 @@ class Study(Pictures):
         progress: bool = True,
         observers: Sequence[Observer] = (),
     ) -> Study:
-        """Trains until the algorithm is done, or goes on with a study that was stopped; returns itself.
+        """Train until the algorithm is done, or resume a stopped study; return the study itself.
 
-        Ctrl-C stops it cleanly: workers keep their state at the end of the epoch, and a later ``run`` goes on from
-        there (a second Ctrl-C stops at once). ``stop`` does the same at a number of epochs, after some time or at a
-        target. A study that is done already is only read, unless something was enqueued since.
+        Ctrl-C stops it cleanly: workers keep their state at the end of the epoch, and a later
+        ``run`` goes on from there (a second Ctrl-C stops at once). ``stop`` does the same after a
+        number of epochs, after some time or at a target. A study that is done already is only read,
+        unless configurations were enqueued since.
 
         Raises:
-            UsageError: it cannot work (before any training).
-            StudyMismatchError: the database has a different study of this name.
-            StudyNotFoundError: there is no study to learn from of the name that was given.
-            StoreBusyError: another process runs this study, or (unless the storage is shared) one of this task and seed.
-            StoreUnreachableError: the server of the database has not answered for minutes.
-            StoreWriteError: full disk, read-only place.
+            UsageError: An argument is invalid (raised before any training).
+            StudyMismatchError: The database has a different study of this name.
+            StudyNotFoundError: A study given in ``warm_start`` does not exist.
+            StoreBusyError: Another process runs this study, or (unless the storage is shared)
+                another study of this task and seed.
+            StoreUnreachableError: The server of the database has not answered for minutes.
+            StoreWriteError: The disk is full, or the location is read-only.
         """
         check_run(executor, stop, observers)
         archive = self._archive()
@@ -285,7 +319,7 @@ class Study(Pictures):
                     )
         return self
 
-    # -- after ------------------------------------------------------------------------
+    # -- results ----------------------------------------------------------------------
 
     @property
     def trials(self) -> list[TrialResult]:
@@ -295,15 +329,17 @@ class Study(Pictures):
 
     @property
     def best_trial(self) -> TrialResult:
-        """The feasible trial with the best metric where its training stands. Failed ones never are.
+        """The feasible trial with the best metric so far; failed trials are excluded.
 
         Raises:
-            ThriftyError: no trial has reported yet, all have failed (with the first failure), or none is feasible.
-            UsageError: there are several objectives.
+            ThriftyError: No trial has reported yet, all have failed (with the first failure), or
+                none is feasible.
+            UsageError: There are several objectives.
         """
         if len(self.goals.metrics) > 1:
             raise UsageError(
-                f"study {self.name!r} has several objectives ({', '.join(self.goals.metrics)}), so there may be no "
+                f"study {self.name!r} has several objectives ({', '.join(self.goals.metrics)}), "
+                "so there may be no "
                 "best trial; use best_trials, those that no other one beats in all of them"
             )
         ledger = self._books()
@@ -313,13 +349,15 @@ class Study(Pictures):
 
     @property
     def best_trials(self) -> list[TrialResult]:
-        """The Pareto front: feasible trials that no other one dominates where their training stands.
+        """The Pareto front: feasible trials that no other trial dominates so far.
 
-        A trial dominates another if it is in no objective worse and in one better; trials that are equal in all
-        objectives are all there. With one objective: all trials that are as good as the best.
+        A trial dominates another if it is not worse in any objective and better in one. Trials that
+        are equal in all objectives are all included. With one objective, these are all trials that
+        are as good as the best.
 
         Raises:
-            ThriftyError: no trial has reported yet, all have failed (with the first failure), or none is feasible.
+            ThriftyError: No trial has reported yet, all have failed (with the first failure), or
+                none is feasible.
         """
         ledger = self._books()
         found = candidates(ledger, name=self.name)
@@ -332,7 +370,7 @@ class Study(Pictures):
         return savings(self._books())
 
     def forest(self) -> list[ForestStage]:
-        """The stage forest as it stands."""
+        """Return the current stage forest."""
         ledger = self._books()
         ends: dict[tuple[int, int], int] = {}
         for number in range(len(ledger.history)):
@@ -349,17 +387,19 @@ class Study(Pictures):
     def trials_dataframe(
         self, *, backend: FrameBackend = "pandas"
     ) -> pd.DataFrame | pl.DataFrame:
-        """One row for each trial: number, state, epochs, value, error, and each hyper-parameter.
+        """Return a data frame with one row per trial.
 
-        Several objectives have a column each (``values_accuracy``); with constraints there is the violation.
+        The columns are number, state, epochs, value, error, and each hyper-parameter. Several
+        objectives have a column each (``values_accuracy``). With constraints there is also the
+        violation.
 
         Raises:
             MissingExtraError: pandas or polars is not installed.
-            UsageError: ``backend`` is neither.
+            UsageError: ``backend`` is neither pandas nor polars.
         """
         return frame(rows(self.trials, self.goals), backend=backend)  # type: ignore[no-any-return]
 
-    # -- inside -----------------------------------------------------------------------
+    # -- internals --------------------------------------------------------------------
 
     def _archive(self) -> Archive:
         recipe = Recipe(
@@ -381,11 +421,11 @@ class Study(Pictures):
         return None if path is None else str(Path(path).resolve())
 
     def _books(self) -> Ledger:
-        """What is known of the study now: by the run in this process, or in the database."""
+        """Return the current ledger, from the run in this process or from the database."""
         return self._reader.current(self._archive())
 
     def _epoch_seconds(self) -> float | None:
-        """The mean time of an epoch of this task, if some were timed."""
+        """Return the mean time of an epoch of this task, or None if no epoch was timed."""
         try:
             times = self._books().times
         except ThriftyError:
@@ -405,6 +445,7 @@ def _studies(given: object) -> tuple[str | Study, ...]:
         isinstance(s, str | Study) for s in studies
     ):
         raise UsageError(
-            f"warm_start is {given!r}; give the name of an earlier study, the study, or a list of these"
+            f"warm_start is {given!r}; give the name of an earlier study, the study, or a list of "
+            "these"
         )
     return tuple(studies)

@@ -1,8 +1,9 @@
-"""What a study decides and learns, in order, as frozen values: what loggers and displays watch.
+"""Events of a study for loggers and displays, as frozen values in order.
 
-A run of a study tells its observers ``StudyBegan``, then of each trial ``TrialBegan``, any number of ``TrialAdvanced`` and
-``TrialEnded``, those of several trials in between each other, and ``StudyEnded``. Epochs count states: epoch ``e`` is the
-state after ``e`` epochs of training.
+The events tell what a study decides and learns. A run sends its observers ``StudyBegan`` first and
+``StudyEnded`` last. In between it sends, for each trial, ``TrialBegan``, any number of
+``TrialAdvanced``, and ``TrialEnded``. The events of several trials interleave. Epochs count states:
+epoch ``e`` is the state after ``e`` epochs of training.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ class StudyBegan:
     """A run of a study has begun.
 
     Attributes:
-        study: its name.
-        key: the same in all runs of this study, and in those of no other one, even one of the same name.
-        metrics: what it optimises; trials are compared by the first.
+        study: The study's name.
+        key: The same in all runs of this study, and different in any other study, even one of the
+            same name.
+        metrics: The metrics that the study optimises; trials are compared by the first.
         modes: ``"max"`` or ``"min"`` for each metric.
-        resumed: there was a run of it before.
+        resumed: Whether the study was run before.
     """
 
     study: str
@@ -35,13 +37,14 @@ class StudyBegan:
 class TrialBegan:
     """A trial has its configuration and will be trained.
 
-    A resumed run says so again of each trial that may still go on, before it says anything else of it.
+    A resumed run sends this event again for each trial that may still go on, before any other event
+    of that trial.
 
     Attributes:
-        trial: its number.
-        config: its hyper-parameters; schedules are schedules.
-        parent: the trial it branched off, and at which epoch.
-        epoch: where it stands; 0 for a new one.
+        trial: The trial's number.
+        config: The trial's hyper-parameters; schedules stay schedules.
+        parent: The trial it branched off, and at which epoch.
+        epoch: The epoch that the trial has reached; 0 for a new one.
     """
 
     trial: int
@@ -52,20 +55,24 @@ class TrialBegan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialAdvanced:
-    """A trial has reached the epoch that it was asked to reach.
+    """A trial has reached the epoch that the algorithm requested.
 
-    Within a run each epoch of a trial comes once. A run that goes on after a crash may begin with some that were told
-    before, because what was not yet written down is trained again.
+    Within a run, each epoch of a trial is reported once. A run that resumes after a crash may
+    repeat epochs that were reported before, because unrecorded epochs are trained again.
 
     Attributes:
-        trial: its number.
-        first_epoch: the first epoch since its last report.
-        metrics: all metrics after epochs ``first_epoch``, ``first_epoch + 1``, ... up to where it stands.
-        value: the study's first metric there.
-        best: no feasible trial before was as good.
-        shared_epochs: how many of these epochs an earlier trial had reached already, so that they cost nothing.
+        trial: The trial's number.
+        first_epoch: The first epoch since the trial's last report.
+        metrics: All metrics after epochs ``first_epoch``, ``first_epoch + 1``, ... up to the epoch
+            that the trial has reached.
+        value: The study's first metric there.
+        best: Whether no feasible trial before was as good.
+        shared_epochs: How many of these epochs an earlier trial had reached already, so that they
+            cost nothing.
 
-    >>> event = TrialAdvanced(trial=0, first_epoch=3, metrics=({"mse": 0.5}, {"mse": 0.4}), value=0.4)
+    >>> event = TrialAdvanced(
+    ...     trial=0, first_epoch=3, metrics=({"mse": 0.5}, {"mse": 0.4}), value=0.4
+    ... )
     >>> event.epoch, dict(event.epochs())
     (4, {3: {'mse': 0.5}, 4: {'mse': 0.4}})
     """
@@ -79,11 +86,11 @@ class TrialAdvanced:
 
     @property
     def epoch(self) -> int:
-        """Where the trial stands."""
+        """The epoch that the trial has reached."""
         return self.first_epoch + len(self.metrics) - 1
 
     def epochs(self) -> enumerate[Mapping[str, float]]:
-        """Pairs of an epoch and its metrics."""
+        """Return pairs of an epoch and its metrics."""
         return enumerate(self.metrics, start=self.first_epoch)
 
 
@@ -92,9 +99,10 @@ class TrialEnded:
     """A trial will not be trained any more.
 
     Attributes:
-        trial: its number.
-        state: ``"done"`` (it went all the way), ``"stopped"`` (given up for better ones) or ``"failed"``.
-        message: why it failed.
+        trial: The trial's number.
+        state: ``"done"`` (fully trained), ``"stopped"`` (given up for better trials) or
+            ``"failed"``.
+        message: Why the trial failed.
     """
 
     trial: int
@@ -104,12 +112,13 @@ class TrialEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyEnded:
-    """A run of a study has ended. Trials without a ``TrialEnded`` wait where they stand.
+    """A run of a study has ended. Trials without a ``TrialEnded`` keep the epoch they have reached.
 
     Attributes:
-        state: ``"done"`` (there is nothing more to try), ``"stopped"`` (it can go on) or ``"failed"`` (an error ended the run).
-        best_trial: the feasible trial with the best value where its training stands, if there is one.
-        best_value: that value of the study's first metric.
+        state: ``"done"`` (the algorithm has nothing more to try), ``"stopped"`` (the study can be
+            resumed) or ``"failed"`` (an error ended the run).
+        best_trial: The feasible trial with the best value so far, if there is one.
+        best_value: That trial's value of the study's first metric.
     """
 
     state: Literal["done", "stopped", "failed"]

@@ -1,4 +1,4 @@
-"""What trials added to each other."""
+"""How many epochs each trial added to those before it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ._ledger import Ledger
 
 
 def unique_epochs(ledger: Ledger) -> list[int]:
-    """For each trial the epochs trained for it and those before it, what they share counted once."""
+    """Return, for each trial, the unique epochs of this trial and those before it together."""
     seen: set[tuple[int, int]] = set()
     counts = []
     for number in range(len(ledger.history)):
@@ -14,7 +14,7 @@ def unique_epochs(ledger: Ledger) -> list[int]:
         for epoch in range(ledger.history[number].reached, 0, -1):
             place = ledger.plan.owner(node, epoch).id, epoch
             if place in seen:
-                break  # and so is all before it
+                break  # all earlier epochs are counted as well
             seen.add(place)
         counts.append(len(seen))
     return counts

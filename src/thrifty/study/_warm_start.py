@@ -1,4 +1,4 @@
-"""What a study may learn from earlier ones."""
+"""The trials of earlier studies that a new study learns from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = plain_logger(__name__)
 
 
 def check_goals(goals: Goals, *, source: str, theirs: Goals) -> None:
-    """Raises StudyMismatchError unless an earlier study had the same objectives."""
+    """Raise StudyMismatchError unless an earlier study had the same objectives."""
     if (goals.metrics, goals.modes) != (theirs.metrics, theirs.modes):
         raise StudyMismatchError(
             f"warm_start: study {source!r} optimised {_said(theirs)}, this one {_said(goals)}; "
@@ -26,10 +26,12 @@ def check_goals(goals: Goals, *, source: str, theirs: Goals) -> None:
 
 
 def priors_of(ledger: Ledger, space: Space, *, source: str, goals: Goals) -> list[PriorRecord]:
-    """The trials of an earlier study that have reported or failed and are of the new study's space.
+    """Return the trials of an earlier study that the new study can learn from.
+
+    They have reported or failed, and are of the new study's space.
 
     Raises:
-        StudyMismatchError: they were not measured on a metric that the new study needs.
+        StudyMismatchError: The trials lack a metric that the new study needs.
     """
     coordinates = Coordinates(space)
     out: list[PriorRecord] = []
@@ -46,7 +48,8 @@ def priors_of(ledger: Ledger, space: Space, *, source: str, goals: Goals) -> lis
         missing = [name for name in goals.names for metrics in curve if name not in metrics]
         if missing:
             raise StudyMismatchError(
-                f"warm_start: the trials of study {source!r} have no metric {missing[0]!r}, which this study "
+                f"warm_start: the trials of study {source!r} have no metric {missing[0]!r}, which "
+                "this study "
                 "needs; leave the study out, or the constraint"
             )
         failed = trial.state == "failed"
@@ -68,7 +71,7 @@ def priors_of(ledger: Ledger, space: Space, *, source: str, goals: Goals) -> lis
 
 
 def prior_trials(records: Iterable[PriorRecord], goals: Goals) -> Sequence[Trial]:
-    """Trials of earlier studies as algorithms see them, judged by the goals of the new one."""
+    """Return trials of earlier studies as algorithms see them, scored by the new study's goals."""
     return [_trial(number, record, goals) for number, record in enumerate(records)]
 
 

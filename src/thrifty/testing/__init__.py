@@ -1,4 +1,4 @@
-"""For tests, of thrifty and of what is built on it: tiny tasks, fakes, conformance suites."""
+"""Test tools for thrifty and code built on it: tiny tasks, fakes and conformance suites."""
 
 from ._algorithms import (
     ALGORITHM_CHECKS as ALGORITHM_CHECKS,

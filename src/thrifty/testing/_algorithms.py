@@ -1,4 +1,4 @@
-"""What every search algorithm has to do, as checks that also serve third parties.
+"""Conformance checks for search algorithms, also for those of third parties.
 
 ::
 
@@ -22,11 +22,11 @@ from thrifty.space import Choice, Config, Float, Int, Space, Step, Timeline, com
 
 
 MAX_ROUNDS = 20_000
-"""Far more results than any study of a test needs: an algorithm that gets there never ends."""
+"""Far more results than any test study needs: an algorithm that gets there never ends."""
 
 
 def default_space() -> Space:
-    """A small space with something of everything: what the checks use unless they are given another one."""
+    """Return the small space that checks use by default; it has every kind of hyper-parameter."""
     return Space(
         lr=Float(0.01, 1.0, log=True),
         width=Int(1, 8),
@@ -36,10 +36,10 @@ def default_space() -> Space:
 
 
 def learning_curve(config: Config, *, epochs: int, max_epochs: int) -> list[float]:
-    """A made-up curve that rises to at most 1, one score for each epoch.
+    """Return a made-up curve that rises to at most 1, one score for each epoch.
 
-    A score depends on the values of the hyper-parameters up to its epoch only, so trials
-    that share a prefix share its scores, as in a true study.
+    A score depends only on the values of the hyper-parameters up to its epoch, so trials that share
+    a prefix share its scores, as in a real study.
     """
     timeline = Timeline(config, epochs=max_epochs)
     out, score = [], 0.0
@@ -53,7 +53,7 @@ def learning_curve(config: Config, *, epochs: int, max_epochs: int) -> list[floa
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """A trial reached its target."""
+    """Log entry of a trial that reached its target."""
 
     trial: int
     scores: tuple[float, ...]
@@ -61,7 +61,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A trial did not reach its target."""
+    """Log entry of a trial that did not reach its target."""
 
     trial: int
 
@@ -70,7 +70,7 @@ Entry = Proposal | Stop | Scores | Failure
 
 
 class Check(Protocol):
-    """Raises AssertionError for what is wrong with an algorithm."""
+    """A check that raises AssertionError if an algorithm does something wrong."""
 
     def __call__(self, algorithm: Algorithm, space: Space | None = None) -> None: ...
 
@@ -78,11 +78,12 @@ class Check(Protocol):
 
 
 class FakeStudy:
-    """Drives an algorithm as a study does, on made-up curves; workers finish in a random order.
+    """A study on made-up curves that drives an algorithm as a real study does.
 
-    A result is a failure, or a score that is not a number, with probability ``failure_rate``; ``offset`` is added to
-    all scores. ``on_ask`` sees every answer (the study, the number of free workers, the decisions) before it is
-    carried out. ``log`` has all that happened.
+    Workers finish in a random order. With probability ``failure_rate``, a result is a failure or a
+    NaN score. ``offset`` is added to all scores. ``on_ask`` sees every answer (the study, the
+    number of free workers, the decisions) before it is carried out. ``log`` has everything that
+    happened.
 
     >>> from thrifty.search import SuccessiveHalving
     >>> study = FakeStudy(SuccessiveHalving(max_epochs=9, num_trials=9))
@@ -114,13 +115,16 @@ class FakeStudy:
         self._rng = np.random.default_rng(derive_seed(seed, "study"))
 
     def ask(self, *, num: int, history: History | None = None) -> list[Decision]:
-        """What the algorithm says to the present history (or another one), from the study's random stream."""
+        """Return the algorithm's decisions for the present history, or for another one.
+
+        Random numbers come from the study's own stream.
+        """
         history = self.history if history is None else history
         rng = np.random.default_rng(derive_seed(self._seed, "ask", history.num_decisions))
         return list(self.algorithm.ask(history, self.space, num=num, rng=rng))
 
     def run(self) -> None:
-        """Until the algorithm has nothing more to ask."""
+        """Run until the algorithm makes no more decisions."""
         queue: list[int] = []
         running: list[int] = []
         for _ in range(MAX_ROUNDS):
@@ -162,7 +166,7 @@ class FakeStudy:
 
 
 def replay(log: Sequence[Entry]) -> History:
-    """The history that a log tells of, built anew."""
+    """Rebuild the history that a log describes."""
     history = History()
     for entry in log:
         if isinstance(entry, Scores):
@@ -175,7 +179,10 @@ def replay(log: Sequence[Entry]) -> History:
 
 
 def check_ends(algorithm: Algorithm, space: Space | None = None) -> None:
-    """A study ends, with any number of workers, also where trials fail: nothing is left running."""
+    """Check that a study ends and leaves no trial running.
+
+    This must hold for any number of workers, also if trials fail.
+    """
     for study in _studies(algorithm, space):
         study.run()
         assert len(study.history), "it proposed no trial at all"
@@ -184,26 +191,29 @@ def check_ends(algorithm: Algorithm, space: Space | None = None) -> None:
 
 
 def check_everything_fails(algorithm: Algorithm, space: Space | None = None) -> None:
-    """A study ends even where every trial fails."""
+    """Check that a study ends even if every trial fails."""
     study = FakeStudy(algorithm, space, num_workers=2, failure_rate=1.0)
     study.run()
     assert all(trial.state == "failed" for trial in study.history)
 
 
 def check_decisions(algorithm: Algorithm, space: Space | None = None) -> None:
-    """Decisions are about trials that wait, each once; targets grow and never exceed ``max_epochs``."""
+    """Check that decisions are about waiting trials, each once.
+
+    Targets must grow and never exceed ``max_epochs``.
+    """
     for study in _studies(algorithm, space, on_ask=_check_answer):
         study.run()
 
 
 def check_pure(algorithm: Algorithm, space: Space | None = None) -> None:
-    """Asked twice the same, it answers the same; and so it does to a history rebuilt from the records."""
+    """Check that the algorithm answers the same if asked twice, or for a rebuilt history."""
     for study in _studies(algorithm, space, on_ask=_check_same_answer):
         study.run()
 
 
 def check_same_seed(algorithm: Algorithm, space: Space | None = None) -> None:
-    """A study with the same seed goes the same way."""
+    """Check that studies with the same seed take the same course."""
     for one, other in zip(_studies(algorithm, space), _studies(algorithm, space), strict=True):
         one.run()
         other.run()
@@ -211,7 +221,7 @@ def check_same_seed(algorithm: Algorithm, space: Space | None = None) -> None:
 
 
 def check_any_sign(algorithm: Algorithm, space: Space | None = None) -> None:
-    """Scores are only compared: where all are negative (``mode="min"``), a study goes the same way."""
+    """Check that scores are only compared: negative ones (``mode="min"``) must change nothing."""
     for num_workers in (1, 4):
         studies = [
             FakeStudy(algorithm, space, num_workers=num_workers, offset=offset)
@@ -229,7 +239,10 @@ def check_any_sign(algorithm: Algorithm, space: Space | None = None) -> None:
 
 
 def check_interrupted(algorithm: Algorithm, space: Space | None = None) -> None:
-    """A study whose record ends in the midst of an answer goes on and ends, with no trial left behind."""
+    """Check that a study whose record ends amid an answer goes on and ends.
+
+    No trial may be left behind.
+    """
     study = FakeStudy(algorithm, space, num_workers=2)
     study.run()
     rng = np.random.default_rng(0)
@@ -245,9 +258,10 @@ def check_interrupted(algorithm: Algorithm, space: Space | None = None) -> None:
 
 
 def check_best_is_finished(algorithm: Algorithm, space: Space | None = None) -> None:
-    """Where nothing fails and all curves rise, the best trial is one that was trained to the end.
+    """Check that the best trial is trained to the end if nothing fails and all curves rise.
 
-    True of algorithms that only ever drop a trial for a better one; not part of ``ALGORITHM_CHECKS``.
+    This holds for algorithms that only drop a trial for a better one. It is not part of
+    ``ALGORITHM_CHECKS``.
     """
     for num_workers in (1, 4):
         study = FakeStudy(algorithm, space, num_workers=num_workers)
@@ -266,11 +280,11 @@ ALGORITHM_CHECKS: tuple[Check, ...] = (
     check_any_sign,
     check_interrupted,
 )
-"""All that any algorithm has to pass; each takes the algorithm and, if need be, a space for it."""
+"""Checks that any algorithm must pass; each takes the algorithm and, if needed, a space for it."""
 
 
 def check_algorithm(algorithm: Algorithm, space: Space | None = None) -> None:
-    """All of ``ALGORITHM_CHECKS``, one after the other."""
+    """Run all of ``ALGORITHM_CHECKS``, one after the other."""
     for check in ALGORITHM_CHECKS:
         check(algorithm, space)
 
@@ -296,7 +310,11 @@ def _studies(
     ]
 
 
-def _check_answer(study: FakeStudy, num: int, decisions: Sequence[Decision]) -> None:  # noqa: ARG001
+def _check_answer(
+    study: FakeStudy,
+    num: int,  # noqa: ARG001
+    decisions: Sequence[Decision],
+) -> None:
     history, most = study.history, study.algorithm.max_epochs
     seen: set[int] = set()
     for decision in decisions:
@@ -331,7 +349,7 @@ def _check_same_answer(study: FakeStudy, num: int, decisions: Sequence[Decision]
     before = repr(study.algorithm)
     assert study.ask(num=num) == decisions, "asked twice, it answered differently"
     assert repr(study.algorithm) == before, "it keeps state on itself"
-    if len(study.log) % 7 == 0 or len(study.log) < 20:  # each one would be quadratic
+    if len(study.log) % 7 == 0 or len(study.log) < 20:  # each one would take quadratic time
         assert study.ask(num=num, history=replay(study.log)) == decisions, (
             "it answered differently to the same history, rebuilt"
         )

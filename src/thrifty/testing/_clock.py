@@ -1,10 +1,10 @@
-"""A clock that stands still until it is told."""
+"""A clock that only a test advances."""
 
 from __future__ import annotations
 
 
 class VirtualClock:
-    """Time as a test wants it.
+    """A clock that shows the time that a test sets.
 
     >>> clock = VirtualClock(100.0)
     >>> clock.advance(5.0)
@@ -20,18 +20,18 @@ class VirtualClock:
         self._now = now
 
     def now(self) -> float:
-        """Seconds since the epoch."""
+        """Return the seconds since the epoch."""
         return self._now
 
     def monotonic(self) -> float:
-        """Seconds since the clock was made."""
+        """Return the seconds since the clock was made."""
         return self._now - self._began
 
     def jump(self, seconds: float) -> None:
-        """Set the date anew, as an administrator or a time server does; no time passes."""
+        """Set the date, as an administrator or a time server does; no time passes."""
         self._now += seconds
         self._began += seconds
 
     def advance(self, seconds: float) -> None:
-        """Lets time pass."""
+        """Let time pass."""
         self._now += seconds

@@ -1,4 +1,4 @@
-"""What every executor must do, as checks to run on a new one."""
+"""Conformance checks for executors."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ Metrics = Mapping[str, float]
 POLL_S = 30.0
 """Seconds that one call of ``poll`` may wait."""
 HERE = uuid.uuid4().hex
-"""Another one in each process."""
+"""Identifier that differs between processes."""
 _ODD_FAULTS = ("exit", "odd text", "huge text", "no text")
 
 
 def check_metrics_are_those_of_a_trial_alone(config: ExecutorConfig) -> None:
-    """Training a chain gives the metrics that the same timeline gives alone."""
+    """Check that training a chain gives the metrics of training its timeline alone."""
     timeline = _timeline({"lr": MultiStep([0.1, 0.01], milestones=[2])})
     _, alone = train_alone(LineTask(), timeline, seed=3, epochs=4)
     with _opened(config, LineTask()) as (executor, _):
@@ -57,17 +57,20 @@ def check_metrics_are_those_of_a_trial_alone(config: ExecutorConfig) -> None:
 
 
 def check_checkpoints_can_be_resumed(config: ExecutorConfig) -> None:
-    """A chain that starts from a checkpoint goes on exactly where the checkpoint was made."""
+    """Check that a chain that starts from a checkpoint resumes exactly where it was made."""
     _check_resuming(config, scheme="")
 
 
 def check_checkpoints_may_have_an_address(config: ExecutorConfig) -> None:
-    """States can be kept at an address of fsspec."""
+    """Check that checkpoints can be kept at an fsspec address."""
     _check_resuming(config, scheme="file://")
 
 
 def check_several_at_once(config: ExecutorConfig) -> None:
-    """Each of several assignments has its own reports, in order; the last one has no event."""
+    """Check that each of several assignments gets its own reports in order.
+
+    The last report must have no event.
+    """
     timelines = [_timeline({"lr": rate, "width": 4}) for rate in (0.1, 0.05, 0.02, 0.01)]
     chains = [_chain(each, [(0, 2), (2, 4)], node=i) for i, each in enumerate(timelines)]
     with _opened(config, LineTask()) as (executor, _):
@@ -83,7 +86,7 @@ def check_several_at_once(config: ExecutorConfig) -> None:
 
 
 def check_packs_make_room(config: ExecutorConfig) -> None:
-    """Workers that train several trials at a time have places for more, and each assignment takes one."""
+    """Check that packing gives workers places for more trials, of which an assignment takes one."""
     chain = _chain(_timeline({"lr": 0.1}), [(0, 1)])
     with _opened(config, LineTask()) as (executor, _):
         free = executor.num_free(pack_size=3)
@@ -95,7 +98,10 @@ def check_packs_make_room(config: ExecutorConfig) -> None:
 
 
 def check_user_errors_become_events(config: ExecutorConfig) -> None:
-    """An exception in the task's code fails its stage with a traceback; the worker lives on."""
+    """Check that an exception in the task's code fails its stage, but not the worker.
+
+    The event must have a traceback.
+    """
     faulty = _timeline({"lr": 0.1, "fault": MultiStep(["", "raise"], milestones=[2])})
     with _opened(config, FaultyTask()) as (executor, _):
         events = _train(executor, _chain(faulty, [(0, 1), (1, 4)]))
@@ -108,7 +114,10 @@ def check_user_errors_become_events(config: ExecutorConfig) -> None:
 
 
 def check_odd_errors_become_events(config: ExecutorConfig) -> None:
-    """Whatever the task's code raises, ``sys.exit()`` included, fails its stage alone, with a text that can be kept."""
+    """Check that any exception of the task's code, even ``sys.exit()``, only fails its stage.
+
+    The text of the event must be one that a database can keep.
+    """
     with _opened(config, FaultyTask()) as (executor, _):
         for number, fault in enumerate(_ODD_FAULTS):
             faulty = _timeline({"lr": 0.1, "fault": MultiStep(["", fault], milestones=[1])})
@@ -124,7 +133,7 @@ def check_odd_errors_become_events(config: ExecutorConfig) -> None:
 
 
 def check_divergence_is_an_event(config: ExecutorConfig) -> None:
-    """A loss that is not finite fails its stage, as diverged."""
+    """Check that a loss that is not finite fails its stage as diverged."""
     faulty = _timeline({"lr": 0.1, "fault": MultiStep(["", "nan"], milestones=[1])})
     with _opened(config, FaultyTask()) as (executor, _):
         events = _train(executor, _chain(faulty, [(0, 4)]))
@@ -133,9 +142,9 @@ def check_divergence_is_an_event(config: ExecutorConfig) -> None:
 
 
 def check_a_killed_worker_is_lost(config: ExecutorConfig) -> None:
-    """A worker that dies loses the stage it was at; the same stages can be trained again.
+    """Check that a worker that dies loses its current stage, which can then be trained again.
 
-    Whoever trains in the very process of the study takes it along, so there it is not tried.
+    An executor that trains in the process of the study would take it along, so it is not tried.
     """
     harmless = _timeline({"lr": 0.1})
     deadly = _timeline({"lr": 0.1, "fault": MultiStep(["", "die"], milestones=[2])})
@@ -159,7 +168,7 @@ def check_a_killed_worker_is_lost(config: ExecutorConfig) -> None:
 
 
 def check_a_lost_checkpoint_is_an_event(config: ExecutorConfig) -> None:
-    """A state that is not there any more is reported, and is no failure of the stage."""
+    """Check that a missing checkpoint is reported, and is not a failure of the stage."""
     gone = CheckpointRef(node=0, epoch=2, path="plan/0-2.safetensors", num_bytes=9, digest="-")
     with _opened(config, LineTask()) as (executor, _):
         events = _train(executor, _chain(_timeline({"lr": 0.1}), [(2, 4)], resume=gone))
@@ -169,9 +178,9 @@ def check_a_lost_checkpoint_is_an_event(config: ExecutorConfig) -> None:
 
 
 def check_an_unwritable_place_is_raised(config: ExecutorConfig) -> None:
-    """A state that cannot be written ends the study: ``poll`` raises."""
+    """Check that a checkpoint that cannot be written ends the study: ``poll`` raises."""
     with _opened(config, LineTask()) as (executor, folder):
-        Path(folder.root).touch()  # no folder any more
+        Path(folder.root).touch()  # a file where the folder should be
         said = ""
         try:
             _train(executor, _chain(_timeline({"lr": 0.1}), [(0, 1)]))
@@ -181,7 +190,7 @@ def check_an_unwritable_place_is_raised(config: ExecutorConfig) -> None:
 
 
 def check_stopping_keeps_the_state(config: ExecutorConfig) -> None:
-    """A worker that is asked to stop keeps its state at the end of the epoch and is through."""
+    """Check that a worker that must stop saves its state at the end of the epoch and ends."""
     timeline = _timeline({"lr": 0.1}, epochs=100_000)
     with _opened(config, LineTask()) as (executor, folder):
         executor.submit(_assignment(_chain(timeline, [(0, 100_000)])))
@@ -210,11 +219,11 @@ EXECUTOR_CHECKS: tuple[Check, ...] = (
     check_an_unwritable_place_is_raised,
     check_stopping_keeps_the_state,
 )
-"""Run each with ``check(YourExecutor(...))``, in a test with a generous time limit."""
+"""Checks to run with ``check(YourExecutor(...))``, in tests with a generous time limit."""
 
 
 class _WhereTask(FaultyTask):
-    """Says whether it is trained in another process than it was made in."""
+    """A task that reports whether it is trained in another process than it was made in."""
 
     def __init__(self, *, fuse: str) -> None:
         super().__init__(fuse=fuse)
@@ -238,7 +247,7 @@ def _check_resuming(config: ExecutorConfig, *, scheme: str) -> None:
 
 
 def _assert_same(found: Sequence[Metrics], wanted: Sequence[Metrics]) -> None:
-    """Equal up to rounding: an executor may train several trials as one computation."""
+    """Check equality up to rounding: an executor may train several trials as one computation."""
     assert len(found) == len(wanted)
     for one, other in zip(found, wanted, strict=True):
         assert one.keys() == other.keys()
@@ -291,7 +300,7 @@ def _train(executor: Executor, chain: Chain, *, number: int = 0) -> list[Event]:
 def _train_all(
     executor: Executor, chains: Sequence[Chain], *, pack_size: int
 ) -> dict[int, list[Event | None]]:
-    """What was said of each chain, given out as a study does it: whenever there is a place."""
+    """Return the events of each chain; submit chains as a study does, whenever a place is free."""
     waiting = deque(enumerate(chains))
     told: dict[int, list[Event | None]] = {}
     active: set[int] = set()
@@ -309,7 +318,7 @@ def _train_all(
 
 
 def _rest(executor: Executor) -> list[Event]:
-    """All events up to the last word on the assignment."""
+    """Return all events up to the last report on the assignment."""
     events: list[Event] = []
     while True:
         reports = _poll(executor)
@@ -321,8 +330,8 @@ def _rest(executor: Executor) -> list[Event]:
 def _poll(executor: Executor) -> Sequence[Report]:
     """Wait for the next reports.
 
-    However long that takes: a busy machine may start a worker late. An executor has to report a
-    worker that is gone; one that hangs is ended by the limit of the test that runs the check.
+    There is no time limit here, because a busy machine may start a worker late. An executor must
+    report a worker that is gone. If it hangs instead, the time limit of the test ends it.
     """
     while not (reports := executor.poll(POLL_S)):
         pass

@@ -1,4 +1,4 @@
-"""A network that can be cut: forwards connections to a server's socket until it is told otherwise."""
+"""A proxy that simulates network failures between clients and a server's socket."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Self
 
 
 class FlakyProxy:
-    """Listens on a port of the loopback interface and forwards to a socket of this machine; a context manager.
+    """A proxy from a port of the loopback interface to a socket of this machine.
+
+    Use it as a context manager.
 
     Attributes:
-        port: that it listens on.
+        port: port that it listens on.
     """
 
     def __init__(self, target: Path) -> None:
@@ -31,14 +33,14 @@ class FlakyProxy:
 
     def __exit__(self, *exc: object) -> None:
         self.cut()
-        # wakes accept(), which closing alone does not
+        # This wakes accept(), which closing alone does not.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join()
 
     def cut(self) -> None:
-        """Breaks all connections; new ones are broken at once, too."""
+        """Break all connections; new ones break at once, too."""
         with self._lock:
             self._up = False
             pairs, self._pairs = self._pairs, []
@@ -46,7 +48,7 @@ class FlakyProxy:
             _close(*pair)
 
     def mend(self) -> None:
-        """Lets connections through again."""
+        """Let connections through again."""
         with self._lock:
             self._up = True
 

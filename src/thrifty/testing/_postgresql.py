@@ -1,4 +1,4 @@
-"""A PostgreSQL server of one's own: in a folder that goes with it, reached through a socket in it."""
+"""A private PostgreSQL server in a temporary folder, reached through a socket in that folder."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from thrifty.core import StoreError
 
 
 class PrivatePostgreSQL:
-    """Starts a server and makes an end of it; a context manager. Other processes may get it by value.
+    """A private PostgreSQL server, which a context manager starts and stops.
+
+    You can pass it to other processes by value.
 
     Args:
-        durable: whether what is committed survives a power cut, as it should anywhere but in tests.
+        durable: whether commits survive a power cut, as they should anywhere but in tests.
         settings: further settings of the server, by name.
 
     Attributes:
-        folder: where its data and its socket are.
+        folder: folder of its data and its socket.
 
     Raises:
         StoreError: PostgreSQL is not installed, or does not start.
@@ -34,13 +36,14 @@ class PrivatePostgreSQL:
         programs = postgresql_programs()
         if programs is None:
             raise StoreError(
-                "PostgreSQL's server is not installed; install it, with Debian: apt-get install postgresql"
+                "PostgreSQL's server is not installed; install it, with Debian: apt-get "
+                "install postgresql"
             )
         self._programs = programs
         self.folder = Path(tempfile.mkdtemp(prefix="thrifty-postgresql-"))
         fast = {} if durable else {"fsync": "off", "full_page_writes": "off"}
         self._settings = {"listen_addresses": "", **fast, **(settings or {})}
-        # a server refuses to be root
+        # PostgreSQL refuses to run as root.
         self._user = _other_user() if os.geteuid() == 0 else None
 
     def __enter__(self) -> Self:
@@ -62,26 +65,26 @@ class PrivatePostgreSQL:
 
     @property
     def url(self) -> str:
-        """Its address, as ``Storage`` takes it."""
+        """Address of the server, as ``Storage`` takes it."""
         return self._url("postgres")
 
     @property
     def socket(self) -> Path:
-        """The socket that it listens on."""
+        """Socket that the server listens on."""
         return self.folder / ".s.PGSQL.5432"
 
     def start(self) -> None:
-        """Starts it, and waits until it answers."""
+        """Start the server and wait until it answers."""
         settings = " ".join(f"-c {name}={value}" for name, value in self._settings.items())
         options = f"-k {self.folder} {settings}"
         self._run("pg_ctl", "-w", "-l", str(self.folder / "log"), "-o", options, "start")
 
     def stop(self, *, mode: Literal["fast", "immediate"] = "fast") -> None:
-        """Stops it, ending all connections; "immediate" is as good as a crash."""
+        """Stop the server and end all connections; "immediate" amounts to a crash."""
         self._run("pg_ctl", "-w", "-m", mode, "stop")
 
     def new_database(self, name: str) -> str:
-        """Makes an empty database; its address."""
+        """Make an empty database and return its address."""
         self._run("createdb", "-h", str(self.folder), "-U", "thrifty", name)
         return self._url(name)
 
@@ -90,7 +93,7 @@ class PrivatePostgreSQL:
 
     def _run(self, program: str, *arguments: str) -> None:
         with tempfile.TemporaryFile() as said:
-            # a file, not a pipe: the server goes on with what it is given
+            # A file, not a pipe, because the server keeps the handle that it is given.
             done = subprocess.run(
                 [str(self._programs / program), *arguments],
                 check=False,
@@ -116,7 +119,7 @@ class PrivatePostgreSQL:
 
 
 def postgresql_programs() -> Path | None:
-    """The folder of PostgreSQL's server programs, the newest; None: it is not installed."""
+    """Return the folder of the newest PostgreSQL server programs, or None if not installed."""
     found = sorted(
         Path("/usr/lib/postgresql").glob("*/bin/initdb"),
         key=lambda path: int(path.parts[-3].split(".")[0]),

@@ -1,4 +1,4 @@
-"""What the store must do on every database, as checks to run on an empty one."""
+"""Conformance checks for the store, each to run on an empty database of any kind."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ _CONFIG: Mapping[str, object] = MappingProxyType({"lr": 0.1})
 
 
 def check_records_come_back(url: str) -> None:
-    """What is written is read as it was: configurations, values that are no numbers, failures, the order of the log."""
+    """Check that records are read as they were written.
+
+    Covered are configurations, NaN and infinite values, failures, and the order of the log.
+    """
     config = {"lr": Step(0.1, [3]), "width": 8}
     with _opened(url) as (store, study):
         failed = TrialFailed(
@@ -86,7 +89,7 @@ def check_records_come_back(url: str) -> None:
 
 
 def check_the_first_epoch_and_the_last_checkpoint_stay(url: str) -> None:
-    """Writing the same again changes nothing for the worse."""
+    """Check that writing again keeps the first metrics of an epoch and the last checkpoint."""
     with _opened(url) as (store, study), _driving(store, study) as driver:
         driver.record([*_nodes(study, 1), _epoch(study, 0, 1, loss=0.5)])
         driver.record([_epoch(study, 0, 1, loss=0.7), _kept(study, 0, 1, digest="a")])
@@ -99,12 +102,12 @@ def check_the_first_epoch_and_the_last_checkpoint_stay(url: str) -> None:
 
 
 def check_a_batch_is_written_whole_or_not_at_all(url: str) -> None:
-    """A batch with a row that is refused leaves nothing behind, and the next one is written."""
+    """Check that a batch with a refused row leaves nothing behind, and the next one is written."""
     with _opened(url) as (store, study), _driving(store, study) as driver:
         driver.record([*_nodes(study, 1), _asked(study, 0)])
         try:
             driver.record([_epoch(study, 0, 1, loss=1.0), _asked(study, 0)])
-        except Exception:  # noqa: BLE001 (each database has its own)
+        except Exception:  # noqa: BLE001 (each database raises its own)
             pass
         else:
             raise AssertionError("a trial was made twice")
@@ -114,7 +117,10 @@ def check_a_batch_is_written_whole_or_not_at_all(url: str) -> None:
 
 
 def check_a_study_is_run_by_one(url: str) -> None:
-    """A living process keeps others from its study, and from its plan unless both share it."""
+    """Check that a running driver keeps others from its study.
+
+    It also keeps them from its plan, unless both share the plan.
+    """
     with _opened(url) as (store, study):
         other = _study(store, "other", plan=study.plan)
         with store.lease(study, shared=True):
@@ -129,7 +135,7 @@ def check_a_study_is_run_by_one(url: str) -> None:
 
 
 def check_who_was_taken_over_writes_no_more(url: str) -> None:
-    """A driver whose lease is gone is told so, and nothing of what it has is written."""
+    """Check that a driver that lost its lease gets an error, and that it writes nothing."""
     with _opened(url) as (store, study):
         lost = store.lease(study, shared=True)
         driver = store.drive(lease=lost)
@@ -141,7 +147,10 @@ def check_who_was_taken_over_writes_no_more(url: str) -> None:
 
 
 def check_a_stage_is_claimed_by_one(url: str) -> None:
-    """Whoever claims a node has it until the chain is given back; a chain is claimed whole or not at all."""
+    """Check that a claim on a node holds until the chain is given back.
+
+    A chain must be claimed whole or not at all.
+    """
     with _opened(url) as (store, study):
         other = _study(store, "other", plan=study.plan)
         with _driving(store, study) as mine, _driving(store, other) as theirs:
@@ -164,7 +173,7 @@ def check_a_stage_is_claimed_by_one(url: str) -> None:
 
 
 def check_a_node_is_held_until_its_last_chain_ends(url: str) -> None:
-    """A driver may begin a second chain on a node while its first one is under way further on."""
+    """Check that a driver may begin a second chain on a node while its first one is further on."""
     with _opened(url) as (store, study):
         other = _study(store, "other", plan=study.plan)
         with _driving(store, study) as mine, _driving(store, other) as theirs:
@@ -183,7 +192,7 @@ def check_a_node_is_held_until_its_last_chain_ends(url: str) -> None:
 
 
 def check_the_dead_hold_nothing(url: str) -> None:
-    """What a driver had claimed is free once its lease is given up."""
+    """Check that a driver's claims are free once its lease is given up."""
     with _opened(url) as (store, study):
         other = _study(store, "other", plan=study.plan)
         with _driving(store, study) as mine:
@@ -195,7 +204,7 @@ def check_the_dead_hold_nothing(url: str) -> None:
 
 
 def check_nodes_are_numbered_by_one(url: str) -> None:
-    """Who adds nodes has heard of all there are."""
+    """Check that a driver that adds nodes first learns of all existing ones."""
     with _opened(url) as (store, study):
         other = _study(store, "other", plan=study.plan)
         with _driving(store, study) as mine, _driving(store, other) as theirs:
@@ -217,7 +226,10 @@ def check_nodes_are_numbered_by_one(url: str) -> None:
 
 
 def check_nothing_is_missed(url: str) -> None:
-    """Threads write at once; a driver that looks now and then hears of every epoch, in any order of commits."""
+    """Check that a driver that polls now and then receives every epoch.
+
+    Several threads write at once, and may commit in any order.
+    """
     num_writers, num_epochs = 4, 25
     with _opened(url) as (store, study), _driving(store, study) as watching:
         watching.record(_nodes(study, num_writers))
@@ -240,7 +252,7 @@ def check_nothing_is_missed(url: str) -> None:
 
 
 def check_a_race_has_one_winner(url: str) -> None:
-    """Of drivers that claim overlapping chains at once no two have the same node."""
+    """Check that drivers that claim overlapping chains at once never get the same node."""
     num_drivers, num_nodes = 4, 8
     with _opened(url) as (store, study):
         with _driving(store, study) as driver:
@@ -277,7 +289,7 @@ STORE_CHECKS: tuple[Check, ...] = (
     check_nothing_is_missed,
     check_a_race_has_one_winner,
 )
-"""Run each with ``check(url)``, the address of an empty database."""
+"""Checks to run with ``check(url)``, where ``url`` is the address of an empty database."""
 
 
 @contextmanager

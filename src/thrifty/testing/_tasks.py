@@ -15,21 +15,22 @@ from thrifty.pack import SGD, ArrayData, HyperParameters, Task
 
 
 class LineTask(Task):
-    """Fits a line through 32 points: an epoch takes a millisecond. Metrics: ``mse``.
+    """A task that fits a line through 32 points; an epoch takes a millisecond.
 
-    Reads ``lr`` and, where the space has them, ``width`` (a hidden layer) and ``dropout``.
+    Its metric is ``mse``. It reads ``lr`` and, where the space has them, ``width`` (a hidden
+    layer) and ``dropout``.
     """
 
     optimizer = SGD(lr="lr", momentum=0.9)
     batch_size = 8
 
     def data(self, hp: HyperParameters) -> ArrayData:
-        """32 points on a line."""
+        """Return 32 points on a line."""
         x = torch.linspace(-1, 1, 32)[:, None]
         return ArrayData(train=(x, 2 * x + 1), valid=(x, 2 * x + 1))
 
     def model(self, hp: HyperParameters) -> torch.nn.Module:
-        """A line, or a network with one hidden layer."""
+        """Return a linear model, or a network with one hidden layer."""
         width = hp.get("width", 0)
         if not width:
             return torch.nn.Linear(1, 1)
@@ -41,23 +42,23 @@ class LineTask(Task):
         )
 
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
-        """Mean squared error."""
+        """Return the mean squared error."""
         x, y = batch
         return torch.nn.functional.mse_loss(model(x), y)
 
     def metrics(self, model: torch.nn.Module, batch: Any) -> Mapping[str, Any]:
-        """Mean squared error."""
+        """Return the mean squared error as ``mse``."""
         return {"mse": self.loss(model, batch)}
 
     def adapt(self, model: torch.nn.Module, hp: HyperParameters) -> None:
-        """Lets dropout follow a schedule."""
+        """Let dropout follow a schedule."""
         for module in model.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = hp.get("dropout", 0.0)
 
 
 class UnspeakableError(Exception):
-    """An error whose text cannot be had."""
+    """An error whose text cannot be read."""
 
     def __str__(self) -> str:
         raise RuntimeError("no text")
@@ -76,17 +77,17 @@ _ERRORS: Mapping[str, Callable[[], BaseException]] = {
 
 
 class FaultyTask(LineTask):
-    """A ``LineTask`` in which something goes wrong in the epochs where hyper-parameter ``fault`` says so.
+    """A ``LineTask`` that fails in the epochs where hyper-parameter ``fault`` names a fault.
 
     - ``"raise"`` raises an error, ``"nan"`` makes the loss NaN.
     - ``"exit"`` calls ``sys.exit()``, ``"interrupt"`` raises KeyboardInterrupt.
-    - ``"odd text"`` raises an error whose text no database takes, ``"huge text"`` one with megabytes of it,
-      ``"no text"`` one whose text cannot be had.
-    - ``"hang"`` does not come back.
-    - ``"die"`` kills the process. ``fuse`` names a file without which this does nothing, and which is gone
-      afterwards: it dies once only.
+    - ``"odd text"`` raises an error whose text no database takes, ``"huge text"`` one with
+      megabytes of text, ``"no text"`` one whose text cannot be read.
+    - ``"hang"`` never returns.
+    - ``"die"`` kills the process. If ``fuse`` names a file, the process dies only if the file
+      exists, and deletes it first: it dies only once.
 
-    Inject with ``fault=MultiStep(["", "raise"], milestones=[3])``.
+    Inject a fault with ``fault=MultiStep(["", "raise"], milestones=[3])``.
     """
 
     def __init__(self, *, fuse: str = "") -> None:
@@ -94,19 +95,19 @@ class FaultyTask(LineTask):
         self._fault = ""
 
     def __thrifty_identity__(self) -> Mapping[str, Any]:
-        """The fuse is no part of what is trained."""
+        """Return nothing, because the fuse is not part of what is trained."""
         return {}
 
     def _legacy_identity(self) -> Mapping[str, str]:
         return {**super()._legacy_identity(), "attributes": ""}
 
     def adapt(self, model: torch.nn.Module, hp: HyperParameters) -> None:
-        """Faults are hyper-parameters that follow a schedule: they come in their epoch."""
+        """Set the fault of this epoch: faults are hyper-parameters that follow a schedule."""
         super().adapt(model, hp)
         self._fault = hp.get("fault", "")
 
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
-        """Mean squared error, unless something goes wrong."""
+        """Return the mean squared error, unless a fault is active."""
         if model.training and self._fault in _ERRORS:
             raise _ERRORS[self._fault]()
         if model.training and self._fault == "hang":

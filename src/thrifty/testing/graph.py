@@ -1,4 +1,6 @@
-"""What every layer on blocks has to do, as checks that also serve third parties; needs ``thrifty[graph]``.
+"""Conformance checks for layers on blocks, also for those of third parties.
+
+Needs ``thrifty[graph]``.
 
 ::
 
@@ -20,16 +22,16 @@ from thrifty.graph import Block
 
 
 MakeLayer = Callable[[int, int], nn.Module]
-"""From features in and features out to a layer that is called as ``layer(x, block)``."""
+"""Function from input and output features to a layer that is called as ``layer(x, block)``."""
 
 _IN, _OUT = 5, 3
 
 
 def check_graph_layer(make_layer: MakeLayer) -> None:
-    """All checks one after the other.
+    """Run all checks one after the other.
 
     Args:
-        make_layer: from features in and features out to a layer.
+        make_layer: function from input features and output features to a layer.
 
     Raises:
         AssertionError: the layer fails one of them.
@@ -42,7 +44,10 @@ def check_graph_layer(make_layer: MakeLayer) -> None:
 
 
 def check_shapes(make_layer: MakeLayer) -> None:
-    """A row for each destination: many, one, none, and those without neighbours."""
+    """Check that each destination gets a row.
+
+    Blocks have many, one or no destinations, also without neighbours.
+    """
     layer = _double(make_layer)
     for block in (_block(), _rows([[0, 1]], 2), _rows([], 0), _rows([], 3), _rows([[], []], 2)):
         out = layer(_x(block), block)
@@ -51,7 +56,7 @@ def check_shapes(make_layer: MakeLayer) -> None:
 
 
 def check_gradients(make_layer: MakeLayer) -> None:
-    """Gradients of ``x`` and of all parameters are those of finite differences."""
+    """Check the gradients of ``x`` and of all parameters against finite differences."""
     layer, block = _double(make_layer).eval(), _block()
     names = [name for name, _ in layer.named_parameters()]
     values = [p.detach().clone().requires_grad_() for p in layer.parameters()]
@@ -65,7 +70,7 @@ def check_gradients(make_layer: MakeLayer) -> None:
 
 
 def check_parallel_edges(make_layer: MakeLayer) -> None:
-    """The order of a destination's edges does not matter."""
+    """Check that the order of a destination's edges does not matter."""
     layer = _double(make_layer).eval()
     ahead, back = _rows([[2, 1, 1, 0], [2]], 3), _rows([[1, 0, 2, 1], [2]], 3)
     x = _x(ahead)
@@ -73,7 +78,7 @@ def check_parallel_edges(make_layer: MakeLayer) -> None:
 
 
 def check_only_neighbors(make_layer: MakeLayer) -> None:
-    """A destination's result depends on itself and its neighbours alone."""
+    """Check that a destination's result depends only on itself and its neighbours."""
     layer, block = _double(make_layer).eval(), _rows([[3], [2, 3]], 5)
     x = _x(block)
     other = x.clone()
@@ -84,7 +89,10 @@ def check_only_neighbors(make_layer: MakeLayer) -> None:
 
 
 def check_evaluation(make_layer: MakeLayer) -> None:
-    """In evaluation mode two calls give the same bits, with and without gradients; ``x`` stays as it was."""
+    """Check that two calls in evaluation mode give the same bits and leave ``x`` as it was.
+
+    This must hold with and without gradients.
+    """
     layer, block = _double(make_layer).eval(), _block()
     x = _x(block)
     before = x.clone()
@@ -97,7 +105,7 @@ def check_evaluation(make_layer: MakeLayer) -> None:
 
 
 def check_changed_input(make_layer: MakeLayer) -> None:
-    """Nothing is remembered of an ``x`` that was changed in place."""
+    """Check that nothing is cached of an ``x`` that was changed in place."""
     layer, plain = _double(make_layer).eval(), _block()
     block = Block(plain.indptr, plain.indices, num_src=plain.num_src, shared=True)
     x = _x(block)
@@ -107,7 +115,7 @@ def check_changed_input(make_layer: MakeLayer) -> None:
 
 
 def check_state(make_layer: MakeLayer) -> None:
-    """A layer that loads another's ``state_dict`` does the same."""
+    """Check that a layer that loads another's ``state_dict`` does the same."""
     first, second = _double(make_layer).eval(), _double(make_layer).eval()
     second.load_state_dict(first.state_dict())
     block = _block()
@@ -116,7 +124,10 @@ def check_state(make_layer: MakeLayer) -> None:
 
 
 def check_dtypes(make_layer: MakeLayer) -> None:
-    """``.to(dtype)`` moves all of it, and the result has that dtype and is near that in float64."""
+    """Check that ``.to(dtype)`` moves the whole layer.
+
+    The result must have that dtype and be close to that in float64.
+    """
     layer, block = _double(make_layer).eval(), _block()
     exact = layer(_x(block), block)
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 0.1)):
@@ -126,18 +137,18 @@ def check_dtypes(make_layer: MakeLayer) -> None:
 
 
 def check_compiled(make_layer: MakeLayer) -> None:
-    """``torch.compile`` runs it, if not in one graph."""
+    """Check that ``torch.compile`` runs the layer, if not in one graph."""
     layer, block = _double(make_layer).eval(), _block()
     x = _x(block)
     compiled = torch.compile(layer, backend="eager")
     with warnings.catch_warnings(action="ignore"):
-        # of what dynamo itself does between its graphs
+        # Dynamo warns of what it does itself between its graphs.
         out = compiled(x, block)
     torch.testing.assert_close(out, layer(x, block))
 
 
 def check_errors(make_layer: MakeLayer) -> None:
-    """Rows that do not fit the block, or another device, are an error that says so."""
+    """Check that rows that do not fit the block, or another device, raise a clear error."""
     layer, block = _double(make_layer), _block()
     _refused(layer, _x(block)[:-1], block)
     _refused(layer, _x(block)[0], block)
@@ -156,7 +167,7 @@ GRAPH_LAYER_CHECKS: tuple[Callable[[MakeLayer], None], ...] = (
     check_compiled,
     check_errors,
 )
-"""Each takes a function from features in and features out to a layer."""
+"""Checks that take a function from input and output features to a layer."""
 
 
 def _refused(layer: nn.Module, x: Tensor, block: Block) -> None:

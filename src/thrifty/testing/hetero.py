@@ -1,4 +1,4 @@
-"""Workers in threads, faults on demand, and what every membership has to do.
+"""Workers in threads, faults on demand, and conformance checks for memberships.
 
 ::
 
@@ -22,19 +22,19 @@ from thrifty.hetero import Membership, View, Wait
 
 
 _LIMIT_S = 600.0
-"""Seconds after which a wait is taken for a deadlock.
+"""Seconds after which a wait counts as a deadlock.
 
-Waits end when a worker has answered or left; a worker that dies leaves. On a busy machine that may
-take a while.
+A wait ends when a worker has answered or left, and a worker that dies leaves. On a busy machine
+that may take a while.
 """
 
 
 class WorkerKilled(BaseException):
-    """Ends a worker's thread as a kill would end its process: nobody catches it."""
+    """An error that ends a worker's thread as a kill ends its process; do not catch it."""
 
 
 class ThreadCluster:
-    """Memberships that live in one process, and die when told.
+    """A cluster of memberships in one process, which die on request.
 
     >>> cluster = ThreadCluster()
     >>> cluster.run({name: (lambda m: m.agree(step=0).names) for name in ("a", "b")})
@@ -55,7 +55,7 @@ class ThreadCluster:
         self._doomed: dict[str, tuple[int, bool]] = {}
 
     def member(self, name: str) -> ThreadMembership:
-        """A worker that will take part from the next agreement on."""
+        """Add a worker that takes part from the next agreement on."""
         with self._changed:
             self._live.append(name)
             self._changed.notify_all()
@@ -67,12 +67,13 @@ class ThreadCluster:
             self._wait(lambda: name in self._asking or name in self._current, name)
 
     def kill(self, name: str, *, after: int, delivers: bool = False) -> None:
-        """Dooms a worker.
+        """Make a worker die later.
 
         Args:
-            name: of it.
-            after: sums and broadcasts that it still completes.
-            delivers: its part of the next sum still arrives, but only the first of the others learns the result.
+            name: name of the worker.
+            after: number of sums and broadcasts that it still completes.
+            delivers: whether its part of the next sum still arrives. In that case, only the first
+                of the other workers learns the result.
         """
         with self._changed:
             self._doomed[name] = (self._calls.get(name, 0) + after, delivers)
@@ -92,10 +93,10 @@ class ThreadCluster:
             done = {name: future.result() for name, future in futures.items()}
         return {name: result for name, result in done.items() if result is not WorkerKilled}
 
-    # --- what memberships call
+    # --- called by memberships
 
     def agree(self, name: str, step: int, *, broken: bool) -> View:
-        """A worker's ``Membership.agree``."""
+        """Run a worker's ``Membership.agree``."""
         with self._changed:
             if broken:
                 self._break()
@@ -106,14 +107,14 @@ class ThreadCluster:
             return self._view(name)
 
     def exchange(self, name: str, tensor: Tensor, source: int | None) -> None:
-        """A worker's sum, or broadcast where there is a source."""
+        """Run a worker's sum, or its broadcast if there is a source."""
         with self._changed:
             self._calls[name] = self._calls.get(name, 0) + 1
             if name in self._doomed and self._calls[name] > self._doomed[name][0]:
                 self._die(name, tensor, source)
             if self._broken or name not in self._current:
                 raise PeerLostError("a worker is gone")
-            # The exchange before has to be over for everybody.
+            # The previous exchange must be over for all workers.
             self._wait(lambda: self._result is None or self._broken, "the exchange before")
             if self._broken:
                 raise PeerLostError("a worker is gone")
@@ -131,7 +132,7 @@ class ThreadCluster:
                 self._changed.notify_all()
 
     def leave(self, name: str) -> None:
-        """A worker goes in peace."""
+        """Remove a worker that leaves in an orderly way."""
         with self._changed:
             if name in self._live:
                 self._live.remove(name)
@@ -140,7 +141,7 @@ class ThreadCluster:
             self._settle()
             self._changed.notify_all()
 
-    # --- under the lock
+    # --- called with the lock held
 
     def _combine(self, source: int | None) -> None:
         if set(self._parts) != set(self._current):
@@ -166,7 +167,7 @@ class ThreadCluster:
             others = [other for other in self._current if other != name]
             self._wait(lambda: set(others) <= set(self._parts) or self._broken, "the others")
             if not self._broken and others:
-                # Who came last has combined the parts; some may have their sum by now.
+                # The last worker to arrive has combined the parts; some may have their sum by now.
                 self._served &= {others[0]}
                 if not self._served:
                     self._result, self._parts = None, {}
@@ -176,17 +177,17 @@ class ThreadCluster:
         raise WorkerKilled
 
     def _break(self) -> None:
-        """The present generation's connections are of no use any more."""
+        """Mark the connections of the present generation as broken."""
         self._broken = True
         self._changed.notify_all()
 
     def _settle(self) -> None:
-        """Begins a new generation once every live worker of the present one asks for it."""
+        """Begin a new generation once every live worker of the present one requests it."""
         waiting_for = [name for name in self._current if name in self._live]
         if not self._asking or any(name not in self._asking for name in waiting_for):
             return
         if self._generation == 0 and set(self._asking) != set(self._live):
-            return  # at the start all that were named are waited for
+            return  # at the start, wait for all named workers
         names = tuple(sorted(self._asking))
         if names != self._current or self._broken:
             self._generation += 1
@@ -218,23 +219,23 @@ class ThreadMembership:
         self.name = name
 
     def agree(self, *, step: int, broken: bool = False) -> View:
-        """With the live threads."""
+        """Agree with the live threads."""
         return self._cluster.agree(self.name, step, broken=broken)
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Over the threads of this generation."""
+        """Sum over the threads of this generation."""
         self._cluster.exchange(self.name, tensor, None)
 
     def begin_all_reduce(self, tensor: Tensor) -> Wait:
-        """Sums once it is waited for."""
+        """Return a function that computes the sum when it is called."""
         return lambda: self.all_reduce(tensor)
 
     def broadcast(self, tensor: Tensor, *, source: int) -> None:
-        """To the threads of this generation."""
+        """Broadcast to the threads of this generation."""
         self._cluster.exchange(self.name, tensor, source)
 
     def close(self) -> None:
-        """Leaves."""
+        """Leave the cluster."""
         self._cluster.leave(self.name)
 
 
@@ -248,10 +249,13 @@ def _until_killed(job: Callable[[Membership], Any], member: Membership) -> Any:
 
 
 class MakeMember(Protocol):
-    """From a unique name to a membership that meets the others made by the same maker."""
+    """A function from a unique name to a membership.
+
+    The memberships made by one such function meet each other.
+    """
 
     def __call__(self, name: str) -> Membership:
-        """Makes one."""
+        """Make a membership."""
         ...
 
 
@@ -259,7 +263,7 @@ Job = Callable[[Membership], Any]
 
 
 def check_sums(make: MakeMember) -> None:
-    """Sums and broadcasts reach everybody; ranks follow one order."""
+    """Check that sums and broadcasts reach all workers, and that ranks follow one order."""
 
     def job(member: Membership) -> Any:
         view = member.agree(step=0)
@@ -277,7 +281,7 @@ def check_sums(make: MakeMember) -> None:
 
 
 def check_sums_begun(make: MakeMember) -> None:
-    """Several sums may be on their way at a time."""
+    """Check that several sums may be in progress at a time."""
 
     def job(member: Membership) -> Any:
         view = member.agree(step=0)
@@ -291,7 +295,7 @@ def check_sums_begun(make: MakeMember) -> None:
 
 
 def check_same_generation(make: MakeMember) -> None:
-    """Who agrees again with the same workers keeps the generation, and learns their steps."""
+    """Check that workers that agree again keep the generation and learn each other's steps."""
 
     def job(member: Membership) -> Any:
         first = member.agree(step=0)
@@ -303,7 +307,7 @@ def check_same_generation(make: MakeMember) -> None:
 
 
 def check_lost_peer(make: MakeMember) -> None:
-    """Who is left gets an error instead of a sum, agrees anew, and goes on."""
+    """Check that workers that lose a peer get an error instead of a sum, agree again and go on."""
 
     def stays(member: Membership) -> Any:
         first = member.agree(step=0)
@@ -330,7 +334,7 @@ def check_lost_peer(make: MakeMember) -> None:
 
 
 def check_newcomer(make: MakeMember) -> None:
-    """Who comes later is let in at an agreement, and everybody sees who is behind."""
+    """Check that a late worker joins at an agreement, and that all see which worker is behind."""
     there, gone = threading.Event(), threading.Event()
 
     def first(member: Membership) -> Any:
@@ -354,7 +358,7 @@ def check_newcomer(make: MakeMember) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         early = pool.submit(_closing, first, lambda: make("early"))
-        early.add_done_callback(lambda _: there.set())  # an error is no reason to wait
+        early.add_done_callback(lambda _: there.set())  # after an error, stop waiting
         there.wait()
         late = pool.submit(_closing, second, lambda: make("late"))
         late.add_done_callback(lambda _: gone.set())
@@ -362,7 +366,7 @@ def check_newcomer(make: MakeMember) -> None:
 
 
 def check_close(make: MakeMember) -> None:
-    """A worker may leave twice."""
+    """Check that a worker may leave twice."""
 
     def job(member: Membership) -> Any:
         member.agree(step=0)
@@ -398,4 +402,4 @@ MEMBERSHIP_CHECKS: Sequence[Callable[[MakeMember], None]] = (
     check_newcomer,
     check_close,
 )
-"""For memberships that come and go; each takes a maker of members."""
+"""Checks for memberships that come and go; each takes a maker of members."""

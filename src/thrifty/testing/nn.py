@@ -1,4 +1,4 @@
-"""What every dropout layer has to do, as checks that also serve third parties.
+"""Conformance checks for dropout layers, also for those of third parties.
 
 ::
 
@@ -21,16 +21,16 @@ import thrifty.pack
 
 
 MakeDropout = Callable[[int], nn.Module]
-"""From a number of units to a layer that drops some of them; what it draws, it draws from torch's stream."""
+"""Function from a number of units to a layer that drops some, drawing from torch's stream."""
 
 _UNITS = 8
 
 
 def check_dropout(make_layer: MakeDropout) -> None:
-    """All checks one after the other.
+    """Run all checks one after the other.
 
     Args:
-        make_layer: from a number of units to a layer.
+        make_layer: function from a number of units to a layer.
 
     Raises:
         AssertionError: the layer fails one of them.
@@ -42,7 +42,7 @@ def check_dropout(make_layer: MakeDropout) -> None:
 
 
 def check_evaluation(make_layer: MakeDropout) -> None:
-    """Evaluation is the identity."""
+    """Check that evaluation is the identity."""
     layer = _seeded(make_layer).eval()
     for shape in ((5, _UNITS), (2, 3, _UNITS), (2, _UNITS, 3, 3)):
         x = _x(*shape)
@@ -50,7 +50,10 @@ def check_evaluation(make_layer: MakeDropout) -> None:
 
 
 def check_batches(make_layer: MakeDropout) -> None:
-    """Batches of any size, sequences and images: what is kept is scaled by one number, the rest is zero."""
+    """Check that kept units are scaled by one number and the rest is zero.
+
+    This must hold for batches of any size, sequences and images.
+    """
     layer = _seeded(make_layer)
     shapes = [(num, _UNITS) for num in (1, 2, 3, 7, 16, 33)]
     for shape in (*shapes, (0, _UNITS), (5, 3, _UNITS), (5, _UNITS, 2, 3)):
@@ -63,7 +66,7 @@ def check_batches(make_layer: MakeDropout) -> None:
 
 
 def check_gradients(make_layer: MakeDropout) -> None:
-    """In training, the gradient is that of finite differences."""
+    """Check the gradient in training against finite differences."""
     layer = _seeded(make_layer).double()
 
     def call(x: Tensor) -> Tensor:
@@ -76,7 +79,7 @@ def check_gradients(make_layer: MakeDropout) -> None:
 
 
 def check_checkpointed(make_layer: MakeDropout) -> None:
-    """Activation checkpointing, which runs the layer twice a step, changes nothing."""
+    """Check that activation checkpointing, which runs the layer twice a step, changes nothing."""
     gradients = []
     for run in (
         lambda layer, x: layer(x),
@@ -90,7 +93,7 @@ def check_checkpointed(make_layer: MakeDropout) -> None:
 
 
 def check_state(make_layer: MakeDropout) -> None:
-    """A layer that loads another's ``state_dict`` goes on as that one does."""
+    """Check that a layer that loads another's ``state_dict`` continues as that one does."""
     first, second = _seeded(make_layer), _seeded(make_layer, seed=1)
     second.load_state_dict(first.state_dict())
     x = _x(6, _UNITS)
@@ -102,7 +105,7 @@ def check_state(make_layer: MakeDropout) -> None:
 
 
 def check_moved(make_layer: MakeDropout) -> None:
-    """``.to`` moves all of it, and results have the dtype of what came in."""
+    """Check that ``.to`` moves the whole layer, and that results have the dtype of the input."""
     layer = _seeded(make_layer)
     for dtype in (torch.float64, torch.bfloat16):
         assert layer.to(dtype)(_x(4, _UNITS).to(dtype)).dtype == dtype
@@ -112,7 +115,7 @@ def check_moved(make_layer: MakeDropout) -> None:
 
 
 def check_same_seed(make_layer: MakeDropout) -> None:
-    """The same seed gives the same bits."""
+    """Check that the same seed gives the same bits."""
     outs = []
     for _ in range(2):
         layer = _seeded(make_layer)
@@ -122,17 +125,17 @@ def check_same_seed(make_layer: MakeDropout) -> None:
 
 
 def check_expectation(make_layer: MakeDropout) -> None:
-    """Over many layers of many seeds, the mean is what came in."""
+    """Check that the mean over many layers of many seeds is the input."""
     x = torch.ones(8, _UNITS)
     outs = torch.stack([_seeded(make_layer, seed=seed)(x) for seed in range(400)])
-    # samples of one layer may share a subnetwork: layers are what is independent
+    # Samples of one layer may share a subnetwork, so only layers are independent.
     means = outs.mean(1)
     error = means.std(0) / len(means) ** 0.5
     assert ((means.mean(0) - 1).abs() <= 5 * error + 1e-6).all()
 
 
 def check_compiled(make_layer: MakeDropout) -> None:
-    """``torch.compile`` makes one graph of it."""
+    """Check that ``torch.compile`` makes one graph of the layer."""
     layer = _seeded(make_layer)
     compiled = torch.compile(layer, backend="eager", fullgraph=True)
     outs = []
@@ -144,7 +147,7 @@ def check_compiled(make_layer: MakeDropout) -> None:
 
 
 def check_packed(make_layer: MakeDropout) -> None:
-    """Models with it, trained in one pack, become what each becomes in a pack of its own."""
+    """Check that models trained in one pack become what each becomes in its own pack."""
 
     def models() -> list[nn.Module]:
         made = []
@@ -189,7 +192,7 @@ DROPOUT_CHECKS: tuple[Callable[[MakeDropout], None], ...] = (
     check_compiled,
     check_packed,
 )
-"""Each takes a function from a number of units to a layer."""
+"""Checks that take a function from a number of units to a layer."""
 
 
 def _loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

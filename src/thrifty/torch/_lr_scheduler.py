@@ -1,4 +1,4 @@
-"""A schedule of thrifty as a scheduler of torch."""
+"""A thrifty schedule as a PyTorch learning-rate scheduler."""
 
 from __future__ import annotations
 
@@ -15,28 +15,35 @@ from thrifty.space import Constant, Schedule, Timeline, last_value, schedule_fro
 logger = plain_logger(__name__)
 
 _IDENTITY = ("schedule", "epochs", "steps_per_epoch", "name", "relative")
-"""What a saved state and the scheduler that it is loaded into must agree on."""
+"""Fields in which a saved state and the scheduler that loads it must agree."""
 
 
 class LRScheduler(torch.optim.lr_scheduler.LRScheduler):
-    """Lets an option of an optimiser follow a schedule; step it after each step of the optimiser.
+    """A scheduler that makes an optimiser's option follow a thrifty schedule.
 
-    The values are those of a study, bit for bit: step ``s`` of epoch ``e`` gets what a trial of ``epochs`` epochs with
-    ``steps_per_epoch`` steps each has there, sampling rates included. When the run is over the value that the
-    schedule has reached stays (0 for most); going on is logged once as a warning.
+    Step it after each step of the optimiser. The values are those of a study, bit for bit: step
+    ``s`` of epoch ``e`` gets what a trial of ``epochs`` epochs with ``steps_per_epoch`` steps each
+    has there, sampling rates included. After the run, the last value of the schedule stays (0 for
+    most), and further steps log one warning.
+
+    Groups that are added later follow from the scheduler's next step on. ``get_last_lr`` returns
+    the present values of the option ``name``, one for each group.
 
     Args:
-        schedule: a schedule such as ``REX(0.1)``, or a number that stays.
+        schedule: a schedule such as ``REX(0.1)``, or a constant number.
         optimizer: any torch optimiser.
-        epochs: the length of the whole run. A loop that counts steps only gives their number, with one step an epoch.
-        steps_per_epoch: optimiser steps in an epoch (not batches, where gradients are accumulated).
-        name: the option that follows: ``"lr"``, ``"momentum"``, ``"weight_decay"``, ``"betas[0]"``.
-        relative: False: all parameter groups get the schedule's values. True: these are factors of what each group had at
-            first (kept in the group as ``initial_lr``, as torch's own schedulers do).
-        last_step: the last step done, where one goes on by hand; ``load_state_dict`` needs no such thing.
+        epochs: number of epochs in the whole run. A loop that only counts steps passes their
+            number, with one step an epoch.
+        steps_per_epoch: optimiser steps in an epoch (not batches, if you accumulate gradients).
+        name: option to set: ``"lr"``, ``"momentum"``, ``"weight_decay"``, ``"betas[0]"``.
+        relative: False gives all parameter groups the schedule's values. True multiplies them with
+            each group's initial value (kept in the group as ``initial_<name>``, such as
+            ``initial_lr``, as torch's own schedulers do).
+        last_step: the last step done, to resume by hand; ``load_state_dict`` does not need it.
 
-    Groups that are added later follow from the scheduler's next step on. ``get_last_lr`` gives the present values of
-    ``name``, one for each group, whichever option that is.
+    Raises:
+        ScheduleError: the schedule does not fit the run, the optimiser does not have the option,
+            or ``relative`` starts at a later step and a group lacks its initial value.
 
     >>> import torch, thrifty as th
     >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
@@ -48,10 +55,6 @@ class LRScheduler(torch.optim.lr_scheduler.LRScheduler):
     ...     scheduler.step()
     >>> [round(value, 4) for value in values], optimizer.param_groups[0]["lr"]
     ([1.0, 0.8889, 0.75, 0.5714, 0.3333], 0.0)
-
-    Raises:
-        ScheduleError: a schedule that does not fit the run, an option that the optimiser does not have, ``relative`` from a later
-            step on where a group does not know what it had at first.
     """
 
     def __init__(
@@ -74,7 +77,7 @@ class LRScheduler(torch.optim.lr_scheduler.LRScheduler):
         self._option, self._index = _parsed(name)
         self._timeline = Timeline({name: self.schedule}, epochs=epochs)
         self._end = last_value(self.schedule, epochs=epochs)
-        self._at_hand: tuple[int, Any] = (-1, None)  # an epoch, and its values
+        self._at_hand: tuple[int, Any] = (-1, None)  # an epoch and its values
         self._present: list[Any] = []
         _check_options(optimizer, self._option, self._index)
         if last_step >= 0:
@@ -82,31 +85,32 @@ class LRScheduler(torch.optim.lr_scheduler.LRScheduler):
         super().__init__(optimizer, last_epoch=last_step)
 
     def get_lr(self) -> list[Any]:
-        """The learning rate of each group at the present step."""
+        """Return the learning rate of each group at the present step."""
         groups = self.optimizer.param_groups
         self._present = self._targets()
         if self.name == "lr":
             return list(self._present)
-        # torch asks for learning rates alone, and only here (OneCycleLR sets its momentum here, too)
+        # torch only requests learning rates, and only here. OneCycleLR also sets its momentum here.
         self._write()
         return [group["lr"] for group in groups]
 
     def get_last_lr(self) -> list[Any]:
-        """The present value of the scheduled option in each group."""
+        """Return the present value of the scheduled option in each group."""
         return list(self._present)
 
     def step(self, epoch: int | None = None) -> None:
-        """Goes on to the next step; call it after the optimiser's."""
+        """Advance to the next step; call this after the optimiser's step."""
         super().step(epoch)
         num_steps = self.epochs * self.steps_per_epoch
         if self.last_epoch == num_steps + 1:
             logger.warning(
-                "%s: the %d steps of %r are over and its last value stays; give epochs and steps_per_epoch of the whole run",
+                "%s: the %d steps of %r are over and its last value stays; give epochs and "
+                "steps_per_epoch of the whole run",
                 *(self.name, num_steps, self.schedule),
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Position and schedule as plain data, which ``torch.load(weights_only=True)`` reads."""
+        """Return position and schedule as plain data for ``torch.load(weights_only=True)``."""
         return {
             **{key: getattr(self, key) for key in _IDENTITY},
             "schedule": self.schedule.to_json(),
@@ -115,22 +119,26 @@ class LRScheduler(torch.optim.lr_scheduler.LRScheduler):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes back to a saved position and sets the values of that moment; the optimiser's state may be loaded before or after.
+        """Restore a saved position and set the values of that step.
+
+        You may load the optimiser's state before or after.
 
         Raises:
-            ScheduleError: it was saved by a scheduler of another schedule, length or option.
+            ScheduleError: the state is from a scheduler with another schedule, length or option.
         """
         missing = {*_IDENTITY, "last_epoch", "step_count"} - set(state_dict)
         if missing:
             raise ScheduleError(
-                f"not the state of a thrifty.torch.LRScheduler: {', '.join(sorted(missing))} missing; load what its "
+                f"not the state of a thrifty.torch.LRScheduler: {', '.join(sorted(missing))} "
+                "missing; load what its "
                 "state_dict() returned"
             )
         saved = {**state_dict, "schedule": schedule_from_json(state_dict["schedule"])}
         for key in _IDENTITY:
             if saved[key] != getattr(self, key):
                 raise ScheduleError(
-                    f"the saved state has {key}={saved[key]!r}, this scheduler {key}={getattr(self, key)!r}; make it as it was "
+                    f"the saved state has {key}={saved[key]!r}, this scheduler "
+                    f"{key}={getattr(self, key)!r}; make it as it was "
                     "when saved, or do not load the state to begin anew"
                 )
         self.last_epoch = state_dict["last_epoch"]
@@ -143,7 +151,7 @@ class LRScheduler(torch.optim.lr_scheduler.LRScheduler):
         if not self.relative:
             return [value] * len(groups)
         key = f"initial_{self.name}"
-        for group in groups:  # also those that were added meanwhile
+        for group in groups:  # includes groups that were added later
             group.setdefault(key, _plain(_read(group, self._option, self._index)))
         return [value * group[key] for group in groups]
 
@@ -171,14 +179,16 @@ class LRScheduler(torch.optim.lr_scheduler.LRScheduler):
         for number, group in enumerate(optimizer.param_groups):
             if self.relative and f"initial_{self.name}" not in group:
                 raise ScheduleError(
-                    f"last_step with relative=True: parameter group {number} has no 'initial_{self.name}', so nobody knows what "
-                    "it had at first; load the optimiser's state before, or leave last_step out and use load_state_dict"
+                    f"last_step with relative=True: parameter group {number} has no "
+                    f"'initial_{self.name}', so nobody knows what "
+                    "it had at first; load the optimiser's state before, or leave last_step "
+                    "out and use load_state_dict"
                 )
-            group.setdefault("initial_lr", group["lr"])  # torch insists on it
+            group.setdefault("initial_lr", group["lr"])  # torch requires it
 
 
 def _parsed(name: str) -> tuple[str, int | None]:
-    """``"betas[0]"`` as ``("betas", 0)``, ``"lr"`` as ``("lr", None)``."""
+    """Parse ``"betas[0]"`` into ``("betas", 0)``, and ``"lr"`` into ``("lr", None)``."""
     found = re.fullmatch(r"(\w+)(?:\[(\d+)\])?", name)
     if not found:
         raise ScheduleError(
@@ -203,7 +213,8 @@ def _check_options(optimizer: torch.optim.Optimizer, option: str, index: int | N
             which = option if index is None else f"{option}[{index}]"
             known = ", ".join(sorted(key for key in group if key != "params"))
             raise ScheduleError(
-                f"{type(optimizer).__name__} has no option {which!r} in parameter group {number}; it has {known}"
+                f"{type(optimizer).__name__} has no option {which!r} in parameter group "
+                f"{number}; it has {known}"
             ) from None
 
 

@@ -1,4 +1,4 @@
-"""The routes: parameters within limits, answers from the desk, nothing that writes."""
+"""The API routes: bounded parameters, read-only responses."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _NONE: Responses = {
 }
 
 router = APIRouter(prefix="/api", responses=_ALWAYS)
-"""All of the API; what it answers from is the application's ``state.desk``."""
+"""All routes of the API. They use the application's ``state.desk``."""
 
 _study = APIRouter(prefix="/studies/{study}", responses=_NONE)
 
 
 class CurvesQuery(BaseModel):
-    """Which learning curves."""
+    """Selection of learning curves."""
 
     metric: Annotated[str | None, Field(max_length=200)] = None
     best: Annotated[int, Field(ge=0, le=200)] = 50
@@ -52,7 +52,7 @@ class CurvesQuery(BaseModel):
 
 
 class WorkersQuery(BaseModel):
-    """Which stages."""
+    """Selection of stages."""
 
     since: Moment = None
     until: Moment = None
@@ -60,7 +60,7 @@ class WorkersQuery(BaseModel):
 
 
 class TrialsQuery(BaseModel):
-    """Which trials, in which order."""
+    """Selection and order of trials."""
 
     state: Annotated[list[State] | None, Field(max_length=5)] = None
     text: Annotated[str, Field(max_length=200)] = ""
@@ -74,25 +74,25 @@ class TrialsQuery(BaseModel):
 
 @router.get("/revision", response_model=models.Revision)
 def revision(request: Request, desk: AtDesk) -> Response:
-    """Changes whenever something is written."""
+    """Return a revision that changes whenever something is written."""
     return desk.revision(request)
 
 
 @router.get("/studies", response_model=models.StudyList)
 def study_list(request: Request, desk: AtDesk) -> Response:
-    """All studies."""
+    """Return all studies."""
     return desk.answer(request, ("studies",), lambda: studies.study_list(desk.views))
 
 
 @_study.get("/revision", response_model=models.Revision)
 def study_revision(asked: AboutStudy) -> Response:
-    """Changes whenever something is written about a study."""
+    """Return a revision that changes whenever something is written about a study."""
     return asked.desk.revision(asked.request, asked.study)
 
 
 @_study.get("", response_model=models.StudyDetail)
 def study_detail(asked: AboutStudy) -> Response:
-    """One study: what it is, and how it stands."""
+    """Return one study: its definition and its current status."""
     return asked.answer(("detail",), studies.detail)
 
 
@@ -100,7 +100,7 @@ def study_detail(asked: AboutStudy) -> Response:
 def history(
     asked: AboutStudy, limit: Annotated[int, Query(ge=1, le=10_000)] = 2000
 ) -> Response:
-    """Values of trials, and the best so far."""
+    """Return the values of trials and the best so far."""
     return asked.answer(
         ("history", limit), lambda views, view: studies.history(views, view, limit=limit)
     )
@@ -108,7 +108,7 @@ def history(
 
 @_study.get("/curves", response_model=models.Curves)
 def curves(asked: AboutStudy, query: Annotated[CurvesQuery, Query()]) -> Response:
-    """Learning curves of the best trials and some others."""
+    """Return the learning curves of the best trials and some others."""
     metric, best, others = query.metric, query.best, query.others
     return asked.answer(
         ("curves", metric, best, others),
@@ -118,7 +118,7 @@ def curves(asked: AboutStudy, query: Annotated[CurvesQuery, Query()]) -> Respons
 
 @_study.get("/parallel", response_model=models.Parallel)
 def parallel(asked: AboutStudy, limit: Annotated[int, Query(ge=1, le=5000)] = 2000) -> Response:
-    """Trials through their coordinates to the metric."""
+    """Return trials with their coordinates and their metric."""
     return asked.answer(
         ("parallel", limit), lambda views, view: charts.parallel(views, view, limit=limit)
     )
@@ -126,13 +126,13 @@ def parallel(asked: AboutStudy, limit: Annotated[int, Query(ge=1, le=5000)] = 20
 
 @_study.get("/importance", response_model=models.Importance)
 def importance(asked: AboutStudy) -> Response:
-    """Which hyper-parameters matter."""
+    """Return the importance of the hyper-parameters."""
     return asked.answer(("importance",), charts.importance)
 
 
 @_study.get("/forest", response_model=models.Forest)
 def forest(asked: AboutStudy, limit: Annotated[int, Query(ge=1, le=10_000)] = 1500) -> Response:
-    """The stage forest."""
+    """Return the stage forest."""
     return asked.answer(
         ("forest", limit),
         lambda _, view: forests.draw(
@@ -143,7 +143,7 @@ def forest(asked: AboutStudy, limit: Annotated[int, Query(ge=1, le=10_000)] = 15
 
 @_study.get("/workers", response_model=models.Workers)
 def workers(asked: AboutStudy, query: Annotated[WorkersQuery, Query()]) -> Response:
-    """Stages on workers over time."""
+    """Return the stages on workers over time."""
     since, until, limit = query.since, query.until, query.limit
     return asked.answer(
         ("workers", since, until, limit),
@@ -153,7 +153,7 @@ def workers(asked: AboutStudy, query: Annotated[WorkersQuery, Query()]) -> Respo
 
 @_study.get("/trials", response_model=models.Trials)
 def table(asked: AboutStudy, query: Annotated[TrialsQuery, Query()]) -> Response:
-    """A page of the table of trials."""
+    """Return a page of the table of trials."""
     view = asked.desk.study(asked.study)
     sort, order, offset, limit = query.sort, query.order, query.offset, query.limit
     known = {*COLUMNS, *(f"param:{name}" for name in view.spec.get("space", {}))}
@@ -176,7 +176,7 @@ def table(asked: AboutStudy, query: Annotated[TrialsQuery, Query()]) -> Response
 
 @_study.get("/trials/{number}", response_model=models.Trial)
 def trial(asked: AboutStudy, number: TrialNumber) -> Response:
-    """One trial."""
+    """Return one trial."""
 
     def make(views: Views, view: StudyView) -> models.Trial:
         row = views.trials.get(view.id, number)
@@ -191,7 +191,7 @@ router.include_router(_study)
 
 
 def _forest(desk: Desk, view: StudyView) -> forests.StageForest:
-    """Drawn, and asked by the pages of trials: made once for both."""
+    """Return the stage forest, cached for both the drawing and the pages of trials."""
     kept = desk.cache.get(
         ("forest", view.id),
         stamp=desk.stamp(view.id),

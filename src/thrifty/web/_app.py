@@ -1,4 +1,4 @@
-"""The application: the API, the page, and what happens when the database cannot be read."""
+"""The web application: the API, the page, and the response when the database cannot be read."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from ._pace import Pace
 
 STATIC = Path(__file__).with_name("static")
 THREADS = 4
-"""How many questions are put to the database at once: readers wait rather than slow a study down."""
+"""Maximum number of concurrent database queries: readers wait rather than slow a study down."""
 
 
 def application(views: Views, *, token: str | None, only_here: bool, cache: Cache) -> FastAPI:
-    """The whole dashboard on a database; ``cache`` says how often answers are made again."""
+    """Return the dashboard of a database; ``cache`` decides how often responses are made again."""
 
     @asynccontextmanager
     async def living(_: FastAPI) -> AsyncIterator[None]:
@@ -41,8 +41,9 @@ def application(views: Views, *, token: str | None, only_here: bool, cache: Cach
         title="thrifty dashboard",
         version=version("thrifty"),
         description="Read-only views of studies. Answers carry an ETag; "
-        "X-Revision is that of the moment they were made. X-Ask-Again, with a revision, says in how many seconds to ask again.",
-        docs_url=None,  # those pages load scripts from elsewhere
+        "X-Revision is that of the moment they were made. X-Ask-Again, with a revision, says in "
+        "how many seconds to ask again.",
+        docs_url=None,  # those pages load external scripts
         redoc_url=None,
         lifespan=living,
     )

@@ -1,4 +1,4 @@
-"""Answers that are made once for all readers, and not too often."""
+"""A cache of responses that are made once for all readers, and not too often."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """Something that was made: from which revision, when, and how long that took."""
+    """A cached value with its revision, its time, and the seconds that it took to make.
+
+    Attributes:
+        value: The value.
+        stamp: Revision from which it was made.
+        at: Time at which it was made.
+        cost: Seconds that making it took.
+    """
 
     value: Any
     stamp: str | None
@@ -22,11 +29,12 @@ class Kept:
 
 
 class Cache:
-    """Keeps what was made while its stamp is the present one, and for a little while after.
+    """Caches values while their stamp is current, and for a short time after.
 
-    Readers of a study that is being trained must not take its processor away. So a thing is made again after
-    ``patience_s`` seconds at the soonest, and so rarely that making it takes at most the ``share`` of the time, however
-    many ask; those who ask while it is being made wait for it.
+    Readers of a running study must not take its CPU time. A value is therefore made again after
+    ``patience_s`` seconds at the earliest, and so rarely that making it takes at most ``share`` of
+    the time, independent of the number of readers. Readers that ask while a value is being made
+    wait for it.
 
     >>> cache = Cache(patience_s=60)
     >>> [cache.get("a", stamp=s, make=lambda: f"made of {s}").value for s in "12"]
@@ -50,7 +58,10 @@ class Cache:
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, *, stamp: str | None, make: Callable[[], Any]) -> Kept:
-        """What is kept under a key, made by ``make`` if it is not there or too old; without a stamp only its age counts."""
+        """Return the cached value of a key; call ``make`` if it is missing or too old.
+
+        Without a stamp only the age counts.
+        """
         with self._lock:
             found = self._fresh(key, stamp)
             if found is not None:
@@ -58,7 +69,7 @@ class Cache:
             making = self._making.setdefault(key, threading.Lock())
         with making:
             with self._lock:
-                found = self._fresh(key, stamp)  # somebody else was quicker
+                found = self._fresh(key, stamp)  # another thread may have made it
             if found is not None:
                 return found
             return self._make(key, stamp=stamp, make=make)
@@ -93,7 +104,7 @@ class Cache:
 
 
 def etag(body: bytes) -> str:
-    """A name for a body: equal bodies have equal ones.
+    """Return the ETag of a body: equal bodies have equal tags.
 
     >>> etag(b"a") == etag(b"a"), etag(b"a") == etag(b"b")
     (True, False)

@@ -1,4 +1,4 @@
-"""Answers that are drawn: thinned out so that a page stays quick whatever the study's size."""
+"""Chart data, subsampled so that a page stays fast for studies of any size."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_STAGES = 50_000
 def curves(
     views: Views, view: StudyView, *, metric: str | None, best: int, others: int
 ) -> models.Curves:
-    """The learning curves of the best trials and of some others."""
+    """Return the learning curves of the best trials and of some others."""
     top = list(views.samples.best(view.id, mode=view.modes[0], limit=best)) if best else []
     known = {row.number for row in top}
     rest = list(views.samples.some(view.id, limit=others)) if others else []
@@ -59,7 +59,7 @@ def curves(
 
 
 def parallel(views: Views, view: StudyView, *, limit: int) -> models.Parallel:
-    """Trials through their coordinates to the metric, evenly over the ranks of their values."""
+    """Return trials with coordinates and metric, spread evenly over the ranks of their values."""
     rows = [
         row
         for row in views.samples.spread(view.id, limit=limit)
@@ -88,10 +88,10 @@ def parallel(views: Views, view: StudyView, *, limit: int) -> models.Parallel:
 
 
 def importance(views: Views, view: StudyView) -> models.Importance:
-    """What makes trials differ, at the largest epoch that enough of them have passed."""
+    """Return the importance of coordinates at the largest epoch that enough trials have passed."""
     metric = view.metrics[0]
     levels = views.samples.levels(view.id)
-    # nobody knows yet how many coordinates there are: those of the space are a first guess
+    # The number of coordinates is not known yet, so estimate it by the size of the space.
     needed = max(_FEWEST_TRIALS, 2 + len(view.spec.get("space", {})))
     epoch = _common_epoch(levels, needed=needed)
     found = (
@@ -117,7 +117,7 @@ def importance(views: Views, view: StudyView) -> models.Importance:
 
 
 def forest(views: Views, view: StudyView) -> StageForest:
-    """The stages of a study, not yet drawn."""
+    """Return the stages of a study, without layout."""
     return stage_forest(
         views.plans.tree(view.plan), views.plans.ends(view.id), mode=view.modes[0]
     )
@@ -131,7 +131,7 @@ def workers(
     until: float | None,
     limit: int,
 ) -> models.Workers:
-    """Who trained what when."""
+    """Return which worker trained which stage when."""
     extent = views.plans.extent(view.plan)
     total, rows = views.plans.stages(view.plan, since=since, until=until, limit=_MOST_STAGES)
     longest = {row.id for row in sorted(rows, key=lambda row: -row.seconds)[:limit]}
@@ -178,7 +178,10 @@ def _worker(name: str, rows: Sequence[Any], *, shown: Collection[int]) -> models
 
 
 def _common_epoch(levels: Sequence[tuple[int, int]], *, needed: int) -> int:
-    """The largest epoch that so many trials have passed; else the first that anyone stands at; 0: there is none."""
+    """Return the largest epoch that ``needed`` trials have passed.
+
+    Otherwise return the first epoch that any trial stands at, or 0 if there is none.
+    """
     passed = 0
     for epoch, number in reversed(levels):
         passed += number
@@ -193,7 +196,7 @@ def _mode_of(view: StudyView, metric: str) -> str:
 
 
 def _natural(name: str) -> tuple[tuple[int, int | str], ...]:
-    """Worker 10 after worker 9."""
+    """Return a sort key that puts worker 10 after worker 9."""
     parts: list[str] = []
     for char in name:
         if parts and parts[-1][-1].isdecimal() == char.isdecimal():

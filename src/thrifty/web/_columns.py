@@ -1,4 +1,4 @@
-"""Configurations as columns of numbers and categories, schedules taken apart into their fields."""
+"""Configurations as columns of numbers and categories, with schedules split into their fields."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from ._models import finite
 Scalar = float | int | str | bool | None
 _MAX_LABELS = 24
 _LOG_FROM = 50.0
-"""Positive numbers whose largest is so many times the smallest are shown on a logarithmic axis."""
+"""Ratio of largest to smallest from which positive numbers get a logarithmic axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One coordinate: ``values`` are numbers, or places in ``labels``; None where a trial does not have it."""
+    """One coordinate of the configurations.
+
+    ``values`` are numbers or indices into ``labels``; None where a trial does not have the
+    coordinate.
+    """
 
     name: str
     labels: tuple[str, ...]
@@ -30,7 +34,7 @@ class Column:
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Scalar]:
-    """A configuration, as JSON has it, as named scalars.
+    """Return a JSON configuration as named scalars.
 
     >>> from thrifty.space import Cosine, config_to_json
     >>> flatten(config_to_json({"lr": Cosine(0.1), "width": 64}))["lr"]
@@ -43,11 +47,15 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Scalar]:
 
 
 def columns(configs: Sequence[Mapping[str, Any]]) -> list[Column]:
-    """The coordinates in which configurations differ, in the order in which they first appear.
+    """Return the coordinates in which configurations differ, in order of first appearance.
 
-    A part of a schedule that is the same in all schedules of a kind says no more than the kind, and is left out.
+    A part of a schedule that is equal in all schedules of a kind adds nothing to the kind, so it is
+    left out.
 
-    >>> [(c.name, c.labels, c.values) for c in columns([{"a": 1, "b": "x"}, {"a": 1, "b": "y"}])]
+    >>> [
+    ...     (c.name, c.labels, c.values)
+    ...     for c in columns([{"a": 1, "b": "x"}, {"a": 1, "b": "y"}])
+    ... ]
     [('b', ('x', 'y'), (0.0, 1.0))]
     """
     flat = [flatten(config) for config in configs]
@@ -61,7 +69,7 @@ def columns(configs: Sequence[Mapping[str, Any]]) -> list[Column]:
 
 
 def _follows(name: str, values: Sequence[Scalar], flat: Sequence[Mapping[str, Scalar]]) -> bool:
-    """Whether there is one value, and what the schedule is says whether it is there."""
+    """Return whether a column has one value, present or missing depending only on the schedule."""
     if len({repr(value) for value in values if value is not None}) > 1 or "." not in name:
         return False
     kinds = [each.get(name.rpartition(".")[0]) for each in flat]
@@ -70,7 +78,7 @@ def _follows(name: str, values: Sequence[Scalar], flat: Sequence[Mapping[str, Sc
 
 
 def texts(config: Mapping[str, Any]) -> dict[str, str]:
-    """Hyper-parameters as one would write them; what cannot be read is shown as JSON has it.
+    """Return hyper-parameters in readable form; unreadable ones as they are in the JSON.
 
     >>> texts({"lr": 0.1, "layers": [1, 2]})
     {'lr': '0.1', 'layers': '(1, 2)'}
@@ -108,7 +116,7 @@ def _column(name: str, values: Sequence[Scalar]) -> Column:
         )
         log = low > 0 and high / low >= _LOG_FROM
         return Column(name=name, labels=(), log=log, values=given)
-    # the most frequent are named, the rest is one
+    # Keep the most frequent labels, and combine the others.
     often = Counter(map(str, present)).most_common()
     labels = [label for label, _ in often[:_MAX_LABELS]]
     if len(often) > _MAX_LABELS:

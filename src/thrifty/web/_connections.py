@@ -1,7 +1,7 @@
-"""Connections that do not wait for ever: time limits, and room for new ones.
+"""Connections with time limits, and a limit on their number.
 
-Whoever opens a connection and sends nothing, or a letter now and then, or does not read the answer, is
-cut off. So a few slow or hostile readers cannot keep everybody else out.
+A connection is closed if it sends no request, sends one too slowly, or does not read the response.
+A few slow or hostile clients therefore cannot lock out the others.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
 REQUEST_S = 10.0
-"""How long a whole request may take to come, from its first byte or from the opening of its connection."""
+"""Maximum seconds for a whole request, from its first byte or the start of its connection."""
 ANSWER_S = 60.0
-"""How long an answer may take to be made and read."""
+"""Maximum seconds for a response to be made and read."""
 MOST = 512
-"""How many connections there may be. With more, those that have waited longest for a request are closed."""
+"""Maximum number of connections. Beyond it, the longest-idle ones are closed."""
 
 
 class Connection(H11Protocol):
-    """A connection of uvicorn's with time limits."""
+    """A uvicorn connection with time limits."""
 
     _timer: asyncio.TimerHandle | None = None
     _limited = ""
@@ -31,7 +31,7 @@ class Connection(H11Protocol):
     def connection_made(  # type: ignore[override]
         self, transport: asyncio.Transport
     ) -> None:
-        """Note a new connection; one too many has to find room."""
+        """Register a new connection; beyond the maximum, close another one or reject it."""
         super().connection_made(transport)
         self._quiet_since = time.monotonic()
         if len(self.connections) > MOST and not self._find_room():
@@ -40,17 +40,17 @@ class Connection(H11Protocol):
         self._limit("request")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Release the timer of a closed connection."""
         self._limit("")
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take in a part of a request, or several."""
+        """Receive a part of a request, or several requests."""
         super().data_received(data)
         self._watch()
 
     def on_response_complete(self) -> None:
-        """An answer is out; perhaps a part of the next request has come already."""
+        """Set the next time limit after a response; part of the next request may have arrived."""
         super().on_response_complete()
         self._quiet_since = time.monotonic()
         self._watch()
@@ -61,13 +61,14 @@ class Connection(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _watch(self) -> None:
-        """Choose the time limit for what the connection is at."""
+        """Choose the time limit for the connection's current state."""
         if self.transport.is_closing():
             self._limit("")
         elif not self.is_quiet:
             self._limit("answer")
         elif self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
-            # uvicorn's own limit for idle connections holds, unless this one has never asked
+            # uvicorn's own limit for idle connections applies, unless this one has sent no request
+            # yet.
             self._limit("request" if self.cycle is None else "")
         else:
             self._limit("request")
@@ -84,7 +85,7 @@ class Connection(H11Protocol):
             self._timer = self.loop.call_later(after_s, self.transport.abort)
 
     def _find_room(self) -> bool:
-        """Close the connection that has been quiet longest; False: all others are at work."""
+        """Close the connection that has been idle longest; return False if all others are busy."""
         quiet = [
             each
             for each in self.connections

@@ -1,4 +1,4 @@
-"""Where answers come from: the database, through the cache, with what browsers keep."""
+"""API responses, made from the database through the cache, with ETags for browser caching."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ StudyId = Annotated[int, Path(ge=1, le=LARGEST, description="number of a study")
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """Where answers come from."""
+    """Makes the responses of the API."""
 
     views: Views
     cache: Cache
     pace: Pace
 
     def stamp(self, study: int | None = None) -> str:
-        """The present revision.
+        """Return the current revision.
 
         Raises:
-            HTTPException: there is no such study.
+            HTTPException: The study does not exist.
         """
         found = self.cache.get(
             ("stamp", study), stamp=None, make=lambda: self.views.studies.stamp(study)
@@ -42,10 +42,10 @@ class Desk:
         return str(found)
 
     def study(self, study: int) -> StudyView:
-        """The study as it stands.
+        """Return the current view of the study.
 
         Raises:
-            HTTPException: there is no such study.
+            HTTPException: The study does not exist.
         """
         stamp = self.stamp(study)
         kept = self.cache.get(
@@ -64,7 +64,7 @@ class Desk:
         *,
         study: int | None = None,
     ) -> Response:
-        """An answer as it was sent last, where nothing has changed since; 304 if the reader has it."""
+        """Return a response, from the cache if unchanged; 304 if the client's copy is current."""
         kept = self.cache.get(
             ("answer", study, *key), stamp=self.stamp(study), make=lambda: _body(make())
         )
@@ -76,7 +76,7 @@ class Desk:
         return Response(body, media_type="application/json", headers=headers)
 
     def revision(self, request: Request, study: int | None = None) -> Response:
-        """The present revision, which open pages ask for in a loop, and when to ask again."""
+        """Return the current revision, which open pages poll, and when to poll again."""
         stamp = self.stamp(study)
         response = self.answer(
             request, ("revision",), lambda: models.Revision(revision=stamp), study=study
@@ -87,7 +87,7 @@ class Desk:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request about a study, and the desk that answers it."""
+    """A request about a study, with the service that answers it."""
 
     desk: Desk
     request: Request
@@ -96,10 +96,10 @@ class Question:
     def answer(
         self, key: tuple[Any, ...], make: Callable[[Views, StudyView], BaseModel]
     ) -> Response:
-        """What is made from the study as it stands, as ``Desk.answer`` sends it.
+        """Make a response from the current study; see ``Desk.answer``.
 
         Raises:
-            HTTPException: there is no such study.
+            HTTPException: The study does not exist.
         """
         view = self.desk.study(self.study)
         return self.desk.answer(
@@ -107,7 +107,7 @@ class Question:
         )
 
 
-# not plain functions: those would wait for a thread
+# These are coroutines because FastAPI would run plain functions in a thread.
 async def _at_the_desk(request: Request) -> Desk:
     desk: Desk = request.app.state.desk
     return desk

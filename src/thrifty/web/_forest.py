@@ -1,7 +1,7 @@
-"""The stage forest of one study, from rows alone: what is shared by how many trials, and where it is drawn.
+"""The stage forest of one study, computed from database rows: shared stages and their layout.
 
-``plan.stage_forest`` says the same of a plan in memory (a test holds the two together); a plan of 100,000 trials
-would take seconds to rebuild.
+``plan.stage_forest`` does the same for a plan in memory (a test checks that they agree). Rebuilding
+a plan of 100,000 trials would take seconds.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from . import _models as models
 
 
 _SOME = 6
-"""How many trials of a stage are named."""
+"""Number of listed trials of a stage."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Cut:
-    """An epoch of a node at which trials end or branch off: how many pass it, and what the best of them came to."""
+    """An epoch of a node at which trials end or branch off.
+
+    It holds the number of trials that pass it, and the best score among them.
+    """
 
     trials: int = 0
     failed: int = 0
@@ -30,9 +33,10 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Epochs ``start + 1 .. stop`` of a node; ``parent`` is a place in the list of stages.
+    """Epochs ``start + 1 .. stop`` of a node; ``parent`` is an index into the list of stages.
 
-    ``score`` is the best value of the trials that pass (higher is better), ``first`` those that end here.
+    ``score`` is the best value of the trials that pass (higher is better), ``first`` lists trials
+    that end here.
     """
 
     parent: int | None
@@ -48,7 +52,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageForest:
-    """All stages, parents before their children; ``at`` finds one by its node and last epoch."""
+    """All stages, parents before children; ``at`` finds a stage by its node and last epoch."""
 
     stages: Sequence[Stage]
     at: Mapping[tuple[int, int], int]
@@ -56,7 +60,7 @@ class StageForest:
     children: Mapping[int, Sequence[int]]
 
     def path(self, node: int, stop: int) -> list[int]:
-        """The stages that lead to an epoch of a node, the first one first."""
+        """Return the stages that lead to an epoch of a node, in order."""
         out: list[int] = []
         place = self.at.get((node, stop))
         while place is not None:
@@ -65,7 +69,7 @@ class StageForest:
         return out[::-1]
 
     def some_trials(self, place: int, *, limit: int) -> list[int]:
-        """A few of the trials that pass a stage."""
+        """Return some of the trials that pass a stage."""
         found: list[int] = []
         stack = [place]
         while stack and len(found) < limit:
@@ -76,9 +80,9 @@ class StageForest:
 
 
 def stage_forest(tree: Iterable[Any], ends: Iterable[Any], *, mode: str) -> StageForest:
-    """Cuts the nodes of a plan wherever trials of a study end or branch off.
+    """Cut the nodes of a plan wherever trials of a study end or branch off.
 
-    ``tree`` and ``ends`` are what ``store.Views`` gives under these names.
+    ``tree`` and ``ends`` are the results of the ``store.Views`` methods of these names.
     """
     sign = -1.0 if mode == "min" else 1.0
     nodes = {row.node: (row.parent, row.start, row.last or 0) for row in tree}
@@ -112,7 +116,10 @@ def stage_forest(tree: Iterable[Any], ends: Iterable[Any], *, mode: str) -> Stag
 
 
 def draw(forest: StageForest, *, metric: str, limit: int) -> models.Forest:
-    """The stages with the most trials (of equals the best ones), their ancestors always among them, on rows."""
+    """Lay out the stages with the most trials, including all their ancestors, on rows.
+
+    Among stages with equally many trials, the best ones are shown.
+    """
     stages = forest.stages
     ranked = sorted(range(len(stages)), key=lambda i: (-stages[i].trials, -stages[i].score, i))
     shown = set(ranked[:limit])
@@ -176,7 +183,10 @@ def _score(row: Any, sign: float) -> float:
 
 
 def _pass_on(nodes: Nodes, cuts: dict[int, dict[int, Cut]], node: int) -> None:
-    """Trials that pass a cut pass all those before it, and those of the parent; children come after their parents."""
+    """Add the trials of a cut to all cuts before it and to the parent's cut.
+
+    Process children before their parents, so that the counts are complete.
+    """
     parent, start, _ = nodes[node]
     total = Cut()
     for epoch in sorted(cuts[node], reverse=True):
@@ -206,7 +216,7 @@ def _stage(
 
 
 def _left_out(stages: Sequence[Stage], shown: set[int]) -> dict[int | None, _Rest]:
-    """What is not shown, by the last stage before it that is."""
+    """Return the stages not shown, grouped by their last ancestor that is shown."""
     under: dict[int, int | None] = {}
     out: dict[int | None, _Rest] = {}
     for index, stage in enumerate(stages):
@@ -224,7 +234,7 @@ def _left_out(stages: Sequence[Stage], shown: set[int]) -> dict[int | None, _Res
 def _layout(
     forest: StageForest, shown: set[int], left_out: Mapping[int | None, _Rest]
 ) -> tuple[dict[int, float], dict[int, float], dict[int | None, float], float]:
-    """A row for each leaf, one for what is left out; a stage spans the rows of what follows it."""
+    """Assign a row to each leaf and one to omitted stages; a stage spans its descendants' rows."""
     below: dict[int | None, list[int]] = {}
     for index in sorted(shown):
         below.setdefault(forest.stages[index].parent, []).append(index)

@@ -1,4 +1,4 @@
-"""Who may come in, and what a browser may do with what it gets."""
+"""Access control and security headers of the dashboard."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ HEADERS = {
 
 
 class Gate:
-    """Around the whole application: the Host header, the token, and the headers of every answer.
+    """Middleware that checks the Host header and the token, and sets the headers of every response.
 
-    ``only_here`` refuses every Host but this machine's own names, so that a page elsewhere whose name was
-    rebound to the loopback address reads nothing. With a ``token`` a first request to ``/?token=...`` gets a cookie;
-    programs send it as a bearer.
+    ``only_here`` rejects every Host except this machine's own names. Thus a foreign page whose name
+    was rebound to the loopback address (DNS rebinding) can read nothing. With a ``token``, a first
+    request to ``/?token=...`` sets a cookie, and programs send the token as a bearer token.
     """
 
     def __init__(self, app: ASGIApp, *, token: str | None, only_here: bool) -> None:
@@ -44,7 +44,7 @@ class Gate:
         self._only_here = only_here
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """An ASGI application."""
+        """Handle a request as an ASGI application."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -65,7 +65,10 @@ class Gate:
         elif self._introduced(scope):
             await _let_in(with_headers, _cookie_name(scope), self._token)
         else:
-            said = "the token is missing or wrong; open the address that `thrifty dashboard` printed"
+            said = (
+                "the token is missing or wrong; open the address that "
+                "`thrifty dashboard` printed"
+            )
             await _refuse(
                 with_headers, 401, detail=said, headers=[(b"www-authenticate", b"Bearer")]
             )
@@ -74,7 +77,7 @@ class Gate:
         kind, _, given = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and self._same(given.strip()):
             return True
-        # taken apart by hand: an odd cookie of another program on this host must not hide ours
+        # Parse by hand: another program's invalid cookie on this host must not hide ours.
         pairs = (part.strip().partition("=") for part in headers.get("cookie", "").split(";"))
         return any(n == _cookie_name(scope) and self._same(value) for n, _, value in pairs)
 
@@ -86,12 +89,12 @@ class Gate:
 
     def _same(self, given: str) -> bool:
         assert self._token is not None
-        # bytes: texts with other letters than ASCII cannot be compared
+        # Compare bytes, because compare_digest accepts only ASCII in strings.
         return secrets.compare_digest(given.encode(), self._token.encode())
 
 
 def is_here(host: str) -> bool:
-    """Whether a name or an address is this machine's loopback.
+    """Return whether a name or an address is this machine's loopback.
 
     >>> [is_here(host) for host in ("localhost", "127.0.0.1", "::1", "0.0.0.0", "evil.example")]
     [True, True, True, False, False]
@@ -105,14 +108,14 @@ def is_here(host: str) -> bool:
 
 
 def _host(header: str) -> str:
-    """A Host header without its port."""
+    """Return a Host header without its port."""
     if header.startswith("["):
         return header[1:].partition("]")[0]
     return header.partition(":")[0]
 
 
 def _cookie_name(scope: Scope) -> str:
-    # cookies do not tell ports apart, and there may be several dashboards
+    # Cookies do not distinguish ports, and several dashboards may run on this host.
     server = scope.get("server") or ("", 0)
     return f"thrifty_{server[1]}"
 

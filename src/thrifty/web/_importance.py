@@ -1,4 +1,4 @@
-"""How much of the metric's variance each coordinate explains alone, quickly and without a model."""
+"""Share of the metric's variance that each coordinate explains alone, without a model."""
 
 from __future__ import annotations
 
@@ -17,19 +17,23 @@ Values = npt.NDArray[np.float64]
 def shares(
     columns: Sequence[Column], values: Sequence[float], *, mode: str
 ) -> dict[str, float]:
-    """The share of each coordinate in the variance of the metric, the largest first.
+    """Return the share of each coordinate in the variance of the metric, the largest first.
 
-    One-way analysis of variance: numbers are cut into bins with equally many trials, categories are groups as
-    they are, trials without the coordinate a group of their own. The shares are epsilon squared (Kelley, 1935), which takes away what
-    groups of random numbers would explain, so they need not add up to one. Values that are worse by far than most count only as
-    bad as the worst of the others. ``Study.importance`` (fANOVA) looks deeper and takes longer.
+    This is a one-way analysis of variance. Numbers are cut into bins of equally many trials, each
+    category is a group, and trials without the coordinate form their own group. The shares are
+    epsilon squared (Kelley, 1935), which subtracts what groups of random numbers would explain, so
+    they need not add up to one. Values that are far worse than most are clipped to the worst of the
+    others. ``Study.importance`` (fANOVA) is more thorough and takes longer.
 
     >>> grid = [(a, b) for a in range(8) for b in range(8)]
     >>> axes = [
     ...     Column(name="a", labels=(), log=False, values=tuple(float(a) for a, _ in grid)),
     ...     Column(name="b", labels=(), log=False, values=tuple(float(b) for _, b in grid)),
     ... ]
-    >>> {n: round(share, 1) for n, share in shares(axes, [float(a) for a, _ in grid], mode="max").items()}
+    >>> {
+    ...     n: round(share, 1)
+    ...     for n, share in shares(axes, [float(a) for a, _ in grid], mode="max").items()
+    ... }
     {'a': 1.0, 'b': 0.0}
     """
     y = _tamed(np.asarray(values, float), mode=mode)
@@ -51,7 +55,7 @@ def _share(groups: npt.NDArray[np.intp], y: Values, *, total: float) -> float:
 
 
 def _groups(column: Column) -> npt.NDArray[np.intp]:
-    """Which group each trial is in, numbered from 0 without gaps."""
+    """Return the group of each trial, numbered from 0 without gaps."""
     x = np.array([np.nan if v is None else v for v in column.values], float)
     known = ~np.isnan(x)
     if not column.labels and len(np.unique(x[known])) > _NUM_BINS:
@@ -63,7 +67,7 @@ def _groups(column: Column) -> npt.NDArray[np.intp]:
 
 
 def _tamed(values: Values, *, mode: str) -> Values:
-    """The values, those that are worse by far as bad as the worst of the others (Tukey's outer fence)."""
+    """Clip values that are far worse to the worst of the others (Tukey's outer fence)."""
     if not len(values):
         return values
     sign = -1.0 if mode == "min" else 1.0

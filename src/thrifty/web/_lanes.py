@@ -1,4 +1,4 @@
-"""Stages that a worker trained at the same time, side by side: packs."""
+"""Lanes for the stages that a worker trained at the same time, as packs."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from dataclasses import dataclass
 
 
 _TOUCHING_S = 1e-3
-"""Stages that overlap by less only touch: clocks are read one after the other."""
+"""Stages that overlap by less only touch, because clocks are read one after the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """Where a stage is drawn, and of how many its pack is."""
+    """The lane in which a stage is drawn, and the size of its pack."""
 
     lane: int
     pack: int
 
 
 def lanes(spans: Sequence[tuple[float, float]]) -> list[Lane]:
-    """A lane for each span ``(began, ended)`` of one worker, the first that is free; spans are in order.
+    """Return a lane for each span ``(began, ended)`` of one worker: the first that is free.
 
-    A pack is what hangs together by overlapping; its size is how many lanes it needs.
+    Spans must be in order. A pack is a set of spans connected by overlaps, and its size is the
+    number of lanes that it needs.
 
     >>> [(each.lane, each.pack) for each in lanes([(0, 2), (0, 2), (2, 3)])]
     [(0, 2), (1, 2), (0, 1)]
@@ -45,7 +46,7 @@ def lanes(spans: Sequence[tuple[float, float]]) -> list[Lane]:
 
 
 def busy(spans: Sequence[tuple[float, float]]) -> float:
-    """Seconds in which at least one of the spans is; spans are in the order of their beginnings.
+    """Return the seconds covered by at least one span; spans must be sorted by beginning.
 
     >>> busy([(0, 2), (1, 3), (5, 6)])
     4.0

@@ -1,4 +1,4 @@
-"""What the API answers: the schema at ``/openapi.json`` is made from these."""
+"""Response models of the API, from which the schema at ``/openapi.json`` is generated."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 Number = float | None
-"""A finite number; null for what is missing, infinite or not a number."""
+"""A finite number; null if it is missing, infinite or NaN."""
 
 
 class Answer(BaseModel):
-    """Base of all answers."""
+    """Base class of all responses."""
 
     model_config = ConfigDict(frozen=True)
 
 
 class Problem(Answer):
-    """Why there is no answer."""
+    """Reason of an error response."""
 
     detail: str
 
 
 class Revision(Answer):
-    """Changes whenever something is written."""
+    """A revision, which changes whenever something is written."""
 
     revision: str
 
 
 class Saving(Answer):
-    """Epochs that trials reached, that were trained for them, and the difference."""
+    """Epochs that trials reached, epochs that were trained for them, and the difference."""
 
     reached: int
     trained: int
@@ -39,7 +39,7 @@ class Saving(Answer):
 
 
 class StudyCard(Answer):
-    """A study at a glance."""
+    """Summary of a study."""
 
     id: int
     name: str
@@ -64,14 +64,14 @@ class StudyList(Answer):
 
 
 class Parameter(Answer):
-    """A hyper-parameter, and where its values come from."""
+    """A hyper-parameter and its domain."""
 
     name: str
     domain: str
 
 
 class StudyDetail(Answer):
-    """One study: what it is, and how it stands."""
+    """One study: its definition and its current status."""
 
     study: StudyCard
     algorithm: str
@@ -83,7 +83,7 @@ class StudyDetail(Answer):
 
 
 class History(Answer):
-    """Values of trials by number, and the best so far; thinned out where there are many."""
+    """Values of trials by number, and the best so far; subsampled if there are many."""
 
     metric: str
     mode: str
@@ -96,7 +96,7 @@ class History(Answer):
 
 
 class Curve(Answer):
-    """A metric after some epochs of one trial."""
+    """A metric of one trial over its epochs."""
 
     trial: int
     state: str
@@ -106,7 +106,7 @@ class Curve(Answer):
 
 
 class Curves(Answer):
-    """Learning curves: the best trials and some others."""
+    """Learning curves of the best trials and some others."""
 
     metric: str
     mode: str
@@ -126,7 +126,7 @@ class Axis(Answer):
 
 
 class Parallel(Answer):
-    """Trials as lines through axes; a row is values by axis, then the metric."""
+    """Trials as lines through axes. A row holds the values by axis, then the metric."""
 
     metric: str
     mode: str
@@ -137,14 +137,14 @@ class Parallel(Answer):
 
 
 class Share(Answer):
-    """How much of the metric's variance a coordinate explains alone."""
+    """Share of the metric's variance that a coordinate explains alone."""
 
     name: str
     share: float
 
 
 class Importance(Answer):
-    """Which hyper-parameters matter, at an epoch that enough trials have passed."""
+    """Importance of the hyper-parameters, at an epoch that enough trials have passed."""
 
     metric: str
     epoch: int
@@ -154,7 +154,7 @@ class Importance(Answer):
 
 
 class ForestStage(Answer):
-    """Epochs ``start + 1 .. stop`` that were trained once; drawn on rows ``top .. bottom``."""
+    """Epochs ``start + 1 .. stop`` that were trained once, drawn on rows ``top .. bottom``."""
 
     id: int
     parent: int | None
@@ -183,7 +183,7 @@ class More(Answer):
 
 
 class Forest(Answer):
-    """The stage forest of a study, the stages with the most trials first."""
+    """The stage forest of a study, reduced to the stages with the most trials."""
 
     metric: str
     mode: str
@@ -196,7 +196,7 @@ class Forest(Answer):
 
 
 class WorkerStage(Answer):
-    """A worker was busy with a stage; stages at the same time are a pack, and each has a lane."""
+    """A stage on a worker. Stages at the same time form a pack, and each has a lane."""
 
     id: int
     node: int
@@ -211,7 +211,7 @@ class WorkerStage(Answer):
 
 
 class WorkerRow(Answer):
-    """What one worker did."""
+    """The stages of one worker."""
 
     name: str
     lanes: int
@@ -222,7 +222,7 @@ class WorkerRow(Answer):
 
 
 class Workers(Answer):
-    """Stages of the study's plan on workers over time; the longest, where there are many."""
+    """Stages of the study's plan on workers over time; only the longest if there are many."""
 
     began: Number
     ended: Number
@@ -266,7 +266,7 @@ class Line(Answer):
 
 
 class TrialStage(Answer):
-    """A stage of the trial's path, and some that share it."""
+    """A stage of the trial's path, and some trials that share it."""
 
     node: int
     start: int
@@ -276,7 +276,7 @@ class TrialStage(Answer):
 
 
 class Trial(Answer):
-    """One trial: its schedule, its curves, and whom it shares its training with."""
+    """One trial: its schedule, its curves, and the trials that share its training."""
 
     number: int
     state: str
@@ -295,7 +295,7 @@ class Trial(Answer):
 
 
 def finite(value: Any) -> Number:
-    """A number that JSON can hold, or None.
+    """Return a number that JSON can represent, or None.
 
     >>> finite(1), finite(float("inf")), finite(None), finite("?")
     (1.0, None, None, None)

@@ -1,4 +1,4 @@
-"""When open pages ask again: the more there are, the later each, so that all together cost no more."""
+"""Polling intervals of open pages: they grow with the number of pages, to limit the total cost."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 
 class Pace:
-    """Gives appointments: each page that asks is told when to come back, no two within ``spacing_s``.
+    """Staggers polling: each page is told when to poll again, no two within ``spacing_s``.
 
-    A round of a page costs the server some milliseconds of a processor that training may want. One page comes back after
-    ``least_s`` seconds, two hundred in turns.
+    A poll costs the server some milliseconds of CPU time that training may need. A single page
+    polls again after ``least_s`` seconds; two hundred pages take turns.
 
     >>> pace = Pace(least_s=2, spacing_s=0.5, now=lambda: 0.0)
     >>> [pace.again_s() for _ in range(3)]
@@ -32,7 +32,7 @@ class Pace:
         self._lock = threading.Lock()
 
     def again_s(self) -> float:
-        """In how many seconds the page that asks now shall ask again."""
+        """Return in how many seconds the current client should poll again."""
         with self._lock:
             now = self._now()
             self._last = max(now + self._least, self._last + self._spacing)

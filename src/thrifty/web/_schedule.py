@@ -1,4 +1,4 @@
-"""A configuration drawn: each hyper-parameter over the epochs."""
+"""Plot data of a configuration: each hyper-parameter over the epochs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_STEPS = 8
 
 
 def lines(config: Mapping[str, Any], *, epochs: int) -> list[Line]:
-    """A line for each hyper-parameter of a configuration (as JSON has it), those that move first.
+    """Return a line per hyper-parameter of a JSON configuration, those that change first.
 
     >>> from thrifty.space import Step, config_to_json
     >>> found = lines(config_to_json({"width": 64, "lr": Step(0.5, [2], gamma=0.5)}), epochs=4)
@@ -28,7 +28,7 @@ def lines(config: Mapping[str, Any], *, epochs: int) -> list[Line]:
         timeline = Timeline(read, epochs=max(epochs, 1))
         drawn = [_line(timeline, name, value) for name, value in read.items()]
     except (ThriftyError, TypeError, KeyError, ValueError):
-        # of a kind that this version does not know: shown as it was written
+        # This version does not know the kind: show the value as stored.
         drawn = [_still(name, value) for name, value in config.items()]
     return sorted(drawn, key=lambda line: not line.moves)
 

@@ -1,4 +1,4 @@
-"""Serving the dashboard: where it listens, and who gets in."""
+"""Serving the dashboard: listening address and access token."""
 
 from __future__ import annotations
 
@@ -19,23 +19,28 @@ if TYPE_CHECKING:
 PORT = 8550
 _SHORTEST_TOKEN = 16
 _KEEP_ALIVE_S = 75
-"""How long a silent connection is kept: many times the two seconds between the questions of an open page, which come late when training has the processor."""
+"""Seconds that an idle connection is kept.
+
+This is many times the two seconds between the polls of an open page, because polls come late when
+training uses the CPU.
+"""
 
 
 def create_app(
     url: str, *, token: str | None = None, only_here: bool = True, patience_s: float = 2.0
 ) -> FastAPI:
-    """The dashboard of a database as an ASGI application.
+    """Return the dashboard of a database as an ASGI application.
 
     Args:
-        url: any database address; it is only read.
-        token: what readers must have; None: everybody may read who can connect.
-        only_here: answers only to requests for localhost, whatever the connection.
-        patience_s: how old an answer may be though there is something new.
+        url: Any database address; the database is only read.
+        token: Token that clients need; None: every client that can connect may read.
+        only_here: Whether to answer only requests for localhost, on any connection.
+        patience_s: Maximum age in seconds of a response after the data have changed.
 
     Raises:
-        UsageError: not a database address, a database in memory, or a token that is easily guessed.
-        StudyNotFoundError: there is no such file.
+        UsageError: ``url`` is not a database address or is in memory, or the token is too short or
+            has other characters.
+        StudyNotFoundError: The database file does not exist.
         MissingExtraError: FastAPI is not installed.
 
     >>> import tempfile
@@ -57,10 +62,10 @@ def create_app(
 
 @dataclass(kw_only=True)
 class Server:
-    """A dashboard that listens; ``run`` serves until it is stopped.
+    """A listening dashboard; ``run`` serves until it is stopped.
 
     Attributes:
-        address: what to open in a browser; it contains the token, if there is one.
+        address: URL to open in a browser, including the token if there is one.
     """
 
     app: FastAPI
@@ -69,30 +74,31 @@ class Server:
     _uvicorn: Any = field(default=None, repr=False)
 
     def run(self) -> None:
-        """Serves until Ctrl-C or ``stop``."""
+        """Serve until Ctrl-C or ``stop``."""
         self._uvicorn.run(sockets=[self.socket])
 
     def stop(self) -> None:
-        """Lets ``run`` come to its end; may be called from another thread."""
+        """Make ``run`` return; may be called from another thread."""
         self._uvicorn.should_exit = True
 
 
 def serve(
     url: str, *, host: str = "127.0.0.1", port: int = PORT, token: str | None = None
 ) -> Server:
-    """A dashboard of a database that listens already; call ``run`` on it.
+    """Return a dashboard of a database that already listens; call its ``run``.
 
-    On any address but this machine's own loopback readers need the token; one is made up if none is given.
+    On any address except this machine's own loopback, clients need the token. One is generated if
+    none is given.
 
     Args:
-        url: any database address; it is only read.
-        host: the address to listen on.
-        port: 0 means any that is free.
-        token: at least 16 letters, digits, ``-``, ``_``, ``.`` or ``~``.
+        url: Any database address; the database is only read.
+        host: Address to listen on.
+        port: Port to listen on; 0: any free port.
+        token: At least 16 letters, digits, ``-``, ``_``, ``.`` or ``~``.
 
     Raises:
-        UsageError: an address or port that cannot be listened on, or a reason of ``create_app``.
-        StudyNotFoundError: there is no such file.
+        UsageError: The address or port cannot be used, or for a reason of ``create_app``.
+        StudyNotFoundError: The database file does not exist.
         MissingExtraError: FastAPI or uvicorn is not installed.
     """
     uvicorn = _library("uvicorn")
@@ -138,16 +144,18 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         raise UsageError(
-            f"cannot listen on {host} port {port}: {error.strerror}; give another --port (0: any that is free)"
+            f"cannot listen on {host} port {port}: {error.strerror}; give another --port (0: any "
+            "that is free)"
         ) from None
     return listening
 
 
 def _check_token(token: str | None) -> None:
-    # it becomes part of an address and of a cookie
+    # The token becomes part of a URL and of a cookie.
     if token is not None and not re.fullmatch(rf"[A-Za-z0-9._~-]{{{_SHORTEST_TOKEN},}}", token):
         raise UsageError(
-            f"a token needs at least {_SHORTEST_TOKEN} characters, only letters, digits and - _ . ~; "
+            f"a token needs at least {_SHORTEST_TOKEN} characters, only letters, digits and - _ . "
+            "~; "
             "leave --token out, and one is made up"
         )
 

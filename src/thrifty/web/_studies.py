@@ -1,4 +1,4 @@
-"""Answers about studies as a whole."""
+"""API responses about studies as a whole."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ._models import finite
 
 
 def study_list(views: Views) -> models.StudyList:
-    """All studies."""
+    """Return all studies."""
     return models.StudyList(studies=[card(view) for view in views.studies.list()])
 
 
 def card(view: StudyView) -> models.StudyCard:
-    """A study at a glance."""
+    """Return the summary of a study."""
     return models.StudyCard(
         id=view.id,
         name=view.name,
@@ -39,7 +39,7 @@ def card(view: StudyView) -> models.StudyCard:
 
 
 def detail(views: Views, view: StudyView) -> models.StudyDetail:
-    """One study: what it was made from, and its best trial."""
+    """Return one study: its definition and its best trial."""
     spec = view.spec
     best = None if view.best_trial is None else views.trials.get(view.id, view.best_trial)
     space = spec.get("space", {})
@@ -55,7 +55,10 @@ def detail(views: Views, view: StudyView) -> models.StudyDetail:
 
 
 def history(views: Views, view: StudyView, *, limit: int) -> models.History:
-    """The values of trials and the best so far: all that improve, and of the others so many."""
+    """Return the values of trials and the best so far.
+
+    All improvements are included, and a subsample of about ``limit`` of all trials.
+    """
     found = views.samples.values(view.id)
     sign = -1.0 if view.modes[0] == "min" else 1.0
     best = -math.inf
@@ -79,7 +82,7 @@ def history(views: Views, view: StudyView, *, limit: int) -> models.History:
 
 
 def max_epochs(view: StudyView) -> int | None:
-    """How far a trial of the study may be trained."""
+    """Return the maximum number of epochs of a trial."""
     return _whole(view.spec.get("max_epochs"))
 
 
@@ -88,7 +91,7 @@ def _saving(view: StudyView) -> models.Saving:
     return models.Saving(
         reached=reached,
         trained=trained,
-        # epochs of trials that are under way are trained, but not reached yet
+        # Epochs of running trials are trained, but not yet reached.
         saved=max(0, reached - trained),
         factor=max(1.0, reached / trained) if trained else None,
     )

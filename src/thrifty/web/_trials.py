@@ -1,4 +1,4 @@
-"""Answers about single trials: the table, and a trial's own page."""
+"""API responses about single trials: the table, and a trial's own page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._studies import max_epochs
 
 
 _OTHERS = 8
-"""How many of those that share a stage are named."""
+"""Maximum number of listed trials that share a stage."""
 
 
 def table(
@@ -30,7 +30,7 @@ def table(
     offset: int,
     limit: int,
 ) -> models.Trials:
-    """A page of the table of trials."""
+    """Return a page of the table of trials."""
     rows = views.trials.page(view.id, which, sort=sort, order=order, offset=offset, limit=limit)
     names = dict.fromkeys(view.spec.get("space", {}))
     for row in rows:
@@ -44,7 +44,7 @@ def table(
 
 
 def trial(views: Views, view: StudyView, row: Any, *, forest: StageForest) -> models.Trial:
-    """One trial with its schedule, its curves and its neighbours."""
+    """Return one trial with its schedule, its curves and the trials that share its stages."""
     epochs = max(max_epochs(view) or 0, row.target, 1)
     paths = views.plans.paths(view.plan, [row.node])
     places = _places(forest, paths.origins, row)
@@ -79,7 +79,7 @@ def _row(row: Any, view: StudyView) -> models.TrialRow:
 
 
 def state_of(row: Any, view: StudyView) -> str:
-    """A trial that waits is done or paused, as in ``Study.trials``."""
+    """Return the state as in ``Study.trials``: a waiting trial is done or paused."""
     if row.state != "waiting":
         return str(row.state)
     farthest = max_epochs(view)

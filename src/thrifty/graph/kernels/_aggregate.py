@@ -1,7 +1,8 @@
-"""Sums of rows over neighbours, and the way back through the transposed rows.
+"""Sums of rows over neighbours, and their backward pass through the transposed rows.
 
-Elements are read by two indices, never from a slice: numba counts references to each slice. Indices that come
-from memory are made unsigned: a negative one would count from the end, and each is looked at for that.
+Elements are read by two indices, never from a slice, because numba counts references to each slice.
+Indices that come from memory are made unsigned. Otherwise numba would check each of them for being
+negative, which would count from the end.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from ._fetch import LINE, fetch_row
 
 
 AHEAD = 8
-"""Rows of features between fetching and use; measured, flat from 4 to 16."""
+"""Rows of features between prefetch and use; by measurement, speed is flat from 4 to 16."""
 
 
 @kernel
@@ -26,9 +27,9 @@ def gather(
     begin: int,
     end: int,
 ) -> None:
-    """Writes sums or means of rows of ``x`` to the rows ``begin`` to ``end`` of ``out``.
+    """Write sums or means of rows of ``x`` to the rows ``begin`` to ``end`` of ``out``.
 
-    Where ``out`` is twice as wide as ``x``, its right half gets the row of ``x`` with the same number.
+    If ``out`` is twice as wide as ``x``, its right half gets the row of ``x`` with the same number.
     """
     width, step = x.shape[1], LINE // x.itemsize
     last = len(indices) - AHEAD - 1
@@ -37,7 +38,7 @@ def gather(
         for f in range(width):
             out[i, f] = 0
         e = low
-        # two rows at a time: half as many passes over the sum
+        # Two rows at a time take half as many passes over the sum.
         while e + 1 < high:
             if e < last:
                 fetch_row(x, indices[np.uint64(e + AHEAD)], step)
@@ -72,9 +73,10 @@ def gather_back(
     begin: int,
     end: int,
 ) -> None:
-    """The transposed of ``gather``: ``indptr`` and ``indices`` say to which destinations each source sent its row.
+    """Apply the transpose of ``gather``.
 
-    ``weights`` has a factor for each destination, or no entry at all: then it is 1.
+    ``indptr`` and ``indices`` say to which destinations each source sent its row. ``weights`` has
+    a factor for each destination; if it is empty, all factors are 1.
     """
     width, step = out.shape[1], LINE // grad.itemsize
     num_own = grad.shape[0] if grad.shape[1] > width else 0

@@ -1,5 +1,6 @@
-"""Attention over the edges of a row: softmax, weighted sums, and their gradients. Heads lie side by side.
+"""Attention over the edges of a row: softmax, weighted sums, and their gradients.
 
+Heads are side by side.
 Elements are read by two unsigned indices, as in ``_aggregate``.
 """
 
@@ -23,7 +24,10 @@ def edge_softmax(
     begin: int,
     end: int,
 ) -> None:
-    """``alpha[e, h]``: softmax over each row's edges of ``leaky_relu(source[j, h] + destination[i, h])``."""
+    """Write each row's softmax over its edges to ``alpha[e, h]``.
+
+    The scores are ``leaky_relu(source[j, h] + destination[i, h])``.
+    """
     for i in range(begin, end):
         low, high = indptr[i], indptr[i + 1]
         for h in range(alpha.shape[1]):
@@ -33,7 +37,7 @@ def edge_softmax(
                 if score < 0:
                     score *= slope
                 alpha[e, h] = score
-                # a score that is no number is never the largest, and makes the row so in the sum
+                # A NaN score is never the largest, but makes the whole row NaN through the sum.
                 largest = max(largest, score)
             total = 0.0
             for e in range(low, high):
@@ -58,7 +62,7 @@ def edge_softmax_back(
     begin: int,
     end: int,
 ) -> None:
-    """From the gradient of ``alpha`` that of the scores of all edges, and that of ``destination``."""
+    """Write the gradients of all edges' scores and of ``destination``, given that of ``alpha``."""
     for i in range(begin, end):
         low, high = indptr[i], indptr[i + 1]
         for h in range(alpha.shape[1]):
@@ -68,7 +72,7 @@ def edge_softmax_back(
             total = 0.0
             for e in range(low, high):
                 score = alpha[e, h] * (grad[e, h] - inner)
-                # PyTorch's choice at 0 is the slope as well
+                # At 0, PyTorch uses the slope as well.
                 if source[indices[e], h] + destination[i, h] <= 0:
                     score *= slope
                 grad_scores[e, h] = score
@@ -87,7 +91,10 @@ def weighted_sum(
     begin: int,
     end: int,
 ) -> None:
-    """``out[i] = sum over its edges e of weights[edges[e], head] * x[indices[e]]``; without ``edges``, of ``weights[e, head]``."""
+    """Write ``out[i] = sum over its edges e of weights[edges[e], head] * x[indices[e]]``.
+
+    If ``edges`` is empty, the weights are ``weights[e, head]``.
+    """
     heads = weights.shape[1]
     width = x.shape[1] // heads
     for i in range(begin, end):
@@ -112,7 +119,10 @@ def edge_products(
     begin: int,
     end: int,
 ) -> None:
-    """``out[e, head]``: the inner product of the destination's part of ``rows`` and the source's part of ``x``."""
+    """Write inner products of the destination's part of ``rows`` and the source's part of ``x``.
+
+    The product of edge ``e`` and a head goes to ``out[e, head]``.
+    """
     heads = out.shape[1]
     width = x.shape[1] // heads
     for i in range(begin, end):

@@ -1,4 +1,4 @@
-"""First pass of a hop: which edges of each row are taken."""
+"""First pass of a hop: choose the edges to take of each row."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ._random import GOLDEN, below, mix, stream
 
 
 AHEAD = 16
-"""Rows between fetching and use; measured, flat from 8 to 32."""
+"""Rows between prefetch and use; by measurement, speed is flat from 8 to 32."""
 _MASK_BITS = 64
 _SCANNED = 32
-"""Picks of a row up to which a scan is faster than a set; flat from 24 to 40."""
+"""Picks of a row up to which a scan is faster than a set; speed is flat from 24 to 40."""
 _ONE, _LAST_BIT = np.uint64(1), np.uint64(63)
 
 
 @kernel
 def count_edges(indptr: np.ndarray, rows: np.ndarray, fanout: int, replace: bool) -> int:
-    """How many edges a hop takes; ``fanout`` -1 is all of them."""
+    """Return how many edges a hop takes; ``fanout`` -1 takes all of them."""
     total = 0
     for i in range(len(rows)):
         if i + AHEAD < len(rows):
@@ -38,9 +38,13 @@ def choose(
     starts: np.ndarray,
     picks: np.ndarray,
 ) -> int:
-    """Writes to ``picks`` which edges are taken, row by row, and to ``starts[1:]`` where rows end; how many they are.
+    """Write the chosen edges to ``picks``, row by row, and the ends of the rows to ``starts[1:]``.
 
-    ``starts[0]`` says where the first row begins. ``picks`` has room for all of them and begins with those of the first row.
+    ``starts[0]`` says where the first row begins. ``picks`` has room for all chosen edges and
+    begins with those of the first row.
+
+    Returns:
+        The number of chosen edges.
     """
     origin = starts[0]
     at = 0
@@ -69,7 +73,7 @@ def choose(
 
 @inlined
 def num_taken(degree: int, fanout: int, replace: bool) -> int:
-    """Edges that are taken of a row."""
+    """Return how many edges of a row are taken."""
     if fanout < 0 or degree == 0:
         return degree
     if replace:
@@ -81,10 +85,11 @@ def num_taken(degree: int, fanout: int, replace: bool) -> int:
 def _floyd(
     picks: np.ndarray, at: int, num: int, low: int, degree: int, state: np.uint64
 ) -> None:
-    """``num`` different ones of ``degree``, each set with the same probability.
+    """Pick ``num`` different numbers below ``degree``, each set with the same probability.
 
-    Robert Floyd in Bentley, "Programming Pearls: A Sample of Brilliance", CACM 1987. Whoever was picked has its bit set; up to degree
-    64 that is the answer, beyond it rules out nearly all scans.
+    Algorithm by Robert Floyd in Bentley, "Programming Pearls: A Sample of Brilliance", CACM 1987.
+    Each pick sets its bit. Up to degree 64 the bit is the answer; beyond that, it rules out nearly
+    all scans.
     """
     seen = np.uint64(0)
     for n in range(num):
@@ -110,7 +115,10 @@ def _floyd(
 def _floyd_of_many(
     picks: np.ndarray, at: int, num: int, low: int, degree: int, state: np.uint64
 ) -> None:
-    """The same picks, with a hash set of those so far: time grows with ``num``, where that of scans grows with its square."""
+    """Make the same picks with a hash set of earlier picks.
+
+    The time grows with ``num``, while that of scans grows with its square.
+    """
     size = 2
     while size < 2 * num:
         size *= 2

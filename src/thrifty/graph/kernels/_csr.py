@@ -1,4 +1,7 @@
-"""Compressed rows from edges: counting sorts, linear in edges and nodes, which keep the order of edges."""
+"""Compressed rows from edges, by counting sorts.
+
+The sorts are linear in edges and nodes, and keep the order of edges.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,17 @@ from ._compile import inlined, kernel, prefetch
 
 
 AHEAD = 32
-"""Edges between fetching and use."""
+"""Edges between prefetch and use."""
 KEEP, REMOVE, ADD = 0, 1, 2
-"""What happens to edges from a node to itself."""
+"""What to do with edges from a node to itself."""
 
 
 @kernel
 def group(keys: np.ndarray, values: np.ndarray, starts: np.ndarray, out: np.ndarray) -> None:
-    """Writes ``values`` to ``out``, key after key, and to ``starts`` where each key begins.
+    """Write ``values`` to ``out``, grouped by key, and the start of each key to ``starts``.
 
-    ``starts`` are zeros, one more than there are keys. Those of one key stay in the order of their appearance.
+    ``starts`` are zeros, one more than there are keys. Values of one key stay in the order of their
+    appearance.
     """
     _count(keys, starts)
     num = len(keys)
@@ -34,7 +38,10 @@ def group(keys: np.ndarray, values: np.ndarray, starts: np.ndarray, out: np.ndar
 def reverse(
     indptr: np.ndarray, indices: np.ndarray, starts: np.ndarray, out: np.ndarray
 ) -> None:
-    """Rows of the reversed edges, each in ascending order; ``starts`` are zeros, one more than there are nodes."""
+    """Write the rows of the reversed edges, each in ascending order.
+
+    ``starts`` are zeros, one more than there are nodes.
+    """
     _count(indices, starts)
     num = len(indices)
     for row in range(len(indptr) - 1):
@@ -55,7 +62,7 @@ def transpose(
     rows: np.ndarray,
     edges: np.ndarray,
 ) -> None:
-    """As ``reverse``; ``edges`` gets the number of each edge as well."""
+    """Write the reversed edges as ``reverse`` does, and each edge's number to ``edges``."""
     _count(indices, starts)
     num = len(indices)
     for row in range(len(indptr) - 1):
@@ -77,14 +84,14 @@ def unite_rows(
     starts: np.ndarray,
     out: np.ndarray,
 ) -> None:
-    """The union of two sets of ascending rows without duplicates.
+    """Write the union of two sets of ascending rows, without duplicates.
 
     Args:
-        first: ``(indptr, indices)``.
-        second: likewise.
+        first: ``(indptr, indices)`` of the first set.
+        second: ``(indptr, indices)`` of the second set.
         loops: ``KEEP``, ``REMOVE`` or ``ADD``.
-        starts: gets where rows begin; entry 0 is 0.
-        out: gets the union; where it is empty, they are only counted.
+        starts: receives where rows begin; entry 0 is 0.
+        out: receives the union; if it is empty, entries are only counted.
     """
     at = 0
     for row in range(len(starts) - 1):
@@ -101,7 +108,7 @@ def _unite_row(
     at: int,
     out: np.ndarray,
 ) -> int:
-    """Writes one row from ``at`` on; where it ends."""
+    """Write one row from ``at`` on, and return where it ends."""
     i, i_end = first[0][row], first[0][row + 1]
     j, j_end = second[0][row], second[0][row + 1]
     loop_is_due = loops == ADD
@@ -131,7 +138,7 @@ def _unite_row(
 
 @inlined
 def _count(keys: np.ndarray, starts: np.ndarray) -> None:
-    """Where each key begins, from zeros."""
+    """Write where each key begins to ``starts``, which are zeros before."""
     num = len(keys)
     for e in range(num):
         if e + AHEAD < num:
@@ -146,7 +153,7 @@ def _count(keys: np.ndarray, starts: np.ndarray) -> None:
 
 @inlined
 def _step_back(starts: np.ndarray) -> None:
-    """Undoes that each start has moved to where the next key begins."""
+    """Undo the move of each start to where the next key begins."""
     for key in range(len(starts) - 1, 0, -1):
         starts[key] = starts[key - 1]
     starts[0] = 0

@@ -1,4 +1,7 @@
-"""Random numbers as a function of where they are wanted: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+"""Random numbers as a function of their position.
+
+SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _UNIT = 2.0**-53
 
 @inlined
 def mix(z: np.uint64) -> np.uint64:
-    """A bijection of 64-bit words that looks random."""
+    """Return the image of ``z`` under a bijection of 64-bit words that looks random."""
     z = (z ^ (z >> _30)) * _FIRST
     z = (z ^ (z >> _27)) * _SECOND
     return z ^ (z >> _31)
@@ -24,13 +27,13 @@ def mix(z: np.uint64) -> np.uint64:
 
 @inlined
 def stream(key: np.uint64, number: int) -> np.uint64:
-    """The state from which the numbers of one row are drawn: add ``GOLDEN`` before each, and mix."""
+    """Return the random state of one row; add ``GOLDEN`` before each number, and mix."""
     return mix(key + np.uint64(number) * GOLDEN)
 
 
 @inlined
 def below(word: np.uint64, bound: int) -> int:
-    """0 to ``bound - 1``, each with the same probability to within ``2**-16`` of it."""
+    """Return 0 to ``bound - 1``, each with the same probability to within ``2**-16`` of it."""
     if bound < _SMALL:
         return np.int64(((word >> _32) * np.uint64(bound)) >> _32)
     return np.int64(np.float64(word >> _11) * _UNIT * np.float64(bound))

@@ -1,6 +1,7 @@
-"""Second pass of a hop: which neighbours the chosen edges lead to.
+"""Second pass of a hop: read the neighbours that the chosen edges lead to.
 
-Indices that come from memory are made unsigned: a negative one would count from the end, and each is looked at for that.
+Indices that come from memory are made unsigned. Otherwise numba would check each of them for being
+negative, which would count from the end.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from ._compile import kernel, prefetch
 
 
 AHEAD = 32
-"""Edges between fetching and use."""
+"""Edges between prefetch and use."""
 
 
 @kernel
 def read_neighbors(indices: np.ndarray, picks: np.ndarray, out: np.ndarray) -> None:
-    """``out[e] = indices[picks[e]]``."""
+    """Write ``out[e] = indices[picks[e]]`` for all edges."""
     num = len(picks)
     for e in range(num):
         if e + AHEAD < num:

@@ -1,4 +1,4 @@
-"""Third pass of a hop: local numbers of the neighbours, new nodes in the order of their appearance."""
+"""Third pass of a hop: number the neighbours, new nodes in the order of their appearance."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ._compile import inlined, kernel, prefetch
 
 
 AHEAD = 24
-"""Edges between fetching and use."""
+"""Edges between prefetch and use."""
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _32 = np.uint64(32)
 
@@ -23,9 +23,13 @@ def relabel_dense(
     num_nodes: int,
     out: np.ndarray,
 ) -> int:
-    """Local numbers by a table with an entry for each node of the graph; the number of nodes of the batch after that.
+    """Write local numbers, using a table with an entry for each node of the graph.
 
-    An entry is ``stamp << bits | local number``; those with another stamp are of earlier batches.
+    An entry is ``stamp << bits | local number``; entries with another stamp are from earlier
+    batches.
+
+    Returns:
+        The number of nodes in the batch afterwards.
     """
     num = len(found)
     mark = np.uint32(stamp << bits)
@@ -55,9 +59,13 @@ def relabel_hashed(
     num_nodes: int,
     out: np.ndarray,
 ) -> int:
-    """The same by open addressing: ``keys`` (-1: free) and ``values`` have a power of two of slots, more than there are nodes.
+    """Write local numbers, using a hash table with open addressing.
 
-    ``slots`` says in which slot each node of the batch is, so that they can be freed again.
+    ``keys`` (-1: free) and ``values`` have a power of two of slots, more than there are nodes.
+    ``slots`` records the slot of each node of the batch, so that it can be freed again.
+
+    Returns:
+        The number of nodes in the batch afterwards.
     """
     num = len(found)
     last = len(keys) - 1
@@ -80,12 +88,12 @@ def relabel_hashed(
 
 @kernel
 def free_slots(keys: np.ndarray, slots: np.ndarray) -> None:
-    """Frees the slots of a batch."""
+    """Free the slots of a batch."""
     for i in range(len(slots)):
         keys[slots[i]] = -1
 
 
 @inlined
 def _home(node: int, last: int) -> int:
-    """The first slot to look at."""
+    """Return the first slot to look at."""
     return np.int64((np.uint64(node) * _MULTIPLIER) >> _32) & last

@@ -22,13 +22,15 @@ def relu_dropout(
     begin: int,
     end: int,
 ) -> None:
-    """Writes the elements ``begin`` to ``end``, both even or the last; what is no number stays so unless it is dropped.
+    """Write the elements from ``begin`` to ``end``, each even or the end of the array.
+
+    NaN stays NaN unless it is dropped.
 
     Args:
         x: flat; may be ``out``.
-        key: of the draws; element i draws half of word ``i // 2``.
+        key: key of the draws; element ``i`` uses half of word ``i // 2``.
         dropped: how many of ``2**32`` draws set an element to zero.
-        scale: factor of those that stay.
+        scale: factor of the kept elements.
         out: flat.
         begin: first element.
         end: one after the last element.
@@ -50,9 +52,12 @@ def relu_dropout(
 def relu_dropout_back(
     y: np.ndarray, grad: np.ndarray, scale: float, out: np.ndarray, begin: int, end: int
 ) -> None:
-    """The gradient of the input from the result ``y`` and its gradient: it passes where something was left."""
+    """Write the gradient of the input, given the output ``y`` and its gradient.
+
+    The gradient passes where an element was kept.
+    """
     factor, zero = grad.dtype.type(scale), grad.dtype.type(0)
     for i in range(begin, end):
-        # read before it is known whether it is needed: a choice between two numbers is no branch
+        # Read before knowing whether it is needed: a choice between two numbers needs no branch.
         passed = grad[i] * factor
         out[i] = zero if y[i] <= 0 else passed

@@ -16,24 +16,27 @@ from ._base import check_input, check_probability
 
 
 class GAT(nn.Module):
-    """Each destination weighs its neighbours by what both are like.
+    """A layer in which each destination weighs its neighbours by the features of both.
 
-    Graph attention (Veličković et al., ICLR 2018, section 2.1). Equal to PyG's ``GATConv`` with ``add_self_loops=False``; the ``state_dict`` has the same names
-    and shapes (``lin.weight``, ``att_src``, ``att_dst``, ``bias``), so either loads the other's. Without neighbours the result is the bias.
+    Graph attention (Veličković et al., ICLR 2018, section 2.1). It equals PyG's ``GATConv`` with
+    ``add_self_loops=False``. The ``state_dict`` has the same names and shapes (``lin.weight``,
+    ``att_src``, ``att_dst``, ``bias``), so either loads the other's. Without neighbours, the
+    result is the bias.
 
-    ``torch.compile`` leaves the sums over neighbours out of its graph: a kernel is no PyTorch operation. There is no second derivative on the CPU in float32 and float64.
+    ``torch.compile`` leaves the sums over neighbours out of its graph, because a kernel is not a
+    PyTorch operation. There is no second derivative on the CPU in float32 and float64.
 
     Args:
-        in_features: of each source.
-        out_features: of each destination and head.
-        heads: how many weightings there are.
-        concat: whether heads stand side by side; if not, their mean is taken.
-        negative_slope: of the leaky ReLU on the scores.
+        in_features: number of features of each source.
+        out_features: number of features of each destination and head.
+        heads: number of attention heads.
+        concat: whether to put heads side by side; otherwise their mean is taken.
+        negative_slope: slope of the leaky ReLU on the scores.
         dropout: probability that an edge's weight is set to zero in training.
-        bias: whether to add one.
+        bias: whether to add a bias.
 
     Raises:
-        GraphError: a size is not positive, or the dropout is no probability.
+        GraphError: a size is not positive, or ``dropout`` is not a probability.
 
     >>> block = Block(torch.tensor([0, 2]), torch.tensor([1, 2], dtype=torch.int32), num_src=3)
     >>> GAT(4, 2, heads=3)(torch.ones(3, 4), block).shape
@@ -64,7 +67,7 @@ class GAT(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws all parameters anew; the bias becomes zero."""
+        """Reset all parameters to new random values; the bias becomes zero."""
         nn.init.xavier_uniform_(self.lin.weight)
         bound = math.sqrt(6 / (self.heads + self.out_features))
         nn.init.uniform_(self.att_src, -bound, bound)
@@ -73,20 +76,21 @@ class GAT(nn.Module):
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor, block: Block) -> Tensor:
-        """New features of the destinations.
+        """Return the new features of the destinations.
 
         Args:
             x: shape ``(block.num_src, in_features)``, of the layer's dtype.
-            block: who sends to whom.
+            block: edges from sources to destinations.
 
         Returns:
-            Shape ``(block.num_dst, heads * out_features)``, or ``(block.num_dst, out_features)`` without ``concat``.
+            Shape ``(block.num_dst, heads * out_features)``, or
+            ``(block.num_dst, out_features)`` without ``concat``.
 
         Raises:
-            GraphError: ``x`` has another shape or dtype, or lies on another device.
+            GraphError: ``x`` has another shape or dtype, or is on another device.
         """
         check_input(x, block, in_features=self.in_features, weight=self.lin.weight)
-        # a score needs no features of the heads, only a product with this much narrower matrix
+        # A score does not need the heads' features, only a product with this much narrower matrix.
         source = F.linear(x, self._scorer(self.att_src))
         destination = F.linear(x[: block.num_dst], self._scorer(self.att_dst))
         weights = attention(source, destination, block, slope=self.negative_slope)
@@ -97,12 +101,15 @@ class GAT(nn.Module):
         return out if self.bias is None else out + self.bias
 
     def _scorer(self, attention_vector: Tensor) -> Tensor:
-        """From features to a score for each head; shape ``(heads, in_features)``."""
+        """Return the matrix from features to a score for each head.
+
+        Its shape is ``(heads, in_features)``.
+        """
         weight = self.lin.weight.view(self.heads, self.out_features, self.in_features)
         return torch.einsum("hc,hci->hi", attention_vector[0], weight)
 
     def extra_repr(self) -> str:
-        """What ``repr`` shows."""
+        """Return the options that ``repr`` shows."""
         return (
             f"{self.in_features}, {self.out_features}, heads={self.heads}, concat={self.concat}"
         )

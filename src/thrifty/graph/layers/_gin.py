@@ -12,15 +12,15 @@ from ._base import check_input
 
 
 class GIN(nn.Module):
-    """``mlp((1 + eps) * the node itself + sum of the neighbours)``.
+    """A layer that computes ``mlp((1 + eps) * the node itself + sum of the neighbours)``.
 
-    Graph isomorphism network (Xu et al., ICLR 2019, equation 4.1). Equal to PyG's ``GINConv``; the ``state_dict`` has the same names (``nn.*``, ``eps``), so either
-    loads the other's.
+    Graph isomorphism network (Xu et al., ICLR 2019, equation 4.1). It equals PyG's ``GINConv``. The
+    ``state_dict`` has the same names (``nn.*``, ``eps``), so either loads the other's.
 
-    ``torch.compile`` leaves the sum out of its graph: a kernel is no PyTorch operation.
+    ``torch.compile`` leaves the sum out of its graph, because a kernel is not a PyTorch operation.
 
     Args:
-        mlp: from shape ``(num, in_features)`` to ``(num, out_features)``.
+        mlp: module from shape ``(num, in_features)`` to ``(num, out_features)``.
         eps: how much more than a neighbour the node itself counts.
         train_eps: whether ``eps`` is learnt.
 
@@ -40,7 +40,7 @@ class GIN(nn.Module):
             self.register_buffer("eps", start)
 
     def reset_parameters(self) -> None:
-        """Draws the parameters of all parts anew that can, and sets ``eps`` back."""
+        """Reset ``eps`` and the parameters of all submodules that support it."""
         for part in self.nn.modules():
             reset = getattr(part, "reset_parameters", None)
             if reset is not None:
@@ -49,17 +49,17 @@ class GIN(nn.Module):
             self.eps.fill_(self.initial_eps)
 
     def forward(self, x: Tensor, block: Block) -> Tensor:
-        """New features of the destinations.
+        """Return the new features of the destinations.
 
         Args:
             x: shape ``(block.num_src, in_features)``.
-            block: who sends to whom.
+            block: edges from sources to destinations.
 
         Returns:
             Shape ``(block.num_dst, out_features)``.
 
         Raises:
-            GraphError: ``x`` has another number of rows, or lies on another device.
+            GraphError: ``x`` has another number of rows, or is on another device.
         """
         check_input(x, block)
         own = (1 + self.eps).to(x.dtype) * x[: block.num_dst]
@@ -67,5 +67,5 @@ class GIN(nn.Module):
         return out
 
     def extra_repr(self) -> str:
-        """What ``repr`` shows."""
+        """Return the options that ``repr`` shows."""
         return f"eps={self.initial_eps}, train_eps={isinstance(self.eps, nn.Parameter)}"

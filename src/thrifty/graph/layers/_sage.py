@@ -17,23 +17,26 @@ from ._base import check_input
 
 
 _SUM_COST = 8
-"""Multiply-adds of a matrix product that take as long as one addition over an edge."""
+"""Number of a matrix product's multiply-adds that take as long as one addition over an edge."""
 
 
 class SAGE(nn.Module):
-    """``weight @ [mean of the neighbours | the node itself] + bias``, in one matrix product.
+    """A layer for ``weight @ [mean of the neighbours | the node itself] + bias``.
 
-    GraphSAGE (Hamilton et al., NeurIPS 2017, section 3.3, mean aggregator, weights for the node and its neighbours). Equal to PyG's ``SAGEConv``, whose ``state_dict``
-    (``lin_l``, ``lin_r``) can be loaded. Without neighbours the mean is zero. Features become narrower before they are averaged where that costs less.
+    It takes one matrix product. GraphSAGE (Hamilton et al., NeurIPS 2017, section 3.3, mean
+    aggregator, weights for the node and its neighbours). It equals PyG's ``SAGEConv``, whose
+    ``state_dict`` (``lin_l``, ``lin_r``) can be loaded. Without neighbours, the mean is zero. The
+    layer makes features narrower before averaging them where that costs less.
 
-    In a batch that several trials share (``Batch.shared``), the mean of the input is made once for all of them, until the features change or die.
+    In a batch that several trials share (``Batch.shared``), the mean of the input is computed once
+    for all of them, until the features change or are freed.
 
-    ``torch.compile`` leaves the mean out of its graph: a kernel is no PyTorch operation.
+    ``torch.compile`` leaves the mean out of its graph, because a kernel is not a PyTorch operation.
 
     Args:
-        in_features: of each source.
-        out_features: of each destination.
-        bias: whether to add one.
+        in_features: number of features of each source.
+        out_features: number of features of each destination.
+        bias: whether to add a bias.
 
     Raises:
         GraphError: a size is not positive.
@@ -53,24 +56,24 @@ class SAGE(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws all parameters anew, as two ``nn.Linear`` would."""
+        """Reset all parameters to new random values, as two ``nn.Linear`` would."""
         bound = 1 / math.sqrt(self.in_features)
         nn.init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:
             nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x: Tensor, block: Block) -> Tensor:
-        """New features of the destinations.
+        """Return the new features of the destinations.
 
         Args:
             x: shape ``(block.num_src, in_features)``, of the layer's dtype.
-            block: who sends to whom.
+            block: edges from sources to destinations.
 
         Returns:
             Shape ``(block.num_dst, out_features)``.
 
         Raises:
-            GraphError: ``x`` has another shape or dtype, or lies on another device.
+            GraphError: ``x`` has another shape or dtype, or is on another device.
         """
         check_input(x, block, in_features=self.in_features, weight=self.weight)
         if not self._narrows_first(x, block):
@@ -80,10 +83,15 @@ class SAGE(nn.Module):
         return own + neighbor_mean(F.linear(x, of_neighbors), block)
 
     def _narrows_first(self, x: Tensor, block: Block) -> bool:
-        """Whether multiplying first costs less; a function of sizes and of what is differentiated, so that a model does the same each time."""
+        """Return whether multiplying before averaging costs less.
+
+        The answer depends only on sizes and on what is differentiated, so that a model does the
+        same each time.
+        """
         if block.shared and not x.requires_grad:
             return False
-        # there, the gradient of the weights, and back to x; without gradients the order stays that of training
+        # The products are forward, the gradient of the weights, and the gradient of x. Without
+        # gradients, the order stays that of training.
         products = 2 + x.requires_grad
         matrix = self.in_features * self.out_features
         wide = (
@@ -97,7 +105,7 @@ class SAGE(nn.Module):
         return narrow < wide
 
     def extra_repr(self) -> str:
-        """What ``repr`` shows."""
+        """Return the options that ``repr`` shows."""
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
 
 

@@ -1,7 +1,8 @@
 """K models as one batched computation.
 
-User code runs once on packed tensors (``_packed``, ``rules``); what it comes to is recorded (``_record``) and replayed on
-fixed memory (``_tape``) for the trials of a block (``_block``), after a dry run has shown that each gets its own gradient (``_dry_run``).
+First, a dry run shows that each trial gets its own gradient (``_dry_run``). User code then runs
+once on packed tensors (``_packed``, ``rules``). Its computation is recorded (``_record``) and
+replayed on fixed memory (``_tape``) for the trials of a block (``_block``).
 """
 
 from ._block import Block as Block

@@ -1,4 +1,4 @@
-"""One model by plain autograd: what it comes to in a pack is held against this."""
+"""One model under plain autograd: the reference that packed results are compared with."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ._step import Step
 
 
 def train_alone(task: Task, model: torch.nn.Module, batch: Any, *, seed: int) -> Step:
-    """One step of a model, up to its gradients.
+    """Run one step of a model, up to its gradients, and return the result.
 
     Raises:
-        UnfusableError: it draws from a random stream that is not torch's.
+        UnfusableError: The step draws from a random stream that is not torch's.
     """
     before = _other_streams()
     device = next(model.parameters()).device
@@ -41,11 +41,14 @@ def train_alone(task: Task, model: torch.nn.Module, batch: Any, *, seed: int) ->
 
 
 def evaluate_alone(task: Task, model: torch.nn.Module, batch: Any) -> Mapping[str, Any]:
-    """The metrics of a model."""
+    """Return the metrics of a model on one batch."""
     model.eval()
     with torch.no_grad():
         return task.metrics(model, batch)
 
 
 def _other_streams() -> tuple[Any, bytes]:
-    return random.getstate(), np.random.get_state()[1].tobytes()  # type: ignore[index]  # noqa: NPY002
+    return (
+        random.getstate(),
+        np.random.get_state()[1].tobytes(),  # type: ignore[index]  # noqa: NPY002
+    )

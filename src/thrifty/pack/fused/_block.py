@@ -1,4 +1,4 @@
-"""A block: up to C trials of one structure, trained as one batched computation."""
+"""Blocks of up to C trials of one structure, trained as one batched computation."""
 
 from __future__ import annotations
 
@@ -32,28 +32,34 @@ from .optimizers import GroupedOptimizer
 
 
 WHOLE_CAPACITY = 64
-"""Trials that share whole batches stand in one block, however many of them are best computed at once: batches are made once for it."""
+"""Minimum capacity of a block whose trials share whole batches.
+
+Such trials are kept in one block, so that each batch is made only once, even if fewer trials at a
+time are faster to compute.
+"""
 
 
 class Block:
-    """Rows of flat state; the trials in it stand in the first ones.
+    """Rows of flat state, the first of which hold the trials of the block.
 
-    A trial takes a row and leaves it again without anything being rebuilt; the last trial moves up into the gap.
+    A trial takes a row and leaves it without anything being rebuilt: the last trial moves into the
+    gap.
 
     Args:
         structure: What the trials have in common.
-        optimizer: Updates their rows.
-        options: How they are fused.
-        device: Where they are trained.
+        optimizer: The optimizer that updates their rows.
+        options: How the trials are fused.
+        device: The device on which they train.
         arena: Memory for buffers, shared with other blocks.
-        budget: What checks may cost.
-        solo_times: Where the times of steps and evaluations alone are kept.
-        checks_all: Whether all trials take the first step of a new program alone, too, not only one of them.
+        budget: Time budget of checks.
+        solo_times: Collects the times of steps and evaluations alone (default: a new collection).
+        checks_all: Whether all trials also take the first step of a new program alone, rather than
+            only one of them.
 
     Attributes:
-        trials: Those in it, by row.
-        checks: Those of the last step.
-        check_s: What the last check has cost.
+        trials: The trials of the block, by row.
+        checks: The checks of the last step.
+        check_s: Seconds that the last check took.
     """
 
     def __init__(
@@ -91,25 +97,29 @@ class Block:
         self.checks: list[StepCheck] = []
         self.check_s = 0.0
 
-    # -- who is in it ------------------------------------------------------------------
+    # -- membership --------------------------------------------------------------------
 
     def takes(self, batch_size: int) -> bool:
-        """Whether there is a free row, and batches are near enough in size that padding does not cost more than it saves."""
+        """Return whether a trial of this batch size can join.
+
+        The block needs a free row, and batch sizes must be so close that padding costs less than it
+        saves.
+        """
         sizes = [batch_size, *(t.batch_size(t.plan_values) for t in self.trials)]
         return len(self.trials) < self.capacity and max(
             sizes
         ) <= self._options.max_padding * min(sizes)
 
     def add(self, trial: FusedTrial) -> None:
-        """A trial takes the next row; its module's tensors become views of it."""
+        """Give a trial the next row; the tensors of its module become views of that row."""
         trial.is_step_verified = trial.is_evaluation_verified = False
         self._state.put(trial, len(self.trials))
         self.trials.append(trial)
 
     def remove(self, trial: FusedTrial) -> None:
-        """A trial leaves; its module keeps its values."""
+        """Remove a trial; its module keeps its values."""
         row = self.trials.index(trial)
-        self.checks = []  # they hold trials
+        self.checks = []  # checks hold references to trials
         self._state.release(trial)
         last = self.trials.pop()
         if last is not trial:
@@ -118,48 +128,48 @@ class Block:
             self.trials[row] = last
 
     def state(self, trial: FusedTrial) -> State:
-        """A copy of a trial's full state, in the form that the trial alone would give."""
+        """Return a copy of a trial's full state, in the form that the trial alone would give."""
         return pack_state({
             "model": dict(trial.model.state_dict()),
             "optimizer": trial.optimizer_state(self.moments(trial)),
         })
 
     def moments(self, trial: FusedTrial) -> dict[str, dict[str, Any]]:
-        """The optimizer's state of a trial's trained parameters by name; views, not copies."""
+        """Return the optimizer state of a trial's trained parameters by name, as views."""
         return self._state.moments(trial, self.trials.index(trial))
 
     def holds(self, trial: FusedTrial) -> bool:
-        """Whether what the trial's module computes with is what the block trains."""
+        """Return whether the trial's module computes with the tensors that the block trains."""
         return self._state.holds(trial, self.trials.index(trial))
 
     def restore(self, trial: FusedTrial, state: OwnState) -> None:
-        """Put a trial back to another state."""
+        """Restore a trial to another state."""
         self._state.restore(trial, self.trials.index(trial), state)
 
     def memory_bytes(self) -> int:
-        """What it holds: state, batches, and buffers of its tapes that no other block uses."""
+        """Return the bytes of the block's state, batches and random numbers."""
         held = [*self._state.tensors(), *self._programs.tensors()]
         return sum(t.numel() * t.element_size() for t in held)
 
     # -- training ----------------------------------------------------------------------
 
     def start(self, num_steps: int) -> int:
-        """Makes room for the losses of an epoch that begins now; the tick it begins at."""
+        """Make room for the losses of an epoch that begins now and return its first tick."""
         self._losses.make_room(num_steps)
         return self._losses.tick
 
     def plan_checks(self, trial: FusedTrial) -> None:
-        """Choose the steps of an epoch that begins at which a trial is checked."""
+        """Choose the steps of an epoch, which begins now, at which a trial is checked."""
         last = trial.steps_left - 1
         if trial.plan.verify or self._budget.allows(self.check_s):
             trial.check_at(last)
-        # beside those that are never skipped: one step of the epoch, drawn by seed
+        # besides the checks that are never skipped, check one step of the epoch, drawn by seed
         if last > 1 and self._budget.allows(2 * self.check_s):
             drawn = derive_seed(trial.seed, "check", trial.plan.epoch)
             trial.check_at(drawn % last)
 
     def advance(self) -> list[FusedTrial]:
-        """Train all trials until at least one has ended its epoch, or has failed a check; those that have."""
+        """Train all trials until at least one ends its epoch or fails a check; return those."""
         with torch.no_grad(), denormals_flushed():
             while num := min(trial.steps_left for trial in self.trials):
                 num = min(num, *(trial.steps_to_check for trial in self.trials))
@@ -173,7 +183,7 @@ class Block:
 
     @torch.no_grad()
     def one_step(self, *, checked: bool = False) -> None:
-        """One step of all trials; if ``checked``, those that are due take it alone, too."""
+        """Take one step of all trials; if ``checked``, trials that are due also take it alone."""
         began = time.perf_counter()
         bound = None if self.structure.whole else self._ready()
         due = self._due(bound) if checked else []
@@ -190,20 +200,20 @@ class Block:
             trial.advance()
 
     def _due(self, bound: Bound | None) -> list[FusedTrial]:
-        """The trials that take this step alone, too: at least one for each new program."""
+        """Return the trials that also take this step alone: at least one for each new program."""
         due = [trial for trial in self.trials if trial.is_due]
         if bound is None or bound.is_checked:
             return due
         if self._checks_all:
             return due or list(self.trials)
-        # a new program has values built in as they are now, which another trial may have set
+        # a new program keeps present values as constants, and another trial may have set them
         moved = [trial for trial in self.trials if trial.watch.changed()]
         return list(dict.fromkeys([*(due or self.trials[:1]), *moved]))
 
     def _judge(
         self, checks: Sequence[StepCheck], losses: torch.Tensor, bound: Bound | None
     ) -> None:
-        """Let each trial that is due take the step alone, and compare."""
+        """Let each trial that is due take the step alone, compare, and record the result."""
         for check in checks:
             difference = check.judge(
                 losses[self.trials.index(check.trial)],
@@ -215,7 +225,7 @@ class Block:
             self.check_s = check.seconds
             self._budget.num_ties += check.tie
             if difference is not None:
-                # the others may have the same defect: they are checked at their next step
+                # the other trials may have the same defect, so check them at their next step
                 for trial in self.trials:
                     trial.is_step_verified &= trial.difference is not None
             elif check.solo_s is not None:
@@ -224,7 +234,7 @@ class Block:
             bound.is_checked = all(c.trial.difference is None for c in checks)
 
     def _gradients(self, bound: Bound | None) -> torch.Tensor:
-        """Work out losses and gradients of the step whose inputs are ready. The losses, ``[K]``."""
+        """Compute the gradients of the step whose inputs are ready; return the losses, ``[K]``."""
         if bound is None:
             return whole_step(
                 self.structure, self._state, self.trials, at_once=self._options.size
@@ -233,7 +243,7 @@ class Block:
         return self._losses_of(bound)
 
     def _ready(self) -> Bound:
-        """The program of the next step, with batches and masks where it reads them."""
+        """Return the program of the next step, with batches and masks copied to its inputs."""
         shared = self._shares()
         reading = self.trials[:1] if shared else self.trials
         for trial in reading:
@@ -241,7 +251,7 @@ class Block:
         for trial in self.trials:
             trial.look_around()
         num_rows = [t.feed.num_rows(t.step_index) for t in reading]
-        # batches that differ are padded to the largest there is, not to the largest of this step: few tapes do
+        # Pad batches to the largest of the epoch, not of this step, so that few tapes suffice.
         longest = max(num_rows)
         padded = min(num_rows) < longest
         if padded:
@@ -254,11 +264,11 @@ class Block:
         return bound
 
     def last_losses(self) -> torch.Tensor:
-        """The losses of the last step, a copy. Shape ``[number of trials]``."""
+        """Return a copy of the losses of the last step, ``[number of trials]``."""
         return self._losses.last(len(self.trials))
 
     def _in_step(self) -> bool:
-        """Whether all trials have batches of equal sizes from here on, and nothing to draw at random."""
+        """Return whether all trials have equal batch sizes from here on and no random draws."""
         one = self.trials[0]
         return (
             self.structure.draws_nothing
@@ -270,14 +280,20 @@ class Block:
         )
 
     def _steps_together(self, num: int) -> None:
-        """Some steps of trials that are in step, everything that does not change taken out of the loop."""
+        """Take ``num`` steps of trials that are in step (``_in_step``).
+
+        Everything that does not change is hoisted out of the loop.
+        """
         trials = self.trials
         feed = trials[0].feed
         assert isinstance(feed, ArrayFeed)
         shared = self._shares()
         first = trials[0].step_index
         reading = trials[:1] if shared else trials
-        orders = torch.stack([t.feed.rest(t.step_index) for t in reading])  # type: ignore[union-attr]
+        orders = torch.stack([
+            t.feed.rest(t.step_index)  # type: ignore[union-attr]
+            for t in reading
+        ])
         steady = all(trial.steady for trial in trials)
         update = self._updater()
         begin = 0
@@ -300,14 +316,18 @@ class Block:
         self._budget.trained_s += time.perf_counter() - began
 
     def _shares(self) -> bool:
-        """Whether all trials see the very same batch."""
+        """Return whether all trials see the same batch and may read a single copy of it."""
         feed, step = self.trials[0].feed, self.trials[0].step_index
         return self.structure.sharing and all(
             t.feed is feed and t.step_index == step for t in self.trials
         )
 
     def _bound(self, *, shared: bool, padded: bool, num_rows: int) -> Bound:
-        """The program of a step; all trials of a block have one source, so rows of their batches have one shape."""
+        """Return the program of a step.
+
+        All trials of a block have the same data source, so the rows of their batches have one
+        shape.
+        """
         one = self.trials[0]
         return self._programs.training(
             self.capacity if self._options.fixed else len(self.trials),
@@ -318,7 +338,7 @@ class Block:
         )
 
     def _updater(self) -> Callable[[], None]:
-        """One update of each trial, with its options as they are now."""
+        """Return a function that updates each trial with its present options."""
         return self._state.updater([trial.options() for trial in self.trials])
 
     def _losses_of(self, bound: Bound) -> torch.Tensor:
@@ -330,7 +350,11 @@ class Block:
     # -- the end of an epoch -------------------------------------------------------------
 
     def finish(self, trials: Sequence[FusedTrial]) -> list[Outcome]:
-        """Training losses and metrics of trials that have ended their epoch, or an UnverifiedError."""
+        """Return training losses and metrics of trials that have ended their epoch.
+
+        The outcome of a trial is an exception instead if it failed; UnverifiedError if its results
+        cannot be trusted.
+        """
         losses = {trial: guarded(partial(self._loss, trial)) for trial in trials}
         alive = [trial for trial in trials if isinstance(losses[trial], Mapping)]
         metrics = self._evaluation.evaluate(alive, self.trials) if alive else {}
@@ -343,7 +367,7 @@ class Block:
         try:
             check_finite(loss, epoch=trial.plan.epoch)
         except DivergedError as error:
-            # checks cannot tell where it began: steps that are no numbers all look the same
+            # checks cannot tell at which step it began: all non-finite steps look the same
             raise UnverifiedError(f"{error}; in a pack", mismatch=False) from error
         return {TRAIN_LOSS: loss}
 
@@ -351,10 +375,10 @@ class Block:
 def _put_batches(
     bound: Bound, trials: Sequence[FusedTrial], *, shared: bool, num_rows: Sequence[int]
 ) -> None:
-    """Puts this step's batches where the tape reads them."""
+    """Copy this step's batches to where the tape reads them."""
     feed = trials[0].feed
     if isinstance(feed, ArrayFeed) and bound.rows is None:
-        # one gather for all: their rows lie one after the other
+        # one gather for all trials, as their rows lie one after the other
         parts = [t.feed.index(t.step_index) for t in trials]  # type: ignore[union-attr]
         bound.gather(feed.arrays, parts[0] if shared else torch.cat(parts))
         return

@@ -1,4 +1,4 @@
-"""A step of a block, checked: a trial takes it alone, too."""
+"""Checks of a block's steps, in which a trial also takes the step alone."""
 
 from __future__ import annotations
 
@@ -28,13 +28,16 @@ from ._structure import Structure
 
 
 class StepCheck:
-    """One trial's check of one step: made before the step, told of its gradients, then judged.
+    """One trial's check of one step.
+
+    Create it before the step, call ``note_gradients`` when the gradients are computed, then
+    ``judge``.
 
     Attributes:
         before: The trial's state before the step.
-        seconds: What the check has cost so far.
-        solo_s: How long the step took alone; None before it was judged, and where it took longer
-            than others because its optimizer had no state yet.
+        seconds: Seconds that the check has taken so far.
+        solo_s: Seconds that the step took alone. None before ``judge``, and for a first step, which
+            takes longer than others because its optimizer has no state yet.
         tie: Whether single precision differed and double precision agreed.
     """
 
@@ -50,7 +53,7 @@ class StepCheck:
         self.seconds = time.perf_counter() - began
 
     def note_gradients(self) -> None:
-        """Copy what the block has found; clipping and optimizers change it in place."""
+        """Copy the block's gradients, since clipping and optimizers change them in place."""
         began = time.perf_counter()
         self._gradients = self._rows.own_gradients(self.trial, self._row)
         self.seconds += time.perf_counter() - began
@@ -62,13 +65,16 @@ class StepCheck:
         structure: Structure,
         is_current: Callable[[], bool] | None,
     ) -> Difference | None:
-        """Take the step alone and compare; before the trial moves on to its next step.
+        """Take the step alone and compare, before the trial moves on to its next step.
 
         Args:
             loss: The trial's loss in the block.
-            structure: What the block runs.
-            is_current: Whether recording the step again gives the program that the block runs; None
-                where nothing is recorded.
+            structure: The structure that the block runs.
+            is_current: Returns whether recording the step again gives the program that the block
+                runs; None where nothing is recorded.
+
+        Returns:
+            A difference that rounding does not explain; None if the check passes.
         """
         began = time.perf_counter()
         try:
@@ -131,6 +137,6 @@ class StepCheck:
 
 
 def _num_numbers(batch: Any) -> int:
-    """How many numbers a batch has."""
+    """Return the count of numbers in a batch, at least 1."""
     leaves = pytree.tree_leaves(batch)
     return sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor)) or 1

@@ -1,4 +1,7 @@
-"""A recorded program through ``torch.compile``: seconds to minutes once, for fewer and larger kernels."""
+"""Recorded programs through ``torch.compile``.
+
+Compiling takes seconds to minutes once and gives fewer and larger kernels.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ def compiled(
     draws: Sequence[torch.Tensor] = (),
     destinations: Mapping[int, torch.Tensor] | None = None,
 ) -> Tape:
-    """As ``bind``, by a compiled graph.
+    """Bind a program like ``bind``, but run it as a compiled graph.
 
-    Results are copied to where they are wanted, in the graph where the compiler can, so that they stand there as after a tape.
+    Results are copied to their destinations, where a plain tape also leaves them.
     """
     wanted = dict(destinations or {})
     for position, value in enumerate(program.outputs):
@@ -51,7 +54,13 @@ def compiled(
 def _graph(
     program: Program, numbers: Sequence[int], positions: Sequence[int]
 ) -> torch.fx.GraphModule:
-    """The program as a graph of ATen calls; its inputs are the values ``numbers``."""
+    """Return a program as a graph of ATen calls.
+
+    Args:
+        program: The program.
+        numbers: The values that are inputs of the graph.
+        positions: The outputs of the program that the graph returns.
+    """
     graph = torch.fx.Graph()
     nodes: dict[int, Any] = {n: graph.placeholder(f"v{n}") for n in numbers}
     for call in program.calls:

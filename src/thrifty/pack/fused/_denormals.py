@@ -1,6 +1,7 @@
-"""Denormal numbers: below 1e-38 a CPU computes ten to a hundred times slower, for digits that nobody will ever see.
+"""Flushing of denormal numbers, on which a CPU is ten to a hundred times slower.
 
-The momentum of a dead unit shrinks into that range and stays there, so that an optimiser slows down as training goes on.
+Denormal numbers are below 1e-38, too small to matter for any result. The momentum of a dead unit
+shrinks into that range and stays there, so an optimizer slows down as training goes on.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import torch
 
 @contextmanager
 def denormals_flushed() -> Iterator[None]:
-    """Takes them for zero while a pack is trained; afterwards this thread is as it was."""
-    # torch can set the mode but not tell it: the product of two normal numbers shows
+    """Treat denormal numbers as zero while a pack trains, then restore this thread's mode."""
+    # torch can set the mode but cannot report it, so multiply two normal numbers to find out
     flushed = bool(torch.tensor(1e-30) * torch.tensor(1e-10) == 0)
     if not flushed:
         torch.set_flush_denormal(True)

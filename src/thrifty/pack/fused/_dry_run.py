@@ -1,7 +1,7 @@
-"""The dry run before a structure is fused: does the packed computation give each trial its own gradient?
+"""The dry run before a structure is fused: does each trial get its own gradient when packed?
 
-It is made in double precision, where rounding cannot hide a wrong rule, on two trials with different weights and different
-batches, through recording and tape: all that training will go through.
+It runs in double precision, where rounding cannot hide a wrong rule, on two trials with different
+weights and different batches. It uses recording and tape, as training does.
 """
 
 from __future__ import annotations
@@ -30,19 +30,25 @@ from ._structure import Recorded, Structure
 
 
 NUM_ROWS = 8
-"""Rows of each batch of the dry run."""
+"""Maximum number of rows in each batch of the dry run."""
 TOLERANCE = 1e-8
 SINGLE_TOLERANCE = 2e-3
-"""For models that do not run in double precision."""
+"""Tolerance for models that do not run in double precision."""
 
 
 def dry_run(task: Task, model: torch.nn.Module, batch: Any) -> Structure:
-    """The structure of a model, tested; ``batch`` is one of its training batches. Draws from torch's stream.
+    """Test whether a model can be fused and return its structure.
 
-    What the user's code changes meanwhile (a counter in a closure, a global) is put back.
+    The dry run draws from torch's random stream. Anything that the user's code changes meanwhile (a
+    counter in a closure, a global) is restored afterwards.
+
+    Args:
+        task: The task of the model.
+        model: The model.
+        batch: One of its training batches.
 
     Raises:
-        UnfusableError: it cannot be fused; the message says why.
+        UnfusableError: The model cannot be fused; the message says why.
     """
     with as_it_was({"task": task, "model": model}) as caches:
         if caches:
@@ -53,15 +59,16 @@ def dry_run(task: Task, model: torch.nn.Module, batch: Any) -> Structure:
 def _check_caches(
     caches: Sequence[Any], *, task: Task, model: torch.nn.Module, batch: Any
 ) -> None:
-    """Check that functions whose results are cached draw no random numbers at their first call.
+    """Check that functions with cached results draw no random numbers at their first call.
 
-    A pack would call them first at another place of the random stream.
+    A pack would make that first call at another position of the random stream.
 
     Raises:
-        UnfusableError: one of them does.
+        UnfusableError: One of them draws random numbers.
     """
     states = []
-    with torch.no_grad(), suppress(Exception):  # what fails here fails in what follows
+    # an exception here is suppressed because it recurs in the dry run itself
+    with torch.no_grad(), suppress(Exception):
         for _ in range(2):
             torch.default_generator.manual_seed(0)
             task.loss(deepcopy(model), pytree.tree_map(_copied, batch))
@@ -85,12 +92,15 @@ def _dry_run(task: Task, model: torch.nn.Module, batch: Any) -> Structure:
         raise UnfusableError("the tensors of its batches differ in length")
     with suppress(_NoDoubleError):
         return _tested(task, model, leaves, spec, double=True)
-    # it insists on its own precision; then the comparison is coarser
+    # the model insists on its own precision, so the comparison is coarser
     return _tested(task, model, leaves, spec, double=False)
 
 
 def _tested_whole(task: Task, model: torch.nn.Module, batch: WholeBatch) -> Structure:
-    """Two models with different weights on the same batch, in double precision, as they are and packed."""
+    """Return the tested structure of a model that trains on whole batches.
+
+    Two models with different weights run on the same batch in double precision, alone and packed.
+    """
     models = [_copy(model, double=True) for _ in range(2)]
     _perturb(models[1])
     batch = batch.double()
@@ -113,7 +123,7 @@ def _tested_whole(task: Task, model: torch.nn.Module, batch: WholeBatch) -> Stru
 def _evaluates_whole(
     structure: Structure, models: Sequence[torch.nn.Module], batch: WholeBatch
 ) -> bool:
-    """Whether each model's metrics are the same packed and alone."""
+    """Return whether each model's metrics on a whole batch are the same packed and alone."""
     before = torch.get_rng_state()
     try:
         found = structure.metrics(batch, state=stacked(structure, models), size=len(models))
@@ -131,9 +141,10 @@ def _evaluates_whole(
 
 
 def fits_inside(structure: Structure, model: torch.nn.Module, batch: Any) -> bool:
-    """Whether a narrower model, its tensors padded with zeros to those of a structure, gets its own loss and gradients.
+    """Return whether a narrower model, padded with zeros, gets its own loss and gradients.
 
-    Gradients beyond its own tensors are zeroed in training, so what holds for one step holds for all.
+    Its tensors are padded to the shapes of the structure. Training zeroes the gradients of the
+    padding, so a result that holds for one step holds for all steps.
     """
     if structure.whole:
         return False
@@ -156,7 +167,7 @@ def fits_inside(structure: Structure, model: torch.nn.Module, batch: Any) -> boo
 
 
 class _NoDoubleError(Exception):
-    """The model does not run in double precision."""
+    """Error raised when the model does not run in double precision."""
 
 
 def _tested(
@@ -198,7 +209,13 @@ def _tested(
 def _all_alone(
     task: Task, models: Sequence[torch.nn.Module], batches: Sequence[Any], *, double: bool
 ) -> list[Step]:
-    """What each model comes to alone, if that is all that a step does."""
+    """Return each model's step alone, after checking that computing the loss changes nothing else.
+
+    Raises:
+        UnfusableError: The code reads an iterator, the loss trains no parameter, or computing it
+            changes a watched value.
+        _NoDoubleError: The step fails in double precision.
+    """
     copies = [deepcopy(model) for model in models]
     watch = Watch({"task": task, "model": copies[0]}, ignored=rate_places(copies[0]))
     if watch.unwatchable:
@@ -220,7 +237,11 @@ def _all_alone(
 
 
 def _steady(experiment: Experiment) -> Recorded:
-    """The recorded step, if another one on other batches, with other random numbers, comes to the same calls."""
+    """Record the step twice, with other batches and random numbers, and return the first recording.
+
+    Raises:
+        UnfusableError: The two recordings differ in their calls.
+    """
     first = experiment.record()
     random.seed(1)
     np.random.seed(1)  # noqa: NPY002 (user code may draw from it)
@@ -231,7 +252,7 @@ def _steady(experiment: Experiment) -> Recorded:
 
 
 def _padding_agrees(experiment: Experiment) -> bool:
-    """Whether rows of weight zero leave everything else as it is."""
+    """Return whether rows of weight zero leave each model's step unchanged."""
     rows = len(experiment.batches[0][0])
     if rows < 2:
         return False
@@ -241,14 +262,14 @@ def _padding_agrees(experiment: Experiment) -> bool:
 def _some_rows(
     leaves: Sequence[torch.Tensor], *, double: bool, last: bool = False
 ) -> list[torch.Tensor]:
-    """The first rows of a batch, or the last ones."""
+    """Return copies of up to ``NUM_ROWS`` rows of a batch: the first ones, or the last ones."""
     num = min(NUM_ROWS, len(leaves[0]))
     rows = [leaf[-num:] if last else leaf[:num] for leaf in leaves]
     return [t.double() if double and t.dtype.is_floating_point else t.clone() for t in rows]
 
 
 def _perturb(model: torch.nn.Module) -> None:
-    """Another model of the same structure."""
+    """Change a model's parameters by random noise, keeping its structure."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dtype.is_floating_point:
@@ -258,6 +279,6 @@ def _perturb(model: torch.nn.Module) -> None:
 def _copy(model: torch.nn.Module, *, double: bool) -> torch.nn.Module:
     try:
         out = deepcopy(model)
-    except Exception as error:  # a model may hold anything
+    except Exception as error:  # copying a model's attributes may raise anything
         raise UnfusableError(f"it cannot be copied: {error}") from error
     return out.double() if double else out

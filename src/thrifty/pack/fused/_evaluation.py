@@ -1,4 +1,4 @@
-"""The metrics of the trials of a block: all at once where that pays, and checked against each trial alone."""
+"""Metrics of the trials of a block: all at once where that pays, checked against trials alone."""
 
 from __future__ import annotations
 
@@ -36,19 +36,22 @@ from ._whole import evaluate_whole
 logger = plain_logger(__name__)
 
 MAX_ELEMENTS = 2**22
-"""Elements of packed validation batches beyond which there is nothing to gain over one trial after the other."""
+"""Elements of packed validation batches beyond which trials are evaluated one by one.
+
+Beyond this size, evaluating all at once gains nothing.
+"""
 
 
 class Evaluation:
-    """Evaluates the trials of a block.
+    """Evaluation of the trials of a block.
 
     Args:
-        structure: What the block runs.
+        structure: The structure that the block runs.
         rows: The block's state.
-        programs: Of the structure, bound to the rows.
-        budget: Of checks.
-        solo_times: Where the times of evaluations alone are kept.
-        at_once: How many trials are evaluated at once on whole batches.
+        programs: Programs of the structure, bound to the rows.
+        budget: Time budget of checks.
+        solo_times: Collects the times of evaluations alone.
+        at_once: Number of trials that are evaluated at once on whole batches.
     """
 
     def __init__(
@@ -71,9 +74,10 @@ class Evaluation:
     def evaluate(
         self, trials: Sequence[FusedTrial], block: Sequence[FusedTrial]
     ) -> Mapping[FusedTrial, Outcome]:
-        """The metrics of some trials of a block, or what went wrong with each.
+        """Return the metrics of some trials of a block, or the error of each.
 
-        All at once where the structure allows that and most trials of the block want it; otherwise one by one.
+        Trials are evaluated all at once if the structure allows that and they make up most of the
+        block, otherwise one by one.
         """
         found = None
         if self._structure.fused_metrics and 2 * len(trials) > len(block):
@@ -87,13 +91,13 @@ class Evaluation:
     def _together(
         self, trials: Sequence[FusedTrial], block: Sequence[FusedTrial]
     ) -> Sequence[Mapping[str, float]] | None:
-        """The metrics of all rows of a block; None where they cannot be had at once."""
+        """Return the metrics of all rows of a block; None if they must be computed one by one."""
         one = trials[0]
         source = one.source
         if any(t.source is not source for t in block):
             return None
         if source.arrays is None and len({t.evaluation_seed for t in trials}) > 1:
-            return None  # data sets may draw random numbers: each trial has its own
+            return None  # datasets may draw random numbers, and each trial has its own seed
         seed_everything(one.evaluation_seed)
         size = len(block)
         try:
@@ -110,7 +114,7 @@ class Evaluation:
     def _checked(
         self, trial: FusedTrial, found: Mapping[str, float], block: Sequence[FusedTrial]
     ) -> Outcome:
-        """A trial's metrics in the block, compared with those alone if that is due."""
+        """Return a trial's metrics in the block, compared with those alone if a check is due."""
         if trial.is_evaluation_verified and not self._budget.allows(trial.solo_evaluation_s):
             return found
         began = time.perf_counter()
@@ -130,13 +134,13 @@ class Evaluation:
             return alone
         self._give_up(str(difference))
         if not trial.is_evaluation_verified:
-            return alone  # its first evaluation: no earlier one can be wrong
+            return alone  # its first evaluation, so no earlier one can be wrong
         for other in block:
             other.is_evaluation_verified = False
         return UnverifiedError(str(difference), mismatch=False)
 
     def _alone(self, trial: FusedTrial) -> Outcome:
-        """The metrics of a trial alone; how long that took is noted."""
+        """Evaluate a trial alone, record how long that took, and return its metrics."""
         began = time.perf_counter()
         outcome = guarded(partial(trial.evaluate, trial.plan.epoch))
         if isinstance(outcome, Mapping):
@@ -152,7 +156,10 @@ class Evaluation:
         *,
         tolerance: float,
     ) -> bool:
-        """Whether only rounding makes metrics differ: two outputs are equal but for their last bits."""
+        """Return whether only rounding makes metrics differ.
+
+        This happens if two outputs are equal except for their last bits.
+        """
 
         def evaluate(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, float]:
             with exchanged(trial.model, tensors):
@@ -169,7 +176,7 @@ class Evaluation:
         )
 
     def _give_up(self, reason: str) -> None:
-        """Evaluate the trials of this structure one by one from now on."""
+        """Evaluate the trials of this structure one by one from now on, and log why."""
         self._structure.fused_metrics = False
         logger.warning(
             "the metrics of %s are computed for one trial after the other: %s",
@@ -181,10 +188,10 @@ class Evaluation:
 def evaluate_packed(
     programs: Programs, source: Source, *, size: int, batch_size: int
 ) -> Sequence[Mapping[str, float]] | None:
-    """The metrics of the first ``size`` rows; None where batches are too large for that to pay.
+    """Return the metrics of the first ``size`` rows; None if batches are too large for this to pay.
 
     Raises:
-        UnfusableError: the metrics cannot be computed for all trials at once.
+        UnfusableError: The metrics cannot be computed for all trials at once.
     """
     sums = MetricSums()
     for batch, num in source.valid_batches(batch_size=batch_size):

@@ -1,4 +1,4 @@
-"""An experiment: the same models packed, through recording and tape, and each alone."""
+"""Experiments that compare models packed (recorded and replayed from a tape) and each alone."""
 
 from __future__ import annotations
 
@@ -24,10 +24,16 @@ from ._tape import bind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """Models that fit into a structure, and a batch for each, as its leaves.
+    """Models that fit into a structure, with a batch for each.
 
-    ``shared``: the batches are all the same, and packed there is only one; ``num_rows``: how many rows of each batch
-    are real, where they differ; the rest is padding.
+    Attributes:
+        structure: The structure that runs the models packed.
+        models: The models.
+        batches: The batch of each model, as a list of its tensors (pytree leaves).
+        tolerance: Relative difference that is allowed; see ``close``.
+        shared: Whether all batches are the same, so that the packed models get only one.
+        num_rows: Number of real rows of each batch where these differ, the other rows being
+            padding; None where all rows are real.
     """
 
     structure: Structure
@@ -38,7 +44,7 @@ class Experiment:
     num_rows: Sequence[int] | None = None
 
     def trains_alike(self) -> bool:
-        """Whether each model's step is the same packed and alone."""
+        """Return whether each model's step is the same packed and alone."""
         alone = self._alone()
         try:
             self.check(self.record(), alone)
@@ -47,7 +53,7 @@ class Experiment:
         return True
 
     def evaluates_alike(self) -> bool:
-        """Whether each model's metrics are the same packed and alone."""
+        """Return whether each model's metrics are the same packed and alone."""
         try:
             recorded = self.record(training=False)
         except UnfusableError:
@@ -65,19 +71,19 @@ class Experiment:
         return True
 
     def check(self, recorded: Recorded, alone: Sequence[Step]) -> None:
-        """Compares a recorded training step with what each model comes to alone.
+        """Compare a recorded training step with the step of each model alone.
 
         Raises:
-            UnfusableError: they differ.
+            UnfusableError: They differ.
         """
         for packed, one in zip(self.packed(recorded), alone, strict=True):
             check_same(packed, one, tolerance=self.tolerance)
 
     def record(self, *, training: bool = True, seed: int = 0) -> Recorded:
-        """Records a step of all models at once.
+        """Record one step of all models at once.
 
         Raises:
-            UnfusableError: it cannot be done.
+            UnfusableError: The step cannot be recorded for all models at once.
         """
         variant = Variant(
             size=len(self.models),
@@ -91,10 +97,10 @@ class Experiment:
         )
 
     def packed_metrics(self) -> list[dict[str, float]]:
-        """The metrics of each model, packed.
+        """Return the metrics of each model, computed packed.
 
         Raises:
-            UnfusableError: they cannot be computed for all models at once.
+            UnfusableError: They cannot be computed for all models at once.
         """
         recorded = self.record(training=False)
         found = self._replay(recorded, self._state())
@@ -105,7 +111,7 @@ class Experiment:
         ]
 
     def packed(self, recorded: Recorded) -> list[Step]:
-        """What a recorded step comes to for each model."""
+        """Replay a recorded step and return each model's result."""
         state = self._state()
         losses, *gradients = self._replay(recorded, state)
         assert losses is not None
@@ -123,7 +129,7 @@ class Experiment:
     def _replay(
         self, recorded: Recorded, state: Sequence[torch.Tensor]
     ) -> Sequence[torch.Tensor | None]:
-        """Runs what was recorded, on other random numbers; it may change ``state``."""
+        """Replay a recording with other random numbers; this may change ``state``."""
         batch, rows = self._batch(), self._rows()
         generators = [
             torch.Generator(device=batch[0].device).manual_seed(k)
@@ -155,7 +161,7 @@ class Experiment:
         return [torch.stack(leaves) for leaves in zip(*self.batches, strict=True)]
 
     def _rows(self) -> torch.Tensor | None:
-        """The weights of the rows, as ``Group`` has them."""
+        """Return the weights of the rows in the form of ``Group.rows``."""
         if self.num_rows is None:
             return None
         weights = torch.zeros(
@@ -169,7 +175,7 @@ class Experiment:
         return weights
 
     def _state(self) -> list[torch.Tensor]:
-        """A copy of the state of all models, one beside the other, as the structure has it."""
+        """Return a stacked copy of the state of all models, in the structure's order and shapes."""
         full = self._state_of(self.structure.model)
         states = [self._state_of(model) for model in self.models]
         return [
@@ -185,10 +191,10 @@ class Experiment:
 def run_packed(
     structure: Structure, models: Sequence[torch.nn.Module], batch: WholeBatch
 ) -> list[Step]:
-    """What a step on a whole batch comes to for each model, packed.
+    """Run a packed step on a whole batch and return each model's result.
 
     Raises:
-        UnfusableError: it draws random numbers that are not each trial's own.
+        UnfusableError: The step draws random numbers that are not each trial's own.
     """
     state = stacked(structure, models)
     generators = [
@@ -214,7 +220,7 @@ def run_packed(
 
 
 def stacked(structure: Structure, models: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
-    """A copy of the state of models, one beside the other."""
+    """Return a stacked copy of the state of models, in the structure's order."""
     own = [{**dict(m.named_parameters()), **dict(m.named_buffers())} for m in models]
     return [
         torch.stack([each[name].detach() for each in own]) for name in structure.state_names

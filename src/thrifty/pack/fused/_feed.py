@@ -1,4 +1,4 @@
-"""The batches of one epoch, as they are wanted by trials that stand at different steps."""
+"""The batches of one epoch, for trials that may be at different steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thrifty.pack._random import seed_everything
 
 
 class ArrayFeed:
-    """Batches by index into arrays that lie on the device: any step, in any order."""
+    """Batches by index into arrays on the device, for any step in any order."""
 
     def __init__(
         self, arrays: Sequence[torch.Tensor], order: torch.Tensor, batch_size: int
@@ -27,30 +27,30 @@ class ArrayFeed:
         self._row_shapes = tuple((tuple(array.shape[1:]), array.dtype) for array in arrays)
 
     def num_rows(self, step: int) -> int:
-        """How many rows the batch of a step has."""
+        """Return the number of rows in the batch of a step."""
         return self.sizes[step]
 
     def rest(self, step: int) -> torch.Tensor:
-        """Which rows this step and all later ones have, one after the other."""
+        """Return the row indices of this step and all later ones, in order."""
         return self._order[step * self._batch_size :]
 
     def index(self, step: int) -> torch.Tensor:
-        """Which rows they are."""
+        """Return the row indices of the batch of a step."""
         return self._parts[step]
 
     def row_shapes(self, step: int) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
-        """Shape of a row and dtype of each tensor."""
+        """Return the shape of a row and the dtype of each tensor."""
         return self._row_shapes
 
     def batch(self, step: int) -> list[torch.Tensor]:
-        """The tensors of a batch."""
+        """Return the tensors of the batch of a step."""
         return [array[self._parts[step]] for array in self.arrays]
 
 
 class IteratorFeed:
     """Batches from an iterator, one after the other."""
 
-    sizes = ()  # nobody knows
+    sizes = ()  # unknown in advance
 
     def __init__(
         self, batches: Iterator[Batch], *, seeds: Callable[[int], int] | None = None
@@ -58,19 +58,19 @@ class IteratorFeed:
         self._seeds = seeds
         self._batches = batches
         self._step = -1
-        self.rows_at_most = 0  # nobody knows
+        self.rows_at_most = 0  # unknown in advance
         self._leaves: list[Any] = []
 
     def num_rows(self, step: int) -> int:
-        """How many rows the batch of a step has."""
+        """Return the number of rows in the batch of a step."""
         return len(self.batch(step)[0])
 
     def row_shapes(self, step: int) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
-        """Shape of a row and dtype of each tensor."""
+        """Return the shape of a row and the dtype of each tensor."""
         return tuple((tuple(leaf.shape[1:]), leaf.dtype) for leaf in self.batch(step))
 
     def batch(self, step: int) -> list[torch.Tensor]:
-        """The tensors of a batch; steps come in order, each as often as it likes."""
+        """Return the tensors of a batch; ask for steps in order, each any number of times."""
         while self._step < step:
             if self._seeds is not None:
                 seed_everything(self._seeds(self._step + 1))

@@ -1,4 +1,4 @@
-"""Where each tensor of a model lies in a row of the flat state."""
+"""Layout of a model's tensors in a row of the flat state."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from ._registry import UnfusableError
 
 
 ALIGNMENT = 16
-"""Elements: each tensor begins at a 64-byte boundary (for 4-byte numbers), so that vector loads never straddle one."""
+"""Alignment of each tensor in a row, in elements.
+
+For 4-byte numbers this is a 64-byte boundary, so that vector loads never straddle one.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """One parameter: its name, shape, and where it begins in a row."""
+    """One parameter: its name, its shape and the position in a row at which it begins."""
 
     name: str
     shape: torch.Size
@@ -24,13 +27,19 @@ class Segment:
 
     @property
     def stop(self) -> int:
-        """Where it ends."""
+        """Position in a row at which it ends."""
         return self.start + self.shape.numel()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The trained parameters of a model, one after the other; ``width`` is P, the length of a row."""
+    """The trained parameters of a model, one after the other.
+
+    Attributes:
+        segments: The parameters, in the order of a row.
+        width: P, the length of a row.
+        dtype: The dtype of all parameters.
+    """
 
     segments: tuple[Segment, ...]
     width: int
@@ -38,10 +47,10 @@ class Layout:
 
     @classmethod
     def of(cls, parameters: Sequence[tuple[str, torch.Tensor]]) -> Layout:
-        """The layout for some parameters.
+        """Return the layout for some parameters, given with their names.
 
         Raises:
-            UnfusableError: they have different types, or one of half precision.
+            UnfusableError: The parameters differ in dtype, or have half precision.
         """
         segments, start = [], 0
         types = {parameter.dtype for _, parameter in parameters}
@@ -58,12 +67,12 @@ class Layout:
         return cls(segments=tuple(segments), width=start, dtype=dtype)
 
     def within(self, names: Iterable[str]) -> list[str]:
-        """Those of some parameters that are in a row, in its order."""
+        """Return the given names that are in a row, in the order of the row."""
         wanted = set(names)
         return [segment.name for segment in self.segments if segment.name in wanted]
 
     def range_of(self, names: Iterable[str]) -> tuple[int, int] | None:
-        """Where parameters that lie side by side begin and end in a row; None if none is in it."""
+        """Return where adjacent parameters begin and end in a row; None if none is in it."""
         wanted = set(names)
         places = [n for n, segment in enumerate(self.segments) if segment.name in wanted]
         if not places:
@@ -76,21 +85,24 @@ class Layout:
         ].start
 
     def views(self, rows: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Each parameter as a view of ``rows``, ``[K, P]``: shape ``[K, *shape]``."""
+        """Yield each parameter, ``[K, *shape]``, as a view of ``rows``, ``[K, P]``."""
         for segment in self.segments:
             yield rows[:, segment.start : segment.stop].view(rows.shape[0], *segment.shape)
 
     def row_views(
         self, row: torch.Tensor, shapes: Mapping[str, torch.Size] | None = None
     ) -> Iterator[torch.Tensor]:
-        """Each parameter as a view of one row, ``[P]``; of a narrower model (``shapes``) the leading corner."""
+        """Yield each parameter as a view of one row, ``[P]``.
+
+        Given the ``shapes`` of a narrower model, views are the leading corners of these shapes.
+        """
         for segment in self.segments:
             view = row[segment.start : segment.stop].view(segment.shape)
             shape = segment.shape if shapes is None else shapes[segment.name]
             yield view if shape == segment.shape else corner(view, shape)
 
     def holds(self, parameters: Mapping[str, torch.Tensor]) -> bool:
-        """Whether a model of these parameters fits into the corners of this one's."""
+        """Return whether a model with these parameters fits into the corners of this layout's."""
         return all(
             segment.name in parameters
             and parameters[segment.name].dim() == len(segment.shape)
@@ -103,5 +115,5 @@ class Layout:
 
 
 def corner(tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """The part of a wider tensor that is a narrower model's own."""
+    """Return the leading corner of a tensor: the part that belongs to a narrower model."""
     return tensor[tuple(slice(n) for n in shape)]

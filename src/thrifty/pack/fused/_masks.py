@@ -1,4 +1,4 @@
-"""The random numbers of a step for all trials of a block."""
+"""Random numbers of a step for all trials of a block."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from ._randomness import Draw, fill
 def draw_masks(
     draws: Sequence[Draw], trials: Sequence[FusedTrial], *, num_rows: Sequence[int] | None
 ) -> None:
-    """Each trial's masks; trials at the same place of the same stream have the same ones.
+    """Fill each trial's dropout masks.
 
-    ``num_rows`` is how many rows of each trial's batch are real, where they differ.
+    Trials at the same position of the same random stream get the same masks, drawn only once.
+
+    Args:
+        draws: The random numbers that the program needs.
+        trials: The trials in the first rows.
+        num_rows: Number of real rows of each trial's batch where these differ, else None.
     """
     first: dict[Any, int] = {}
     same = [

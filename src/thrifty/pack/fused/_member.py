@@ -1,4 +1,4 @@
-"""One trial in a fused pack: its own module, its place in the data, its options step by step."""
+"""One trial of a fused pack: its module, its position in the data and its options at each step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ._signature import dropout_rates, rate_places, signature
 
 
 class FeedError(Exception):
-    """The batches of one trial cannot be had."""
+    """Error raised when a batch of one trial cannot be read."""
 
     def __init__(self, trial: FusedTrial, reason: Exception) -> None:
         super().__init__(str(reason))
@@ -33,26 +33,29 @@ class FeedError(Exception):
 
 
 WATCH_PARTS = 8
-"""All watched values are looked at in so many steps, where user code runs between steps."""
+"""Number of steps over which one look at all watched values is spread.
+
+This applies where user code runs between steps.
+"""
 
 
 class FusedTrial(TaskTrial):
-    """A trial whose parameters are a row of a block.
+    """A trial whose parameters are one row of a block.
 
-    Its module keeps views of them, so it can be used by itself.
+    Its module holds views of that row, so the module can be used by itself.
 
     Attributes:
-        idle_moments: The optimizer's state of parameters that its block does not train, by name.
-        layouts: The order of memory that its tensors had before they became a row, by name.
-        stays_alone: Whether it must not join a block.
-        num_unverified: How many of its last epochs no check has followed yet.
-        is_step_verified: Whether a check has passed since it joined its block, and nothing has
-            changed since.
-        is_evaluation_verified: The same of its metrics.
-        solo_evaluation_s: How long its last evaluation alone took.
-        difference: What the last check has found; None if it passed.
-        time_key: What its time alone depends on.
-        refusal_key: Names its structure, as it was when it joined its block, in every process.
+        idle_moments: Optimizer state of the parameters that its block does not train, by name.
+        layouts: Memory layout that each tensor had before it became part of a row, by name.
+        stays_alone: Whether the trial must not join a block.
+        num_unverified: Number of its most recent epochs that no check has followed yet.
+        is_step_verified: Whether a check has passed since the trial joined its block, with no
+            change since then.
+        is_evaluation_verified: The same for its metrics.
+        solo_evaluation_s: Seconds that its last evaluation alone took.
+        difference: Difference that the last check found; None if it passed.
+        time_key: Key of everything that the trial's time alone depends on.
+        refusal_key: Name of its structure when it joined its block, the same in every process.
     """
 
     feed: Feed
@@ -77,33 +80,35 @@ class FusedTrial(TaskTrial):
         self._check_at: set[int] = set()
         self._looks_around = False
         self._verified_step = -1
-        """The last step of this epoch that was checked."""
+        """Last step of this epoch that was checked; -1 if there is none."""
         self.tensor_ids: set[int] = set()
-        """Identities of its parameters and buffers, while it is in a block."""
+        """Identities (``id``) of its parameters and buffers while it is in a block."""
         self._ahead: Mapping[str, Any] | None = None
-        """The hyper-parameters of the epoch that ``adapt`` was called for before that began."""
+        """Hyper-parameters of an epoch that the model was adapted to before the epoch began."""
         self._watch: Watch | None = None
         self._signature: Hashable | None = None
 
     def begin(self, member: Member) -> None:
-        """Make model and optimizer."""
+        """Build the model and the optimizer."""
         super().begin(member)
         self.plan_values = member.values
         self._options: Sequence[Options] = [self.followed.options(member.values)]
 
     def adapt(self, values: Mapping[str, Any]) -> None:
-        """Bring the model up to date with hyper-parameters, once for an epoch.
+        """Adapt the model to the hyper-parameters of an epoch, once per epoch.
 
         Raises:
-            UnverifiedError: It is up to date already, but something that its code reads has changed since.
+            UnverifiedError: The model is adapted already (see ``adapt_ahead``), but a value that
+                its code reads has changed since then.
         """
         self._adapt(values)
         self._ahead = None
 
     def adapt_ahead(self, values: Mapping[str, Any]) -> None:
-        """The same before it is known where the trial takes the first step of the epoch.
+        """Adapt the model before it is known where the trial takes the epoch's first step.
 
-        ``adapt`` may do what must not be done twice, such as to add a hook, so it is not called again.
+        The task's ``adapt`` may do things that must not happen twice, such as adding a hook.
+        When the epoch begins, it is therefore not called again.
         """
         self._adapt(values)
         self._ahead = dict(values)
@@ -116,7 +121,7 @@ class FusedTrial(TaskTrial):
 
     @property
     def watch(self) -> Watch:
-        """The values that the trial's code reads, since they were looked at last."""
+        """The watch over the values that the trial's code reads, since the last look at them."""
         if self._watch is None:
             self._watch = self._new_watch()
         return self._watch
@@ -126,34 +131,34 @@ class FusedTrial(TaskTrial):
         return Watch(roots, ignored=rate_places(self.model))
 
     def new_watch(self) -> Watch:
-        """The values that its code reads, as they are now."""
+        """Return a watch over the values that the trial's code reads, starting from now."""
         out = copy(self.watch)
         out.look()
         return out
 
     @property
     def signature(self) -> Hashable:
-        """What trials that do the same have in common; see ``signature``.
+        """Key that is equal for trials that compute the same; see ``_signature.signature``.
 
         Raises:
-            UnfusableError: the model has hooks.
+            UnfusableError: The model has hooks.
         """
         if self._signature is None:
             self._signature = signature(self.model, attributes=vars(self.task))
         return self._signature
 
     def look_again(self) -> Change | None:
-        """A watched value that has changed, if there is one; from here on it counts as it is now."""
+        """Return a changed watched value, or None; then watch from the present values on."""
         changed = self.watch.changed()
         if changed:
-            # at once: later another trial may have set what it sets
+            # build the new watch now: later, another trial may have set the same values
             self._watch = self._new_watch()
             self._signature = None
             self.tensor_ids = set()
         return changed
 
     def enter(self, *, idle_moments: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take a row of a block; until here torch's own optimizer has been used."""
+        """Take a row of a block, which replaces torch's own optimizer from here on."""
         self.idle_moments = idle_moments
         self.step_index = 0
 
@@ -161,23 +166,32 @@ class FusedTrial(TaskTrial):
         """Give torch's own optimizer the options of the last step and a copy of the state.
 
         Args:
-            moments: Of the parameters that were trained in a block, by name.
+            moments: Optimizer state of the parameters that were trained in a block, by name.
         """
         self._apply_last_options()
         held = {**self.idle_moments, **moments}
         self.followed.load_moments(unpack_state(pack_state(held)))
 
     def optimizer_state(self, moments: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """The state of the optimizer as torch's own gives it. Arguments as for ``take_moments``."""
+        """Return the optimizer's state in the form that torch's own optimizer gives.
+
+        The argument is that of ``take_moments``.
+        """
         self._apply_last_options()
         return self.followed.state({**self.idle_moments, **moments})
 
     def start_fused(self, plan: EpochPlan, feed: Feed, *, tick: int) -> None:
-        """Get ready for an epoch; the module has been adapted.
+        """Prepare for an epoch, after the module has been adapted.
+
+        Args:
+            plan: The epoch.
+            feed: The batches of the epoch.
+            tick: The block's step counter at which the epoch begins.
 
         Raises:
-            TaskError: A hyper-parameter that moves is read once, and nothing follows it.
-            UnfusableError: Its momentum is zero at some steps only.
+            TaskError: A hyper-parameter that changes during training is read only once, so that
+                nothing follows the change.
+            UnfusableError: The momentum is zero at only some of the steps.
         """
         table = self.option_table(plan)
         _check_momentum(table)
@@ -194,7 +208,7 @@ class FusedTrial(TaskTrial):
         self.readings.check_epoch(plan)
 
     def begin_steps(self, num: int, *, tick: int) -> None:
-        """So many steps begin now, none of them to be checked yet."""
+        """Begin ``num`` steps, none of which has a check requested yet."""
         self.step_index = 0
         self.steps_left = num
         self.first_tick = tick
@@ -205,7 +219,7 @@ class FusedTrial(TaskTrial):
     # -- checks --------------------------------------------------------------------------
 
     def check_at(self, step: int) -> None:
-        """Have a step of this epoch checked, unless it is over."""
+        """Request a check of a step of this epoch, unless that step is over."""
         if self.step_index <= step < self.step_index + self.steps_left:
             self._check_at.add(step)
 
@@ -216,7 +230,7 @@ class FusedTrial(TaskTrial):
 
     @property
     def steps_to_check(self) -> int:
-        """How many steps there are before one that has to be checked."""
+        """Number of steps to take before one that has to be checked."""
         if self.is_due:
             return 0
         left = [at - self.step_index for at in self._check_at if at >= self.step_index]
@@ -224,13 +238,14 @@ class FusedTrial(TaskTrial):
 
     @property
     def is_verified_here(self) -> bool:
-        """Whether the step before this one was checked, so that nothing is left unverified."""
+        """Whether the previous step was checked, so that no step is left unverified."""
         return self._verified_step == self.step_index - 1
 
     def look_around(self) -> None:
-        """Have this step checked if a watched value has changed since the epoch began.
+        """Request a check of this step if a watched value has changed since the epoch began.
 
-        The code of a dataset runs between steps. A part of the values is looked at in each step.
+        The code of a dataset runs between steps and may change values. Each step looks at one part
+        of the values only.
         """
         if self._looks_around and self.watch.changed(
             self.step_index % WATCH_PARTS, WATCH_PARTS
@@ -239,7 +254,7 @@ class FusedTrial(TaskTrial):
             self._watch, self._looks_around = self._new_watch(), False
 
     def note_check(self, difference: Difference | None) -> None:
-        """Take note of what a check of this step has found."""
+        """Record the result of a check of this step; ``difference`` is None if it passed."""
         self.difference = difference
         self.is_step_verified = difference is None
         if difference is None:
@@ -247,14 +262,17 @@ class FusedTrial(TaskTrial):
             self._verified_step = self.step_index
 
     def batch_alone(self, spec: Any) -> Any:
-        """A copy of this step's batch, as the task's loss takes it."""
+        """Return this step's batch in the form that the task's loss takes.
+
+        It is a copy, except for a whole batch (``spec`` is None).
+        """
         leaves = self.feed.batch(self.step_index)
         if spec is None:
             return leaves[0]
         return pytree.tree_unflatten([leaf.clone() for leaf in leaves], spec)
 
     def seed_alone(self) -> None:
-        """Seed torch's global stream as the trial alone does before this step."""
+        """Seed torch's global random stream as the trial alone does before this step."""
         seed_step(step_seed(self._epoch_seed, self.step_index), self.device)
 
     def apply_options(self) -> None:
@@ -263,16 +281,16 @@ class FusedTrial(TaskTrial):
 
     @property
     def evaluation_seed(self) -> int:
-        """Seeds the random streams before the validation set of this epoch is read."""
+        """Seed of the random streams for reading the validation set of this epoch."""
         return derive_seed(self.seed, "evaluate", self.plan.epoch)
 
     # -- steps ---------------------------------------------------------------------------
 
     def fetch(self) -> None:
-        """Has the batch of this step read, so that what goes wrong in its data is known to be this trial's affair.
+        """Read the batch of this step, so that an error in the data is attributed to this trial.
 
         Raises:
-            FeedError: something went wrong.
+            FeedError: Reading the batch failed.
         """
         if isinstance(self.feed, IteratorFeed):
             try:
@@ -282,34 +300,34 @@ class FusedTrial(TaskTrial):
 
     @property
     def draw_key(self) -> tuple[Any, ...]:
-        """Trials with equal keys draw equal numbers in this step."""
+        """Key of the random draws in this step: trials with equal keys draw equal numbers."""
         return (self.step_index, *self._draw_key)
 
     def seed_step(self) -> None:
-        """Puts the generator where the trial's own stream is at this step."""
+        """Set the generator to the trial's own random stream at this step."""
         self.generator.manual_seed(step_seed(self._epoch_seed, self.step_index))
 
     def options(self) -> Options:
-        """The options of each param group and the clipping norm at this step."""
+        """Return the options of each param group and the clipping norm at this step."""
         return self._options[self.step_index if len(self._options) > 1 else 0]
 
     def options_now(self) -> tuple[Mapping[str, Any], ...]:
-        """The options of each param group at the start of the present epoch."""
+        """Return the options of each param group at the start of the present epoch."""
         return self._options[0][0]
 
     @property
     def steady(self) -> bool:
-        """Whether its options stay as they are during this epoch."""
+        """Whether the options are constant during this epoch."""
         return len(self._options) == 1
 
     def advance(self) -> None:
-        """One step is done."""
+        """Count one finished step."""
         self._ahead = None
         self.step_index += 1
         self.steps_left -= 1
 
     def option_table(self, plan: EpochPlan) -> Sequence[Options]:
-        """The options at each step of an epoch; one entry if they stay as they are."""
+        """Return the options at each step of an epoch; a single entry if they are constant."""
         start = self.followed.options(plan.values)
         if self.followed.names.isdisjoint(plan.moving):
             return [start]
@@ -319,13 +337,13 @@ class FusedTrial(TaskTrial):
         ]
 
     def _apply_last_options(self) -> None:
-        """Give torch's own optimizer the options of the last step: a block does not use it."""
+        """Give torch's own optimizer the options of the last step, as a block bypasses it."""
         if self.step_index:
             self.followed.apply(self._options[min(self.step_index, len(self._options)) - 1])
 
 
 def _check_momentum(table: Sequence[Options]) -> None:
-    """Momentum that is zero in a part of an epoch only is more than rows can do."""
+    """Raise UnfusableError for momentum that is zero at only some steps: rows cannot do that."""
     has_momentum = {tuple(bool(own.get("momentum")) for own in groups) for groups, _ in table}
     if len(has_momentum) > 1:
         raise UnfusableError("its momentum is zero in a part of an epoch")

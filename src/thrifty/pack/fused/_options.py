@@ -1,4 +1,4 @@
-"""How trials of one structure are fused."""
+"""Options for fusing trials of one structure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockOptions:
-    """How one structure is fused.
+    """Options for fusing one structure.
 
-    ``size`` is the number of trials to a block; ``max_padding`` how many times as large as its smallest batch its largest may be;
-    ``channels_last`` the order of images in memory; ``compile`` sends training steps through
-    ``torch.compile``, ``cuda_graphs`` captures them. The latter two keep a block's steps at its full size, so that
-    trials may come and go without anything being made again.
+    ``compile`` and ``cuda_graphs`` keep a block's steps at its full size, so that trials can come
+    and go without anything being built again.
+
+    Attributes:
+        size: Number of trials per block.
+        max_padding: Maximum ratio of the largest to the smallest batch size in a block.
+        channels_last: Whether images are stored in channels-last layout.
+        compile: Whether training steps go through ``torch.compile``.
+        cuda_graphs: Whether training steps are captured as CUDA graphs.
     """
 
     size: int = 8
@@ -23,5 +28,5 @@ class BlockOptions:
 
     @property
     def fixed(self) -> bool:
-        """Whether free rows are trained along, for nothing."""
+        """Whether steps always have the full size, so that free rows train too, with no use."""
         return self.compile or self.cuda_graphs

@@ -1,4 +1,4 @@
-"""What the tape knows of ATen functions: which can write into a given buffer, which only look at memory differently."""
+"""Facts about ATen functions for the tape: which can write into a given buffer, which are views."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ def _relu(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
 
 
 def _clone(x: torch.Tensor, *, out: torch.Tensor, **_: Any) -> torch.Tensor:
-    """Layout and dtype were settled when the buffer was made."""
+    """Copy ``x`` into the buffer, whose layout and dtype were chosen when it was made."""
     return out.copy_(x)
 
 
 NARROW, MANY = 32, 64
-"""Rows as short as that, as many as that: torch's softmax takes row by row, which the vector unit cannot help with."""
+"""Bounds for many short rows: at most ``NARROW`` long, at least ``MANY`` of them.
+
+torch computes softmax row by row, so it cannot vectorise such input.
+"""
 
 
 def _log_softmax(x: torch.Tensor, dim: int, *half: Any, out: torch.Tensor) -> None:
-    """As ``aten::_log_softmax``, bit for bit; many short rows side by side."""
+    """Compute ``aten::_log_softmax`` bit for bit, taking many short rows side by side."""
     if _is_narrow(x, dim):
         out.copy_(aten._log_softmax(x.t().contiguous(), 0, *half).t())
     else:
@@ -68,16 +71,20 @@ _QUICK: dict[Any, tuple[Callable[..., Any], tuple[str, ...]]] = {
     aten.tanh.default: (torch.tanh, ("out",)),
     aten._to_copy.default: (_clone, ("out",)),
 }
-"""torch's own functions are called at half the cost of their ATen overloads; some are better done otherwise."""
+"""Faster functions to call instead of ATen overloads, with the names of their buffers.
+
+Calling torch's own functions costs half as much as calling their ATen overloads. Some functions are
+better computed in another way.
+"""
 
 OutVariant = tuple[Callable[..., Any], tuple[str, ...]]
 
 
 @cache
 def out_variant(function: Any, device_type: str) -> OutVariant | None:
-    """The variant of a function that writes into buffers, and the names it takes them by.
+    """Return the variant of a function that writes into buffers, and the names of these arguments.
 
-    None if there is none with a kernel of its own: the generated ones only copy.
+    The result is None if no variant has its own kernel, since generated variants only copy.
     """
     if function in _QUICK:
         return _QUICK[function]
@@ -88,7 +95,7 @@ def out_variant(function: Any, device_type: str) -> OutVariant | None:
         inputs = [(a.name, str(a.type)) for a in other._schema.arguments if not a.is_out]
         outs = tuple(a.name for a in other._schema.arguments if a.is_out)
         if inputs == wanted and len(outs) == len(function._schema.returns):
-            # the others are generated from the function itself, and copy its result
+            # variants without a native kernel are generated: they call the function and copy
             native = torch._C._dispatch_has_kernel_for_dispatch_key(other.name(), key)
             return (other, outs) if native else None
     return None
@@ -96,26 +103,27 @@ def out_variant(function: Any, device_type: str) -> OutVariant | None:
 
 IN_PLACE_SAFE = frozenset({
     aten.abs.default, aten.add.Tensor, aten.clamp.default, aten.clamp_min.default, aten.cos.default,
-    aten.div.Tensor, aten.exp.default, aten.gelu.default, aten.gelu_backward.default, aten.log.default,
-    aten.mul.Tensor, aten.neg.default, aten.pow.Tensor_Scalar, aten.reciprocal.default, aten.relu.default,
-    aten.rsqrt.default, aten.sigmoid.default, aten.sigmoid_backward.default, aten.silu.default,
-    aten.silu_backward.default, aten.sin.default, aten.sqrt.default, aten.sub.Tensor, aten.tanh.default,
-    aten.tanh_backward.default, aten.threshold_backward.default, aten.leaky_relu.default,
-    aten.leaky_relu_backward.default, aten.elu.default,
+    aten.div.Tensor, aten.exp.default, aten.gelu.default, aten.gelu_backward.default,
+    aten.log.default, aten.mul.Tensor, aten.neg.default, aten.pow.Tensor_Scalar,
+    aten.reciprocal.default, aten.relu.default, aten.rsqrt.default, aten.sigmoid.default,
+    aten.sigmoid_backward.default, aten.silu.default, aten.silu_backward.default, aten.sin.default,
+    aten.sqrt.default, aten.sub.Tensor, aten.tanh.default, aten.tanh_backward.default,
+    aten.threshold_backward.default, aten.leaky_relu.default, aten.leaky_relu_backward.default,
+    aten.elu.default,
 })  # fmt: skip
-"""Functions of elements: they may write over an argument of the same shape."""
+"""Element-wise functions, which may overwrite an argument of the same shape."""
 
 VIEWS = frozenset({
     aten._unsafe_view.default,
     aten.lift_fresh.default,
     aten._reshape_alias.default,
 })
-"""Functions that return memory of their argument, though their schema does not say so."""
+"""Functions whose result shares memory with their argument although their schema is silent."""
 
 CREATIONS = frozenset({
-    aten.arange.default, aten.arange.start, aten.arange.start_step, aten.eye.default, aten.full.default,
-    aten.full_like.default, aten.new_full.default, aten.new_ones.default, aten.new_zeros.default,
-    aten.ones.default, aten.ones_like.default, aten.scalar_tensor.default, aten.zeros.default,
-    aten.zeros_like.default, aten.linspace.default,
+    aten.arange.default, aten.arange.start, aten.arange.start_step, aten.eye.default,
+    aten.full.default, aten.full_like.default, aten.new_full.default, aten.new_ones.default,
+    aten.new_zeros.default, aten.ones.default, aten.ones_like.default, aten.scalar_tensor.default,
+    aten.zeros.default, aten.zeros_like.default, aten.linspace.default,
 })  # fmt: skip
-"""Functions whose result depends on shapes alone."""
+"""Functions whose result depends only on shapes and plain arguments."""

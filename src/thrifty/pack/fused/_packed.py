@@ -1,8 +1,9 @@
-"""Packed tensors: one object that stands for a tensor of each of K trials, and looks like one of them.
+"""Packed tensors: one object that holds a tensor of each of K trials and looks like one of them.
 
-A packed tensor holds a plain tensor with one more dimension, which counts the trials. It may lie anywhere, so that convolutions keep
-``[batch, K, channels, height, width]`` and need no copies. User code sees the shape without it. Every torch function that meets
-a packed tensor ends up in ``apply`` through ``__torch_function__``.
+A packed tensor holds a plain tensor with one more dimension, the trial dimension, which user code
+does not see. The trial dimension can be at any position, so that convolutions keep
+``[batch, K, channels, height, width]`` and need no copies. Every torch function called on a packed
+tensor goes to ``apply`` through ``__torch_function__``.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ from ._registry import RULES, UnfusableError
 
 
 READS = frozenset({
-    "item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__array__", "is_nonzero",
-    "allclose", "equal", "nonzero",
+    "item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__array__",
+    "is_nonzero", "allclose", "equal", "nonzero",
 })  # fmt: skip
-"""What needs to know the value of a tensor before it can go on."""
+"""Functions that read the value of a tensor."""
 
 
 class Group:
-    """What the trials of a pack have in common while their loss is worked out.
+    """What the trials of a pack have in common while their loss is computed.
 
     Attributes:
-        size: K.
-        rows: ``[K, B]`` weights of the rows of the batch where batches differ in size (1/b for real rows, 0 for
-            padding); None where all rows are real.
-        batch: B, where ``rows`` are given.
-        randomness: where random draws come from.
-        channels_last: whether images are kept ``[batch, height, width, K, channels]`` in memory, which some
-            convolutions are faster on.
+        size: K, the number of trials.
+        rows: Weights of the rows of the batch, ``[K, B]``, where batches differ in size: 1/b for
+            the b real rows of a trial, 0 for padding. None where all rows are real.
+        batch: B where ``rows`` are given, else -1.
+        randomness: The source of random draws.
+        channels_last: Whether images are stored as ``[batch, height, width, K, channels]`` in
+            memory, on which some convolutions are faster.
     """
 
     def __init__(
@@ -53,31 +54,34 @@ class Group:
         self.batch = -1 if rows is None else rows.shape[1]
 
     def pack(self, value: torch.Tensor, axis: int = 0) -> Packed:
-        """A packed tensor; ``axis`` is the dimension of ``value`` that counts the trials."""
+        """Return a packed tensor; ``axis`` is the trial dimension of ``value``."""
         return Packed(self, value, axis)
 
     def first(self, x: Any) -> torch.Tensor:
-        """The plain tensor with the trials as its first dimension; what is equal for all is expanded."""
+        """Return the plain tensor with the trials as its first dimension.
+
+        A tensor or number that all trials share is expanded.
+        """
         if type(x) is not Packed:
             return torch.as_tensor(x).expand(self.size, *torch.as_tensor(x).shape)
         return x.value if x.axis == 0 else x.value.movedim(x.axis, 0)
 
     def second(self, x: Any) -> torch.Tensor:
-        """The plain tensor with the trials as its second dimension, after the batch."""
+        """Return the plain tensor with the trials as its second dimension, after the batch."""
         if type(x) is not Packed:
             return x.unsqueeze(1).expand(x.shape[0], self.size, *x.shape[1:])
         value = x.value if x.axis == 1 else x.value.movedim(x.axis, 1)
         if self.channels_last and value.dim() == 5:
-            # its own inverse: [B, K, C, H, W] <-> [B, H, W, K, C]
+            # this permutation is its own inverse: [B, K, C, H, W] <-> [B, H, W, K, C]
             return value.permute(0, 3, 4, 1, 2).contiguous().permute(0, 3, 4, 1, 2)
         return value
 
 
 class Packed(torch.Tensor):
-    """K tensors in one; see the module."""
+    """K tensors in one object; see the module docstring."""
 
     def __new__(cls, _: Group, value: torch.Tensor, axis: int = 0) -> Packed:
-        """A shell without memory of its own, so that C++ takes it for the tensor that it looks like."""
+        """Create a wrapper without its own memory, which C++ treats as the tensor it looks like."""
         whole = value.shape
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             return torch.Tensor._make_wrapper_subclass(
@@ -105,25 +109,25 @@ class Packed(torch.Tensor):
     ) -> Any:
         return apply(func, args, kwargs or {})
 
-    # -- what it looks like -------------------------------------------------------------
+    # -- the view of one trial ----------------------------------------------------------
 
     @property
     def shape(self) -> torch.Size:
-        """The shape that one trial sees."""
+        """Shape that one trial sees."""
         whole = self.value.shape
         return torch.Size(whole[: self.axis] + whole[self.axis + 1 :])
 
     def size(self, dim: int | None = None) -> Any:
-        """As ``torch.Tensor.size``."""
+        """Return what ``torch.Tensor.size`` gives for one trial."""
         return self.shape if dim is None else self.shape[dim]
 
     @property
     def ndim(self) -> int:
-        """As ``torch.Tensor.ndim``."""
+        """Number of dimensions that one trial sees."""
         return self.value.dim() - 1
 
     def numel(self) -> int:
-        """As ``torch.Tensor.numel``."""
+        """Return the number of elements of one trial's tensor."""
         return self.shape.numel()
 
     def __len__(self) -> int:
@@ -133,7 +137,7 @@ class Packed(torch.Tensor):
         return iter(apply(torch.Tensor.unbind, (self,), {}))
 
     def dim(self) -> int:
-        """As ``torch.Tensor.dim``."""
+        """Return the number of dimensions that one trial sees."""
         return self.value.dim() - 1
 
     def __repr__(self) -> str:
@@ -144,14 +148,14 @@ class Packed(torch.Tensor):
 
 
 _SAME_FOR_ALL = frozenset({
-    "dtype", "device", "layout", "is_cuda", "is_cpu", "requires_grad", "is_floating_point", "is_complex",
-    "is_sparse", "is_quantized", "is_mps", "is_meta", "element_size", "is_leaf", "grad_fn", "get_device",
-    "is_nested", "itemsize", "is_xpu", "is_mkldnn",
+    "dtype", "device", "layout", "is_cuda", "is_cpu", "requires_grad", "is_floating_point",
+    "is_complex", "is_sparse", "is_quantized", "is_mps", "is_meta", "element_size", "is_leaf",
+    "grad_fn", "get_device", "is_nested", "itemsize", "is_xpu", "is_mkldnn",
 })  # fmt: skip
 
 
 def _same(name: str) -> property:
-    """What each trial's tensor has in common with the one that holds them all."""
+    """Return a property that each trial's tensor shares with the plain tensor that holds all."""
     return property(lambda self: getattr(self.value, name))
 
 
@@ -183,18 +187,18 @@ def _operator(name: str) -> Callable[..., Any]:
 
 
 for _name in (
-    "add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul", "truediv", "rtruediv", "itruediv",
-    "floordiv", "mod", "pow", "rpow", "matmul", "rmatmul", "neg", "abs", "invert", "and", "or", "xor",
-    "eq", "ne", "lt", "le", "gt", "ge", "getitem", "setitem",
+    "add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul", "truediv", "rtruediv",
+    "itruediv", "floordiv", "mod", "pow", "rpow", "matmul", "rmatmul", "neg", "abs", "invert",
+    "and", "or", "xor", "eq", "ne", "lt", "le", "gt", "ge", "getitem", "setitem",
 ):  # fmt: skip
     setattr(Packed, f"__{_name}__", _operator(f"__{_name}__"))
 
 
 def apply(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Applies a torch function to packed tensors: by its rule, or by vmap.
+    """Apply a torch function to packed tensors by its rule, or by ``torch.vmap`` without a rule.
 
     Raises:
-        UnfusableError: neither can.
+        UnfusableError: The function cannot be applied in either way.
     """
     rule = RULES.get(func)
     group = group_of(args, kwargs)
@@ -215,14 +219,14 @@ def apply(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _note_numbers(args: Any, kwargs: Any) -> None:
-    """Note the trials' own numbers that a function computes with: it gets one trial's for all."""
+    """Note each ``TrialValue`` argument: the function gets one trial's number for all trials."""
     for leaf in pytree.tree_leaves((args, kwargs)):
         if isinstance(leaf, TrialValue):
             leaf.built_in.add(leaf.path)
 
 
 def group_of(args: Any, kwargs: Any) -> Group:
-    """The pack that some arguments belong to."""
+    """Return the group that the packed tensors among some arguments belong to."""
     for leaf in pytree.tree_leaves((args, kwargs)):
         if type(leaf) is Packed:
             return leaf.group
@@ -232,7 +236,7 @@ def group_of(args: Any, kwargs: Any) -> Group:
 def by_vmap(
     group: Group, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Applies a function to each trial through ``torch.vmap``, forward only: autograd works outside of it."""
+    """Apply a function to each trial through ``torch.vmap``, with autograd outside of it."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     places = [i for i, leaf in enumerate(leaves) if type(leaf) is Packed]
 

@@ -1,4 +1,4 @@
-"""The programs of a structure, bound to the rows of a block."""
+"""Programs of a structure, bound to the rows of a block."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ Shapes = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Bound:
-    """A program bound to the rows of a block, and where its inputs have to be put.
+    """A program bound to the rows of a block, with the memory that its inputs go into.
 
-    The program is recorded on the first inputs (``Programs.prepare``), so that what user code does with real labels is what
-    is recorded.
+    The program is recorded on the first inputs (``Programs.prepare``), so that the recording shows
+    what user code does with real labels.
 
     Attributes:
-        variant: Which program.
-        batch: Where the tensors of the batch belong.
+        variant: The variant of the program.
+        batch: Memory for the tensors of the batch.
         gathered: The same memory, with the rows of all trials in one dimension.
-        rows: The weights of the rows, where batches differ in size.
-        tape: The program; None until it is prepared.
-        draws: The random numbers that it needs.
-        names: Of what it returns before any gradients.
+        rows: Weights of the rows where batches differ in size; None where they do not.
+        tape: The bound program; None until it is prepared.
+        recorded: The recorded program; None until it is prepared.
+        draws: The random numbers that the program needs.
+        names: Names of the outputs that come before any gradients.
         is_checked: Whether one trial's step with it has been compared with the step alone.
     """
 
@@ -50,13 +51,13 @@ class Bound:
     is_checked: bool = False
 
     def gather(self, arrays: Sequence[torch.Tensor], index: torch.Tensor) -> None:
-        """Put the batches of all trials in, their rows one after the other in ``index``."""
+        """Copy the batches of all trials in; ``index`` lists their rows one after the other."""
         num = len(index)
         for array, target in zip(arrays, self.gathered, strict=True):
             torch.index_select(array, 0, index, out=target[:num])
 
     def weigh(self, num_rows: Sequence[int]) -> None:
-        """Give the real rows of each trial's batch their weights, if it has any."""
+        """Set the weights of the real rows of each trial's batch, if rows have weights."""
         if self.rows is not None:
             self.rows.zero_()
             for k, num in enumerate(num_rows):
@@ -64,7 +65,10 @@ class Bound:
 
 
 class Programs:
-    """Programs are recorded and bound when they are first needed: there are few, for steps differ little."""
+    """The programs of one block, each recorded and bound when first needed.
+
+    There are few of them, since steps differ little.
+    """
 
     def __init__(
         self,
@@ -85,14 +89,14 @@ class Programs:
     def training(
         self, size: int, *, shared: bool, padded: bool, num_rows: int, row_shapes: Shapes
     ) -> Bound:
-        """The step of the first ``size`` rows; prepare it once its inputs are there.
+        """Return the training step of the first ``size`` rows; prepare it when its inputs are in.
 
         Args:
-            size: How many trials.
+            size: Number of trials.
             shared: Whether all of them see the same batch.
             padded: Whether their batches differ in size.
-            num_rows: Rows of a batch.
-            row_shapes: What one of these rows consists of.
+            num_rows: Number of rows of a batch.
+            row_shapes: Shape and dtype of one such row, for each tensor of the batch.
         """
         key = (size, shared, padded, num_rows, row_shapes)
         found = self._bound.get(key)
@@ -108,7 +112,10 @@ class Programs:
         return found
 
     def evaluation(self, size: int, batch: Shapes) -> Bound:
-        """The metrics of the first ``size`` rows on one batch for all; prepare it once the batch is there."""
+        """Return the program for the metrics of the first ``size`` rows on one shared batch.
+
+        Prepare it when the batch is in.
+        """
         found = self._bound.get((size, batch))
         if found is None:
             variant = Variant(size=size, training=False, shared=True, padded=False, batch=batch)
@@ -116,10 +123,10 @@ class Programs:
         return found
 
     def prepare(self, bound: Bound) -> Tape:
-        """The tape of a program, recorded on what is in its inputs if this is the first time.
+        """Return the tape of a program; the first call records it on the present inputs.
 
         Raises:
-            UnfusableError: the model does something that cannot be done for all trials at once.
+            UnfusableError: The model does something that cannot be done for all trials at once.
         """
         if bound.tape is None:
             try:
@@ -127,20 +134,21 @@ class Programs:
             except UnfusableError:
                 raise
             except Exception as error:
-                # on copies: nothing has happened. If it is the user's own error, it comes up again alone
+                # Recording ran on copies, so nothing has changed.
+                # An error of the user's own occurs again when the trial runs alone.
                 reason = f"recording it failed with {type(error).__name__}: {error}"
                 raise UnfusableError(reason) from error
             bound.tape = self._bind(bound, bound.recorded)
         return bound.tape
 
     def is_current(self, bound: Bound) -> bool:
-        """Whether recording a program again, on its present inputs, comes to the same calls."""
+        """Return whether recording a program again on its present inputs gives the same calls."""
         assert bound.recorded is not None
         again = self._structure.record(bound.variant, **self._inputs(bound))
         return again.program.same_calls(bound.recorded.program)
 
     def evaluations_are_current(self) -> bool:
-        """Whether recording the metrics again comes to the same calls, for all programs that there are."""
+        """Return whether recording each program for metrics again gives the same calls."""
         return all(
             self.is_current(bound)
             for bound in self._bound.values()
@@ -148,7 +156,7 @@ class Programs:
         )
 
     def tensors(self) -> list[torch.Tensor]:
-        """What is held for batches and random numbers."""
+        """Return the tensors held for batches and random numbers."""
         return [
             tensor
             for bound in self._bound.values()
@@ -165,7 +173,7 @@ class Programs:
         )
 
     def _inputs(self, bound: Bound) -> dict[str, Any]:
-        """What a program is recorded on. Copies: recording runs the model, which may write into anything."""
+        """Return copies of the inputs for a recording, as the model may write into any of them."""
         size = bound.variant.size
         state = [*self._state.trained(size), *self._state.untrained(size)]
         return {
@@ -205,7 +213,7 @@ class Programs:
         )
 
     def _rows(self, variant: Variant) -> torch.Tensor | None:
-        """The weights of rows, as ``Group`` has them."""
+        """Return memory for the weights of rows, in the form of ``Group.rows``."""
         if not variant.padded:
             return None
         num_rows = variant.batch[0][0][0]
@@ -219,7 +227,7 @@ class Programs:
 
 
 def _same_layout(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the very strides of a tensor: a program takes its views apart by them."""
+    """Return a copy with exactly the strides of a tensor, which a program's views depend on."""
     out = torch.empty_strided(
         tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
     )
@@ -227,7 +235,10 @@ def _same_layout(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _captured(tape: Tape, untrained: Sequence[torch.Tensor]) -> Tape:
-    """As a CUDA graph; the run that warms up must not count in the running statistics."""
+    """Capture a tape as a CUDA graph.
+
+    The warm-up run changes running statistics (``untrained``), so they are put back.
+    """
     before = [tensor.clone() for tensor in untrained]
     tape()
     out = captured(tape)

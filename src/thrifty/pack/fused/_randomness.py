@@ -1,7 +1,8 @@
-"""Random draws of a pack: each trial's own, whoever is packed with it.
+"""Random draws of a pack, which give each trial the same numbers as alone.
 
-Alone, a trial seeds torch's stream at every step and layers draw from it. In a pack each trial has a generator, seeded the same
-way, and each draw is made once for each trial, in the same order and of the same shape: the same numbers.
+Alone, a trial seeds torch's random stream at every step and layers draw from it. In a pack, each
+trial has a generator that is seeded the same way. Each draw is made once per trial, in the same
+order and of the same shape, so the numbers are the same, independent of the other trials.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 class TrialValue(float):
     """A number that may differ from trial to trial, such as a dropout rate.
 
-    A rule that meets it takes each trial's own number. Code that computes with it gets this trial's number, which a
-    recording would keep for all: that is noted.
+    A rule that gets it uses each trial's own number. Code that computes with it gets this trial's
+    number, which a recording would keep for all trials, so its path is added to ``built_in``.
 
     Attributes:
-        path: Where it stands.
-        built_in: The paths of the numbers that were computed with.
+        path: Path of the layer that it belongs to.
+        built_in: Paths of the numbers that code has computed with.
     """
 
     path: str
@@ -42,7 +43,7 @@ class TrialValue(float):
 
 
 def plain(value: float) -> float:
-    """The number itself, to look at without computing with it."""
+    """Return the number as a plain float, without noting that code computes with it."""
     return float.__add__(value, 0.0) if isinstance(value, TrialValue) else value
 
 
@@ -58,16 +59,22 @@ def _noting(name: str) -> Callable[..., Any]:
 
 
 for _name in (
-    "abs", "add", "bool", "ceil", "divmod", "eq", "float", "floor", "floordiv", "ge", "gt", "int", "le", "lt", "mod",
-    "mul", "ne", "neg", "pos", "pow", "radd", "rdivmod", "rfloordiv", "rmod", "rmul", "round", "rpow", "rsub",
-    "rtruediv", "sub", "truediv", "trunc", "format",
+    "abs", "add", "bool", "ceil", "divmod", "eq", "float", "floor", "floordiv", "ge", "gt", "int",
+    "le", "lt", "mod", "mul", "ne", "neg", "pos", "pow", "radd", "rdivmod", "rfloordiv", "rmod",
+    "rmul", "round", "rpow", "rsub", "rtruediv", "sub", "truediv", "trunc", "format",
 ):  # fmt: skip
     setattr(TrialValue, f"__{_name}__", _noting(f"__{_name}__"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """A dropout mask of one step: ``noise`` has shape ``[K, batch, ...]`` and holds 0 or 1/(1-p)."""
+    """A dropout mask of one step.
+
+    Attributes:
+        noise: The mask, ``[K, batch, ...]``, which holds 0 or 1/(1-p).
+        path: Path of the dropout layer if its rate may differ from trial to trial, else None.
+        p: The dropout rate of trials without their own rate for ``path``.
+    """
 
     noise: torch.Tensor
     path: str | None
@@ -75,7 +82,7 @@ class Draw:
 
 
 class Randomness:
-    """Keeps the random inputs of a step, so that they can be drawn anew for each step."""
+    """The random inputs of a step, kept so that they can be drawn again for each step."""
 
     def __init__(
         self,
@@ -88,7 +95,7 @@ class Randomness:
         self._rates = [{}] * len(generators) if rates is None else rates
 
     def rates_of(self, p: float) -> list[float]:
-        """Each trial's own value of a rate."""
+        """Return each trial's own value of a rate."""
         path = getattr(p, "path", None)
         p = plain(p)
         return [p if path is None else rates.get(path, p) for rates in self._rates]
@@ -96,9 +103,9 @@ class Randomness:
     def dropout(
         self, shape: Sequence[int], p: float, *, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """The noise that dropout multiplies by. Shape ``[K, *shape]``."""
+        """Draw the noise that dropout multiplies by, ``[K, *shape]``."""
         size = len(self.generators)
-        with _disable_current_modes():  # no part of what is recorded
+        with _disable_current_modes():  # the draw must not be recorded
             noise = torch.empty((size, *shape), dtype=dtype, device=device)
             draw = Draw(noise=noise, path=getattr(p, "path", None), p=plain(p))
             fill(draw, generators=self.generators, rates=self._rates)
@@ -113,10 +120,15 @@ def fill(
     rates: Sequence[Mapping[str, float]],
     num_rows: Sequence[int] | None = None,
 ) -> None:
-    """Draws a mask for each trial, exactly as ``torch.nn.functional.dropout`` draws it alone.
+    """Draw a mask for each trial, exactly as ``torch.nn.functional.dropout`` draws it alone.
 
-    ``rates`` are the trials' own rates by path; ``num_rows`` how many rows of the batch are real. The others keep what they
-    hold, which must be finite: their results count zero times, and zero times NaN is NaN.
+    Args:
+        draw: The mask to fill.
+        generators: The generator of each trial.
+        rates: Each trial's own rates by path.
+        num_rows: Number of real rows of each trial's batch (default: all). The other rows keep
+            their values, which must be finite: their results are multiplied by zero, and zero times
+            NaN is NaN.
     """
     with torch.no_grad():
         for k, generator in enumerate(generators):

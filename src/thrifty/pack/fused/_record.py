@@ -1,4 +1,4 @@
-"""Recording: one run of a computation as a flat list of ATen calls, autograd's backward pass included."""
+"""Recording of one run of a computation as a flat list of ATen calls, backward pass included."""
 
 from __future__ import annotations
 
@@ -15,16 +15,22 @@ from ._registry import UnfusableError
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """Stands for a tensor among the arguments of a call: the number of its value."""
+    """A placeholder for a tensor among the arguments of a call, with the number of its value."""
 
     value: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Call:
-    """``function(*args, **kwargs)`` with ``Ref`` for tensors; the values that go in (``refs``) and that come out.
+    """One call ``function(*args, **kwargs)``, with ``Ref`` in place of tensors.
 
-    ``places`` says which of the results they are: some may be None.
+    Attributes:
+        function: The ATen function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        refs: Numbers of the values that go in.
+        outputs: Numbers of the values that come out.
+        places: Position of each output among the results, some of which may be None.
     """
 
     function: Any
@@ -37,15 +43,15 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Program:
-    """A recorded computation.
+    """A recorded computation, in which each value (a tensor) has a number.
 
     Attributes:
-        calls: in order.
-        num_inputs: the values ``0 .. num_inputs - 1`` are what was given as inputs.
-        constants: other tensors that were met, by value.
-        draws: those of them that are drawn anew for each step.
-        outputs: the values of what was returned; None where there is none.
-        meta: shape, stride and dtype of each value.
+        calls: The calls in order.
+        num_inputs: Number of inputs, which are the values ``0 .. num_inputs - 1``.
+        constants: Other tensors that no call made, by value.
+        draws: The constants that are drawn again for each step; None for a draw that was not used.
+        outputs: Values of the returned tensors; None where None was returned.
+        meta: Shape, stride and dtype of each value.
     """
 
     calls: tuple[Call, ...]
@@ -56,7 +62,10 @@ class Program:
     meta: tuple[tuple[torch.Size, tuple[int, ...], torch.dtype], ...]
 
     def same_calls(self, other: Program) -> bool:
-        """Whether another recording came to the same calls, so that neither depended on chance or on the step."""
+        """Return whether another recording has the same calls.
+
+        If it has, neither recording depended on chance or on the step.
+        """
         mine, theirs = self.calls, other.calls
         return (
             len(mine) == len(theirs)
@@ -78,12 +87,18 @@ def record(
     *,
     draws: Callable[[], Sequence[torch.Tensor]] = tuple,
 ) -> tuple[Program, Sequence[torch.Tensor | None]]:
-    """Runs ``compute`` once and records it; the program and what it returned.
+    """Run ``compute`` once and record it.
 
-    ``draws`` tells afterwards which tensors hold random numbers.
+    Args:
+        compute: The computation.
+        inputs: The tensors that are inputs of the program.
+        draws: Called after the run; returns the tensors that hold random numbers.
+
+    Returns:
+        The program and what ``compute`` returned.
 
     Raises:
-        UnfusableError: random numbers were drawn in it, or values of the inputs were read.
+        UnfusableError: The computation drew random numbers, or read values of the inputs.
     """
     recorder = _Recorder(inputs)
     with recorder, _Reads(recorder):
@@ -104,7 +119,10 @@ def record(
 
 
 class _Recorder(TorchDispatchMode):
-    """Tensors are known by object, or by memory where autograd has made another object of it."""
+    """A dispatch mode that records calls and numbers their tensors.
+
+    It identifies a tensor by object, or by memory where autograd has made another object for it.
+    """
 
     def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
         super().__init__()
@@ -112,7 +130,7 @@ class _Recorder(TorchDispatchMode):
         self.tensors: list[torch.Tensor] = []
         self.foreign: dict[int, torch.Tensor] = {}
         self._follows: set[int] = set(range(len(inputs)))
-        """The values that depend on the inputs: what is read of them may be different at the next step."""
+        """Values that depend on the inputs, so that reading them may differ at the next step."""
         self._by_id: dict[int, int] = {}
         self._by_memory: dict[tuple[Any, ...], int] = {}
         for tensor in inputs:
@@ -155,7 +173,7 @@ class _Recorder(TorchDispatchMode):
         return out
 
     def _refer(self, value: Any, refs: list[int]) -> Any:
-        """An argument with ``Ref`` for tensors, their numbers noted in ``refs``."""
+        """Return an argument with ``Ref`` for tensors, adding their numbers to ``refs``."""
         if isinstance(value, torch.Tensor):
             refs.append(self.value_of(value))
             return Ref(refs[-1])
@@ -164,7 +182,7 @@ class _Recorder(TorchDispatchMode):
         return value
 
     def value_of(self, tensor: torch.Tensor) -> int:
-        """The number of a tensor; one that no call made is a constant."""
+        """Return the number of a tensor; a tensor that no call made becomes a constant."""
         number = self._by_id.get(id(tensor))
         if number is None:
             number = self._by_memory.get(_memory(tensor))
@@ -174,18 +192,19 @@ class _Recorder(TorchDispatchMode):
         return number
 
     def follows(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor depends on the inputs."""
+        """Return whether a tensor depends on the inputs."""
         number = self._by_id.get(id(tensor))
         if number is None:
             number = self._by_memory.get(_memory(tensor))
         return number in self._follows
 
     def known(self, tensor: torch.Tensor) -> int | None:
-        """The number of a tensor that was met."""
+        """Return the number of a recorded tensor, or None for another tensor."""
         return self._by_id.get(id(tensor))
 
     def _add(self, tensor: torch.Tensor) -> int:
-        self.tensors.append(tensor)  # kept, so that neither id nor memory is used again
+        # keep the tensor alive so that neither its id nor its memory is reused
+        self.tensors.append(tensor)
         number = len(self.tensors) - 1
         self._by_id[id(tensor)] = number
         if tensor.numel():
@@ -194,7 +213,7 @@ class _Recorder(TorchDispatchMode):
 
 
 class _Reads(TorchFunctionMode):
-    """Refuses to have values of the inputs read: the program would keep them for all steps."""
+    """A function mode that refuses reads of input values, which the program would keep forever."""
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()
@@ -215,15 +234,15 @@ class _Reads(TorchFunctionMode):
 
 
 _READS = frozenset({
-    "item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__complex__", "__array__",
-    "__format__", "__contains__", "__dlpack__", "is_nonzero", "allclose", "equal", "untyped_storage",
-    "data_ptr", "storage",
+    "item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__complex__",
+    "__array__", "__format__", "__contains__", "__dlpack__", "is_nonzero", "allclose", "equal",
+    "untyped_storage", "data_ptr", "storage",
 })  # fmt: skip
 """Functions that hand values to Python, some of them below torch's dispatcher."""
 
 
 def _depends_on_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a function returns a value to Python, or something whose shape depends on values."""
+    """Return whether a call gives a value to Python, or a result whose shape depends on values."""
     if torch.Tag.data_dependent_output in func.tags:
         return True
     if torch.Tag.dynamic_output_shape not in func.tags:
@@ -238,7 +257,7 @@ def _depends_on_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Attention kernels may draw, and do not where their dropout is zero."""
+    """Return whether a call draws random numbers; attention kernels without dropout do not."""
     names = [argument.name for argument in func._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     return "dropout_p" not in names or bool(given.get("dropout_p", 0.0))

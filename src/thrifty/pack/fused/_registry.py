@@ -1,4 +1,4 @@
-"""Which rule says what a torch function does to packed tensors."""
+"""The registry of rules, which say what torch functions do to packed tensors."""
 
 from __future__ import annotations
 
@@ -7,23 +7,32 @@ from typing import Any
 
 
 Rule = Callable[..., Any]
-"""``rule(group, *args, **kwargs)``: the arguments of the torch function, packed where they are; a packed result."""
+"""``rule(group, *args, **kwargs)`` with the torch function's arguments, returning a packed result.
+
+Arguments that differ from trial to trial are packed.
+"""
 
 RULES: dict[Any, Rule] = {}
 
 
 class UnfusableError(Exception):
-    """A model cannot be fused; the message says what stands in the way. It is trained by another back-end."""
+    """Error raised when a model cannot be fused; the message says why.
+
+    Another back-end then trains the model.
+    """
 
 
 def register_rule(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
-    """Registers how torch functions (or your own, see below) act on packed tensors.
+    """Register how torch functions (or your own, see below) act on packed tensors.
 
-    The rule is called as ``rule(group, *args, **kwargs)`` with the function's own arguments; those that differ from trial
-    to trial are packed: ``group.first(x)`` gives the plain tensor with the trials as its first dimension, ``group.pack(y)``
-    makes a packed result of such a tensor. A function without a rule goes through ``torch.vmap``.
-    It serves torch functions and anything that calls ``torch.overrides.handle_torch_function``. A rule that raises
-    ``UnfusableError`` sends the model to the concatenated back-end.
+    The rule is called as ``rule(group, *args, **kwargs)`` with the function's own arguments.
+    Arguments that differ from trial to trial are packed: ``group.first(x)`` gives the plain tensor
+    with the trials as its first dimension, and ``group.pack(y)`` turns such a tensor into a packed
+    result. A function without a rule goes through ``torch.vmap``.
+
+    You can register torch functions and any function that calls
+    ``torch.overrides.handle_torch_function``. A rule that raises ``UnfusableError`` sends the model
+    to the concatenated back-end.
 
     >>> import torch
     >>> @register_rule(torch.special.xlog1py)

@@ -1,4 +1,4 @@
-"""The rows of a block: all that its trials consist of, one trial's beside the other's."""
+"""The rows of a block: the tensors and optimizer state of its trials, one row per trial."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from .optimizers import GroupedOptimizer, Rows, clip_rows
 class RowState:
     """Trained parameters, gradients and moments as rows of flat state, ``[C, P]``.
 
-    Other tensors are ``[C, *shape]``. C is how many trials there is room for; the tensors of a
-    trial's module are views of its row. The parameters of one param group lie side by side, so each
-    group is a range of columns with an optimizer of its own.
+    C is the number of trials that fit, P the length of a row. Other tensors (frozen parameters and
+    buffers) are ``[C, *shape]``. The tensors of a trial's module are views of its row. The
+    parameters of one param group lie side by side, so that each group is a range of columns with
+    its own optimizer.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class RowState:
         self._groups = [self._group(layout.range_of(names)) for names in optimizer.names]
         self._mask: torch.Tensor | None = None
         self._others: list[torch.Tensor] = []  # frozen parameters and buffers, [C, *shape]
-        self._addresses: dict[int, list[int]] = {}  # of the tensors of each row's module
+        self._addresses: dict[int, list[int]] = {}  # of the module's tensors, for each row
         self._counters = [
             place
             for place, name in enumerate(structure.untrained)
@@ -53,7 +54,7 @@ class RowState:
         ]
 
     def _group(self, columns: tuple[int, int] | None) -> Rows | None:
-        """The rows of one param group; None if nothing of it is trained."""
+        """Return the rows of one param group; None if none of its parameters is trained."""
         if columns is None:
             return None
         start, stop = columns
@@ -64,22 +65,25 @@ class RowState:
             steps=[0] * self._capacity,
         )
 
-    # -- as a program takes it -----------------------------------------------------------
+    # -- inputs and results of programs --------------------------------------------------
 
     def trained(self, num: int) -> list[torch.Tensor]:
-        """The trained parameters of the first rows, each ``[num, *shape]``."""
+        """Return the trained parameters of the first rows, each ``[num, *shape]``."""
         return list(self._structure.layout.views(self._parameters[:num]))
 
     def gradients(self, num: int) -> list[torch.Tensor]:
-        """Where their gradients belong."""
+        """Return the memory for their gradients, each ``[num, *shape]``."""
         return list(self._structure.layout.views(self._gradients[:num]))
 
     def untrained(self, num: int) -> list[torch.Tensor]:
-        """The frozen parameters and buffers of the first rows, each ``[num, *shape]``."""
+        """Return the frozen parameters and buffers of the first rows, each ``[num, *shape]``."""
         return [other[:num] for other in self._others]
 
     def of_rows(self, rows: Sequence[int]) -> list[torch.Tensor]:
-        """All tensors of some rows, each ``[number of rows, *shape]``: views of them if they lie side by side, else copies."""
+        """Return all tensors of some rows, each ``[number of rows, *shape]``.
+
+        They are views if the rows are consecutive, otherwise copies.
+        """
         where = _where(rows)
         flat = self._parameters[where]
         return [*self._structure.layout.views(flat), *[other[where] for other in self._others]]
@@ -87,7 +91,13 @@ class RowState:
     def take_gradients(
         self, rows: Sequence[int], gradients: Sequence[torch.Tensor | None]
     ) -> None:
-        """Writes gradients, each ``[number of rows, *shape]``, where the optimiser reads them; none is zero."""
+        """Write gradients to where the optimizer reads them.
+
+        Args:
+            rows: The rows that the gradients belong to.
+            gradients: One for each trained parameter, ``[number of rows, *shape]``. None means
+                zero.
+        """
         where = _where(rows)
         for segment, gradient in zip(self._structure.layout.segments, gradients, strict=True):
             self._gradients[where, segment.start : segment.stop] = (
@@ -95,18 +105,18 @@ class RowState:
             )
 
     def take_untrained(self, rows: Sequence[int], untrained: Sequence[torch.Tensor]) -> None:
-        """Writes back what a step has changed in copies."""
+        """Write back frozen parameters and buffers if ``of_rows`` returned copies of them."""
         where = _where(rows)
         if isinstance(where, list):
             for other, changed in zip(self._others, untrained, strict=True):
                 other[where] = changed
 
     def tensors(self) -> list[torch.Tensor]:
-        """All that is held."""
+        """Return all tensors that the rows hold."""
         return [self._parameters, self._gradients, *self._moments.values(), *self._others]
 
     def updater(self, options: Sequence[Options]) -> Callable[[], None]:
-        """One update of the first rows, each by its own options and clipping norm."""
+        """Return a function that updates the first rows, each by its own options and clip norm."""
         limits = [limit for _, limit in options]
         clips = any(limit is not None for limit in limits)
         step = self._optimizer.stepper(self._groups, [each for each, _ in options])
@@ -127,10 +137,13 @@ class RowState:
 
         return update
 
-    # -- trials come, move and go --------------------------------------------------------
+    # -- adding, moving and releasing trials ---------------------------------------------
 
     def put(self, trial: FusedTrial, row: int) -> None:
-        """A trial takes a row, with its values and moments; its module's tensors become views of it."""
+        """Give a trial a row and copy its values and moments there.
+
+        The tensors of its module become views of the row.
+        """
         own = {**dict(trial.model.named_parameters()), **dict(trial.model.named_buffers())}
         trial.layouts = {name: _layout(tensor) for name, tensor in own.items()}
         untrained = self._structure.untrained
@@ -152,7 +165,7 @@ class RowState:
         self._attach(trial, row)
 
     def move(self, trial: FusedTrial, source: int, target: int) -> None:
-        """The trial of one row takes another one."""
+        """Move a trial from one row to another."""
         with torch.no_grad():
             for rows in self._trained_groups():
                 rows.move(source, target)
@@ -161,10 +174,10 @@ class RowState:
         self._attach(trial, target)
 
     def release(self, trial: FusedTrial) -> None:
-        """The tensors of a trial's module are its own again, in the order of memory that they had.
+        """Give the tensors of a trial's module their own memory again, in their former layout.
 
-        Some kernels add in another order where memory has another one, so a trial that goes on alone
-        would else differ in last bits from one that is restored.
+        Some kernels add in an order that depends on the memory layout. In another layout, a trial
+        that goes on alone would differ in its last bits from a restored one.
         """
         own = {**dict(trial.model.named_parameters()), **dict(trial.model.named_buffers())}
         for name, tensor in own.items():
@@ -185,19 +198,22 @@ class RowState:
         self._addresses[row] = _addresses(trial)
 
     def holds(self, trial: FusedTrial, row: int) -> bool:
-        """Whether the tensors of a trial's module are still views of its row, or were given other memory."""
+        """Return whether the tensors of a trial's module are still views of its row."""
         return self._addresses[row] == _addresses(trial)
 
     def _views(
         self, trial: FusedTrial, row: torch.Tensor
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """The trial's part of each tensor of a row, by name: a corner, if its model is narrower than the block's."""
+        """Return the trial's part of each trained tensor of a row, by name.
+
+        If the trial's model is narrower than the block's, its part is a corner of the tensor.
+        """
         layout = self._structure.layout
         shapes = {name: p.shape for name, p in trial.model.named_parameters()}
         return zip(self._structure.trained, layout.row_views(row, shapes), strict=True)
 
     def _note_width(self, trial: FusedTrial, row: int) -> None:
-        """Gradients beyond a narrower model's own tensors are zeroed, so that what lies there stays zero."""
+        """Mask the gradients outside a narrower model's own tensors, so that padding stays zero."""
         shapes = {name: p.shape for name, p in trial.model.named_parameters()}
         narrow = any(shapes[s.name] != s.shape for s in self._structure.layout.segments)
         if narrow and self._mask is None:
@@ -211,12 +227,12 @@ class RowState:
     # -- moments, as torch's optimizer keeps them ----------------------------------------
 
     def moments(self, trial: FusedTrial, row: int) -> dict[str, dict[str, Any]]:
-        """The optimizer's state of a trial's trained parameters by name; views, not copies."""
+        """Return the optimizer state of a trial's trained parameters by name, as views."""
         rows = {moment: tensor[row] for moment, tensor in self._moments.items()}
         return self._moments_in(rows, trial, row)
 
     def own_state(self, trial: FusedTrial, row: int) -> OwnState:
-        """A copy of all that a trial consists of."""
+        """Return a copy of a trial's tensors and moments."""
         trained = dict(self._views(trial, self._parameters[row].clone()))
         own = own_tensors(trial.model)
         rows = {moment: tensor[row].clone() for moment, tensor in self._moments.items()}
@@ -228,7 +244,7 @@ class RowState:
     def _moments_in(
         self, held: Mapping[str, torch.Tensor], trial: FusedTrial, row: int
     ) -> dict[str, dict[str, Any]]:
-        """The same from one row of each moment."""
+        """Return the optimizer state by parameter name, given one row of each moment."""
         views = {moment: dict(self._views(trial, own)) for moment, own in held.items()}
         out: dict[str, dict[str, Any]] = {}
         for optimizer, names, rows, options in zip(
@@ -248,7 +264,7 @@ class RowState:
         return out
 
     def restore(self, trial: FusedTrial, row: int, state: OwnState) -> None:
-        """Put a trial back to another state."""
+        """Restore a trial to another state."""
         with torch.no_grad():
             for name, tensor in own_tensors(trial.model).items():
                 tensor.copy_(state.tensors[name])
@@ -257,7 +273,7 @@ class RowState:
             self._fill_moments(trial, row, state.moments)
 
     def own_gradients(self, trial: FusedTrial, row: int) -> dict[str, torch.Tensor]:
-        """A copy of the gradients of a trial, in the shapes of its own parameters."""
+        """Return a copy of a trial's gradients, in the shapes of its own parameters."""
         return dict(self._views(trial, self._gradients[row].clone()))
 
     def _load_moments(self, trial: FusedTrial, row: int) -> None:
@@ -285,7 +301,7 @@ class RowState:
 
 
 def _layout(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same shape and order of memory, without memory."""
+    """Return a meta tensor of the same shape and memory layout, which takes no memory."""
     return torch.empty_like(tensor, device="meta", requires_grad=False)
 
 
@@ -300,16 +316,16 @@ def steps_taken(
     *,
     state: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[int]:
-    """How many updates each param group has had; 0 or 1 where torch does not count them.
+    """Return how many updates each param group has had; 0 or 1 where torch does not count them.
 
     Args:
-        trial: Whose options tell what torch counts.
-        optimizer: Over rows.
-        structure: Of the trial's block.
-        state: The optimizer's state by parameter name (default: that of the trial's own optimizer).
+        trial: The trial; its options decide how strictly update counts must match.
+        optimizer: The optimizer over rows.
+        structure: The structure of the trial's block.
+        state: Optimizer state by parameter name (default: that of the trial's own optimizer).
 
     Raises:
-        UnfusableError: Some parameters of a group have had more than others.
+        UnfusableError: Some parameters of a group have had more updates than others.
     """
     state = trial.followed.moments() if state is None else state
     out = []
@@ -317,7 +333,7 @@ def steps_taken(
         optimizer.optimizers, optimizer.names, trial.options_now(), strict=True
     ):
         found = {_steps_of(state.get(name, {})) for name in structure.layout.within(names)}
-        # without dampening a buffer of zeros is as good as none
+        # without dampening, a momentum buffer of zeros acts like a missing one
         is_even = len(found) <= 1 or not (own.counts or options.get("dampening", 0.0))
         if not is_even:
             raise UnfusableError(
@@ -334,16 +350,16 @@ def _steps_of(state: Mapping[str, Any]) -> int:
 
 
 def with_own_storage(view: torch.Tensor) -> torch.Tensor:
-    """The same memory as a tensor whose storage is no larger than itself, where that is possible.
+    """Return a tensor over the same memory whose storage is no larger than itself, if possible.
 
-    ``torch.save`` writes whole storages: without this a packed model's ``state_dict`` would be saved with the
-    parameters of all models of its pack.
+    ``torch.save`` writes whole storages. Without this, saving a packed model's ``state_dict`` would
+    save the parameters of all models of its pack.
     """
     if view.device.type != "cpu" or not view.numel():
         return view
     try:
         return torch.from_numpy(view.numpy())
-    except TypeError:  # NumPy has no such type
+    except TypeError:  # NumPy lacks this dtype
         return view
 
 

@@ -1,7 +1,8 @@
-"""A second opinion in double precision: was it rounding, or is it another computation?
+"""Second opinions in double precision: is a difference rounding, or another computation?
 
-In single precision a tie (a ReLU at zero, two equal maxima) may come out differently in a block and alone. In double
-precision the same inputs hardly ever tie, so what still differs there is structural.
+In single precision, a tie (a ReLU at zero, two equal maxima) may resolve differently in a block and
+alone. In double precision the same inputs hardly ever tie, so a difference that remains there is
+structural.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ._structure import Structure
 
 TOLERANCE = 1e-8
 MAX_ROWS = 16
-"""Rows of the step's batch that a second opinion is asked on."""
+"""Maximum number of rows of the step's batch that a second opinion uses."""
 
 
 def agrees_in_double(
@@ -35,14 +36,15 @@ def agrees_in_double(
     *,
     is_current: Callable[[], bool] | None,
 ) -> bool:
-    """Whether a trial's step is the same in a block and alone, in double precision.
+    """Return whether a trial's step is the same in a block and alone, in double precision.
 
     Args:
-        structure: What the block runs; it may have been recorded from another trial.
+        structure: The structure that the block runs; it may have been recorded from another trial.
         trial: The trial, with its own task and module, before it moves on from the step.
         state: Its tensors before the step.
-        is_current: Whether recording the step again gives the program that the block runs. If it does not, a
-            second opinion would be about another program. None where nothing is recorded.
+        is_current: Returns whether recording the step again gives the program that the block runs.
+            If it does not, a second opinion would be about another program. None where nothing is
+            recorded.
     """
     try:
         with torch.enable_grad():
@@ -56,7 +58,16 @@ def agrees_in_double(
 def metrics_agree_in_double(
     structure: Structure, trial: FusedTrial, *, is_current: Callable[[], bool]
 ) -> bool:
-    """Whether a trial's metrics of each validation batch are the same in a block and alone, in double precision."""
+    """Return whether a trial's metrics agree in a block and alone, in double precision.
+
+    Every validation batch is compared. The result is False for structures with whole batches.
+
+    Args:
+        structure: The structure that the block runs.
+        trial: The trial, with its own task and module.
+        is_current: Returns whether recording the metrics again gives the programs that the block
+            runs.
+    """
     if structure.whole:
         return False
     try:
@@ -103,7 +114,7 @@ def _agrees(
             structure=double, models=[model], batches=[leaves], tolerance=TOLERANCE
         )
         if known is None:
-            # from here on the two programs stand for each other: neither is recorded again
+            # From here on, the two programs count as equivalent: neither is recorded again.
             if not is_current():
                 return False
             known = structure.in_double[len(leaves[0])] = (double, experiment.record())
@@ -129,7 +140,10 @@ def _agrees_whole(
 def _in_double_for_a_while(
     model: torch.nn.Module, state: Mapping[str, torch.Tensor]
 ) -> Iterator[torch.nn.Module]:
-    """A module itself with the given tensors in double precision: a copy may do something else (hooks, identities)."""
+    """Give a module the given tensors in double precision within the context.
+
+    It is the module itself, since a copy may compute something else (hooks, object identities).
+    """
     own: dict[str, torch.Tensor] = {
         **dict(model.named_parameters()),
         **dict(model.named_buffers()),

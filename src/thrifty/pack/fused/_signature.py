@@ -1,4 +1,7 @@
-"""What two trials must have in common to be one pack: everything about their models but the numbers in them."""
+"""Signatures: what trials must have in common to be packed together.
+
+That is everything about their models except the numbers in them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from thrifty.pack.identity import content_digest
 from ._registry import UnfusableError
 
 
-# set per trial while training: see Randomness
+# the rates of these layers are set per trial while training, see Randomness
 _DROPOUTS = torch.nn.modules.dropout._DropoutNd
 _OWN = frozenset({
     "_parameters",
@@ -26,26 +29,31 @@ _OWN = frozenset({
 })
 _MAX_DEPTH = 4
 _MAX_HASHED_BYTES = 2**20
-"""Larger arrays are told apart by being other objects."""
+"""Size up to which arrays are compared by content; larger ones are compared by identity."""
 
 
 def signature(model: torch.nn.Module, *, attributes: Mapping[str, Any]) -> Hashable:
-    """Equal for models that do the same: classes, settings, shapes; ``attributes`` are the task's own.
+    """Return a key that is equal for models that compute the same.
 
-    Dropout rates do not count, they may differ from trial to trial.
+    It covers classes, settings and shapes. Dropout rates do not count, as they may differ from
+    trial to trial.
+
+    Args:
+        model: The model.
+        attributes: The task's own attributes.
 
     Raises:
-        UnfusableError: the model has hooks, which may do anything.
+        UnfusableError: The model has hooks, which may do anything.
     """
     parts: list[Hashable] = [_value(dict(attributes), 0)]
-    places: dict[int, int] = {}  # tensors that stand in several places are told from equal ones
+    places: dict[int, int] = {}  # tells one tensor used in several places from equal tensors
     for path, module in model.named_modules():
         settings = {}
         for name, value in vars(module).items():
             if name in _OWN:
                 continue
             if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")):
-                # those of loading and saving do not act in training
+                # hooks for loading and saving have no effect in training
                 if value and "state_dict" not in name:
                     raise UnfusableError(f"{path or 'the model'} has hooks")
                 continue
@@ -74,10 +82,10 @@ def signature(model: torch.nn.Module, *, attributes: Mapping[str, Any]) -> Hasha
 
 
 def check_memory(models: Sequence[torch.nn.Module]) -> None:
-    """Check that each tensor of some models has memory of its own, which can become a row of a pack.
+    """Check that each tensor of some models has its own memory, so that it can become a row.
 
     Raises:
-        UnfusableError: two tensors share memory, within a model or between two, or one is sparse.
+        UnfusableError: Two tensors share memory, within a model or between two, or one is sparse.
     """
     owners: dict[int, int] = {}
     for model in models:
@@ -94,12 +102,15 @@ def check_memory(models: Sequence[torch.nn.Module]) -> None:
 
 
 def settings(attributes: Mapping[str, Any]) -> Hashable:
-    """Equal for attributes of tasks that act equally."""
+    """Return a key that is equal for task attributes that act equally."""
     return _value(dict(attributes), 0)
 
 
 def family(model: torch.nn.Module) -> Hashable:
-    """Equal for models that differ at most in widths; the same parameters are trained."""
+    """Return a key that is equal for models that differ at most in widths.
+
+    The same parameters require gradients in such models.
+    """
     return tuple(
         (
             path,
@@ -118,7 +129,10 @@ def family(model: torch.nn.Module) -> Hashable:
 
 
 def kin(model: torch.nn.Module) -> Hashable:
-    """Equal for models that cost about the same: their layers with parameters and the shapes of these; activations may differ."""
+    """Return a key that is equal for models that cost about the same.
+
+    It covers layers with parameters and the shapes of these. Activations may differ.
+    """
     return tuple(
         (type(module).__qualname__, tuple((name, tuple(p.shape), p.dtype) for name, p in own))
         for module in model.modules()
@@ -127,32 +141,36 @@ def kin(model: torch.nn.Module) -> Hashable:
 
 
 def dropout_rates(model: torch.nn.Module) -> dict[str, float]:
-    """The rates of all dropout layers, by path."""
+    """Return the rates of all dropout layers, by path."""
     return {
         path: float(getattr(module, name)) for path, (module, name) in dropouts(model).items()
     }
 
 
 def dropouts(model: torch.nn.Module) -> dict[str, tuple[torch.nn.Module, str]]:
-    """All modules with a dropout rate and the attribute that it is, by path."""
+    """Return all modules with a dropout rate and the name of its attribute, by path."""
     found = ((path, module, _rate_of(module)) for path, module in model.named_modules())
     return {path: (module, name) for path, module, name in found if name is not None}
 
 
 def rate_places(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
-    """The layers with a dropout rate and the attribute that it is: what trials may differ in."""
+    """Return each layer with a dropout rate and its attribute's name: where trials may differ."""
     return list(dropouts(model).values())
 
 
 def follows_rate_itself(module: torch.nn.Module) -> bool:
-    """Whether a layer's rate reaches torch's own dropout only; layers that name theirs do more, and know why."""
+    """Return whether a layer passes its rate only to torch's own dropout.
+
+    Layers that name their rate (``trial_rate``) may do more with it and declare that this is safe.
+    """
     return isinstance(module, _DROPOUTS)
 
 
 def _rate_of(module: torch.nn.Module) -> str | None:
-    """The attribute that may differ from trial to trial.
+    """Return the name of the attribute that may differ from trial to trial, or None.
 
-    A subclass may do anything with it, and has to say itself that it does not.
+    Other classes may do anything with a rate, so a class must declare in its own ``trial_rate``
+    that its attribute may differ. The declaration is not inherited by subclasses.
     """
     if isinstance(module, _DROPOUTS):
         return "p"
@@ -160,7 +178,10 @@ def _rate_of(module: torch.nn.Module) -> str | None:
 
 
 def _value(value: Any, depth: int) -> Hashable:
-    """A hashable stand-in that is equal only for what acts equally; at worst nothing equals it."""
+    """Return a hashable stand-in that is equal only for values that act equally.
+
+    Where equality cannot be established, the stand-in equals only that of the same object.
+    """
     if value is None or isinstance(
         value, bool | int | float | str | bytes | complex | torch.dtype | torch.device
     ):

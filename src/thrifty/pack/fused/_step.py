@@ -1,4 +1,4 @@
-"""A training step as one trial sees it, and whether it is the same packed and alone."""
+"""Training steps as one trial sees them, and their comparison packed and alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._registry import UnfusableError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What a step of one trial comes to: loss, gradients by name, buffers after it."""
+    """The result of one trial's step: loss, gradients by name, and buffers after the step."""
 
     loss: torch.Tensor
     gradients: Mapping[str, torch.Tensor | None]
@@ -21,10 +21,13 @@ class Step:
 
 
 def check_same(packed: Step, alone: Step, *, tolerance: float) -> None:
-    """Compares what is packed; of the gradient of a narrower model its own corner.
+    """Check that a packed step equals the same step alone.
+
+    Only the gradients and buffers in ``packed`` are compared. For a narrower model, only its own
+    corner of each gradient counts.
 
     Raises:
-        UnfusableError: they differ.
+        UnfusableError: The steps differ.
     """
     if not close(packed.loss, alone.loss, tolerance):
         raise UnfusableError("its packed loss differs from that of one model alone")
@@ -44,7 +47,7 @@ def check_same(packed: Step, alone: Step, *, tolerance: float) -> None:
 
 
 def close(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> bool:
-    """Whether two tensors agree, measured by the largest number that is wanted."""
+    """Return whether two tensors agree, relative to the largest absolute value in ``wanted``."""
     if found.shape != wanted.shape and found.numel() != wanted.numel():
         return False
     wanted = wanted.reshape(found.shape)

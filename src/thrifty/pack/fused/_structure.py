@@ -1,4 +1,4 @@
-"""A structure: what the trials of a fused pack have in common, and the programs recorded for it."""
+"""Structures: what the trials of a fused pack have in common, with the programs recorded for it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,14 @@ from ._signature import dropouts, follows_rate_itself
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """Which program: for how many trials, on what batches.
+    """The variant of a program: for how many trials and for what batches.
 
-    ``shared``: all see the same batch; ``padded``: batches differ in size and have row weights;
-    ``batch``: shapes and dtypes of its tensors, for one trial.
+    Attributes:
+        size: Number of trials.
+        training: Whether the program is a training step; otherwise it computes metrics.
+        shared: Whether all trials see the same batch.
+        padded: Whether batches differ in size and have row weights.
+        batch: Shape and dtype of each tensor of one trial's batch.
     """
 
     size: int
@@ -39,7 +43,13 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """A program, the random draws it needs, and the names of what it returns before any gradients."""
+    """A recorded program.
+
+    Attributes:
+        program: The program.
+        draws: The random draws that it needs.
+        names: Names of the outputs that come before any gradients.
+    """
 
     program: Program
     draws: tuple[Draw, ...]
@@ -51,18 +61,18 @@ def in_order(
     rows: torch.Tensor | None,
     state: Sequence[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """The inputs of a program, in the order in which it takes them."""
+    """Return the inputs of a program in the order in which it takes them."""
     return [*batch, *([] if rows is None else [rows]), *state]
 
 
 class Structure:
-    """A skeleton model whose tensors are packed while a program is recorded.
+    """A skeleton model whose tensors are replaced by packed ones while a program is recorded.
 
     Attributes:
-        layout: of the trained parameters.
-        frozen: names of parameters that are not trained.
-        buffers: names of buffers.
-        counters: names of those that count optimiser steps.
+        layout: Layout of the trained parameters in a row.
+        frozen: Names of the parameters that are not trained.
+        buffers: Names of the buffers.
+        counters: Names of the buffers that count optimizer steps.
     """
 
     def __init__(
@@ -85,23 +95,29 @@ class Structure:
         self.counters = frozenset(step_counters(model))
         self._places = _places(model)
         self.built_in: set[str] = set()
-        """Paths of dropout rates that the model computes with: programs hold for these rates alone."""
+        """Paths of dropout rates that the model computes with.
+
+        Programs are valid for these rates only.
+        """
         for path, (layer, name) in dropouts(model).items():
             own = self.built_in if follows_rate_itself(layer) else None
             setattr(layer, name, TrialValue(plain(getattr(layer, name)), path, own))
         self._recorded: dict[Variant, Recorded] = {}
         self.in_double: dict[int, tuple[Structure, Recorded]] = {}
-        """The same in double precision, by the number of rows: what second opinions run."""
+        """Double-precision version for second opinions, by the number of rows."""
         self.whole = False
-        """Whether batches are objects that all trials of a group see at once, of another shape at each step."""
+        """Whether batches are objects that all trials of a group see at once.
+
+        Their shapes change from step to step.
+        """
         self.sharing = True
-        """Whether one batch for all trials may be given as one."""
+        """Whether trials that see the same batch may read a single copy of it."""
         self.padding = True
         """Whether batches of different sizes may be padded."""
         self.draws_nothing = False
-        """Whether its training steps need no random numbers."""
+        """Whether the training steps need no random numbers."""
         self.fused_metrics = True
-        """Whether metrics can be worked out for all trials at once."""
+        """Whether metrics can be computed for all trials at once."""
 
     @property
     def trained(self) -> tuple[str, ...]:
@@ -120,17 +136,17 @@ class Structure:
 
     @property
     def has_images(self) -> bool:
-        """Whether it has convolutions of images, which may be faster with channels last."""
+        """Whether it has image convolutions, which may be faster in channels-last layout."""
         return any(len(segment.shape) == 4 for segment in self.layout.segments)
 
     def arranged(
         self, groups: Sequence[Sequence[str]], *, channels_last: bool = False
     ) -> Structure:
-        """The same structure, its trained parameters in the order of their param groups.
+        """Return the same structure with its trained parameters in the order of param groups.
 
         Args:
-            groups: The names of the parameters of each.
-            channels_last: Whether images lie in memory with their channels last.
+            groups: Names of the parameters of each param group.
+            channels_last: Whether images are stored in channels-last layout.
         """
         trained = set(self.trained)
         out = Structure(
@@ -153,7 +169,7 @@ class Structure:
         rows: torch.Tensor | None,
         state: Sequence[torch.Tensor],
     ) -> Recorded:
-        """The program of a variant, recorded when first needed on the tensors given."""
+        """Return the program of a variant, recorded on the given tensors when first needed."""
         if variant not in self._recorded:
             self._recorded[variant] = self.record(variant, batch=batch, rows=rows, state=state)
         return self._recorded[variant]
@@ -167,12 +183,17 @@ class Structure:
         state: Sequence[torch.Tensor],
         seed: int = 0,
     ) -> Recorded:
-        """Records loss and gradients (training) or metrics (otherwise) of ``variant.size`` trials.
+        """Record loss and gradients (training) or metrics (otherwise) of ``variant.size`` trials.
 
-        ``state`` has the tensors of ``state_names``, each ``[K, ...]``; ``seed`` is for the random numbers that are drawn meanwhile.
+        Args:
+            variant: The variant of the program.
+            batch: The tensors of the batch.
+            rows: Weights of the rows (``Group.rows``); None where all rows are real.
+            state: The tensors of ``state_names``, each ``[K, ...]``.
+            seed: Seed of the random numbers that are drawn during the recording.
 
         Raises:
-            UnfusableError: the model does something that cannot be done for all trials at once.
+            UnfusableError: The model does something that cannot be done for all trials at once.
         """
         generators = [
             torch.Generator(device=state[0].device).manual_seed(seed + k)
@@ -214,12 +235,18 @@ class Structure:
     def run(
         self, batch: Any, *, state: Sequence[torch.Tensor], randomness: Randomness
     ) -> list[torch.Tensor | None]:
-        """Losses, ``[K]``, and gradients by the order of ``trained`` on a batch as the user's code takes it, without a recording.
+        """Run a training step without a recording.
 
-        ``state`` as for ``record``.
+        Args:
+            batch: The batch, in the form that the user's code takes.
+            state: As for ``record``.
+            randomness: The source of each trial's random numbers.
+
+        Returns:
+            Losses, ``[K]``, then gradients in the order of ``trained``.
 
         Raises:
-            UnfusableError: the model does something that cannot be done for all trials at once.
+            UnfusableError: The model does something that cannot be done for all trials at once.
         """
         group = Group(len(randomness.generators), randomness=randomness)
         num_trained = len(self.layout.segments)
@@ -231,7 +258,11 @@ class Structure:
     def metrics(
         self, batch: Any, *, state: Sequence[torch.Tensor], size: int
     ) -> dict[str, torch.Tensor]:
-        """Metrics, each ``[K]``, on a batch as the user's code takes it. Raises as ``run`` does."""
+        """Return metrics, each ``[K]``, on a batch in the form that the user's code takes.
+
+        Raises:
+            UnfusableError: As for ``run``.
+        """
         group = Group(size, randomness=Randomness([]))
         with self._holding(group, state), torch.no_grad():
             self.model.eval()
@@ -252,7 +283,7 @@ class Structure:
 
     @contextmanager
     def _holding(self, group: Group, state: Sequence[torch.Tensor]) -> Iterator[None]:
-        """The skeleton's tensors are the packed ones for a while."""
+        """Replace the skeleton's tensors by packed ones within the context."""
         before = []
         for name, tensor in zip(self.state_names, state, strict=True):
             packed = group.pack(tensor)
@@ -267,7 +298,7 @@ class Structure:
 
 
 def _places(model: torch.nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:
-    """Where each parameter and buffer stands in a model; a tied one stands in several places."""
+    """Return the dicts and keys that hold each parameter and buffer; a tied one has several."""
     first: dict[int, str] = {}
     places: dict[str, list[tuple[dict[str, Any], str]]] = {}
     for path, module in model.named_modules():
@@ -281,7 +312,7 @@ def _places(model: torch.nn.Module) -> dict[str, list[tuple[dict[str, Any], str]
 
 
 def _scalar(group: Group, value: Any, what: str) -> torch.Tensor:
-    """A number for each trial, ``[K]``."""
+    """Return one number per trial, ``[K]``; ``what`` names the value in error messages."""
     if type(value) is Packed:
         if value.numel() != 1:
             raise UnfusableError(

@@ -1,8 +1,9 @@
-"""Tapes: a recorded program bound to fixed memory, replayed by a straight line of calls.
+"""Tapes: recorded programs bound to fixed memory and replayed as a straight line of calls.
 
-Views are made once, when the program is bound; results go into buffers that are made once and used again as soon as nobody needs
-what is in them; a gradient goes where the optimiser reads it. What is left for a step is the arithmetic. The same fixed addresses let a
-GPU capture a tape as a graph.
+When a program is bound, its views and buffers are made once. Results go into these buffers, which
+are reused as soon as their contents are no longer needed, and gradients go where the optimizer
+reads them. Only the arithmetic is left for each step. The fixed addresses also allow capturing a
+tape as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -19,23 +20,28 @@ from ._record import Call, Program, Ref
 
 
 MAX_COPIED_BYTES = 2**20
-"""Beyond this, results of functions that cannot write into a buffer stay where they are."""
+"""Size up to which a result is copied into a buffer if its function cannot write into one."""
 
 
 class Tape:
-    """``tape()`` computes the program's outputs from what is in its inputs; ``outputs`` are always the same tensors."""
+    """A bound program: ``tape()`` computes its outputs from the present contents of its inputs.
+
+    Attributes:
+        run: Runs the program.
+        outputs: The outputs, always the same tensors; None where the program returns None.
+    """
 
     def __init__(self, run: Callable[[], None], outputs: Sequence[torch.Tensor | None]) -> None:
         self.run = run
         self.outputs = outputs
 
     def __call__(self) -> None:
-        """To be called without autograd."""
+        """Run the program; call it with autograd off."""
         self.run()
 
 
 def captured(tape: Tape) -> Tape:
-    """The same tape as a CUDA graph: one launch for all of its calls. It must have run before."""
+    """Return the tape as a CUDA graph: one launch for all calls. The tape must have run before."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         tape()
@@ -43,15 +49,15 @@ def captured(tape: Tape) -> Tape:
 
 
 class Arena:
-    """Buffers that several tapes use one after the other: what one leaves in cache is where the next one works."""
+    """Buffers that several tapes use in turn, so that each tape finds its buffers in cache."""
 
     def __init__(self) -> None:
         self._free: dict[tuple[Any, ...], list[torch.Tensor]] = {}
         self.num_bytes = 0
-        """All that was ever taken: nothing is freed before the arena is."""
+        """Bytes of all buffers ever allocated; none is freed before the arena."""
 
     def take(self, num_bytes: int, device: torch.device) -> torch.Tensor:
-        """A buffer of bytes that nobody uses."""
+        """Return a free buffer of bytes, allocating one if needed."""
         known = self._free.get((num_bytes, device))
         if known:
             return known.pop()
@@ -59,7 +65,7 @@ class Arena:
         return torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
     def give_back(self, buffer: torch.Tensor) -> None:
-        """It may be used again."""
+        """Make a buffer available again."""
         self._free.setdefault((buffer.numel(), buffer.device), []).append(buffer)
 
 
@@ -71,9 +77,14 @@ def bind(
     destinations: Mapping[int, torch.Tensor] | None = None,
     arena: Arena | None = None,
 ) -> Tape:
-    """Binds a program to its inputs.
+    """Bind a program to its inputs.
 
-    ``draws`` take the place of those of the program; ``destinations`` says where outputs are wanted, by position.
+    Args:
+        program: The program.
+        inputs: The tensors that the tape reads.
+        draws: Tensors that replace the program's own draws.
+        destinations: Tensors that outputs are written to, by position of the output.
+        arena: Memory for buffers (default: a new arena).
     """
     known = {**dict(enumerate(inputs)), **program.constants}
     known.update({n: t for n, t in zip(program.draws, draws, strict=False) if n is not None})
@@ -130,13 +141,16 @@ class _Binder:
             self._dynamic(call)
 
     def _evaluate(self, call: Call) -> None:
-        """Once and for all."""
+        """Run a call once, at binding time, and keep its results as static values."""
         args, kwargs = self._values(call)
         out = _tensors(call.function(*args, **kwargs))
         self._static.update(zip(call.outputs, out, strict=True))
 
     def _fold(self, call: Call, refs: Sequence[int]) -> bool:
-        """What depends on shapes and constants alone is worked out once, unless something is written into it."""
+        """Fold a call that depends only on shapes and constants; return whether it was folded.
+
+        A call is not folded if something writes into its results.
+        """
         if any(self._root.get(n, n) in self._changed for n in call.outputs):
             return False
         if call.function not in CREATIONS and not (
@@ -168,7 +182,11 @@ class _Binder:
         return True
 
     def _copied(self, index: int, call: Call) -> bool:
-        """A small result is copied to where it always is, so that what comes after it stays static."""
+        """Copy a small result to a fixed buffer, so that the calls that use it stay static.
+
+        Returns:
+            Whether the call could be emitted in this way.
+        """
         if (
             len(call.outputs) != 1
             or len(call.function._schema.returns) != 1
@@ -200,7 +218,10 @@ class _Binder:
         return buffer.view(dtype).as_strided(shape, stride)
 
     def _reusable(self, index: int, call: Call, number: int) -> int | None:
-        """An argument that nobody needs afterwards, of the same shape, where the function may write over it."""
+        """Return an argument whose buffer the call may overwrite, or None.
+
+        The argument must have the same shape, stride and dtype, and no later call may need it.
+        """
         if call.function not in IN_PLACE_SAFE:
             return None
         refs = call.refs
@@ -208,7 +229,7 @@ class _Binder:
         for ref, root in zip(refs, roots, strict=True):
             if (
                 ref == root
-                and roots.count(root) == 1  # nothing else in this call looks at the same memory
+                and roots.count(root) == 1  # no other argument of this call shares the memory
                 and root in self._buffers
                 and self._last_use.get(root) == index
                 and self._program.meta[ref] == self._program.meta[number]
@@ -217,7 +238,7 @@ class _Binder:
         return None
 
     def _dynamic(self, call: Call) -> None:
-        """Called at each step; its results live as long as the step."""
+        """Emit a call that makes new result tensors at each step, kept for that step only."""
         outputs = [number for number in call.outputs if number not in call.refs]
         text = f"{self._constant(call.function)}({self._arguments(call)})"
         if not outputs:
@@ -226,7 +247,7 @@ class _Binder:
         names = [f"d{number}" for number in call.outputs]
         tuple_out = len(call.function._schema.returns) > 1
         if tuple_out and len(names) != len(call.function._schema.returns):
-            # some results are None (a gradient nobody asked for)
+            # some results are None, such as a gradient that was not requested
             where = self._constant(_TensorsOf(call.function))
             text = f"{where}({self._arguments(call)})"
         elif not tuple_out and len(names) == 1 and self._is_list(call):
@@ -283,7 +304,7 @@ class _Binder:
             self._arena.give_back(self._buffers.pop(root))
 
     def _find_targets(self) -> dict[int, torch.Tensor]:
-        """Outputs that can be computed right where they are wanted."""
+        """Return the destinations that outputs can be computed in directly, by value."""
         used = {ref for call in self._calls for ref in call.refs}
         return {
             value: self._wanted[position]
@@ -309,7 +330,7 @@ class _Binder:
 
 
 class _TensorsOf:
-    """Calls a function and leaves out the results that are None."""
+    """A wrapper that calls a function and drops the results that are None."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -320,7 +341,7 @@ class _TensorsOf:
 
 
 def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
-    """A value with everything in it changed, lists and tuples gone through."""
+    """Apply ``change`` to a value, or to each element of nested lists and tuples."""
     if isinstance(value, list | tuple):
         return type(value)(_mapped(change, v) for v in value)
     return change(value)
@@ -332,7 +353,7 @@ def _tensors(out: Any) -> list[torch.Tensor]:
 
 
 def _writes(call: Call) -> list[int]:
-    """The values that a call writes into."""
+    """Return the values that a call writes into."""
     out = []
     for argument, value in zip(call.function._schema.arguments, call.args, strict=False):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -354,11 +375,11 @@ MUTATING = {
     torch.ops.aten.cudnn_batch_norm.default: (3, 4),
     torch.ops.aten.miopen_batch_norm.default: (3, 4),
 }
-"""Functions that write into arguments (running statistics) though their schema does not say so."""
+"""Functions that write into arguments (running statistics) although their schema is silent."""
 
 
 def _roots(calls: Sequence[Call]) -> dict[int, int]:
-    """For each value that shares memory with another one, the one whose memory it is."""
+    """Return, for each value that is a view, the value that owns its memory."""
     root: dict[int, int] = {}
     for call in calls:
         refs = call.refs
@@ -374,10 +395,13 @@ def _changed(calls: Sequence[Call], root: Mapping[int, int]) -> set[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Analysis:
-    """What binding needs to know of a program, however often it is bound.
+    """Facts about a program that every binding of it needs.
 
-    ``calls`` are those that matter; ``root`` has, for each value that is a view, whose memory it is; ``changed`` the
-    memory that is written into; ``last_use`` the last call that looks at some memory.
+    Attributes:
+        calls: The calls that affect an output or write into other memory that is kept.
+        root: For each value that is a view, the value that owns its memory.
+        changed: Values whose memory is written into.
+        last_use: Index of the last call that uses a value's memory.
     """
 
     calls: tuple[Call, ...]
@@ -387,7 +411,7 @@ class _Analysis:
 
 
 _ANALYSES: WeakKeyDictionary[Program, _Analysis] = WeakKeyDictionary()
-"""Made once for each program, and kept no longer than it."""
+"""The analysis of each program, made once and kept no longer than the program."""
 
 
 def _analysed(program: Program) -> _Analysis:
@@ -411,7 +435,10 @@ def _analyse(program: Program) -> _Analysis:
 
 
 def _alive(program: Program) -> tuple[Call, ...]:
-    """The calls that matter: those behind outputs, and those that write into something that matters."""
+    """Return the calls that matter: those behind outputs, and those that write into live memory.
+
+    Live memory belongs to inputs, constants and values that kept calls use.
+    """
     root = _roots(program.calls)
     outside = set(range(program.num_inputs)) | set(program.constants)
     needed = {root.get(v, v) for v in program.outputs if v is not None}

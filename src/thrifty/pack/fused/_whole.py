@@ -1,6 +1,7 @@
-"""Whole batches: objects that all trials of a group see at once, such as a sampled part of a graph.
+"""Whole batches: objects that all trials of a group see at once, such as a sampled subgraph.
 
-Their shapes change from step to step, so nothing is recorded: the user's code runs on packed tensors at each step, under autograd.
+Their shapes change from step to step, so nothing is recorded. Instead, the user's code runs on
+packed tensors under autograd at each step.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from ._structure import Structure
 def whole_step(
     structure: Structure, state: RowState, trials: Sequence[FusedTrial], *, at_once: int
 ) -> torch.Tensor:
-    """Gradients of the trials in the first rows, batch by batch, ``at_once`` trials at a time.
+    """Compute the gradients of the trials in the first rows.
+
+    Trials that see the same batch are computed together, ``at_once`` trials at a time.
 
     Returns:
-        Their losses, ``[number of trials]``.
+        Losses of the trials, ``[number of trials]``.
     """
     for trial in trials:
         trial.fetch()
@@ -42,7 +45,7 @@ def whole_step(
 def _step_of(
     structure: Structure, state: RowState, rows: Sequence[int], trials: Sequence[FusedTrial]
 ) -> torch.Tensor:
-    """Trials that see the same batch."""
+    """Compute the gradients of trials that see the same batch and return their losses."""
     feed = trials[0].feed
     assert isinstance(feed, IteratorFeed)
     (batch,) = feed.batch(trials[0].step_index)
@@ -60,7 +63,7 @@ def _step_of(
 def evaluate_whole(
     structure: Structure, state: RowState, source: Source, *, size: int, at_once: int
 ) -> Sequence[Mapping[str, float]]:
-    """The metrics of the trials in the first ``size`` rows, ``at_once`` trials at a time."""
+    """Return the metrics of the first ``size`` rows, computed ``at_once`` trials at a time."""
     parts = list(_parts(range(size), at_once))
     sums = [MetricSums() for _ in parts]
     for batch, num in source.valid_batches(batch_size=structure.task.eval_batch_size):

@@ -1,4 +1,4 @@
-"""What a task is, by content: the code and the values that training and evaluation depend on."""
+"""The identity of a task by content: code and values that training and evaluation depend on."""
 
 from ._arrays import parts_of as parts_of
 from ._contents import held_by as held_by

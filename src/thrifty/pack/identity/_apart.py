@@ -1,4 +1,4 @@
-"""Which members of a task only its evaluation reads."""
+"""A search for the members of a task that only its evaluation reads."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ def only_evaluated(
     contract: Collection[str],
     reach_without: Callable[[Collection[str]], Reach],
 ) -> frozenset[str]:
-    """The members that training code never names, but evaluation code does.
+    """Return the members that evaluation code names, but training code never does.
 
-    None, if evaluation assigns to the task, the model or a global: it is a part of training then.
+    The result is empty if evaluation assigns to the task, the model or a global, because then it
+    is a part of training.
 
     Args:
-        task: the task.
-        whole: what all of it reaches.
-        evaluation: the members that only evaluation calls from outside.
-        contract: all members that are called from outside.
-        reach_without: what the task reaches without some members.
+        task: The task.
+        whole: What the whole task reaches.
+        evaluation: The members that only evaluation calls from outside.
+        contract: All members that are called from outside.
+        reach_without: Returns what the task reaches without some members.
     """
     members = _members(task)
     apart = frozenset(evaluation) & members
@@ -56,7 +57,7 @@ def _grown(
     whole: Reach,
     reach_without: Callable[[Collection[str]], Reach],
 ) -> tuple[frozenset[str], Reach]:
-    """With the helpers and settings that only these members name."""
+    """Add the helpers and settings that only these members name."""
     while True:
         named: set[str] = set()
         for function in _evaluating(whole, rest):
@@ -69,7 +70,10 @@ def _grown(
 
 
 def _assigns(task: Any, whole: Reach, rest: Reach) -> bool:
-    """Whether evaluation changes what may outlive it. A class of its own may change its objects."""
+    """Return whether evaluation changes what may outlive it.
+
+    A class that only evaluation uses may change its own objects.
+    """
     training = {id(each.value) for each in rest.classes}
     helpers = {
         id(member)
@@ -101,4 +105,4 @@ _COMPUTED = frozenset({
     "getattr", "vars", "__dict__", "__getattribute__", "eval", "exec", "locals", "globals", "dir",
     "attrgetter", "methodcaller", "asdict", "astuple", "getmembers",
 })  # fmt: skip
-"""Where training code names these, it may read members that it does not name."""
+"""Names by which training code may read members that it does not name."""

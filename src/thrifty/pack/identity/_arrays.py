@@ -17,9 +17,9 @@ from ._place import vars_of
 
 
 Token = Callable[..., None]
-"""Writes texts and bytes."""
+"""A function that writes texts and bytes."""
 Inside = Callable[[Any], None]
-"""Writes any value."""
+"""A function that writes any value."""
 Writer = Callable[[Any, Token, Inside], None]
 
 CHUNK_BYTES = 2**24
@@ -27,7 +27,7 @@ CHUNK_BYTES = 2**24
 
 @functools.lru_cache(maxsize=4096)
 def writer_for(kind: type) -> Writer | None:
-    """What writes the content of arrays and the like of this type; none for other types."""
+    """Return the function that writes the content of arrays and the like; None for other types."""
     for base, write in (*_WRITERS, *_optional_writers()):
         if issubclass(kind, base):
             return write
@@ -59,7 +59,7 @@ def _tensor(value: torch.Tensor, token: Token, inside: Inside) -> None:
 def _bytes_of_tensor(tensor: torch.Tensor) -> bytes:
     out = hashlib.blake2b(digest_size=16)
     for part in _chunks(tensor, tensor.is_contiguous(), tensor.numel() * tensor.element_size()):
-        # NumPy has no bfloat16 and no eight-bit floats
+        # in bytes, because NumPy has no bfloat16 and no eight-bit floats
         out.update(_buffer(part.contiguous().reshape(-1).view(torch.uint8).numpy()))
     return out.digest()
 
@@ -96,7 +96,7 @@ def _dtype_text(dtype: np.dtype[Any]) -> str:
 
 
 def _chunks(array: Any, contiguous: bool, num_bytes: int) -> list[Any]:  # noqa: FBT001
-    """An array whole, or in slices where it would have to be copied."""
+    """Return an array whole, or in slices if it would have to be copied."""
     if contiguous or num_bytes <= CHUNK_BYTES or len(array) < 2:
         return [array]
     rows = max(1, len(array) * CHUNK_BYTES // num_bytes)
@@ -132,7 +132,7 @@ def _python_random(value: random.Random, token: Token, inside: Inside) -> None:
 def _script_module(value: Any, token: Token, inside: Inside) -> None:
     token("script", value.original_name)
     for name, part in value.named_modules():
-        with contextlib.suppress(RuntimeError):  # it has no forward
+        with contextlib.suppress(RuntimeError):  # the module has no ``forward``
             token(name, part.code)
     inside(dict(value.state_dict()))
 
@@ -147,7 +147,10 @@ def _fingerprinted(value: Any, token: Token, inside: Inside) -> None:  # noqa: A
 
 
 def _optional_writers() -> list[tuple[type, Writer]]:
-    """Those for types of modules that are slow to import; if nobody has, there is no such value."""
+    """Return writers for types of modules that are slow to import.
+
+    If such a module is not imported yet, no value of its types exists.
+    """
     out: list[tuple[type, Writer]] = []
     pandas = sys.modules.get("pandas")
     if pandas is not None:
@@ -163,7 +166,7 @@ def _optional_writers() -> list[tuple[type, Writer]]:
         out.append((compiler.OptimizedModule, _compiled_module))
     datasets = sys.modules.get("datasets")
     if datasets is not None and hasattr(datasets, "Dataset"):
-        # Hugging Face's: follows from where the rows come from and what was done to them
+        # Hugging Face's fingerprint depends on the source of the rows and on all operations on them
         out.append((datasets.Dataset, _fingerprinted))
     return out
 
@@ -193,7 +196,7 @@ def _multi_index(value: Any, token: Token, inside: Inside) -> None:
 
 
 def _column(value: Any, token: Token, inside: Inside) -> None:
-    """A column by its values: how pandas keeps it in blocks depends on what was done to it."""
+    """Write a column by its values: its layout in pandas' blocks depends on how it was made."""
     token("column", str(value.dtype))
     if isinstance(value.dtype, np.dtype):
         inside(np.asarray(value))
@@ -219,7 +222,7 @@ _PARTS: dict[torch.layout, list[Callable[[torch.Tensor], Any]]] = {
 
 
 def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The dense tensors that a tensor consists of: itself, or the indices and values of a sparse one.
+    """Return the dense tensors of a tensor: itself, or indices and values of a sparse one.
 
     >>> [part.tolist() for part in parts_of(torch.tensor([0.0, 2.0]).to_sparse())]
     [[[1]], [2.0]]

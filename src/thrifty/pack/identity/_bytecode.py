@@ -16,10 +16,10 @@ Content = tuple[Any, ...]
 
 @functools.lru_cache(maxsize=4096)
 def content(code: CodeType) -> Content:
-    """The instructions with what they refer to, and the parameters.
+    """Return the instructions with what they refer to, and the parameters.
 
-    Two code objects of equal content compute the same. A docstring is no part of it, because no
-    instruction loads it.
+    Two code objects of equal content compute the same. A docstring is not part of the content,
+    because no instruction loads it.
     """
     steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
     place = {step.offset: index for index, step in enumerate(steps)}

@@ -1,4 +1,4 @@
-"""What a class is apart from its members: its bases, and the options of its decorator."""
+"""The content of a class apart from its members: its bases and the options of its decorator."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ._values import Values
 
 
 def class_digest(kind: type, *, names: Names, values: Values) -> str:
-    """The digest of a class; functions and attributes in it count by themselves.
+    """Return the digest of a class; its functions and attributes have digests of their own.
 
     Raises:
-        TaskError: a member of an enumeration has no content.
+        TaskError: A member of an enumeration has no content.
     """
     name = names.of(kind)
     parts: list[Any] = [[names.of(base) for base in kind.__bases__], names.of(type(kind))]
@@ -40,4 +40,4 @@ def class_digest(kind: type, *, names: Names, values: Values) -> str:
 
 
 _OPTIONS = ("init", "repr", "eq", "order", "unsafe_hash", "frozen")
-"""Of ``dataclass``, those that every version of Python has."""
+"""The options of ``dataclass`` that every supported version of Python has."""

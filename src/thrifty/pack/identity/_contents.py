@@ -1,4 +1,4 @@
-"""What is inside a value: elements of containers, and what objects wrap."""
+"""The contents of a value: elements of containers, and what objects wrap."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLAIN = frozenset({
     bool, int, float, complex, str, bytes, bytearray, type(None), type(...), type(NotImplemented),
     range, slice, torch.dtype, torch.device, torch.Size, torch.Tensor, torch.nn.Parameter,
 })  # fmt: skip
-"""Types whose values hold no code."""
+"""Types whose values contain no code."""
 
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 CONTAINERS = (dict, MappingProxyType, *_SEQUENCES)
@@ -35,18 +35,18 @@ NEUTRAL = (
     types.GeneratorType, types.CoroutineType, types.FrameType, types.TracebackType, types.CodeType,
     types.GetSetDescriptorType, types.MemberDescriptorType, types.GenericAlias, types.UnionType,
 )  # fmt: skip
-"""Types whose values are not looked into."""
+"""Types whose values are not searched."""
 
 
 def is_a(value: Any, kinds: Any) -> bool:
-    """Say what ``isinstance`` says, but never ask a ``__class__`` that the user has defined."""
+    """Do what ``isinstance`` does, but never consult a ``__class__`` that the user has defined."""
     return issubclass(type(value), kinds)
 
 
 def elements(container: Any) -> Iterator[tuple[str, Any]]:
     """Yield the elements of a container and how to write them after its name.
 
-    Subclasses are read as what they derive from, so that no method of the user's runs.
+    Subclasses are read as their built-in base class, so that none of the user's methods runs.
     """
     if is_a(container, dict):
         yield from _items(list(dict.items(container)))
@@ -69,7 +69,7 @@ def _items(items: list[tuple[Any, Any]]) -> Iterator[tuple[str, Any]]:
 
 
 def inside_of(value: Any) -> list[Any]:
-    """What is inside an object that only wraps something callable."""
+    """Return the objects inside an object that only wraps a callable."""
     if is_a(value, MethodType):
         return [value.__func__, value.__self__]
     if is_a(value, functools.partial | functools.partialmethod):
@@ -92,7 +92,7 @@ def inside_of(value: Any) -> list[Any]:
 
 
 def held_by(variable: contextvars.ContextVar[Any]) -> Any:
-    """What a context variable holds in this context, or its default; ``MISSING`` without one."""
+    """Return a context variable's value in this context, or its default; else ``MISSING``."""
     try:
         return variable.get()
     except LookupError:
@@ -100,7 +100,7 @@ def held_by(variable: contextvars.ContextVar[Any]) -> Any:
 
 
 def compiled_from(value: Any) -> FunctionType | None:
-    """The function that a compiler such as Numba has made something callable of, if it did."""
+    """Return the function from which a compiler such as Numba made a callable; None if none did."""
     if not callable(value) or is_own(type(value)):
         return None
     for name in ("py_func", "__wrapped__", "_torchdynamo_inline"):
@@ -111,6 +111,6 @@ def compiled_from(value: Any) -> FunctionType | None:
 
 
 def short(key: Any) -> str:
-    """Write a key of a container in a few letters."""
+    """Return a short text for a key of a container."""
     text = repr(key) if isinstance(key, str | int | float | bool | type(None)) else "..."
     return text if len(text) <= 40 else f"{text[:37]}..."

@@ -6,7 +6,7 @@ import hashlib
 
 
 def digest(*parts: str | bytes) -> str:
-    """A digest of some parts in their order; where one ends and the next begins counts.
+    """Return a digest of some parts in order, which also depends on where each part ends.
 
     >>> digest("a", "b") == digest("ab")
     False

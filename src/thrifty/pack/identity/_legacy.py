@@ -1,6 +1,6 @@
-"""The identity of a task as databases up to version 4 hold it, to recognise their studies.
+"""The identity of a task in databases up to version 4, needed to recognise their studies.
 
-It sees the source of the class and its bases, and attributes by ``repr``. No new plan uses it.
+It covers the source of the class and its bases, and attributes by ``repr``. No new plan uses it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _ASKED = contextvars.ContextVar("thrifty_legacy_identity", default=False)
 
 
 def is_legacy_asked() -> bool:
-    """Whether ``identity`` is called to recognise an old study."""
+    """Return whether ``identity`` is called to recognise an old study."""
     return _ASKED.get()
 
 
 @contextlib.contextmanager
 def asking_legacy() -> Iterator[None]:
-    """Within, ``identity`` returns what it returned up to version 4, also to a user's override."""
+    """Make ``identity`` return what it did up to version 4; a user's override sees this as well."""
     token = _ASKED.set(True)
     try:
         yield
@@ -36,7 +36,7 @@ def asking_legacy() -> Iterator[None]:
 
 
 def legacy_identity(task: Any) -> Mapping[str, str]:
-    """The class, the source of it and its bases, its attributes and its version."""
+    """Return the class, the source of it and its bases, its attributes and its version."""
     kind = type(task)
     return {
         "class": f"{_module_of(kind)}.{kind.__qualname__}",
@@ -47,7 +47,7 @@ def legacy_identity(task: Any) -> Mapping[str, str]:
 
 
 def _module_of(kind: type) -> str:
-    """The module of a class; for a script that runs, the name by which it would be imported."""
+    """Return the module of a class; for the running script, the name that would import it."""
     if kind.__module__ != "__main__":
         return kind.__module__
     script = Path(getattr(sys.modules["__main__"], "__file__", ""))
@@ -61,7 +61,7 @@ def _source_digest(kind: type) -> str:
             continue
         try:
             digest.update(inspect.getsource(base).encode())
-        except (OSError, TypeError):  # typed at a prompt: the compiled code will do
+        except (OSError, TypeError):  # typed at a prompt: use the compiled code
             for name, member in sorted(vars(base).items()):
                 digest.update(
                     name.encode() + _compiled(member) if name not in _NOT_CODE else b""
@@ -73,7 +73,7 @@ _NOT_CODE = frozenset({
     "__abstractmethods__", "__dict__", "__doc__", "__module__", "__slotnames__", "__weakref__",
     "_abc_impl",
 })  # fmt: skip
-"""What Python adds to a class by itself, some of it only when the class is first pickled."""
+"""What Python itself adds to a class, in part only when the class is first pickled."""
 
 
 def _compiled(member: Any) -> bytes:
@@ -83,7 +83,7 @@ def _compiled(member: Any) -> bytes:
 
 
 def _code(code: CodeType) -> bytes:
-    """The instructions with the names and constants that they refer to."""
+    """Return the instructions with the names and constants that they refer to."""
     constants = [_constant(each) for each in code.co_consts]
     return b"\0".join((code.co_code, repr(code.co_names).encode(), *constants))
 
@@ -91,5 +91,5 @@ def _code(code: CodeType) -> bytes:
 def _constant(value: Any) -> bytes:
     if isinstance(value, CodeType):
         return _code(value)
-    # a set's order changes from process to process
+    # a set's order differs from process to process
     return repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value).encode()

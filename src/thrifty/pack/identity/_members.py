@@ -17,11 +17,11 @@ from typing import Any
 
 
 def members_of(kind: type) -> Iterator[tuple[str, Any]]:
-    """The members of one class, without its bases and without what Python adds by itself.
+    """Yield the members of one class, without its bases and without what Python itself adds.
 
-    Methods that ``dataclass`` or ``namedtuple`` generate are left out: they follow from the fields.
-    Factories of fields are given under ``field.default_factory``. Of an ``Enum`` only the methods
-    are given: its members are values.
+    Methods that ``dataclass`` or ``namedtuple`` generate are left out, because they follow from the
+    fields. Default factories of fields are named ``field.default_factory``. Of an ``Enum`` only
+    the methods are members here; its enumeration members are values.
     """
     made = _NAMED_TUPLE_MADE if _is_named_tuple(kind) else frozenset[str]()
     for name, member in list(vars(kind).items()):
@@ -43,7 +43,7 @@ def _is_named_tuple(kind: type) -> bool:
 
 
 def _is_generated(member: Any) -> bool:
-    """Whether ``dataclass`` has made a method."""
+    """Return whether ``dataclass`` has generated a method."""
     function = getattr(member, "__func__", member)
     return isinstance(function, FunctionType) and (
         function.__code__.co_qualname.startswith("__create_fn__.")
@@ -72,7 +72,7 @@ PYTHONS_OWN = frozenset({
     "__slots__", "__static_attributes__", "__type_params__", "__weakref__", "_abc_impl",
     "_is_protocol", "_is_runtime_protocol", "__non_callable_proto_members__",
 })  # fmt: skip
-"""What Python adds to a class by itself, some of it with an address or the line it stands on."""
+"""What Python itself adds to a class, in part with an address or a line number."""
 
 _NAMED_TUPLE_MADE = frozenset({
     "__new__", "__getnewargs__", "__repr__", "_asdict", "_field_defaults", "_fields", "_make",

@@ -15,7 +15,8 @@ from typing import Any
 class Import:
     """An import inside a function: ``from module import names`` or ``import module``.
 
-    ``guessed``: the function calls ``import_module``, and this text may be what it imports.
+    ``guessed`` means that the function calls ``import_module``, and that this text may be what it
+    imports.
     """
 
     module: str
@@ -26,15 +27,20 @@ class Import:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mentions:
-    """What a function and the functions inside it name.
+    """The names in a function and in the functions inside it.
 
-    ``attributes`` holds each name that may be an attribute that is read, constants such as the one
-    in ``getattr(x, "scale")`` included, and ``stored`` those that are assigned. ``chains`` holds
-    each global with the attributes that are read of it, ``("a", "b")`` for ``a.b``, and
-    ``handed_on`` the globals that are used other than by an attribute: a module may then be read in
-    places that do not name it. ``assigns`` says whether the code assigns to a global, or to an attribute of
-    something that it was given. ``computes`` says whether it may read attributes whose names it
-    computes, ``reads_all`` whether it may do so with the globals of its module.
+    Attributes:
+        globals: Globals that the code reads.
+        chains: Each global with the attributes read from it, ``("a", "b")`` for ``a.b``.
+        handed_on: Globals used in any way other than reading an attribute. If one is a module, code
+            that does not name it may read it.
+        attributes: Each name that may be an attribute that is read. Constants such as the one in
+            ``getattr(x, "scale")`` are included.
+        stored: Names that are assigned.
+        imports: Imports inside the function.
+        assigns: Whether the code assigns to a global, or to an attribute of an object it was given.
+        computes: Whether it may read attributes whose names it computes.
+        reads_all: Whether it may do so with the globals of its module.
     """
 
     globals: frozenset[str]
@@ -58,7 +64,7 @@ _IMPORTERS = frozenset({"import_module", "__import__"})
 
 @functools.lru_cache(maxsize=4096)
 def mentions(code: CodeType) -> Mentions:
-    """What a code object names, together with the code objects inside it."""
+    """Return the names in a code object, together with those in the code objects inside it."""
     read: set[str] = set()
     chains: set[tuple[str, ...]] = set()
     handed_on: set[str] = set()
@@ -119,7 +125,7 @@ def _read_instructions(
 
 
 def _chains(steps: Sequence[dis.Instruction]) -> Iterator[tuple[str, ...]]:
-    """Yield ``("a", "b", "c")`` for ``a.b.c`` where ``a`` is a global."""
+    """Yield ``("a", "b", "c")`` for ``a.b.c`` if ``a`` is a global."""
     steps = [step for step in steps if step.opname != "EXTENDED_ARG"]
     for index, step in enumerate(steps):
         if step.opname in _READS_GLOBAL:
@@ -135,7 +141,7 @@ def _assigns(code: CodeType, steps: Sequence[dis.Instruction]) -> bool:
         if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
             return True
         if step.opname in ("STORE_ATTR", "DELETE_ATTR"):
-            # the object was loaded last; two names, where Python loads two at once
+            # the previous step loaded the object; its argument may be two names loaded at once
             name = before.argval[-1] if isinstance(before.argval, tuple) else before.argval
             if not (before.opname.startswith("LOAD_FAST") and name in made_here):
                 return True
@@ -150,7 +156,7 @@ def _with_nested(code: CodeType) -> Iterator[CodeType]:
 
 
 def _identifiers(constant: Any) -> Iterator[str]:
-    """Texts in a constant that may be names, with or without dots."""
+    """Yield texts in a constant that may be names, with or without dots."""
     if isinstance(constant, str) and all(map(str.isidentifier, constant.split("."))):
         yield constant
     elif isinstance(constant, tuple | frozenset):

@@ -1,7 +1,7 @@
-"""Values that a task changes itself while it runs: its first value says what the task is.
+"""Values that a task itself changes while it runs; the first value of each defines the task.
 
-A task may fill a cache or count its epochs, in a global or an attribute. In this process it is then
-not what it was when it was imported, but it is still the same task.
+A task may fill a cache or count its epochs, in a global or an attribute. In this process it then
+differs from what it was when it was imported, but it is still the same task.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from ._place import Place
 
 Key = tuple[int, Any]
 Texts = Mapping[Key, tuple[Place, str]]
-"""Places with what their values are, as text."""
+"""Places with their values as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Move:
     holder: Callable[[], Any]
     before: str | None
-    """None: there was no such place."""
+    """The first value; None if the place did not exist."""
     after: str
 
 
 class Moves:
-    """The places that have moved in this process."""
+    """The places whose values tasks have changed in this process."""
 
     def __init__(self) -> None:
         self._moves: dict[Key, _Move] = {}
 
     def note(self, before: Texts, after: Texts) -> None:
-        """Note which values have changed while the task ran."""
+        """Record which values have changed while the task ran."""
         for key, (place, text) in after.items():
             was = before.get(key)
             if was is not None and was[1] == text:
@@ -46,13 +46,14 @@ class Moves:
             self._moves[key] = _Move(_reference(place.holder), first, text)
 
     def known(self, place: Place) -> bool:
-        """Whether a place has ever moved."""
+        """Return whether a task has ever changed the value of a place."""
         return self._find(place) is not None
 
     def first(self, place: Place, text: str) -> str | None:
-        """What a place held before the task ran, if it holds what the run has left there.
+        """Return what a place held before the task ran, if it still holds what the run left.
 
-        What somebody else has put there since counts as it is. None: there was no such place.
+        A value that other code has put there since is returned as it is. None means that the place
+        did not exist.
         """
         move = self._find(place)
         return move.before if move is not None and move.after == text else text
@@ -63,7 +64,7 @@ class Moves:
 
 
 def _reference(holder: Any) -> Callable[[], Any]:
-    """A weak reference where there can be one: a task with its data must not be kept alive."""
+    """Return a weak reference if possible, so as not to keep a task and its data alive."""
     try:
         return weakref.ref(holder)
     except TypeError:

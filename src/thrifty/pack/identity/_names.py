@@ -1,4 +1,4 @@
-"""Names of functions and classes, for people: without the module that a task is written in."""
+"""Readable names of functions and classes, without the module in which a task is written."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Names:
     home: str
 
     def label(self, module: str, name: str) -> str:
-        """A name in a module: ``"helpers.scale"``, or ``"scale"`` in the home module."""
+        """Return a name in a module: ``"helpers.scale"``, or ``"scale"`` in the home module."""
         module = import_name(module)
         return name if module in (self.home, "__main__") else f"{module}.{name}"
 
     def of(self, thing: Any) -> str:
-        """The name of a function or a class, as it says it itself.
+        """Return the name of a function or a class, as it states it itself.
 
-        Of installed packages, modules whose names begin with an underscore are left out.
+        For installed packages, modules whose names begin with an underscore are left out.
         """
         name = getattr(thing, "__qualname__", type(thing).__qualname__)
         if isinstance(thing, type):
@@ -33,11 +33,11 @@ class Names:
         return self.label(module if is_own_module(module) else _public(module), name)
 
     def of_code(self, function: FunctionType) -> str:
-        """The name of a function as it was compiled, past ``functools.wraps``."""
+        """Return the name of a function as it was compiled, ignoring ``functools.wraps``."""
         return self.label(_public(module_name(function)), function.__code__.co_qualname)
 
 
 def _public(module: str) -> str:
     if module.partition(".")[0] == "thrifty":
-        return "thrifty"  # where things lie in it may change
+        return "thrifty"  # its objects may move between its modules
     return ".".join(part for part in module.split(".") if not part.startswith("_")) or module

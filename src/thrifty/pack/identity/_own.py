@@ -1,4 +1,4 @@
-"""Whose code something is: the user's own, or that of an installed package."""
+"""The owner of code: the user or an installed package."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ _STANDARD = tuple({
 _HEAP_TYPE = 1 << 9
 """The flag of classes that Python code has made."""
 _ALWAYS_INSTALLED = frozenset({"numpy", "torch"})
-"""Too large to walk where somebody has built them from source."""
+"""Packages that are too large to search, even where they are built from source."""
 
 
 def is_own_module(name: str) -> bool:
-    """Whether a module is the user's own code.
+    """Return whether a module is the user's own code.
 
-    The standard library, packages in ``site-packages`` and thrifty itself are not. A package that
-    is installed in editable mode lies in its source folder, so it counts as the user's own.
-    ``thrifty.testing`` holds example tasks: these count as if a user had written them.
+    The standard library, packages in ``site-packages`` and thrifty itself are not. A package
+    installed in editable mode is in its source folder, so it counts as the user's own.
+    ``thrifty.testing`` holds example tasks, which count as if a user had written them.
     """
-    if (
-        name == "__main__"
-    ):  # in a worker, `__main__` is a module of thrifty's, its classes the user's
+    # in a worker, `__main__` is one of thrifty's modules, but its classes are the user's
+    if name == "__main__":
         return True
     top = name.partition(".")[0]
     if top in _ALWAYS_INSTALLED or name.startswith("namedtuple_"):
@@ -42,17 +41,17 @@ def is_own_module(name: str) -> bool:
 
 
 def is_there(name: str) -> bool:
-    """Whether a module, or the package that it would be in, can be found."""
+    """Return whether a module, or its top-level package, can be found."""
     return _found_file(name.partition(".")[0]) is not None
 
 
 def is_written_in_a_file(name: str) -> bool:
-    """Whether a module is loaded and comes from a file; some that compilers make up do not."""
+    """Return whether a module is loaded from a file; some that compilers generate are not."""
     return _file_of(sys.modules.get(name)) is not None
 
 
 def is_own(thing: Any) -> bool:
-    """Whether a function, a class or a module is the user's own code."""
+    """Return whether a function, a class or a module is the user's own code."""
     name = module_name(thing)
     if not is_own_module(name):
         return False
@@ -60,7 +59,7 @@ def is_own(thing: Any) -> bool:
 
 
 def _is_written(kind: type) -> bool:
-    """Whether Python code has made a class; compiled packages make some in modules of no file."""
+    """Return whether Python code made a class; compiled packages make some in no file's module."""
     return (
         "__dict__" in vars(kind)
         or "__slots__" in vars(kind)
@@ -69,13 +68,13 @@ def _is_written(kind: type) -> bool:
 
 
 def is_installed(thing: Any) -> bool:
-    """Whether a function or a class can be imported from an installed package by its name."""
+    """Return whether a function or class can be imported from an installed package by name."""
     name = getattr(thing, "__module__", None)
     return isinstance(name, str) and not is_own_module(name) and is_importable(thing)
 
 
 def is_importable(thing: Any) -> bool:
-    """Whether a function or a class is what its module has under its name."""
+    """Return whether a function or a class is the object that its module has under its name."""
     found: Any = sys.modules.get(getattr(thing, "__module__", None) or "")
     for part in getattr(thing, "__qualname__", "").split("."):
         found = getattr(found, part, None)
@@ -83,9 +82,9 @@ def is_importable(thing: Any) -> bool:
 
 
 def module_name(thing: Any) -> str:
-    """The module that the code of a function, a class or a module lies in.
+    """Return the module that contains the code of a function, a class or a module.
 
-    ``functools.wraps`` copies ``__module__``, so a function is asked for its globals.
+    ``functools.wraps`` copies ``__module__``, so the module of a function is read from its globals.
     """
     if isinstance(thing, FunctionType):
         name = thing.__globals__.get("__name__")
@@ -101,9 +100,10 @@ def module_name(thing: Any) -> str:
 
 
 def import_name(name: str) -> str:
-    """The name under which a module would be imported: a script's file name for ``__main__``.
+    """Return the name under which a module would be imported.
 
-    ``python task.py`` and ``thrifty run task.py`` then agree.
+    For ``__main__`` it is the script's file name, so that ``python task.py`` and
+    ``thrifty run task.py`` agree.
     """
     if name != "__main__":
         return name
@@ -112,7 +112,7 @@ def import_name(name: str) -> str:
 
 
 def _file_of(module: ModuleType | None) -> str | None:
-    """The file or the folder that a module comes from; none if it is built in or made by hand."""
+    """Return the file or folder of a module; None if it is built in or created by code."""
     inside = getattr(module, "__dict__", {})  # ``sys.modules`` may hold objects of other types
     folders = inside.get("__path__")  # of a package without an `__init__.py`
     file = inside.get("__file__") or next(iter(folders or ()), None)
@@ -121,7 +121,7 @@ def _file_of(module: ModuleType | None) -> str | None:
 
 @functools.cache
 def _found_file(top: str) -> str | None:
-    """The same for a top-level module that nobody has imported yet."""
+    """Return the file or folder of a top-level module that is not imported yet."""
     try:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):
@@ -137,7 +137,7 @@ def _found_file(top: str) -> str | None:
 
 @functools.cache
 def is_own_file(file: str) -> bool:
-    """Whether a file is the user's own code, by the folder that it lies in."""
+    """Return whether a file is the user's own code, by the folder it is in."""
     path = Path(file)
     if {"site-packages", "dist-packages"} & set(path.parts):
         return False

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """The versions of what is installed, by the names of the distributions.
+    """Return the versions of installed packages, by the names of their distributions.
 
     Args:
-        packages: the names by which they are imported, such as ``"sklearn"``.
+        packages: The names by which they are imported, such as ``"sklearn"``.
 
     >>> list(versions(["torch"]))
     ['torch']
@@ -41,7 +41,7 @@ def _distributions() -> dict[str, list[str]]:
 
 
 def _plain(version: str) -> str:
-    """Without the name of the device that a build is for: it changes no result that we promise.
+    """Drop a build's device name: it changes no result that thrifty guarantees.
 
     >>> _plain("2.6.0+cu124"), _plain("1.0+mine")
     ('2.6.0', '1.0+mine')
@@ -50,4 +50,7 @@ def _plain(version: str) -> str:
 
 
 _USUAL = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml"}
-"""Well-known packages with other names; looking them up takes a second where much is installed."""
+"""Well-known packages with other distribution names.
+
+Looking them up takes a second where many packages are installed.
+"""

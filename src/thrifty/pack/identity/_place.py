@@ -1,4 +1,4 @@
-"""Places: variables and attributes that code reads, to be read and written by others."""
+"""Places: variables and attributes that code reads, which thrifty can read and write."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Place:
     """A location whose value may change and that code reads.
 
     Attributes:
-        name: for people, such as ``"helpers.SCALE"`` or ``"loss.<closure>.weight"``.
-        kind: what sort of location it is; an ``"item"`` is a keyword of a ``functools.partial``,
-            or a variable of the environment.
-        holder: the object that holds the value: a module's namespace, a cell, a function, a class,
+        name: A readable name, such as ``"helpers.SCALE"`` or ``"loss.<closure>.weight"``.
+        kind: The kind of location; an ``"item"`` is a keyword of a ``functools.partial``, or a
+            variable of the environment.
+        holder: The object that holds the value: a module's namespace, a cell, a function, a class,
             an instance, a mapping.
-        key: the name of the value in its holder; an index for a default.
+        key: The name of the value in its holder; an index for a default.
         own: False for an attribute of an object whose class comes from an installed package
             (``torch.nn.Module`` excepted).
     """
@@ -43,7 +43,7 @@ class Place:
     own: bool = True
 
     def get(self) -> Any:
-        """Return the value that is there now, or ``MISSING``. Runs no code of the user's."""
+        """Return the current value, or ``MISSING``. Runs none of the user's code."""
         if self.kind == "closure":
             try:
                 return self.holder.cell_contents
@@ -62,7 +62,7 @@ class Place:
         return names.get(self.key, MISSING)
 
     def set(self, value: Any) -> None:
-        """Put a value there; ``MISSING`` removes what is there."""
+        """Set the value of the place; ``MISSING`` removes it."""
         if self.kind == "closure":
             _set_cell(self.holder, value)
         elif self.kind == "default":
@@ -104,7 +104,7 @@ class Place:
 
 
 def _namespace(holder: Any) -> Any:
-    """The dict of an instance or a class, past any ``__getattr__`` or property of the user's."""
+    """Return the dict of an instance or class, past any ``__getattr__`` or property of the user."""
     return (
         type.__dict__["__dict__"].__get__(holder)
         if isinstance(holder, type)
@@ -113,7 +113,7 @@ def _namespace(holder: Any) -> Any:
 
 
 def vars_of(instance: Any) -> dict[str, Any]:
-    """The attributes that an instance holds in its dict; empty if it has none."""
+    """Return the attributes that an instance holds in its dict; empty if it has none."""
     try:
         found = object.__getattribute__(instance, "__dict__")
     except AttributeError:
@@ -122,7 +122,7 @@ def vars_of(instance: Any) -> dict[str, Any]:
 
 
 def slots_of(kind: type) -> list[str]:
-    """The names of the slots of a class and its bases."""
+    """Return the names of the slots of a class and its bases."""
     return [
         name
         for base in reversed(kind.__mro__)

@@ -23,7 +23,7 @@ def _pattern(value: re.Pattern[Any]) -> str:
 
 
 def _moment(value: datetime.datetime | datetime.time) -> str:
-    zone = getattr(value.tzinfo, "key", "")  # its `repr` may hold an address
+    zone = getattr(value.tzinfo, "key", "")  # its `repr` may contain an address
     return f"{value.isoformat()} {value.fold} {zone}"
 
 
@@ -50,17 +50,17 @@ PLAIN_WRITERS: dict[type, Callable[[Any], str | bytes]] = {
     pathlib.PurePosixPath: _path,
     pathlib.PureWindowsPath: _path,
 }
-"""How to write a value of exactly this type; two values of one type are equal if the text is."""
+"""How to write a value of exactly this type; values of one type are equal if their texts are."""
 
 LISTABLE = frozenset({bool, int, float, str, type(None)})
 """Types whose values ``ascii`` tells apart, also inside a list, a tuple or a dict."""
 
 SUBCLASSED = (int, float, complex, str, bytes, bytearray)
-"""Types that users derive from; a value of such a class is written as these are, and more."""
+"""Types that users subclass; a value of a subclass is written as one of these, plus more."""
 
 
 def short_text(value: Any) -> str | None:
-    """A plain value as people write it, if that is short; no two values give the same text.
+    """Return a plain value in readable form if it is short; no two values have the same text.
 
     >>> short_text(0.1), short_text("a" * 100)
     ('0.1', None)

@@ -1,7 +1,7 @@
-"""User code inside installed packages: a function or a class put in place of theirs, hooks.
+"""User code inside installed packages: replaced functions and classes, and hooks.
 
-A package counts by name and version. That is its content only as long as nobody has put something
-else into it, such as ``torch.nn.functional.mse_loss = mine``.
+A package is identified by name and version. That determines its content only as long as the user
+has not put anything else into it, such as ``torch.nn.functional.mse_loss = mine``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ._place import Place
 
 
 def planted_in(packages: Collection[str]) -> tuple[Place, ...]:
-    """Find the user's own code in what is loaded of some installed packages.
+    """Find the user's own code in the loaded modules of some installed packages.
 
-    Functions, classes, objects of the user's classes, and what wraps them, are found where a
-    module or a class has them as an attribute.
+    It finds functions, classes, objects of the user's classes, and what wraps them, where a module
+    or a class has them as an attribute.
     """
     places: list[Place] = []
     seen: set[int] = set()
@@ -66,12 +66,12 @@ def _is_of(kind: type, packages: Collection[str]) -> bool:
     return isinstance(module, str) and module.partition(".")[0] in packages
 
 
-# -- what is found in one namespace ------------------------------------------------------
+# -- one namespace -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """``values`` are kept: as long as all are the same objects, so is the rest."""
+    """The findings in one namespace, valid as long as all ``values`` are the same objects."""
 
     values: list[Any]
     own: list[str]
@@ -79,8 +79,10 @@ class _Found:
 
 
 _FOUND: dict[int, tuple[Any, _Found]] = {}
-"""By the id of the module or the class, which is kept. To look anew each time takes ten times as
-long."""
+"""Findings by the id of a module or class, which is kept alive.
+
+Searching anew each time takes ten times as long.
+"""
 
 
 def _scan(holder: ModuleType | type) -> _Found:
@@ -104,7 +106,7 @@ def _scan(holder: ModuleType | type) -> _Found:
 
 
 def _is_users(value: Any, depth: int = 0) -> bool:
-    """Whether a value is the user's own code, or wraps some."""
+    """Return whether a value is the user's own code, or wraps some."""
     kind = type(value)
     if kind is FunctionType:
         if _is_users_function(value):
@@ -131,7 +133,7 @@ def _is_users_function(function: FunctionType) -> bool:
     name = function.__globals__.get("__name__")
     if name == "__main__":
         return True
-    # what a package makes with `exec` has no file
+    # code that a package makes with `exec` has no file
     own = isinstance(name, str) and not file.startswith("<") and is_own_module(name)
     if own and is_own_file(file):
         return True
@@ -141,7 +143,7 @@ def _is_users_function(function: FunctionType) -> bool:
 
 
 def _is_users_class(kind: type) -> bool:
-    name = kind.__module__  # of compiled packages, some classes say that they are built in
+    name = kind.__module__  # some classes of compiled packages claim to be built in
     return isinstance(name, str) and _is_users_module(name)
 
 
@@ -157,10 +159,10 @@ def _is_users_module_anew(name: str) -> bool:
 
 
 _NO_CODE: set[type] = set()
-"""Types of packages whose objects are not looked into."""
+"""Types of packages whose objects are not searched."""
 _PACKAGES_FILES: set[str] = set()
 _PACKAGES_MODULES: set[str] = set()
-"""Files and modules that were found not to be the user's: asking again for each function is slow."""
+"""Files and modules found not to be the user's: checking again for each function is slow."""
 
 
 def _inside_cells(cells: tuple[CellType, ...]) -> Iterator[Any]:
@@ -176,7 +178,7 @@ def _inside_partial(value: Any) -> tuple[Any, ...]:
 
 
 _DEEPEST = 4
-"""Wrappers inside wrappers; packages keep whole graphs of objects in closures."""
+"""How deep wrappers inside wrappers are searched; packages keep whole object graphs in closures."""
 
 _INSIDE: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     staticmethod: lambda value: (value.__func__,),
@@ -196,7 +198,8 @@ _INSIDE: dict[type, Callable[[Any], tuple[Any, ...]]] = {
 def registered() -> dict[str, list[Any]]:
     """Find the user's own hooks and handlers that PyTorch calls for all modules or objects.
 
-    By the name of the table that holds them, in the order in which they are called.
+    Returns:
+        The entries by the name of their table, in the order in which they are called.
     """
     out: dict[str, list[Any]] = {}
     for module, is_table in _TABLES.items():
@@ -210,9 +213,10 @@ def registered() -> dict[str, list[Any]]:
 
 
 def _entry(key: Any, value: Any, tables: Mapping[str, Any]) -> Any:
-    """A handler with its key. Keys of hooks count what this process has made, so they do not count.
+    """Return what identifies a handler in a table.
 
-    Other tables say of a hook how it is called.
+    For a hook, the key only counts the hooks made in this process, so it is left out. Other tables
+    say how the hook is called.
     """
     if not isinstance(key, int):
         return (key, value)
@@ -225,4 +229,4 @@ _TABLES: dict[str, Callable[[str], bool]] = {
     "torch.distributions.kl": lambda name: name == "_KL_REGISTRY",
     "torch.utils.data._utils.collate": lambda name: name == "default_collate_fn_map",
 }
-"""Where PyTorch keeps the functions that its ``register_...`` functions are given for all."""
+"""Modules and tables in which PyTorch's ``register_...`` functions store global functions."""

@@ -1,4 +1,4 @@
-"""What the user's own code reaches: functions, classes, and the places that they read."""
+"""A search for what the user's own code reaches: functions, classes, and places that they read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ._place import MISSING, Place, PlaceKind, slots_of, vars_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """A function or a class of the user's own that was found; ``name`` is for people."""
+    """A function or class of the user's own that was found, with a readable name."""
 
     name: str
     value: Any
@@ -36,15 +36,15 @@ class Reached:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """What was found from some roots.
+    """The findings of a search from some roots.
 
     Attributes:
-        places: the variables and attributes that the user's code reads.
-        functions: the user's own functions.
-        classes: the user's own classes.
-        packages: names of installed packages that are used, as they are imported.
-        mentioned: all names that may be attributes, in the code of all functions found; what only
-            ``__init__`` assigns is not among them.
+        places: The variables and attributes that the user's code reads.
+        functions: The user's own functions.
+        classes: The user's own classes.
+        packages: Import names of the installed packages that are used.
+        mentioned: All names that may be attributes, in the code of all functions found; names
+            that only ``__init__`` assigns are not among them.
     """
 
     places: tuple[Place, ...]
@@ -66,24 +66,26 @@ def reach(
 ) -> Reach:
     """Find what functions, classes and instances of the user's own code read.
 
-    Args:
-        roots: functions, methods, classes, instances, ``functools.partial``, ``nn.Module``; a
-            mapping gives instances a name.
-        home: the module whose names are given without it; by default that of the first root.
-        without: names of members of the roots that are left out.
-        instead: gives what stands for the attributes of an instance, or ``MISSING``.
-        follow: says of a place whether its value is followed.
-        places: places that are read besides.
-        values: what is reached besides, by name; ``without`` does not apply to it.
+    None of the user's code runs, except that a module which a function imports is imported.
 
-    Nothing of the user's runs, except that a module which a function imports is imported.
+    Args:
+        roots: Functions, methods, classes, instances, ``functools.partial``, ``nn.Module``; a
+            mapping gives instances a name.
+        home: The module whose names are given without it; by default that of the first root.
+        without: Names of members of the roots that are left out.
+        instead: Returns a substitute for the attributes of an instance, or ``MISSING``.
+        follow: Returns whether the search follows the value of a place.
+        places: Additional places that are read.
+        values: Additional values that are reached, by name; ``without`` does not apply to them.
 
     Example::
 
         SCALE = 2.0
 
+
         def scaled(x, offset=1):
             return SCALE * x + offset
+
 
         [(place.name, place.get()) for place in reach([scaled]).places]
         # [("scaled default 'offset'", 1), ("SCALE", 2.0)]
@@ -101,7 +103,7 @@ def reach(
 
 
 class _Walk:
-    """A search through everything that is found, breadth first; each object is looked at once."""
+    """A breadth-first search through everything that is found; it visits each object once."""
 
     def __init__(
         self,
@@ -117,7 +119,7 @@ class _Walk:
         self._may_follow = follow
         self._queue: deque[tuple[Any, str]] = deque()
         self._roots: set[int] = set()
-        self._seen: dict[int, Any] = {}  # the objects are kept, so that no other gets their id
+        self._seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is reused
         self._places: dict[tuple[int, Any], Place] = {}
         self._functions: dict[int, Reached] = {}
         self._classes: dict[int, Reached] = {}
@@ -216,7 +218,7 @@ class _Walk:
                 self._note_place("slot", value, key, name=f"{name}.{key}", own=own)
 
     def _visit_module_table(self, table: Any, key: str, name: str) -> None:
-        """Follow the children and the hooks of an ``nn.Module``; tensors are for others."""
+        """Follow the children and hooks of an ``nn.Module``; other code handles its tensors."""
         for child, each in list((table or {}).items()) if is_a(table, Mapping) else ():
             inner = f"{name}.{child}" if key == "_modules" else f"{name}.{key}[{short(child)}]"
             self._follow(each, inner)
@@ -322,7 +324,7 @@ class _Walk:
                 self._read_getattr(inner)
 
     def _hand_on(self, module: ModuleType, *, whole: bool = False) -> None:
-        """A module as a value: any code may read what it names, or ``whole``: all of it."""
+        """Record a module used as a value: any code may read names of it (``whole``: all of it)."""
         if is_own_module(module.__name__):
             self._handed_on[module.__name__] = module
             self._read_getattr(module)
@@ -332,7 +334,7 @@ class _Walk:
             self._note_package(module.__name__)
 
     def _read_module(self, module: Any, names: Iterable[str]) -> None:
-        """Read what a module and its submodules have of some names."""
+        """Read the given names in a module and its submodules."""
         names, queue, seen = frozenset(names), [module], set[int]()
         while queue:
             at = queue.pop()
@@ -349,7 +351,7 @@ class _Walk:
                     queue.append(inside[name])
 
     def _ask(self, module: Any, names: Iterable[str]) -> None:
-        """Follow names from a module on, up to one that a module of the user's has to make."""
+        """Follow names from a module on; if a module lacks one, read its ``__getattr__``."""
         for name in names:
             if not is_a(module, ModuleType):
                 return
@@ -359,7 +361,7 @@ class _Walk:
             module = vars(module)[name]
 
     def _read_getattr(self, module: Any) -> None:
-        """Read the function that a module of the user's has for names that it does not have."""
+        """Read the ``__getattr__`` function of one of the user's modules, if it has one."""
         has_one = is_a(module, ModuleType) and "__getattr__" in vars(module)
         if has_one and is_own_module(module.__name__):
             self._read_global(vars(module), "__getattr__")
@@ -426,7 +428,7 @@ def _nothing(value: Any) -> Any:  # noqa: ARG001 (the signature of ``instead``)
 
 
 def _code_of(root: Any) -> Any:
-    """What gives a root its name and its module: itself, or its class."""
+    """Return the object that gives a root its name and module: the root itself, or its class."""
     if is_a(root, functools.partial):
         return _code_of(root.func)
     if is_a(root, MethodType):
@@ -440,13 +442,13 @@ def _is_builtin(names: Mapping[str, Any], name: str) -> bool:
 
 
 def _module(name: str, *, guessed: bool = False) -> ModuleType | None:
-    """A module by its name; the user's own is imported if nobody has done so yet."""
+    """Return a module by name; import it if it is the user's own and not imported yet."""
     found = sys.modules.get(name)
     if found is not None or not is_own_module(name) or (guessed and not is_there(name)):
         return found
     try:
         return importlib.import_module(name)
-    except Exception:  # noqa: BLE001 (the user's module may raise anything; training will tell)
+    except Exception:  # noqa: BLE001 (any error; training will show it again)
         return None
 
 
@@ -457,6 +459,6 @@ _MODULE_TABLES = frozenset({
     "_forward_pre_hooks_with_kwargs", "_state_dict_hooks", "_state_dict_pre_hooks",
     "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_compiled_call_impl",
 })  # fmt: skip
-"""What ``nn.Module`` keeps for itself."""
+"""Attributes that ``nn.Module`` uses internally."""
 
 _NO_PACKAGE = frozenset({"thrifty", "builtins", "__main__", "pybind11_builtins"})

@@ -1,4 +1,4 @@
-"""The code of a function as a digest: its syntax if the source is at hand, or its instructions."""
+"""The digest of a function's code, by its syntax if the source is available, or its bytecode."""
 
 from __future__ import annotations
 import __future__
@@ -22,11 +22,11 @@ from ._syntax import Function, function_form
 
 
 def code_digest(function: FunctionType) -> str:
-    """The digest of what a function does, without its defaults, closure and globals.
+    """Return the digest of what a function does, without its defaults, closure and globals.
 
-    The source is read again from its file, and compiled: only if that gives the code that runs does
-    the source count. So a file that was edited after it was imported never stands for the old code.
-    Without a source that fits, the compiled code counts, together with the version of Python.
+    The source is read from its file again and compiled. It counts only if that gives the code that
+    runs, so a file edited after its import never stands for the old code. Without a matching
+    source, the digest covers the compiled code and the version of Python.
     """
     code = function.__code__
     form = _form_in_source(code, function.__globals__)
@@ -37,7 +37,7 @@ def code_digest(function: FunctionType) -> str:
 
 
 def extension_digest(module: str) -> str:
-    """The digest of the file of an extension module of the user's own; empty for other modules."""
+    """Return the digest of the file of the user's extension module; empty for other modules."""
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None or not is_own_module(module) or not file.endswith(_EXTENSIONS):
         return ""
@@ -52,7 +52,7 @@ def _form_in_source(code: CodeType, names: dict[str, Any]) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def _form_in(source: str, code: CodeType, *, filename: str) -> str | None:  # noqa: ARG001
-    # code objects of two files may be equal, hence the file in the key
+    # code objects of two files may be equal, so the file is part of the cache key
     try:
         parsed = _parsed(source, flags=code.co_flags & _FUTURE)
     except (SyntaxError, ValueError, RecursionError):
@@ -89,9 +89,9 @@ def _parsed(source: str, *, flags: int) -> _Parsed:
 
 
 def _told_apart(source: str, twin: CodeType) -> Function | None:
-    """Which of several functions that begin on one line a code object is compiled from.
+    """Return which of several functions that begin on one line a code object is compiled from.
 
-    Each is put on a line of its own, and the code says on which line it begins.
+    Each is moved to a line of its own, and the line in the compiled code identifies it.
     """
     tree = ast.parse(source)
     by_line: dict[int, Function] = {}
@@ -111,8 +111,9 @@ def _told_apart(source: str, twin: CodeType) -> Function | None:
 
 def _compiled(tree: ast.Module, *, flags: int) -> CodeType:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # whoever imported the file has seen them
-        top_level_await = flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT  # cells of a notebook have it
+        warnings.simplefilter("ignore")  # they were shown when the file was imported
+        # cells of a notebook may use a top-level ``await``
+        top_level_await = flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         code: CodeType = compile(
             tree, "<identity>", "exec", flags=top_level_await, dont_inherit=True
         )
@@ -135,7 +136,7 @@ def _name(node: Function) -> str:
 
 
 def _first_line(node: Function) -> int:
-    """Where a code object says that it begins: at the first decorator."""
+    """Return the line at which a function's code object begins: that of its first decorator."""
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
     return min([node.lineno, *(each.lineno for each in decorators)])
 

@@ -11,11 +11,11 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 def function_form(node: Function) -> str:
-    """Write what a function does as one line of text.
+    """Return what a function does as one line of text.
 
-    Comments, positions, docstrings, layout and the function's own name do not appear. Its defaults
-    and decorators do not either, because they are evaluated outside of it: their values are seen
-    elsewhere. Annotations appear only where a decorator could read them.
+    Comments, positions, docstrings, layout and the function's own name are left out. So are its
+    defaults and decorators, because they are evaluated outside of it: other digests cover their
+    values. Annotations appear only where a decorator could read them.
 
     >>> def form(text):
     ...     return function_form(ast.parse(text).body[0])
@@ -28,7 +28,7 @@ def function_form(node: Function) -> str:
 
 
 def constant_form(value: Any) -> str:
-    """Write a constant with its type; text as code points, because ``repr`` follows Unicode."""
+    """Return a constant with its type; strings as code points, because ``repr`` follows Unicode."""
     if isinstance(value, str):
         return f"str:{value.encode('utf-8', 'surrogatepass').hex()}"
     if isinstance(value, tuple | frozenset):
@@ -39,7 +39,7 @@ def constant_form(value: Any) -> str:
 
 
 class _Writer:
-    """Writes nodes; knows whether it is in the body of a class, where annotations matter."""
+    """A writer of nodes that knows whether it is in a class body, where annotations matter."""
 
     def __init__(self) -> None:
         self._in_class = False
@@ -73,7 +73,7 @@ class _Writer:
         return f"{type(node).__name__}({fields})"
 
     def _fields(self, node: ast.AST) -> Iterator[str]:
-        """The fields of a node by name, without those that are empty or are layout."""
+        """Yield the fields of a node by name, without those that are empty or are layout."""
         decorated = bool(getattr(node, "decorator_list", ()))
         for name in sorted(node._fields):
             value = getattr(node, name, None)
@@ -91,7 +91,7 @@ class _Writer:
                 yield f"{name}={self._form(value)}"
 
     def _statements(self, body: list[Any]) -> str:
-        """Statements without those that do nothing: docstrings, other constants, ``pass``."""
+        """Write statements without those that do nothing: docstrings, constants, ``pass``."""
         kept: list[Any] = []
         for each in body:
             if isinstance(each, ast.Pass):
@@ -119,7 +119,7 @@ class _Writer:
         return f"arguments({', '.join(out)})"
 
     def _pieces(self, node: Any) -> list[str]:
-        """The pieces of an f-string; versions of Python differ in how they cut its text."""
+        """Return the pieces of an f-string; versions of Python split its text differently."""
         out: list[str] = []
         text = ""
         for each in node.values:
@@ -134,7 +134,7 @@ class _Writer:
 
 
 def _flat(targets: list[ast.expr]) -> list[ast.expr]:
-    """``del (a, b)`` deletes what ``del a, b`` does."""
+    """Flatten targets: ``del (a, b)`` deletes what ``del a, b`` does."""
     out: list[ast.expr] = []
     for each in targets:
         out += _flat(each.elts) if isinstance(each, ast.Tuple | ast.List) else [each]

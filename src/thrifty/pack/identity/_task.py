@@ -1,4 +1,4 @@
-"""What a task is: a digest for each function, class and value that it reaches."""
+"""The identity of a task: a digest for each function, class and value that it reaches."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from ._values import HOOK, Values
 
 
 Components = Mapping[str, str]
-"""By name, such as ``"function helpers.scale"``: a digest, or the value itself if it is short."""
+"""Digests by name, such as ``"function helpers.scale"``; short values stand for themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskIdentity:
-    """What a task is, by content.
+    """The identity of a task, by content.
 
     Attributes:
-        training: all that training depends on, by name.
-        evaluation: what only the metrics depend on.
-        places: what the task read when it was identified, to see later what a run has changed.
+        training: Everything that training depends on, by name.
+        evaluation: What only the metrics depend on.
+        places: What the task read when it was identified, to see later what a run has changed.
     """
 
     training: Components
@@ -48,40 +48,43 @@ class TaskIdentity:
 
     @property
     def training_digest(self) -> str:
-        """Equal for tasks that train the same."""
+        """A digest that is equal for tasks that train the same."""
         return _digest_of(self.training)
 
     @property
     def evaluation_digest(self) -> str:
-        """Equal for tasks that evaluate the same, if they train the same."""
+        """A digest that is equal for tasks that evaluate the same, if they train the same."""
         return _digest_of(self.evaluation)
 
     def joined(self) -> TaskIdentity:
-        """The same, for metrics that change what is trained: they are a part of training."""
+        """Return the identity with evaluation as a part of training.
+
+        Use it if the metrics change what is trained.
+        """
         return replace(self, training={**self.training, **self.evaluation}, evaluation={})
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, to be kept with a study."""
+        """Return plain data, to be stored with a study."""
         return {"training": dict(self.training), "evaluation": dict(self.evaluation)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TaskIdentity:
-        """The identity that ``to_json`` has written."""
+        """Return the identity that ``to_json`` has written."""
         return cls(training=data["training"], evaluation=data["evaluation"])
 
 
 def identify(
     task: Any, *, evaluation: Collection[str] = (), contract: Collection[str] = ()
 ) -> TaskIdentity:
-    """Identify a task by the content of all that it reaches.
+    """Identify a task by the content of everything that it reaches.
 
     Args:
-        task: an object; its class may be the user's own or installed.
-        evaluation: the members that only evaluation calls, unless training code names them.
-        contract: the members that are called from outside.
+        task: An object; its class may be the user's own or installed.
+        evaluation: The members that only evaluation calls, unless training code names them.
+        contract: The members that are called from outside.
 
     Raises:
-        TaskError: a value has no content, such as an open file; the message names it.
+        TaskError: A value has no content, such as an open file; the message names it.
     """
     one = _Identification(task)
     whole = one.reach()
@@ -98,19 +101,19 @@ def identify(
 
 
 def note_moves(task: Any, before: TaskIdentity) -> None:
-    """Note what a run has changed: in this process, the values from before still count."""
+    """Record what a run has changed: in this process, the values from before still count."""
     if before.places:
         MOVES.note(before.places, places_of(task))
 
 
 def places_of(task: Any) -> Texts:
-    """What all places that a task reads hold now."""
+    """Return the current values of all places that a task reads."""
     one = _Identification(task)
     return one.texts(one.reach())
 
 
 class _Identification:
-    """One task while it is identified: each function and each place is looked at once."""
+    """The state of identifying one task, in which each function and place is read once."""
 
     def __init__(self, task: Any) -> None:
         self._task = task
@@ -122,7 +125,7 @@ class _Identification:
         self._planted_in: dict[frozenset[str], tuple[Place, ...]] = {}
 
     def reach(self, without: Collection[str] = ()) -> Reach:
-        """What the task reaches, with what the user has put into the packages that it uses."""
+        """Return what the task reaches, including user code inside the packages that it uses."""
         found, known = self._reach(without, planted=()), frozenset[str]()
         while True:
             packages = known | found.packages | {"torch"}
@@ -201,7 +204,7 @@ class _Identification:
     # -- places ------------------------------------------------------------------------
 
     def _component(self, place: Place) -> str:
-        """The name under which a place counts; empty if it counts as part of another one."""
+        """Return the name under which a place counts; empty if it counts as part of another one."""
         holder, of_task = place.holder, place.holder is self._task
         if not place.own or place.kind == "item" or self._counts_by_itself(place):
             return ""
@@ -215,7 +218,7 @@ class _Identification:
         return place.name if place.kind == "default" else f"{place.kind} {place.name}"
 
     def _counts_by_itself(self, place: Place) -> bool:
-        """Whether a place only holds a function, a class or a module under its own name."""
+        """Return whether a place only holds a function, class or module under its own name."""
         value = place.get()
         if is_a(value, ModuleType):
             return place.kind == "global"
@@ -224,7 +227,7 @@ class _Identification:
         )
 
     def _is_followed(self, place: Place) -> bool:
-        """Whether what a place holds is looked at; not if it is what the task itself put there."""
+        """Return whether to search a place's value; False if the task itself put it there."""
         if not MOVES.known(place):
             return True
         text = self._text(place)
@@ -237,7 +240,7 @@ class _Identification:
             return _NO_CONTENT
 
     def _text(self, place: Place) -> str:
-        """The value of a place: itself where it is short, else its digest."""
+        """Return the value of a place: the value itself if it is short, else its digest."""
         key = (id(place.holder), place.key)
         if key not in self._texts:
             self._texts[key] = self._new_text(place)
@@ -258,21 +261,22 @@ class _Identification:
             raise
 
     def _name_if_enough(self, value: Any) -> str | None:
-        """The name of a function or a class that counts by itself, or with its package."""
+        """Return the name of a function or class that has a digest of its own or is installed."""
         if not is_a(value, type | FunctionType) or not is_importable(value):
             return None
-        # a package's wrapper around a function of the user's has the name of that function
+        # a package's wrapper around one of the user's functions has the name of that function
         return f"<{self._names.of(value)}>" if is_own(value) or is_installed(value) else None
 
 
 def stand_in_for(value: Any) -> Any:
-    """What an object says that it is, instead of its attributes; ``MISSING`` if it says nothing."""
+    """Return what an object's identity hook returns; ``MISSING`` if it has none."""
     hook = getattr(type(value), HOOK, None)
     return hook(value) if callable(hook) else MISSING
 
 
 def _attribute(key: Any, name: str) -> str:
-    if key in ("version", "not_state"):  # the one counts by itself, the other changes no result
+    # ``version`` has its own entry, ``not_state`` changes no result
+    if key in ("version", "not_state"):
         return ""
     return "optimizer" if key == "optimizer" else f"attribute {name}"
 
@@ -283,7 +287,7 @@ def _is_cached(task: Any, key: Any) -> bool:
 
 
 def _together(texts: list[str]) -> str:
-    """One text for all that have the same name."""
+    """Return one text for all parts that have the same name."""
     return texts[0] if len(texts) == 1 else f"#{digest(*sorted(texts))}"
 
 

@@ -1,4 +1,4 @@
-"""Digests of values by content: the same in every process, whatever the addresses and hash seed."""
+"""Digests of values by content, equal in every process whatever the addresses and hash seed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HOOK = "__thrifty_identity__"
 
 
 class Values:
-    """Digests values; remembers those of arrays, which may be large.
+    """A computation of digests of values; it caches those of arrays, which may be large.
 
     >>> values = Values(Names(home="task"))
     >>> values.digest({"a": [1, 2.0]}, path="x") == values.digest({"a": [1, 2]}, path="x")
@@ -50,15 +50,15 @@ class Values:
         self._arrays: dict[int, tuple[Any, str]] = {}
 
     def digest(self, value: Any, *, path: str, known_as: str = "") -> str:
-        """The digest of a value.
+        """Return the digest of a value.
 
         Args:
-            value: anything with content.
-            path: where it is, for the error.
-            known_as: the name of a function or a class whose code counts elsewhere.
+            value: Anything with content.
+            path: Where the value is, for the error message.
+            known_as: The name of a function or a class whose code is covered elsewhere.
 
         Raises:
-            TaskError: something in it has no content.
+            TaskError: Something in it has no content.
         """
         writer = _Writer(self._names, arrays=self._arrays, known_as=known_as)
         try:
@@ -69,10 +69,10 @@ class Values:
 
 
 def content_digest(value: Any) -> str:
-    """The digest of one value, for comparisons within this process.
+    """Return the digest of one value, for comparisons within this process.
 
     Raises:
-        TaskError: something in it has no content.
+        TaskError: Something in it has no content.
 
     >>> content_digest([1, 2]) == content_digest([1, 2])
     True
@@ -81,10 +81,10 @@ def content_digest(value: Any) -> str:
 
 
 class _Writer:
-    """Writes one value into a hash. An object that comes up again is written as a reference.
+    """A writer of one value into a hash. An object that occurs again is written as a reference.
 
-    So cycles end, and one list in two places is not two equal lists. Plain immutable values are
-    always written out, because Python shares them as it likes.
+    So cycles end, and one list in two places differs from two equal lists. Plain immutable values
+    are always written out, because Python may or may not share them.
     """
 
     def __init__(
@@ -95,7 +95,8 @@ class _Writer:
         self._arrays = arrays
         self._known_as = known_as
         self._shallow = False
-        self._memo: dict[int, tuple[int, Any]] = {}  # the objects are kept, and so their ids
+        # keeps the objects alive, so that their ids stay unique
+        self._memo: dict[int, tuple[int, Any]] = {}
 
     def hexdigest(self) -> str:
         return self._hash.hexdigest()
@@ -180,7 +181,7 @@ class _Writer:
             self.value(each, f"{path}[{index}]")
 
     def _apart(self, value: Any, path: str) -> str:
-        """The digest of an element of a set: it has no place there, so it is written by itself."""
+        """Return the digest of a set's element, written by itself because it has no position."""
         inner = _Writer(self._names, arrays=self._arrays, known_as=self._known_as)
         inner._shallow = self._shallow
         if type(value) not in PLAIN_WRITERS:
@@ -220,9 +221,9 @@ class _Writer:
         self._named(others if own else {}, path)
 
     def _inside_of_installed(self, value: Any, path: str) -> None:
-        """What a package's wrapper holds, such as the function that it wraps and its options.
+        """Write what a package's wrapper holds, such as the function that it wraps and its options.
 
-        Of a package's objects in there only plain attributes count: the others may be caches.
+        Of objects of a package, only plain attributes are written, because others may be caches.
         """
         was, self._shallow = self._shallow, True
         self.value(value, path)
@@ -233,13 +234,13 @@ class _Writer:
         self.token("class", name)
         if name == self._known_as or not is_own(kind) or "<locals>" not in name:
             return
-        # several classes may have this name, so each is written out
+        # several local classes may have this name, so each is written out
         for base in kind.__bases__:
             self.value(base, path)
         self._named(dict(members_of(kind)), name)
 
     def _write_wrapper(self, value: Any, path: str) -> bool:
-        """Write what only wraps or names something callable."""
+        """Write an object that only wraps or names a callable, and return whether it is one."""
         kind = type(value)
         if is_a(value, functools.partial | functools.partialmethod):
             self.token(self._names.of(kind))
@@ -269,7 +270,7 @@ class _Writer:
         return True
 
     def _write_compiled(self, value: Any, path: str) -> bool:
-        """Write what an installed compiler has made of a function, as the function."""
+        """Write what an installed compiler has made of a function as that function."""
         inner = compiled_from(value)
         if inner is None:
             return False
@@ -320,7 +321,7 @@ class _Writer:
         self._parts(_parts(value, path), value, path)
 
     def _parts(self, parts: Any, value: Any, path: str) -> None:
-        """An object as it would be pickled; nothing is ever unpickled."""
+        """Write an object as it would be pickled; nothing is ever unpickled."""
         if parts is None:
             self._own_attributes(value, path)
             return
@@ -346,12 +347,12 @@ class _Writer:
             found.pop("_compiled_call_impl", None)
             for name, table in found.items():
                 if "_hooks" in name and is_a(table, dict):
-                    # the keys count the hooks that this process has made
+                    # the keys only count the hooks made in this process
                     found[name] = list(dict.values(table))
         self._named(found, path)
 
     def _attributes(self, value: Any) -> dict[str, Any]:
-        """What an instance holds in its dict and its slots; what it caches is left out."""
+        """Return what an instance holds in its dict and slots, without cached properties."""
         cached = {
             name
             for base in type(value).__mro__
@@ -363,7 +364,7 @@ class _Writer:
             for name in slots_of(base):
                 try:
                     found.setdefault(name, vars(base)[name].__get__(value))
-                except (KeyError, AttributeError):  # of a base, or empty
+                except (KeyError, AttributeError):  # a slot of a base class, or an empty one
                     continue
         return found
 
@@ -375,7 +376,7 @@ class _Writer:
 
 
 def _parts(value: Any, path: str) -> Any:
-    """How an object would be pickled; None if only its attributes can say what it holds."""
+    """Return how an object would be pickled; None if only its attributes show what it holds."""
     kind = type(value)
     reduce = copyreg.dispatch_table.get(kind)
     try:
@@ -387,7 +388,7 @@ def _parts(value: Any, path: str) -> Any:
 
 
 def _says_itself(kind: type) -> bool:
-    """Whether a class has its own idea of how its objects are pickled."""
+    """Return whether a class defines how its objects are pickled."""
     return any(
         getattr(kind, name) not in (getattr(object, name), getattr(torch.nn.Module, name))
         for name in ("__getstate__", "__reduce__", "__reduce_ex__")
@@ -395,7 +396,7 @@ def _says_itself(kind: type) -> bool:
 
 
 def _is_default_state(value: Any, state: Any) -> bool:
-    """Whether a state is just the attributes, which are then written by name."""
+    """Return whether a state is only the attributes, which are then written by name."""
     if _says_itself(type(value)):
         return False
     return state is None or isinstance(state, dict | tuple)

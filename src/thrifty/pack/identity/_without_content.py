@@ -1,4 +1,4 @@
-"""Values that have no content: those that do not matter, and those that cannot be identified."""
+"""Values without content: those that do not matter, and those that cannot be identified."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ._own import is_own
 
 
 def neutral_name(value: Any) -> str | None:
-    """The name of something that changes no computation, such as a logger or a lock; else None."""
+    """Return the name of a value that changes no computation, such as a logger; None for others."""
     if is_a(value, logging.Logger):
         return str(value.name)
     if is_a(value, ModuleType):
@@ -37,7 +37,7 @@ def neutral_name(value: Any) -> str | None:
 
 
 def why_no_content(value: Any) -> str:
-    """Why nobody can tell whether two such objects are the same; empty if they can be compared."""
+    """Return why two such objects cannot be compared; empty if they can."""
     for kinds, what in _NO_CONTENT:
         if is_a(value, kinds):
             return f"is {what}"
@@ -47,12 +47,12 @@ def why_no_content(value: Any) -> str:
 
 
 def is_iterator(value: Any) -> bool:
-    """Whether something can only be gone through once."""
+    """Return whether a value can be iterated over only once."""
     return hasattr(type(value), "__next__")
 
 
 def no_content(path: str, value: Any, reason: str) -> TaskError:
-    """The error for a value that a task cannot be identified by."""
+    """Return the error for a value by which a task cannot be identified."""
     return TaskError(
         f"{path} {reason} ({type(value).__name__}), so thrifty cannot tell whether two studies "
         "train the same: keep what it is made from instead (a path, a seed, a list), or define "
@@ -85,4 +85,4 @@ BUILT_IN = (
     types.MethodWrapperType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
     types.MemberDescriptorType,
 )  # fmt: skip
-"""Functions and descriptors that are compiled: their name says what they are."""
+"""Types of compiled functions and descriptors, which their names identify."""

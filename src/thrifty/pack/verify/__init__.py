@@ -1,6 +1,7 @@
 """Checks that a trial in a pack gets what it would get alone.
 
-Plain PyTorch on values: nothing here knows of blocks, back-ends or studies. See ``docs/design/trust.md``.
+This is plain PyTorch on values: nothing here knows of blocks, back-ends or studies. See
+``docs/design/trust.md``.
 """
 
 from ._budget import CheckBudget as CheckBudget

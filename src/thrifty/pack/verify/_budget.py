@@ -1,4 +1,4 @@
-"""What checks cost, and when another one is affordable."""
+"""The cost of checks, and when another one is affordable."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 
 SHARE = 0.01
-"""The part of the training time that checks may take beyond those that are never skipped."""
+"""The share of training time that checks may take, besides those that are never skipped."""
 
 
 @dataclass(slots=True, kw_only=True)
 class CheckBudget:
-    """Counts the seconds of checks and of training.
+    """Seconds of checks and of training.
 
     Attributes:
-        share: The part of the training time that voluntary checks may bring the total to.
+        share: The share of training time up to which optional checks may bring the total.
         trained_s: Seconds of training in blocks.
         spent_s: Seconds of all checks.
         num_checks: Checks so far.
@@ -28,12 +28,12 @@ class CheckBudget:
     num_ties: int = 0
 
     def spend(self, seconds: float) -> None:
-        """Count the price of a check."""
+        """Add the cost of a check."""
         self.spent_s += seconds
         self.num_checks += 1
 
     def allows(self, seconds: float) -> bool:
-        """Whether a check of this price fits into the share of the training time.
+        """Return whether a check of this cost fits into the share of training time.
 
         >>> budget = CheckBudget(trained_s=10.0)
         >>> budget.spend(0.02)

@@ -1,7 +1,7 @@
-"""How far a step in a block may be from the same step alone.
+"""Comparison of a step in a block with the same step alone.
 
-The allowance follows from the dtype: rounding errors of a sum of ``n`` terms grow like ``sqrt(n)``, and an update that is
-computed in another order differs by a few units in the last place.
+The tolerance follows from the dtype: rounding errors of a sum of ``n`` terms grow like
+``sqrt(n)``, and an update computed in another order differs by a few units in the last place.
 """
 
 from __future__ import annotations
@@ -14,27 +14,30 @@ import torch
 
 
 GRADIENT_FACTOR = 4.0
-"""Multiplies ``eps * sqrt(n)``: the largest relative error of a gradient that counts as rounding."""
+"""Times ``eps * sqrt(n)``, the largest relative error of a gradient that counts as rounding."""
 MIN_TERMS = 256
-"""A gradient is taken to be a sum of at least this many terms."""
+"""The least number of terms that a gradient is assumed to sum up."""
 SHARE_OF_LARGEST = 0.25
-"""The size that a gradient is given at least, as a share of the largest gradient of all parameters."""
+"""The least magnitude assumed for a gradient, as a share of the largest of all parameters."""
 ULPS_OF_VALUE = 4.0
 """Units in the last place of a parameter by which two updates may differ."""
 ULPS_OF_UPDATE = 64.0
-"""Units in the last place of the update itself: optimizers round several times."""
+"""Units in the last place of the update itself, since optimizers round several times."""
 FINEST = 1e-10
-"""The smallest relative tolerance: terms may cancel, and in double precision no other computation is as close as this."""
+"""The smallest relative tolerance.
+
+Terms may cancel, so even two computations in double precision do not agree more closely.
+"""
 SMALLEST = 1e-30
-"""Differences below this are denormal numbers: packs flush them to zero."""
+"""Differences below this are denormal numbers, which packs flush to zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """What differs between a trial in a block and the same trial alone, and by how much.
+    """A difference between a trial in a block and the same trial alone, and its size.
 
-    ``is_rounding_possible`` says whether rounding can explain it in principle, so that a second opinion in
-    double precision is worth its price.
+    ``is_rounding_possible`` says whether rounding can explain it in principle, so that a second
+    computation in double precision is worth its cost.
     """
 
     what: str
@@ -44,7 +47,7 @@ class Difference:
 
     @property
     def excess(self) -> float:
-        """How many times as large as allowed it is."""
+        """The ratio of the difference to what is allowed."""
         return self.found / self.allowed if self.allowed else math.inf
 
     def __str__(self) -> str:
@@ -72,7 +75,7 @@ class MetricsDifference:
 class StepTaken:
     """One step of one trial: its loss, gradients before clipping, and all tensors afterwards.
 
-    A gradient is None where the loss does not depend on the parameter.
+    A gradient is None if the loss does not depend on the parameter.
     """
 
     loss: torch.Tensor
@@ -91,13 +94,13 @@ def compare_step(
 
     Args:
         packed: The step in the block.
-        alone: The step alone; its update was made from the gradients in ``packed``.
+        alone: The step alone; its update was computed from the gradients in ``packed``.
         before: The trial's tensors before the step.
         num_terms: How many values a gradient sums up, roughly: the numbers in the batch.
 
     Returns:
-        A difference that is too large to be rounding; None if there is none. One that rounding
-        cannot explain in any case comes first, then the largest beside what is allowed.
+        A difference that is too large for rounding; None if there is none. One that rounding
+        can never explain is preferred, then the largest relative to what is allowed.
     """
     found = [
         *differences(packed, alone, num_terms=num_terms),
@@ -108,7 +111,7 @@ def compare_step(
 
 
 def differences(packed: StepTaken, alone: StepTaken, *, num_terms: int) -> Iterator[Difference]:
-    """Find all differences of the losses and the gradients of two steps that are no rounding."""
+    """Yield differences of losses and gradients of two steps that are too large for rounding."""
     loss = _loss_difference(packed.loss, alone.loss, num_terms=num_terms)
     if loss is not None:
         yield loss
@@ -136,7 +139,7 @@ def compare_metrics(
 
 
 def relative_tolerance(dtype: torch.dtype, *, num_terms: int) -> float:
-    """The relative error of a sum of so many terms that counts as rounding.
+    """Return the relative error that counts as rounding for a sum of ``num_terms`` terms.
 
     >>> relative_tolerance(torch.float32, num_terms=10_000) < 1e-4
     True
@@ -154,7 +157,7 @@ def _loss_difference(
         return None
     if not (math.isfinite(one) and math.isfinite(other)):
         return Difference(what="the loss", found=math.inf, allowed=0.0)
-    # a loss may be a small difference of large terms, so its own size is not the measure
+    # a loss may be a small difference of large terms, so its own size is no scale for rounding
     scale = max(abs(one), abs(other), 1e-2)
     allowed = relative_tolerance(_coarser(packed.dtype, alone.dtype), num_terms=num_terms)
     found = abs(one - other)
@@ -172,7 +175,7 @@ def _gradient_differences(
         if mine is None and own is None:
             continue
         if own is None or mine is None:
-            # a gradient of zero is as good as none
+            # a gradient of zero is equivalent to none
             rest = mine if own is None else own
             assert rest is not None
             size = _largest(rest)
@@ -191,7 +194,8 @@ def _gradient_differences(
         largest = largest or max(
             _largest(g) for g in alone.gradients.values() if g is not None and g.numel()
         )
-        # a gradient that cancels out (a bias before a normalization) is made of the others' rounding errors
+        # a gradient that cancels out (a bias before a normalization) consists only of rounding
+        # errors of the others
         allowed = tolerance * max(_largest(own), SHARE_OF_LARGEST * largest) + SMALLEST
         found = _distance(mine, own)
         if not found <= allowed:
@@ -228,7 +232,7 @@ def _tensor_differences(
             continue
         allowed += eps * ULPS_OF_UPDATE * _distance(own, before[name])
         if not found <= allowed:
-            # both updates were made from the same gradients: nothing in them can tie
+            # both updates were computed from the same gradients, so a tie cannot explain this
             yield Difference(
                 what=f"{name!r} after the step",
                 found=found,
@@ -238,7 +242,7 @@ def _tensor_differences(
 
 
 def _largest(tensor: torch.Tensor) -> float:
-    """The largest finite size of a tensor's numbers."""
+    """Return the largest finite magnitude in a tensor."""
     if not tensor.numel():
         return 0.0
     size = float(tensor.abs().max())
@@ -249,7 +253,7 @@ def _largest(tensor: torch.Tensor) -> float:
 
 
 def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest difference of two tensors; infinite where only one is finite."""
+    """Return the largest difference of two tensors; infinite if only one is finite somewhere."""
     if one.shape != other.shape:
         return math.inf
     if not _is_inexact(other):

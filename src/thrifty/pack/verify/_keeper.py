@@ -1,4 +1,4 @@
-"""What some code may change: kept as it is now, compared later, and put back."""
+"""Values that some code may change: saved now, compared later, and restored."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from ._settings import SETTINGS
 
 
 MAX_BYTES = 64 * 2**20
-"""Larger arrays and tensors are not kept."""
+"""The size in bytes above which arrays and tensors are not saved."""
 MAX_ELEMENTS = 10_000
-"""Longer containers are kept, but not what is inside their elements."""
+"""The length above which a container is saved without what is inside its elements."""
 MAX_DEPTH = 8
 
 KINDS = frozenset({
     "global", "closure", "default", "class attribute", "attribute", "item", "slot",
 })  # fmt: skip
-"""Places that training code may write to."""
+"""The kinds of places that training code may write to."""
 
 _VARIABLE = re.compile("[A-Z][A-Z0-9_]+")
-"""What names of environment variables look like."""
+"""A pattern for the names of environment variables."""
 
 _CACHED = type(lru_cache(len))
 
@@ -46,14 +46,16 @@ _MAKERS = ("data", "model", "optimizer")
 
 
 class Keeper:
-    """Keeps the values of some places, and what is inside them.
+    """A copy of the values of some places, and of what is inside them.
 
-    Containers, arrays, tensors, random generators and the tensors of modules are kept with their
-    content. Of other objects only their own places are, if they are among those given.
+    Containers, arrays, tensors, random generators and the tensors of modules are saved with their
+    content. Of other objects only their own places are, if these are among those given.
 
     >>> from thrifty.pack.identity import Place
     >>> counts = {"seen": [1]}
-    >>> keeper = Keeper([Place(name="counts", kind="global", holder={"counts": counts}, key="counts")])
+    >>> keeper = Keeper([
+    ...     Place(name="counts", kind="global", holder={"counts": counts}, key="counts")
+    ... ])
     >>> counts["seen"].append(2)
     >>> keeper.changed()
     ['counts']
@@ -70,15 +72,15 @@ class Keeper:
 
     @property
     def keys(self) -> set[tuple[int, Any]]:
-        """What identifies the places."""
+        """The identities of the places."""
         return {(id(place.holder), place.key) for place in self._places}
 
     def now(self) -> Keeper:
-        """Keep the same places as they are now."""
+        """Return a new keeper that saves the same places as they are now."""
         return Keeper(self._places)
 
     def changed(self) -> list[str]:
-        """Name the places that are not what they were."""
+        """Return the names of the places whose values have changed."""
         out = [
             place.name
             for place, value, contents in zip(
@@ -90,7 +92,7 @@ class Keeper:
         return [*out, *(name for space in self._spaces for name in space.added())]
 
     def put_back(self) -> None:
-        """Put everything back that is not what it was."""
+        """Restore everything that has changed."""
         for contents in self._contents:
             for held in contents:
                 if not held.is_as_before():
@@ -116,7 +118,7 @@ class _Space:
         return cls(owner=owner, holder=place.holder, before=dict(_names_of(place.holder)))
 
     def added(self) -> list[str]:
-        """The names that are new."""
+        """Return the names that were added."""
         return [f"{self.owner}.{n}" for n in _names_of(self.holder).keys() - self.before.keys()]
 
     def put_back(self) -> None:
@@ -134,11 +136,11 @@ class _Space:
 
 
 def _names_of(holder: Any) -> Mapping[str, Any]:
-    """What an object holds by name; of a class what the user's code may have put there."""
+    """Return what an object holds by name; of a class, what the user's code may have put there."""
     if not isinstance(holder, type):
         return vars_of(holder)
     found = type.__dict__["__dict__"].__get__(holder)
-    # Python notes down things of its own there: __annotations__, _abc_impl
+    # Python stores its own data there: __annotations__, _abc_impl
     return {n: found[n] for n in found if not n.startswith(("__", "_abc_"))}
 
 
@@ -148,7 +150,7 @@ def _one_for_each_holder(places: Iterable[Place]) -> list[Place]:
 
 
 def training_places(roots: Mapping[str, Any]) -> list[Place]:
-    """Find what training steps and evaluations read; not what makes data, models and optimizers.
+    """Find what training steps and evaluations read, but not what makes data, models, optimizers.
 
     Args:
         roots: Code and objects by name: a task, a loss, a module.
@@ -168,7 +170,7 @@ def training_places(roots: Mapping[str, Any]) -> list[Place]:
 
 
 def _empty_places(found: Iterable[Reach]) -> Iterator[Place]:
-    """A place that stays empty in each function and class, to see what they are given later."""
+    """Yield an empty place of each function and class, to detect what is added to them later."""
     for each in found:
         for function in each.functions:
             yield Place(
@@ -180,9 +182,9 @@ def _empty_places(found: Iterable[Reach]) -> Iterator[Place]:
 
 @contextmanager
 def as_it_was(roots: Mapping[str, Any]) -> Iterator[list[Any]]:
-    """Put all that some code may change back afterwards.
+    """Restore, on exit, all values that some code may change.
 
-    Gives the functions under ``functools.lru_cache`` that it reaches and that hold nothing yet.
+    Yields the functions with an empty ``functools.lru_cache`` that the code reaches.
 
     Args:
         roots: Code and objects by name: a task, a loss, a module.
@@ -201,7 +203,7 @@ def as_it_was(roots: Mapping[str, Any]) -> Iterator[list[Any]]:
 
 
 def _environment_places(functions: Iterable[FunctionType]) -> Iterator[Place]:
-    """The variables of the environment whose names stand in some functions."""
+    """Yield the environment variables whose names occur in some functions."""
     constants: list[Any] = [function.__code__ for function in functions]
     while constants:
         constant = constants.pop()
@@ -215,7 +217,7 @@ def _environment_places(functions: Iterable[FunctionType]) -> Iterator[Place]:
 
 
 def is_cache(place: Place, before: Any) -> bool:
-    """Whether a value that is new is one that an installed class keeps to itself, such as the text of a path."""
+    """Return whether a new value is an installed class's own cache, such as a path's text."""
     return before is MISSING and not place.own
 
 
@@ -246,7 +248,7 @@ class _Handler:
 
 
 def _contents(value: Any, depth: int = 0) -> Iterator[_Held]:
-    """All that is inside a value and may change while the value stays the same object."""
+    """Yield what is inside a value and may change while the value stays the same object."""
     handler = _HANDLERS.get(type(value)) or _handler_of(value)
     if handler is not None:
         yield _Held(value, handler.read(value), handler)
@@ -259,7 +261,7 @@ def _contents(value: Any, depth: int = 0) -> Iterator[_Held]:
 
 
 def elements(value: Any) -> list[Any]:
-    """What is inside a container of any class, without running code of the user's."""
+    """Return what is inside a container of any class, without running the user's code."""
     own = type(value)
     if issubclass(own, dict):
         return list(dict.values(value)) if dict.__len__(value) <= MAX_ELEMENTS else []
@@ -288,7 +290,10 @@ def _handler_of(value: Any) -> _Handler | None:
 
 
 def _filled(kind: Any, extend: str) -> Callable[[Any, Any], None]:
-    """Write a container of a class, or of a derived one, without running code of the user's."""
+    """Return a function that fills a container of a class, or of a derived one.
+
+    It does not run the user's code.
+    """
 
     def write(value: Any, before: Any) -> None:
         kind.clear(value)
@@ -314,12 +319,12 @@ def _write_buffer(value: Any, before: Any) -> None:
 
 
 def _write_context(value: ContextVar[Any], before: Any) -> None:
-    if before is not MISSING:  # it cannot be emptied again
+    if before is not MISSING:  # a ContextVar cannot be emptied again
         value.set(before)
 
 
 def _shallow(one: Any, other: Any) -> bool:
-    """Whether two sequences hold the same objects; what is inside them is compared by itself."""
+    """Return whether two sequences hold the same objects; contents are compared separately."""
     return len(one) == len(other) and all(
         a is b or (type(a) is type(b) and same(a, b)) for a, b in zip(one, other, strict=True)
     )
@@ -382,4 +387,4 @@ _BY_CLASS: Mapping[type, _Handler] = {
     ),
     ContextVar: _Handler(held_by, _write_context, lambda a, b: a is b or same(a, b)),
 }
-"""By the class that a value's own class is, or derives from."""
+"""The handler of a value, by its class or a base class of that."""

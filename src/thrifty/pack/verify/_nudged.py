@@ -1,7 +1,8 @@
-"""Whether rounding can make a step as different as it was found: the step again, its weights moved by their last bits.
+"""A test whether rounding explains how far two computations of a step differ.
 
-Where a ReLU is at zero, the last bit decides, and a difference may be of any size. Then the trial alone is as
-unstable, and moving its weights by their last bits shows that.
+It repeats the step with its weights moved by their last bits. Where a ReLU is at zero, the last bit
+decides, and a difference may be of any size. Then the trial alone is as unstable, and moving its
+weights by their last bits shows that.
 """
 
 from __future__ import annotations
@@ -16,11 +17,17 @@ from ._compare import StepTaken, differences
 
 NUM_NUDGES = 6
 NUDGE_ULPS = 16.0
-"""How far weights are moved, in units of their last place: about what a sum of some hundred terms is off by."""
+"""How far weights are moved, in units in the last place.
+
+This is about the rounding error of a sum of a few hundred terms.
+"""
 SLACK = 4.0
-"""A difference is explained if it is at most so many times as large as those that moving the weights makes."""
+"""Rounding explains a difference up to this factor times one caused by moving the weights."""
 LARGE = 100.0
-"""Differences of so many times what is allowed have to be explained; smaller ones are too small for wrong code."""
+"""The factor above the allowed difference from which a difference has to be explained.
+
+Smaller differences are too small to come from wrong code.
+"""
 
 
 def is_rounding(
@@ -31,7 +38,7 @@ def is_rounding(
     step: Callable[[Mapping[str, torch.Tensor]], StepTaken],
     num_terms: int,
 ) -> bool:
-    """Say whether rounding explains all large differences between two computations of a step.
+    """Return whether rounding explains all large differences between two computations of a step.
 
     Args:
         packed: The step in a block.
@@ -65,7 +72,7 @@ def are_metrics_rounding(
     evaluate: Callable[[Mapping[str, torch.Tensor]], Mapping[str, float]],
     tolerance: float,
 ) -> bool:
-    """Say whether rounding explains all large differences between two computations of metrics.
+    """Return whether rounding explains all large differences between two computations of metrics.
 
     Args:
         packed: The metrics in a block.

@@ -1,4 +1,7 @@
-"""Whether a checkpoint holds the whole state of a trial: a restored trial and the live one take the same step."""
+"""Comparison of a restored trial with the live one after the same step.
+
+It shows whether a checkpoint holds the whole state of a trial.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,14 @@ FIRST_BATCH = "the first batch of the epoch"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What one step and one evaluation of a trial came to.
+    """The results of one step and one evaluation of a trial.
 
     Attributes:
-        loss: Of the step.
-        batch: A stand-in for what the step was made on.
+        loss: The loss of the step.
+        batch: A stand-in for the batches of step and evaluation.
         tensors: The model's state afterwards, by name.
         moments: The optimizer's state afterwards, by parameter name.
-        metrics: Of the first validation batch after the step.
+        metrics: The metrics of the first validation batch after the step.
     """
 
     loss: torch.Tensor
@@ -43,12 +46,12 @@ class Probe:
 
 
 def probes_differ(live: Probe, restored: Probe, *, after: str = "the next step") -> str:
-    """Say what differs between two probes; "" if they are equal to the last bit.
+    """Return what differs between two probes, in words; "" if they are equal to the last bit.
 
     Args:
-        live: That of the live trial.
-        restored: That of the restored one.
-        after: What both have done, in words.
+        live: The probe of the live trial.
+        restored: The probe of the restored trial.
+        after: What both trials have done, in words.
     """
     if not same(live.batch, restored.batch):
         return FIRST_BATCH
@@ -72,11 +75,11 @@ def outside_of_state(
     *,
     meant: Collection[str] = (),
 ) -> list[str]:
-    """Name the attributes that differ between a live trial and a restored one.
+    """Return the names of the attributes that differ between a live trial and a restored one.
 
     Args:
         live: Tasks, modules and the like of the live trial, by name.
-        restored: The same of the restored one.
+        restored: The same objects of the restored trial.
         meant: Names of attributes that are meant not to be part of the state.
     """
     found = []
@@ -93,10 +96,14 @@ def outside_of_state(
 
 
 def how_far_apart(one: Probe, other: Probe) -> float:
-    """The largest relative difference of two probes; infinite where they cannot be compared.
+    """Return the largest relative difference of two probes; infinite if they cannot be compared.
 
-    >>> a = Probe(loss=torch.tensor(2.0), batch=None, tensors={}, moments={}, metrics={"loss": 2.0})
-    >>> b = Probe(loss=torch.tensor(2.0), batch=None, tensors={}, moments={}, metrics={"loss": 1.0})
+    >>> a = Probe(
+    ...     loss=torch.tensor(2.0), batch=None, tensors={}, moments={}, metrics={"loss": 2.0}
+    ... )
+    >>> b = Probe(
+    ...     loss=torch.tensor(2.0), batch=None, tensors={}, moments={}, metrics={"loss": 1.0}
+    ... )
     >>> how_far_apart(a, a), how_far_apart(a, b)
     (0.0, 0.5)
     """
@@ -125,13 +132,13 @@ def _apart(one: Any, other: Any) -> float:
         first, second = torch.as_tensor(one).double(), torch.as_tensor(other).double()
         scale = torch.maximum(first.abs().max(), second.abs().max())
         found = float((first - second).abs().max() / scale)
-    except (RuntimeError, TypeError, ValueError):  # no numbers, or shapes that differ
+    except (RuntimeError, TypeError, ValueError):  # not numbers, or shapes that differ
         return math.inf
     return found if math.isfinite(found) else math.inf
 
 
 def stand_in(batch: Any) -> Any:
-    """A copy of the tensors of a batch, to compare with another one."""
+    """Return a copy of the tensors of a batch, to compare with another one."""
     if isinstance(batch, torch.Tensor):
         return batch.detach().clone()
     if isinstance(batch, Mapping):
@@ -144,7 +151,7 @@ def stand_in(batch: Any) -> Any:
 def _pairs(
     live: Mapping[str, Any], restored: Mapping[str, Any]
 ) -> Sequence[tuple[str, Any, Any]]:
-    """Objects that stand in the same place: each root, and each module in it."""
+    """Return objects that correspond to each other: each root, and each module in it."""
     out: list[tuple[str, Any, Any]] = []
     for name, mine in live.items():
         theirs = restored[name]
@@ -162,7 +169,7 @@ def _pairs(
 def _attributes_apart(
     name: str, mine: Any, theirs: Any, *, meant: Collection[str], seen: set[int], depth: int = 0
 ) -> list[str]:
-    """The attributes of two objects that differ, and those of the objects in their attributes."""
+    """Return the attributes that differ between two objects, and between objects within them."""
     if mine is theirs or id(mine) in seen:
         return []
     seen.add(id(mine))
@@ -186,7 +193,7 @@ def _attributes_apart(
 
 
 def _objects(one: Any, other: Any) -> list[tuple[Any, Any]]:
-    """What has attributes of its own in two equal attributes: themselves, or what they contain."""
+    """Return objects with attributes within two equal attributes: the values or their elements."""
     if type(one) is not type(other):
         return []
     if isinstance(one, list | tuple):
@@ -203,7 +210,7 @@ def _objects(one: Any, other: Any) -> list[tuple[Any, Any]]:
 
 
 def _content(value: Any, depth: int = 0) -> Any:
-    """A stand-in for the content of a value; equal for what cannot be compared."""
+    """Return a stand-in for the content of a value; equal for all that cannot be compared."""
     if isinstance(value, torch.Tensor):
         tensor = value.detach()
         return (
@@ -223,12 +230,12 @@ def _content(value: Any, depth: int = 0) -> Any:
     if isinstance(value, np.generic):
         return (str(value.dtype), repr(value))
     state = _generator_state(value)
-    # other objects differ in identity alone: their own attributes are looked at where they are known
+    # other objects differ only in identity: their own attributes are compared separately
     return None if state is None else repr(state)
 
 
 def _generator_state(value: Any) -> Any:
-    """The state of a random generator; None for anything else."""
+    """Return the state of a random generator; None for anything else."""
     if isinstance(value, torch.Generator):
         return value.get_state().tolist()
     if isinstance(value, np.random.Generator):
@@ -250,7 +257,7 @@ def _of_mapping(value: Any, depth: int) -> Any:
 
 
 def _key(value: Any, depth: int) -> Any:
-    """A key by its content; what is told apart by identity alone, such as a parameter, has none."""
+    """Return a key's content, without what only identity distinguishes, such as a parameter."""
     if isinstance(value, torch.Tensor):
         return (tuple(value.shape), str(value.dtype))
     return _content(value, depth + 1)
@@ -266,12 +273,12 @@ _NOT_STATE = frozenset({
     "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training",
     "_backward_hooks", "_forward_hooks", "_is_full_backward_hook",
 })  # fmt: skip
-"""What every module keeps, and what is state anyway."""
+"""Attributes that every module has, and those that are state anyway."""
 
 
-@functools.cache  # and not when this module is imported: the first optimizer imports torch's compiler
+@functools.cache  # not computed at import: the first optimizer imports torch's compiler
 def _kept_by_torch() -> frozenset[str]:
-    """What every optimizer keeps: its state, its options, hooks and notes for profilers."""
+    """Return the attributes of every optimizer: state, options, hooks and data for profilers."""
     return frozenset(vars(torch.optim.Optimizer([torch.nn.Parameter(torch.empty(0))], {})))
 
 
@@ -279,8 +286,11 @@ _LOOKED_AT_ELSEWHERE = (
     torch.Tensor, torch.nn.Module, type, ModuleType, FunctionType, MethodType, partial,
     logging.Logger,
 )  # fmt: skip
-"""Modules are compared in pairs of their own, tensors by their content, variables of code by keepers."""
+"""Types that are compared elsewhere.
+
+Modules are compared in pairs of their own, tensors by their content, variables of code by keepers.
+"""
 
 _MAX_DEPTH = 3
 _MAX_OBJECTS = 1000
-"""Objects in attributes are looked at so deep, and so many."""
+"""How deep objects in attributes are compared, and how many of them."""

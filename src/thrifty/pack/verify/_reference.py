@@ -17,16 +17,16 @@ from ._compare import StepTaken
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnState:
-    """A copy of all that a trial consists of: parameters and buffers by name, and its optimizer's state.
+    """A copy of a trial's parameters and buffers by name, and of its optimizer's state.
 
-    ``moments`` has the optimizer's state by parameter name; ``options`` are those of each param group at this step.
+    ``moments`` has the optimizer's state by parameter name.
     """
 
     tensors: Mapping[str, torch.Tensor]
     moments: Mapping[str, Mapping[str, Any]]
 
     def copied(self) -> OwnState:
-        """The same once more, to be changed."""
+        """Return a copy that may be changed."""
         return OwnState(
             tensors={name: t.clone() for name, t in self.tensors.items()},
             moments={
@@ -41,9 +41,9 @@ class OwnState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepAlone(StepTaken):
-    """A step alone, and how long its forward and backward pass and its update took.
+    """A step alone, and how long its forward pass, backward pass and update took.
 
-    ``is_first`` says that the optimizer had no state yet and has made it, which takes time of its own.
+    ``is_first`` says that the optimizer created its state in this step, which takes extra time.
     """
 
     seconds: float
@@ -53,12 +53,12 @@ class StepAlone(StepTaken):
 def own_state(
     model: torch.nn.Module, moments: Mapping[str, Mapping[str, Any]] | None = None
 ) -> OwnState:
-    """Copy what a model consists of now; ``moments`` are its optimizer's state, by parameter name."""
+    """Copy a model's tensors; ``moments`` is its optimizer's state, by parameter name."""
     return OwnState(tensors=own_tensors(model), moments=moments or {}).copied()
 
 
 def own_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The parameters and buffers of a module by name, each once, without autograd."""
+    """Return the parameters and buffers of a module by name, each once, without autograd."""
     own = (*model.named_parameters(), *model.named_buffers())
     return {name: tensor.detach() for name, tensor in own}
 
@@ -74,16 +74,17 @@ def step_alone(
 ) -> StepAlone:
     """Take one step of a module from a copy of its state, and leave the module as it was.
 
-    The update is made from ``gradients`` (those of the block), so that it can be compared by itself: optimizers such
-    as Adam turn the rounding of a small gradient into a whole step.
+    The update is computed from ``gradients`` (those of the block), so that it can be compared by
+    itself: optimizers such as Adam turn the rounding of a small gradient into a whole step.
 
     Args:
         model: The trial's own module; its tensors are exchanged for the copies and put back.
-        optimizer: The trial's own optimizer, its options set to those of the step. Its state is not kept.
+        optimizer: The trial's own optimizer, with the options of the step. Its state is not kept.
         state: The copy to start from. It is changed.
         compute_loss: Seeds the random streams and computes the loss of the step's batch.
-        gradients: What the block has found, before clipping.
-        clip_norm: Clips the norm of all gradients before the update; None for no clipping.
+        gradients: The gradients computed by the block, before clipping.
+        clip_norm: The norm to which all gradients are clipped before the update; None for no
+            clipping.
     """
     with exchanged(model, state.tensors):
         try:
@@ -109,7 +110,7 @@ def gradients_alone(
 
     Args:
         model: The trial's own module.
-        tensors: Its parameters and buffers for a while. Buffers are changed as the module does.
+        tensors: The parameters and buffers to use instead. The module may change buffers.
         compute_loss: Seeds the random streams and computes the loss of the step's batch.
     """
     with exchanged(model, tensors), torch.enable_grad():
@@ -125,7 +126,7 @@ def gradients_alone(
 
 @contextmanager
 def exchanged(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Within, a module has other tensors; afterwards it is as it was, without gradients."""
+    """Exchange a module's tensors; on exit it is as it was, without gradients."""
     own: dict[str, torch.Tensor] = {
         **dict(model.named_parameters()),
         **dict(model.named_buffers()),
@@ -169,7 +170,8 @@ def _step(
     for name, parameter in parameters.items():
         found = gradients.get(name)
         if own.get(name) is not None and found is not None:
-            parameter.grad = found.reshape(parameter.shape).clone()  # clipping changes it
+            # a copy, because clipping changes it in place
+            parameter.grad = found.reshape(parameter.shape).clone()
     began = _now(parameters)
     if clip_norm is not None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
@@ -188,7 +190,7 @@ def _step(
 
 
 def _now(parameters: Mapping[str, torch.Tensor]) -> float:
-    """The time at which all that a GPU was told to do is done."""
+    """Return the time at which the GPU has finished all its work."""
     if any(parameter.is_cuda for parameter in parameters.values()):
         torch.cuda.synchronize()
     return time.perf_counter()

@@ -12,7 +12,7 @@ from thrifty.pack.identity import parts_of
 
 
 def same(one: Any, other: Any) -> bool:
-    """Say whether two values are equal, tensors and arrays to the last bit; not a number equals itself.
+    """Return whether two values are equal, tensors and arrays to the last bit; NaN equals NaN.
 
     >>> same({"w": torch.tensor([1.0, float("nan")])}, {"w": torch.tensor([1.0, float("nan")])})
     True
@@ -41,7 +41,7 @@ def same(one: Any, other: Any) -> bool:
         return False
     try:
         return bool(one == other or (one != one and other != other))
-    except Exception:  # noqa: BLE001 (objects of the user's may compare as they like)
+    except Exception:  # noqa: BLE001 (the user's objects may define any comparison)
         return False
 
 

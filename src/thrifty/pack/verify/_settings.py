@@ -1,4 +1,4 @@
-"""Settings of the whole process that change what code computes."""
+"""Process-wide settings that change what code computes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Setting:
 
 
 class Settings:
-    """Settings by the name of the function that reads them, as places are read and written.
+    """Settings by the name of the function that reads them, read and written like places.
 
     >>> SETTINGS.get("torch.get_default_dtype()")
     torch.float32
@@ -44,19 +44,18 @@ class Settings:
         }
 
     def get(self, name: str, default: Any = MISSING) -> Any:
-        """Read a setting."""
+        """Return the value of a setting."""
         known = self._known.get(name)
         return default if known is None else known.read()
 
     def __setitem__(self, name: str, value: Any) -> None:
         setting = self._known[name]
-        if (
-            setting.read() != value
-        ):  # some of these are not free: a default device slows each call
+        # write only a change: some settings have a cost, such as a default device for each call
+        if setting.read() != value:
             setting.write(value)
 
     def places(self) -> Iterator[Place]:
-        """All settings."""
+        """Yield a place for each setting."""
         for name in self._known:
             yield Place(name=name, kind="item", holder=self, key=name)
 
@@ -64,7 +63,7 @@ class Settings:
 def _folder() -> str | None:
     try:
         return str(Path.cwd())
-    except OSError:  # it was removed
+    except OSError:  # the folder was removed
         return None
 
 

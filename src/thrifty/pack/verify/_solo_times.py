@@ -11,16 +11,16 @@ from statistics import median
 
 
 MIN_SAMPLES = 3
-"""Fewer steps say too little about how long a step takes."""
+"""The fewest steps from which the time of a step is estimated."""
 MAX_SAMPLES = 200
-"""The latest are kept."""
+"""How many of the latest times are kept."""
 TAIL = 0.025
 """The probability that the median lies beyond either end of its interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AloneTime:
-    """Seconds that something takes alone, and the ends of their interval."""
+    """The seconds that something takes alone, with the ends of its confidence interval."""
 
     seconds: float
     low: float
@@ -30,7 +30,7 @@ class AloneTime:
 def median_interval(samples: Sequence[float]) -> AloneTime:
     """Return the median of some times with a distribution-free 95 % confidence interval.
 
-    Its ends are order statistics; with fewer than six samples they are the least and the greatest.
+    Its ends are order statistics; with fewer than six samples they are the minimum and the maximum.
 
     >>> median_interval([3.0, 1.0, 2.0])
     AloneTime(seconds=2.0, low=1.0, high=3.0)
@@ -43,7 +43,7 @@ def median_interval(samples: Sequence[float]) -> AloneTime:
 
 @cache
 def _first_inside(num: int) -> int:
-    """The place of the low end of the interval among so many ordered samples."""
+    """Return the index of the interval's low end among ``num`` ordered samples."""
     below, outside = 0.5**num, 0
     while below <= TAIL and 2 * (outside + 1) < num:
         outside += 1
@@ -52,38 +52,38 @@ def _first_inside(num: int) -> int:
 
 
 class SoloTimes:
-    """Collects the times of steps and evaluations alone, by what they depend on.
+    """Times of steps and evaluations alone, by what they depend on.
 
-    The first step of each kind is dropped, because libraries and memory are prepared then; the first
-    evaluation counts only while there is no other.
+    The first step of each kind is dropped, because libraries and memory are prepared in it. The
+    first evaluation counts only while there is no other.
     """
 
     def __init__(self) -> None:
         self._steps: defaultdict[Hashable, deque[float]] = defaultdict(_samples)
         self._evaluations: defaultdict[Hashable, deque[float]] = defaultdict(_samples)
         self._first: dict[Hashable, float] = {}
-        """The first evaluation of each kind: better than none."""
+        """The first evaluation of each kind, used until there is another one."""
         self._warm: set[tuple[str, Hashable]] = set()
 
     def note_step(self, key: Hashable, seconds: float) -> None:
-        """Take note of a step alone."""
+        """Record the time of a step alone."""
         if self._is_warm("step", key):
             self._steps[key].append(seconds)
 
     def note_evaluation(self, key: Hashable, seconds: float) -> None:
-        """Take note of an evaluation alone."""
+        """Record the time of an evaluation alone."""
         if not self._is_warm("evaluation", key):
             self._first[key] = seconds
         else:
             self._evaluations[key].append(seconds)
 
     def evaluation_s(self, key: Hashable) -> float | None:
-        """The median time of an evaluation; None if there was none."""
+        """Return the median time of an evaluation; None if there was none."""
         found = self._all_evaluations(key)
         return median(found) if found else None
 
     def epoch(self, key: Hashable, *, num_steps: int) -> AloneTime | None:
-        """Return what an epoch takes alone; None while too little was measured."""
+        """Return how long an epoch takes alone; None while too little was measured."""
         steps, evaluations = self._steps.get(key, ()), self._all_evaluations(key)
         if len(steps) < MIN_SAMPLES or not evaluations:
             return None
@@ -99,7 +99,7 @@ class SoloTimes:
         return self._evaluations.get(key) or first
 
     def _is_warm(self, what: str, key: Hashable) -> bool:
-        """Whether there was one before; from here on there was."""
+        """Return whether this is not the first call for this kind and key."""
         is_warm = (what, key) in self._warm
         self._warm.add((what, key))
         return is_warm

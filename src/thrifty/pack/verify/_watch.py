@@ -1,7 +1,8 @@
-"""Values that recorded code reads and that may change between steps: closures, globals, attributes, ``requires_grad``.
+"""A watch on values that recorded code reads: closures, globals, attributes, ``requires_grad``.
 
-A recorded program has them built in. They are compared with what they were, so that a change is noticed before the next
-step and not only by the next check. The model to read is the guards of ``torch.compile``.
+These values may change between steps, but a recorded program has them built in. The watch compares
+them with what they were, so that a change is noticed before the next step and not only by the next
+check. The design follows the guards of ``torch.compile``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ._keeper import elements, local_names, training_places
 
 
 MAX_ELEMENTS = 256
-"""A container with more elements is compared by its length, and by some of its elements."""
+"""The number of elements above which a container is compared by its length and some elements."""
 MAX_DEPTH = 8
 
 _HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
@@ -35,14 +36,15 @@ _IMMUTABLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, to
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A value that is not what it was.
+    """A watched value that has changed.
 
     Attributes:
-        name: Where it stands, for people.
-        is_own: Whether it is an attribute of one of the watched objects or of their modules, and not of the code
-            that all objects share.
-        holder: What holds the value.
-        objects: Identities of the objects that were written to: the holder, and what is inside the value.
+        name: Where the value is, in readable form.
+        is_own: Whether it is an attribute of one of the watched objects or of their modules, and
+            not of the code that all objects share.
+        holder: The object that holds the value.
+        objects: Identities of the objects that were written to: the holder, and what is inside the
+            value.
     """
 
     name: str
@@ -54,12 +56,12 @@ class Change:
 class Watch:
     """The values that some code reads, and whether one of them has changed since.
 
-    Looking costs about a microsecond for each module.
+    Looking costs about a microsecond per module.
 
     Args:
         roots: The code and the objects to watch, by name: a loss, a task, a module.
-        ignored: Attributes that are followed in another way, as pairs of their object and their name.
-        memory: Whether parameters and buffers must stay where they lie in memory.
+        ignored: Attributes that are followed in another way, as pairs of their object and name.
+        memory: Whether parameters and buffers must keep their addresses in memory.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class Watch:
     ) -> None:
         skipped = {(id(holder), name) for holder, name in ignored}
         self.unwatchable = ""
-        """The name of something that is read and has no value to compare, such as an iterator; "" if there is none."""
+        """The name of a value that cannot be compared, such as an iterator; "" if there is none."""
         self._memory = memory
         self._models = {
             n: root for n, root in roots.items() if isinstance(root, torch.nn.Module)
@@ -86,7 +88,7 @@ class Watch:
         self.look()
 
     def look(self) -> None:
-        """Count all values as they are now. What they lead to is not searched again."""
+        """Take all values as they are now as the reference, without searching for new places."""
         self._spaces: dict[int, _Namespace] = {}
         self._cells: list[tuple[Any, Place]] = []
         self._contents: list[tuple[Place, Any]] = []
@@ -112,16 +114,16 @@ class Watch:
             self._contents.append((place, token(value)))
 
     def changed(self, part: int = 0, parts: int = 1) -> Change | None:
-        """A value that is not what it was; None if there is none.
+        """Return a value that is not what it was; None if there is none.
 
         Args:
-            part: Looks at one of several parts of the values, in rotation.
+            part: The part of the values to look at, for looking at all parts in rotation.
             parts: How many parts there are.
         """
         return next(self.changes(part, parts), None)
 
     def changes(self, part: int = 0, parts: int = 1) -> Iterator[Change]:
-        """All values that are not what they were. Arguments as for ``changed``."""
+        """Yield all values that are not what they were. Arguments as for ``changed``."""
         for space in list(self._spaces.values())[part::parts]:
             yield from map(self._change, space.changes())
         for value, place in self._cells[part::parts]:
@@ -136,7 +138,7 @@ class Watch:
                 yield self._change(place)
 
     def objects(self) -> set[int]:
-        """Identities of all objects that hold a watched value, or are inside of one that may change."""
+        """Return identities of objects that hold a watched value or are inside a mutable one."""
         out = {id(place.holder) for place in self._places} | self._own
         for place, _ in self._contents:
             out.update(_inside(place.get()))
@@ -176,7 +178,10 @@ class _Namespace:
 
 
 class _Module:
-    """What a pack relies on of a module: its tensors and where they lie, its children, that it has no hooks."""
+    """The facts of a module that a pack relies on.
+
+    These are its tensors and where they are in memory, its children, and that it has no new hooks.
+    """
 
     def __init__(self, name: str, module: torch.nn.Module, *, memory: bool) -> None:
         self._memory = memory
@@ -212,7 +217,7 @@ class _Module:
 
 
 def token(value: Any, depth: int = 0) -> Any:
-    """A stand-in for a value that differs if the value has changed, as far as can be seen cheaply.
+    """Return a stand-in that differs if the value has changed, as far as can be seen cheaply.
 
     >>> numbers = [1, 2]
     >>> before = token(numbers)
@@ -256,12 +261,12 @@ def _context(value: Any, depth: int) -> Any:
     return (ContextVar, token(held_by(value), depth + 1))
 
 
-def _numbers(value: Any, depth: int) -> Any:  # noqa: ARG001 (the signature of all of them)
+def _numbers(value: Any, depth: int) -> Any:  # noqa: ARG001 (all have the same signature)
     some = value if len(value) <= MAX_ELEMENTS else value[:: len(value) // MAX_ELEMENTS]
     return (type(value), len(value), bytes(some))
 
 
-def _set(value: Any, depth: int) -> Any:  # noqa: ARG001 (the signature of all of them)
+def _set(value: Any, depth: int) -> Any:  # noqa: ARG001 (all have the same signature)
     return (set, id(value), len(value), *sorted(map(hash, value)))
 
 
@@ -290,7 +295,7 @@ _TOKENS: dict[type, Callable[[Any, int], Any]] = {
 
 @cache
 def _maker(kind: type) -> Callable[[Any, int], Any] | None:
-    """How to stand in for values of a class, or of one derived from it."""
+    """Return the function that makes stand-ins for a class or a class derived from it."""
     found = (make for each, make in _TOKENS.items() if issubclass(kind, each))
     return next(found, None)
 
@@ -299,7 +304,7 @@ _NOTHING = token(MISSING)
 
 
 def _namespace(place: Place) -> Mapping[str, Any] | None:
-    """The dict that holds a value, where there is one."""
+    """Return the dict that holds a value, if there is one."""
     if place.kind in ("global", "item"):
         return place.holder if type(place.holder) is dict else None
     if place.kind == "class attribute":
@@ -312,14 +317,14 @@ def _namespace(place: Place) -> Mapping[str, Any] | None:
 
 
 def _has_contents(value: Any) -> bool:
-    """Whether something in a value may change while the value stays the same object."""
+    """Return whether something in a value may change while the value stays the same object."""
     return _maker(type(value)) is not None or isinstance(
         value, torch.Tensor | torch.Generator | np.random.Generator
     )
 
 
 def _inside(value: Any, depth: int = 0) -> Iterator[int]:
-    """Identities of a value that may change, and of those inside it."""
+    """Yield identities of a value that may change, and of those inside it."""
     if type(value) in _IMMUTABLE or isinstance(value, type) or callable(value):
         return
     yield id(value)
@@ -329,12 +334,12 @@ def _inside(value: Any, depth: int = 0) -> Iterator[int]:
 
 
 def _is_mode(place: Place) -> bool:
-    """Whether it is a module's ``training``, which training loops set at each step."""
+    """Return whether a place is a module's ``training``, which training loops set at each step."""
     return place.key == "training" and isinstance(place.holder, torch.nn.Module)
 
 
 def _equal(now: Any, value: Any) -> bool:
-    """Whether a value in the place of another one is as good: numbers, strings, containers of these."""
+    """Return whether a value equals the old one: numbers, strings, containers of these."""
     return type(now) is type(value) and (token(now) == token(value) or _are_nan(now, value))
 
 

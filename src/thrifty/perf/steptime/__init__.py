@@ -1,6 +1,7 @@
-"""Step time of data-parallel setups from measured ones: ours, and what others do.
+"""Step-time models of data-parallel setups: our own, and published baselines.
 
-A setup is a placement (devices on each machine) and a batch; one model serves one network on one type of device. scipy and scikit-learn are in the extra ``cloud``.
+A setup is a placement (devices on each machine) and a batch. One model is for one network on one
+type of device. scipy and scikit-learn are in the extra ``cloud``.
 """
 
 from ._bagged import Bagged as Bagged

@@ -1,4 +1,4 @@
-"""Step time of one device by its batch, from whatever was measured."""
+"""Step time of a single device by its batch size."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from ._setup import Columns
 
 
 class Alone:
-    """One device's step: as measured, between sizes by a straight line in logarithms, beyond them by ``a + c b``.
+    """Step time of one device.
 
-    Where no single device was measured, ``a + c b`` through the smallest placements stands in.
+    Measured times are used as they are. Between measured sizes the curve is a straight line in
+    logarithms, beyond them it follows ``a + c b``. If no single device was measured, ``a + c b``
+    through the smallest placements is used instead.
     """
 
     def __init__(self, columns: Columns, step_s: np.ndarray) -> None:
@@ -24,7 +26,7 @@ class Alone:
         self._line = (float(line[0]), float(line[1]))
 
     def __call__(self, batch: np.ndarray) -> np.ndarray:
-        """Seconds, [batches]."""
+        """Return seconds, [batches]."""
         inside = np.exp(np.interp(np.log(batch), np.log(self._sizes), np.log(self._times)))
         clipped = np.clip(batch, self._sizes[0], self._sizes[-1])
         out: np.ndarray = inside * self._along(batch) / self._along(clipped)

@@ -1,4 +1,4 @@
-"""The mean of fits to parts of the placements."""
+"""Bagging: the mean of models fitted to subsets of the placements."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from ._setup import Setup
 
 
 _LEAST = 3
-"""Placements that every part has, where there are so many."""
+"""Least number of placements in a subset, if there are enough."""
 
 
 class Bagged:
-    """Several fits, each to a part of the placements of several devices; their geometric mean.
+    """Geometric mean of several fits, each to a subset of the placements of several devices.
 
-    What a model foretells beyond the largest measured scale may hang on a few placements; what most parts agree on does not (bagging, Breiman 1996, by groups).
+    A single fit's forecasts beyond the largest measured scale may depend on a few placements. What
+    most subsets agree on does not (bagging, Breiman 1996, by groups).
 
     Args:
-        make: makes a model.
-        num: fits.
-        share: of the placements that each of them sees.
-        seed: of the parts.
+        make: function that makes a model.
+        num: number of fits.
+        share: share of the placements that each fit sees.
+        seed: seed of the subsets.
 
     Raises:
-        UsageError: a number makes no sense.
+        UsageError: a number is out of range.
 
     >>> from thrifty.perf.steptime import Paleo
     >>> model = Bagged(Paleo)
@@ -57,9 +58,11 @@ class Bagged:
         self._models: list[StepTimeModel] = []
 
     def fit(self, setups: Sequence[Setup], step_s: Sequence[float]) -> None:
-        """Fits all of them."""
+        """Fit all models."""
         times = np.asarray(step_s, float)
-        placements = [tuple(sorted(setup.placement)) for setup in setups]  # (4, 2) is (2, 4)
+        placements = [
+            tuple(sorted(setup.placement)) for setup in setups
+        ]  # (4, 2) equals (2, 4)
         several = sorted({placement for placement in placements if sum(placement) > 1})
         rng = np.random.default_rng(self._seed)
         self._models = []
@@ -76,7 +79,7 @@ class Bagged:
             self._models.append(model)
 
     def predict(self, setups: Sequence[Setup]) -> np.ndarray:
-        """The mean of their logarithms."""
+        """Return the geometric mean of the models' forecasts."""
         out: np.ndarray = np.exp(
             np.mean([np.log(model.predict(setups)) for model in self._models], axis=0)
         )

@@ -1,4 +1,4 @@
-"""Plain gradient boosting: no physics at all."""
+"""Plain gradient boosting, without any physical model."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ._setup import Columns, Setup
 
 
 class Boosting:
-    """Scikit-learn's ``GradientBoostingRegressor`` with its defaults, on the logarithm of the time.
+    """Scikit-learn's ``GradientBoostingRegressor`` with its defaults, on the log time.
 
     Args:
-        seed: of the learner.
+        seed: seed of the learner.
     """
 
     def __init__(self, *, seed: int = 0) -> None:
@@ -27,11 +27,11 @@ class Boosting:
         self._learner = GradientBoostingRegressor(random_state=seed)
 
     def fit(self, setups: Sequence[Setup], step_s: Sequence[float]) -> None:
-        """Grows the trees."""
+        """Fit the trees."""
         self._learner.fit(_features(setups), np.log(checked(setups, step_s)))
 
     def predict(self, setups: Sequence[Setup]) -> np.ndarray:
-        """By the trees; beyond what was measured they stay where they were."""
+        """Return the trees' forecasts; beyond the measurements they are constant."""
         out: np.ndarray = np.exp(self._learner.predict(_features(setups)))
         return out
 

@@ -1,4 +1,4 @@
-"""Ernest (Venkataraman et al., NSDI 2016): four terms of scale, non-negative."""
+"""Ernest (Venkataraman et al., NSDI 2016): four non-negative terms of scale."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from ._setup import Columns, Setup
 
 
 class Ernest:
-    """``t = a + b scale / m + c log m + d m`` by non-negative least squares; a step's scale per machine is a device's batch.
+    """``t = a + b scale / m + c log m + d m``, by non-negative least squares.
+
+    For a training step, the scale per machine is the batch of one device.
 
     >>> model = Ernest()
     >>> setups = [Setup(placement=(1,), batch=size) for size in (8, 16)]
@@ -26,13 +28,13 @@ class Ernest:
     _least: float
 
     def fit(self, setups: Sequence[Setup], step_s: Sequence[float]) -> None:
-        """Fits the four terms."""
+        """Fit the four terms."""
         times = checked(setups, step_s)
         self._weights = relative_fit(_terms(setups), times)
         self._least = least_of(times)
 
     def predict(self, setups: Sequence[Setup]) -> np.ndarray:
-        """By the four terms."""
+        """Return the forecasts of the four terms."""
         out: np.ndarray = np.maximum(_terms(setups) @ self._weights, self._least)
         return out
 

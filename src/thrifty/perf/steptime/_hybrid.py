@@ -1,4 +1,4 @@
-"""Physics, and trees for what physics does not explain."""
+"""A physical model, with boosted trees for its residuals."""
 
 from __future__ import annotations
 
@@ -17,20 +17,26 @@ from ._setup import Columns, Setup
 
 
 _FEW = 12
-"""With fewer measurements trees have nothing to say."""
+"""Number of measurements below which trees cannot learn anything."""
 
 
 class Hybrid:
-    """The geometric mean of two models of different failings: boosted trees over one device's time, and boosted trees over fits of ``Overlapping`` to parts of the placements.
+    """Geometric mean of two models that fail in different ways.
 
-    The trees learn the logarithm of what the base leaves, by absolute error (some measurements are outliers). Beyond what was measured trees stay where they were: over one device's time that says too little
-    where exchange grows on, over fitted physics too much where it saturates.
+    One has boosted trees over one device's time; the other has boosted trees over fits of
+    ``Overlapping`` to subsets of the placements. The trees learn the logarithm of the base model's
+    residual, by absolute error because some measurements are outliers.
+
+    Beyond the measurements, trees are constant. Over one device's time, the forecast is then too
+    low where exchange keeps growing. Over fitted physics, it is too high where exchange saturates.
 
     Args:
-        seed: of the trees.
+        seed: seed of the trees.
 
     >>> model = Hybrid()
-    >>> setups = [Setup(placement=(1,) * n, batch=b) for n in (1, 2, 4, 8) for b in (8, 16, 24, 32)]
+    >>> setups = [
+    ...     Setup(placement=(1,) * n, batch=b) for n in (1, 2, 4, 8) for b in (8, 16, 24, 32)
+    ... ]
     >>> model.fit(setups, [0.1 * s.batch + 0.2 * (s.num_devices > 1) for s in setups])
     >>> model.predict([Setup(placement=(1,) * 4, batch=20)]).round(1).tolist()
     [2.2]
@@ -41,7 +47,7 @@ class Hybrid:
         self._members: list[tuple[StepTimeModel, Any]] = []
 
     def fit(self, setups: Sequence[Setup], step_s: Sequence[float]) -> None:
-        """Fits bases and trees.
+        """Fit base models and trees.
 
         Raises:
             UsageError: nothing was measured, or a time is not positive.
@@ -59,10 +65,10 @@ class Hybrid:
                 trees.fit(_features(setups), np.log(times / known))
             self._members.append((base, trees))
         if len(times) < _FEW:
-            self._members = self._members[1:]  # physics alone
+            self._members = self._members[1:]  # the physical model alone
 
     def predict(self, setups: Sequence[Setup]) -> np.ndarray:
-        """By all of them."""
+        """Return the geometric mean of both forecasts."""
         logs = []
         for base, trees in self._members:
             known = base.predict(setups)
@@ -73,7 +79,10 @@ class Hybrid:
 
 
 def _features(setups: Sequence[Setup]) -> np.ndarray:
-    """Of the setup alone: what physics foretells would lead the trees beyond their measurements."""
+    """Return features of the setup alone.
+
+    Physical forecasts are no features: they would lead the trees beyond their measurements.
+    """
     columns = Columns.of(setups)
     spread = [np.std(setup.placement) for setup in setups]
     fullest = [sum(num == max(setup.placement) for num in setup.placement) for setup in setups]

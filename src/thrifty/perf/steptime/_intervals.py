@@ -1,4 +1,4 @@
-"""How far a forecast may be off, learned from forecasts of what was measured."""
+"""Prediction intervals of a step-time model, from its errors on held-out measurements."""
 
 from __future__ import annotations
 
@@ -14,19 +14,24 @@ from ._setup import Setup
 
 
 _SMALL = 0.7
-"""Share of the largest scale that is called small, to see how a model extrapolates."""
+"""Share of the largest scale up to which scales are small, to test a model's extrapolation."""
 
 
 class Intervals:
-    """A model with intervals around its forecasts, as wide as it errs on what it has not seen (after cross-conformal prediction, Vovk 2015).
+    """A model with intervals as wide as its errors on unseen placements.
 
-    Placements are held out in turn, never single measurements: neighbouring batch sizes of one placement would say that all is well. What is larger than all that was measured gets the interval of an inner extrapolation: fitted to
-    small scales, compared with large ones, and never a narrower one.
+    The method follows cross-conformal prediction (Vovk 2015). Whole placements are held out in
+    turn, never single measurements, because neighbouring batch sizes of the same placement would
+    make the errors look too small.
+
+    Setups larger than all measured ones get intervals from an inner extrapolation: a model fitted
+    to small scales is compared with the large ones. These intervals are never narrower than the
+    others.
 
     Args:
-        make: makes a model.
-        folds: groups of placements that are held out in turn.
-        seed: of the groups.
+        make: function that makes a model.
+        folds: number of groups of placements that are held out in turn.
+        seed: seed of the groups.
 
     >>> from thrifty.perf.steptime import PerfectScaling
     >>> model = Intervals(PerfectScaling, folds=3)
@@ -55,12 +60,14 @@ class Intervals:
         self._model = make()
 
     def fit(self, setups: Sequence[Setup], step_s: Sequence[float]) -> None:
-        """Fits the model, and others without a part of the placements."""
+        """Fit the model, and others without one group of placements each."""
         times = np.asarray(step_s, float)
         self._model.fit(setups, step_s)
         devices = np.array([setup.num_devices for setup in setups])
         self._largest = int(devices.max())
-        placements = [tuple(sorted(setup.placement)) for setup in setups]  # (4, 2) is (2, 4)
+        placements = [
+            tuple(sorted(setup.placement)) for setup in setups
+        ]  # (4, 2) equals (2, 4)
         several = sorted({placement for placement in placements if sum(placement) > 1})
         order = np.random.default_rng(self._seed).permutation(len(several))
         fold_of = {several[at]: index % self._folds for index, at in enumerate(order)}
@@ -84,20 +91,21 @@ class Intervals:
         ])
 
     def held_out(self) -> tuple[np.ndarray, np.ndarray]:
-        """Indices of measurements, and their forecasts by models that have not seen their placement."""
+        """Return indices of measurements, and their forecasts with their placements held out."""
         return self._seen, self._guessed
 
     def predict(self, setups: Sequence[Setup]) -> np.ndarray:
-        """The model's forecast."""
+        """Return the model's forecasts."""
         return self._model.predict(setups)
 
     def interval(
         self, setups: Sequence[Setup], *, coverage: float = 0.9
     ) -> tuple[np.ndarray, np.ndarray]:
-        """What each time lies between in ``coverage`` of the cases.
+        """Return the ends between which each time lies in a share ``coverage`` of the cases.
 
         Raises:
-            UsageError: ``coverage`` is not between 0 and 1, or nothing but one placement was measured.
+            UsageError: ``coverage`` is not between 0 and 1, or fewer than two placements were
+                measured.
         """
         if not 0 < coverage < 1:
             raise UsageError(f"coverage is between 0 and 1, not {coverage}")
@@ -108,7 +116,7 @@ class Intervals:
         return middle / factor, middle * factor
 
     def upper_held_out(self, *, coverage: float = 0.9) -> np.ndarray:
-        """The upper ends that go with ``held_out``."""
+        """Return the upper ends that belong to the forecasts of ``held_out``."""
         out: np.ndarray = self._guessed * np.exp(
             _quantile(self._errors, coverage) * self._factors
         )
@@ -124,7 +132,7 @@ class Intervals:
     def _without(
         self, held: np.ndarray, setups: Sequence[Setup], times: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Which measurements a model has not seen, and its forecasts of them."""
+        """Return the indices of held-out measurements, and a model's forecasts of them."""
         if not held.any() or held.all():
             return np.zeros(0, int), np.zeros(0)
         model = self._make()
@@ -136,7 +144,10 @@ class Intervals:
 
 
 def _crossed(setups: Sequence[Setup], errors: np.ndarray, folds: np.ndarray) -> np.ndarray:
-    """Each group's local factors as the other groups' errors foretell them: its own would flatter it."""
+    """Return each group's local factors, learned from the errors of the other groups.
+
+    Factors from a group's own errors would be too optimistic.
+    """
     out = np.ones(len(setups))
     for fold in np.unique(folds):
         own = folds == fold
@@ -147,6 +158,6 @@ def _crossed(setups: Sequence[Setup], errors: np.ndarray, folds: np.ndarray) -> 
 
 
 def _quantile(errors: np.ndarray, coverage: float) -> float:
-    """With the finite-sample correction of conformal prediction."""
+    """Return a quantile with the finite-sample correction of conformal prediction."""
     share = min(1.0, coverage * (1 + 1 / len(errors)))
     return float(np.quantile(errors, share, method="higher"))

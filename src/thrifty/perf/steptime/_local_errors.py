@@ -1,4 +1,4 @@
-"""Where forecasts are further off than elsewhere."""
+"""Local size of forecast errors."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from ._setup import Columns, Setup
 
 
 _MANY = 100
-"""Errors from which on it can be told where they are large."""
+"""Least number of errors from which their local size can be learned."""
 
 
 class LocalErrors:
-    """How large errors are around a setup, as a factor: trees over the errors of held-out placements (locally weighted conformal prediction, Lei et al. 2018).
+    """Size of errors around a setup, as a factor on the overall size.
+
+    Trees learn it from the errors of held-out placements (locally weighted conformal prediction,
+    Lei et al. 2018).
 
     Args:
-        setups: that were foretold.
-        errors: absolute ones, [setups]; with few of them all places are alike.
+        setups: setups with known errors.
+        errors: absolute errors, [setups]; with few of them, the factor is 1 everywhere.
 
     Raises:
         MissingExtraError: scikit-learn is not installed.
@@ -44,12 +47,12 @@ class LocalErrors:
             early_stopping=False,
             random_state=0,
         )
-        # Errors of nothing have no logarithm; what is far below the mean is as good as that.
+        # Zero errors have no logarithm; errors far below the mean need not be told apart from zero.
         logs = np.log(errors + 0.1 * errors.mean() + 1e-12)
         self._trees.fit(_columns(setups), logs - logs.mean())
 
     def __call__(self, setups: Sequence[Setup]) -> np.ndarray:
-        """Factors, [setups]."""
+        """Return factors, [setups]."""
         if self._trees is None or not setups:
             return np.ones(len(setups))
         out: np.ndarray = np.exp(self._trees.predict(_columns(setups)))

@@ -1,4 +1,4 @@
-"""How much of an interval a decision has to leave as a margin."""
+"""Safety margin of decisions, as a share of the prediction interval."""
 
 from __future__ import annotations
 
@@ -17,19 +17,23 @@ def smallest_margin(
     confidence: float = 0.95,
     steps: int = 20,
 ) -> float:
-    """The smallest share of the way from forecast to upper end with which decisions miss their limit hardly ever.
+    """Return the smallest margin with which decisions rarely miss their limit.
 
-    An upper end that holds nine times of ten for every setup is more than a decision needs: few of its choices are near their limit. Decisions over forecasts of what *was* measured, each by a model that has not seen
-    it, show what is needed (risk-controlling prediction sets, Bates et al. 2021, with the exact binomial bound).
+    A margin is the share of the way from the forecast to the upper end of its interval. The upper
+    end itself, which holds in nine cases of ten for every setup, is too conservative for decisions:
+    few of the chosen setups are near their limit. The margin is calibrated on decisions over
+    measured setups, with forecasts by models that did not see them (risk-controlling prediction
+    sets, Bates et al. 2021, with the exact binomial bound).
 
     Args:
-        missed: of a margin from 0 (the forecast counts) to 1 (its upper end does), which decisions missed.
+        missed: function from a margin, from 0 (use the forecast) to 1 (use its upper end), to
+            whether each decision missed its limit.
         risk: share of decisions that may miss.
-        confidence: with which the share stays below ``risk``, if decisions are independent.
-        steps: margins that are tried, evenly spaced.
+        confidence: probability that the share stays below ``risk``, if decisions are independent.
+        steps: number of evenly spaced margins to try.
 
     Returns:
-        0 to 1; 1 if nothing less will do.
+        Margin from 0 to 1; 1 if no smaller one suffices.
 
     Raises:
         UsageError: ``risk`` or ``confidence`` is not between 0 and 1.
@@ -50,7 +54,7 @@ def smallest_margin(
 
 
 def _at_most(num: int, of: int, share: float) -> float:
-    """Probability of so few misses, were ``share`` their share."""
+    """Return the probability of at most ``num`` misses if their true share were ``share``."""
     logs = [
         math.lgamma(of + 1) - math.lgamma(k + 1) - math.lgamma(of - k + 1)
         + k * math.log(share) + (of - k) * math.log1p(-share)

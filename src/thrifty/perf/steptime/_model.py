@@ -1,4 +1,4 @@
-"""What every model of step times does."""
+"""Interface of step-time models."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ._setup import Setup
 
 
 class StepTimeModel(Protocol):
-    """From measured step times to those of other setups."""
+    """Model that predicts the step times of new setups from measured ones."""
 
     def fit(self, setups: Sequence[Setup], step_s: Sequence[float]) -> None:
-        """Learns from measurements, some of them of one device alone.
+        """Fit the model to measurements, some of them of a single device.
 
         Raises:
             UsageError: nothing was measured, or a time is not positive.
@@ -24,16 +24,16 @@ class StepTimeModel(Protocol):
         ...
 
     def predict(self, setups: Sequence[Setup]) -> np.ndarray:
-        """Seconds of a step of each setup, [setups]; after ``fit``."""
+        """Return the seconds of a step of each setup, [setups]; call ``fit`` first."""
         ...
 
 
 _LEAST = 1e-6
-"""Share of the shortest measured step that no forecast is below."""
+"""Lower bound of forecasts, as a share of the shortest measured step."""
 
 
 def checked(setups: Sequence[Setup], step_s: Sequence[float]) -> np.ndarray:
-    """Measured times as an array.
+    """Return measured times as an array.
 
     Raises:
         UsageError: nothing was measured, or a time is not positive.
@@ -49,5 +49,8 @@ def checked(setups: Sequence[Setup], step_s: Sequence[float]) -> np.ndarray:
 
 
 def least_of(times: np.ndarray) -> float:
-    """What keeps a sum positive whose terms all vanish, as those of exchange do for one device."""
+    """Return the lower bound of forecasts.
+
+    It keeps a sum positive when all its terms vanish, as exchange terms do for one device.
+    """
     return _LEAST * float(times.min())

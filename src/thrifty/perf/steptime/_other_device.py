@@ -1,4 +1,4 @@
-"""Step times on a device on which a network has hardly run, from its times on another one."""
+"""Step times on a new device, from the network's times on another device and few probes."""
 
 from __future__ import annotations
 
@@ -13,32 +13,37 @@ from thrifty.core import MissingExtraError, UsageError
 
 
 _ANY = 4.0
-"""Variance of the common ratio's logarithm: devices may differ tenfold and more."""
+"""Prior variance of the common log ratio: devices may differ tenfold and more."""
 
 _USUAL = np.array([0.1, 0.02, 0.01, 3e-4, 0.25])
-"""Before anything is known: variances of what networks share, of a network's offset, of its bend and of noise; and how fast ratios change with a number, per standard deviation, squared."""
+"""Prior values of the hyperparameters.
+
+They are the variances of the part that networks share, of a network's offset, of its bend and of
+the noise, then the squared rate at which ratios change per standard deviation of an input.
+"""
 
 _NOISE, _PACES = 3, 4
-"""Where among these the noise is, and where the paces begin: one for each number."""
+"""Indices of the noise, and of the first rate: there is one rate for each input."""
 
 _SURE = 1.5
-"""How far the references may pull these, in e-folds at one standard deviation."""
+"""Standard deviation of the prior on the hyperparameters, in e-folds."""
 
 _MOST = 5.0
-"""... and at most; so noise never vanishes, which keeps inverses sound."""
+"""Largest deviation from the prior, in e-folds; noise never vanishes, so inverses are stable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnBoth:
-    """Steps of one network on the device at hand and on the other one.
+    """Steps of one network on this device ("here") and on the other device ("there").
 
     Args:
-        setups: what a step's length depends on, positive numbers such as batch and image size, [steps, numbers].
-        here_s: seconds on the device at hand, [steps].
-        there_s: on the other one, [steps].
+        setups: positive numbers that a step's time depends on, such as batch and image size,
+            [steps, numbers].
+        here_s: seconds on this device, [steps].
+        there_s: seconds on the other device, [steps].
 
     Raises:
-        UsageError: there is no step, shapes do not match, or something is not positive.
+        UsageError: there is no step, shapes do not match, or a number is not positive.
     """
 
     setups: np.ndarray
@@ -49,7 +54,8 @@ class OnBoth:
         shape = np.shape(self.there_s)
         if not self.inputs.size or shape != np.shape(self.here_s):
             raise UsageError(
-                f"one time there for each of at least one time here, not {shape} for {np.shape(self.here_s)}"
+                f"one time there for each of at least one time here, not {shape} for "
+                f"{np.shape(self.here_s)}"
             )
         _logs(self.there_s)
 
@@ -60,23 +66,31 @@ class OnBoth:
 
     @property
     def ratios(self) -> np.ndarray:
-        """Logarithms of there by here, [steps]."""
+        """Logarithms of the time ratios, there by here, [steps]."""
         out: np.ndarray = _logs(self.there_s) - _logs(self.here_s)
         return out
 
 
 class OtherDevice:
-    """How many times as long a step takes there as here: what networks share, and what is this one's own.
+    """Ratio of a step's time on the other device to its time on this device.
 
-    Small steps are bound by launches, which take alike on all devices; large ones by arithmetic or memory, where the devices differ. Where a step lies between shows in its seconds here, its batch and the
-    like. So the ratio's logarithm is a Gaussian process over theirs, with a shared part, and an offset and a bend of each network. How large these are is what makes the references likeliest: a
-    probe counts for as much as networks differ. Probes of the shortest, a middle and the longest step say most.
+    Small steps are bound by kernel launches, which take equally long on all devices. Large ones are
+    bound by arithmetic or memory, where devices differ. A step's seconds here, its batch and
+    similar numbers show where it lies in between. So the log ratio is modelled as a Gaussian
+    process over these numbers: a part that all networks share, and an offset and a bend of each
+    network.
+
+    The variances of these parts maximise the likelihood of the references, so a probe counts for as
+    much as networks differ. Probes of the shortest, a middle and the longest step are the most
+    informative.
 
     Args:
-        references: other networks that ran on both devices, if only a few steps there.
+        references: other networks that ran on both devices, even if only for a few steps on the
+            other device.
 
     Raises:
-        UsageError: fewer than two references (one does not say how networks differ), or setups of other numbers.
+        UsageError: there are fewer than two references (one does not show how networks differ), or
+            their setups differ in the number of inputs.
         MissingExtraError: scipy is not installed.
 
     >>> batch = np.array([8.0, 16.0, 32.0, 64.0])
@@ -100,33 +114,34 @@ class OtherDevice:
         self._likeliest = _likeliest(self._steps(self._references))
 
     def fit(self, probes: OnBoth) -> None:
-        """Learns what little is known of the network at hand.
+        """Add the probes of the new network.
 
         Raises:
-            UsageError: its setups have other numbers than the references'.
+            UsageError: its setups have another number of inputs than those of the references.
         """
         steps = self._steps((*self._references, probes))
         self._process = _Process.of(steps, self._likeliest)
 
     def predict(self, setups: np.ndarray, here_s: np.ndarray) -> np.ndarray:
-        """Seconds there of each step, after ``fit``.
+        """Return the seconds of each step on the other device; call ``fit`` first.
 
         Args:
-            setups: as of the references, [steps, numbers].
-            here_s: seconds here, [steps].
+            setups: setups with the same inputs as the references, [steps, numbers].
+            here_s: seconds on this device, [steps].
 
         Raises:
-            UsageError: other numbers than the references', or something is not positive.
+            UsageError: the number of inputs differs from the references, or a number is not
+                positive.
         """
         return self._posterior(setups, here_s)[0]
 
     def interval(
         self, setups: np.ndarray, here_s: np.ndarray, *, coverage: float = 0.9
     ) -> tuple[np.ndarray, np.ndarray]:
-        """What each time measured there lies between in ``coverage`` of the cases.
+        """Return the ends between which each time lies in a share ``coverage`` of the cases.
 
         Raises:
-            UsageError: as of ``predict``, or ``coverage`` is not between 0 and 1.
+            UsageError: as in ``predict``, or ``coverage`` is not between 0 and 1.
         """
         if not 0 < coverage < 1:
             raise UsageError(f"coverage is between 0 and 1, not {coverage}")
@@ -137,7 +152,7 @@ class OtherDevice:
     def _posterior(
         self, setups: np.ndarray, here_s: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds there, and the standard deviation of their logarithms."""
+        """Return the seconds on the other device, and the standard deviation of their log."""
         inputs = self._checked(_inputs(setups, here_s))
         mine = np.full(len(inputs), len(self._references))
         mean, variance = self._process(inputs, mine)
@@ -161,7 +176,7 @@ class OtherDevice:
 
 
 class _Steps(NamedTuple):
-    """Steps of several networks: where they lie, whose they are, and the logarithms of there by here."""
+    """Steps of several networks: inputs, index of the network, and log ratios (there by here)."""
 
     inputs: np.ndarray
     network: np.ndarray
@@ -169,7 +184,7 @@ class _Steps(NamedTuple):
 
 
 class _Process(NamedTuple):
-    """A Gaussian process that knows some steps."""
+    """Gaussian process conditioned on some steps."""
 
     steps: _Steps
     params: np.ndarray
@@ -177,7 +192,7 @@ class _Process(NamedTuple):
 
     @classmethod
     def of(cls, steps: _Steps, params: np.ndarray) -> _Process:
-        """With these variances and paces."""
+        """Return the process with these variances and rates."""
         covariance = _ANY + np.sum(_parts(*steps[:2], known=steps, params=params), axis=0)
         covariance[np.diag_indices_from(covariance)] += params[_NOISE]
         return cls(steps, params, np.linalg.inv(covariance))
@@ -185,20 +200,20 @@ class _Process(NamedTuple):
     def __call__(
         self, inputs: np.ndarray, network: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance of what is measured there."""
+        """Return mean and variance of measurements on the other device."""
         cross = _ANY + np.sum(
             _parts(inputs, network, known=self.steps, params=self.params), axis=0
         )
         weights = cross @ self.inverse
         variance = _ANY + self.params[:_PACES].sum() - np.einsum("ij,ij->i", weights, cross)
-        # What is measured has noise, whatever rounding says.
+        # Measurements have noise, so rounding must not push the variance below it.
         return weights @ self.steps.ratios, np.maximum(variance, self.params[_NOISE])
 
 
 def _parts(
     inputs: np.ndarray, network: np.ndarray, *, known: _Steps, params: np.ndarray
 ) -> list[np.ndarray]:
-    """Covariances with known steps: of what networks share, of their offsets, of their bends."""
+    """Return covariances with known steps: of the shared part, the offsets and the bends."""
     near = np.exp(-0.5 * _squares(inputs, known.inputs) @ params[_PACES:])
     same = network[:, None] == known.network
     shared, offset, bend = params[:_NOISE]
@@ -211,7 +226,7 @@ def _squares(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def _likeliest(steps: _Steps) -> np.ndarray:
-    """Variances and paces that make these steps likeliest."""
+    """Return the variances and rates with the highest posterior probability for these steps."""
     try:
         from scipy.optimize import minimize  # noqa: PLC0415
     except ImportError as error:
@@ -233,7 +248,7 @@ def _likeliest(steps: _Steps) -> np.ndarray:
 
 
 def _surprise(logs: np.ndarray, steps: _Steps, usual: np.ndarray) -> tuple[float, np.ndarray]:
-    """Minus the logarithm of the steps' likelihood and of the parameters' prior, with its slopes."""
+    """Return the negative log of likelihood times prior, with its gradient."""
     params = np.exp(logs)
     process = _Process.of(steps, params)
     solved = process.inverse @ steps.ratios

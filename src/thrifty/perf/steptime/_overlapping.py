@@ -1,4 +1,4 @@
-"""Compute and exchange that overlap in part, with what placements cost fitted to measurements."""
+"""Partly overlapping compute and exchange, with fitted costs of placements."""
 
 from __future__ import annotations
 
@@ -16,23 +16,30 @@ from ._setup import Columns, Setup
 
 
 _STARTS = (1.5, 6.0)
-"""Of the overlap: little and nearly full; the better end counts."""
+"""Initial overlaps of the fit: little and nearly full; the better result is kept."""
 
 _OUTLIER = 0.1
-"""Relative error from which a measurement counts by its size, not by its square."""
+"""Relative error above which a measurement's loss is linear instead of quadratic."""
 
 _PENALTY = 1e-2
-"""On coefficients: what a few measurements leave open stays small."""
+"""Penalty on coefficients; it keeps those small that few measurements leave undetermined."""
 
 
 _PLAIN = 1e-3
-"""On overlap, as in AdaptDL's ``_fit_perf_params``: where little is exchanged any overlap explains what was measured, and a sharp one says nothing of larger scales."""
+"""Penalty on overlap, as in AdaptDL's ``_fit_perf_params``.
+
+Where little is exchanged, any overlap explains the measurements, and a sharp one says nothing about
+larger scales.
+"""
 
 
 class Overlapping:
-    """``T = ((k F)^g + C^g)^(1/g)``: one device's time ``F``, exchange ``C`` with non-negative terms of the placement, overlap ``g`` from 1 (none) upwards.
+    """``T = ((k F)^g + C^g)^(1/g)``: step time from compute and exchange.
 
-    Pollux' form with more terms: devices of a machine share its network, so the fullest machine counts beside the number of machines. Fitted to relative errors, robustly (pseudo-Huber).
+    ``F`` is one device's time, ``C`` the exchange with non-negative terms of the placement, and
+    ``g`` the overlap from 1 (none) upwards. This is Pollux' form with more terms: devices of a
+    machine share its network, so the fullest machine counts as well as the number of machines. The
+    fit minimises relative errors with a robust loss (pseudo-Huber).
 
     >>> model = Overlapping()
     >>> setups = [Setup(placement=(1,) * n, batch=8) for n in (1, 2, 4, 8)]
@@ -45,7 +52,7 @@ class Overlapping:
     _fitted: _Fitted
 
     def fit(self, setups: Sequence[Setup], step_s: Sequence[float]) -> None:
-        """Fits exchange and overlap.
+        """Fit exchange and overlap.
 
         Raises:
             UsageError: nothing was measured, or a time is not positive.
@@ -57,23 +64,23 @@ class Overlapping:
         self._fitted = _fit(terms(columns), self._alone(columns.batch), times)
 
     def predict(self, setups: Sequence[Setup]) -> np.ndarray:
-        """By the fitted coefficients."""
+        """Return the forecasts of the fitted coefficients."""
         columns = Columns.of(setups)
         return self._fitted.seconds(self._alone(columns.batch), self.exchange_s(setups))
 
     def exchange_s(self, setups: Sequence[Setup]) -> np.ndarray:
-        """Seconds of exchange alone, [setups]."""
+        """Return the seconds of exchange alone, [setups]."""
         out: np.ndarray = terms(Columns.of(setups)) @ self._fitted.weights
         return out
 
     @property
     def overlap(self) -> float:
-        """``g``."""
+        """Fitted overlap ``g``; 1 is none."""
         return self._fitted.overlap
 
 
 def overlapped(compute_s: np.ndarray, exchange_s: np.ndarray, overlap: float) -> np.ndarray:
-    """The norm of both; the larger one is taken out of the root, so that no power overflows."""
+    """Return the norm of both, with the larger one factored out so that no power overflows."""
     top = np.maximum(compute_s, exchange_s)
     ratio = np.minimum(compute_s, exchange_s) / top
     out: np.ndarray = top * (1 + ratio**overlap) ** (1 / overlap)
@@ -81,7 +88,7 @@ def overlapped(compute_s: np.ndarray, exchange_s: np.ndarray, overlap: float) ->
 
 
 def terms(columns: Columns) -> np.ndarray:
-    """What exchange may cost, without coefficients, [setups, terms]; 0 for one device."""
+    """Return the terms of the exchange without coefficients, [setups, terms]; 0 for one device."""
     apart, together = columns.apart, columns.together
     nodes, devices, most = columns.nodes, columns.devices, columns.most
     return np.stack(
@@ -114,7 +121,7 @@ class _Fitted:
 
 
 class _Loss(NamedTuple):
-    """Of ``[weights | overlap | factor]``, with its gradient."""
+    """Loss of ``[weights | overlap | factor]``, with its gradient."""
 
     basis: np.ndarray
     alone_s: np.ndarray
@@ -122,7 +129,7 @@ class _Loss(NamedTuple):
 
     def __call__(self, params: np.ndarray) -> tuple[float, np.ndarray]:
         weights, overlap, factor = params[:-2], params[-2], params[-1]
-        # A trace of exchange keeps the logarithm's slope finite where there is none.
+        # A tiny exchange keeps the logarithm's gradient finite where there is none.
         exchange = self.basis @ weights + 1e-9 * self.alone_s
         compute = factor * self.alone_s
         top = np.maximum(compute, exchange)
@@ -146,8 +153,8 @@ def _fit(basis: np.ndarray, alone_s: np.ndarray, times: np.ndarray) -> _Fitted:
         from scipy.optimize import minimize  # noqa: PLC0415
     except ImportError as error:
         raise MissingExtraError("scipy", extra="cloud") from error
-    # Terms of one size, near that of a step: the penalty means the same for all of them.
-    # One that no measurement shows stays 0.
+    # Scale all terms to the size of a step, so that the penalty means the same for each of them. A
+    # term that no measurement shows stays 0.
     most = basis.max(axis=0)
     scale = np.where(most > 0, np.median(times) / np.where(most > 0, most, 1.0), 0.0)
     loss = _Loss(basis * scale, alone_s, np.log(times))
@@ -160,7 +167,7 @@ def _fit(basis: np.ndarray, alone_s: np.ndarray, times: np.ndarray) -> _Fitted:
             jac=True,
             method="L-BFGS-B",
             bounds=bounds,
-            # A good fit's loss is far below 1, where scipy's own tolerances are too wide.
+            # A good fit has a loss far below 1, for which scipy's default tolerances are too wide.
             options={"maxiter": 2000, "ftol": 1e-12, "gtol": 1e-8},
         )
         for start in _STARTS

@@ -1,4 +1,4 @@
-"""Paleo (Qi et al., ICLR 2017): an analytical model of compute and of a ring, each at a fitted share of its peak."""
+"""Paleo (Qi et al., ICLR 2017): an analytical model of compute and ring all-reduces."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from ._setup import Columns, Setup
 
 
 class Paleo:
-    """One device's time, and the same bytes through a ring between machines and a ring inside them; nothing overlaps.
+    """One device's time, plus a ring between machines and a ring inside them, without overlap.
 
-    The published model knows bytes, FLOPs and peaks, and fits what share of a peak a platform reaches. Fitted coefficients of the three terms hold the same freedom, and no data sheets are needed.
+    The published model takes bytes, FLOPs and peak speeds, and fits which share of its peak a
+    platform reaches. Fitted coefficients of the three terms have the same freedom, and need no data
+    sheets.
 
     >>> model = Paleo()
-    >>> model.fit([Setup(placement=(1,), batch=8), Setup(placement=(1, 1), batch=8)], [1.0, 1.5])
+    >>> model.fit(
+    ...     [Setup(placement=(1,), batch=8), Setup(placement=(1, 1), batch=8)], [1.0, 1.5]
+    ... )
     >>> model.predict([Setup(placement=(1,) * 4, batch=8)]).round(6).tolist()
     [1.75]
     """
@@ -29,14 +33,14 @@ class Paleo:
     _least: float
 
     def fit(self, setups: Sequence[Setup], step_s: Sequence[float]) -> None:
-        """Fits what the rings take."""
+        """Fit the cost of the rings."""
         times = checked(setups, step_s)
         self._alone = Alone(Columns.of(setups), times)
         self._weights = relative_fit(self._terms(setups), times)
         self._least = least_of(times)
 
     def predict(self, setups: Sequence[Setup]) -> np.ndarray:
-        """Compute plus rings."""
+        """Return the time of compute plus rings."""
         out: np.ndarray = np.maximum(self._terms(setups) @ self._weights, self._least)
         return out
 

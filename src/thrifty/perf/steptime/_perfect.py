@@ -1,4 +1,4 @@
-"""Perfect scaling: exchanging costs nothing."""
+"""Perfect scaling: exchanging gradients costs nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._setup import Columns, Setup
 
 
 class PerfectScaling:
-    """A step takes what one device takes with its batch; the bound that none exceeds for long.
+    """Step time of one device with its batch: the bound that no placement beats for long.
 
     >>> model = PerfectScaling()
     >>> model.fit([Setup(placement=(1,), batch=8), Setup(placement=(1,), batch=16)], [1.0, 2.0])
@@ -23,9 +23,9 @@ class PerfectScaling:
     _alone: Alone
 
     def fit(self, setups: Sequence[Setup], step_s: Sequence[float]) -> None:
-        """Learns one device's step times."""
+        """Fit one device's step times."""
         self._alone = Alone(Columns.of(setups), checked(setups, step_s))
 
     def predict(self, setups: Sequence[Setup]) -> np.ndarray:
-        """Those of one device."""
+        """Return the step times of one device."""
         return self._alone(Columns.of(setups).batch)

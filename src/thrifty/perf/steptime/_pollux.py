@@ -1,4 +1,7 @@
-"""Pollux (Qiao et al., OSDI 2021): compute and exchange, partly overlapping, with the regularisers of its code."""
+"""Pollux (Qiao et al., OSDI 2021): partly overlapping compute and exchange.
+
+The regularisers are those of its code.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,18 @@ from ._setup import Columns, Setup
 
 
 _TINY = 1e-8
-"""The least of a parameter, in typical steps."""
+"""Lower bound of a parameter, in units of a typical step."""
 
 _A, _B, _A_N, _B_N, _A_R, _B_R = range(6)
 
 
 class Pollux:
-    """``(T_acc^g + T_net^g)^(1/g)`` with ``T_acc = a + b batch`` and ``T_net = a_n + b_n max(devices - 2, 0)``, other ones inside a machine.
+    """``(T_acc^g + T_net^g)^(1/g)``, with compute ``T_acc`` and exchange ``T_net``.
 
-    Seven parameters by L-BFGS-B on the root mean squared error of logarithms, plus ``1e-3 (g - 1)^2`` and ``1e-2 (b_n / a_n)^2`` for both networks. What no measurement shows is held fixed (AdaptDL's ``fit_perf_params``).
+    ``T_acc = a + b batch`` and ``T_net = a_n + b_n max(devices - 2, 0)``, with other coefficients
+    inside a machine. L-BFGS-B fits the seven parameters to the root mean squared log error, plus
+    ``1e-3 (g - 1)^2`` and ``1e-2 (b_n / a_n)^2`` for both networks. Parameters that no measurement
+    determines are held fixed (AdaptDL's ``fit_perf_params``).
 
     >>> model = Pollux()
     >>> setups = [Setup(placement=(1,), batch=size) for size in (8, 16, 32)]
@@ -33,7 +39,7 @@ class Pollux:
     _params: np.ndarray
 
     def fit(self, setups: Sequence[Setup], step_s: Sequence[float]) -> None:
-        """Fits the parameters.
+        """Fit the parameters.
 
         Raises:
             UsageError: nothing was measured, or a time is not positive.
@@ -45,7 +51,8 @@ class Pollux:
         except ImportError as error:
             raise MissingExtraError("scipy", extra="cloud") from error
         columns = Columns.of(setups)
-        # In typical steps and batches: numerical slopes need parameters of one size.
+        # Use typical steps and batches as units: numerical gradients need parameters of similar
+        # size.
         step, size = float(np.median(times)), float(np.median(columns.batch))
         units = np.array([step, step / size, step, step, step, step, 1.0])
 
@@ -61,14 +68,14 @@ class Pollux:
         self._params = minimize(loss, start, method="L-BFGS-B", bounds=bounds).x * units
 
     def predict(self, setups: Sequence[Setup]) -> np.ndarray:
-        """By the fitted parameters."""
+        """Return the forecasts of the fitted parameters."""
         return _seconds(self._params, Columns.of(setups))
 
 
 def _start(
     columns: Columns, steps: np.ndarray, size: float
 ) -> tuple[list[float], list[tuple[float, float | None]]]:
-    """Where the search starts, and bounds, in typical steps and batches of ``size``."""
+    """Return start and bounds of the search, in units of typical steps and batches of ``size``."""
     small = float(steps.min())
     slope = float(np.median(steps / columns.batch)) * size
     start = [small / 2, slope / 2, small / 2, small / 100, small / 4, small / 100, 1.5]
@@ -92,7 +99,7 @@ def _seconds(params: np.ndarray, columns: Columns) -> np.ndarray:
     more = np.maximum(columns.devices - 2, 0)
     net = columns.apart * (a_n + b_n * more) + columns.together * (a_r + b_r * more)
     compute = a + b * columns.batch
-    # The larger one is taken out of the root, so that no power overflows.
+    # Factor the larger one out of the root, so that no power overflows.
     top = np.maximum(compute, net)
     out: np.ndarray = top * ((compute / top) ** gamma + (net / top) ** gamma) ** (1 / gamma)
     return out

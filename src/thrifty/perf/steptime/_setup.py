@@ -1,4 +1,4 @@
-"""One way to train on several devices, and many of them as arrays."""
+"""Setup of a data-parallel training, and many setups as arrays."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Setup:
 
     Args:
         placement: devices used on each machine.
-        batch: samples of each device.
+        batch: samples per device.
 
     Raises:
-        UsageError: a machine without devices, or a batch that is not positive.
+        UsageError: a machine has no device, or the batch is not positive.
 
     >>> Setup(placement=(4, 2), batch=32).num_devices
     6
@@ -39,20 +39,20 @@ class Setup:
 
     @property
     def num_devices(self) -> int:
-        """On all machines."""
+        """Devices on all machines."""
         return sum(self.placement)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Setups as arrays, [setups] each.
+    """Setups as arrays, each of shape [setups].
 
     Attributes:
-        batch: samples of a device.
-        nodes: machines.
-        devices: on all of them.
-        most: on the fullest of them.
-        least: on the emptiest of them.
+        batch: samples per device.
+        nodes: number of machines.
+        devices: devices on all machines.
+        most: devices on the fullest machine.
+        least: devices on the emptiest machine.
     """
 
     batch: np.ndarray
@@ -63,7 +63,7 @@ class Columns:
 
     @classmethod
     def of(cls, setups: Sequence[Setup]) -> Columns:
-        """The arrays."""
+        """Return the setups as arrays."""
         return cls(
             batch=np.array([setup.batch for setup in setups], float),
             nodes=np.array([len(setup.placement) for setup in setups], float),
@@ -74,11 +74,11 @@ class Columns:
 
     @property
     def apart(self) -> np.ndarray:
-        """Whether several machines take part, 0 or 1."""
+        """1 if several machines take part, else 0."""
         return (self.nodes > 1).astype(float)
 
     @property
     def together(self) -> np.ndarray:
-        """Whether several devices of one machine alone take part, 0 or 1."""
+        """1 if several devices of a single machine take part, else 0."""
         out: np.ndarray = ((self.nodes == 1) & (self.devices > 1)).astype(float)
         return out

@@ -1,4 +1,4 @@
-"""A network that has hardly been measured, by how others scale on the same machines."""
+"""Step times of a new network, from how other networks scale on the same machines."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ from ._setup import Columns, Setup
 
 
 _VOLUMES = np.exp(np.linspace(np.log(1e-3), np.log(1e3), 601))
-"""Exchange of the new network, as a multiple of a known one's."""
+"""Candidate exchange volumes of the new network, as multiples of a reference's."""
 
 _AWAY = 1e-6 * np.abs(np.log(_VOLUMES))
-"""Where probes say nothing of the volume, it is the reference's."""
+"""Small penalty that keeps the reference's volume where probes say nothing about it."""
 
 _SPREAD = 0.1
-"""Relative error of a reference at the probes that costs it most of its weight."""
+"""Extra relative error at the probes that divides a reference's weight by e."""
 
 _OVERLAPS = (1.0, 1.5, 2.0, 3.0, 6.0, 12.0)
 
 
 class Transfer:
-    """One device's profile and a few probes of a new network; placements cost it a multiple of what they cost known ones.
+    """One device's profile and few probes of a new network, with the scaling of known networks.
 
-    What a sum costs on a placement is a matter of the machines; how many bytes a network sums is its own. So each reference gives a shape, the probes give the multiple and the overlap, and references
-    count by how well they then explain the probes.
+    The cost of an all-reduce on a placement is a property of the machines; the number of bytes is a
+    property of the network. So each reference gives the shape, and the probes give the multiple and
+    the overlap. References are weighted by how well they then explain the probes.
 
     Args:
-        references: measured setups and times of other networks on the same type of device, or of the same network on others.
+        references: measured setups and times of other networks on the same type of device, or of
+            the same network on other devices.
 
     Raises:
         UsageError: there is no reference.
@@ -56,7 +58,7 @@ class Transfer:
         self._explained: list[tuple[float, float, float]] = []
 
     def fit(self, setups: Sequence[Setup], step_s: Sequence[float]) -> None:
-        """Learns one device's times, and what probes say of several.
+        """Fit one device's times, and volume and overlap from the probes on several devices.
 
         Raises:
             UsageError: nothing was measured, or a time is not positive.
@@ -75,7 +77,7 @@ class Transfer:
         ]
 
     def predict(self, setups: Sequence[Setup]) -> np.ndarray:
-        """The mean of all references' forecasts, in logarithms, by weight."""
+        """Return the weighted geometric mean of all references' forecasts."""
         alone = self._alone(Columns.of(setups).batch)
         logs = [
             np.log(
@@ -92,7 +94,10 @@ class Transfer:
 def _explain(
     exchange_s: np.ndarray, alone_s: np.ndarray, times: np.ndarray, *, overlap: float
 ) -> tuple[float, float, float]:
-    """Volume and overlap that explain the probes best, and the error that is left; another overlap than the reference's has to earn it."""
+    """Return the volume and overlap that explain the probes best, and the remaining error.
+
+    Another overlap than the reference's is penalised, so it must improve the fit to win.
+    """
     best = (1.0, overlap, np.inf)
     for candidate in sorted(
         {overlap, *_OVERLAPS}, key=lambda each: abs(np.log(each / overlap))

@@ -1,4 +1,4 @@
-"""Samplers: one file each; where the configurations of new trials come from."""
+"""Samplers, one per file: they propose the configurations of new trials."""
 
 from ._base import Sampler as Sampler
 from ._cma_es import CMAESSampler as CMAESSampler

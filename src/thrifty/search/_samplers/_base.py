@@ -1,4 +1,4 @@
-"""The interface of a sampler."""
+"""Interface of a sampler."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from thrifty.space import Space
 
 
 class Sampler(ABC):
-    """Where the configurations of new trials come from; a frozen dataclass of options, without any state."""
+    """Source of the configurations of new trials: a frozen dataclass of options, without state."""
 
     __slots__ = ()
     adapts: ClassVar[bool] = False
-    """Whether it learns from results: an algorithm then asks it for no more than it can start at once."""
+    """Whether it learns from results; algorithms then ask only for trials that can start now."""
 
     @abstractmethod
     def sample(
         self, history: History, space: Space, *, num: int, rng: np.random.Generator
     ) -> Sequence[Mapping[str, Any]]:
-        """Configurations of the next ``num`` trials; fewer when there are no more.
+        """Return configurations of the next ``num`` trials; fewer when the sampler is exhausted.
 
-        The answer depends on the arguments alone. A sampler that adapts makes the configurations of one answer
-        differ from each other and from what is in training, so that a whole pack can be asked for at once.
+        The answer depends on the arguments alone. A sampler that adapts makes the configurations of
+        one answer differ from each other and from those in training, so that an algorithm can ask
+        for a whole pack at once.
         """

@@ -1,4 +1,4 @@
-"""An evolution strategy."""
+"""Sampler with a covariance matrix adaptation evolution strategy."""
 
 from __future__ import annotations
 
@@ -19,30 +19,33 @@ from ._suggesting import Source, SuggestingSampler, load
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CMAESSampler(SuggestingSampler):
-    """Covariance matrix adaptation, of the authors of Optuna's; never exhausted.
+    """Covariance matrix adaptation, by the authors of Optuna's version; never exhausted.
 
-    Hansen, "The CMA Evolution Strategy: A Tutorial", 2016. The evolution is gone through anew each time: it starts from the
-    best of the first ``num_startup`` trials, which are random, and each ``population`` of later ones is a generation.
-    It moves the numbers that are always there; choices, and what depends on them, are random.
+    Hansen, "The CMA Evolution Strategy: A Tutorial", 2016. The evolution is replayed for each
+    answer. It starts from the best of the first ``num_startup`` trials, which are random, and each
+    ``population`` of later trials is a generation. It moves the numerical hyper-parameters that are
+    always present; choices, and what depends on them, are random.
 
     Args:
-        population: size of a generation (default: 4 + 3 times the logarithm of how many numbers there are).
-        sigma: the first step size, as a part of each hyper-parameter's range.
-        share: of this many suggestions besides the first, the one that shares most training is taken (0: the first).
+        population: size of a generation (default: 4 + 3 times the logarithm of the number of
+            numerical hyper-parameters).
+        sigma: first step size, as a share of each hyper-parameter's range.
+        share: number of suggestions besides the first; of all of them, the one that shares most
+            training is taken (0: the first).
+
+    Raises:
+        AlgorithmError: an option is out of range.
+        MissingExtraError: the package cmaes is not installed (when it draws).
 
     >>> CMAESSampler(population=8)
     CMAESSampler(num_startup=10, share=0, population=8, sigma=0.16666666666666666)
-
-    Raises:
-        AlgorithmError: an option is out of its range.
-        MissingExtraError: the package cmaes is not installed (when it draws).
     """
 
     population: int | None = None
     sigma: float = 1 / 6
 
     def check(self) -> None:
-        """Raises AlgorithmError for options that make no sense."""
+        """Raise AlgorithmError if an option is out of range."""
         if self.population is not None:
             check_counts(self, population=self.population)
         if self.population == 1:
@@ -51,11 +54,12 @@ class CMAESSampler(SuggestingSampler):
             )
         if not 0 < self.sigma <= 1:
             raise AlgorithmError(
-                f"CMAESSampler(sigma={self.sigma!r}): sigma must be a part of the range, above 0 and up to 1"
+                f"CMAESSampler(sigma={self.sigma!r}): sigma must be a part of the range, "
+                "above 0 and up to 1"
             )
 
     def source(self, history: History, space: Space, rng: np.random.Generator) -> Source | None:
-        """The model, or None as long as there is not enough to learn from.
+        """Return the model, or None as long as there is not enough to learn from.
 
         Raises:
             MissingExtraError: the package cmaes is not installed.
@@ -98,7 +102,7 @@ class CMAESSampler(SuggestingSampler):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Evolution:
-    """Draws from where the evolution has got to; a batch spreads by itself."""
+    """Source that draws from the state of the evolution; a batch spreads without further help."""
 
     optimizer: Any
     moved: list[int]
@@ -107,10 +111,10 @@ class _Evolution:
     rng: np.random.Generator
 
     def suggest(self) -> dict[str, Any]:
-        """A configuration that is worth trying."""
+        """Return a configuration worth trying."""
         point = self.coordinates.to_unit(self.space.sample(self.rng))
         point[self.moved] = self.optimizer.ask()
         return self.coordinates.from_unit(point)
 
     def note(self, config: Config) -> None:
-        """Nothing: two draws differ anyway."""
+        """Ignore the configuration, because two draws differ anyway."""

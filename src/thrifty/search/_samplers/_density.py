@@ -1,4 +1,4 @@
-"""Kernel densities in the unit cube, of numbers and options together."""
+"""Kernel densities of numbers and options together, in the unit cube."""
 
 from __future__ import annotations
 
@@ -16,24 +16,29 @@ IntArray = npt.NDArray[np.int_]
 
 _LEAST_DENSITY = 1e-32
 _WIDEST = 4.0
-"""A normal as wide as this is all but uniform between 0 and 1; draws from a wider one would rarely be inside."""
+"""Largest width of a truncated normal.
+
+At this width it is almost uniform between 0 and 1; draws from a wider one would rarely be inside.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Density:
-    """The mean of one kernel at each point: in each coordinate a normal cut off at 0 and 1, or Aitchison and Aitken's.
+    """Kernel density: the mean of one kernel at each point.
 
-    The latter has ``1 - bandwidth`` at the point's option and shares the rest among the others.
-
-    >>> density = Density.fit(np.array([[0.2], [0.4]]), np.array([0]), min_bandwidth=1e-3)
-    >>> density.log_density(np.array([[0.3], [0.9]])).round(2)
-    array([  0.88, -13.91])
+    In each coordinate the kernel is a normal truncated at 0 and 1 or, for options, that of
+    Aitchison and Aitken. The latter has ``1 - bandwidth`` at the point's option and divides the
+    rest among the others.
 
     Attributes:
         points: ``[m, d]``, without gaps.
         bandwidths: ``[d]``.
         num_options: ``[d]``, 0 where a coordinate is a number.
-        log_peaks: ``[m]``, the logarithm of each kernel at its own point.
+        log_peaks: ``[m]``, logarithm of each kernel at its own point.
+
+    >>> density = Density.fit(np.array([[0.2], [0.4]]), np.array([0]), min_bandwidth=1e-3)
+    >>> density.log_density(np.array([[0.3], [0.9]])).round(2)
+    array([  0.88, -13.91])
     """
 
     points: FloatArray
@@ -43,12 +48,12 @@ class Density:
 
     @classmethod
     def fit(cls, points: FloatArray, num_options: IntArray, *, min_bandwidth: float) -> Density:
-        """The density of points, with bandwidths by the normal reference rule (Silverman, 1986)."""
+        """Return the density of points, with normal reference bandwidths (Silverman, 1986)."""
         num, width = points.shape
         bandwidths = np.maximum(
             1.06 * _spread(points, num_options) * num ** (-1.0 / (4 + width)), min_bandwidth
         )
-        # at the upper end all options are equally likely
+        # At this upper bound all options are equally likely.
         uniform = 1.0 - 1.0 / np.maximum(num_options, 1)
         bandwidths = np.where(num_options > 0, np.minimum(bandwidths, uniform), bandwidths)
         return cls(
@@ -59,35 +64,36 @@ class Density:
         )
 
     def log_density(self, at: FloatArray) -> FloatArray:
-        """The logarithm of the density, ``[k]``, at points ``[k, d]``."""
+        """Return the logarithm of the density, ``[k]``, at points ``[k, d]``."""
         kernels = np.exp(self._log_likeness(at, self.points) + self.log_peaks)
         logarithm: FloatArray = np.log(np.maximum(kernels.mean(axis=1), _LEAST_DENSITY))
         return logarithm
 
     def log_distance(self, at: FloatArray, taken: FloatArray) -> FloatArray:
-        """0 for points ``[k, d]`` that are many bandwidths away from all that are taken, ``[m, d]``, and less near one, ``[k]``.
+        """Return how far points ``[k, d]`` are from all taken points ``[m, d]``, as ``[k]``.
 
-        The logarithm of one minus the kernel, where the kernel is 1 at its own point.
+        The value is 0 for a point that is many bandwidths away from all of them, and lower near
+        one. It sums the logarithm of one minus the kernel, where the kernel is 1 at its own point.
         """
         apart = 1.0 - np.exp(self._log_likeness(at, taken))
         distance: FloatArray = np.log(np.maximum(apart, _LEAST_DENSITY)).sum(axis=1)
         return distance
 
     def _log_likeness(self, at: FloatArray, points: FloatArray) -> FloatArray:
-        """Logarithms of kernels that are 1 at their own point, ``[k, m]``."""
+        """Return logarithms of kernels that are 1 at their own point, ``[k, m]``."""
         numbers = self.num_options == 0
         z = (at[:, None, numbers] - points[:, numbers]) / self.bandwidths[numbers]
         likeness: FloatArray = np.einsum("kmd,kmd->km", z, z) * -0.5
         if not numbers.all():
             width, others = self.bandwidths[~numbers], _num_others(self.num_options[~numbers])
             differs = np.abs(at[:, None, ~numbers] - points[:, ~numbers]) * others > 0.5
-            # an option alone has nothing to differ from; the logarithm must exist all the same
+            # A single option has no other to differ from, but the logarithm must still be defined.
             log_other = np.log(np.maximum(width, _LEAST_DENSITY) / others / (1.0 - width))
             likeness += np.where(differs, log_other, 0.0).sum(axis=2)
         return likeness
 
     def draw(self, num: int, *, factor: float, rng: np.random.Generator) -> FloatArray:
-        """Points from the density with bandwidths that are ``factor`` times as wide, ``[num, d]``."""
+        """Draw points, ``[num, d]``, from the density with ``factor`` times the bandwidths."""
         numbers = self.num_options == 0
         drawn = self.points[rng.integers(len(self.points), size=num)]
         drawn[:, numbers] = _truncated_normal(
@@ -107,9 +113,10 @@ def impute(
     *,
     rng: np.random.Generator,
 ) -> FloatArray:
-    """Points whose gaps (nan) are filled by what some point of ``source`` has there, or at random if none has.
+    """Return points with their gaps (NaN) filled from points of ``source``, or at random.
 
-    As HpBandSter does it: one donor fills all the gaps of a point that it can.
+    A gap is filled at random if no point of ``source`` has a value there. As in HpBandSter, one
+    donor fills all the gaps of a point that it can.
 
     >>> points = np.array([[0.1, np.nan], [0.2, 0.7]])
     >>> impute(points, points, np.array([0, 0]), rng=np.random.default_rng(0))
@@ -135,7 +142,7 @@ def impute(
 
 
 def _num_others(num_options: IntArray) -> IntArray:
-    """How many options there are besides one; 1 where there is none, to divide by."""
+    """Return the number of options besides one, but at least 1, so that it can be a divisor."""
     return np.maximum(num_options - 1, 1)
 
 
@@ -149,10 +156,11 @@ def _log_peaks(points: FloatArray, bandwidths: FloatArray, num_options: IntArray
 
 
 def _spread(points: FloatArray, num_options: IntArray) -> FloatArray:
-    """Standard deviations, ``[d]``.
+    """Return standard deviations, ``[d]``.
 
-    Of options, whose order means nothing, the root of half the chance that two points differ: for two options that is
-    the standard deviation of their index, which HpBandSter takes for any number of them.
+    The order of options has no meaning, so their value is the root of half the probability that two
+    points differ. For two options, this is the standard deviation of their index, which HpBandSter
+    uses for any number of options.
     """
     spread: FloatArray = points.std(axis=0)
     for column in np.flatnonzero(num_options).tolist():
@@ -165,7 +173,7 @@ def _spread(points: FloatArray, num_options: IntArray) -> FloatArray:
 def _truncated_normal(
     centres: FloatArray, widths: FloatArray, *, rng: np.random.Generator
 ) -> FloatArray:
-    """Normal draws around centres in the unit cube that are repeated until they are in it too."""
+    """Draw normals around centres in the unit cube, and redraw until they are inside it."""
     widths = np.minimum(widths, _WIDEST)
     drawn = centres + widths * rng.standard_normal(centres.shape)
     while (outside := (drawn < 0.0) | (drawn > 1.0)).any():

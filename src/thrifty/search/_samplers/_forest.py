@@ -1,4 +1,4 @@
-"""A random forest that can be told lies without being grown anew."""
+"""Random forest that takes fake scores without being grown anew."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int_]
 
 _NOT_THERE = -1.0
-"""Where a coordinate is that is not there: outside the unit cube, so that one cut tells it from all others."""
+"""Value of a missing coordinate: outside the unit cube, so one split separates it from others."""
 _SHARE_OF_COORDINATES = 5 / 6
 _LEAST_DEVIATION = 1e-9
 
@@ -28,10 +28,10 @@ class Forest:
     """Regression trees, each grown on a bootstrap sample (Breiman, 2001), as one table of nodes.
 
     Attributes:
-        trees: scikit-learn's, which find the leaf of a point.
-        first: ``[t]``, where the nodes of each tree begin.
-        values: ``[nodes]``, their means.
-        weights: ``[nodes]``, of how many scores.
+        trees: scikit-learn's trees, which find the leaf of a point.
+        first: ``[t]``, index of the first node of each tree.
+        values: ``[nodes]``, mean score of each node.
+        weights: ``[nodes]``, number of scores of each node.
     """
 
     trees: tuple[Any, ...]
@@ -43,10 +43,10 @@ class Forest:
     def grow(
         cls, points: FloatArray, scores: FloatArray, *, num_trees: int, rng: np.random.Generator
     ) -> Forest:
-        """Fits trees to the scores of points, which may have gaps (nan).
+        """Fit trees to the scores of points, which may have gaps (NaN).
 
-        scikit-learn's trees one by one: its ``RandomForestRegressor`` grows the same ones but takes twice as long for
-        so few points, for its checks and for joblib.
+        scikit-learn's trees are grown one by one. Its ``RandomForestRegressor`` grows the same
+        trees, but its checks and joblib make it take twice as long for so few points.
         """
         sklearn, kind = (
             import_module("sklearn"),
@@ -72,16 +72,17 @@ class Forest:
         )
 
     def leaves(self, points: FloatArray) -> IntArray:
-        """The leaf of each point in each tree, ``[t, n]``."""
+        """Return the leaf of each point in each tree, ``[t, n]``."""
         filled = _filled(points)
         found: IntArray = np.stack([tree.apply(filled) for tree in self.trees])
         return found + self.first[:, None]
 
     def believing(self, leaves: IntArray, score: float) -> Forest:
-        """The same forest had points with these leaves (``[t, n]``) been seen with this score.
+        """Return the forest as if points with these leaves (``[t, n]``) had this score.
 
-        Growing trees anew for each point of a batch would cost many times the rest. A lie in the mean of a leaf keeps
-        others away from all that the trees take for alike, whatever the units of the coordinates.
+        Growing the trees anew for each point of a batch would cost many times the rest. A fake
+        score in the mean of a leaf keeps other draws away from all points that the trees consider
+        alike, whatever the units of the coordinates.
         """
         weights, sums = self.weights.copy(), self.weights * self.values
         np.add.at(weights, leaves, 1.0)
@@ -89,9 +90,10 @@ class Forest:
         return replace(self, values=sums / weights, weights=weights)
 
     def expected_improvement(self, leaves: IntArray, *, best: float) -> FloatArray:
-        """By how much points with these leaves (``[t, n]``) are expected to exceed the best, ``[n]``.
+        """Return the expected improvement over the best for points with these leaves, ``[n]``.
 
         Jones et al., 1998, with mean and standard deviation over trees (Hutter et al., 2011).
+        ``leaves`` is ``[t, n]``.
         """
         guesses = self.values[leaves]
         mean = guesses.mean(axis=0)
@@ -106,7 +108,10 @@ def _filled(points: FloatArray) -> npt.NDArray[np.float32]:
 
 
 def check_sklearn() -> None:
-    """Raises MissingExtraError if scikit-learn is not installed: on the first draw, not in the midst of a study."""
+    """Raise MissingExtraError if scikit-learn is not installed.
+
+    Samplers call it on the first draw, so that the error does not come in the middle of a study.
+    """
     try:
         import_module("sklearn.tree")
     except ImportError:

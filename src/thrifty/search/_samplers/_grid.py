@@ -1,4 +1,4 @@
-"""One configuration of the grid after the other."""
+"""Sampler that walks through a grid."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from ._base import Sampler
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridSampler(Sampler):
-    """The ``n``-th draw is the ``n``-th configuration of ``space.grid(levels=levels)``; exhausted after the last.
+    """Sampler whose ``n``-th draw is the ``n``-th configuration of ``space.grid(levels=levels)``.
+
+    It is exhausted after the last one. ``shuffle_seed`` walks through the grid in an order drawn
+    from that seed, with all of the grid in memory. This is useful if there will be fewer trials
+    than configurations.
 
     >>> from thrifty.search import History
     >>> from thrifty.space import Float, Space
     >>> space, rng = Space(lr=Float(0.1, 0.3)), np.random.default_rng(0)
     >>> GridSampler(levels=2).sample(History(), space, num=3, rng=rng)
     [{'lr': 0.1}, {'lr': 0.3}]
-
-    ``shuffle_seed`` goes through the grid in an order drawn from that seed (all of the grid is then held in
-    memory): of value where there will be fewer trials than configurations.
     """
 
     levels: int = 5
@@ -38,7 +39,7 @@ class GridSampler(Sampler):
         check_counts(self, levels=self.levels)
 
     def size(self, space: Space) -> int:
-        """How many configurations there are."""
+        """Return the number of configurations."""
         return len(_walk(space, self.levels, self.shuffle_seed))
 
     def sample(
@@ -49,13 +50,13 @@ class GridSampler(Sampler):
         num: int,
         rng: np.random.Generator,
     ) -> Sequence[Mapping[str, Any]]:
-        """The next configurations."""
+        """Return the next configurations."""
         walk = _walk(space, self.levels, self.shuffle_seed)
         return walk.get(history.num_drawn, num)
 
 
 class _Walk:
-    """The grid as far as somebody has asked, so that asking for one after the other is linear."""
+    """The grid as far as it has been read, so that reading it in steps takes linear time."""
 
     def __init__(self, grid: Iterator[Mapping[str, Any]]) -> None:
         self._ahead = grid
@@ -72,7 +73,7 @@ class _Walk:
 
 @lru_cache(maxsize=8)
 def _walk(space: Space, levels: int, shuffle_seed: int | None) -> _Walk:
-    """Remembered by the identity of the space, which never changes."""
+    """Return the walk through a space; cached by the identity of the space, which never changes."""
     grid = space.grid(levels=levels)
     if shuffle_seed is None:
         return _Walk(grid)

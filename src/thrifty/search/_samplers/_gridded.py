@@ -1,4 +1,4 @@
-"""Independent draws from a thinned space."""
+"""Sampler with independent draws from a thinned space."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ._base import Sampler
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GriddedSampler(Sampler):
-    """Draws each configuration after thinning every interval to ``levels`` values. Never exhausted.
+    """Draws each configuration after thinning every interval to ``levels`` values; never exhausted.
 
-    Two draws from an interval never coincide, so nothing of their training could be shared; draws
-    from a few values of it do (Li et al., "Exploiting Reuse in Pipeline-Aware Hyperparameter Tuning", 2019).
+    Two draws from an interval never coincide, so they cannot share any training. Draws from a few
+    of its values do (Li et al., "Exploiting Reuse in Pipeline-Aware Hyperparameter Tuning", 2019).
 
     >>> from thrifty.search import History
     >>> from thrifty.space import Float, Space
@@ -42,5 +42,5 @@ class GriddedSampler(Sampler):
         num: int,
         rng: np.random.Generator,
     ) -> Sequence[Mapping[str, Any]]:
-        """Draws configurations."""
+        """Draw configurations."""
         return [space.sample(rng, levels=self.levels) for _ in range(num)]

@@ -1,4 +1,4 @@
-"""BOHB's model: kernel densities of good and bad trials."""
+"""BOHB's sampler: kernel densities of good and bad trials."""
 
 from __future__ import annotations
 
@@ -23,31 +23,35 @@ from ._prefix import Picker
 class KDESampler(Sampler):
     """Proposes what is likely among good trials and unlikely among bad ones; never exhausted.
 
-    Falkner, Klein and Hutter, "BOHB: Robust and Efficient Hyperparameter Optimization at Scale", ICML 2018, with the
-    constants of its authors' HpBandSter. At the largest epoch that enough trials have reached, the best ``top_share``
-    of them and the others each get a kernel density; of ``num_candidates`` drawn near good trials, the one with the highest ratio
-    of densities is taken. ``random_share`` of the draws, and all until there is enough to learn from, are random.
-    The ratio is lowered near trials in training and those drawn a moment ago (as in local penalization, González et al.,
-    AISTATS 2016), so that a batch spreads.
+    Falkner, Klein and Hutter, "BOHB: Robust and Efficient Hyperparameter Optimization at Scale",
+    ICML 2018, with the constants of the authors' HpBandSter. At the largest epoch that enough
+    trials have reached, the best ``top_share`` of them and the others each get a kernel density. Of
+    ``num_candidates`` candidates drawn near good trials, the one with the highest ratio of
+    densities is taken. A share ``random_share`` of the draws is random, and all draws are until
+    there is enough to learn from. The ratio is lowered near trials in training and near recent
+    draws (as in local penalization, González et al., AISTATS 2016), so that a batch spreads.
 
     Args:
-        top_share: of the trials, how many are good.
-        num_candidates: how many are compared for each draw.
-        random_share: of the draws, how many are random.
-        bandwidth_factor: how much wider than the density of the good trials candidates are spread.
-        min_bandwidth: the least width of a kernel in the unit cube. With the 0.001 of BOHB's authors good trials may contract
-            around one that is not the best; 0.1 did better on most smooth functions tried.
-        min_points: how many good and how many bad trials it needs (default: one more than there are coordinates).
-        share: the part of the best candidate's lead over the median that may be given up to share training.
+        top_share: share of the trials that are good.
+        num_candidates: number of candidates that are compared for each draw.
+        random_share: share of the draws that are random.
+        bandwidth_factor: ratio of the spread of the candidates to the density of the good trials.
+        min_bandwidth: least width of a kernel in the unit cube. With the 0.001 of BOHB's authors,
+            good trials may contract around one that is not the best; 0.1 did better on most smooth
+            functions tried.
+        min_points: number of good and of bad trials that it needs (default: one more than there are
+            coordinates).
+        share: part of the best candidate's lead over the median that may be given up to share
+            training.
+
+    Raises:
+        AlgorithmError: an option is out of range.
 
     >>> from thrifty.search import History
     >>> from thrifty.space import Choice, Space
     >>> space, rng = Space(lr=Choice([0.1])), np.random.default_rng(0)
     >>> KDESampler().sample(History(), space, num=1, rng=rng)
     [{'lr': 0.1}]
-
-    Raises:
-        AlgorithmError: an option is out of its range.
     """
 
     adapts: ClassVar[bool] = True
@@ -76,7 +80,7 @@ class KDESampler(Sampler):
     def sample(
         self, history: History, space: Space, *, num: int, rng: np.random.Generator
     ) -> Sequence[Mapping[str, Any]]:
-        """Draws configurations."""
+        """Draw configurations."""
         coordinates = coordinates_of(space)
         least = self.min_points or len(coordinates) + 1
         picker = Picker(history, share=self.share)
@@ -96,7 +100,8 @@ class KDESampler(Sampler):
             if not at_random:
                 points = good.draw(self.num_candidates, factor=self.bandwidth_factor, rng=rng)
                 lead = good.log_density(points) - bad.log_density(points)
-                # counted as bad they would hardly matter: the kernels of bad trials are wide and many
+                # Adding these points to the bad trials would hardly matter: bad kernels are wide
+                # and many.
                 lead += good.log_distance(points, taken)
                 picked = picker.pick(lead, _configs(coordinates, points))
             config = picker.draw(space, rng) if picked is None else picked[1]

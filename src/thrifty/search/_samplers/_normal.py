@@ -1,4 +1,4 @@
-"""The normal distribution, as far as samplers need it and NumPy has not got it."""
+"""Functions of the normal distribution that samplers need and NumPy lacks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STANDARD = NormalDist()
 
 
 def cdf(z: FloatArray) -> FloatArray:
-    """The standard normal distribution function.
+    """Return the standard normal distribution function.
 
     >>> cdf(np.array([-1.96, 0.0])).round(3)
     array([0.025, 0.5  ])
@@ -28,7 +28,7 @@ def cdf(z: FloatArray) -> FloatArray:
 
 
 def pdf(z: FloatArray) -> FloatArray:
-    """The standard normal density.
+    """Return the standard normal density.
 
     >>> pdf(np.array([0.0])).round(3)
     array([0.399])
@@ -38,14 +38,15 @@ def pdf(z: FloatArray) -> FloatArray:
 
 
 def normal_scores(scores: FloatArray) -> FloatArray:
-    """Where each score would be if so many were drawn from the standard normal; equal ones get their mean rank.
+    """Return the normal score of each score: its expected place among draws of a standard normal.
 
-    Only the order counts, so that a loss of a billion is no further off than the next worse one.
+    Equal scores get their mean rank. Only the order counts, so a loss of a billion is no further
+    away than the next worse one.
 
     >>> normal_scores(np.array([0.9, -1e9, 0.8])).round(3)
     array([ 0.967, -0.967,  0.   ])
     """
     _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = np.cumsum(counts) - 0.5 * counts  # as many are below, half of the equals among them
+    ranks = np.cumsum(counts) - 0.5 * counts  # lower scores, plus half of the equal ones
     quantiles = [_STANDARD.inv_cdf(rank / len(scores)) for rank in ranks.tolist()]
     return np.array(quantiles, float)[inverse]

@@ -1,4 +1,4 @@
-"""A history as a study of Optuna, made anew for each question."""
+"""A history in the form of an Optuna study, built anew for each answer."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _MAX_REMEMBERED = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What Optuna is to know of a history.
+    """The part of a history that Optuna needs to know.
 
     Attributes:
-        finished: trials with what they scored on each objective (None: they failed).
-        running: what is being trained.
-        num_objectives: at least 1.
+        finished: trials with their scores on each objective (None: the trial failed).
+        running: configurations in training.
+        num_objectives: number of objectives, at least 1.
     """
 
     finished: tuple[tuple[Trial, tuple[float, ...] | None], ...]
@@ -38,10 +38,14 @@ class Seen:
 
 
 def look(history: History, observed: Observations) -> Seen:
-    """The observed trials: one objective by the score at the observed epoch, several where they are now."""
+    """Return the observed trials for Optuna.
+
+    A single objective is the score at the observed epoch; several objectives are the trial's
+    latest.
+    """
     trials = list(chain(history.prior, history))
     num_objectives = max((len(trial.objectives) for trial in trials), default=1) or 1
-    # by identity: trials that are not of the space are not among them
+    # Look up by identity; trials outside the space are not among these configurations.
     configs, epoch = set(map(id, observed.configs)), observed.epoch
     finished: list[tuple[Trial, tuple[float, ...] | None]] = []
     for trial in trials:
@@ -58,10 +62,10 @@ def look(history: History, observed: Observations) -> Seen:
 
 
 class OptunaStudy:
-    """A source of suggestions: asks a sampler of Optuna that has been told of all trials.
+    """Source of suggestions that asks a sampler of Optuna, after telling it all trials.
 
-    Trials in training, and configurations that will be tried, are running trials of the study, which Optuna's samplers
-    keep away from. ``attrs`` are system attributes of the finished ones.
+    Trials in training, and configurations that will be tried, are running trials of the study,
+    which Optuna's samplers avoid. ``attrs`` are system attributes of the finished trials.
     """
 
     def __init__(
@@ -90,21 +94,21 @@ class OptunaStudy:
             self.note(config)
 
     def suggest(self) -> dict[str, Any]:
-        """A configuration that is worth trying."""
+        """Return a configuration worth trying."""
         with quiet(self._optuna):
             trial = self._study.ask()
             config = self._coordinates.compose(lambda c: _suggest(trial, c))
-        # one of several suggestions: it is noted if it is taken
+        # This is one of several suggestions; it is noted later if it is chosen.
         self._trials.forget_last()
         return config
 
     def note(self, config: Config) -> None:
-        """This one will be tried."""
+        """Record that a configuration will be tried."""
         params, distributions = self._terms.of(config)
         self._trials.add(params=params, distributions=distributions)
 
     def _narrow(self, kinds: Any) -> None:
-        """Has the space to sample from inferred from one trial for each set of hyper-parameters, not from all."""
+        """Infer the sampling space from one trial per set of hyper-parameters, not from all."""
         sampler = self._study.sampler
         infer = sampler.infer_relative_search_space
         sampler.infer_relative_search_space = lambda _, trial: infer(kinds, trial)
@@ -126,9 +130,10 @@ class OptunaStudy:
 
 
 class _Trials:
-    """The storage of one study, of which it has what ``ask`` and the samplers need.
+    """Optuna storage for one study, with only what ``ask`` and the samplers need.
 
-    Optuna's own checks, copies and locks all it is told; to tell it a history took longer than to sample.
+    Optuna's own storage checks, copies and locks everything. Telling it a history took longer than
+    sampling.
     """
 
     def __init__(self, optuna: Any) -> None:
@@ -148,7 +153,7 @@ class _Trials:
         values: Sequence[float] | None = None,
         attrs: dict[str, Any] | None = None,
     ) -> int:
-        """A finished trial, or one that runs if it has no values; none of it will be changed."""
+        """Add a finished trial, or a running one if it has no values; its parts must not change."""
         number = len(self._trials)
         trial = self._make(
             number=number,
@@ -168,18 +173,18 @@ class _Trials:
         return number
 
     def kinds(self) -> _Trials:
-        """The first finished trial with each set of hyper-parameters."""
+        """Return a storage with the first finished trial for each set of hyper-parameters."""
         found = _Trials(self._optuna)
-        # in reverse, so that of each set the first is left
+        # Iterate in reverse, so that the first trial of each set remains.
         by_kind = {id(t.distributions): t for t in reversed(self._trials)}
         found._trials = sorted(by_kind.values())
         return found
 
     def forget_last(self) -> None:
-        """The last trial was never tried."""
+        """Remove the last trial, which was never tried."""
         self._trials.pop()
 
-    # what follows is Optuna's, by its names
+    # The methods below are Optuna's storage interface, so their names are given.
 
     def create_new_study(self, directions: Sequence[Any], study_name: str | None = None) -> int:
         self._directions = list(directions)
@@ -213,13 +218,13 @@ class _Trials:
     def get_all_trials(
         self,
         study_id: int,
-        deepcopy: bool = True,  # noqa: FBT001, FBT002 - as Optuna has it
+        deepcopy: bool = True,  # noqa: FBT001, FBT002 - Optuna's signature
         states: Container[Any] | None = None,
     ) -> list[Any]:
         found = [t for t in self._trials if states is None or t.state in states]
         return copy.deepcopy(found) if deepcopy else found
 
-    def set_trial_param(  # noqa: PLR0917 - as Optuna has it
+    def set_trial_param(  # noqa: PLR0917 - Optuna's signature
         self, trial_id: int, param_name: str, param_value_internal: float, distribution: Any
     ) -> None:
         trial = self._trials[trial_id]
@@ -231,10 +236,10 @@ class _Trials:
 
 
 class _Terms:
-    """Configurations in Optuna's terms, those that were asked for before at no cost.
+    """Cache of configurations in Optuna's terms.
 
-    As with points, a history holds the same objects from one question to the next, so they are found by identity; each
-    is kept alive here, so that no other object can take its identity.
+    A history returns the same objects every time, so they are looked up by identity. The cache
+    keeps each object alive, so that no other object can get its identity.
     """
 
     def __init__(self, coordinates: Coordinates) -> None:
@@ -247,7 +252,10 @@ class _Terms:
         self._found: dict[int, tuple[Config, tuple[dict[str, Any], dict[str, Any]]]] = {}
 
     def of(self, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Its parameters and their distributions, not to be changed; the same object where the same are there."""
+        """Return the parameters and their distributions, which must not be changed.
+
+        Configurations with the same hyper-parameters get the same object of distributions.
+        """
         found = self._found.get(id(config))
         if found is None:
             if len(self._found) >= _MAX_REMEMBERED:
@@ -273,7 +281,10 @@ def _terms(coordinates: Coordinates) -> _Terms:
 
 @contextmanager
 def quiet(optuna: Any) -> Iterator[None]:
-    """Optuna says nothing about its studies and experimental options, which are none of the user's."""
+    """Silence Optuna's messages about its studies and experimental options.
+
+    They do not concern the user, who did not create these studies.
+    """
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(max(before, optuna.logging.ERROR))
     try:
@@ -287,7 +298,7 @@ def quiet(optuna: Any) -> Iterator[None]:
 def _violations(
     finished: Sequence[tuple[Trial, tuple[float, ...] | None]],
 ) -> list[float]:
-    """By how much each trial broke the constraints; a failed one as much as the worst."""
+    """Return each trial's constraint violation; a failed trial gets the worst one."""
     worst = max((t.violation for t, _ in finished if math.isfinite(t.violation)), default=0.0)
     return [
         worst if values is None or not math.isfinite(trial.violation) else trial.violation
@@ -296,7 +307,7 @@ def _violations(
 
 
 def _is_stepped(coordinate: Coordinate) -> bool:
-    """Whether it is told to Optuna as a number of steps: then no value is ever off its grid."""
+    """Return whether Optuna sees the value as a number of steps, so that it stays on its grid."""
     domain = coordinate.domain
     return not isinstance(domain, Choice) and domain.step is not None and not domain.log
 
@@ -317,7 +328,7 @@ def _distribution(optuna: Any, coordinate: Coordinate) -> Any:
 
 
 def _suggest(trial: Any, coordinate: Coordinate) -> Any:
-    """What Optuna picks."""
+    """Return the value that Optuna picks."""
     name, domain = coordinate.name, coordinate.domain
     if isinstance(domain, Choice):
         return trial.suggest_categorical(name, range(_last(coordinate) + 1))
@@ -330,7 +341,7 @@ def _suggest(trial: Any, coordinate: Coordinate) -> Any:
 
 
 def _param(coordinate: Coordinate, picked: Any) -> Any:
-    """What was picked, as Optuna is told."""
+    """Return a picked value in the form that Optuna is told."""
     if _is_stepped(coordinate):
         return round(coordinate.to_unit(picked) * _last(coordinate))
     return picked

@@ -1,4 +1,4 @@
-"""Which of a model's candidates is tried: a new one, and of equally good ones the one that needs least training."""
+"""Choice among a model's candidates: untried ones, and of good ones those that share training."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _NUM_TRIES = 20
 
 
 class Picker:
-    """Takes one candidate after the other for one answer of a sampler, none of them twice.
+    """Picks candidates one after the other for one answer of a sampler, none of them twice.
 
-    ``share`` is the part of the best candidate's lead over the median that may be given up in order to share training.
-    With 0 the best is taken.
+    ``share`` is the part of the best candidate's lead over the median that may be given up to share
+    training. With 0, the best candidate is picked.
 
     >>> from thrifty.search import Proposal
     >>> from thrifty.space import Choice, Constant, Step
@@ -46,11 +46,12 @@ class Picker:
     def pick(
         self, acquisition: FloatArray, config_of: Callable[[int], dict[str, Any]]
     ) -> tuple[int, dict[str, Any]] | None:
-        """Index and configuration of the candidate to try; None if all have been tried.
+        """Return index and configuration of the candidate to try; None if all have been tried.
 
         Args:
             acquisition: ``[n]``, higher is better.
-            config_of: the configuration of a candidate; called for few of them.
+            config_of: function from an index to the candidate's configuration; called for few of
+                them.
         """
         new = self._new(acquisition, config_of)
         best = next(new, None)
@@ -62,7 +63,7 @@ class Picker:
         return best
 
     def draw(self, space: Space, rng: np.random.Generator) -> dict[str, Any]:
-        """A random configuration, a new one if there are any that are easily found."""
+        """Draw a random configuration, a new one if a few tries find one."""
         for _ in range(_NUM_TRIES):
             config = space.sample(rng)
             if not self._is_known(config):
@@ -77,7 +78,7 @@ class Picker:
     def _new(
         self, acquisition: FloatArray, config_of: Callable[[int], dict[str, Any]]
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Candidates that nobody has tried, best first."""
+        """Yield candidates that have not been tried, best first."""
         for index in np.argsort(-acquisition, kind="stable").tolist():
             config = config_of(index)
             if not self._is_known(config):
@@ -103,20 +104,20 @@ class Picker:
 
 
 class _Trained:
-    """What has been trained, or is about to be, to be compared with candidates."""
+    """Trials that have been or will be trained, for comparison with candidates."""
 
     def __init__(self, history: History) -> None:
         self._trials = [
             (trial.config, trial.target if trial.state == "running" else trial.reached)
             for trial in history
         ]
-        # a sampler is not told how long trials may become; what there is has to do
+        # A sampler does not know how long trials may become, so take the longest in the history.
         longest = max((trial.target for trial in history), default=1)
         self._epochs = max([longest, *(_span(config) for config, _ in self._trials)])
         self._by_start: dict[int, dict[Hashable, list[tuple[Timeline, int]]]] = {}
 
     def shared(self, config: Config) -> int:
-        """The most epochs from the first on that it has in common with a trial, as far as that was trained."""
+        """Return the longest prefix, in epochs, that a configuration shares with trained epochs."""
         epochs = max(self._epochs, _span(config))
         timeline = Timeline(config, epochs=epochs)
         most = 0
@@ -127,7 +128,10 @@ class _Trained:
         return most
 
     def _at(self, epochs: int) -> dict[Hashable, list[tuple[Timeline, int]]]:
-        """Timelines by what they start with, for most have not even that in common; longest trained first."""
+        """Return timelines grouped by their first value, longest trained first.
+
+        Most timelines differ in the first value already, so only one group needs to be compared.
+        """
         if epochs not in self._by_start:
             found: dict[Hashable, list[tuple[Timeline, int]]] = {}
             for config, depth in sorted(self._trials, key=lambda trial: -trial[1]):
@@ -138,13 +142,13 @@ class _Trained:
 
 
 def _span(config: Config) -> int:
-    """The fewest epochs that its schedules fit into."""
+    """Return the fewest epochs that its schedules fit into."""
     spans = [value.span() for value in config.values() if isinstance(value, Schedule)]
     return math.ceil(max(spans, default=1))
 
 
 class _Keys:
-    """The keys of all trials of a history; it only grows, so each is made once."""
+    """Keys of all trials of a history, each computed once because a history only grows."""
 
     def __init__(self) -> None:
         self._num_seen = 0
@@ -163,5 +167,5 @@ _REMEMBERED: WeakKeyDictionary[History, _Keys] = WeakKeyDictionary()
 
 
 def _key(config: Config) -> Hashable:
-    """The configuration as something to be found in a set; 1, 1.0 and True are different options."""
+    """Return the configuration as a hashable key; 1, 1.0 and True are different options."""
     return frozenset((name, type(value), value) for name, value in config.items())

@@ -1,4 +1,4 @@
-"""Independent draws."""
+"""Sampler with independent draws."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from ._base import Sampler
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomSampler(Sampler):
-    """Draws each configuration from the whole space (Bergstra and Bengio, JMLR 2012). Never exhausted.
+    """Draws each configuration from the whole space (Bergstra and Bengio, JMLR 2012).
+
+    It is never exhausted.
 
     >>> from thrifty.search import History
     >>> from thrifty.space import Choice, Space
@@ -33,5 +35,5 @@ class RandomSampler(Sampler):
         num: int,
         rng: np.random.Generator,
     ) -> Sequence[Mapping[str, Any]]:
-        """Draws configurations."""
+        """Draw configurations."""
         return [space.sample(rng) for _ in range(num)]

@@ -1,4 +1,4 @@
-"""Expected improvement under a random forest."""
+"""Sampler that maximises expected improvement under a random forest."""
 
 from __future__ import annotations
 
@@ -30,28 +30,33 @@ _NUM_PATTERNS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomForestSampler(Sampler):
-    """Proposes what a random forest expects to improve most on the best trial; never exhausted.
+    """Proposes the largest expected improvement under a random forest; never exhausted.
 
-    Hutter, Hoos and Leyton-Brown, "Sequential Model-Based Optimization for General Algorithm Configuration", LION 2011.
-    Learns from the trials at the largest epoch that enough of them have reached. Half of ``num_candidates`` are random,
-    half are neighbours of the best trials, which differ in one hyper-parameter. Only the order of scores counts, so
-    that diverged trials do no harm. Trials in training and those drawn a moment ago count as the worst seen, so that a batch spreads.
-    ``random_share`` of the draws, and all until there is enough to learn from, are random.
-    Needs scikit-learn: ``pip install 'thrifty[search]'``.
+    Hutter, Hoos and Leyton-Brown, "Sequential Model-Based Optimization for General Algorithm
+    Configuration", LION 2011. It learns from the trials at the largest epoch that enough of them
+    have reached. Half of ``num_candidates`` are random, half are neighbours of the best trials,
+    which differ in one hyper-parameter. Only the order of scores counts, so diverged trials do no
+    harm. Trials in training and recent draws count as the worst seen, so that a batch spreads. A
+    share ``random_share`` of the draws is random, and all draws are until there is enough to learn
+    from. It needs scikit-learn: ``pip install 'thrifty[search]'``.
 
     Args:
-        min_points: how many trials it needs (default: one more than there are coordinates).
-        share: the part of the best candidate's lead over the median that may be given up to share training.
+        num_trees: number of trees.
+        num_candidates: number of candidates for each answer.
+        random_share: share of the draws that are random.
+        min_points: number of trials that it needs (default: one more than there are coordinates).
+        share: part of the best candidate's lead over the median that may be given up to share
+            training.
+
+    Raises:
+        AlgorithmError: an option is out of range.
+        MissingExtraError: scikit-learn is not installed (on the first draw).
 
     >>> from thrifty.search import History
     >>> from thrifty.space import Choice, Space
     >>> space, rng = Space(lr=Choice([0.1])), np.random.default_rng(0)
     >>> RandomForestSampler().sample(History(), space, num=1, rng=rng)
     [{'lr': 0.1}]
-
-    Raises:
-        AlgorithmError: an option is out of its range.
-        MissingExtraError: scikit-learn is not installed (on the first draw).
     """
 
     adapts: ClassVar[bool] = True
@@ -70,7 +75,7 @@ class RandomForestSampler(Sampler):
     def sample(
         self, history: History, space: Space, *, num: int, rng: np.random.Generator
     ) -> Sequence[Mapping[str, Any]]:
-        """Draws configurations."""
+        """Draw configurations."""
         check_sklearn()
         coordinates = coordinates_of(space)
         least = self.min_points or len(coordinates) + 1
@@ -87,7 +92,7 @@ class RandomForestSampler(Sampler):
         forest = forest.believing(forest.leaves(points_of(seen.pending, coordinates)), lie)
         points = self._candidates(seen, space, rng)
         leaves = forest.leaves(points)
-        # not read, except where a drawn number makes a condition true
+        # Filled values are not read, unless a drawn number makes a condition true.
         filled = np.where(np.isnan(points), rng.random(points.shape), points)
         configs = []
         for at_random in is_random.tolist():
@@ -112,7 +117,7 @@ class RandomForestSampler(Sampler):
 
 
 def _random_points(space: Space, num: int, *, rng: np.random.Generator) -> FloatArray:
-    """Points of random configurations, ``[num, d]``, drawn many at once."""
+    """Return points of random configurations, ``[num, d]``, drawn many at once."""
     num_options = coordinates_of(space).num_options
     last = np.maximum(num_options - 1, 1)
     points = rng.random((num, len(num_options)))
@@ -120,7 +125,7 @@ def _random_points(space: Space, num: int, *, rng: np.random.Generator) -> Float
     points = np.where(num_options > 0, options, points)
     patterns = _patterns(space)
     if len(patterns):
-        # which coordinates are there follows from the options, so these go together
+        # Options determine which coordinates are present, so take both from the same pattern.
         pattern = patterns[rng.integers(len(patterns), size=num)]
         points = np.where((num_options > 0) | np.isnan(pattern), pattern, points)
     return points
@@ -129,7 +134,7 @@ def _random_points(space: Space, num: int, *, rng: np.random.Generator) -> Float
 def _neighbours(
     space: Space, best: FloatArray, num: int, *, rng: np.random.Generator
 ) -> FloatArray:
-    """Points that differ from one of the best in one coordinate, ``[num, d]``."""
+    """Return points that differ from one of the best in one coordinate, ``[num, d]``."""
     coordinates = coordinates_of(space)
     num_options = coordinates.num_options
     points = best[rng.integers(len(best), size=num)]
@@ -138,12 +143,12 @@ def _neighbours(
     rows, options = np.arange(num), num_options[column]
     old, last = points[rows, column], np.maximum(options - 1, 1)
     other = (np.rint(old * last) + rng.integers(1, last + 1)) % np.maximum(options, 1) / last
-    # what goes beyond an end comes back from it
+    # Reflect steps at the ends of the interval.
     step = 1.0 - np.abs(1.0 - np.abs(old + _STEP * rng.standard_normal(num)))
     points[rows, column] = np.where(options > 0, other, np.clip(step, 0.0, 1.0))
     if len(_patterns(space)):
         for row in np.flatnonzero(options > 0).tolist():
-            # another option may bring coordinates that were not there, and take some away
+            # Another option may add or remove coordinates.
             filled = np.where(there[row], points[row], rng.random(len(num_options)))
             points[row] = coordinates.to_unit(coordinates.from_unit(filled))
     return points
@@ -151,9 +156,10 @@ def _neighbours(
 
 @lru_cache(maxsize=16)
 def _patterns(space: Space) -> FloatArray:
-    """Points of some random configurations, ``[n, d]``; none if all coordinates are always there.
+    """Return points of some random configurations, ``[n, d]``; none if no coordinate is optional.
 
-    A configuration takes long to make, so those of a space are made once and only their numbers are drawn anew.
+    Configurations are slow to build. So those of a space are built once, and only their numbers are
+    drawn anew.
     """
     coordinates, rng = coordinates_of(space), np.random.default_rng(0)
 

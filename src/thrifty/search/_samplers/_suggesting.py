@@ -1,4 +1,4 @@
-"""What samplers on top of other libraries have in common: random at first, then one suggestion after the other."""
+"""Base of samplers that use other libraries: random at first, then one suggestion at a time."""
 
 from __future__ import annotations
 
@@ -24,18 +24,21 @@ _NUM_TRIES = 5
 
 
 class Source(Protocol):
-    """A model that has seen the history."""
+    """Model that has seen the history."""
 
     def suggest(self) -> dict[str, Any]:
-        """A configuration that is worth trying."""
+        """Return a configuration worth trying."""
 
     def note(self, config: Config) -> None:
-        """This one will be tried: the next should differ."""
+        """Record that a configuration will be tried, so that the next suggestion differs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuggestingSampler(Sampler):
-    """Asks a source for configurations nobody has tried; the first ``num_startup`` trials are random."""
+    """Sampler that asks a source for untried configurations.
+
+    The first ``num_startup`` trials are random.
+    """
 
     adapts: ClassVar[bool] = True
     num_startup: int = 10
@@ -43,17 +46,18 @@ class SuggestingSampler(Sampler):
 
     @abstractmethod
     def check(self) -> None:
-        """Raises AlgorithmError for options that make no sense."""
+        """Raise AlgorithmError if an option is out of range."""
 
     @abstractmethod
     def source(self, history: History, space: Space, rng: np.random.Generator) -> Source | None:
-        """The model, or None as long as there is not enough to learn from."""
+        """Return the model, or None as long as there is not enough to learn from."""
 
     def __post_init__(self) -> None:
         check_counts(self, num_startup=self.num_startup)
         if isinstance(self.share, bool) or not isinstance(self.share, int) or self.share < 0:
             raise AlgorithmError(
-                f"{type(self).__name__}(share={self.share!r}): share must be the number of further suggestions "
+                f"{type(self).__name__}(share={self.share!r}): share must be the number of "
+                "further suggestions "
                 "to choose from, 0 or more"
             )
         self.check()
@@ -66,7 +70,7 @@ class SuggestingSampler(Sampler):
         num: int,
         rng: np.random.Generator,
     ) -> Sequence[Mapping[str, Any]]:
-        """Draws configurations."""
+        """Draw configurations."""
         source = self.source(history, space, rng)
         picker = Picker(history, share=float(self.share > 0))
         configs: list[Mapping[str, Any]] = []
@@ -80,10 +84,10 @@ class SuggestingSampler(Sampler):
         return configs
 
     def _new(self, source: Source, picker: Picker) -> dict[str, Any] | None:
-        """Of a few suggestions the one that shares most; None if it suggests only what has been tried."""
+        """Return the suggestion that shares most training; None if only tried ones come up."""
         for _ in range(_NUM_TRIES):
             suggested = [source.suggest() for _ in range(1 + self.share)]
-            # the source does not say how good they are
+            # The source gives no acquisition values.
             picked = picker.pick(np.zeros(len(suggested)), suggested.__getitem__)
             if picked is not None:
                 return picked[1]
@@ -91,7 +95,7 @@ class SuggestingSampler(Sampler):
 
 
 def load(package: str) -> ModuleType:
-    """The optional package, not before it is needed.
+    """Import an optional package when it is needed.
 
     Raises:
         MissingExtraError: it is not installed.

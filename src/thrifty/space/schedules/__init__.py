@@ -1,4 +1,4 @@
-"""Schedules: one file each; all are frozen data that reduce to the same few pieces."""
+"""Schedules, one file each: frozen data that reduces to the same few pieces."""
 
 from ._base import Schedule as Schedule, Then as Then, schedule_from_json as schedule_from_json
 from ._budget import cooldowns as cooldowns, schedule_for as schedule_for

@@ -1,8 +1,9 @@
-"""What every schedule can do.
+"""The base class of schedules and their shared helpers.
 
-A schedule is frozen data: two of them can be compared, hashed, stored, and asked from which
-epoch on they differ. A *profile* says where the value should go; the *sampling rate* says how
-often it is read, and it is held in between (the framing of REX, Chen et al., MLSys 2022, section 3).
+A schedule is frozen data: two schedules can be compared, hashed and stored, and the epoch at which
+they diverge can be computed. A *profile* gives the intended value over time; the *sampling rate*
+says how often it is read, and the value is held in between (the terms of REX, Chen et al.,
+MLSys 2022, section 3).
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ from thrifty.space._pieces import (
 )
 
 
-# What a field takes. In a template each may be a domain that it is drawn from, which no type says: so they are checked when made.
+# Types of fields. In a template, each field may also be a domain, which no type expresses, so the
+# values are checked when the schedule is created.
 Number = Any
 """A number."""
 Numbers = Any
 """A list of numbers, kept as a tuple."""
 Values = Any
-"""A list of anything, kept as a tuple."""
+"""A list of any values, kept as a tuple."""
 SampleRate = str | float | Sequence[float]
 
 _KINDS: dict[str, type[Schedule]] = {}
@@ -51,15 +53,15 @@ class Schedule(ABC):
 
     @abstractmethod
     def profile(self, epochs: float) -> tuple[Segment, ...]:
-        """The pieces of a run of ``epochs`` epochs, before any sampling rate."""
+        """Return the pieces of a run of ``epochs`` epochs, before any sampling rate."""
 
     @abstractmethod
     def span(self) -> float:
-        """The fewest epochs a run needs for this schedule to make sense."""
+        """Return the fewest epochs that a run needs for this schedule."""
 
     @abstractmethod
     def validate(self) -> None:
-        """Raises ScheduleError for fields that make no sense."""
+        """Raise ScheduleError for invalid field values."""
 
     def __post_init__(self) -> None:
         for each in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
@@ -80,7 +82,7 @@ class Schedule(ABC):
         return hash(self._key())
 
     def __repr__(self) -> str:
-        """As one would write it: what has its default is left out."""
+        """Return the schedule as a user would write it, without fields at their default."""
         shown = []
         for each in fields(self):  # type: ignore[arg-type]
             value = getattr(self, each.name)
@@ -90,17 +92,20 @@ class Schedule(ABC):
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def _key(self) -> str:
-        """What the schedule is, types included: a task may treat ``1``, ``1.0`` and ``True`` differently."""
+        """Return the schedule's content with types.
+
+        A task may treat ``1``, ``1.0`` and ``True`` differently.
+        """
         try:
             return self._strict
         except AttributeError:
-            # repr is exact for numbers, tells their types apart, and is quick to compare and to hash
+            # repr is exact for numbers, tells their types apart, and is quick to compare and hash.
             values = [getattr(self, name) for name in _names(type(self))]
             object.__setattr__(self, "_strict", f"{type(self).__name__}{values!r}")
             return self._strict
 
     def _check_kinds(self) -> None:
-        """Raises ScheduleError for a field of the wrong kind, here rather than somewhere inside its arithmetic."""
+        """Raise ScheduleError for a field of the wrong kind, before arithmetic fails on it."""
         for each in fields(self):  # type: ignore[arg-type]
             value, kind = getattr(self, each.name), str(each.type)
             given = value is not None or not kind.endswith("None")
@@ -112,7 +117,7 @@ class Schedule(ABC):
                 raise ScheduleError(f"{self!r}: {each.name} must be numbers, not {value!r}")
 
     def is_template(self) -> bool:
-        """Whether some field is still a domain (``Step(Float(0.01, 0.1), [30])``)."""
+        """Return whether some field is still a domain (``Step(Float(0.01, 0.1), [30])``)."""
         try:
             return self._template
         except AttributeError:
@@ -121,7 +126,9 @@ class Schedule(ABC):
             return found
 
     def segments(self, epochs: float) -> tuple[Segment, ...]:
-        """The pieces of a run of ``epochs`` epochs, as trained; raises ScheduleError if too short.
+        """Return the pieces of a run of ``epochs`` epochs, as trained.
+
+        Raises ScheduleError if the run is too short.
 
         >>> from thrifty.space import Step
         >>> [(s.start, s.stop, s.piece.value) for s in Step(0.5, [30], gamma=0.5).segments(90)]
@@ -132,9 +139,10 @@ class Schedule(ABC):
     def values(
         self, start: int, stop: int, *, epochs: float, steps_per_epoch: int = 1
     ) -> FloatArray:
-        """Values at each step of epochs ``[start, stop)``; shape ``((stop - start) * steps_per_epoch,)``.
+        """Return the values at each step of epochs ``[start, stop)``.
 
-        ``epochs`` is the length of the whole run.
+        The shape is ``((stop - start) * steps_per_epoch,)``. ``epochs`` is the length of the whole
+        run.
 
         >>> from thrifty.space import REX
         >>> REX(1.0).values(0, 5, epochs=5).round(4).tolist()
@@ -144,7 +152,9 @@ class Schedule(ABC):
         return np.array(values_at(self.segments(epochs), times))
 
     def then(self, other: Schedule | float, *, at: float) -> Then:
-        """This schedule until epoch ``at``, then the other one, whose own time starts there.
+        """Return this schedule until epoch ``at``, followed by ``other``.
+
+        The time of the other schedule starts at ``at``.
 
         >>> from thrifty.space import Constant, Linear
         >>> Constant(1.0).then(Linear(1.0), at=2).values(0, 6, epochs=6).tolist()
@@ -153,16 +163,19 @@ class Schedule(ABC):
         return Then(self, as_schedule(other), at=at)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; ``schedule_from_json`` gives the schedule back."""
-        body = {f.name: _encode(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
+        """Return plain data that ``schedule_from_json`` turns back into the schedule."""
+        body = {
+            f.name: _encode(getattr(self, f.name))
+            for f in fields(self)  # type: ignore[arg-type]
+        }
         return {"schedule": type(self).__name__, "fields": body}
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Then(Schedule):
-    """One schedule until epoch ``at``, another from there on; made by ``Schedule.then``.
+    """One schedule until epoch ``at``, then another; created by ``Schedule.then``.
 
-    Both are told how long their own part is, and the second one's time starts at zero
+    Each schedule sees only the length of its own part, and the second one's time starts at zero
     (as in ``torch.optim.lr_scheduler.SequentialLR``).
     """
 
@@ -171,46 +184,52 @@ class Then(Schedule):
     at: Number = field(kw_only=True)
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:
-        """The pieces of both parts."""
+        """Return the pieces of both parts."""
         head = self.first.segments(self.at)
         tail = self.second.segments(epochs - self.at)
         return (*head, *shift(tail, self.at))
 
     def span(self) -> float:
-        """The fewest epochs a run needs."""
+        """Return the fewest epochs that a run needs."""
         return float(self.at + max(self.second.span(), 1.0))
 
     def validate(self) -> None:
-        """Raises ScheduleError for fields that make no sense."""
+        """Raise ScheduleError for invalid field values."""
         check_positive(self, at=self.at)
         if self.first.span() > self.at:
             raise ScheduleError(
-                f"{self.first!r} needs {self.first.span():g} epochs but hands over at {self.at:g}; "
-                "hand over later or shorten it"
+                f"{self.first!r} needs {self.first.span():g} epochs but hands over at "
+                f"{self.at:g}; hand over later or shorten it"
             )
 
 
 def with_tail(
     segments: tuple[Segment, ...], *, last: float, epochs: float
 ) -> tuple[Segment, ...]:
-    """Holds the last value until the run ends, where the run is the longer one."""
+    """Hold the last value until the run ends if the run is longer than the segments."""
     end = segments[-1].stop
     return segments if end >= epochs else (*segments, Segment(end, epochs, hold(last)))
 
 
 def as_schedule(value: Any) -> Schedule:
-    """A schedule as it is; a plain value as a constant."""
-    return value if isinstance(value, Schedule) else _KINDS["Constant"](value)  # type: ignore[call-arg]
+    """Return a schedule unchanged, a plain value as a constant schedule."""
+    return (
+        value
+        if isinstance(value, Schedule)
+        else _KINDS["Constant"](  # type: ignore[call-arg]
+            value
+        )
+    )
 
 
 def epoch_times(start: int, stop: int, steps_per_epoch: int) -> FloatArray:
-    """The time of each step: epoch + step / steps_per_epoch. Shape ``(num_steps,)``."""
+    """Return the time of each step, epoch + step / steps_per_epoch, shape ``(num_steps,)``."""
     within = np.arange(steps_per_epoch) / steps_per_epoch
     return (np.arange(start, stop)[:, None] + within).ravel()
 
 
 def shift(segments: tuple[Segment, ...], epochs: float) -> tuple[Segment, ...]:
-    """The same segments, later."""
+    """Return the same segments, ``epochs`` later."""
     return tuple(
         Segment(a + epochs, b + epochs, piece.shifted(epochs)) for a, b, piece in segments
     )
@@ -219,9 +238,9 @@ def shift(segments: tuple[Segment, ...], epochs: float) -> tuple[Segment, ...]:
 def sampled(
     segments: tuple[Segment, ...], rate: SampleRate, *, length: float
 ) -> tuple[Segment, ...]:
-    """Reads a profile at a sampling rate: ``"step"``, ``"epoch"``, a fraction, or fractions.
+    """Read a profile at a sampling rate: ``"step"``, ``"epoch"``, a fraction, or fractions.
 
-    ``0.05`` reads at each 5% of ``length``, ``(0.5, 0.75)`` at half and at three quarters.
+    ``0.05`` reads at each 5% of ``length``, ``(0.5, 0.75)`` at a half and at three quarters of it.
     """
     if rate == "step":
         return segments
@@ -236,7 +255,7 @@ def sampled(
 
 
 def check_rate(schedule: Schedule, rate: SampleRate) -> None:
-    """Raises ScheduleError unless the sampling rate is one of the four forms."""
+    """Raise ScheduleError unless the sampling rate is one of the four forms."""
     if rate in ("step", "epoch"):
         return
     fractions = rate if isinstance(rate, tuple) else (rate,)
@@ -251,20 +270,20 @@ def check_rate(schedule: Schedule, rate: SampleRate) -> None:
 
 
 def check_positive(schedule: Schedule, **named: float | None) -> None:
-    """Raises ScheduleError unless every given number is positive (None is not given)."""
+    """Raise ScheduleError unless every number is positive (None is skipped)."""
     for name, value in named.items():
         if value is not None and not value > 0:
             raise ScheduleError(f"{schedule!r}: {name} must be positive, not {value!r}")
 
 
 def check_milestones(schedule: Schedule, milestones: tuple[float, ...]) -> None:
-    """Raises ScheduleError unless the milestones are positive and ascending."""
+    """Raise ScheduleError unless the milestones are positive and ascending."""
     if list(milestones) != sorted(set(milestones)) or any(m <= 0 for m in milestones):
         raise ScheduleError(f"{schedule!r}: milestones must be positive and ascending")
 
 
 def schedule_from_json(data: Mapping[str, Any]) -> Schedule:
-    """The schedule that ``to_json`` wrote; raises ScheduleError for a kind it does not know.
+    """Return the schedule that ``to_json`` wrote; raise ScheduleError for an unknown kind.
 
     >>> from thrifty.space import Cosine
     >>> schedule_from_json(Cosine(0.1).to_json()) == Cosine(0.1)
@@ -295,7 +314,7 @@ def _segments(schedule: Schedule, epochs: float) -> tuple[Segment, ...]:
 
 
 def _merged(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
-    """Neighbours that follow the same piece as one: where a schedule was put together is no difference."""
+    """Merge neighbours that follow the same piece, so that composition makes no difference."""
     out: list[Segment] = []
     for segment in segments:
         if out and out[-1].piece == segment.piece:

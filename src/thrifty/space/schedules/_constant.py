@@ -11,7 +11,7 @@ from thrifty.space.schedules._base import Schedule
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Constant(Schedule):
-    """The same value for the whole run; equal to giving the plain value.
+    """The same value for the whole run, equivalent to giving the plain value.
 
     >>> Constant(0.1).values(0, 2, epochs=10).tolist()
     [0.1, 0.1]
@@ -20,13 +20,13 @@ class Constant(Schedule):
     value: Any
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:
-        """One hold."""
+        """Return one hold."""
         return (Segment(0.0, epochs, hold(self.value)),)
 
     def span(self) -> float:
-        """The fewest epochs a run needs."""
+        """Return the fewest epochs that a run needs."""
         return 0.0
 
     def validate(self) -> None:
-        """Raises ScheduleError for fields that make no sense."""
-        # any value that freeze() let through is a constant
+        """Raise ScheduleError for invalid field values."""
+        # Every value that freeze() accepts is a valid constant.

@@ -1,4 +1,4 @@
-"""Half cosines, one after the other."""
+"""Cosine decay with warm restarts."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ from thrifty.space.schedules._base import (
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class CosineRestarts(Schedule):
-    """A cosine of ``period`` epochs to ``floor``, again and again, each ``growth`` times as long.
+    """Repeated half cosines from ``value`` to ``floor``.
 
-    Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", ICLR 2017.
+    The first takes ``period`` epochs, and each later one is ``growth`` times as long as the one
+    before.
 
     >>> CosineRestarts(1.0, period=2).values(0, 4, epochs=4).round(4).tolist()
     [1.0, 0.5, 1.0, 0.5]
+
+    References:
+        Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", ICLR 2017.
     """
 
     value: Number
@@ -33,7 +37,7 @@ class CosineRestarts(Schedule):
     sample: SampleRate = field(default="step", kw_only=True)
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:
-        """One arc for each period."""
+        """Return one arc for each period."""
         arcs, start, length = [], 0.0, float(self.period)
         while start < epochs:
             stop = start + length
@@ -43,11 +47,11 @@ class CosineRestarts(Schedule):
         return sampled(tuple(arcs), self.sample, length=epochs)
 
     def span(self) -> float:
-        """The fewest epochs a run needs."""
+        """Return the fewest epochs that a run needs."""
         return 0.0
 
     def validate(self) -> None:
-        """Raises ScheduleError for fields that make no sense."""
+        """Raise ScheduleError for invalid field values."""
         check_positive(self, period=self.period)
         check_rate(self, self.sample)
         if self.growth < 1.0:

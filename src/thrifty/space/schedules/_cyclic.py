@@ -1,4 +1,4 @@
-"""Up and down, again and again."""
+"""A triangle wave."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from thrifty.space.schedules._base import (
 class Cyclic(Schedule):
     """A triangle wave from ``low`` to ``high`` and back every ``period`` epochs.
 
-    Smith, "Cyclical Learning Rates for Training Neural Networks", WACV 2017 (policy "triangular").
-
     >>> Cyclic(0.0, 1.0, period=4).values(0, 5, epochs=8).tolist()
     [0.0, 0.5, 1.0, 0.5, 0.0]
+
+    References:
+        Smith, "Cyclical Learning Rates for Training Neural Networks", WACV 2017 (policy
+        "triangular").
     """
 
     low: Number
@@ -32,7 +34,7 @@ class Cyclic(Schedule):
     sample: SampleRate = field(default="step", kw_only=True)
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:
-        """Two ramps for each period."""
+        """Return two ramps for each period."""
         half, arcs = self.period / 2.0, []
         for index in range(math.ceil(epochs / half)):
             start, stop = index * half, (index + 1) * half
@@ -41,10 +43,10 @@ class Cyclic(Schedule):
         return sampled(tuple(arcs), self.sample, length=epochs)
 
     def span(self) -> float:
-        """The fewest epochs a run needs."""
+        """Return the fewest epochs that a run needs."""
         return 0.0
 
     def validate(self) -> None:
-        """Raises ScheduleError for fields that make no sense."""
+        """Raise ScheduleError for invalid field values."""
         check_positive(self, period=self.period)
         check_rate(self, self.sample)

@@ -1,4 +1,4 @@
-"""A constant factor for each epoch."""
+"""Exponential decay: a constant factor for each epoch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from thrifty.space.schedules._base import (
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Exponential(Schedule):
-    """``value * gamma ** t``, ``t`` in epochs.
+    """Exponential decay, ``value * gamma ** t`` with ``t`` in epochs.
 
-    ``sample`` is the sampling rate; ``"epoch"`` is what ``torch.optim.lr_scheduler.ExponentialLR``
-    stepped once an epoch does.
+    ``sample`` is the sampling rate; ``"epoch"`` matches ``torch.optim.lr_scheduler.ExponentialLR``
+    stepped once an epoch.
 
     >>> Exponential(1.0, gamma=0.5).values(0, 3, epochs=9).tolist()
     [1.0, 0.5, 0.25]
@@ -31,15 +31,15 @@ class Exponential(Schedule):
     sample: SampleRate = field(default="step", kw_only=True)
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:
-        """One decay."""
+        """Return one decay."""
         arc = decay(self.value, gamma=float(self.gamma), start=0.0)
         return sampled((Segment(0.0, epochs, arc),), self.sample, length=epochs)
 
     def span(self) -> float:
-        """The fewest epochs a run needs."""
+        """Return the fewest epochs that a run needs."""
         return 0.0
 
     def validate(self) -> None:
-        """Raises ScheduleError for fields that make no sense."""
+        """Raise ScheduleError for invalid field values."""
         check_positive(self, gamma=self.gamma)
         check_rate(self, self.sample)

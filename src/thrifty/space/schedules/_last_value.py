@@ -1,4 +1,4 @@
-"""Where a schedule arrives."""
+"""The value at the end of a schedule."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from thrifty.space.schedules._base import Schedule
 
 
 def last_value(schedule: Schedule, *, epochs: float) -> Any:
-    """The value that a schedule has reached when a run of ``epochs`` epochs is over; no step of the run has it.
+    """Return the value that a schedule has reached at the end of a run of ``epochs`` epochs.
+
+    No step of the run uses this value.
+
+    Raises:
+        ScheduleError: The schedule is longer than the run.
 
     >>> from thrifty.space import REX, Step
     >>> last_value(REX(0.1), epochs=5), last_value(Step(0.5, [3], gamma=0.5), epochs=5)
     (0.0, 0.25)
-
-    Raises:
-        ScheduleError: the schedule is longer than the run.
     """
     piece = schedule.segments(epochs)[-1].piece
     if isinstance(piece, Hold):

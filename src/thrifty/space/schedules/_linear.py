@@ -1,4 +1,4 @@
-"""A straight line."""
+"""Linear decay."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from thrifty.space.schedules._base import (
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Linear(Schedule):
-    """From ``value`` straight to ``floor``.
+    """A straight line from ``value`` to ``floor``.
 
     ``epochs`` is its length (default: what is left of the run); afterwards the last value stays.
     ``sample`` is the sampling rate.
@@ -33,7 +33,7 @@ class Linear(Schedule):
     sample: SampleRate = field(default="step", kw_only=True)
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:
-        """One arc, then a hold."""
+        """Return one arc, then a hold."""
         length = float(self.epochs or epochs)
         arc = (Segment(0.0, length, ramp(self.value, self.floor, 0.0, length)),)
         return with_tail(
@@ -41,10 +41,10 @@ class Linear(Schedule):
         )
 
     def span(self) -> float:
-        """The fewest epochs a run needs."""
+        """Return the fewest epochs that a run needs."""
         return float(self.epochs or 0.0)
 
     def validate(self) -> None:
-        """Raises ScheduleError for fields that make no sense."""
+        """Raise ScheduleError for invalid field values."""
         check_positive(self, epochs=self.epochs)
         check_rate(self, self.sample)

@@ -22,7 +22,7 @@ class MultiStep(Schedule):
     milestones: Numbers = field(kw_only=True)
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:
-        """One hold for each level."""
+        """Return one hold for each level."""
         cuts = [float(m) for m in self.milestones]
         return tuple(
             Segment(start, stop, hold(value))
@@ -32,14 +32,14 @@ class MultiStep(Schedule):
         )
 
     def span(self) -> float:
-        """The fewest epochs a run needs."""
+        """Return the fewest epochs that a run needs."""
         return float(math.floor(self.milestones[-1]) + 1)
 
     def validate(self) -> None:
-        """Raises ScheduleError for fields that make no sense."""
+        """Raise ScheduleError for invalid field values."""
         check_milestones(self, self.milestones)
         if not self.milestones or len(self.levels) != len(self.milestones) + 1:
             raise ScheduleError(
-                f"{self!r}: {len(self.levels)} values need {max(len(self.levels) - 1, 1)} milestones, "
-                f"not {len(self.milestones)}"
+                f"{self!r}: {len(self.levels)} values need {max(len(self.levels) - 1, 1)} "
+                f"milestones, not {len(self.milestones)}"
             )

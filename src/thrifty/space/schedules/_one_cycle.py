@@ -1,4 +1,4 @@
-"""Up, then down to almost nothing."""
+"""The one-cycle schedule: up, then down to almost zero."""
 
 from __future__ import annotations
 
@@ -19,12 +19,18 @@ from thrifty.space.schedules._base import (
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class OneCycle(Schedule):
-    """From ``peak / div`` up to ``peak`` during ``warmup`` of the run, then down to ``peak / final_div``.
+    """One cycle: from ``peak / div`` up to ``peak``, then down to ``peak / final_div``.
 
-    Smith and Topin, "Super-Convergence", 2018. ``shape`` is ``"cosine"`` or ``"linear"``.
+    ``warmup`` is the fraction of the run spent on the way up. ``shape`` is ``"cosine"`` or
+    ``"linear"``. ``epochs`` is the length (default: what is left of the run).
 
-    >>> OneCycle(1.0, warmup=0.5, div=5.0, shape="linear").values(0, 4, epochs=4).round(3).tolist()
+    >>> OneCycle(1.0, warmup=0.5, div=5.0, shape="linear").values(0, 4, epochs=4).round(
+    ...     3
+    ... ).tolist()
     [0.2, 0.6, 1.0, 0.5]
+
+    References:
+        Smith and Topin, "Super-Convergence", 2018.
     """
 
     peak: Number
@@ -36,7 +42,7 @@ class OneCycle(Schedule):
     sample: SampleRate = field(default="step", kw_only=True)
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:
-        """An arc up and an arc down."""
+        """Return an arc up and an arc down."""
         length = float(self.epochs or epochs)
         top, last = self.warmup * length, self.peak / self.final_div
         arc = cosine_arc if self.shape == "cosine" else ramp
@@ -47,11 +53,11 @@ class OneCycle(Schedule):
         return with_tail(sampled(arcs, self.sample, length=length), last=last, epochs=epochs)
 
     def span(self) -> float:
-        """The fewest epochs a run needs."""
+        """Return the fewest epochs that a run needs."""
         return float(self.epochs or 0.0)
 
     def validate(self) -> None:
-        """Raises ScheduleError for fields that make no sense."""
+        """Raise ScheduleError for invalid field values."""
         check_positive(self, epochs=self.epochs, div=self.div, final_div=self.final_div)
         check_rate(self, self.sample)
         if not 0.0 < self.warmup < 1.0:

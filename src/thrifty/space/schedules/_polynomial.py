@@ -1,4 +1,4 @@
-"""A power of the remaining time."""
+"""Polynomial decay: a power of the remaining time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from thrifty.space.schedules._base import (
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Polynomial(Schedule):
-    """From ``value`` to ``floor`` as ``(1 - t / epochs) ** power``.
+    """Polynomial decay from ``value`` to ``floor`` as ``(1 - t / epochs) ** power``.
 
     ``epochs`` is its length (default: what is left of the run); afterwards the last value stays.
     ``sample`` is the sampling rate.
@@ -34,7 +34,7 @@ class Polynomial(Schedule):
     sample: SampleRate = field(default="step", kw_only=True)
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:
-        """One arc, then a hold."""
+        """Return one arc, then a hold."""
         length = float(self.epochs or epochs)
         arc = (
             Segment(
@@ -48,11 +48,11 @@ class Polynomial(Schedule):
         )
 
     def span(self) -> float:
-        """The fewest epochs a run needs."""
+        """Return the fewest epochs that a run needs."""
         return float(self.epochs or 0.0)
 
     def validate(self) -> None:
-        """Raises ScheduleError for fields that make no sense."""
+        """Raise ScheduleError for invalid field values."""
         check_positive(self, epochs=self.epochs)
         check_rate(self, self.sample)
         check_positive(self, power=self.power)

@@ -1,4 +1,4 @@
-"""The reflected exponential schedule."""
+"""The reflected exponential schedule (REX)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from thrifty.space.schedules._base import (
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class REX(Schedule):
-    """From ``value`` to ``floor`` as ``z / ((1 - d) + d z)``, ``z = 1 - t / epochs``.
+    """REX decay from ``value`` to ``floor``: ``z / ((1 - d) + d z)`` with ``z = 1 - t / epochs``.
 
-    Chen, Wolfe and Kyrillidis, "REX: Revisiting Budgeted Training with an Improved Schedule",
-    MLSys 2022; ``d=0.5`` is the paper's, ``d=0`` is linear, ``d`` near 1 a late drop.
-
-    ``epochs`` is its length (default: what is left of the run); afterwards the last value stays.
-    ``sample`` is the sampling rate.
+    ``d=0.5`` is the paper's value, ``d=0`` is linear, and ``d`` near 1 drops late. ``epochs`` is
+    the length (default: what is left of the run); afterwards the last value stays. ``sample`` is
+    the sampling rate.
 
     >>> REX(1.0).values(0, 5, epochs=5).round(4).tolist()
     [1.0, 0.8889, 0.75, 0.5714, 0.3333]
+
+    References:
+        Chen, Wolfe and Kyrillidis, "REX: Revisiting Budgeted Training with an Improved Schedule",
+        MLSys 2022.
     """
 
     value: Number
@@ -38,7 +40,7 @@ class REX(Schedule):
     sample: SampleRate = field(default="step", kw_only=True)
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:
-        """One arc, then a hold."""
+        """Return one arc, then a hold."""
         length = float(self.epochs or epochs)
         arc = (
             Segment(0.0, length, rex_arc(self.value, self.floor, 0.0, length, d=float(self.d))),
@@ -48,11 +50,11 @@ class REX(Schedule):
         )
 
     def span(self) -> float:
-        """The fewest epochs a run needs."""
+        """Return the fewest epochs that a run needs."""
         return float(self.epochs or 0.0)
 
     def validate(self) -> None:
-        """Raises ScheduleError for fields that make no sense."""
+        """Raise ScheduleError for invalid field values."""
         check_positive(self, epochs=self.epochs)
         check_rate(self, self.sample)
         if not 0.0 <= self.d < 1.0:

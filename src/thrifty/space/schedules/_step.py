@@ -1,4 +1,4 @@
-"""Drops by a factor at given epochs."""
+"""Step decay: drops by a factor at given epochs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from thrifty.space.schedules._base import (
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Step(Schedule):
-    """``value``, multiplied by ``gamma`` at each milestone (epochs), or ``every`` so many epochs.
+    """``value``, multiplied by ``gamma`` at each milestone, or once per ``every`` epochs.
 
-    The products are taken one after the other, as ``torch.optim.lr_scheduler.MultiStepLR`` does.
+    Milestones are epochs. The products are taken one after the other, as in
+    ``torch.optim.lr_scheduler.MultiStepLR``.
 
     >>> Step(1.0, [2, 4], gamma=0.5).values(0, 6, epochs=6).tolist()
     [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
@@ -34,7 +35,7 @@ class Step(Schedule):
     every: Number | None = field(default=None, kw_only=True)
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:
-        """One hold for each level."""
+        """Return one hold for each level."""
         drops = [float(m) for m in self.milestones]
         if self.every is not None:
             drops = [i * float(self.every) for i in range(1, math.ceil(epochs / self.every))]
@@ -45,11 +46,11 @@ class Step(Schedule):
         return tuple(out)
 
     def span(self) -> float:
-        """The fewest epochs a run needs."""
+        """Return the fewest epochs that a run needs."""
         return math.floor(self.milestones[-1]) + 1.0 if self.milestones else 0.0
 
     def validate(self) -> None:
-        """Raises ScheduleError for fields that make no sense."""
+        """Raise ScheduleError for invalid field values."""
         check_milestones(self, self.milestones)
         check_positive(self, every=self.every)
         if self.every is not None and self.milestones:

@@ -1,4 +1,4 @@
-"""A ramp before another schedule."""
+"""Linear warm-up before another schedule."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from thrifty.space.schedules._base import (
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Warmup(Schedule):
-    """``epochs`` of a straight ramp from ``start`` times the first value of ``schedule``, then ``schedule``.
+    """A linear warm-up of ``epochs`` epochs, then ``schedule``.
 
-    The inner schedule's own time starts when the warm-up ends. A plain number is a constant.
+    The ramp starts at ``start`` times the first value of ``schedule``, and ``schedule``'s own time
+    starts when the warm-up ends. A plain number as ``schedule`` is a constant.
 
     >>> from thrifty.space import Constant
     >>> Warmup(2, Constant(1.0)).values(0, 4, epochs=4).tolist()
@@ -35,7 +36,7 @@ class Warmup(Schedule):
     sample: SampleRate = field(default="step", kw_only=True)
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:
-        """A ramp, then the pieces of the inner schedule."""
+        """Return a ramp, then the pieces of the inner schedule."""
         length = float(self.epochs)
         inner = self.schedule.segments(epochs - length)
         (peak,) = values_at(inner, np.zeros(1))
@@ -43,10 +44,10 @@ class Warmup(Schedule):
         return (*sampled(up, self.sample, length=length), *shift(inner, length))
 
     def span(self) -> float:
-        """The fewest epochs a run needs."""
+        """Return the fewest epochs that a run needs."""
         return float(self.epochs + max(self.schedule.span(), 1.0))
 
     def validate(self) -> None:
-        """Raises ScheduleError for fields that make no sense."""
+        """Raise ScheduleError for invalid field values."""
         check_positive(self, epochs=self.epochs)
         check_rate(self, self.sample)

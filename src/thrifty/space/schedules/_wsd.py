@@ -1,4 +1,4 @@
-"""Warm-up, stable, decay."""
+"""The warm-up, stable, decay schedule (WSD)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ from thrifty.space.schedules._base import (
 class WSD(Schedule):
     """``warmup`` epochs up, a stable phase, and ``cooldown`` epochs down to ``floor`` at the end.
 
-    Hu et al., "MiniCPM", 2024. ``epochs`` is where the cooldown ends (default: the end of the run). Runs of
-    different ``epochs`` share their warm-up and stable phase: cooldowns branch off one run.
-    ``shape`` of the cooldown is ``"linear"`` or ``"cosine"``.
+    ``epochs`` is where the cooldown ends (default: the end of the run). Runs with different
+    ``epochs`` share their warm-up and stable phase: cooldowns branch off one run. The ``shape`` of
+    the cooldown is ``"linear"`` or ``"cosine"``.
 
     >>> WSD(1.0, cooldown=2).values(0, 4, epochs=4).tolist()
     [1.0, 1.0, 1.0, 0.5]
+
+    References:
+        Hu et al., "MiniCPM", 2024.
     """
 
     value: Number
@@ -38,7 +41,7 @@ class WSD(Schedule):
     sample: SampleRate = field(default="step", kw_only=True)
 
     def profile(self, epochs: float) -> tuple[Segment, ...]:
-        """A ramp, a hold, an arc, and a hold if the run is longer."""
+        """Return a ramp, a hold, an arc, and a hold if the run is longer."""
         end = float(self.epochs or epochs)
         turn, up = end - self.cooldown, float(self.warmup)
         arc = cosine_arc if self.shape == "cosine" else ramp
@@ -51,11 +54,11 @@ class WSD(Schedule):
         return with_tail(sampled(kept, self.sample, length=end), last=self.floor, epochs=epochs)
 
     def span(self) -> float:
-        """The fewest epochs a run needs."""
+        """Return the fewest epochs that a run needs."""
         return float(self.epochs or self.warmup + self.cooldown)
 
     def validate(self) -> None:
-        """Raises ScheduleError for fields that make no sense."""
+        """Raise ScheduleError for invalid field values."""
         check_positive(self, epochs=self.epochs, cooldown=self.cooldown)
         check_rate(self, self.sample)
         if self.warmup < 0:

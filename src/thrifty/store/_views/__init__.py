@@ -1,6 +1,7 @@
-"""What pages show: aggregated, read-only looks at a database, a statement each where that is possible.
+"""Aggregated, read-only queries for the web pages, one statement each where possible.
 
-Nothing here grows with the number of trials in Python unless it must: the database counts, sorts and thins out.
+The database counts, sorts and samples, so that work in Python does not grow with the number of
+trials unless it must.
 """
 
 from ._database import Views as Views

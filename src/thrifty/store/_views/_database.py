@@ -1,4 +1,4 @@
-"""A database that others write, opened to be looked at."""
+"""Read-only access to a database that other processes write."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from ._trials import TrialViews
 
 
 class Views:
-    """Read-only looks at a database that others write.
+    """Read-only views of a database that other processes write.
 
-    ``studies`` are the studies at a glance, ``trials`` the table of their trials, ``samples`` as many trials as a chart can
-    show, ``plans`` what was trained.
+    ``studies`` are summaries of the studies, ``trials`` is the table of their trials, ``samples``
+    are as many trials as a chart can show, and ``plans`` is what was trained.
 
     >>> from thrifty.store import Store
     >>> import tempfile
     >>> url = f"sqlite:///{tempfile.mkdtemp()}/t.db"
     >>> with Store.open(url) as store:
     ...     plan = store.plans.open("what is trained", task="Digits").id
-    ...     made = store.studies.create("first", plan=plan, spec={"metric": "loss", "mode": "min"})
+    ...     made = store.studies.create(
+    ...         "first", plan=plan, spec={"metric": "loss", "mode": "min"}
+    ...     )
     >>> with Views.open(url) as views:
     ...     [(study.name, study.metrics) for study in views.studies.list()]
     [('first', ('loss',))]
@@ -42,13 +44,13 @@ class Views:
 
     @classmethod
     def open(cls, url: str) -> Self:
-        """Opens a database of the present version on connections that cannot write.
+        """Open a database on read-only connections, after a migration if it needs one.
 
         Raises:
-            UsageError: not a database address, or a database in memory.
-            StudyNotFoundError: there is no such file.
-            StoreVersionError: a newer thrifty wrote it.
-            StoreUnreachableError: its server does not answer.
+            UsageError: ``url`` is not a database address, or names a database in memory.
+            StudyNotFoundError: There is no such file.
+            StoreVersionError: A newer thrifty wrote the database.
+            StoreUnreachableError: The database server does not answer.
             MissingExtraError: PostgreSQL's driver is not installed.
         """
         engine = open_engine(url, create=False)
@@ -56,14 +58,15 @@ class Views:
         if sqlite and engine.url.database in (None, "", ":memory:"):
             engine.dispose()
             raise UsageError(
-                f"{redact_url(url)} is a database in memory, which only its own process sees; name a file"
+                f"{redact_url(url)} is a database in memory, which only its own process sees; "
+                "name a file"
             )
-        engine.dispose()  # the connection that brought it up to date could write
+        engine.dispose()  # close the connection that may have migrated it, which can write
         forbid_writing(engine)
         return cls(engine)
 
     def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         self._engine.dispose()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""What is trained for a plan: paths through its nodes, the tree of them, stages over time."""
+"""Views of what is trained for a plan: paths through its nodes, their tree, stages over time."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ _t, _n, _e = schema.trials, schema.nodes, schema.epochs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
-    """Nodes on the way to some others: ``origins`` gives parent and start, ``metrics`` is by node and epoch."""
+    """Nodes on the paths from the root to some nodes.
+
+    ``origins`` gives parent and start of each node; ``metrics`` is by node and epoch.
+    """
 
     origins: Mapping[int, tuple[int | None, int]]
     metrics: Mapping[tuple[int, int], Mapping[str, float]]
 
     def curve(self, node: int, reached: int) -> list[tuple[int, Mapping[str, float]]]:
-        """Epochs up to ``reached`` on the path to a node, ascending, with what is known there."""
+        """Return the known epochs up to ``reached`` on the path to a node, with their metrics."""
         spans = []
         at: int | None = node
         while at is not None and at in self.origins:
@@ -42,13 +45,13 @@ class Paths:
 
 
 class PlanViews:
-    """Nodes of a plan, where trials end on them, and the stages that were trained."""
+    """Views of the nodes of a plan, of where trials end on them, and of the trained stages."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def paths(self, plan: int, nodes: Sequence[int], *, every: int = 1) -> Paths:
-        """The nodes on the way to these, with the metrics of every so manieth epoch."""
+        """Return the nodes on the paths to ``nodes``, with metrics at multiples of ``every``."""
         first = select(_n.c.node, _n.c.parent, _n.c.start).where(
             _n.c.plan == plan, _n.c.node.in_(set(nodes))
         )
@@ -73,7 +76,10 @@ class PlanViews:
         return Paths(origins=origins, metrics=metrics)
 
     def tree(self, plan: int) -> Sequence[Row[Any]]:
-        """All nodes of a plan in their order: node, parent, start, last (the last epoch that is trained)."""
+        """Return all nodes of a plan, ordered by number.
+
+        Rows have node, parent, start and last (the last trained epoch).
+        """
         last = (
             select(_e.c.node, func.max(_e.c.epoch).label("last"))
             .where(_e.c.plan == plan)
@@ -90,7 +96,10 @@ class PlanViews:
             return connection.execute(query).all()
 
     def ends(self, study: int) -> Sequence[Row[Any]]:
-        """Where trials of a study end (or are to): node, epoch, trials, failed, low, high, first."""
+        """Return the positions at which trials of a study end, or will end while they run.
+
+        Rows have node, epoch, trials, failed, low, high and first (the lowest trial number).
+        """
         epoch = case((_t.c.state == "running", _t.c.target), else_=_t.c.reached).label("epoch")
         value = case((counting(), _t.c.value))
         query = (
@@ -110,7 +119,7 @@ class PlanViews:
             return connection.execute(query).all()
 
     def extent(self, plan: int) -> Row[Any]:
-        """Of all stages that were trained for a plan: number, began, ended, workers."""
+        """Return number, began, ended and workers over all stages that were trained for a plan."""
         g = schema.stages
         query = select(
             func.count().label("number"),
@@ -124,7 +133,7 @@ class PlanViews:
     def stages(
         self, plan: int, *, since: float | None, until: float | None, limit: int
     ) -> tuple[int, Sequence[Row[Any]]]:
-        """How many stages overlap a span of time, and the longest of them in the order of their beginnings."""
+        """Return how many stages overlap a time span, and the longest of them, sorted by start."""
         g = schema.stages
         inside = [g.c.plan == plan]
         if since is not None:

@@ -1,4 +1,4 @@
-"""Connections for a moment."""
+"""Short-lived connections."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from thrifty.store._engine import user_errors
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
-    """A connection for a moment, with errors that users can read."""
+    """Open a short-lived connection; database errors become errors that users understand."""
     with user_errors(engine), engine.connect() as connection:
         yield connection

@@ -1,4 +1,4 @@
-"""Studies at a glance."""
+"""Summaries of studies."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ _CLOCK = SystemClock()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyView:
-    """A study at a glance.
+    """A summary of a study.
 
-    ``num_trials`` counts by state; ``asked_epochs`` and ``reached_epochs`` are sums over its trials; ``trained_epochs``
-    and ``seconds`` are what its own runs trained. ``metrics`` and ``modes`` are its objectives. ``state`` is "interrupted"
-    where a study was running and its process is gone.
+    ``num_trials`` counts trials by state. ``asked_epochs`` and ``reached_epochs`` are sums over its
+    trials. ``trained_epochs`` and ``seconds`` count only what its own runs trained. ``metrics`` and
+    ``modes`` are its objectives. ``state`` is "interrupted" if the study was running and its
+    process is gone.
     """
 
     id: int
@@ -51,13 +52,17 @@ class StudyView:
 
 
 class StudyViews:
-    """What studies there are, how they stand, and whether anything has changed."""
+    """Summaries of all studies, and stamps that tell whether anything has changed."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def stamp(self, study: int | None = None) -> str | None:
-        """A short text that changes whenever something is written about a study (or any); None: no such study."""
+        """Return a short text that changes whenever something is written about a study.
+
+        If ``study`` is None, it changes with writes about any study. If there is no such study,
+        the result is None.
+        """
         plans, log, stages = schema.plans, schema.log, schema.stages
         query = select(_s.c.id, _s.c.plan, _s.c.state, plans.c.revision).join(plans)
         last = select(func.max(log.c.id))
@@ -78,11 +83,11 @@ class StudyViews:
         return blake2b(repr(known).encode(), digest_size=8).hexdigest()
 
     def list(self) -> Sequence[StudyView]:
-        """All studies, oldest first."""
+        """Return all studies, oldest first."""
         return self._studies(None)
 
     def get(self, study: int) -> StudyView | None:
-        """One study, if there is one of this number."""
+        """Return the study with an id, or None."""
         return next(iter(self._studies(study)), None)
 
     def _studies(self, study: int | None) -> Sequence[StudyView]:
@@ -150,7 +155,7 @@ def _trained() -> Select[Any]:
 
 
 def _extremes(study: int | None) -> Select[Any]:
-    """Of each study the lowest and the highest value, and the first trial that has it."""
+    """Select the lowest and the highest value of each study, and the first trial with each."""
     ends = _only(
         select(
             _t.c.study,

@@ -1,4 +1,4 @@
-"""Which trials are meant: those that a table shows, those that count."""
+"""Filters of trials: those that a table shows, and those that may be the best."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _t = schema.trials
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialFilter:
-    """Which trials: in some states (none given: all), with a text in their hyper-parameters, a value in a range.
+    """A filter of trials by state (none given: all), hyper-parameter text, and range of values.
 
-    States are those of ``Study.trials``: of trials that wait, those that reached ``max_epochs`` are ``"done"``, the
-    others ``"paused"``.
+    States are those of ``Study.trials``: a waiting trial is ``"done"`` if it has reached
+    ``max_epochs``, else ``"paused"``.
     """
 
     states: Sequence[str] = ()
@@ -30,12 +30,12 @@ class TrialFilter:
 
 
 def passes(study: int, which: TrialFilter) -> ColumnElement[bool]:
-    """The condition in SQL."""
+    """Return the SQL condition of a filter on the trials of a study."""
     parts = [_t.c.study == study]
     if which.states:
         parts.append(or_(*(_in_state(state, which.max_epochs) for state in which.states)))
     if which.text:
-        # as the JSON is written: other letters than ASCII are escaped there
+        # Escape the text as in the stored JSON, which escapes non-ASCII characters.
         text = json.dumps(which.text)[1:-1]
         parts.append(cast(_t.c.config, Text).icontains(text, autoescape=True))
     if which.low is not None:
@@ -46,7 +46,7 @@ def passes(study: int, which: TrialFilter) -> ColumnElement[bool]:
 
 
 def counting() -> ColumnElement[bool]:
-    """Trials that may be the best: not failed, within the constraints."""
+    """Return the SQL condition of trials that may be the best: not failed, and feasible."""
     return and_(_t.c.state != "failed", func.coalesce(_t.c.violation, 0.0) == 0.0)
 
 

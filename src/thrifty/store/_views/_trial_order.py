@@ -1,4 +1,4 @@
-"""What trials can be sorted by."""
+"""Columns and hyper-parameters by which trials can be sorted."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from thrifty.store import _schema as schema
 
 Order = Literal["asc", "desc"]
 COLUMNS = ("number", "state", "value", "reached", "target", "violation")
-"""What trials can be sorted by, besides their hyper-parameters."""
+"""Columns by which trials can be sorted, besides their hyper-parameters."""
 
 _t = schema.trials
 
 
 def sortable(sort: str) -> bool:
-    """Whether trials can be sorted by this: one of ``COLUMNS``, or a hyper-parameter whose name fits into a statement.
+    """Return whether trials can be sorted by ``sort``.
+
+    It must be one of ``COLUMNS``, or ``param:NAME`` with a name that can stand in a SQL statement.
 
     >>> sortable("value"), sortable("param:lr"), sortable("lr"), sortable('param:"')
     (True, True, False, False)
@@ -28,10 +30,10 @@ def sortable(sort: str) -> bool:
 
 
 def sort_keys(sort: str, *, dialect: str) -> list[ColumnElement[Any]]:
-    """The same in SQL.
+    """Return the SQL expressions to sort trials by.
 
     Raises:
-        UsageError: an unknown column, or a name that no statement can hold.
+        UsageError: ``sort`` is an unknown column, or a name that cannot stand in a SQL statement.
     """
     if sort in COLUMNS:
         return [_t.c[sort]]
@@ -41,7 +43,7 @@ def sort_keys(sort: str, *, dialect: str) -> list[ColumnElement[Any]]:
         )
     name = sort.removeprefix("param:")
     if dialect == "sqlite":
-        # numbers as numbers, and before texts
+        # SQLite sorts numbers numerically, and before texts.
         return [func.json_extract(_t.c.config, f'$."{name}"')]
     part = _t.c.config[name]
     number = func.json_typeof(part) == "number"

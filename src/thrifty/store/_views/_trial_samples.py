@@ -1,4 +1,4 @@
-"""As many trials of a study as a chart can show."""
+"""Samples of a study's trials, as many as a chart can show."""
 
 from __future__ import annotations
 
@@ -30,13 +30,16 @@ _t, _n, _e = schema.trials, schema.nodes, schema.epochs
 
 
 class TrialSamples:
-    """Trials for charts: all values, the best, some that look random, some evenly over the ranks."""
+    """Trials for charts: all values, the best trials, pseudo-random and evenly ranked ones."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def values(self, study: int) -> list[tuple[int, float, bool]]:
-        """Of all trials that have a value: number, value, whether it counts (not failed, within the constraints)."""
+        """Return number, value and whether it counts, for all trials that have a value.
+
+        A trial counts if it has not failed and is feasible.
+        """
         counts = case((counting(), 1), else_=0)
         query = (
             select(_t.c.number, _t.c.value, counts)
@@ -47,27 +50,33 @@ class TrialSamples:
             return [(n, v, bool(c)) for n, v, c in connection.execute(query)]
 
     def best(self, study: int, *, mode: str, limit: int) -> Sequence[Row[Any]]:
-        """The best trials: number, node, reached, value, state."""
+        """Return the best trials: number, node, reached, value, state."""
         value = _t.c.value.asc() if mode == "min" else _t.c.value.desc()
         query = _placed().where(_t.c.study == study, counting(), _t.c.value.is_not(None))
         with reading(self._engine) as connection:
             return connection.execute(query.order_by(value, _t.c.number).limit(limit)).all()
 
     def some(self, study: int, *, limit: int) -> Sequence[Row[Any]]:
-        """Trials that look random and hardly change while others are added: number, node, reached, value, state."""
+        """Return pseudo-random trials; the choice hardly changes while trials are added.
+
+        Rows have number, node, reached, value and state.
+        """
         query = _placed().where(_t.c.study == study, _t.c.reached > 0)
         with reading(self._engine) as connection:
             return connection.execute(query.order_by(_shuffled()).limit(limit)).all()
 
     def spread(self, study: int, *, limit: int) -> Sequence[Row[Any]]:
-        """At most so many trials, evenly over the ranks of their values: number, value, reached, state, config."""
+        """Return at most ``limit`` trials, spread evenly over the ranks of their values.
+
+        Rows have number, value, reached, state and config.
+        """
         rank = func.row_number().over(order_by=(_t.c.value, _t.c.number)).label("rank")
         ranked = (
             select(_t.c.number, rank, func.count().over().label("total"))
             .where(_t.c.study == study, _t.c.value.is_not(None))
             .subquery()
         )
-        # one in each of `limit` equal parts
+        # Take one trial in each of `limit` equal parts.
         at, total = ranked.c.rank, ranked.c.total
         chosen = select(ranked.c.number).where(
             or_(total <= limit, at * limit // total > (at - 1) * limit // total)
@@ -81,7 +90,7 @@ class TrialSamples:
             return connection.execute(query).all()
 
     def levels(self, study: int) -> list[tuple[int, int]]:
-        """How many trials that have not failed stand at each epoch, ascending."""
+        """Return ``(epoch, number of trials that stand there)`` by epoch; skip failed trials."""
         query = (
             select(_t.c.reached, func.count())
             .where(_t.c.study == study, _t.c.reached > 0, _t.c.state != "failed")
@@ -94,7 +103,11 @@ class TrialSamples:
     def at_epoch(
         self, study: int, epoch: int, *, plan: int, limit: int
     ) -> list[tuple[Mapping[str, Any], Mapping[str, float]]]:
-        """Configurations (as JSON has them) and metrics of at most so many trials after an epoch they have all passed."""
+        """Return configurations and metrics of at most ``limit`` trials after an epoch.
+
+        Only trials that have reached the epoch and have not failed are taken. Configurations are
+        in their JSON form.
+        """
         first = (
             select(_t.c.number, _n.c.node, _n.c.parent, _n.c.start)
             .join(_n, and_(_n.c.plan == plan, _n.c.node == _t.c.node))
@@ -110,7 +123,7 @@ class TrialSamples:
                 up.c.plan == plan, up.c.node == path.c.parent, path.c.start >= epoch
             )
         )
-        # look-ups, not joins: SQLite would begin with all epochs of the plan
+        # Use look-ups instead of joins: SQLite would start a join with all epochs of the plan.
         config = select(_t.c.config).where(_t.c.study == study, _t.c.number == path.c.number)
         metrics = select(_e.c.metrics).where(
             _e.c.plan == plan, _e.c.node == path.c.node, _e.c.epoch == epoch
@@ -130,5 +143,8 @@ def _placed() -> Select[Any]:
 
 
 def _shuffled() -> ColumnElement[int]:
-    """Knuth's multiplicative hash: the database needs no random numbers, and a reload shows the same."""
+    """Return a pseudo-random sort key of trials: Knuth's multiplicative hash of their number.
+
+    The database needs no random numbers, and a reload shows the same trials.
+    """
     return (cast(_t.c.number, BigInteger) * 2_654_435_761) % 4_294_967_296

@@ -18,13 +18,13 @@ _t = schema.trials
 
 
 class TrialViews:
-    """Trials as a table: filtered, sorted, a page at a time."""
+    """A table of trials, filtered, sorted and paged."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def count(self, study: int, which: TrialFilter) -> int:
-        """How many trials a filter lets through."""
+        """Return how many trials pass a filter."""
         query = select(func.count()).select_from(_t).where(passes(study, which))
         with reading(self._engine) as connection:
             return int(connection.execute(query).scalar_one())
@@ -39,12 +39,14 @@ class TrialViews:
         offset: int = 0,
         limit: int = 50,
     ) -> Sequence[Row[Any]]:
-        """A page of trials, sorted by one of ``COLUMNS`` or by a hyper-parameter (``"param:lr"``); no value comes last.
+        """Return a page of trials, sorted by one of ``COLUMNS`` or a hyper-parameter.
 
-        Rows have ``COLUMNS``, ``config`` (as JSON has it) and ``objectives``.
+        A hyper-parameter is written as ``"param:lr"``. Trials without a value come last. Rows have
+        ``COLUMNS``, ``config`` (in its JSON form) and ``objectives``.
 
         Raises:
-            UsageError: an unknown column, or a name that no statement can hold.
+            UsageError: ``sort`` is an unknown column, or a name that cannot stand in a SQL
+                statement.
         """
         keys = sort_keys(sort, dialect=self._engine.dialect.name)
         ranked = [
@@ -64,7 +66,7 @@ class TrialViews:
             return connection.execute(query).all()
 
     def get(self, study: int, number: int) -> Row[Any] | None:
-        """All that is recorded of one trial."""
+        """Return the whole row of one trial, or None."""
         query = select(_t).where(_t.c.study == study, _t.c.number == number)
         with reading(self._engine) as connection:
             return connection.execute(query).first()

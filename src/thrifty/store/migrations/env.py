@@ -1,10 +1,10 @@
-"""Alembic's entry point: the connection comes from ``thrifty.store``."""
+"""Alembic's entry point, on a connection from ``thrifty.store``."""
 
 from alembic import context
 
 
 def main() -> None:
-    """Runs what ``_migrate.upgrade`` asked for."""
+    """Run the migrations that ``_migrate.upgrade`` requested."""
     context.configure(
         connection=context.config.attributes["connection"],
         version_table="thrifty_version",
@@ -13,6 +13,6 @@ def main() -> None:
     context.run_migrations()
 
 
-# Alembic loads this file under a name of its own; anybody else only imports it
+# Alembic loads this file under the name env_py. Any other import must not run migrations.
 if __name__ == "env_py":
     main()

@@ -1,4 +1,4 @@
-"""Pictures of a study (matplotlib), one file each; loaded on first use."""
+"""Plots of a study (matplotlib), one file each; loaded on first use."""
 
 from ._contour import contour as contour
 from ._history import history as history

@@ -1,4 +1,4 @@
-"""What several pictures have in common: colours, limits, and axes of coordinates."""
+"""Helpers that several plots share: colours, limits, and axes of coordinates."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ _ROOM = 0.03
 
 
 def tidy(axes: Axes) -> None:
-    """No frame where nothing is measured."""
+    """Remove the top and right frame lines, which measure nothing."""
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def limits(values: Sequence[float], *, mode: str) -> tuple[float, float, int]:
-    """The range worth showing, and how many values are worse by far and lie outside (Tukey's outer fence).
+    """Return the range worth showing and the number of far worse values outside of it.
+
+    Tukey's outer fence decides which values are far worse.
 
     >>> limits([1, 2, 3, 4, 5, 1e9], mode="min")
     (1.0, 5.0, 1)
@@ -52,7 +54,7 @@ def limits(values: Sequence[float], *, mode: str) -> tuple[float, float, int]:
 
 
 def colours_of(values: Sequence[float], *, mode: str) -> ScalarMappable:
-    """Colours for values of the metric; those that are worse by far all have the last one."""
+    """Return colours for values of the metric; far worse values share the last colour."""
     low, high, _ = limits(values, mode=mode)
     return ScalarMappable(mpl.colors.Normalize(low, high), mpl.colormaps[COLOURS])
 
@@ -66,7 +68,7 @@ def colour_bar(
     num_outside: int,
     mode: str,
 ) -> None:
-    """The scale of the colours, with an arrow where values lie outside."""
+    """Add the colour scale, with an arrow if values lie outside."""
     towards = "min" if mode == "max" else "max"
     figure.colorbar(
         colours,
@@ -78,12 +80,12 @@ def colour_bar(
 
 
 def at_epoch(metric: str, seen: Comparable) -> str:
-    """The metric and when it was taken."""
+    """Return the metric's name with the epoch at which it was taken."""
     return f"{metric} after {seen.epoch} epoch{'' if seen.epoch == 1 else 's'}"
 
 
 def lay_axis(axes: Axes, which: str, coordinate: Coordinate, *, limit: int = 18) -> None:
-    """Makes the axis ``"x"`` or ``"y"`` that of a coordinate: scale, ticks and label."""
+    """Set up the axis ``"x"`` or ``"y"`` for a coordinate: scale, ticks and label."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_label_text(escaped(shorten(coordinate.name, limit=36)))
     domain = coordinate.domain
@@ -108,7 +110,7 @@ def lay_axis(axes: Axes, which: str, coordinate: Coordinate, *, limit: int = 18)
 
 
 def option_ticks(choice: Choice, *, limit: int) -> tuple[list[int], list[str]]:
-    """Positions and short names of options; of many options only every so many."""
+    """Return positions and short names of options; skip some if there are too many."""
     names = short_names(option_names(choice), limit=limit)
     every = -(-len(names) // _MAX_TICK_LABELS)
     return list(range(0, len(names), every)), [escaped(name) for name in names[::every]]
@@ -117,9 +119,10 @@ def option_ticks(choice: Choice, *, limit: int) -> tuple[list[int], list[str]]:
 def spread(
     seen: Comparable, coordinate: Coordinate, *, mode: str, width: float
 ) -> dict[int, float]:
-    """Where each trial stands on the axis of a coordinate it has, by its index in ``seen``.
+    """Return each trial's position on a coordinate's axis, by its index in ``seen``.
 
-    Trials of one option would hide each other: they are set side by side, the best last.
+    Trials that lack the coordinate are left out. Trials with the same option would hide each other,
+    so they are placed side by side, the best last.
     """
     places = {
         index: float(picked[coordinate.name])
@@ -139,10 +142,10 @@ def spread(
 
 
 def chosen(seen: Comparable, names: Sequence[str] | None) -> list[Coordinate]:
-    """The coordinates of these names, or all of them.
+    """Return the coordinates of these names, or all of them.
 
     Raises:
-        UsageError: there are no comparable trials, or no coordinate of such a name.
+        UsageError: There are no comparable trials, or a name is unknown.
     """
     if not len(seen):
         raise UsageError("no trial of this space has reported yet; run the study first")
@@ -159,7 +162,7 @@ def chosen(seen: Comparable, names: Sequence[str] | None) -> list[Coordinate]:
 
 
 def grid_of(coordinate: Coordinate, num: int) -> FloatArray:
-    """``num`` values of a number from its lower to its upper bound."""
+    """Return ``num`` values of a number from its lower to its upper bound."""
     domain = coordinate.domain
     assert not isinstance(domain, Choice)
     space = np.geomspace if is_log(coordinate) else np.linspace
@@ -167,7 +170,7 @@ def grid_of(coordinate: Coordinate, num: int) -> FloatArray:
 
 
 def number_ticks(coordinate: Coordinate, *, num: int) -> list[tuple[float, str]]:
-    """Positions on the unit interval and labels, about ``num``, for an axis that is drawn by hand.
+    """Return about ``num`` ticks (position in [0, 1] and label) for an axis drawn by hand.
 
     >>> number_ticks(Coordinate(name="lr", domain=Float(0.001, 0.1, log=True)), num=5)
     [(0.0, '0.001'), (0.5, '0.01'), (1.0, '0.1')]
@@ -187,7 +190,7 @@ def number_ticks(coordinate: Coordinate, *, num: int) -> list[tuple[float, str]]
         values = [10.0**power for power in powers[:: max(1, round(decades / num))]]
     else:
         values = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
-    # rounding must not lose the ends
+    # Rounding must not lose the ends.
     inside = [v for v in values if domain.low * (1 - 1e-9) <= v <= domain.high * (1 + 1e-9)]
     if len(inside) < 2:
         inside = [domain.low, domain.high]
@@ -195,6 +198,6 @@ def number_ticks(coordinate: Coordinate, *, num: int) -> list[tuple[float, str]]
 
 
 def best_of(seen: Comparable, among: Sequence[int], *, mode: str) -> int:
-    """Which of these trials (by index) is the best; those that break a constraint only if all do."""
+    """Return the index of the best of these trials; infeasible ones count only if all are."""
     feasible = [index for index in among if seen.feasible[index]] or among
     return (max if mode == "max" else min)(feasible, key=seen.values.__getitem__)

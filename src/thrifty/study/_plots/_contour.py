@@ -1,4 +1,4 @@
-"""The metric over two hyper-parameters."""
+"""Plot of the metric over two hyper-parameters."""
 
 from __future__ import annotations
 
@@ -41,13 +41,16 @@ def contour(
     mode: str,
     names: Sequence[str] | None = None,
 ) -> Figure:
-    """The first two of the named coordinates (default: of all) that differ between trials having both of them.
+    """Plot the metric over two coordinates.
 
-    Two numbers are shown as a landscape, the mean of trials near by, white where there are none; options as
-    points. Values are those at an epoch that trials have in common (see ``comparable``).
+    They are the first two of the named coordinates (default: of all) that differ between the trials
+    that have both of them. Two numbers are shown as a landscape, the mean of nearby trials, white
+    where there are none; options are shown as points. Values are those at an epoch that trials have
+    in common (see ``comparable``).
 
     Raises:
-        UsageError: no trial has reported yet, an unknown name, or no two of them that can be shown together.
+        UsageError: No trial has reported yet, a name is unknown, or no two of the coordinates can
+            be shown together.
     """
     seen = comparable(trials, space)
     x, y = _pair(seen, chosen(seen, names))
@@ -112,7 +115,7 @@ def _landscape(
     low: float,
     high: float,
 ) -> FloatArray:
-    """The mean of the trials near each point of a grid, shape ``[y, x]``; nan far from all."""
+    """Return the mean of the trials near each grid point, shape ``[y, x]``; NaN far from all."""
     points_N2 = np.array([[c.to_unit(seen.picked[i][c.name]) for c in (x, y)] for i in both])
     values_N = np.clip([seen.values[index] for index in both], low, high)
     width = 0.28 * len(both) ** (-1 / 4)
@@ -122,6 +125,6 @@ def _landscape(
     )
     weights_YXN = near_y[:, None, :] * near_x[None, :, :]
     total = weights_YXN.sum(axis=-1)
-    far = total < np.exp(-2.0)  # two widths from the nearest
+    far = total < np.exp(-2.0)  # two widths from the nearest trial
     mean: FloatArray = np.where(far, np.nan, weights_YXN @ values_N / np.maximum(total, 1e-300))
     return mean

@@ -1,4 +1,4 @@
-"""The best value so far."""
+"""Plot of the best value so far."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ def history(
     mode: str,
     unique_epochs: Sequence[int] | None = None,
 ) -> Figure:
-    """Each trial's value where its training stands, and the best so far of those that keep the constraints.
+    """Plot each trial's latest value, and the best feasible value so far.
 
-    ``unique_epochs`` are the epochs trained for each trial and those before it, what is shared counted once; without
-    them trials are counted. Failed trials are left out; of values that are worse by far there is only the number.
+    ``unique_epochs`` gives, for each trial, the epochs trained for it and those before it, shared
+    ones counted once; without it, the axis counts trials. Failed trials are left out, and far worse
+    values appear only as a number.
     """
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes: Axes = figure.add_subplot()

@@ -1,4 +1,4 @@
-"""Which hyper-parameters matter, as bars."""
+"""Plot of hyper-parameter importance."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._axes import tidy
 
 
 def importance(shares: Mapping[str, float], *, metric: str) -> Figure:
-    """A bar for each share, the largest on top."""
+    """Plot a bar for each share, the largest on top."""
     ranked = sorted(shares.items(), key=lambda item: item[1])
     figure = Figure(figsize=(7, 1.2 + 0.32 * len(ranked)), layout="constrained")
     axes: Axes = figure.add_subplot()

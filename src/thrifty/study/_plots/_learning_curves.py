@@ -1,4 +1,4 @@
-"""The metric over epochs."""
+"""Plot of the metric over epochs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thrifty.study._results import TrialResult
 
 
 def learning_curves(trials: Sequence[TrialResult], *, metric: str, mode: str) -> Figure:
-    """The metric of each trial over epochs, the best one emphasised."""
+    """Plot the metric of each trial over epochs, with the best trial emphasised."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes: Axes = figure.add_subplot()
     shown = [trial for trial in trials if trial.curve]

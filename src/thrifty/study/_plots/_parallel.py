@@ -1,4 +1,4 @@
-"""All hyper-parameters of all trials side by side."""
+"""Plot of all hyper-parameters of all trials, side by side."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ._axes import (
 
 _MAX_AXES = 12
 _ABSENT = (-0.22, -0.1)
-"""The band where lines run while their trials do not have a coordinate: the best on top."""
+"""Band for the lines of trials that lack a coordinate, the best trial on top."""
 
 
 def parallel_coordinates(
@@ -40,13 +40,14 @@ def parallel_coordinates(
     mode: str,
     names: Sequence[str] | None = None,
 ) -> Figure:
-    """A line for each comparable trial through an axis for each coordinate (the first 12, or those in ``names``).
+    """Plot a line for each comparable trial through an axis for each coordinate.
 
-    Its colour is the metric at an epoch that trials have in common (see ``comparable``); better
-    trials are drawn over worse ones. A line passes below an axis whose coordinate its trial does not have.
+    The axes are the first 12 coordinates, or those in ``names``. A line's colour is the metric at
+    an epoch that trials have in common (see ``comparable``); better trials are drawn over worse
+    ones. If a trial lacks a coordinate, its line passes below that axis.
 
     Raises:
-        UsageError: no trial has reported yet, or an unknown name.
+        UsageError: No trial has reported yet, or a name is unknown.
     """
     seen = comparable(trials, space)
     shown = chosen(seen, names)[:_MAX_AXES]
@@ -92,7 +93,7 @@ def parallel_coordinates(
 
 
 def _heights(seen: Comparable, coordinate: Coordinate, *, mode: str) -> list[float]:
-    """How high each trial stands on the axis of a coordinate."""
+    """Return the height of each trial on a coordinate's axis."""
     heights = [0.0] * len(seen)
     sign = 1.0 if mode == "max" else -1.0
     for rank, index in enumerate(sorted(range(len(seen)), key=lambda i: sign * seen.values[i])):
@@ -115,7 +116,7 @@ def _fraction(coordinate: Coordinate, value: float) -> float:
 
 
 def _draw_axis(axes: Axes, x: int, coordinate: Coordinate) -> None:
-    """A line with ticks and names, drawn by hand: each axis has a scale of its own."""
+    """Draw an axis with ticks and names by hand, because each axis has its own scale."""
     axes.plot([x, x], [0, 1], color="0.2", linewidth=1, zorder=3)
     domain = coordinate.domain
     if isinstance(domain, Choice):

@@ -1,4 +1,4 @@
-"""Two or more objectives against each other."""
+"""Plot of two or more objectives against each other."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ def pareto_front(
     modes: Sequence[str],
     front: Collection[int],
 ) -> Figure:
-    """Every trial that has reported and not failed; those whose numbers are in ``front`` are emphasised.
+    """Plot every trial that has reported and not failed, one panel per pair of objectives.
 
-    A panel for each pair of objectives. Trials that were not trained to the end are fainter.
+    Trials whose numbers are in ``front`` are emphasised. Trials that were not trained to the end
+    are fainter.
 
     Raises:
-        UsageError: there is only one objective.
+        UsageError: There is only one objective.
     """
     if len(metrics) < 2:
         raise UsageError(
@@ -93,14 +94,14 @@ def _draw(axes: Axes, groups: Mapping[str, Sequence[Point]]) -> None:
 
 
 def _join(axes: Axes, front: Sequence[Point], *, mode: str) -> None:
-    """The border of what was reached: ``mode`` is that of the horizontal objective."""
+    """Draw the border of the front; ``mode`` is that of the horizontal objective."""
     if len(front) > 1:
         style = "steps-post" if mode == "min" else "steps-pre"
         axes.plot(*zip(*sorted(front), strict=True), color="C0", linewidth=1, drawstyle=style)
 
 
 def _zoom(axes: Axes, ends: Sequence[tuple[float, float, int]]) -> None:
-    """Shows what lies within the limits of both objectives."""
+    """Show only the area within the limits of both objectives."""
     for which, (low, high, _) in zip(("x", "y"), ends, strict=True):
         room = 0.05 * (high - low) or 1.0
         axes.set(**{f"{which}lim": (low - room, high + room)})

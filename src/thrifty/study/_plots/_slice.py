@@ -1,4 +1,4 @@
-"""The metric over each hyper-parameter by itself."""
+"""Plot of the metric over each single hyper-parameter."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def slice_plot(
     mode: str,
     names: Sequence[str] | None = None,
 ) -> Figure:
-    """A panel for each coordinate (or for those in ``names``): one point for each comparable trial that has it.
+    """Plot a panel for each coordinate (or for those in ``names``).
 
-    Values are those at an epoch that trials have in common (see ``comparable``); values that are
-    worse by far than most lie outside.
+    A panel has one point for each comparable trial that has the coordinate. Values are those at an
+    epoch that trials have in common (see ``comparable``); values far worse than most lie outside.
 
     Raises:
-        UsageError: no trial has reported yet, or an unknown name.
+        UsageError: No trial has reported yet, or a name is unknown.
     """
     seen = comparable(trials, space)
     shown = chosen(seen, names)[:_MAX_PANELS]

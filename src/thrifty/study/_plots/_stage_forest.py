@@ -1,4 +1,4 @@
-"""What was trained once, and who shares it."""
+"""Plot of the stage forest: stages trained once, and the trials that share them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from ._axes import COLOURS
 
 
 def stage_forest(stages: Sequence[ForestStage], *, metric: str, saved_epochs: int) -> Figure:
-    """Every stage as a bar over its epochs: as thick as there are trials in it, coloured by the metric at its end."""
+    """Plot every stage as a bar over its epochs.
+
+    The thickness shows the number of trials in the stage, the colour the metric at its end.
+    """
     rows, num_rows = _layout(stages)
     height = min(max(2.5, 0.11 * num_rows + 1.2), 40)
     figure = Figure(figsize=(9, height), layout="constrained")
@@ -55,7 +58,8 @@ def stage_forest(stages: Sequence[ForestStage], *, metric: str, saved_epochs: in
     axes.spines[["top", "right", "left"]].set_visible(False)
     trained = sum(s.stop - s.start for s in stages if s.state == "done")
     axes.set_title(
-        f"{trained:,} epochs trained once, {saved_epochs:,} not trained again; thickness: trials that share the stage",
+        f"{trained:,} epochs trained once, {saved_epochs:,} not trained again; thickness: "
+        "trials that share the stage",
         fontsize=9,
         loc="left",
     )
@@ -64,12 +68,15 @@ def stage_forest(stages: Sequence[ForestStage], *, metric: str, saved_epochs: in
 
 
 def _layout(stages: Sequence[ForestStage]) -> tuple[dict[int, float], int]:
-    """A row for each stage: leaves one below the other, a parent on the row of its longest continuation."""
+    """Return a row for each stage.
+
+    Leaves are placed one below the other, a parent on the row of its longest continuation.
+    """
     children: dict[int | None, list[ForestStage]] = {}
     for stage in stages:
         children.setdefault(stage.parent, []).append(stage)
     reach: dict[int, int] = {}
-    for stage in reversed(stages):  # children come after their parents
+    for stage in reversed(stages):  # visit children before their parents
         below = (reach[child.index] for child in children.get(stage.index, ()))
         reach[stage.index] = max(below, default=stage.stop)
     rows: dict[int, float] = {}

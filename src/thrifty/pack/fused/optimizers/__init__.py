@@ -1,4 +1,4 @@
-"""Optimizers over the flat state: one update for K trials, each with its own hyper-parameters."""
+"""Optimizers over flat state: one update for K trials, each with its own hyper-parameters."""
 
 from ._adagrad import Adagrad as Adagrad
 from ._adam import Adam as Adam, AdamW as AdamW

@@ -1,4 +1,4 @@
-"""Adagrad (``torch.optim.Adagrad``)."""
+"""Adagrad over rows (``torch.optim.Adagrad``)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from ._base import Options, RowOptimizer, Rows, advance, columns
 
 
 class Adagrad(RowOptimizer):
-    """Duchi, Hazan and Singer, 2011."""
+    """Adagrad over rows.
+
+    References:
+        Duchi, Hazan and Singer, 2011.
+    """
 
     moments = ("sum",)
 
     def step(self, rows: Rows, options: Sequence[Options]) -> None:
-        """One update of each row."""
+        """Update each row once."""
         num = len(options)
         self.prepare(rows, options)
         if rows.parameters.is_cuda:
@@ -43,18 +47,18 @@ class Adagrad(RowOptimizer):
         advance(rows, num)
 
     def prepare(self, rows: Rows, options: Sequence[Options]) -> None:
-        """A fresh row's sum begins with ``initial_accumulator_value``."""
+        """Set the sum of each fresh row to ``initial_accumulator_value``."""
         for k, option in enumerate(options):
             if not rows.steps[k]:
                 rows.moments["sum"][k].fill_(option.get("initial_accumulator_value", 0.0))
 
     def values(self, options: Options, *, step: int) -> tuple[float, ...]:
-        """Step size, weight decay, eps."""
+        """Return step size, weight decay and eps."""
         lr = options.get("lr", 1e-2) / (1.0 + step * options.get("lr_decay", 0.0))
         return (lr, options.get("weight_decay", 0.0), options.get("eps", 1e-10))
 
     def update(self, rows: Rows, table: torch.Tensor) -> None:
-        """By tensor operations."""
+        """Update the rows by tensor operations alone."""
         num = table.shape[1]
         lr, decay, eps = columns(table)
         p, g = rows.parameters[:num], rows.gradients[:num]

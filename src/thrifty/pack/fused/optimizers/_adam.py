@@ -1,4 +1,4 @@
-"""Adam and AdamW (``torch.optim.Adam``, ``torch.optim.AdamW``)."""
+"""Adam and AdamW over rows (``torch.optim.Adam``, ``torch.optim.AdamW``)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from ._base import Options, RowOptimizer, Rows, advance, columns
 
 
 class Adam(RowOptimizer):
-    """Kingma and Ba, 2015; weight decay is added to the gradient."""
+    """Adam over rows; weight decay is added to the gradient.
+
+    References:
+        Kingma and Ba, 2015.
+    """
 
     moments = ("exp_avg", "exp_avg_sq")
     decoupled: ClassVar[bool] = False
 
     def step(self, rows: Rows, options: Sequence[Options]) -> None:
-        """One update of each row."""
+        """Update each row once."""
         num = len(options)
         if rows.parameters.is_cuda:
             self.update(rows, self.table(rows, options))
@@ -51,13 +55,17 @@ class Adam(RowOptimizer):
         advance(rows, num)
 
     def decay(self, options: Options) -> float:
-        """The weight decay; torch's defaults differ between the two."""
+        """Return the weight decay; torch's defaults differ between Adam and AdamW."""
         return float(options.get("weight_decay", 1e-2 if self.decoupled else 0.0))
 
     def values(self, options: Options, *, step: int) -> tuple[float, ...]:
-        """1 - beta1, beta2, 1 - beta2, eps, weight decay, step size, square root of the second correction.
+        """Return the numbers of one row's update.
 
-        What is small is worked out here, in double precision.
+        Small numbers are computed here, in double precision.
+
+        Returns:
+            1 - beta1, beta2, 1 - beta2, eps, weight decay (times -lr if decoupled), step size, and
+            the square root of the bias correction of the second moment.
         """
         beta1, beta2 = options.get("betas", (0.9, 0.999))
         lr, decay = options.get("lr", 1e-3), self.decay(options)
@@ -75,7 +83,7 @@ class Adam(RowOptimizer):
         )
 
     def update(self, rows: Rows, table: torch.Tensor) -> None:
-        """By tensor operations."""
+        """Update the rows by tensor operations alone."""
         num = table.shape[1]
         share1, beta2, share2, eps, decay, size, root = columns(table)
         p, g = rows.parameters[:num], rows.gradients[:num]
@@ -90,6 +98,10 @@ class Adam(RowOptimizer):
 
 
 class AdamW(Adam):
-    """Loshchilov and Hutter, 2019; weight decay shrinks the parameters themselves."""
+    """AdamW over rows; weight decay shrinks the parameters themselves.
+
+    References:
+        Loshchilov and Hutter, 2019.
+    """
 
     decoupled = True

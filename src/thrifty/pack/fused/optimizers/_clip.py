@@ -1,4 +1,4 @@
-"""Clipping of gradients, each trial by its own norm."""
+"""Gradient clipping with a separate norm for each trial."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import torch
 
 
 def clip_rows(gradients: torch.Tensor, max_norms: Sequence[float | None]) -> None:
-    """As ``torch.nn.utils.clip_grad_norm_`` for each row of ``[K, P]``; None leaves a row as it is."""
+    """Clip each row of ``[K, P]`` in place like ``torch.nn.utils.clip_grad_norm_``.
+
+    A limit of None leaves the row unchanged.
+    """
     if all(limit is None for limit in max_norms):
         return
     limits = torch.tensor(
@@ -18,6 +21,6 @@ def clip_rows(gradients: torch.Tensor, max_norms: Sequence[float | None]) -> Non
     )
     norms = torch.linalg.vector_norm(gradients, dim=1)
     factors = (limits / (norms + 1e-6)).clamp_(max=1.0)
-    # where there is no limit, what is not finite stays the only thing that is not
+    # without a limit, keep the factor at 1: a non-finite norm would spoil the row's finite values
     factors.masked_fill_(limits.isinf(), 1.0)
     gradients.mul_(factors.unsqueeze(1))

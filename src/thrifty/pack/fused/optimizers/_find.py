@@ -1,4 +1,4 @@
-"""From a torch optimizer to the one over rows."""
+"""Choice of the optimizer over rows for a torch optimizer."""
 
 from __future__ import annotations
 
@@ -31,15 +31,21 @@ NUMBERS = frozenset({
     "lr", "momentum", "dampening", "weight_decay", "betas", "eps", "alpha", "lr_decay",
     "initial_accumulator_value", "nesterov",
 })  # fmt: skip
-"""Options that may differ from row to row; others must have torch's defaults."""
+"""Options that may differ from row to row; others must have torch's defaults.
+
+Options in ``INDIFFERENT`` may have any value.
+"""
 INDIFFERENT = frozenset({"foreach", "fused", "capturable", "differentiable"})
 
 
 def optimizer_for(spec: Optimizer, options: Mapping[str, Any]) -> tuple[RowOptimizer, Hashable]:
-    """The optimizer over rows for one param group, and what trials must have in common to share it.
+    """Return the optimizer over rows for one param group.
+
+    Returns:
+        The optimizer, and a key that must be equal for trials to share it.
 
     Raises:
-        UnfusableError: There is none for this optimizer or these options.
+        UnfusableError: There is no optimizer over rows for this optimizer or these options.
     """
     kind = KINDS.get(spec.factory)
     name = getattr(spec.factory, "__name__", str(spec.factory))
@@ -51,25 +57,28 @@ def optimizer_for(spec: Optimizer, options: Mapping[str, Any]) -> tuple[RowOptim
                 raise UnfusableError(f"{name}({option}=...) is a tensor")
         elif option not in INDIFFERENT and value:
             raise UnfusableError(f"{name}({option}={value!r}) is not offered over rows")
-    # a momentum of zero keeps no buffer at all, which is not the same as a buffer with momentum zero
+    # With momentum 0, torch keeps no buffer; keeping one and using momentum 0 is not the same.
     return kind(), (name, bool(options.get("momentum", 0.0)))
 
 
 def grouped_optimizer(
     followed: FollowedOptimizer, values: Mapping[str, Any]
 ) -> tuple[GroupedOptimizer, Hashable]:
-    """The optimizers over rows for all param groups; what trials that share them have in common.
+    """Return the optimizers over rows for all param groups.
 
     Trials share them only if the same parameters belong to each group.
 
+    Returns:
+        The optimizers, and a key that must be equal for trials to share them.
+
     Raises:
-        UnfusableError: There is none for this optimizer or these options.
+        UnfusableError: There is no optimizer over rows for this optimizer or these options.
     """
     try:
         options, _ = followed.options(values)
     except (
         Exception
-    ) as error:  # a method of the user's own; in plain training the error is the trial's
+    ) as error:  # from the user's own method: plain training reports it as the trial's error
         raise UnfusableError(
             f"its optimizer failed with {type(error).__name__}: {error}"
         ) from error

@@ -14,8 +14,8 @@ class GroupedOptimizer:
     """One optimizer over rows for each param group.
 
     Attributes:
-        names: The names of the parameters of each group.
-        optimizers: One for each group.
+        names: Names of the parameters of each group.
+        optimizers: The optimizer of each group.
     """
 
     names: tuple[tuple[str, ...], ...]
@@ -23,16 +23,17 @@ class GroupedOptimizer:
 
     @property
     def moments(self) -> tuple[str, ...]:
-        """The buffers that they keep."""
+        """Names of the buffers that the optimizers keep."""
         return self.optimizers[0].moments
 
     def stepper(
         self, rows: Sequence[Rows | None], options: Sequence[Sequence[Options]]
     ) -> Callable[[], None]:
-        """One update, to be called for each of several steps with the same options.
+        """Return a function that does one update, for use at several steps with the same options.
 
         Args:
-            rows: The part of the rows that belongs to each group; None where none of it is trained.
+            rows: The part of the rows that belongs to each group; None where no parameter of the
+                group is trained.
             options: The options of each group, for each trial.
         """
         steps = [

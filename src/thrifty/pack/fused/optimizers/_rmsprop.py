@@ -1,4 +1,4 @@
-"""RMSprop (``torch.optim.RMSprop``), with momentum, not centred."""
+"""RMSprop over rows (``torch.optim.RMSprop``), with momentum, not centred."""
 
 from __future__ import annotations
 
@@ -10,21 +10,25 @@ from ._base import Options, RowOptimizer, Rows, advance, columns
 
 
 class RMSprop(RowOptimizer):
-    """Hinton's lecture 6e; the epsilon is outside of the root, as in torch."""
+    """RMSprop over rows; epsilon is added outside the square root, as in torch.
+
+    References:
+        Hinton, lecture 6e.
+    """
 
     moments = ("square_avg", "momentum_buffer")
 
     def kept(self, options: Options) -> tuple[str, ...]:
-        """There is no momentum buffer without momentum."""
+        """Return the names of the buffers; without momentum there is no momentum buffer."""
         return self.moments if options.get("momentum", 0.0) else self.moments[:1]
 
     def step(self, rows: Rows, options: Sequence[Options]) -> None:
-        """One update of each row."""
+        """Update each row once."""
         self.update(rows, self.table(rows, options))
         advance(rows, len(options))
 
     def values(self, options: Options, *, step: int) -> tuple[float, ...]:
-        """lr, alpha, 1 - alpha, eps, weight decay, momentum."""
+        """Return lr, alpha, 1 - alpha, eps, weight decay and momentum."""
         alpha = options.get("alpha", 0.99)
         return (
             options.get("lr", 1e-2),
@@ -36,7 +40,7 @@ class RMSprop(RowOptimizer):
         )
 
     def update(self, rows: Rows, table: torch.Tensor) -> None:
-        """By tensor operations."""
+        """Update the rows by tensor operations alone."""
         num = table.shape[1]
         lr, alpha, share, eps, decay, momentum = columns(table)
         p, g = rows.parameters[:num], rows.gradients[:num]

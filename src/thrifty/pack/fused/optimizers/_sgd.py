@@ -1,4 +1,4 @@
-"""Stochastic gradient descent with momentum and Nesterov's (``torch.optim.SGD``)."""
+"""Stochastic gradient descent over rows, with (Nesterov) momentum (``torch.optim.SGD``)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from ._base import Options, RowOptimizer, Rows, columns
 
 
 SMALL = 2**16
-"""Numbers of all rows together, up to which calls cost more than arithmetic."""
+"""Count of numbers in all rows up to which the cost of calls exceeds that of arithmetic."""
 
 
 class SGD(RowOptimizer):
-    """``buf = momentum * buf + (1 - dampening) * g`` (``buf = g`` at first), ``p -= lr * buf``."""
+    """SGD over rows.
+
+    The update is ``buf = momentum * buf + (1 - dampening) * g`` (``buf = g`` at the first step),
+    then ``p -= lr * buf``.
+    """
 
     moments = ("momentum_buffer",)
     counts = False
@@ -25,7 +29,7 @@ class SGD(RowOptimizer):
         self._columns: Sequence[torch.Tensor] = ()
 
     def step(self, rows: Rows, options: Sequence[Options]) -> None:
-        """One update of each row."""
+        """Update each row once."""
         if rows.parameters.is_cuda:
             self.update(rows, self.table(rows, options))
         elif self._is_small(rows, options):
@@ -36,12 +40,12 @@ class SGD(RowOptimizer):
         self._count(rows, options)
 
     def _count(self, rows: Rows, options: Sequence[Options]) -> None:
-        """Counts updates of the buffer: without momentum there are none, and torch leaves it as it is."""
+        """Count updates of the momentum buffer; without momentum, torch leaves it unchanged."""
         for row, option in enumerate(options):
             rows.steps[row] += bool(option.get("momentum", 0.0))
 
     def stepper(self, rows: Rows, options: Sequence[Options]) -> Callable[[], None]:
-        """Everything but the calls themselves is done once."""
+        """Return a function that updates each row, with everything but kernel calls done once."""
         num = len(options)
         if (
             rows.parameters.is_cuda
@@ -63,7 +67,7 @@ class SGD(RowOptimizer):
         return alike and small and not any(map(_special, options))
 
     def _calls(self, rows: Rows, options: Sequence[Options]) -> list[Callable[[], None]]:
-        """One pass over each row; torch's own kernel, made for whole models."""
+        """Return one call per row of torch's own fused kernel, which makes one pass over a row."""
         singles = rows.singles
         return [
             partial(
@@ -90,7 +94,7 @@ class SGD(RowOptimizer):
         ]
 
     def _plain(self, rows: Rows, options: Sequence[Options]) -> None:
-        """Few numbers: three calls for all rows cost less than one for each."""
+        """Update small rows together: three calls for all rows cost less than one call per row."""
         num = len(options)
         key = [(o.get("lr", 1e-3), o.get("momentum", 0.0)) for o in options]
         if key != self._key:
@@ -103,7 +107,7 @@ class SGD(RowOptimizer):
         rows.parameters[:num].addcmul_(ahead, lr, value=-1)
 
     def values(self, options: Options, *, step: int) -> tuple[float, ...]:
-        """lr, momentum, share of the gradient, weight decay, Nesterov."""
+        """Return lr, momentum, share of the gradient, weight decay and Nesterov flag."""
         momentum = options.get("momentum", 0.0)
         share = 1.0 - options.get("dampening", 0.0) if step and momentum else 1.0
         nesterov = float(options.get("nesterov", False))
@@ -116,7 +120,7 @@ class SGD(RowOptimizer):
         )
 
     def update(self, rows: Rows, table: torch.Tensor) -> None:
-        """By tensor operations."""
+        """Update the rows by tensor operations alone."""
         num = table.shape[1]
         lr, momentum, share, decay, nesterov = columns(table)
         p, g = rows.parameters[:num], rows.gradients[:num]
@@ -128,5 +132,5 @@ class SGD(RowOptimizer):
 
 
 def _special(options: Options) -> bool:
-    """Whether there is more to it than learning rate and momentum."""
+    """Return whether options other than learning rate and momentum are set."""
     return any(options.get(name) for name in ("weight_decay", "dampening", "nesterov"))

@@ -1,4 +1,7 @@
-"""What torch functions do to packed tensors: one file for each kind. Importing it registers them."""
+"""Rules for what torch functions do to packed tensors, one file for each kind of function.
+
+Importing this package registers them.
+"""
 
 from . import (
     _attention as _attention,

@@ -1,4 +1,4 @@
-"""Attention: the trials are more rows of the batch."""
+"""Rules for attention, which treat the trials as more rows of the batch."""
 
 from __future__ import annotations
 
@@ -28,17 +28,22 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Packed:
-    """One call over ``K * B`` rows; with dropout step by step, for the masks are each trial's own."""
+    """Compute attention in one call over ``K * B`` rows.
+
+    With dropout it is computed step by step, since each trial has its own masks.
+    """
     options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     ndim = query.dim()
     leading = {
         tuple(x.shape[:-2] if not enable_gqa else x.shape[:-3]) for x in (query, key, value)
     }
-    if len(leading) > 1 or ndim < 3:  # they broadcast against each other
+    if len(leading) > 1 or ndim < 3:  # query, key and value broadcast against each other
         if drops(dropout_p):
             raise UnfusableError("attention with dropout over batches that broadcast")
         args = (query, key, value, attn_mask)
-        return by_vmap(group, F.scaled_dot_product_attention, args, options)  # type: ignore[no-any-return]
+        return by_vmap(  # type: ignore[no-any-return]
+            group, F.scaled_dot_product_attention, args, options
+        )
     q, k, v = (group.first(x) for x in (query, key, value))
     shape = q.shape[:2]
     mask = _mask(group, attn_mask, ndim=ndim, batch=shape[1])
@@ -51,7 +56,7 @@ def scaled_dot_product_attention(
 
 
 def _mask(group: Group, mask: Any, *, ndim: int, batch: int) -> torch.Tensor | None:
-    """A mask that broadcasts against ``[K * B, ..., L, S]``, which has ``ndim`` dimensions."""
+    """Return a mask that broadcasts against ``[K * B, ..., L, S]`` with ``ndim`` dimensions."""
     if mask is None:
         return None
     if type(mask) is not Packed:
@@ -75,7 +80,7 @@ def _with_dropout(
     scale: float | None,
     enable_gqa: bool,
 ) -> torch.Tensor:
-    """As torch does it where no fused kernel serves; all ``[K, B, ..., L, E]``."""
+    """Compute attention as torch does without a fused kernel, on ``[K, B, ..., L, E]``."""
     if enable_gqa:
         k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
         v = v.repeat_interleave(q.shape[-3] // v.shape[-3], -3)
@@ -86,13 +91,13 @@ def _with_dropout(
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
     if mask is not None:
         scores = scores + _additive(mask, q.dtype)
-    # softmax, with zeros where everything is masked
+    # softmax that gives zeros where everything is masked
     weights = torch.ops.aten._safe_softmax(scores, -1)
     return (weights * noise_like(group, weights, dropout_p)) @ v
 
 
 def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Where a mask is boolean, it says what may be seen."""
+    """Return an additive mask; True in a boolean mask means that a position may be attended to."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -math.inf)
@@ -127,7 +132,10 @@ def multi_head_attention(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Packed, Packed | None]:
-    """nn.MultiheadAttention; inputs and outputs are ``[L, B, E]``, in between the batch comes first."""
+    """Compute ``nn.MultiheadAttention``.
+
+    Inputs and outputs are ``[L, B, E]``. In between, the batch comes first.
+    """
     if bias_k is not None or bias_v is not None or static_k is not None or static_v is not None:
         raise UnfusableError("nn.MultiheadAttention(add_bias_kv=True) has no batched rule")
     if add_zero_attn:
@@ -142,7 +150,7 @@ def multi_head_attention(
     p = dropout_p if training else 0.0
     seen = None
     if is_causal and key_padding_mask is None and not need_weights:
-        attn_mask = None  # the hint is trusted
+        attn_mask = None  # trust the hint that attn_mask is causal
     else:
         is_causal = False
     mask = _merged(group, attn_mask, key_padding_mask, like=heads[0])
@@ -160,7 +168,7 @@ def multi_head_attention(
 def _project(
     group: Group, inputs: tuple[Any, Any, Any], weights: Any, bias: Any, *, num_heads: int
 ) -> tuple[Packed, Packed, Packed]:
-    """Queries, keys and values, ``[B, H, L, E / H]`` each."""
+    """Return queries, keys and values, ``[B, H, L, E / H]`` each."""
     query, key, value = inputs
     b = None if bias is None else group.first(bias)
     if isinstance(weights, tuple):
@@ -194,7 +202,10 @@ def _batch_first(group: Group, x: Any) -> Any:
 
 
 def _merged(group: Group, attention: Any, padding: Any, *, like: Packed) -> Any:
-    """Both masks of nn.MultiheadAttention as one that is added, of four dimensions; packed if either is."""
+    """Return both masks of ``nn.MultiheadAttention`` as one additive mask.
+
+    It has four dimensions and is packed if either mask is.
+    """
     batch, num_heads = like.shape[:2]
     masks = []
     if attention is not None:
@@ -210,7 +221,10 @@ def _merged(group: Group, attention: Any, padding: Any, *, like: Packed) -> Any:
 
 
 def _added(group: Group, mask: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
-    """Here, unlike above, a boolean mask says what may not be seen."""
+    """Return an additive mask of a given shape.
+
+    Unlike in ``_additive``, True in a boolean mask means that a position must not be attended to.
+    """
     plain = group.first(mask) if type(mask) is Packed else mask
     if plain.dtype == torch.bool:
         plain = _additive(~plain, dtype)
@@ -222,7 +236,7 @@ def _added(group: Group, mask: Any, shape: tuple[int, ...], dtype: torch.dtype) 
 def _by_hand(
     group: Group, heads: tuple[Packed, Packed, Packed], mask: Any, p: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result and what was attended to, after dropout."""
+    """Return the result of attention and its weights after dropout."""
     q, k, v = (group.first(x) for x in heads)
     scores = (q * math.sqrt(1.0 / q.shape[-1])) @ k.mT
     if mask is not None:

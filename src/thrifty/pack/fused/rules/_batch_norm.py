@@ -1,4 +1,4 @@
-"""Batch normalisation over K x channels, running statistics included."""
+"""Rule for batch normalisation over K x channels, running statistics included."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Packed:
-    """As one batch norm of ``K * C`` channels."""
+    """Compute one batch norm of ``K * C`` channels."""
     if training and group.rows is not None:
         raise UnfusableError("batch normalisation over batches that differ in size")
     return over_channels(
@@ -49,7 +49,10 @@ def over_channels(
     affine: tuple[Any, Any],
     training: bool,
 ) -> Packed:
-    """Calls ``normalise(x, mean, var, weight, bias)`` for K x C channels; in training it updates ``running``."""
+    """Call ``normalise(x, mean, var, weight, bias)`` for K x C channels.
+
+    In training, the call also updates ``running``.
+    """
     folded = [flat(group, t) for t in running]
     out = normalise(fold(group, images), *folded, *[flat(group, t) for t in affine])
     if training:
@@ -64,5 +67,5 @@ def _write_back(group: Group, whole: Any, changed: torch.Tensor | None) -> None:
     if type(whole) is not Packed:
         raise UnfusableError("running statistics that all trials share")
     original = group.first(whole)
-    if original.data_ptr() != changed.data_ptr():  # it could only be flattened by a copy
+    if original.data_ptr() != changed.data_ptr():  # flattening had to make a copy
         original.copy_(changed.view(original.shape))

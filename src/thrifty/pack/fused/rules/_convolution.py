@@ -1,4 +1,7 @@
-"""Convolutions: one grouped convolution over K x channels; an ungrouped one where all trials see the same images."""
+"""Rules for convolutions: one grouped convolution over K x channels.
+
+Where all trials see the same images, the convolution is ungrouped.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from ._channels import flat, fold, laid_out, unfold
 
 
 def convolution(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The rule of ``F.conv1d``, ``F.conv2d`` or ``F.conv3d``."""
+    """Return the rule for ``F.conv1d``, ``F.conv2d`` or ``F.conv3d``."""
 
     def rule(
         group: Group,
@@ -40,7 +43,7 @@ def convolution(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def transposed_convolution(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The rule of ``F.conv_transpose1d``, ``F.conv_transpose2d`` or ``F.conv_transpose3d``."""
+    """Return the rule for ``F.conv_transpose1d``, ``2d`` or ``3d``."""
 
     def rule(
         group: Group,
@@ -55,7 +58,7 @@ def transposed_convolution(function: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Packed:
         images, batched = _batched(input, weight)
         if type(input) is Packed or groups != 1:
-            # packed first, for shared images, too, may have to lie channels last
+            # pack first, since shared images may need channels-last layout too
             images = group.pack(group.second(images), 1)
             images, groups = fold(group, images), groups * group.size
             w = _filters(group, weight)  # [K * in, out / groups, ...]
@@ -69,7 +72,7 @@ def transposed_convolution(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _batched(images: Any, weight: Any) -> tuple[Any, bool]:
-    """Images with a batch in front, and whether there was one."""
+    """Return images with a batch dimension in front, and whether they had one before."""
     batched = images.dim() == weight.dim()
     return (images if batched else images.unsqueeze(0)), batched
 

@@ -1,4 +1,4 @@
-"""New tensors after the model of packed ones: each trial gets its own, to write into."""
+"""Rules for new tensors made like packed ones: each trial gets its own, to write into."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thrifty.pack.fused._registry import RULES
 
 
 def like(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The rule of ``torch.zeros_like`` and its kin."""
+    """Return the rule for ``torch.zeros_like`` and similar functions."""
 
     def rule(group: Group, input: Packed, *args: Any, **kwargs: Any) -> Packed:
         return group.pack(function(input.value, *args, **kwargs), input.axis)
@@ -21,7 +21,7 @@ def like(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def new(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The rule of ``torch.Tensor.new_zeros`` and its kin."""
+    """Return the rule for ``torch.Tensor.new_zeros`` and similar functions."""
 
     def rule(group: Group, input: Packed, size: Any, *args: Any, **kwargs: Any) -> Packed:
         if isinstance(size, int):

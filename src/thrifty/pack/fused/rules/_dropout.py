@@ -1,4 +1,4 @@
-"""Dropout: each trial's own mask, drawn before the step."""
+"""Rules for dropout, with each trial's own mask, drawn before the step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from thrifty.pack.fused._registry import RULES, UnfusableError, register_rule
 
 
 def dropout(noise_shape: Callable[[Any], Sequence[int]]) -> Callable[..., Any]:
-    """The rule of ``F.dropout`` and its kin; ``noise_shape(input)`` is what broadcasts against the input."""
+    """Return the rule for ``F.dropout`` and similar functions.
+
+    Args:
+        noise_shape: Returns the shape of one trial's mask for an input; it broadcasts against the
+            input.
+    """
 
     def rule(
         group: Group,
@@ -33,7 +38,11 @@ def dropout(noise_shape: Callable[[Any], Sequence[int]]) -> Callable[..., Any]:
 
 
 def _of_channels(*, without_batch: int | None) -> Callable[[Any], Sequence[int]]:
-    """One number for a whole channel; ``without_batch`` is the rank of an input that has no batch."""
+    """Return a function for the shape of a mask with one number per channel.
+
+    Args:
+        without_batch: Rank of an input that has no batch dimension.
+    """
 
     def shape(x: Any) -> Sequence[int]:
         num_kept = 1 if x.dim() == without_batch else 2
@@ -55,19 +64,19 @@ def alpha_dropout(
     training: bool = False,
     inplace: bool = False,
 ) -> Any:
-    """Refused in training."""
+    """Refuse alpha dropout in training."""
     if not _active(p, training=training):
         return input
     raise UnfusableError("nn.AlphaDropout has no batched rule")
 
 
 def noise_like(group: Group, x: torch.Tensor, p: float) -> torch.Tensor:
-    """Noise for a plain ``[K, B, ...]``, drawn as dropout of ``[B, ...]`` draws it alone."""
+    """Return noise for a plain ``[K, B, ...]``, drawn as dropout of ``[B, ...]`` draws it alone."""
     return _noise(group, x.shape[1:], p, x, order=range(x.dim() - 1))
 
 
 def drops(p: float) -> bool:
-    """Whether any trial may drop something: a rate with a path is each one's own."""
+    """Return whether any trial may drop something; a rate with a path differs between trials."""
     return hasattr(p, "path") or p != 0.0
 
 
@@ -80,9 +89,16 @@ def _active(p: float, *, training: bool) -> bool:
 def _noise(
     group: Group, shape: Sequence[int], p: float, like: Any, *, order: Sequence[int]
 ) -> torch.Tensor:
-    """Noise of shape ``[K, *shape]``; ``order`` are the dimensions of ``shape`` as they lie in memory alone, outermost first.
+    """Return noise of shape ``[K, *shape]``.
 
-    Alone, a mask is filled in the order of memory.
+    Alone, a mask is filled in the order of memory, so it is drawn in that order here.
+
+    Args:
+        group: The group of trials.
+        shape: Shape of one trial's mask.
+        p: The dropout rate.
+        like: A tensor of the same dtype and device.
+        order: Dimensions of ``shape`` in the memory order of one trial alone, outermost first.
     """
     if group.rows is not None and shape[0] != group.batch:
         raise UnfusableError(
@@ -100,11 +116,11 @@ def _noise(
 
 
 def _order(x: Packed) -> list[int]:
-    """The dimensions that one trial sees, as they lie in memory."""
-    if x.group.channels_last and x.dim() == 4:  # it is the pack that lays images out so
+    """Return the dimensions that one trial sees in the memory order that it has alone."""
+    if x.group.channels_last and x.dim() == 4:  # only the pack uses this layout, not the trial
         return list(range(4))
     strides = [s for d, s in enumerate(x.value.stride()) if d != x.axis]
-    with _disable_current_modes():  # torch knows how
+    with _disable_current_modes():  # torch itself works out the strides
         alone = torch.empty_strided(x.shape, strides, device="meta")
         dense = torch.empty_like(alone).stride()
     return sorted(range(len(dense)), key=lambda d: (-dense[d], x.shape[d] != 1))

@@ -1,4 +1,7 @@
-"""Embeddings: one gather for all trials; gradients are summed in one pass over K x vocabulary rows."""
+"""Rules for embeddings: one gather for all trials.
+
+Gradients are summed in one pass over K x vocabulary rows.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Packed:
-    """Rows of each trial's table, at its own indices or at shared ones."""
+    """Gather rows of each trial's table, at its own indices or at shared ones."""
     if max_norm is not None:
         raise UnfusableError("nn.Embedding(max_norm=...) changes its weights as it reads them")
     if scale_grad_by_freq or sparse:
@@ -40,24 +43,37 @@ def embedding(
 
 @register_rule(F.embedding_bag)
 def embedding_bag(group: Group, *args: Any, **kwargs: Any) -> Packed:
-    """Refused."""
+    """Refuse ``nn.EmbeddingBag``."""
     raise UnfusableError("nn.EmbeddingBag has no batched rule")
 
 
 class _Embedding(torch.autograd.Function):
-    """Reads the tables where they lie (views of the flat state), while ``F.embedding`` would have them copied."""
+    """An embedding that reads the tables in place, as views of the flat state.
+
+    ``F.embedding`` would copy them first.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, tables: torch.Tensor, indices: torch.Tensor, padding: int | None
     ) -> torch.Tensor:
-        """``tables``: [K, V, D]; ``indices``: [K, ...], or [1, ...] for all; returns [K, ..., D]."""
+        """Gather the rows of all trials.
+
+        Args:
+            ctx: The autograd context.
+            tables: The tables, ``[K, V, D]``.
+            indices: Indices, ``[K, ...]``, or ``[1, ...]`` if all trials share them.
+            padding: Index whose row gets no gradient; None for none.
+
+        Returns:
+            The rows, ``[K, ..., D]``.
+        """
         size, num, width = tables.shape
         if tables.stride()[1:] != (width, 1):
             tables = tables.contiguous()
         ctx.save_for_backward(indices)
         ctx.sizes, ctx.padding = tables.shape, padding
-        # everything from the first number of a row on: rows overlap, and one can begin anywhere
+        # one overlapping row per element of the memory, so that a row can begin at any element
         jump = tables.stride(0)
         last = (size - 1) * jump + (num - 1) * width
         rows = tables.as_strided((last + 1, width), (1, 1))
@@ -66,7 +82,7 @@ class _Embedding(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The gradient of the tables."""
+        """Return the gradient of the tables."""
         (indices,) = ctx.saved_tensors
         size, num, _ = ctx.sizes
         rows = _starts(indices, size, num) + indices
@@ -77,6 +93,6 @@ class _Embedding(torch.autograd.Function):
 
 
 def _starts(indices: torch.Tensor, size: int, jump: int) -> torch.Tensor:
-    """``k * jump``, lined up with ``[K, ...]``."""
+    """Return ``k * jump`` for each trial ``k``, shaped to broadcast against ``[K, ...]``."""
     starts = torch.arange(size, device=indices.device) * jump
     return starts.view(-1, *[1] * (indices.dim() - 1))

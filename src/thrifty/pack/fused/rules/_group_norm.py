@@ -1,4 +1,4 @@
-"""Group normalisation: the groups of all trials are more groups."""
+"""Rule for group normalisation, which treats the groups of all trials as more groups."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ def group_norm(
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Packed:
-    """As ``K * num_groups`` groups of channels, or as ``K * B`` rows, whichever needs no copy."""
-    if type(input) is not Packed:  # the work is shared too
+    """Normalise ``K * num_groups`` groups of channels, or ``K * B`` rows, whichever needs no copy.
+
+    A shared input is normalised once for all trials.
+    """
+    if type(input) is not Packed:
         normal = F.group_norm(input, num_groups, eps=eps).unsqueeze(1)
         out = affine(normal, _lined_up(group, weight, input), _lined_up(group, bias, input))
         return group.pack(out.expand(-1, group.size, *out.shape[2:]), 1)
@@ -40,7 +43,7 @@ def group_norm(
 
 
 def _lined_up(group: Group, x: Any, images: Any) -> torch.Tensor | None:
-    """``[K, C, 1, ...]``."""
+    """Return a parameter as ``[K, C, 1, ...]``; None stays None."""
     if x is None:
         return None
     whole = group.first(x)

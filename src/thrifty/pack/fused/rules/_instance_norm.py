@@ -1,4 +1,4 @@
-"""Instance normalisation over K x channels."""
+"""Rule for instance normalisation over K x channels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Packed:
-    """As one instance norm of ``K * C`` channels."""
+    """Compute one instance norm of ``K * C`` channels."""
     training = use_input_stats and running_mean is not None
     if training and group.rows is not None:
         raise UnfusableError("running statistics of batches that differ in size")

@@ -1,4 +1,4 @@
-"""Layer and RMS normalisation: once over all trials, then each trial's own scale and shift."""
+"""Rules for layer and RMS normalisation: once over all trials, then scale and shift per trial."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Packed:
-    """The trials stay where they are, among the dimensions that are not normalised."""
+    """Compute layer norm; the trial dimension stays among those that are not normalised."""
     return _norm(
         group,
         lambda x: F.layer_norm(x, tuple(normalized_shape), eps=eps),
@@ -41,7 +41,7 @@ def rms_norm(
     weight: Any = None,
     eps: float | None = None,
 ) -> Packed:
-    """As layer norm, without a shift."""
+    """Compute RMS norm like layer norm, without a shift."""
     return _norm(
         group,
         lambda x: F.rms_norm(x, tuple(normalized_shape), eps=eps),
@@ -61,7 +61,7 @@ def _norm(
     weight: Any,
     bias: Any,
 ) -> Packed:
-    if type(x) is not Packed:  # the work is shared too
+    if type(x) is not Packed:  # a shared input is normalised only once
         out = normalise(x)
         axis = 0
         shape = out.shape
@@ -70,9 +70,10 @@ def _norm(
         value = x.value if x.axis == axis else x.value.movedim(x.axis, axis)
         out = normalise(value)
         shape = x.shape
-    before = len(shape) - num_normalized - axis  # dimensions between the trials and the weights
+    # number of dimensions between the trial dimension and the normalised ones
+    before = len(shape) - num_normalized - axis
     out = affine(out, _between(group, weight, before), _between(group, bias, before))
-    if out.dim() == len(shape):  # nothing in it differs from trial to trial
+    if out.dim() == len(shape):  # the result is the same for all trials
         out = out.expand(group.size, *shape)
     return group.pack(out, axis)
 
@@ -87,7 +88,7 @@ def _between(group: Group, x: Any, before: int) -> torch.Tensor | None:
 def affine(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """``x * weight + bias``, either of which may be missing."""
+    """Return ``x * weight + bias``, where weight and bias may be None."""
     if weight is None:
         return x if bias is None else x + bias
     return x * weight if bias is None else torch.addcmul(bias, x, weight)

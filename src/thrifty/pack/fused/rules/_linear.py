@@ -1,4 +1,7 @@
-"""Linear layers: one batched matrix product, or one dense product where all trials see the same batch."""
+"""Rule for linear layers: one batched matrix product for all trials.
+
+Where all trials see the same large batch, it is one dense product.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ from thrifty.pack.fused._registry import register_rule
 
 
 CACHE_BYTES = 2**23
-"""An input of all trials that is larger is not read again for each of them."""
+"""Size up to which an input that all trials share is read again for each of them."""
 
 
 @register_rule(F.linear)
 def linear(group: Group, input: Any, weight: Any, bias: Any = None) -> Packed:
-    """``x @ weight.T + bias`` for each trial."""
+    """Compute ``x @ weight.T + bias`` for each trial."""
     if type(weight) is not Packed:
         weight = group.pack(group.first(weight))
     w = group.first(weight)
@@ -32,18 +35,31 @@ def linear(group: Group, input: Any, weight: Any, bias: Any = None) -> Packed:
     out = _Linear.apply(rows, w, b)
     if out.dim() != len(shape) + 2:
         out = out.reshape(group.size, *shape, w.shape[1])
-    # else as it is: writing into a view costs a copy of its gradient
+    # otherwise avoid a reshape: writing into a view costs a copy of its gradient
     return group.pack(out)
 
 
 class _Linear(torch.autograd.Function):
-    """Autograd's own formula gives the weight's gradient transposed, and copies it; this one does not."""
+    """A linear layer with its own gradient formula.
+
+    Autograd's formula gives the weight's gradient transposed and copies it. This one does not.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None
     ) -> torch.Tensor:
-        """``x``: [K, N, I], or [N, I] for all; ``w``: [K, O, I]; returns [K, N, O]."""
+        """Compute the layer of all trials.
+
+        Args:
+            ctx: The autograd context.
+            x: Input, ``[K, N, I]``, or ``[N, I]`` if all trials share it.
+            w: Weights, ``[K, O, I]``.
+            b: Biases, ``[K, O]``, or None.
+
+        Returns:
+            The output, ``[K, N, O]``.
+        """
         ctx.save_for_backward(x, w)
         ctx.has_bias = b is not None
         if _beyond_cache(x):
@@ -55,7 +71,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Gradients of x, w and b, each laid out as what it belongs to."""
+        """Return the gradients of x, w and b, each in the layout of its tensor."""
         (grad,) = grads
         x, w = ctx.saved_tensors
         grad_x = grad_b = None
@@ -73,12 +89,15 @@ class _Linear(torch.autograd.Function):
 
 
 def _beyond_cache(x: torch.Tensor) -> bool:
-    """Whether it is an input of all trials that must come from memory each time that it is read."""
+    """Return whether ``x`` is shared by all trials and too large for the cache.
+
+    Such an input comes from memory each time that it is read.
+    """
     return x.dim() == 2 and x.numel() * x.element_size() > CACHE_BYTES
 
 
 def _read_once(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
-    """One dense product with the weights of all trials, for what they share."""
+    """Multiply an input that all trials share by the weights of all in one dense product."""
     size, width, _ = w.shape
     flat = w.reshape(size * width, -1)
     out = F.linear(x, flat, None if b is None else b.reshape(-1))

@@ -1,4 +1,7 @@
-"""Losses: the mean over each trial's own rows, so that the sum over trials has each one's own gradient."""
+"""Rules for losses: the mean is over each trial's own rows.
+
+The sum over trials then has each trial's own gradient.
+"""
 
 from __future__ import annotations
 
@@ -20,24 +23,28 @@ WEIGHTED_BY_ELEMENT = frozenset({
     F.binary_cross_entropy, F.binary_cross_entropy_with_logits, F.multi_margin_loss,
     F.multilabel_soft_margin_loss,
 })  # fmt: skip
-"""Losses whose weights scale elements and leave what the sum is divided by as it is."""
+"""Losses whose weights scale elements and do not change what the sum is divided by."""
 
 
 def of_classes(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The rule of ``F.cross_entropy`` and ``F.nll_loss``: one call over ``K * B`` rows."""
+    """Return the rule for ``F.cross_entropy`` and ``F.nll_loss``: one call over ``K * B`` rows."""
 
     def rule(
         group: Group, input: Any, target: Any, weight: Any = None, **kwargs: Any
     ) -> Packed:
-        if target.dtype.is_floating_point:  # probabilities: the weights belong to elements
+        if target.dtype.is_floating_point:  # with probabilities, weights belong to elements
             kwargs["weight"] = weight
             if group.rows is None:
-                return by_vmap(group, function, (input, target), kwargs)  # type: ignore[no-any-return]
+                return by_vmap(  # type: ignore[no-any-return]
+                    group, function, (input, target), kwargs
+                )
             return _by_rows(group, function, (input, target), kwargs)
         if type(weight) is Packed or input.dim() < 2 or _is_legacy(kwargs):
             if group.rows is not None:
                 raise UnfusableError(f"these options of {function.__name__} {PADDED}")
-            return by_vmap(group, function, (input, target), {"weight": weight, **kwargs})  # type: ignore[no-any-return]
+            return by_vmap(  # type: ignore[no-any-return]
+                group, function, (input, target), {"weight": weight, **kwargs}
+            )
         labels = group.first(target)
         reduction = kwargs.pop("reduction", "mean")
         rows = group.first(input).flatten(0, 1), labels.flatten(0, 1)
@@ -56,10 +63,14 @@ def of_classes(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def of_elements(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The rule of other losses: by vmap; where batches differ in size row by row, and then over each trial's own rows."""
+    """Return the rule for other losses, which go through vmap.
+
+    Where batches differ in size, losses are computed row by row, then reduced over each trial's own
+    rows.
+    """
 
     def rule(group: Group, *args: Any, **kwargs: Any) -> Packed:
-        # vmap has no good rule where only one side differs from trial to trial
+        # vmap has no good rule for losses where only one argument differs from trial to trial
         args = tuple(
             group.pack(group.first(x)) if isinstance(x, torch.Tensor) else x for x in args
         )
@@ -104,7 +115,7 @@ def divergence(
     reduction: str = "mean",
     log_target: bool = False,
 ) -> torch.Tensor:
-    """``F.kl_div`` in terms of what vmap knows."""
+    """Compute ``F.kl_div`` from operations that vmap supports."""
     if log_target:
         each = target.exp() * (target - input)
     else:
@@ -122,11 +133,11 @@ def gaussian(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """``F.gaussian_nll_loss`` without its look at the sign of ``var``."""
+    """Compute ``F.gaussian_nll_loss`` without its check of the sign of ``var``."""
     if isinstance(var, torch.Tensor):
         if var.shape == input.shape[:-1]:
             var = var.unsqueeze(-1)
-        var = var + (var.clamp(min=eps) - var).detach()  # the gradient passes, as in torch
+        var = var + (var.clamp(min=eps) - var).detach()  # gradients pass the clamp, as in torch
     else:
         var = torch.full_like(input, max(var, eps))
     each = 0.5 * (torch.log(var) + (input - target) ** 2 / var)

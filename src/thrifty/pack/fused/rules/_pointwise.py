@@ -1,4 +1,4 @@
-"""Functions that act on each element: they only need their arguments lined up."""
+"""Rules for element-wise functions, which only need their arguments aligned."""
 
 from __future__ import annotations
 
@@ -13,31 +13,37 @@ from thrifty.pack.fused._registry import RULES, UnfusableError, register_rule
 
 
 NAMES = (
-    "abs", "add", "addcdiv", "addcmul", "atan", "ceil", "clamp", "clamp_max", "clamp_min", "clip", "cos", "cosh", "deg2rad",
-    "div", "divide", "eq", "erf", "erfc", "exp", "exp2", "expm1", "float_power", "floor", "fmod", "frac", "ge", "gt",
-    "hardshrink", "isfinite", "isnan", "isinf", "le", "lerp", "log", "log10", "log1p", "log2", "logaddexp",
-    "logical_and", "logical_not", "logical_or", "logical_xor", "lt", "masked_fill", "maximum", "minimum", "mul", "multiply",
-    "nan_to_num", "ne", "neg", "negative", "pow", "reciprocal", "relu", "remainder", "round", "rsqrt", "sigmoid", "sign",
-    "sin", "sinh", "sqrt", "square", "sub", "subtract", "tan", "tanh", "true_divide", "trunc", "where", "xlogy",
-    "celu", "elu", "gelu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "logsigmoid", "mish", "relu6", "selu",
-    "silu", "softplus", "softshrink", "softsign", "tanhshrink", "threshold",
-    "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__", "__pow__", "__rpow__", "__neg__", "__abs__", "__invert__",
-    "__and__", "__or__", "__xor__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__mod__",
-    "detach", "clone", "contiguous", "float", "double", "half", "bfloat16", "long", "int", "bool", "type_as",
-    "to",
+    "abs", "add", "addcdiv", "addcmul", "atan", "ceil", "clamp", "clamp_max", "clamp_min", "clip",
+    "cos", "cosh", "deg2rad", "div", "divide", "eq", "erf", "erfc", "exp", "exp2", "expm1",
+    "float_power", "floor", "fmod", "frac", "ge", "gt", "hardshrink", "isfinite", "isnan", "isinf",
+    "le", "lerp", "log", "log10", "log1p", "log2", "logaddexp", "logical_and", "logical_not",
+    "logical_or", "logical_xor", "lt", "masked_fill", "maximum", "minimum", "mul", "multiply",
+    "nan_to_num", "ne", "neg", "negative", "pow", "reciprocal", "relu", "remainder", "round",
+    "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt", "square", "sub", "subtract", "tan", "tanh",
+    "true_divide", "trunc", "where", "xlogy", "celu", "elu", "gelu", "hardsigmoid", "hardswish",
+    "hardtanh", "leaky_relu", "logsigmoid", "mish", "relu6", "selu", "silu", "softplus",
+    "softshrink", "softsign", "tanhshrink", "threshold", "__add__", "__radd__", "__sub__",
+    "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__", "__pow__", "__rpow__",
+    "__neg__", "__abs__", "__invert__", "__and__", "__or__", "__xor__", "__eq__", "__ne__",
+    "__lt__", "__le__", "__gt__", "__ge__", "__mod__", "detach", "clone", "contiguous", "float",
+    "double", "half", "bfloat16", "long", "int", "bool", "type_as", "to",
 )  # fmt: skip
 
-IN_PLACE = ("add_", "sub_", "mul_", "div_", "relu_", "clamp_", "clamp_min_", "clamp_max_", "copy_", "fill_", "zero_", "pow_",
-            "sqrt_", "exp_", "neg_", "sigmoid_", "tanh_", "lerp_", "addcmul_", "addcdiv_", "leaky_relu_", "elu_", "selu_",
-            "masked_fill_", "celu_", "threshold_", "hardtanh_", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__",
-            "__iand__", "__ior__", "__ixor__", "abs_", "ceil_", "floor_", "round_", "sign_", "rsqrt_", "reciprocal_",
-            "square_", "log_", "sin_", "cos_", "clip_", "multiply_", "subtract_", "divide_", "nan_to_num_")  # fmt: skip
+IN_PLACE = (
+    "add_", "sub_", "mul_", "div_", "relu_", "clamp_", "clamp_min_", "clamp_max_", "copy_", "fill_",
+    "zero_", "pow_", "sqrt_", "exp_", "neg_", "sigmoid_", "tanh_", "lerp_", "addcmul_", "addcdiv_",
+    "leaky_relu_", "elu_", "selu_", "masked_fill_", "celu_", "threshold_", "hardtanh_", "__iadd__",
+    "__isub__", "__imul__", "__itruediv__", "__ipow__", "__iand__", "__ior__", "__ixor__", "abs_",
+    "ceil_", "floor_", "round_", "sign_", "rsqrt_", "reciprocal_", "square_", "log_", "sin_",
+    "cos_", "clip_", "multiply_", "subtract_", "divide_", "nan_to_num_",
+)  # fmt: skip
 
 
 def lined_up(args: tuple[Any, ...]) -> tuple[list[Any], int]:
-    """The plain tensors behind arguments that broadcast against each other, and where the trials are counted.
+    """Return the plain tensors of arguments that broadcast against each other, and the trial axis.
 
-    The trials stay where the argument with most dimensions has them.
+    The trial axis is that of the packed argument with the most dimensions, or 0 if a shared tensor
+    has more.
     """
     packed = [x for x in args if type(x) is Packed]
     ndim = max(x.dim() for x in args if isinstance(x, torch.Tensor))
@@ -61,7 +67,7 @@ def _line_up(x: Any, *, ndim: int, axis: int) -> Any:
 
 
 def pointwise(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The rule of a function of elements."""
+    """Return the rule for an element-wise function."""
 
     def rule(group: Group, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(x, torch.Tensor) for x in kwargs.values()):
@@ -73,12 +79,13 @@ def pointwise(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def in_place(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The rule of a function that changes its first argument."""
+    """Return the rule for a function that changes its first argument."""
 
     def rule(group: Group, target: Any, *args: Any, **kwargs: Any) -> Any:
         if type(target) is not Packed:
             raise UnfusableError(
-                f"{function.__name__} writes what differs from trial to trial into a tensor that they share"
+                f"{function.__name__} writes what differs from trial to trial into a tensor "
+                "that they share"
             )
         where = {"ndim": target.ndim, "axis": target.axis}
         others = [_line_up(x, **where) for x in args]
@@ -91,7 +98,7 @@ def in_place(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @register_rule(torch.Tensor.__setitem__)
 def setitem(group: Group, target: Any, index: Any, values: Any) -> None:
-    """Into a slice, or where a mask holds."""
+    """Write values into a slice, or where a mask holds."""
     if type(target) is not Packed:
         raise UnfusableError("it writes what differs from trial to trial into a shared tensor")
     if (

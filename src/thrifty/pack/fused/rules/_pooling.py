@@ -1,4 +1,4 @@
-"""Pooling: the trials are more channels."""
+"""Rules for pooling, which treat the trials as more channels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._channels import fold, unfold
 
 
 def pooling(function: Callable[..., Any], *, num_spatial: int) -> Callable[..., Any]:
-    """The rule of a pooling function over the last ``num_spatial`` dimensions."""
+    """Return the rule for a pooling function over the last ``num_spatial`` dimensions."""
 
     def rule(group: Group, input: Packed, *args: Any, **kwargs: Any) -> Any:
         if input.dim() != num_spatial + 2 or kwargs.get("return_indices"):

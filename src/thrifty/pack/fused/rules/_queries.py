@@ -1,4 +1,4 @@
-"""Questions about a tensor whose answer is the same for all trials."""
+"""Rules for queries about a tensor whose answer is the same for all trials."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from thrifty.pack.fused._registry import RULES, UnfusableError, register_rule
 
 @register_rule(torch.numel)
 def numel(group: Group, input: Packed) -> int:
-    """Of one trial."""
+    """Return the number of elements of one trial's tensor."""
     return input.numel()
 
 
 def query(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The rule of a function of a tensor's type."""
+    """Return the rule for a function of a tensor's dtype."""
 
     def rule(group: Group, input: Packed) -> Any:
         return function(input.value)
@@ -28,7 +28,11 @@ def query(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @register_rule(torch._nested_tensor_from_mask_left_aligned)
 def left_aligned(group: Group, input: Any, mask: Any) -> bool:
-    """nn.TransformerEncoder asks this in evaluation; alone, without gradients, it gives zeros for what is padding."""
+    """Return False with gradients on; refuse without gradients.
+
+    ``nn.TransformerEncoder`` asks this in evaluation. Alone and without gradients, it gives zeros
+    for padding.
+    """
     if torch.is_grad_enabled():
         return False
     raise UnfusableError(

@@ -1,4 +1,7 @@
-"""Recurrent cells as linear layers; whole layers are refused, since their kernels take one set of weights."""
+"""Rules for recurrent cells, computed as linear layers.
+
+Whole recurrent layers are refused, since their kernels take one set of weights.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ from ._linear import linear
 
 @register_rule(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 def recurrent(group: Group, *args: Any, **kwargs: Any) -> Any:
-    """Refused."""
+    """Refuse whole recurrent layers."""
     raise UnfusableError("recurrent layers (nn.LSTM, nn.GRU, nn.RNN) have no batched rule")
 
 
 def simple_cell(activation: Callable[..., Any]) -> Callable[..., Any]:
-    """The rule of ``torch.rnn_tanh_cell`` and ``torch.rnn_relu_cell``."""
+    """Return the rule for ``torch.rnn_tanh_cell`` or ``torch.rnn_relu_cell``."""
 
     def rule(
         group: Group,
@@ -49,7 +52,7 @@ def gru_cell(
     b_ih: Any = None,
     b_hh: Any = None,
 ) -> Any:
-    """nn.GRUCell."""
+    """Compute ``nn.GRUCell``."""
     reset_x, update_x, new_x = linear(group, input, w_ih, b_ih).chunk(3, -1)
     reset_h, update_h, new_h = linear(group, hx, w_hh, b_hh).chunk(3, -1)
     new = torch.tanh(new_x + torch.sigmoid(reset_x + reset_h) * new_h)
@@ -66,7 +69,7 @@ def lstm_cell(
     b_ih: Any = None,
     b_hh: Any = None,
 ) -> tuple[Any, Any]:
-    """nn.LSTMCell."""
+    """Compute ``nn.LSTMCell``."""
     gates = linear(group, input, w_ih, b_ih) + linear(group, hx[0], w_hh, b_hh)
     enter, forget, new, leave = gates.chunk(4, -1)
     cell = torch.sigmoid(forget) * hx[1] + torch.sigmoid(enter) * torch.tanh(new)

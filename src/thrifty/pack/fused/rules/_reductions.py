@@ -1,4 +1,7 @@
-"""Sums and means; where batches differ in size, those over the batch count each trial's own rows only."""
+"""Rules for sums, means and other reductions.
+
+Where batches differ in size, sums and means over the batch count only each trial's own rows.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from thrifty.pack.fused._registry import RULES, UnfusableError
 OTHERS: dict[str, tuple[int, int | None]] = {
     **dict.fromkeys(
         ("all", "amax", "amin", "any", "argmax", "argmin", "cummax", "cummin", "cumprod", "cumsum",
-         "logcumsumexp", "logsumexp", "max", "median", "min", "nanmean", "nanmedian", "nansum", "prod",
-         "softmax", "log_softmax", "softmin", "std", "std_mean", "var", "var_mean"),
+         "logcumsumexp", "logsumexp", "max", "median", "min", "nanmean", "nanmedian", "nansum",
+         "prod", "softmax", "log_softmax", "softmin", "std", "std_mean", "var", "var_mean"),
         (0, None),
     ),
     **dict.fromkeys(("argsort", "mode", "sort"), (0, -1)),
@@ -23,11 +26,14 @@ OTHERS: dict[str, tuple[int, int | None]] = {
     "topk": (1, -1),
     "kthvalue": (1, -1),
 }  # fmt: skip
-"""Functions that would mix padding with real rows: where ``dim`` stands after the input, and its default."""
+"""Functions that would mix padding with real rows.
+
+For each name: the position of ``dim`` among the arguments after the input, and its default.
+"""
 
 
 def mean_of_rows(group: Group, values: torch.Tensor) -> torch.Tensor:
-    """The mean over the rows of each trial; ``values`` is ``[K, B, ...]``."""
+    """Return the mean over the rows of each trial; ``values`` is ``[K, B, ...]``."""
     if values.dim() > 2:
         values = values.flatten(2).mean(2)
     if group.rows is None:
@@ -37,7 +43,7 @@ def mean_of_rows(group: Group, values: torch.Tensor) -> torch.Tensor:
 
 
 def sum_of_rows(group: Group, values: torch.Tensor) -> torch.Tensor:
-    """The sum over the rows of each trial; ``values`` is ``[K, B, ...]``."""
+    """Return the sum over the rows of each trial; ``values`` is ``[K, B, ...]``."""
     if group.rows is not None:
         _check_rows(group, values)
         values = _real_rows(group, values)
@@ -45,7 +51,7 @@ def sum_of_rows(group: Group, values: torch.Tensor) -> torch.Tensor:
 
 
 def _check_rows(group: Group, values: torch.Tensor) -> None:
-    """Raises ``UnfusableError`` where the rows of ``[K, B, ...]`` are not those of the batch."""
+    """Raise ``UnfusableError`` if the rows of ``[K, B, ...]`` are not those of the batch."""
     if values.dim() < 2 or values.shape[1] != group.batch:
         raise UnfusableError(
             "a loss over other rows than the batch's, while batches differ in size"
@@ -53,16 +59,16 @@ def _check_rows(group: Group, values: torch.Tensor) -> None:
 
 
 def _rows_of(group: Group, x: torch.Tensor) -> torch.Tensor:
-    """The weights of the rows, lined up with ``[K, B, ...]``."""
+    """Return the weights of the rows, shaped to broadcast against ``[K, B, ...]``."""
     assert group.rows is not None
     return group.rows.view(*group.rows.shape, *[1] * (x.dim() - 2))
 
 
 def over_batch(group: Group, x: Any, dim: Any) -> bool:
-    """Whether a reduction over ``dim`` (None for all) mixes rows, some of which are padding.
+    """Return whether a reduction over ``dim`` (None for all) mixes rows, some of which are padding.
 
     Raises:
-        UnfusableError: nobody can tell, for rows were merged with another dimension.
+        UnfusableError: This cannot be determined, as rows were merged with another dimension.
     """
     if group.rows is None or type(x) is not Packed or not x.dim():
         return False
@@ -85,10 +91,14 @@ def _reduction(
     total: Callable[[Group, torch.Tensor], torch.Tensor],
     weighed: Callable[[Group, torch.Tensor], torch.Tensor],
 ) -> Callable[..., Any]:
-    """The rule of ``sum`` or ``mean``.
+    """Return the rule for ``sum`` or ``mean``.
 
-    Where padding would count, ``total(group, x)`` reduces all dimensions of a trial, and ``weighed(group, x)`` are numbers
-    that may be reduced as if all rows were real.
+    Args:
+        function: The function.
+        total: Used where padding would count; ``total(group, x)`` reduces all dimensions of each
+            trial.
+        weighed: Used where padding would count; ``weighed(group, x)`` returns numbers that can be
+            reduced as if all rows were real.
     """
 
     def rule(group: Group, input: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -109,12 +119,12 @@ def _reduction(
 
 
 def _real_rows(group: Group, x: torch.Tensor) -> torch.Tensor:
-    """With zeros for padding."""
+    """Replace padding by zeros."""
     return torch.where(_rows_of(group, x) > 0, x, 0)
 
 
 def _scaled_rows(group: Group, x: torch.Tensor) -> torch.Tensor:
-    """Real rows scaled up to make up for padding, which is zero."""
+    """Replace padding by zeros and scale real rows up to make up for it."""
     rows = _rows_of(group, x)
     return torch.where(rows > 0, x * (rows * group.batch), 0)
 
@@ -122,13 +132,12 @@ def _scaled_rows(group: Group, x: torch.Tensor) -> torch.Tensor:
 def _refused(
     function: Callable[..., Any], place: int, default: int | None
 ) -> Callable[..., Any]:
-    """By vmap, but not over a batch with padding."""
+    """Return a rule that goes through vmap but refuses reductions over a batch with padding."""
 
     def rule(group: Group, input: Any, *args: Any, **kwargs: Any) -> Any:
         other = next((a for a in args if isinstance(a, torch.Tensor)), None)
-        if (
-            group.rows is not None and other is None
-        ):  # with another one it goes element by element
+        # with a second tensor, the function works element by element and mixes no rows
+        if group.rows is not None and other is None:
             dim = kwargs.get("dim", kwargs.get("axis", default))
             if len(args) > place and not isinstance(args[place], bool):
                 dim = args[place]

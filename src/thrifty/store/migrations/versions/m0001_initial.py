@@ -15,7 +15,7 @@ def _key(name: str) -> sa.Column[int]:
 
 
 def upgrade() -> None:
-    """Creates all tables."""
+    """Create all tables."""
     op.create_table(
         "plans",
         sa.Column("id", sa.Integer, primary_key=True),

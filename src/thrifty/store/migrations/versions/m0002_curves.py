@@ -1,4 +1,4 @@
-"""Pack curves, and what an epoch would have taken alone."""
+"""Pack curves, and the time that an epoch would take alone."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,7 +11,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Adds a table and a column."""
+    """Add a table and a column."""
     op.create_table(
         "curves",
         sa.Column("key", sa.String(64), primary_key=True),
@@ -20,5 +20,5 @@ def upgrade() -> None:
         sa.Column("curves", sa.JSON, nullable=False),
         sa.Column("created_at", sa.Float, nullable=False),
     )
-    # nullable and without a default: no database rewrites its rows for it
+    # The column is nullable and has no default, so no database rewrites its rows for it.
     op.add_column("epochs", sa.Column("seconds_alone", sa.Float))

@@ -1,4 +1,4 @@
-"""Several objectives, constraints, enqueued configurations, what earlier studies knew, who trained an epoch."""
+"""Several objectives, constraints, enqueued configurations, priors, and the study of each epoch."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,8 +11,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Adds columns and a table; the index of the status learns of violations."""
-    # all nullable and without a default: no database rewrites its rows for them
+    """Add columns and a table, and add the violation to the index of the study status."""
+    # All columns are nullable and have no default, so no database rewrites its rows for them.
     op.add_column("epochs", sa.Column("study", sa.Integer))
     op.add_column("trials", sa.Column("objectives", sa.JSON))
     op.add_column("trials", sa.Column("violation", sa.Float))

@@ -1,4 +1,4 @@
-"""Several drivers on one plan: revisions, claims, leases of studies."""
+"""Several drivers on one plan: revisions, claims, and leases of studies."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,7 +11,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Adds columns and a table; leases, which say who runs now, start anew."""
+    """Add columns and a table, and replace the table of leases by an empty one.
+
+    Leases only say which processes run now, so nothing is lost.
+    """
     for table, column in (
         ("plans", "revision"),
         ("nodes", "revision"),

@@ -1,4 +1,4 @@
-"""Families of plans: which plans train the same, and what one of them took over from another."""
+"""Families of plans that train the same, and the states and epochs that plans share."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,7 +11,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add columns, all of them empty for what is there."""
+    """Add columns, which are NULL in existing rows."""
     op.add_column("plans", sa.Column("family", sa.String(64)))
     op.create_index("ix_plans_family", "plans", ["family"])
     op.add_column("checkpoints", sa.Column("train_loss", sa.Float))

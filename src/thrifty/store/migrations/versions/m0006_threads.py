@@ -1,4 +1,4 @@
-"""The CPU threads that a plan is trained with; epochs that had to be trained again."""
+"""The number of CPU threads of a plan's workers, and epochs that were trained again."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,7 +11,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add columns. How many threads an older plan was trained with is not known."""
+    """Add columns. The number of threads of existing plans is unknown."""
     op.add_column("plans", sa.Column("threads", sa.Integer))
     op.add_column("epochs", sa.Column("again", sa.Integer, nullable=False, server_default="0"))
     for name in ("again_s", "again_alone_s"):

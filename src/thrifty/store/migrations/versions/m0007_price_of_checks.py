@@ -1,4 +1,4 @@
-"""What checks cost, what an epoch takes alone with an interval, and structures that are not fused."""
+"""Time of checks, ranges of the time that an epoch takes alone, and structures not to fuse."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -13,8 +13,8 @@ depends_on = None
 def upgrade() -> None:
     """Add columns and a table.
 
-    ``seconds_alone`` was empty where a trial trained alone; now it is the time itself. Where it came from a
-    single measurement it says too little to be kept.
+    ``seconds_alone`` was NULL if a trial was trained alone; now it is the measured time itself.
+    Existing values come from a single measurement, which is too little information to keep them.
     """
     for name in ("seconds_checks", "again_checks_s"):
         op.add_column("epochs", sa.Column(name, sa.Float, nullable=False, server_default="0"))
