@@ -1,4 +1,4 @@
-"""Turn docstring examples into code blocks of the reference (a griffe extension, see mkdocs.yml)."""
+"""Turn docstring examples into code blocks of the reference (griffe extension, see mkdocs.yml)."""
 
 from __future__ import annotations
 
