@@ -1,4 +1,4 @@
-"""Small catalogues and workloads, given and drawn."""
+"""Small catalogues and workloads, fixed and drawn."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from thrifty.cloud import Beliefs, Interval, Offer, Workload
 from thrifty.perf import StepProfile
 
 
-# the same examples each time
+# Run the same examples each time.
 drawn = settings(deadline=None, derandomize=True, database=None)
 
 GIB = 2**30
 
 
 def a_profile(**changes):
-    """0.25 s and a sixteenth of a second for each sample, in thirds; all of it exact."""
+    """Return a profile of 0.25 s plus 1/16 s a sample, split into thirds, with exact numbers."""
     return StepProfile(**{
         "device": "here",
         "batches": (4, 8),
@@ -95,7 +95,7 @@ workloads = st.builds(
 
 
 class History:
-    """Spot machines by instance type: price and evictions."""
+    """Price and evictions of spot machines by instance type."""
 
     def __init__(self, **known):
         self.known = known

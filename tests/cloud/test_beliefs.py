@@ -1,4 +1,4 @@
-"""What is believed of devices and networks before anybody has measured them."""
+"""Prior estimates for devices and networks that have not been measured."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_there_and_back_is_the_same_time(here, there):
 
 def test_a_faster_device_takes_less_time_and_nobody_knows_how_much():
     factor = Beliefs(profiled="T4").compute(machine("V100"))
-    # speeds are the geometric means of arithmetic and memory
+    # Speeds are the geometric means of arithmetic and memory speed.
     assert factor.median == pytest.approx(((8.1 * 320) / (15.7 * 900)) ** 0.5)
     assert factor.low == pytest.approx(factor.median / 1.5)
     assert factor.high == pytest.approx(factor.median * 1.5)
@@ -77,7 +77,7 @@ def test_a_network_is_as_fast_as_it_always_is():
         ({"baseline_gbps": 10.0, "peak_gbps": 10.0}, 0.8, 1.25),
         ({"baseline_gbps": 10.0}, 0.8, 1.25),
         ({"baseline_gbps": 5.0, "peak_gbps": 10.0}, 0.4, 1.25),
-        # only "up to": perhaps much slower, never faster
+        # only "up to" is known: perhaps much slower, never faster
         ({"peak_gbps": 10.0}, 0.8, 6.25),
         ({}, 0.16, 6.25),
     ],

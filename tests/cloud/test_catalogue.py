@@ -1,4 +1,4 @@
-"""What can be rented: tables that are read, narrowed down, and written."""
+"""Catalogues of machines to rent: reading, narrowing down and writing tables."""
 
 from __future__ import annotations
 
@@ -18,15 +18,21 @@ from thrifty.cloud._catalogue import Catalogue
 from thrifty.core import CloudError
 
 
-HEADER = "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,Price,SpotPrice,Region,AvailabilityZone"
-V100 = "\"{'Gpus': [{'Name': 'V100', 'Manufacturer': 'NVIDIA', 'Count': 4, 'MemoryInfo': {'SizeInMiB': 16384}}], 'TotalGpuMemoryInMiB': 65536}\""
+HEADER = (
+    "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,"
+    "Price,SpotPrice,Region,AvailabilityZone"
+)
+V100 = (
+    "\"{'Gpus': [{'Name': 'V100', 'Manufacturer': 'NVIDIA', 'Count': 4, "
+    "'MemoryInfo': {'SizeInMiB': 16384}}], 'TotalGpuMemoryInMiB': 65536}\""
+)
 P3 = f"p3.8xlarge,V100,4.0,32.0,244.0,{V100},12.24,3.672000,us-east-1,use1-az2"
 C5 = "c5.4xlarge,,,16.0,32.0,,0.68,0.3,us-east-1,use1-az2"
 
 
 @pytest.fixture
 def vms(tmp_path):
-    """Writes SkyPilot's file of a cloud."""
+    """Return a function that writes SkyPilot's file of a cloud."""
 
     def write(*rows, cloud="aws", header=HEADER, version="v7"):
         folder = tmp_path / version / cloud
@@ -105,7 +111,7 @@ def test_blanks(vms):
         ("V100", V100.replace("16384", "32768"), 32.0),
         ("V100", "\"{'gpus': [{'name': 'v100', 'MemoryInfo': {'sizeinmib': 8192}}]}\"", 8.0),
         ("V100", '"{""Gpus"": [{""MemoryInfo"": {""SizeInMiB"": 8192, ""ECC"": true}}]}"', 8.0),
-        # the data sheet, where the list says nothing, nonsense, or GiB
+        # use the data sheet where the list has no value, an invalid one, or GiB
         ("V100", "", 16.0),
         ("V100", "V100", 16.0),
         ("V100", "\"{'Gpus': []}\"", 16.0),
@@ -225,9 +231,12 @@ def test_catalogues_without_offers(vms):
             load()
 
 
-# Google's list has GPUs and machines apart.
+# Google's list has GPUs and machines in separate rows.
 
-GOOGLE = "InstanceType,vCPUs,MemoryGiB,AcceleratorName,AcceleratorCount,GpuInfo,Region,AvailabilityZone,Price,SpotPrice"
+GOOGLE = (
+    "InstanceType,vCPUs,MemoryGiB,AcceleratorName,AcceleratorCount,GpuInfo,"
+    "Region,AvailabilityZone,Price,SpotPrice"
+)
 A2 = "a2-highgpu-1g,12.0,85.0,,,,us-central1,us-central1-a,0.75,0.25"
 N1 = "n1-standard-8,8.0,30.0,,,,us-central1,us-central1-a,0.375,0.125"
 
@@ -516,7 +525,7 @@ def test_shipped_prices(shipped):
     assert price("g4dn.xlarge") == 0.526
     assert price("p3.8xlarge") == 12.24
     assert price("g5.48xlarge") == 16.288
-    # a GPU of the larger type costs what one of the smaller costs
+    # A GPU of the larger type costs the same as one of the smaller type.
     assert price("p3.16xlarge") == pytest.approx(8 * price("p3.2xlarge"))
     assert price("Standard_NC24s_v3", "eastus") == 12.24
 

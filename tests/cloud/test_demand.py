@@ -1,4 +1,4 @@
-"""How wide a study is, and how its trainings share machines: against every way of sharing."""
+"""A study's width, and how its trainings share machines, compared with every way of sharing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from thrifty.space import Constant, Step, Timeline
 
 
 def shortest(step_s, machines, trainings):
-    """All ways to train in waves: how many at a time, each on equally many machines or fewer."""
+    """Return the shortest time over all ways to train in waves with equal machines each."""
 
     @cache
     def left(some):
@@ -53,7 +53,7 @@ def test_wide_phases_are_close_to_the_shortest(step_s, width):
     least = shortest(step_s, machines, width)
     waves = [min(step_s[: machines // wave]) for wave in range(1, machines + 1)]
     fastest_wave = min(seconds / wave for wave, seconds in enumerate(waves, 1))
-    # never less than possible, nor more than a wave above what all trainings take at the best pace
+    # The time is at least the minimum, and at most a wave more than all trainings at the best pace.
     if not np.isfinite(least):
         assert taken == least
         return
@@ -130,7 +130,7 @@ def stage(index, parent, stop, *, start=0, state="pending"):
 
 
 def epoch_by_epoch(stages):
-    """Trains an epoch of every stage whose parent has ended, as long as any is left."""
+    """Train an epoch of every ready stage at a time and return how many ran each time."""
     left = {each.index: each.stop - each.start for each in stages}
     counts = []
     while any(left.values()):

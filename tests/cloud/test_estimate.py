@@ -34,7 +34,7 @@ def ends(interval):
 
 
 def step_s(workload, offer, num, end):
-    """One step of ``num`` equal machines by the definition; None: it does not fit."""
+    """Return one step of ``num`` equal machines by definition, or None if it does not fit."""
     profile, devices = workload.profile, num * offer.accelerator_count
     batch = math.ceil(workload.global_batch / devices)
     memory = offer.device_memory_bytes
@@ -79,11 +79,11 @@ def test_equal_machines_take_what_the_replay_says(workload, offer, num):
 
 
 def test_a_step_by_hand():
-    # 8 samples on each of 4 devices: 0.5 + 1.0 + 0.125 s, and nothing to sum
+    # 8 samples on each of 4 devices: 0.5 + 1.0 + 0.125 s, and no gradients to sum.
     workload = a_workload(profile=a_profile(bucket_bytes=(0.0, 0.0)), setup_s=25.0)
     offer = an_offer(accelerator_count=4)
     fleet = estimate(workload, [(offer, 1, False)], beliefs=BELIEFS)
-    # six messages inside the machine for each of two buckets
+    # Each of two buckets needs six messages inside the machine.
     assert fleet.step_s.median == pytest.approx(1.625 + 6 * 10e-6)
     assert fleet.time_s.median == pytest.approx(25 + 1625.06)
     assert (fleet.num_devices, fleet.usd_h, str(fleet)) == (4, 3.0, "1 x v1")
@@ -117,7 +117,8 @@ def test_neither_place_nor_price_changes_the_step():
     ],
 )
 def test_it_says_what_bounds_the_step(changes, why):
-    # 16 samples: 1 + 2 + 0.125 s; from 2 s on two sums of 1 GB at 10 Gb/s, which take 4.125 times 0.8 s each
+    # 16 samples: 1 + 2 + 0.125 s; from 2 s on two sums of 1 GB at 10 Gb/s, which take 4.125 times
+    # 0.8 s each.
     beliefs = Beliefs(profiled="V100", measured_network={"v1": exactly(4.125)})
     workload = a_workload(profile=a_profile(**changes))
     assert estimate(workload, [(an_offer(), 2, False)], beliefs=beliefs).why == why
@@ -132,7 +133,8 @@ def test_unequal_machines_end_together():
     fast, slow = an_offer(), an_offer("t4", accelerator="T4")
     fleet = estimate(workload, [(fast, 1, False), (slow, 1, False)], beliefs=beliefs)
     assert [each.batch for each in fleet.machines] == [12, 4]
-    # Both compute 2.25 s; the slower optimiser takes three times 0.125 s; two rounds of two buckets
+    # Both compute for 2.25 s; the slower optimiser takes three times 0.125 s; two rounds of two
+    # buckets.
     assert fleet.step_s.median == pytest.approx(2.25 + 0.375 + 2 * 50e-6, abs=1e-9)
     assert fleet.usd_h == 6.0
 
@@ -170,7 +172,7 @@ def test_no_split_computes_sooner(nums, global_batch):
 
 
 def test_memory_limits_the_share_of_a_fast_device():
-    # 4 samples in 2 GiB, 8 in 3
+    # 4 samples need 2 GiB, 8 need 3 GiB.
     beliefs = Beliefs(profiled="V100", measured_compute={"T4": exactly(9.0)})
     small = an_offer(accelerator_memory_gib=3.0)
     slow = an_offer("t4", accelerator="T4")
@@ -208,7 +210,7 @@ def test_evictions_of_all_machines_count():
         workload, [(an_offer(spot_usd_h=2.0), 4, True)], beliefs=BELIEFS, spot_market=market
     )
     work_s = 10**6 * fleet.step_s.median
-    # 1 s, and 1 GB at 200 MB/s, to save; as long to read it again
+    # Saving takes 1 s, and 1 GB at 200 MB/s; reading it again takes as long.
     expected, every_s = spot_seconds(work_s, evictions_per_h=0.8, save_s=6.0, restart_s=66.0)
     assert fleet.time_s.median == pytest.approx(60 + expected, rel=1e-3)
     assert fleet.checkpoint_s == pytest.approx(every_s, rel=1e-3)
@@ -249,12 +251,12 @@ def test_a_study_takes_as_long_as_its_phases():
     fleet = estimate(workload, [(an_offer(), 4, False)], beliefs=BELIEFS)
     expected = 10 + 100 * four + 50 * one + 10 * (one + two)
     assert fleet.time_s.median == pytest.approx(expected)
-    # at its widest each training has one machine
+    # At the greatest width each training has one machine.
     assert (fleet.machines[0].batch, fleet.step_s.median) == (32, one)
 
 
 def test_a_study_gives_a_training_as_many_machines_as_its_samples_need():
-    # 16 samples in 5 GiB
+    # 16 samples need 5 GiB.
     offer = an_offer(accelerator_memory_gib=5.0)
     fleet = estimate(a_workload(widths=((4, 50),)), [(offer, 4, False)], beliefs=BELIEFS)
     two = estimate(a_workload(), [(offer, 2, False)], beliefs=BELIEFS)
@@ -278,7 +280,7 @@ def test_machines_that_a_study_cannot_feed_stay_idle():
     assert many.usd_h > two.usd_h
 
 
-# -- what cannot be --------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -351,7 +353,7 @@ def test_wide_beliefs_make_wide_forecasts():
     assert width(2.0) - 180 == pytest.approx(2 * (width(1.0) - 180))
 
 
-# --- sums that were measured
+# --- measured sums
 
 
 def timings(name, *, nodes=(2, 4), factor=1.0):

@@ -1,4 +1,4 @@
-"""Prices and evictions, as far as a moment's past shows them."""
+"""Prices and evictions as known at a given time."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ histories = st.dictionaries(st.integers(0, 60), st.integers(1, 5), min_size=1, m
 
 
 def each_second(prices, begin, end):
-    """The price in each second."""
+    """Return the price in each second."""
     return [
         [
             price
@@ -88,7 +88,7 @@ def test_quantiles_begin_with_the_first_price():
     assert prices.quantile(0.5, -1e9, 200.0) == 2.0
     assert prices.quantile(0.0, -1e9, 200.0) == 1.0
     assert prices.quantile(1.0, 0.0, 120.0) == 1.0
-    # 0.1 * 3 is a little above 0.3.
+    # 0.1 * 3 is slightly above 0.3.
     assert prices.quantile(0.1 * 3, 121.0, 151.0) == 1.0
 
 
@@ -163,7 +163,10 @@ def test_times_are_utc_wherever_one_is(tmp_path, monkeypatch):
     ("text", "message"),
     [
         ("", "lacks the columns instance_type, az, timestamp, usd_per_hour; it has none"),
-        ("az,price\n", "lacks the columns instance_type, timestamp, usd_per_hour; it has az, price"),
+        (
+            "az,price\n",
+            "lacks the columns instance_type, timestamp, usd_per_hour; it has az, price",
+        ),
         (HEAD, "no line of the product 'Linux/UNIX'"),
         (HEAD + "x,a,yesterday,1.0,Linux/UNIX\n", "line 2: .*yesterday"),
         (HEAD + "x,a,2020-01-01,cheap,Linux/UNIX\n", "line 2: .*cheap"),
@@ -200,7 +203,7 @@ def test_a_price_is_the_median_of_the_last_days():
     assert market.at(17 * DAY).price_quantile(offer(), 1.0) == 3.0
     assert market.at(17 * DAY).price_quantile(offer(), 3 / 7) == 1.0
     assert market.at(12 * DAY).spot_usd_h(offer()) == 9.0
-    # The whole history: its last change counts for a moment.
+    # The whole history ends at its last change, so that change counts for a moment only.
     assert market.spot_usd_h(offer()) == 2.0
     assert market.price_quantile(offer(), 1.0) == 7.0
 
@@ -235,7 +238,7 @@ def test_without_history_the_catalogue_counts():
 def test_machines_that_were_not_taken_away_count_with_their_time():
     lives = [life(0, 4, evicted=True), life(0, 6, evicted=False)]
     assert SpotMarket.from_lives(lives).evictions_per_h(offer()) == pytest.approx(1.5 / 10)
-    # As known after 3 h: both alive.
+    # As known after 3 h, both machines still run.
     early = SpotMarket.from_lives(lives).at(3 * HOUR)
     assert early.evictions_per_h(offer()) == pytest.approx(0.5 / 6)
 
@@ -250,7 +253,7 @@ def test_few_lives_are_helped_out_by_those_elsewhere():
     assert one.evictions_per_h(offer()) == pytest.approx(1.5 / (3 + 0.5 / elsewhere))
     many = market.with_lives([life(0, 50, evicted=True) for _ in range(200)])
     assert many.evictions_per_h(offer()) == pytest.approx(0.02, rel=0.01)
-    # Without a zone: all of the region's lives are its own.
+    # Without a zone, all lifetimes in the region count as the offer's own.
     assert one.evictions_per_h(offer(zone="")) == pytest.approx(101.5 / 103)
 
 
@@ -294,7 +297,7 @@ def test_prices_after_a_moment_change_nothing(past, future, moment):
     place = ("p2.xlarge", "us-east-1a")
 
     def median(*changes):
-        # Another zone goes on, so that both histories are as long.
+        # Another zone continues, so that both histories have the same length.
         other = ("p2.xlarge", "us-east-1z")
         prices = {place: series(*changes), other: series((0, 1), (1e6, 1))}
         return SpotMarket(prices=prices).at(begin).spot_usd_h(offer())
@@ -316,7 +319,7 @@ def test_the_rate_is_in_its_interval_nine_times_of_ten():
 
 def test_the_interval_of_machines_that_were_never_taken_away():
     found = SpotMarket.from_lives([life(0, 100, evicted=False)]).evictions(offer())
-    # Half of chi-square's 95 % with one degree of freedom, 3.841, in 100 h.
+    # Half of the 95 % quantile of chi-square with one degree of freedom, 3.841, in 100 h.
     assert found.median == pytest.approx(0.005)
     assert found.high == pytest.approx(3.8415 / 200, rel=1e-4)
 

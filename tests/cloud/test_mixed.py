@@ -24,7 +24,8 @@ from thrifty.cloud._planner import plan_fleet
 from thrifty.core import CloudError, MissingExtraError
 
 
-# Times of computing grow with the batch alone, and optimisers take none: machines of all types can end together.
+# Compute times depend on the batch alone and optimisers take no time, so machines of all types can
+# end together.
 PROFILE = a_profile(optimizer_s=0.0, bucket_bytes=(1e8, 3e8))
 EACH = Beliefs(
     profiled="V100",
@@ -64,7 +65,7 @@ def renamed(offer, name):
 
 
 def all_mixes(workload, offers, *, quotas=None, most=MOST):
-    """Every number of machines of each type, at most ``most`` altogether."""
+    """Return fleets with every number of machines of each type, at most ``most`` in total."""
     found = []
     for nums in itertools.product(range(most + 1), repeat=len(offers)):
         by_device = {
@@ -162,7 +163,7 @@ def test_a_quota_of_an_accelerator_is_shared():
 
 def test_machines_are_mixed_within_a_region():
     offers = [an_offer(), an_offer("a10", accelerator="A10", price_usd_h=4.0, region="west")]
-    # in one region two of the first and one of the second meet it
+    # Two of the first and one of the second in one region would meet the deadline.
     with pytest.raises(CloudError, match="the fastest fleet"):
         plan_fleet(
             a_workload(profile=PROFILE),

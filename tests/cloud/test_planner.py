@@ -28,7 +28,7 @@ MARKET = History(v1=(0.5, 0.2), t4=(0.1, 1.5), big=(2.0, 0.0))
 
 
 def all_fleets(workload, catalogue, *, spot, quotas, max_nodes, market=None):
-    """Every number of every offer, on demand and as spot."""
+    """Return fleets with every number of every offer, on demand and as spot."""
     found = []
     for offer in catalogue:
         limits = [quotas.get(offer.instance_type), quotas.get(offer.accelerator), max_nodes]
@@ -49,7 +49,7 @@ def points(fleets):
 
 
 def front_of(fleets):
-    """Those for which there is no other that is as good in both and better in one."""
+    """Return the Pareto front of time and cost."""
     some = points(fleets)
     return {
         (time_s, usd)
@@ -163,7 +163,7 @@ def test_one_type_with_two_networks_is_two_kinds(slow, fast):
     assert front[-1].machines[0].offer == catalogue[0]
 
 
-# -- what cannot be --------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------
 
 
 def refused(catalogue=None, *, workload=None, **options):
@@ -177,17 +177,18 @@ def refused(catalogue=None, *, workload=None, **options):
 
 
 def test_the_fastest_fleet_is_too_slow():
-    # 1,000 steps of 3 s and 0.125 s for the optimiser
+    # 1,000 steps of 3 s, plus 0.125 s for the optimiser.
     message = refused(deadline_s=1800.0)
     assert message.startswith(
-        "the fastest fleet (2 x v1) takes 55.1 min at the 90 % end, 25.1 min over the deadline of 30.0 min: "
+        "the fastest fleet (2 x v1) takes 55.1 min at the 90 % end, "
+        "25.1 min over the deadline of 30.0 min: "
     )
     assert "allow more than 2 machines" in message
     assert "by the median" in refused(deadline_s=1800.0, confidence=False)
 
 
 def test_the_cheapest_fleet_is_too_dear():
-    # one of them: 1,000 steps of 6.125 s, and 180 s
+    # One machine: 1,000 steps of 6.125 s, and 180 s of setup.
     catalogue = [an_offer(), an_offer("v2", price_usd_h=4.0)]
     assert refused(catalogue, budget_usd=4.0).startswith(
         "the cheapest fleet (1 x v1) costs $5.25 at the 90 % end, $1.25 over the budget of $4.00: "
@@ -202,7 +203,7 @@ def test_no_device_holds_a_sample():
 
 
 def test_all_devices_together_do_not_hold_the_batch():
-    # 32 samples on two devices: 16 need 5 GiB
+    # 32 samples on two devices: 16 of them need 5 GiB.
     small = [an_offer(accelerator_memory_gib=2.5), an_offer("v2", accelerator_memory_gib=2.0)]
     message = refused(small)
     assert (

@@ -1,4 +1,4 @@
-"""The picture of a plan."""
+"""The plot of a plan."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def a_plan(best=FRONT[1], front=FRONT):
 
 
 def points(axes):
-    """By label: the middles, and the ends of the bars."""
+    """Return the centres and the ends of the error bars, by label."""
     return {
         container.get_label(): (
             container.lines[0].get_xydata().tolist(),

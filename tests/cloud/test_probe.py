@@ -1,4 +1,4 @@
-"""What is worth measuring before renting."""
+"""Measurements that are worth their cost before renting."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def probes_of(catalogue, workload=WORKLOAD, *, cap_usd=100.0, cap_s=10 * HOUR, *
 
 
 def measure(probe, truth):
-    """Exactly what a table says; 1 where it says nothing."""
+    """Return exactly the values of a table, or 1 where it has none."""
     return Measured(**{
         what: (truth.get(probe.offer.device if what == "compute" else what, 1.0),)
         for what in probe.finds
@@ -102,7 +102,10 @@ def test_the_present_choice_is_measured_where_it_may_be_worse_than_another():
 
 
 def test_what_costs_more_is_a_rival_of_a_choice_that_may_miss_the_deadline():
-    """Its price is above all that the choice may cost; it is taken where the choice is too slow."""
+    """A dearer fleet is a rival where the choice may miss the deadline.
+
+    Its price is above the choice's highest cost, but it is taken where the choice is too slow.
+    """
     known = replace(UNSURE, measured_compute={"A10": Interval(median=0.9, low=0.85, high=1.8)})
     dear = replace(SURE, instance_type="dear", price_usd_h=40.0)
     probes = probes_of([RIVAL, dear], beliefs=known)
@@ -116,7 +119,7 @@ def test_certain_knowledge_is_worth_nothing():
 
 
 def test_no_probe_costs_more_than_it_brings():
-    # Some dollars for all of the training: nothing can be gained.
+    # All of the training costs a few dollars, so no probe can pay for itself.
     little = a_workload(steps=100, profile=a_profile(bucket_bytes=(0.0, 0.0)))
     assert probes_of([SURE, RIVAL], little).next() is None
 
@@ -206,7 +209,7 @@ def test_repeats_make_the_interval():
         median=2.0, low=2.0 / 1.03, high=pytest.approx(2.0 * 1.03)
     )
     wide = measured_interval((1.0, 2.0, 4.0))
-    # ln 2 of standard deviation, 1.645 of them to each side
+    # The standard deviation is ln 2, and the interval has 1.645 of them to each side.
     assert wide.median == 2.0
     assert (wide.low, wide.high) == pytest.approx((2 / 2**1.6449, 2 * 2**1.6449), rel=1e-4)
 
@@ -230,7 +233,7 @@ def test_networks_are_measured_on_two_machines():
     probes.tell(probe, Measured(network=(0.1,)))
     assert probes.beliefs.network(cheap) == measured_interval((0.1,))
     assert str(probes.plan.best) == "2 x rival"
-    # Nobody lends two of them.
+    # A quota of one does not allow the two machines that this probe needs.
     assert probes_of([SURE, cheap], heavy, **given, quotas={"rival": 1}).next() is None
 
 
@@ -255,7 +258,7 @@ def test_a_device_is_measured_where_it_is_cheapest():
 
 
 class AnyMarket:
-    """One that says of what it does not know that it does not."""
+    """A market that raises ``CloudError`` where it has no data."""
 
     def __init__(self, market):
         self.market = market
@@ -274,7 +277,7 @@ def test_with_a_budget_gains_are_seconds():
     probes = probes_of([SURE, RIVAL], budget_usd=1000.0, probe_s=0.0)
     probe = probes.next()
     assert probe.gain > probe.seconds
-    # A probe may not take longer than it saves; dollars are not compared with seconds.
+    # A probe may not take longer than it saves, but dollars are not compared with seconds.
     given = {"budget_usd": 1000.0, "cap_s": 1e9, "cap_usd": 1e9}
     last = probe.gain - WORKLOAD.setup_s
     assert probes_of([SURE, RIVAL], probe_s=last - 1, **given).next() is not None
@@ -377,12 +380,12 @@ def test_outcomes_lie_in_the_interval_nine_times_of_ten(interval):
     assert (values < interval.low).mean() == pytest.approx(0.05, abs=0.001)
     assert (values > interval.high).mean() == pytest.approx(0.05, abs=0.001)
     assert (values < interval.median).mean() == pytest.approx(0.5, abs=0.001)
-    # in no order, so that those of two beliefs are independent
+    # The order is random, so that the outcomes of two estimates are independent.
     assert abs(np.corrcoef(values[1:], values[:-1])[0, 1]) < 0.1
 
 
 def slow_gain(probe, workload, catalogue, *, goal, seed, draws, **options):
-    """A whole plan for each outcome, and both fleets under it."""
+    """Compute the gain with a whole plan for each outcome and both fleets under it."""
     before = plan_fleet(workload, catalogue, FleetOptions(beliefs=BELIEFS, **goal, **options))
     rng = np.random.default_rng(derive_seed(seed, "probe", str(probe)))
     subjects = {"compute": probe.offer.device, "network": probe.offer.instance_type}
@@ -485,7 +488,7 @@ def test_the_caps_are_never_passed(catalogue, cap_usd, cap_s, seed):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_probes_lead_to_the_truly_best(seed):
-    """Beside who knew everything from the beginning."""
+    """Probing gives nearly the cost of a plan that knows the truth from the start."""
     rng = np.random.default_rng(seed)
     names = ["K80", "T4", "A10", "L4", "A100"]
     catalogue = [
@@ -517,5 +520,5 @@ def test_probes_lead_to_the_truly_best(seed):
     first = true_usd(probes.plan.best)
     run_all(probes, truth)
     assert true_usd(probes.plan.best) <= first
-    # What little is lost is less than a probe may bring on the average.
+    # The small remaining loss is less than a probe may gain on average.
     assert true_usd(probes.plan.best) <= 1.02 * true_usd(best)

@@ -1,4 +1,4 @@
-"""What to rent for the steps that are left."""
+"""What to rent for the remaining steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GIVEN = {"deadline_s": 100 * HOUR, "beliefs": BELIEFS, "max_nodes": 4}
 
 
 def a_fleet(offer, num=1, spot=False):
-    """As if it had been chosen."""
+    """Return a fleet as if it had been chosen."""
     whole = estimate(WORKLOAD, [(offer, num, spot)], beliefs=BELIEFS)
     return replace(whole, step_s=exactly(1.0), time_s=exactly(1.0), cost_usd=exactly(1.0))
 
@@ -103,7 +103,7 @@ def test_an_evicted_spot_machine_may_be_had_on_demand(market):
         fleet, WORKLOAD, [CHEAP, DEAR], options=options, done_steps=0, gone=fleet.machines
     )
     assert str(evicted.best) == "1 x cheap"
-    # Not to be had at all, whatever else is told.
+    # A machine also lost on demand is unavailable, in any order of ``gone``.
     both = (Rented(offer=CHEAP, num=1, batch=32), *fleet.machines)
     for gone in (both, both[::-1]):
         assert str(
@@ -274,7 +274,7 @@ def test_without_a_goal_there_is_a_front():
 @given(workloads, st.lists(offers, min_size=1, max_size=5), st.integers(0, 4), st.booleans())
 @settings(drawn, max_examples=80)
 def test_going_on_is_never_worse_than_a_plan_for_the_rest(workload, catalogue, part, spot):
-    """Against planning as if nothing ran."""
+    """Compare with a plan for the rest as if no fleet were running."""
     options = {"beliefs": BELIEFS, "max_nodes": 3, "spot": spot, "deadline_s": 1e7}
     try:
         fleet = plan_fleet(workload, catalogue, FleetOptions(**options)).best

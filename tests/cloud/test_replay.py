@@ -1,4 +1,4 @@
-"""One job on spot machines, against history."""
+"""One job on spot machines, replayed against history."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ ups = st.lists(st.integers(0, 12), min_size=2, max_size=9).map(
 
 
 def by_minutes(up, work, save, restart, interval):
-    """The same minute by minute: cost at 1 USD a minute on spot and 3 on demand, and what was counted."""
+    """Replay the same minute by minute and return the cost and the counts.
+
+    A minute costs 1 USD on spot and 3 USD on demand.
+    """
     now = saved = cost = evictions = checkpoints = waited = 0
     while True:
         ends = [end for begin, end in up if begin <= now < end]
@@ -90,7 +93,9 @@ def test_a_replay_is_what_happens_minute_by_minute(up, work, save, restart, inte
         on_demand_usd_h=180.0,
     )
     run = replay(todo, [spot], Cheapest(interval_s=interval * MINUTE))
-    counted = (run.finish_s / MINUTE, run.cost_usd, run.evictions, run.checkpoints, run.waited_s / MINUTE)  # fmt: skip
+    counted = (
+        run.finish_s / MINUTE, run.cost_usd, run.evictions, run.checkpoints, run.waited_s / MINUTE
+    )  # fmt: skip
     assert counted == pytest.approx(by_minutes(up, work, save, restart, interval))
 
 
@@ -163,13 +168,15 @@ def test_a_deadline_that_cannot_be_met_is_missed_by_as_little_as_can_be():
 
 def test_a_job_saves_more_often_near_its_deadline():
     run = replay(job(deadline_s=3 * HOUR), [place((0, math.inf))], Cheapest())
-    # After 10 minutes 39 are to spare; each checkpoint costs one of them: pieces of 39, 38, 37 and 6 minutes.
+    # After 10 minutes, 39 are to spare, and each checkpoint costs one of them: pieces of 39, 38, 37
+    # and 6 minutes.
     assert (run.checkpoints, run.on_demand_s) == (3, 0.0)
     assert run.finish_s == 2 * HOUR + 13 * MINUTE
 
 
 def test_a_job_leaves_when_saving_would_take_as_long_as_work():
-    # Room for 4 minutes, 3, 2; then for one, in which it does not pay to save.
+    # There is room for pieces of 4, 3 and 2 minutes, then for one minute, where saving does not
+    # pay.
     run = replay(
         job(restart_s=0.0, deadline_s=2 * HOUR + 5 * MINUTE), [place((0, 9 * HOUR))], Cheapest()
     )
@@ -209,7 +216,7 @@ def test_the_cheapest_now_is_chosen():
 
 
 def market(**evictions):
-    """By zone: evictions in 1,000 h."""
+    """Return a market with evictions in 1,000 h by zone."""
     return SpotMarket.from_lives(
         Life(
             instance_type="x",
@@ -231,7 +238,9 @@ def test_a_steady_place_may_be_worth_its_price():
         found, interval = policy.choose(job(), [cheap, dear], now_s=0.0, left_s=2 * HOUR)
         assert found.offer.zone == better
         rate = policy.market.evictions_per_h(found.offer)
-        assert interval == spot_seconds(2 * HOUR, evictions_per_h=rate, save_s=60.0, restart_s=600.0)[1]  # fmt: skip
+        assert interval == spot_seconds(
+            2 * HOUR, evictions_per_h=rate, save_s=60.0, restart_s=600.0
+        )[1]  # fmt: skip
 
 
 def test_on_demand_is_chosen_where_spot_is_dearer():
@@ -256,7 +265,7 @@ def test_the_price_is_that_of_the_moment():
     assert policy.choose(job(), [here], now_s=HOUR, left_s=HOUR) is None
 
 
-# -- what makes no sense ---------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

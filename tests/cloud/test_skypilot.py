@@ -1,4 +1,4 @@
-"""A fleet that is handed over to SkyPilot."""
+"""Handing a fleet over to SkyPilot."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_machines_that_are_not_equal(other):
 
 
 def test_a_mixed_fleet_is_named_an_equal_one():
-    # a T4 has 0.43 of a V100's speed: 8 V100 and 2 T4 are 9 V100 or 21 T4
+    # A T4 has 0.43 times the speed of a V100: 8 V100 and 2 T4 equal 9 V100 or 21 T4.
     with pytest.raises(CloudError, match=r"fast is 21 x g4dn\.xlarge at \$11\.05 an hour"):
         task(rented(), rented(G4))
     with pytest.raises(
@@ -217,7 +217,7 @@ def resources(**options):
 
 
 def asked_for(offers, **options):
-    """What the estimate is asked for."""
+    """Return the arguments with which the estimate is called."""
     calls = []
     estimator = time_estimator(offers, lambda *call: calls.append(call) or 0.5, num=3)
     assert estimator(resources(**options)) == 1
@@ -272,7 +272,7 @@ def test_machines_that_the_catalogue_lacks(options, message):
 
 @pytest.fixture
 def sky(monkeypatch):
-    """Stands in for SkyPilot, and writes down what it is asked."""
+    """Install a stand-in for SkyPilot that records its calls."""
     calls = []
 
     def note(name):
@@ -290,7 +290,7 @@ def sky(monkeypatch):
         name: ModuleType(name)
         for name in ("sky", "sky.jobs", "sky.catalog", "sky.catalog.common")
     }
-    # from_yaml_config takes its argument to pieces
+    # SkyPilot's from_yaml_config takes entries out of its argument, so this does too.
     from_config = SimpleNamespace(
         from_yaml_config=lambda config: {name: config.pop(name) for name in list(config)}
     )

@@ -1,4 +1,4 @@
-"""What evictions cost, and how often to save because of them."""
+"""The cost of evictions, and how often to save because of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ restarts = st.floats(0.0, 600.0)
 
 
 def simulated(rng, work_s, interval_s, evictions_per_h, save_s, restart_s):
-    """One job, eviction by eviction."""
+    """Simulate one job, eviction by eviction."""
     now, left = 0.0, work_s
     restarting = False
     while left > 1e-6:
@@ -39,7 +39,7 @@ def simulated(rng, work_s, interval_s, evictions_per_h, save_s, restart_s):
 
 
 def expected(work_s, pieces, evictions_per_h, save_s, restart_s):
-    """Daly's complete formula, piece by piece."""
+    """Return the expected seconds by Daly's complete formula, piece by piece."""
     mtbf = 3600 / evictions_per_h
     piece = work_s / pieces
     spans = [piece + save_s] * (pieces - 1) + [piece]

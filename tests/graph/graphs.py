@@ -16,7 +16,10 @@ def graph_of(rows):
 
 
 def random_graph(num_nodes, num_edges, *, seed=0, isolated=0):
-    """Nodes from ``num_nodes - isolated`` on have no neighbours; low numbers have many."""
+    """Return a random graph where low-numbered nodes have many neighbours.
+
+    Nodes from ``num_nodes - isolated`` on have no neighbours.
+    """
     rng = np.random.default_rng(seed)
     to = (rng.random(num_edges) ** 2 * (num_nodes - isolated)).astype(np.int64)
     indptr = np.concatenate([[0], np.cumsum(np.bincount(to, minlength=num_nodes))])

@@ -11,7 +11,7 @@ from thrifty.graph import _allocator
 def test_large_memory_is_not_given_back():
     if not sys.platform.startswith("linux"):
         pytest.skip("glibc alone has mallopt")
-    # in a process of its own: there is no way back
+    # Use a separate process, since the setting cannot be undone.
     code = """
 import ctypes, runpy, sys
 # the file alone: PyTorch takes seconds to import

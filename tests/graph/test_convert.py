@@ -1,4 +1,4 @@
-"""Graphs from edge lists, SciPy, NetworkX and PyG; symmetry."""
+"""Graphs from edge lists, SciPy, NetworkX and PyG, and their symmetry."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from thrifty.graph import (
 )
 
 
-with warnings.catch_warnings(action="ignore"):  # torch warns of what PyG uses
+with warnings.catch_warnings(action="ignore"):  # PyG uses features that torch warns about
     from torch_geometric import utils as pyg
     from torch_geometric.data import Data, HeteroData
 
@@ -47,7 +47,7 @@ def naive_rows(edges, num_nodes=NODES):
 
 
 def dense(graph):
-    """``dense[s, d]``: how many edges lead from ``s`` to ``d``."""
+    """Return a matrix where ``dense[s, d]`` is the number of edges from ``s`` to ``d``."""
     matrix = np.zeros((graph.num_nodes, graph.num_nodes), dtype=int)
     for v, found in enumerate(rows(graph)):
         np.add.at(matrix[:, v], found, 1)

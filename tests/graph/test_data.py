@@ -50,7 +50,8 @@ class Nodes(Task):
     batch_size = 16
 
     def __init__(self):
-        # all trials note down in one place, though each has a copy of the task: loggers are not looked into
+        # All trials write to one record, although each has a copy of the task, because loggers are
+        # not copied.
         self.log = logging.getLogger(f"tests.graph.{id(self)}")
         self.log.made = []
 
@@ -80,7 +81,7 @@ CONFIGS = [
 
 
 def trained(backend, configs, *, epochs=2):
-    """Metrics of each epoch and the state at the end, by slot."""
+    """Return the metrics of each epoch and the final state, by slot."""
     for slot, values in enumerate(configs):
         backend.stack(slot, Member(values=values, seed=5))
     found = {slot: [] for slot in range(len(configs))}
@@ -110,7 +111,7 @@ def test_packed_trials_get_what_they_get_alone():
 def test_packed_trials_of_equal_fanout_see_the_very_same_batches():
     task = Nodes()
     trained(ConcatenatedBackend(task), [*CONFIGS, {**CONFIGS[0], "fanout": 2}], epochs=1)
-    # three batches of 40 seeds; a batch of each fanout at each step
+    # Three batches of 40 seeds, and one batch for each fanout at each step.
     assert len(task.made) == 4 * 3
     assert len({id(batch) for batch in task.made}) == 2 * 3
 
@@ -126,7 +127,8 @@ def test_the_input_is_averaged_once_for_all(monkeypatch):
 
     monkeypatch.setattr(module, "_gather", counted)
     trained(ConcatenatedBackend(Nodes()), CONFIGS, epochs=1)
-    # 4 input features: 3 training batches and 1 for validation; 8 hidden ones or 3 classes: for each trial
+    # Width 4 is the input features: 3 training batches and 1 validation batch. Hidden features (8)
+    # and classes (3) are gathered for each trial.
     assert sum(width == 4 for width in calls) == 3 + 1
 
 

@@ -1,4 +1,4 @@
-"""Graph trials as one batched computation: each gets what it gets alone."""
+"""Graph trials in one batched computation get the results of solo training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from thrifty.pack import (
 
 
 class InDtype:
-    """Graph data whose batches are in double precision, in which rounding hides nothing."""
+    """Graph data with double-precision batches, so that rounding hides no error."""
 
     arrays = None
 
@@ -45,7 +45,7 @@ class InDtype:
 
 
 class Nodes(Task):
-    """20 steps are 7 epochs of 3."""
+    """A graph task where an epoch has 3 steps, so that 20 steps are about 7 epochs."""
 
     optimizer = Adam(lr="lr")
     batch_size = 16
@@ -69,7 +69,7 @@ class Nodes(Task):
 
 
 class Wide(Nodes):
-    """The hidden layer becomes narrower before it is averaged."""
+    """A task whose hidden layer gets narrower before it is averaged."""
 
     def layers(self):
         return [SAGE(4, 32), SAGE(32, NUM_CLASSES)]
@@ -141,7 +141,7 @@ def test_trials_come_and_go():
 
 
 def test_trials_of_other_seeds_see_their_own_batches():
-    # two groups in one block, whose rows do not lie side by side
+    # Two groups in one block, whose rows are not adjacent.
     some = [
         Trial(config=t.config, seed=seed, epochs=3)
         for t, seed in zip(trials(5), (1, 2, 1, 2, 1), strict=True)
@@ -179,7 +179,7 @@ def test_rates_of_dropout_do_not_part_trials():
 
 
 class Halving(GNN):
-    """May do with its rate what it likes."""
+    """A model that may do anything with its dropout rate."""
 
     def layer(self, number, x, block):
         out = super().layer(number, x, block)

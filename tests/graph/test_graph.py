@@ -1,4 +1,4 @@
-"""Graph: what it takes, what it refuses, what it does not copy."""
+"""``Graph``: accepted inputs, refused inputs, and inputs that are not copied."""
 
 from __future__ import annotations
 

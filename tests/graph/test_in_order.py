@@ -22,14 +22,14 @@ def threads_of(iterator):
 
 
 def ended(threads):
-    """Waits until they have; a thread that does not end is the end of the test by its time limit."""
+    """Wait until the threads end. If one does not, the test ends by its time limit."""
     for thread in threads:
         thread.join()
     return True
 
 
 class Gate:
-    """Something to make that waits until it is let through."""
+    """A function whose calls block until the test releases them."""
 
     def __init__(self):
         self.begun = Semaphore(0)
@@ -80,7 +80,7 @@ def test_no_more_than_depth_are_begun_and_not_taken():
     made = InOrder(gate, 10, num_threads=2, depth=3)
     gate.let.release(10)
     gate.wait(3)
-    # nothing can begin the fourth: there is no number in the queue
+    # The fourth item cannot start because its number is not in the queue.
     assert made._line.wanted.empty()
     assert sorted(gate.numbers) == [0, 1, 2]
     assert next(made) == 0
@@ -277,7 +277,7 @@ atexit.register(ending.set)
 
 
 def test_the_interpreter_waits_for_what_is_being_made():
-    # a thread that comes back from C++ to an interpreter that is being taken down aborts the process
+    # A thread that returns from C++ to an interpreter that is shutting down aborts the process.
     ran = run_python(AT_EXIT)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "made 49999995000000\n", "")
 
@@ -295,10 +295,10 @@ def test_waiting_can_be_interrupted():
         interrupted.wait()
 
     made = InOrder(make, 1, num_threads=1, depth=1)
-    # a process that was started in the background ignores Ctrl-C
+    # A process started in the background ignores Ctrl-C.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with pytest.raises(KeyboardInterrupt):  # noqa: PT012 -- it may come as soon as it is let
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012 -- it may come at once
             waiting.set()
             next(made)
     finally:

@@ -1,4 +1,4 @@
-"""Inclusion probabilities against exact values and real batches; the cache of features."""
+"""Inclusion probabilities against exact values and real batches, and the feature cache."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from thrifty.graph import (
 from thrifty.graph.kernels import COMPILED
 
 
-# node 0 samples 1, 2, 3; node 1 samples 4, 5; node 2 samples 6
+# Node 0 samples 1, 2 and 3. Node 1 samples 4 and 5. Node 2 samples 6.
 TREE = from_edge_index([[1, 2, 3, 4, 5, 6], [0, 0, 0, 1, 1, 2]])
 
 
 def enumerated(graph, seed_sets, fanouts):
-    """The exact probability of each node, by all samples there are."""
+    """Return the exact probability of each node by enumerating all samples."""
     found = [Fraction(0)] * graph.num_nodes
 
     def visit(nodes, frontier, hop, chance):
@@ -59,7 +59,7 @@ def test_exact_on_a_tree_from_its_root(fanouts):
 
 
 def test_neighbors_are_reached_against_the_direction_of_edges():
-    # messages go from 0 to 1: whoever wants 1 needs 0, whoever wants 0 needs nobody
+    # Messages go from 0 to 1: node 1 needs node 0, and node 0 needs no other node.
     graph = from_edge_index([[0], [1]])
     assert inclusion_probabilities(graph, [1], [1], batch_size=1).tolist() == [1, 1]
     assert inclusion_probabilities(graph, [0], [1], batch_size=1).tolist() == [1, 0]

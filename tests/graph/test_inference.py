@@ -33,7 +33,7 @@ def model():
 
 
 def chain(num=NUM):
-    """Node i hears from node i + 1."""
+    """Return a graph where node i receives messages from node i + 1."""
     indptr = np.minimum(np.arange(num + 1), num - 1)
     return Graph(indptr, np.arange(1, num, dtype=np.int32), x=torch.ones(num, 5))
 

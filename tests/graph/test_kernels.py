@@ -31,7 +31,7 @@ def test_kernels_are_compiled_unless_numba_is_told_not_to():
 
 
 def test_mix_is_splitmix64():
-    # the first numbers of java.util.SplittableRandom(1234567), which others publish as test vectors
+    # The first numbers of java.util.SplittableRandom(1234567), which are published as test vectors.
     states = [np.uint64(1234567 + n * int(GOLDEN) & twin.WORD) for n in (1, 2, 3)]
     with wrapping():
         numbers = [int(mix(state)) for state in states]
@@ -124,7 +124,8 @@ def test_edges_beyond_32_bits_can_be_picked():
 @pytest.mark.parametrize("fanout", [10, 32, 33])
 @pytest.mark.parametrize("degree", [63, 64, 65, 66, 67, 80])
 def test_picks_of_many_rows_are_those_of_the_twin(degree, fanout):
-    # many, because only one in two hundred shows whether bits of a mask stand for one neighbour or for several
+    # Many rows, because only one in two hundred shows whether a mask's bits stand for one neighbour
+    # or for several.
     num = 1000
     picks, starts = np.empty(num * fanout, dtype=np.int64), np.zeros(num + 1, dtype=np.int32)
     rows = np.zeros(num, dtype=np.int64)

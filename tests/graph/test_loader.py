@@ -34,7 +34,7 @@ def loader(graph=None, fanouts=(3, 2), **options):
 
 
 def seen(batches):
-    """All that is in some batches."""
+    """Return the whole content of some batches."""
     return [
         (*as_lists(b), b.num_seeds, b.hop_nodes, b.hop_edges, b.x.tolist(), b.y.tolist())
         for b in batches
@@ -216,7 +216,7 @@ def test_ranks_share_each_epoch(num_seeds):
 
 
 class ListeningSampler:
-    """Notes which batch is asked for, and is otherwise what it stands for."""
+    """A wrapper of a sampler that records which batches are requested."""
 
     def __init__(self, sampler):
         self.graph, self._sampler, self.numbers = sampler.graph, sampler, []
@@ -227,7 +227,7 @@ class ListeningSampler:
 
 
 def test_ranks_draw_independently():
-    # draws are a function of the number of a batch: no two ranks may have one in common
+    # Draws are a function of a batch's number, so no two ranks may have a number in common.
     numbers = []
     for rank in range(3):
         batches = loader(rank=rank, world_size=3, num_threads=0)
@@ -238,7 +238,7 @@ def test_ranks_draw_independently():
 
 
 class FailingSampler:
-    """Fails at one batch, and is otherwise what it stands for."""
+    """A wrapper of a sampler that fails at one batch."""
 
     def __init__(self, sampler, *, at):
         self.graph, self._sampler, self._at = sampler.graph, sampler, at
@@ -313,7 +313,8 @@ from thrifty.graph._graph import Graph
 from thrifty.graph._loader import NeighborLoader
 rng = np.random.default_rng(0)
 graph = Graph(
-    np.arange(0, 5001, 5), rng.integers(0, 1000, 5000).astype(np.int32), x=torch.ones(1000, 300), y=torch.ones(1000, 60)
+    np.arange(0, 5001, 5), rng.integers(0, 1000, 5000).astype(np.int32), \
+x=torch.ones(1000, 300), y=torch.ones(1000, 60)
 )
 batches = iter(NeighborLoader(graph, [5, 5], batch_size=1, num_threads=4, depth=50))
 next(batches)

@@ -17,7 +17,7 @@ def place_of(tensor):
 
 
 def views(lent):
-    """All ways to hold on to the memory of a tensor."""
+    """Return every kind of object that keeps the memory of a tensor in use."""
     return {
         "itself": lent,
         "row": lent[1],
@@ -111,7 +111,7 @@ def test_arrays_are_as_asked_for(shape, dtype):
 
 
 def test_the_storage_has_no_more_than_the_array():
-    # whoever copies all of it, as a transfer does, copies nothing that is not wanted
+    # Copying the whole storage, as a transfer does, then copies no unneeded bytes.
     assert Memory().array((5, 3), torch.float32).untyped_storage().nbytes() == 60
 
 

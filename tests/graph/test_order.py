@@ -49,7 +49,7 @@ def test_all_ranks_have_equally_many_batches_of_nearly_equal_size(
         lengths = {len(part) for part in parts}
         assert max(lengths) - min(lengths) <= 1
         assert min(lengths) >= 1
-        # one more where seeds that are fewer than ranks joined
+        # One more where leftover seeds, fewer than there are ranks, joined a batch.
         assert max(lengths) <= batch_size + (world_size > 1)
 
 

@@ -17,7 +17,7 @@ batches = st.lists(st.lists(found, max_size=4), max_size=5)
 
 
 class Numbering:
-    """A relabeler with its nodes, and a dict that says the same."""
+    """A relabeler with its nodes, and a dict that must agree with it."""
 
     def __init__(self, relabeler):
         self.relabeler = relabeler
@@ -67,7 +67,7 @@ def test_numbers_by_a_hash_table_that_grows_are_those_of_a_dict(batches, slots):
 @pytest.mark.parametrize("bits", [30, 31])
 def test_stamps_that_begin_again(bits):
     relabeler = DenseRelabeler(NUM_NODES)
-    # of 32 bits the stamp has what local numbers leave: 1 to 3, or always 1
+    # The stamp gets the bits of 32 that local numbers leave: it counts 1 to 3, or stays at 1.
     relabeler._bits = bits
     rng = np.random.default_rng(0)
     check_all(relabeler, rng.integers(0, NUM_NODES, (10, 2, 30)).tolist())
@@ -140,7 +140,7 @@ def test_nodes_with_one_home_and_the_end_of_the_table():
 
 
 class Failing(HashRelabeler):
-    """Fails in the middle of a batch, when some slots are taken already."""
+    """A relabeler that fails in the middle of a batch, when some slots are already taken."""
 
     def number(self, found, nodes, *, num_nodes, out):
         super().number(found, nodes, num_nodes=num_nodes, out=out)

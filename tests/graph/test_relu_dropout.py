@@ -25,7 +25,7 @@ def test_what_is_kept_is_scaled_and_the_rest_is_zero(dtype):
 def test_each_element_is_kept_as_often_as_it_should_be():
     draws = np.stack([(drop(torch.ones(8, 25), 0.3, seed=seed) > 0) for seed in range(400)])
     kept = draws.mean(0)
-    # five standard deviations of a mean of 400, for 200 elements
+    # Five standard deviations of a mean of 400 draws, for 200 elements.
     assert np.abs(kept - 0.7).max() < 5 * np.sqrt(0.21 / 400)
     assert abs(kept.mean() - 0.7) < 5 * np.sqrt(0.21 / 400 / 200)
 

@@ -93,7 +93,7 @@ def test_rows_of_many_neighbors_are_those_of_the_twin(degree, replace, mode):
 def test_a_batch_of_known_numbers():
     graph = graph_of([[(v + n) % 10 for n in range(1, 8)] for v in range(10)])
     batch = NeighborSampler(graph, [2, 2], seed=3).sample([4, 9], epoch=1, batch=2)
-    # such a change is one of all results of all users; it belongs in the changelog
+    # Such a change alters the results of all users and belongs in the changelog.
     assert batch.nodes.tolist() == [4, 9, 5, 6, 1, 2, 0]
     assert rows_of(batch.blocks[0]) == [[2, 3], [0, 3], [1, 4], [5, 6]]
     assert rows_of(batch.blocks[1]) == [[2, 3], [0, 3]]
@@ -217,7 +217,7 @@ def test_a_batch_does_not_change_when_others_are_sampled():
     batch = sampler.sample([1, 2])
     before = as_lists(batch)
     for other in range(5):
-        # no more nodes than before, so that memory is used again
+        # Sample no more nodes than before, so that memory is reused.
         sampler.sample([3, 2], batch=other)
     assert as_lists(batch) == before
 

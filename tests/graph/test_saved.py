@@ -1,4 +1,4 @@
-"""Graphs on disk: the same when read, whole or not there, and never read when damaged."""
+"""Saved graphs read back unchanged, are complete or absent, and are never read when damaged."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def mapped_file(array):
 def test_arrays_stay_on_disk(place):
     found = load_graph(place)
     assert mapped_file(found.indices) is not None
-    # what lies in the file shows, as nothing was copied
+    # A change to the file is visible, since no array was copied.
     with (place / "x.npy").open("r+b") as out:
         out.seek(-2, os.SEEK_END)
         out.write(torch.tensor([9.0]).bfloat16().view(torch.uint8).numpy().tobytes())
@@ -165,11 +165,11 @@ def test_labels_that_numpy_does_not_know(graph, tmp_path):
 
 
 class Killed(BaseException):
-    """Stands for the end of the process."""
+    """Stands for the death of the process."""
 
 
 def killed_at(monkeypatch, count):
-    """Ends the process when it writes something to disk for the ``count``-th time; nothing is tidied up after that."""
+    """Simulate a kill at the ``count``-th write to disk, after which no cleanup runs."""
     calls = iter(range(count))
     fsync = os.fsync
 
@@ -187,7 +187,7 @@ def test_killed_between_files(graph, tmp_path, monkeypatch, count):
     killed_at(monkeypatch, count)
     with pytest.raises(Killed):
         save_graph(graph, tmp_path / "saved")
-    # four arrays, the header and their folder are on disk before the name is there
+    # Four arrays, the header and their folder are on disk before the final name exists.
     assert (tmp_path / "saved").exists() == (count == 6)
     if count == 6:
         assert same(load_graph(tmp_path / "saved"), graph)

@@ -1,4 +1,4 @@
-"""A batch that several trials see is changed by none of them."""
+"""No trial can change a batch that several trials share."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_graph_s_own_arrays_are_never_changed():
     assert np.array_equal(before[2], graph.indices)
 
 
-# --- what a block has made for several layers
+# --- values that a block caches for several layers
 
 
 @pytest.mark.parametrize("aggregate", [neighbor_mean, neighbor_sum, mean_and_own])
@@ -103,7 +103,7 @@ def test_what_is_made_without_gradients_is_made_once():
 
 @pytest.mark.parametrize("training", [True, False])
 def test_a_hook_keeps_what_a_layer_gave(training):
-    """The activation that follows is written elsewhere."""
+    """The activation that follows writes elsewhere, so a hook can keep a layer's output."""
     model = GNN([SAGE(4, 8), SAGE(8, 3)]).train(training)
     seen = []
     model.layers[0].register_forward_hook(lambda module, args, out: seen.append(out))
@@ -114,7 +114,7 @@ def test_a_hook_keeps_what_a_layer_gave(training):
 
 
 class Residual(SAGE):
-    """Gives a part of its input."""
+    """A layer that returns a part of its input."""
 
     def forward(self, x, block):
         return x[: block.num_dst]
@@ -132,7 +132,7 @@ def test_a_subclass_may_give_its_input():
 
 
 class Changing(Nodes):
-    """Writes to its batch; without dropout and by plain layers, so that it is a function of it."""
+    """A task that writes to its batch, without dropout, so results depend on the batch alone."""
 
     def __init__(self, change):
         super().__init__()
@@ -189,7 +189,7 @@ def test_batches_that_nobody_changes_are_not_copied(caplog):
 
 
 def test_a_change_that_does_not_count_is_found_later(caplog, monkeypatch):
-    """Values are compared at random times."""
+    """Values are compared at random times, which finds a change that torch does not count."""
     monkeypatch.setattr("thrifty.graph._sharing._EVERY", 2)
     source = data().source(CPU)
     for epoch in range(8):
@@ -202,7 +202,7 @@ def test_a_change_that_does_not_count_is_found_later(caplog, monkeypatch):
     assert caplog.text.count("changed a batch in place") == 1
 
 
-# --- an epoch for several
+# --- one epoch for several trials
 
 
 def test_copies_of_an_epoch_go_through_the_same_batches():
@@ -260,7 +260,7 @@ def test_a_batch_that_does_not_exist(place):
 
 
 def test_an_error_in_a_batch_is_everybodys():
-    """A generator that has failed just ends; each trial must learn of the error."""
+    """Each trial gets an error in a batch, although a generator that has failed just ends."""
 
     one = next(iter(data().source(CPU).train_batches(seed=1, epoch=0, batch_size=20)))
 

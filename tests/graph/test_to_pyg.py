@@ -56,7 +56,7 @@ def mlp(width_in, width_out):
 
 
 def models():
-    """Stock models of PyG, and ours with layers of the same shapes."""
+    """Return stock models of PyG, and ours with layers of the same shapes."""
     stock = pyg().nn
 
     class StockGIN(stock.GIN):

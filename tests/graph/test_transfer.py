@@ -30,7 +30,7 @@ class FakeEvent:
 
 
 class FakeStreams:
-    """A device that copies when it is told to, and not before: what is read too early or written too early shows."""
+    """A device that copies only when told to, so that reads and writes that come too early show."""
 
     def __init__(self):
         self.queue = []
@@ -42,7 +42,7 @@ class FakeStreams:
         if self.fail_at == self.num_begun:
             raise MemoryError("the device is full")
         out = torch.full_like(tensor, 99)
-        # raw addresses, as a device has them: they keep nothing alive
+        # Keep raw addresses, as a device does: they keep no memory alive.
         self.queue.append((tensor.numpy().__array_interface__["data"][0], tensor.nbytes, out))
         self.num_begun += 1
         return out
@@ -96,7 +96,7 @@ def test_what_arrives_is_what_was_sent(mode):
 def test_memory_is_not_used_again_before_it_was_copied_from():
     streams, memory = FakeStreams(), Memory(keep=100)
     transfer = Transfer(streams, memory)
-    # nothing is copied until all were sent: each must have memory of its own
+    # No batch is copied until all have been sent, so each needs its own memory.
     sent = [transfer.send(batch) for batch in batches(memory)]
     finish(streams)
     got = map(transfer.receive, sent)
@@ -173,7 +173,7 @@ def test_no_array_is_copied_twice(mode, num):
     (batch,) = batches(None, num=1, mode=mode)
     copied = []
     copied_batch(batch, lambda tensor: copied.append(tensor) or tensor.clone())
-    # nodes, seed_rows, x, y and edges once; row starts once or once a layer
+    # Nodes, seed_rows, x, y and edges once; row starts once, or once a layer.
     assert len(copied) == num
 
 
@@ -198,7 +198,7 @@ def test_batches_on_cuda_are_those_on_the_cpu(num_threads):
     for _ in range(3):
         for a, b in zip(here, there, strict=True):
             assert b.x.device.type == "cuda"
-            # keeps the device busy with the batch while later ones are copied
+            # Keep the device busy with the batch while later ones are copied.
             busy = b.x
             for _ in range(20):
                 busy = busy @ weight

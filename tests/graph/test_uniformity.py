@@ -1,6 +1,7 @@
-"""Whether every neighbour, and every set of neighbours, has the probability it should have.
+"""Every neighbour, and every set of neighbours, has the right probability.
 
-Seeds are fixed, so a test gives the same verdict each time; a p-value below 1e-4, or so near 1 that draws are too even, fails.
+Seeds are fixed, so a test gives the same verdict each time. A test fails if its p-value is below
+1e-4, or so near 1 that the draws are too even.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ LOW, HIGH = 1e-4, 1 - 1e-4
 
 
 def draws(degree, fanout, *, num=ROWS, replace=False, key=12345):
-    """Picks of ``num`` rows of one degree, shape ``(num, fanout)``, 0 to ``degree - 1``."""
+    """Return picks from 0 to ``degree - 1`` of ``num`` rows, shape ``(num, fanout)``."""
     indptr = np.array([7, 7 + degree])
     starts = np.zeros(num + 1, dtype=np.int32)
     picks = np.empty(num * fanout, dtype=np.int64)
@@ -41,35 +42,39 @@ def draws(degree, fanout, *, num=ROWS, replace=False, key=12345):
 
 
 def chi_square(statistic, freedom):
-    """The probability of a larger statistic."""
+    """Return the probability of a larger statistic."""
     half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)
     return torch.special.gammaincc(*half).item()
 
 
 def p_of_counts(counts):
-    """Of counts that should be equal but for chance."""
+    """Return the p-value of counts that should be equal apart from chance."""
     expected = counts.sum() / counts.size
     assert expected >= 5, "too few draws for a chi-square test"
     return chi_square(((counts - expected) ** 2 / expected).sum(), counts.size - 1)
 
 
 def p_of_inclusion(picks, degree):
-    """Of how often each neighbour is in a sample without replacement, each with probability fanout / degree."""
+    """Return the p-value of how often each neighbour is in a sample without replacement.
+
+    Each has probability fanout / degree.
+    """
     num, fanout = picks.shape
     counts = np.bincount(picks.ravel(), minlength=degree)
-    # counts of a sample hang together; this factor makes the sum of squares that of degree - 1 free ones
+    # The counts of a sample are correlated; this factor makes the sum of squares that of degree - 1
+    # independent ones.
     variance = num * fanout * (degree - fanout) / degree**2
     squares = ((counts - num * fanout / degree) ** 2).sum() / variance
     return chi_square(squares * (degree - 1) / degree, degree - 1)
 
 
 def p_of_pairs(left, right, *, bins=8):
-    """Of two sequences that should have nothing to do with each other."""
+    """Return the p-value of two sequences that should be independent."""
     return p_of_counts(np.bincount(left * bins + right, minlength=bins**2))
 
 
 def p_of_tails(tails, num=TOSSES):
-    """Two sides, exact, of a fair coin."""
+    """Return the exact two-sided p-value of a fair coin."""
     fewer = min(tails, num - tails)
     return min(1.0, 2 * sum(comb(num, k) for k in range(fewer + 1)) / 2**num)
 
@@ -109,7 +114,8 @@ def test_every_neighbor_is_included_equally_often(degree, fanout):
 @pytest.mark.parametrize("degree", [5000, 65_535, 65_536, 100_003])
 def test_a_hub_s_neighbors_are_included_equally_often(degree, fanout, num):
     picks = draws(degree, fanout, num=num)
-    # in bins, because few are drawn of so many; without replacement counts vary less, by the factor below
+    # Counts are binned because each neighbour is drawn rarely. Without replacement they vary less,
+    # by the factor below.
     bins = 50
     edges = np.linspace(0, degree, bins + 1).astype(np.int64)
     counts = np.histogram(picks, bins=edges)[0]
@@ -161,7 +167,7 @@ def test_with_replacement_every_draw_is_equally_likely(degree):
     assert picks.max() == degree - 1
 
 
-# a test that could not fail would be worth nothing
+# the tests above must be able to fail
 
 
 def rows_of_twin(degree, fanout, *, biased, num=4000):
@@ -183,7 +189,8 @@ def test_a_last_neighbor_that_is_never_taken_is_found_out():
 
 
 def test_streams_that_overlap_are_found_out():
-    # the second number of a row as the first of the next: what would be if rows counted on from each other
+    # The second number of a row equals the first of the next one, as if rows continued each other's
+    # stream.
     words = [twin.mix(n * twin.GOLDEN & twin.WORD) for n in range(1, ROWS + 2)]
     numbers = np.array([twin.below(word, 8) for word in words])
     first, second = numbers[:-1], numbers[1:]
@@ -212,11 +219,11 @@ EIGHT = Graph(
     np.arange(NODES + 1) * 8,
     np.tile(np.arange(8, dtype=np.int32), NODES),
 )
-"""All nodes have the same eight neighbours."""
+"""Graph in which all nodes have the same eight neighbours."""
 
 
 def sampled(*, seed=0, epoch=0, batch=0):
-    """What each node gets at the first and at the second hop, if it is expanded at both."""
+    """Return each node's neighbours at the first and second hop, if expanded at both."""
     sampler = NeighborSampler(EIGHT, [1, 1], mode="full", seed=seed)
     found = sampler.sample(np.arange(NODES), epoch=epoch, batch=batch)
     second, first = (found.nodes[block.indices.long()].numpy() for block in found.blocks)

@@ -1,4 +1,4 @@
-"""A sampler that is slow and obvious: Python's integers, lists and a dict. Its batches are those of ``NeighborSampler``."""
+"""A slow, obvious sampler in plain Python; its batches equal those of ``NeighborSampler``."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ WORD = 2**64 - 1
 
 
 def mix(z):
-    """SplitMix64's output function."""
+    """Return the output function of SplitMix64."""
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & WORD
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB & WORD
     return z ^ (z >> 31)
 
 
 def below(word, bound):
-    """A word as a number below ``bound``."""
+    """Map a word to a number below ``bound``."""
     if bound < 2**16:
         return (word >> 32) * bound >> 32
     return int((word >> 11) * 2.0**-53 * bound)
 
 
 class Draws:
-    """The numbers of one row."""
+    """The random numbers of one row."""
 
     def __init__(self, key, row):
         self.state = mix((key + row * GOLDEN) & WORD)
@@ -38,7 +38,10 @@ class Draws:
 
 
 def floyd(num, degree, draws, *, biased=False):
-    """Robert Floyd's sample of ``num`` of ``degree``; ``biased`` draws below ``last`` where it must be below ``last + 1``."""
+    """Return Robert Floyd's sample of ``num`` of ``degree``.
+
+    With ``biased``, draw below ``last`` where it must be below ``last + 1``.
+    """
     picks = []
     for last in range(degree - num, degree):
         pick = draws.below(last if biased else last + 1)
@@ -47,7 +50,7 @@ def floyd(num, degree, draws, *, biased=False):
 
 
 def choose(degree, fanout, replace, draws):
-    """Which edges of a row are taken."""
+    """Return which edges of a row are taken."""
     if fanout < 0 or degree == 0:
         return list(range(degree))
     if replace:
@@ -59,7 +62,10 @@ def choose(degree, fanout, replace, draws):
 
 @dataclass
 class TwinBatch:
-    """What a ``Batch`` says, in lists; ``blocks`` are lists of rows of local numbers with the number of sources."""
+    """The content of a ``Batch`` as lists.
+
+    ``blocks`` are lists of rows of local numbers, each with the number of sources.
+    """
 
     nodes: list[int]
     seed_rows: list[int]
@@ -70,7 +76,7 @@ class TwinBatch:
 
 
 def sample(graph, seeds, fanouts, *, mode, replace, seed, epoch, batch):
-    """One batch."""
+    """Sample one batch."""
     local: dict[int, int] = {}
     seed_rows = [local.setdefault(int(node), len(local)) for node in seeds]
     ends, rows_of_hops = [len(local)], []

@@ -1,8 +1,7 @@
-"""A lighthouse, where torchft is installed.
+"""A torchft lighthouse for the tests, where torchft is installed.
 
-On a busy machine a live worker may be silent for seconds, and come late to a meeting. So a worker
-counts as dead after as long a silence as torchft's own default, and a meeting waits for all that
-live.
+On a busy machine a live worker may be silent for seconds and join a quorum late. A worker therefore
+counts as dead only after torchft's own default of silence, and a quorum waits for all live workers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What each process of a real group does; a module of its own, for processes to import."""
+"""The job of each process of a real group, in a separate module so that processes can import it."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def trained(kind, members, rank):
 
 
 def work(rank, port, folder):
-    """Trains some jobs; then the second process goes, and the first one finds out."""
+    """Train some jobs; then the second process leaves, and the first one detects it."""
     torch.set_num_threads(1)
-    # As torchrun does it: its agent has the store, at a port that was free.
+    # Use the environment that torchrun sets: its agent runs the store, at a free port.
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": "2",
@@ -74,7 +74,8 @@ def work(rank, port, folder):
     members.close()
     done["left"] = not torch.distributed.is_initialized()
     torch.save(done, f"{folder}/{rank}.pt")
-    # all is written; gloo's threads of a broken group may abort the process while the interpreter ends
+    # Exit now that everything is written: gloo's threads of a broken group may abort the process
+    # while the interpreter shuts down.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""Small jobs on unequal workers, and the plain loop that they have to equal."""
+"""Small jobs on workers of unequal speed, and the plain loop that they must equal."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sgd(net):
 
 
 class Worker:
-    """A worker whose speed is as told: ``seconds(size, step)`` on its own clock."""
+    """A worker of a given speed: a step takes ``seconds(size, step)`` on its own clock."""
 
     def __init__(self, seconds, *, net=None, optimizer=sgd, **options):
         self.clock = VirtualClock()
@@ -78,13 +78,13 @@ class Worker:
 
 
 def plain(epochs, **options):
-    """One process, the whole batch."""
+    """Train in one process on the whole batch."""
     dataset = options.pop("dataset", None) or data()
     return plain_with(loss, dataset, epochs=epochs, **options)
 
 
 def plain_with(loss, dataset, *, epochs, net=None, optimizer=sgd, batch=16, seed=5):
-    """One process, the whole batch, any loss."""
+    """Train in one process on the whole batch, with any loss."""
     net = net or model()
     step = optimizer(net)
     order = SampleOrder(len(dataset), seed=seed)
@@ -103,7 +103,7 @@ def plain_with(loss, dataset, *, epochs, net=None, optimizer=sgd, batch=16, seed
 
 
 def distance(one, other):
-    """The largest difference of any parameter or buffer, relative to the largest value."""
+    """Return the largest difference of any parameter or buffer, relative to its largest value."""
     a, b = one.state_dict(), other.state_dict()
     assert a.keys() == b.keys()
     return max(

@@ -1,4 +1,4 @@
-"""Whatever the workers are, an epoch ends, with each sample once."""
+"""For any workers, an epoch ends and contains each sample once."""
 
 from __future__ import annotations
 
@@ -95,12 +95,12 @@ def test_energy_has_a_split_of_its_own():
 @pytest.mark.parametrize("subsample", [False, True])
 def test_subsampling_is_handed_on(subsample):
     given_out = allocation([info(num_private=100), info()], num_public=20, subsample=subsample)
-    # half of 120 samples is the worker's share
+    # The worker's share is half of 120 samples.
     assert given_out.left(Place()) == (80 if subsample else 120)
 
 
 def test_what_is_left_out_of_an_epoch_is_not_trained_at_its_end():
-    """The rest of an epoch counts as much of each worker's own samples as the whole split does."""
+    """The rest of an epoch takes from each worker's private samples as the whole split does."""
     infos = [info(num_private=20, sample_s=2.0), info(num_private=6, fixed_s=3.0)]
     out = allocation(infos, batch=8, num_public=0, subsample=True)
     due = out.left(Place())

@@ -1,4 +1,4 @@
-"""Batch normalisation of uneven parts is that of the whole batch."""
+"""Batch normalisation of uneven parts equals that of the whole batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ exact = {"rtol": 1e-12, "atol": 1e-12}
 
 
 def layer_of(kind, **options):
-    """A layer that has seen something."""
+    """Return a layer with running statistics from one forward pass."""
     torch.manual_seed(0)
     layer = kind(CHANNELS, **options).double()
     with torch.no_grad():
@@ -47,7 +47,7 @@ def alone(layer, x, weight):
 
 
 def in_parts(layer, parts, *batches):
-    """Each worker's outputs and gradients of its part, and its layer; a part of none is a shadow."""
+    """Return each worker's layer, and its part's outputs and gradients; empty parts are shadows."""
     bounds = [0]
     for size in parts:
         bounds.append(bounds[-1] + size)
@@ -59,7 +59,7 @@ def in_parts(layer, parts, *batches):
             mine = WholeBatchNorm(copy.deepcopy(layer), shared)
             before = copy.deepcopy(mine.state_dict())
             with shared.step(together=False):
-                alone(mine, *batches[0])  # what a shadow has to do is learnt from it
+                alone(mine, *batches[0])  # teaches a shadow which sums it must join
             mine.load_state_dict(before)
             mine.zero_grad()
             done = []
@@ -81,7 +81,7 @@ def in_parts(layer, parts, *batches):
 
 
 def assert_same_layers(workers, layer):
-    """Parameters' gradients add up to that of one process, and all have its statistics."""
+    """Assert that gradients sum to those of one process and all layers have its statistics."""
     for name, value in layer.named_parameters():
         grads = [dict(mine.named_parameters())[name].grad for _, mine in workers]
         total = sum(grad for grad in grads if grad is not None)
@@ -144,7 +144,7 @@ def test_a_worker_without_samples_keeps_the_statistics_of_the_others(momentum):
 
 
 def test_several_layers_sum_in_the_order_of_the_others():
-    """A shadow answers each sum of the forward and of the backward pass."""
+    """A shadow takes part in each sum of the forward and the backward pass."""
 
     torch.manual_seed(0)
     plain = nn.Sequential(
@@ -229,7 +229,7 @@ def test_gradient_is_that_of_finite_differences():
     shared = SharedSums(None)
     mine = WholeBatchNorm(layer_of(nn.BatchNorm1d), shared)
     x = batch_of(nn.BatchNorm1d, num=4)[0].requires_grad_()
-    mine.track_running_stats = False  # many passes
+    mine.track_running_stats = False  # gradcheck makes many passes
     with shared.step(together=True):
         assert torch.autograd.gradcheck(
             lambda x, weight, bias: torch.func.functional_call(
@@ -260,7 +260,7 @@ def test_layers_at_any_depth_are_replaced_once_and_keep_their_parameters():
 
 
 def test_half_precision_goes_through_single_precision():
-    """As torch: bfloat16 in and out, statistics in float32."""
+    """As in torch, bfloat16 inputs give bfloat16 outputs, with statistics in float32."""
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(16, 3, generator=generator).bfloat16()
     plain, whole = nn.Sequential(nn.BatchNorm1d(3)), nn.Sequential(nn.BatchNorm1d(3))

@@ -1,4 +1,4 @@
-"""Models that change while they are trained: all workers follow alike, or all of them say why not."""
+"""Models that change during training: all workers change alike, or all of them explain why not."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from .jobs import FEATURES, SAMPLES, Worker, data, distance, loss, model, sgd
 
 
 MANY_SUMS = 1e-6
-"""MiB of a bucket: each parameter is one."""
+"""Bucket size in MiB, small enough that each parameter gets its own bucket."""
 SPEEDS = {"a": 1.0, "b": 3.0}
 
 
 def decayed(net):
-    """A parameter with a gradient of zeros is moved, and one without a gradient is not."""
+    """Return an optimiser that moves parameters with zero gradients, but not those without any."""
     return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
 
 
 def plain(change, *, net=model, optimizer=decayed, criterion=loss, epochs=3):
-    """One process that changes its model between steps."""
+    """Train in one process that changes its model between steps."""
     net = net()
     step, num = optimizer(net), 0
     order = SampleOrder(SAMPLES, seed=5)
@@ -55,7 +55,7 @@ def together(
     cluster=None,
     **options,
 ):
-    """The models of two workers that do the same; ``change`` may depend on the worker."""
+    """Train two workers alike and return their models; ``change`` may depend on the worker."""
 
     def job(name, own):
         def run(members):
@@ -74,7 +74,7 @@ def together(
 
 
 def thawing(step, net, optimizer, name=""):
-    """The first layer is frozen from step 3 to 6."""
+    """Freeze the first layer from step 3 to 6."""
     if step in {2, 6}:
         net[0].requires_grad_(step == 6)
 
@@ -101,7 +101,7 @@ def test_parameters_may_be_frozen_and_unfrozen(change, net, cap):
 def test_a_layer_may_be_added_and_replaced():
     def grow(step, net, optimizer, name="a"):
         if step == 4:
-            generator = torch.Generator().manual_seed(ord(name))  # workers draw what they like
+            generator = torch.Generator().manual_seed(ord(name))  # workers differ
             made = nn.Linear(8, 8).double()
             with torch.no_grad():
                 for each in made.parameters():
@@ -133,13 +133,13 @@ def test_a_layer_may_change_its_type():
 
 
 def test_a_frozen_parameter_keeps_no_gradient():
-    """Weight decay would move it otherwise."""
+    """A frozen parameter gets no gradient, since weight decay would move it otherwise."""
     own = together(thawing, epochs=1)["a"]
     assert [p.grad is None for p in own[0].parameters()] == [True, True]
 
 
 def test_gradients_of_others_are_no_part_of_a_step():
-    """A gradient that was left in a parameter which is not trained."""
+    """A gradient left in a parameter that is not trained does not enter a step."""
     net = frozen()
     before = net[0].weight.detach().clone()
     net[0].weight.grad = torch.ones_like(net[0].weight)
@@ -197,7 +197,7 @@ def test_a_change_just_before_a_meeting_is_found_there():
 
 
 class Regrouping(ThreadCluster):
-    """Each agreement is a new generation, as after the loss of a worker."""
+    """A cluster where each agreement starts a new generation, as after the loss of a worker."""
 
     def agree(self, name, step, *, broken):
         view = super().agree(name, step, broken=broken)
@@ -230,7 +230,7 @@ def test_what_is_trained_belongs_to_the_model():
 
 
 def test_a_newcomer_trains_what_the_others_train():
-    """It has not seen the step at which they have unfrozen a layer."""
+    """A newcomer trains a layer that the others unfroze before it joined."""
     cluster, late, threads = ThreadCluster(), {}, []
 
     def job(own, on_step=None):
@@ -269,7 +269,7 @@ def test_a_newcomer_trains_what_the_others_train():
 
 
 class Experts(nn.Module):
-    """Each sample goes to the expert of its sign; an expert that nobody goes to is not called."""
+    """Sends each sample to the expert of its sign, and does not call an expert without samples."""
 
     def __init__(self, *, rare):
         super().__init__()
@@ -289,7 +289,7 @@ class Experts(nn.Module):
 @pytest.mark.parametrize("cap", [None, MANY_SUMS])
 @pytest.mark.parametrize("rare", [0.0, 1.2, 9.0])
 def test_parameters_that_few_samples_use_are_trained_as_by_one_process(rare, cap):
-    """In some steps no worker uses an expert, in others only one of them does."""
+    """The result is right even where no worker, or only one of them, uses an expert."""
     options = {"net": partial(Experts, rare=rare), "optimizer": decayed}
     expected = plain(lambda *_: None, **options)
     done = together(lambda *_, **__: None, bucket_cap_mb=cap, **options)
@@ -307,7 +307,7 @@ def spectral():
 
 
 class Replacing(nn.Module):
-    """Counts passes in a buffer, by a new tensor each time, and scales by it."""
+    """A model that counts passes in a buffer, replaced each time, and scales by the count."""
 
     def __init__(self):
         super().__init__()
@@ -321,7 +321,7 @@ class Replacing(nn.Module):
 
 
 class Caching(nn.Module):
-    """Keeps a table that grows with the batches, and makes another one when it is first called."""
+    """A model whose table grows with the batches; its first call registers another table."""
 
     def __init__(self):
         super().__init__()
@@ -356,7 +356,7 @@ def test_a_worker_that_is_left_out_for_a_while_has_the_buffers_of_the_others(net
 
 @pytest.mark.parametrize("after", range(4, 24, 3))
 def test_a_buffer_that_is_replaced_is_put_back_with_its_step(after):
-    """A worker is lost; its step is trained again by the others."""
+    """When a worker is lost, the others repeat its step from the old buffers."""
     cluster = ThreadCluster()
     cluster.kill("b", after=after)
     team = {
@@ -370,7 +370,7 @@ def test_a_buffer_that_is_replaced_is_put_back_with_its_step(after):
 
 def test_a_worker_that_is_lost_while_buffers_are_sent_costs_no_step():
     class Failing:
-        """Fails in the first broadcast after the meeting."""
+        """A membership that fails in the first broadcast after the meeting."""
 
         def __init__(self, members, cluster):
             self.members, self.cluster, self.met = members, cluster, False

@@ -1,4 +1,4 @@
-"""Sums over workers are timed, and all of them hear the same."""
+"""Sums over workers are timed, and all workers get the same timings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZES = [4, 4000, 40_002]
 
 
 class Wire:
-    """Takes a link's time for each sum, and some more for the first ones and one in the middle."""
+    """A membership whose sums take a link's time, with delays at first and once in the middle."""
 
     def __init__(self, members, clock, factor=1.0, late=(0, 1, 5)):
         self._members, self._clock, self._factor, self._late = members, clock, factor, late
@@ -37,7 +37,7 @@ class Wire:
 
 
 def measured(factors, **options):
-    """What each worker hears, and the sums it took part in."""
+    """Return the timings that each worker gets, and the sums that it took part in."""
     wires = {}
 
     def job(name):
@@ -59,7 +59,7 @@ def test_sizes_are_timed_without_what_is_out_of_the_ordinary():
         assert (timing.name, timing.num_bytes, timing.shape) == ("vm", size, (3, 1))
         assert timing.collective == "all_reduce"
         assert timing.seconds == pytest.approx(LINK.all_reduce_s(num_bytes=size, nodes=3))
-    # 12 of each size, and one to tell each other the times
+    # 12 sums of each size, and one to exchange the times.
     assert len(wires["a"].num_bytes) == 12 * len(SIZES) + 1
 
 

@@ -1,4 +1,4 @@
-"""How workers meet, and how those behind catch up."""
+"""How workers meet, and how late ones catch up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thrifty.testing.hetero import ThreadCluster
 
 
 class Counter:
-    """A job that knows how far it is."""
+    """A job that knows its number of steps."""
 
     def __init__(self, steps=0, value=0.0):
         self.steps, self.value = steps, value
@@ -74,7 +74,7 @@ def test_those_behind_get_the_state_of_who_is_furthest(new):
 
 
 def test_newcomers_get_the_state_of_the_others_at_the_same_step():
-    """All are at step 0, but only one of them has the weights that count."""
+    """All workers are at step 0, but only one of them has the right weights."""
 
     def job(value):
         def run(members):
@@ -121,7 +121,7 @@ def test_meetings_are_due_now_and_then():
 
 
 def test_who_is_lost_while_workers_meet_is_not_waited_for(caplog):
-    """Two are there at first; one of them leaves before it has told anything."""
+    """One of two workers leaves before it has sent anything."""
 
     class Members:
         def __init__(self):

@@ -1,4 +1,4 @@
-"""Random numbers of a step are a function of seed, epoch, step and share, wherever they come from."""
+"""Random numbers of a step depend only on seed, epoch, step and share, for any random stream."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .jobs import SAMPLES, data, loss, model, sgd
 
 SOURCES = {
     "python": random.random,
-    "numpy": lambda: float(np.random.rand()),  # noqa: NPY002 -- as users' code does
+    "numpy": lambda: float(np.random.rand()),  # noqa: NPY002 -- as user code does
     "torch": lambda: float(torch.rand(())),
 }
 
 
 class Augmenting:
-    """A data set that draws one number for each sample, and notes it."""
+    """A data set that draws one number for each sample and records it."""
 
     def __init__(self, draw):
         self.draw, self.drawn = draw, []
@@ -49,7 +49,7 @@ def trained(dataset, *, net=None, seed=5, criterion=loss, epochs=2):
 @pytest.mark.parametrize("batch", [4, 16])
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_check_takes_no_draws_from_a_step(source, batch, monkeypatch):
-    """When it is made depends on the time that it takes."""
+    """A check takes no draws from a step, since it depends on run time when a check happens."""
     monkeypatch.setattr("thrifty.hetero._inspector._LEAST_GAP", 2)
     found = []
     for verify in (True, False):

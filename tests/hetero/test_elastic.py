@@ -1,4 +1,4 @@
-"""What is said where workers cannot meet; what they do when they meet is in ``test_members``."""
+"""Errors where workers cannot meet. Meetings that succeed are tested in ``test_members``."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from thrifty.hetero import ElasticMembership, _elastic
 coordination = pytest.importorskip("torchft.coordination", reason="torchft is not installed")
 
 LIMIT_S = 300.0
-"""Of waits that end by themselves."""
+"""Limit in seconds for waits that end by themselves."""
 
 
 class Hurried:
-    """A clock on which the time that a worker waits for others is over at the first look.
+    """A clock on which a worker's wait for others is over at the first check.
 
-    It is asked when the wait begins, when the lighthouse is asked, and when that has answered.
+    It is read when the wait begins, when the lighthouse is asked, and when the lighthouse has
+    answered.
     """
 
     def __init__(self):
@@ -37,7 +38,7 @@ class Hurried:
 
 @pytest.fixture
 def member(lighthouse):
-    """Makes workers that are closed in the end."""
+    """Return a factory of workers that are closed at the end of the test."""
     made = []
 
     def make(name, **options):
@@ -70,7 +71,7 @@ def test_the_environment_names_the_lighthouse(monkeypatch, lighthouse):
 
 
 def test_a_lighthouse_has_to_answer():
-    # nobody listens at port 1
+    # No process listens at port 1.
     with pytest.raises(HeteroError, match=r"lighthouse http://127\.0\.0\.1:1 does not answer"):
         ElasticMembership("http://127.0.0.1:1", timeout_s=0.5)
 
@@ -102,7 +103,7 @@ def test_a_lighthouse_that_agrees_to_nothing_is_not_waited_for_longer(member):
 
 
 def test_a_worker_that_cannot_be_reached_is_done_without(member, lighthouse):
-    """The first one of two names a store where nobody listens, and dies."""
+    """The first of two workers names a store that does not answer, and dies."""
     mine = member("b", timeout_s=1.5, quorum_s=LIMIT_S)
     client = coordination.LighthouseClient(lighthouse, timedelta(seconds=LIMIT_S))
     client.heartbeat("a")
@@ -136,7 +137,7 @@ def test_workers_that_cannot_be_reached_at_all_are_named(member, monkeypatch):
 
 
 def test_exchanges_that_fail_are_said(member):
-    """The other one agrees, and then is gone."""
+    """Exchanges fail with a ``PeerLostError`` when the other worker agrees and then leaves."""
     pair = {name: member(name) for name in ("a", "b")}
     agreed = [
         threading.Thread(target=lambda each=each: each.agree(step=0)) for each in pair.values()
@@ -153,7 +154,7 @@ def test_exchanges_that_fail_are_said(member):
 
 
 def test_who_does_not_start_a_job_joins_one(lighthouse, monkeypatch):
-    """Two late workers do not begin anew what is over; with one who may start, all three train."""
+    """Two late workers do not restart a finished job; with one that may start, all three train."""
     late = [
         ElasticMembership(lighthouse, name=name, starts=False, quorum_s=LIMIT_S)
         for name in ("late", "later")
@@ -174,7 +175,7 @@ def test_who_does_not_start_a_job_joins_one(lighthouse, monkeypatch):
 
 
 def test_a_worker_that_dies_before_it_is_met_is_done_without(lighthouse, monkeypatch):
-    """It answers the lighthouse and is gone: the others try again without it."""
+    """A worker answers the lighthouse and leaves; the others try again without it."""
     monkeypatch.setattr(_elastic, "_CONNECT_S", 1.0)
     one, two = (
         ElasticMembership(lighthouse, name=name, quorum_s=LIMIT_S) for name in ("one", "two")

@@ -1,4 +1,4 @@
-"""Draws of a part of a batch that are those of the whole batch."""
+"""Random draws for a part of a batch equal those for the whole batch."""
 
 from __future__ import annotations
 

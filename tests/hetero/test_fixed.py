@@ -1,4 +1,4 @@
-"""The group that torchrun starts, for real: two processes."""
+"""A real group of two processes, as torchrun starts it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .jobs import data, distance, plain
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """What both processes have found; if one of them fails, the other one is ended."""
+    """Return the results of both processes. If one of them fails, the other one is killed."""
     folder = tmp_path_factory.mktemp("gloo")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     group = mp.spawn(work, args=(store.port, str(folder)), nprocs=2, join=False)
     try:
         while not group.join():
-            pass  # one of them has ended
+            pass  # wait until both processes have ended
     finally:
         for process in group.processes:
             process.kill()
@@ -38,7 +38,8 @@ def test_two_processes_are_one(done, kind):
         assert distance(mine, net) < 1e-6
         assert each[kind]["names"] == ("0", "1")
         assert each[kind]["sizes"] == done[0][kind]["sizes"]
-    # with layers that sum a worker has a sample at least; here both have more anyway
+    # With layers that sum over the batch, each worker needs at least one sample; here both have
+    # more anyway.
     assert done[0][kind]["sizes"][:4] == [(12, 4), (12, 4), (12, 4), (9, 3)]
 
 

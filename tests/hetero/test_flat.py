@@ -1,4 +1,4 @@
-"""One buffer holds all gradients, and what workers tell each other."""
+"""One buffer holds all gradients and the control numbers that workers exchange."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thrifty.hetero._flat import FlatGradients
 
 
 def net_of(*dtypes):
-    """A layer of each type."""
+    """Return one layer of each type."""
     torch.manual_seed(0)
     return nn.ModuleList(nn.Linear(4, 3).to(dtype) for dtype in dtypes)
 
@@ -26,7 +26,7 @@ def backward(net, factor=1.0):
 
 
 def at_once(change):
-    """Begins a sum that is there already."""
+    """Return a function that starts a sum which completes immediately."""
 
     def begin(tensor):
         change(tensor)
@@ -57,7 +57,7 @@ def test_gradients_are_views_of_what_is_summed():
     summed = []
     flat.reduce(at_once(lambda tensor: (summed.append(tensor.clone()), tensor.mul_(2.0))))
     grads = [p.grad.flatten() for p in twin(torch.double).parameters()][::-1]
-    # beside the gradients: what was told, and that both parameters have one
+    # Beside the gradients: the control numbers, and flags that both parameters have a gradient.
     told = torch.tensor([7.0, 8.0, 1.0, 1.0], dtype=torch.double)
     assert torch.equal(summed[0], torch.cat([*grads, told]))
     assert len(summed) == 1
@@ -85,7 +85,7 @@ def test_gradients_may_be_dropped_between_steps(to_none):
     flat = FlatGradients(net.parameters(), num_control=0)
     for _ in range(2):
         flat.zero()
-        # some losses do it themselves: gradients land elsewhere, and are taken in
+        # Some losses zero gradients themselves: new gradients land elsewhere and are collected.
         optimizer.zero_grad(set_to_none=to_none)
         backward(net)
         flat.collect()
@@ -160,7 +160,7 @@ def test_clipping_is_torch_s(dtypes, max_norm):
     flat.zero()
     backward(net)
     flat.collect()
-    flat.control.fill_(1e9)  # is no gradient
+    flat.control.fill_(1e9)  # control numbers are not gradients
     flat.clip(max_norm)
     norm = nn.utils.clip_grad_norm_(other.parameters(), max_norm)
     assert 0.05 < norm < 1e6
@@ -206,15 +206,15 @@ def test_a_buffer_that_is_replaced_lets_go_of_the_model():
     assert all(p.grad is None for p in net.parameters())
 
 
-# --- while the backward pass goes on
+# --- sums that overlap with the backward pass
 
 
 MANY_SUMS = 1e-6
-"""MiB of a bucket: each parameter is one."""
+"""Bucket size in MiB, small enough that each parameter gets its own bucket."""
 
 
 class Sums:
-    """Begins sums, and remembers which and when."""
+    """Starts sums, and records which ones were started and waited for."""
 
     def __init__(self):
         self.begun, self.waited = [], []
@@ -237,13 +237,14 @@ def test_buckets_are_summed_as_gradients_come():
     net[0].weight.register_hook(lambda _: before.append(len(begin.begun)))
     flat.zero(begin)
     net(x).sum().backward()
-    # bias and weight of the last layer are on their way before the first one's come
+    # The sums of the last layer's bias and weight start before the first layer's gradients are
+    # ready.
     assert before[0] < 2 <= before[1]
     assert not begin.waited
     flat.collect()
     flat.control.fill_(1.0)
     flat.reduce(begin)
-    # what is told goes with the rest of the buffer, at the end
+    # The control numbers are sent with the rest of the buffer, at the end.
     assert [tensor.numel() for tensor in begin.begun] == begin.waited == [2, 6, 3, 12, 2 + 4]
     twin = copy.deepcopy(net)
     twin.zero_grad()
@@ -260,7 +261,7 @@ def test_a_cap_holds_whole_gradients():
     net(torch.ones(1, 512)).sum().backward()
     flat.collect()
     flat.reduce(begin)
-    mib = 2**18  # numbers in one
+    mib = 2**18  # numbers in a MiB
     assert [tensor.numel() for tensor in begin.begun] == [mib, 2 * mib, 2 * mib, mib + 1 + 6]
 
 
@@ -279,7 +280,7 @@ def test_a_pass_that_is_no_step_sums_nothing(cap):
 
 
 def test_sums_begin_in_one_order_on_all_workers():
-    """Whatever the order of gradients, and whether there are any."""
+    """The order of sums does not depend on the order of gradients, or on whether there are any."""
 
     class Both(nn.Module):
         def __init__(self):

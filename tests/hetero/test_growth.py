@@ -1,4 +1,4 @@
-"""The batch that unequal workers work best with, and learning rates that follow."""
+"""The most efficient batch size for unequal workers, and learning rates that scale with it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from thrifty.core import HeteroError
 from thrifty.hetero import Growth, StepCurve
 
 
-# Whole seconds: floors are exact.
+# Whole seconds, so that the floors are exact.
 times = st.tuples(st.integers(1, 20), st.integers(0, 200))
 efficiencies = st.sampled_from([0.1, 0.25, 0.6, 0.9])
 
 
 def efficient(sample_s, fixed_s, efficiency):
-    """The smallest batch that is, by trying."""
+    """Find the smallest batch with this efficiency by trying each size."""
     size = 1
     while sample_s * size < efficiency * (fixed_s + sample_s * size) - 1e-9:
         size += 1
@@ -49,7 +49,7 @@ def test_the_others_get_what_they_train_in_the_time_of_the_slowest():
     growth = Growth(efficiency=0.5)
     assert growth.batch([slow], 1) == 10
     assert growth.batch([fast], 1) == 10
-    # 2 s for the slow one's 10 samples
+    # The slow worker takes 2 s for its 10 samples.
     assert growth.batch([slow, fast], 1) == 10 + 190
 
 

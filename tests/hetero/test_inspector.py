@@ -1,4 +1,4 @@
-"""When a loss is checked: at first, and then at seeded steps that cost 1 % of the time at most."""
+"""When a loss is checked: at first, then at seeded steps that cost at most 1 % of the time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_steps_follow_the_seed():
     )
     assert one == again != other
     gaps = {b - a for a, b in pairwise(one)}
-    assert len(gaps) > 1  # a loss cannot learn when it is looked at
+    assert len(gaps) > 1  # a loss cannot predict when it is checked
 
 
 def test_a_change_is_followed_by_a_check():

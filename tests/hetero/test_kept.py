@@ -1,4 +1,4 @@
-"""What user code counts and notes down in a pass is put back."""
+"""State that user code changes in a pass is restored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thrifty.hetero._kept import KeptBuffers, untouched
 
 
 class Owner:
-    """Has state of every plain kind."""
+    """An object with every plain kind of state."""
 
     def __init__(self):
         self.count, self.seen, self.by_name, self.names = 0, [], {}, set()
@@ -78,7 +78,7 @@ def test_containers_stay_the_same_objects():
 
 
 def test_methods_of_modules():
-    """As a Lightning module has its loss."""
+    """Methods of modules work too, such as the loss of a Lightning module."""
 
     class Both(nn.Module):
         def __init__(self):

@@ -1,4 +1,4 @@
-"""Nothing listens beyond this machine unless it is asked to."""
+"""No process listens beyond this machine unless asked to."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOON = timedelta(seconds=30)
 
 
 def listening(*pids: int) -> list[str]:
-    """The addresses on which some processes listen."""
+    """Return the addresses on which processes listen."""
     return [
         connection.laddr.ip
         for pid in pids or (os.getpid(),)

@@ -1,4 +1,4 @@
-"""A loss trains uneven workers as one process, or is refused: this is checked while it trains."""
+"""A loss either trains uneven workers as one process, or a check during training refuses it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def labels(*, ignored=0, tokens=None):
 def trained(
     loss, dataset, *, net=model, epochs=2, speeds=SPEEDS, dtype=torch.double, **options
 ):
-    """The model of each worker after training together."""
+    """Return each worker's model and its reports after training together."""
     some = HeteroOptions.__dataclass_fields__.keys() & options.keys()
     hetero = {name: options.pop(name) for name in some}
     if dtype is not torch.double:
@@ -70,7 +70,7 @@ def trained(
 
 
 def refused(loss, dataset, **options):
-    """What each worker says; all of them end at the first step."""
+    """Return the error message of each worker; all of them stop at the first step."""
     said = {}
 
     def ending(run, name):
@@ -101,7 +101,7 @@ def refused(loss, dataset, **options):
 
 
 def alone(net, loss, dataset=None, **options):
-    """A trainer without other workers."""
+    """Return a trainer without other workers."""
     return HeteroTrainer(
         net, sgd(net), dataset or labels(), loss=loss, global_batch=16,
         options=HeteroOptions(curve=StepCurve(sample_s=1.0)), **options,
@@ -114,7 +114,7 @@ def cross_entropy(net, batch, **options):
 
 
 def masked_mean(net, batch):
-    """The mean over tokens with a label, written out."""
+    """Return the mean over tokens with a label, written out by hand."""
     x, y = batch
     loss = F.cross_entropy(net(x).flatten(0, -2), y.clamp(min=0).flatten(), reduction="none")
     kept = (y >= 0).flatten()
@@ -143,7 +143,7 @@ weighted = partial(cross_entropy, weight=CLASS_WEIGHTS)
 summed = partial(cross_entropy, reduction="sum")
 
 
-# --- losses that may be split
+# --- losses that can be split
 
 
 RIGHT = {
@@ -172,9 +172,8 @@ def test_clipping_comes_after_the_division_by_the_weight():
         trained(masked_mean, labels(tokens=4, ignored=90), speeds=speeds, **options)
         for speeds in ({"a": 1.0}, SPEEDS)
     )
-    assert (
-        distance(alone["a"][0], together["b"][0]) < 1e-6
-    )  # norms are summed in single precision
+    # Norms are summed in single precision.
+    assert distance(alone["a"][0], together["b"][0]) < 1e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -182,7 +181,7 @@ def test_rounding_is_no_difference(dtype):
     trained(cross_entropy, labels(), dtype=dtype, epochs=1)
 
 
-# --- losses that may not
+# --- losses that cannot be split
 
 
 WRONG = {
@@ -217,7 +216,7 @@ def test_single_precision_hides_no_such_loss(name):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_small_difference_is_seen_in_double_precision(dtype):
-    """A thousandth of the loss is not a mean."""
+    """A term of a thousandth of the loss is found even though the rest is a mean."""
 
     def almost(net, batch):
         out = net(batch[0])
@@ -254,7 +253,7 @@ def test_a_loss_that_fails_for_some_shares_is_refused():
 
 
 def test_all_workers_say_what_one_has_found():
-    """Only its private samples tell."""
+    """All workers report an error that only one worker's private samples show."""
 
     def job(private):
         def run(members):
@@ -276,7 +275,7 @@ def test_one_may_ask_for_each_worker_s_own_loss():
 
 
 def test_a_worker_alone_is_checked_too():
-    """It is the same script that is started on more workers later."""
+    """A single worker is checked too, because the same script may later run on more workers."""
     net = model()
     trainer = alone(net, contrastive)
     with pytest.raises(HeteroError, match="cannot be split"):
@@ -294,18 +293,18 @@ def test_nothing_is_updated_by_a_refused_step():
     assert all(torch.equal(value, after[name]) for name, value in before.items())
 
 
-# --- layers that see the batch
+# --- layers that use batch statistics
 
 
 class OwnBatchNorm(nn.Module):
-    """Statistics of its input, written by hand: nobody sums them over workers."""
+    """Normalises with handwritten batch statistics, which are not summed over workers."""
 
     def forward(self, x):
         return (x - x.mean(0)) / (x.std(0, correction=0) + 1) if self.training else x
 
 
 class Balanced(nn.Module):
-    """A term in training that multiplies two means over the batch, as experts are balanced."""
+    """A model that adds a product of two batch means in training, as experts are balanced."""
 
     def __init__(self):
         super().__init__()
@@ -340,7 +339,7 @@ def test_batch_normalisation_is_not_refused(kind, tracked):
 
 
 class Noisy(nn.Module):
-    """Draws in many ways."""
+    """A model that draws random numbers in many ways."""
 
     def __init__(self):
         super().__init__()
@@ -353,7 +352,7 @@ class Noisy(nn.Module):
 
 
 class NoisyByNumPy(nn.Module):
-    """A number for each sample, from the global streams."""
+    """A model that draws a number for each sample from the global streams."""
 
     def forward(self, x):
         scale = np.random.rand(len(x)) + np.random.randint(1, 9, size=len(x))  # noqa: NPY002
@@ -363,7 +362,7 @@ class NoisyByNumPy(nn.Module):
 
 
 class ByRow(nn.Module):
-    """Draws one number after the other, from a stream that is nobody's."""
+    """A model that draws one number at a time from its own stream."""
 
     def __init__(self):
         super().__init__()
@@ -394,7 +393,7 @@ def test_draws_are_no_difference(layer):
 
 @pytest.mark.parametrize("sequential", [True, False])
 def test_gyro_dropout_is_no_difference(sequential):
-    """A sample's subnetwork follows from its place in the batch."""
+    """Gyro dropout passes, because a sample's subnetwork follows from its index in the batch."""
     schedule = GyroSchedule(subnetworks=8, concurrent=4, total_steps=100)
     net = GyroMLP(
         FEATURES, [16, 8], 3, schedule=schedule, group_size=4, execution="sliced"
@@ -415,7 +414,7 @@ def test_draws_hide_no_loss_that_is_refused(layer):
 
 
 def mixed(samples):
-    """Mixes each sample with another one of the batch."""
+    """Mix each sample with another one of the batch."""
     x, y = default_collate(samples)
     share = float(np.random.beta(1.0, 1.0))  # noqa: NPY002
     other = torch.from_numpy(np.random.permutation(len(x)))  # noqa: NPY002
@@ -441,11 +440,11 @@ def test_what_can_be_checked_in_evaluation_only_is_said(caplog):
     assert "checked in evaluation mode only" in caplog.text
 
 
-# --- what a pass leaves behind
+# --- state that a pass leaves behind
 
 
 class Centred(nn.Module):
-    """Follows the mean of its inputs, in a buffer."""
+    """A model that tracks the mean of its inputs in a buffer."""
 
     def __init__(self, *, used=True):
         super().__init__()
@@ -459,7 +458,7 @@ class Centred(nn.Module):
 
 
 class Queue(nn.Module):
-    """Remembers what it has seen, in a plain attribute, and compares with it."""
+    """A model that keeps past inputs in a plain attribute and adds their mean."""
 
     def __init__(self):
         super().__init__()
@@ -472,7 +471,7 @@ class Queue(nn.Module):
 
 
 class Scaled(nn.Module):
-    """Follows the size of its inputs, in a Python number."""
+    """A model that tracks the size of its inputs in a Python number."""
 
     size = 1.0
 
@@ -483,7 +482,7 @@ class Scaled(nn.Module):
 
 
 class Criterion(nn.Module):
-    """Follows the outputs, as self-distillation does; no part of the model."""
+    """A criterion, outside the model, that tracks the outputs as self-distillation does."""
 
     def __init__(self):
         super().__init__()
@@ -541,7 +540,7 @@ def test_a_parameter_that_a_forward_pass_changes_is_refused():
 
 
 class Counting(nn.Module):
-    """Counts calls in every way but a buffer."""
+    """A model that counts calls in every way except a buffer."""
 
     calls = 0
 
@@ -584,7 +583,7 @@ def test_a_check_leaves_no_trace():
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated:FutureWarning")
 @pytest.mark.parametrize("kind", ["old", "parametrized"])
 def test_normalised_weights_are_trained_as_by_one_process(kind):
-    """A pass changes buffers, or attributes that are no parameters."""
+    """Normalised weights pass the check, although a pass changes buffers or plain attributes."""
 
     def net():
         made = model()
@@ -629,7 +628,7 @@ def test_a_reduction_is_a_mean_or_a_sum():
 
 
 def sparse_labels(*, at):
-    """Only some samples have a label."""
+    """Return data of which only some samples have a label."""
     x, y = labels().tensors
     y = torch.full_like(y, -100)
     y[at] = 1
@@ -637,7 +636,7 @@ def sparse_labels(*, at):
 
 
 def test_a_share_without_weight_adds_nothing():
-    """A worker whose samples are all ignored has a loss that is no number."""
+    """A share without weight adds nothing, even if its loss is NaN as all samples are ignored."""
     dataset = sparse_labels(at=slice(0, SAMPLES, 7))
     net, _ = plain_with(masked_mean, dataset, epochs=1)
     for other, _ in trained(masked_mean, dataset, weight=num_labels, epochs=1).values():
@@ -664,11 +663,11 @@ def test_a_share_without_weight_cannot_take_part_in_batch_normalisation():
     ThreadCluster().run({"a": job})
 
 
-# --- when
+# --- when checks happen
 
 
 def test_a_loss_that_changes_its_mind_is_found_out(monkeypatch):
-    """Checks go on at random steps."""
+    """Checks continue at random steps, so a loss that changes later is found."""
     monkeypatch.setattr("thrifty.hetero._inspector._LEAST_GAP", 3)
     net, wrong = model(), []
 

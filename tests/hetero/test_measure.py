@@ -1,4 +1,4 @@
-"""A worker's speed is measured, and nothing else happens."""
+"""Measuring a worker's speed has no side effects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .jobs import data, loss, model
 
 
 class Device:
-    """Takes ``fixed + each * size`` seconds for a step, and holds ``room`` samples."""
+    """A device whose steps take ``fixed + each * size`` seconds and that holds ``room`` samples."""
 
     def __init__(self, fixed=0.1, each=0.01, room=None):
         self.clock = VirtualClock()
@@ -74,7 +74,7 @@ def test_measuring_keeps_to_its_budget(budget_s):
     device = Device(fixed=0.0, each=1.0)
     device.measured(most=2**20, budget_s=budget_s)
     assert device.clock.monotonic() <= budget_s
-    # four steps of the next size would not have been within it
+    # Four steps of the next size would have exceeded the budget.
     assert device.clock.monotonic() + 4 * 2 * max(device.sizes) > budget_s
 
 
@@ -112,7 +112,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory():
 
 
 class Restless(nn.Module):
-    """Draws, counts, and keeps statistics; one buffer is no part of its state."""
+    """A model that draws, counts and keeps statistics; one buffer is not part of its state."""
 
     def __init__(self):
         super().__init__()
@@ -123,7 +123,7 @@ class Restless(nn.Module):
     def forward(self, x):
         self.calls += 1
         self.hidden += 1
-        np.random.rand()  # noqa: NPY002 -- as some users' code does
+        np.random.rand()  # noqa: NPY002 -- as some user code does
         random.random()
         return self.drop(self.net(x))
 
@@ -180,14 +180,14 @@ def test_measuring_leaves_everything_as_it_was(make, trained):
     learner.measure(most=16, clock=clock)
     after = everything(net, optimizer)
     assert all(map(same, before, after))
-    # it trains on as if nothing had been
+    # Training continues as if nothing had been measured.
     loss(net, data()[:16]).backward()
     optimizer.step()
     assert not same(everything(net, optimizer)[0], before[0])
 
 
 def test_measuring_leaves_the_loss_as_it_was():
-    """It may count, or follow what it sees."""
+    """Measuring restores a loss that counts its calls or tracks its inputs."""
     calls, centre = 0, nn.BatchNorm1d(3).double()
 
     def counting(net, batch):
@@ -203,7 +203,7 @@ def test_measuring_leaves_the_loss_as_it_was():
 
 
 def test_whole_steps_are_measured():
-    """Forward, backward and the optimiser's part."""
+    """A measured step includes forward pass, backward pass and optimiser."""
     clock = VirtualClock()
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -1,4 +1,4 @@
-"""Memberships do what the trainer relies on."""
+"""Memberships behave as the trainer requires."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Joules by a model, or by counters as Zeus reads them."""
+"""Energy in joules by a model, or by counters as Zeus reads them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thrifty.hetero import Power, PowerMeter, ZeusMeter
 
 
 class Monitor:
-    """Counts as a ``ZeusMonitor`` does: one window at a time, by name."""
+    """A stand-in for ``ZeusMonitor``, which has one open window for each name."""
 
     def __init__(self, *windows):
         self.windows = list(windows)
@@ -53,7 +53,7 @@ def test_counters_that_are_not_there_count_nothing():
 
 
 def test_windows_follow_each_other():
-    """What is spent between two calls is in the second one."""
+    """Windows leave no gap: energy spent between two calls counts in the second one."""
     monitor = Monitor(window({0: 1.0}), window({0: 2.0}))
     meter = ZeusMeter(gpus=[0], monitor=monitor)
     assert len(monitor.open) == 1
@@ -81,7 +81,7 @@ def test_something_has_to_be_counted(parts):
 
 
 def zeus(monkeypatch, make):
-    """A stand-in for the package."""
+    """Install a stand-in for the zeus package."""
     package, module = ModuleType("zeus"), ModuleType("zeus.monitor")
     module.ZeusMonitor = make
     monkeypatch.setitem(sys.modules, "zeus", package)

@@ -1,4 +1,4 @@
-"""Options that make no sense are said at once."""
+"""Invalid options are refused at once."""
 
 from __future__ import annotations
 

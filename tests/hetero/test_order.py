@@ -1,4 +1,4 @@
-"""Each sample once an epoch, whoever trains it."""
+"""Each sample is trained once per epoch, for any split over workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ numbers = st.integers(0, 40)
 
 
 def epoch_of(order, split_at, names, epoch=0, first=0, most_steps=400):
-    """The shares of each step of an epoch; ``split_at`` says how a step is split."""
+    """Return the shares of each step of an epoch; ``split_at(step)`` gives the split of a step."""
     place, steps = Place(epoch=epoch), []
     while order.left(place, split_at(first + len(steps)), names):
         assert len(steps) < most_steps, "the epoch does not end"
@@ -37,7 +37,7 @@ def private_of(steps, rank):
 
 @st.composite
 def teams(draw):
-    """Workers, their private samples, and splits that change at any time."""
+    """Draw workers, their private samples, and splits that change at any time."""
     workers = draw(st.integers(1, 4))
     sizes = st.tuples(*[st.integers(1, 9)] * workers)
     splits = draw(st.lists(sizes, min_size=1, max_size=6))
@@ -108,12 +108,11 @@ def test_an_order_answers_for_any_epoch_at_any_time():
 
 @given(st.integers(0, 60), st.integers(1, 300), st.integers(1, 12), st.integers(1, 12))
 def test_private_samples_are_spread_evenly(num_private, num_public, size_a, size_b):
-    assume(
-        num_private * (size_a + size_b) <= (num_private + num_public) * (size_a - 1)
-    )  # they fit
+    # The private samples fit.
+    assume(num_private * (size_a + size_b) <= (num_private + num_public) * (size_a - 1))
     order = SampleOrder(num_public, seed=0, private={"a": num_private})
     steps = epoch_of(order, lambda step: (size_a, size_b), ("a", "b"))
-    # the last two may be small, or make up for public samples that are used up
+    # The last two steps may be small, or replace used-up public samples.
     own = [len(shares[0].private) for shares in steps[:-2]]
     assert all(abs(num - num_private / len(steps)) <= 1 for num in own)
 
@@ -135,7 +134,7 @@ def test_who_has_too_many_private_samples_trains_the_rest_at_the_end():
 
 
 def test_private_samples_take_the_place_of_public_ones_that_are_used_up():
-    """Only the last step is a small one."""
+    """Only the last step is small."""
     order = SampleOrder(12, seed=0, private={"a": 9})
     steps = epoch_of(order, lambda step: (6, 4), ("a", "b"))
     assert [tuple(map(len, shares)) for shares in steps] == [(6, 4), (6, 4), (1, 0)]
@@ -148,7 +147,7 @@ def test_subsampling_leaves_out_what_is_beyond_a_worker_s_share():
         private_of(epoch_of(order, lambda step: (3, 9), ("a", "b"), epoch=epoch), 0)
         for epoch in range(2)
     ]
-    # a quarter of all samples
+    # A quarter of all samples.
     assert [len(own) for own in epochs] == [30, 30]
     assert [len(set(own)) for own in epochs] == [30, 30]
     assert set(epochs[0]) != set(epochs[1])

@@ -1,4 +1,4 @@
-"""The picture shows every worker and every change."""
+"""The plot shows every worker and every change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_simulation():
     above, below = plot_steps(run.steps).axes
     assert [text.get_text() for text in above.get_legend().get_texts()] == ["fast", "slow"]
     changes = sum(step.change is not None for step in run.steps)
-    # on each axis: a line for each change, and on the lower one a line for each worker
+    # Each axis has a line for each change, and the lower one has a line for each worker.
     assert changes > 0
     assert len(above.lines) == changes
     assert len(below.lines) == changes + 2

@@ -1,4 +1,4 @@
-"""Samples that only their worker reads, and that count like all others."""
+"""Private samples are read by their worker alone, and count like all others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def samples(num, seed):
 
 
 class Recorded(Dataset):
-    """Notes what is read, and in which thread."""
+    """A data set that records which samples are read, and in which threads."""
 
     def __init__(self, data):
         self.data = data
@@ -44,7 +44,7 @@ class Recorded(Dataset):
 
 
 class Team:
-    """Workers a, b, c with data of their own; what each of them reads is known by step."""
+    """Workers a, b and c with private data, and a record of what each one reads in each step."""
 
     def __init__(self, private=PRIVATE, public=PUBLIC, epochs=3, cluster=None, **options):
         self.private = {
@@ -62,7 +62,7 @@ class Team:
                 dataset=samples(public, 99),
                 private=self.private[name],
                 collate=self.recording(name),
-                # each batch that is made counts as a step here
+                # Each batch that is read counts as a step here, so checks must not read any.
                 verify=False,
                 **options,
             )
@@ -110,7 +110,7 @@ def test_private_order_changes_with_the_epoch():
 
 
 def test_a_step_is_that_of_one_process_with_all_of_its_samples():
-    """The same batches, put together, in the plain loop."""
+    """A step equals a step of the plain loop on the workers' batches joined together."""
     team = Team()
     net = model()
     optimizer = sgd(net)
@@ -132,7 +132,10 @@ def test_a_step_is_that_of_one_process_with_all_of_its_samples():
 
 
 def test_with_subsampling_an_epoch_ends_when_the_shares_do():
-    """a has 11 of 16 samples of a step: 83 of 120, not all of its 100; others in the next epoch."""
+    """Subsampling ends an epoch early and draws other samples in the next one.
+
+    Worker a has 11 of the 16 samples of a step: 83 of 120, fewer than its 100 samples.
+    """
     team = Team({"a": 100, "b": 0}, public=20, epochs=2, subsample=True)
     assert team.workers["a"].reports[0].sizes == (11, 5)
     own = [team.read["a"][epoch] for epoch in range(2)]
@@ -141,9 +144,9 @@ def test_with_subsampling_an_epoch_ends_when_the_shares_do():
 
 
 def test_who_is_lost_takes_its_samples_along():
-    """b is alone with what is left of the epoch, and dies; a goes on with the next one."""
+    """Worker b dies while it alone has samples left; worker a continues with the next epoch."""
     cluster = ThreadCluster()
-    # three exchanges of the meeting, three steps: the public samples are used up by then
+    # Three exchanges of the meeting and three steps: by then the public samples are used up.
     cluster.kill("b", after=6)
     team = Team({"a": 0, "b": 60}, public=16, epochs=3, cluster=cluster)
     reports = team.done["a"].reports
@@ -159,7 +162,7 @@ def test_a_state_knows_how_far_each_worker_is():
 
 
 def test_resuming_trains_what_was_left():
-    """Steps done with a state and steps done from it make one epoch."""
+    """The steps before a state was saved and those resumed from it make up one epoch."""
 
     def job(trainer_of, state=None, steps=None):
         def run(members):
@@ -198,7 +201,7 @@ def test_there_may_be_private_samples_alone():
 
 
 def test_gradients_alone_leave_a_worker():
-    """What is summed has the size of gradients and of a few numbers, never that of samples."""
+    """Sums have the size of the gradients and a few control numbers, never that of samples."""
     sizes = set()
 
     class Listening:
@@ -222,6 +225,6 @@ def test_gradients_alone_leave_a_worker():
     other = Worker(lambda size, step: float(size), dataset=samples(PUBLIC, 99))
     ThreadCluster().run({"a": lambda members: job(Listening(members)), "b": other.job(1)})
     parameters = [p.numel() for p in model().parameters()]
-    rows = 2 * 10  # of the meeting
+    rows = 2 * 10  # control rows of the meeting
     assert sizes == {rows, sum(parameters) + len(parameters) + 2 * 2 + 6}
     assert isinstance(worker.net, nn.Module)

@@ -1,4 +1,4 @@
-"""A step is taken apart, and nothing else happens."""
+"""Profiling the parts of a step has no side effects."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def made(num):
 
 
 class Timed:
-    """A chain of layers that take their time in the backward pass; so do the loss and the optimiser."""
+    """A chain of layers whose backward passes take time, as do the loss and the optimiser."""
 
     def __init__(self, width=2, layers=1, each=0.25, room=None, slow=()):
         self.clock, self.each, self.room, self.slow = VirtualClock(), each, room, slow
@@ -43,7 +43,7 @@ class Timed:
         self.width, self.seen = width, []
 
     def hooked(self, at):
-        """The first layer takes once ``each``, the second twice, ..."""
+        """Return a hook that takes ``at * each`` seconds for layer number ``at``."""
 
         def hook(layer, _, output):
             if output.requires_grad:
@@ -81,7 +81,8 @@ def test_phases_are_told_apart():
 
 
 def test_buckets_are_ready_when_their_last_gradient_is():
-    # A layer has a MiB and its bias: the last one fills the first bucket, the others share the second.
+    # A layer has 1 MiB and its bias: the last one fills the first bucket, the others share the
+    # second.
     timed = Timed(width=512, layers=3)
     profile = timed.profiled(batches=(1,))
     layer = MIB + 2048
@@ -90,7 +91,7 @@ def test_buckets_are_ready_when_their_last_gradient_is():
 
 
 def test_a_bucket_waits_for_those_before_it():
-    """Layers that were named in another order than they are used."""
+    """A bucket waits for earlier ones, even if layers are registered in another order than used."""
     timed = Timed(width=512, layers=2)
 
     class Reversed(nn.Module):
@@ -111,12 +112,12 @@ def test_a_bucket_waits_for_those_before_it():
         budget_s=1.0,
         clock=timed.clock,
     )
-    # the first layer's gradient comes last, and is in the first bucket
+    # The first layer's gradient comes last but is in the first bucket.
     assert profile.bucket_ready == pytest.approx((1.0, 1.0))
 
 
 def test_slow_single_steps_do_not_count():
-    # steps of each size: 2 to warm up, 3 with hooks, then those that are timed
+    # Steps of each size: 2 to warm up, 3 with hooks, then the timed ones.
     profile = Timed(slow=(1, 2, 7)).profiled()
     assert profile.forward_s == pytest.approx((0.5, 1.0, 2.0))
 
@@ -197,7 +198,7 @@ def test_memory_is_estimated_on_a_cpu():
         batches=(3, 7),
         clock=VirtualClock(),
     )
-    # parameters, gradients and momentum; the batch, and what tanh gave
+    # Parameters, gradients and momentum; the batch and the output of tanh.
     weights = 3 * (4 * 8 + 8 * 2)
     assert profile.peak_bytes == tuple(4.0 * (weights + num * (4 + 8)) for num in (3, 7))
 
@@ -270,7 +271,7 @@ def test_sizes_end_where_the_budget_does():
 def test_one_size_is_measured_whatever_it_costs():
     timed = Timed()
     assert timed.profiled(budget_s=0.0).batches == (1,)
-    # warmed up, and repeated
+    # Warm-up steps and repeats.
     assert len(timed.seen) == 8
 
 
@@ -298,7 +299,7 @@ def test_a_data_set_gives_the_batches_that_it_can_fill():
 
 
 class Few(Dataset):
-    """Samples that take a second each to read."""
+    """A data set whose samples take a second each to read."""
 
     def __init__(self, clock):
         self.clock = clock
@@ -355,12 +356,12 @@ def test_there_has_to_be_something_to_train():
 
 
 class Another(nn.Linear):
-    """Of the same shape."""
+    """Another type of layer with the same shape."""
 
 
 class TestCache:
     def run(self, folder, **changes):
-        """Steps that were trained for a profile, and the profile."""
+        """Return the steps trained for a profile, and the profile."""
         steps = []
 
         def counted(net, batch):
@@ -422,7 +423,7 @@ class TestCache:
 
 
 def test_events_measure_where_the_host_runs_ahead(monkeypatch):
-    """What CUDA is asked for, without a CUDA device."""
+    """Timing uses CUDA events; this test runs without a CUDA device."""
     calls = []
 
     class Event:

@@ -1,4 +1,4 @@
-"""Uneven = one process, whatever the split, and whoever dies or joins."""
+"""Uneven workers equal one process, for any split, and when workers die or join."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def constant(speed):
 
 
 MANY_SUMS = 1e-6
-"""MiB of a bucket: each parameter is one."""
+"""Bucket size in MiB, small enough that each parameter gets its own bucket."""
 
 
 @pytest.mark.parametrize("cap", [None, 25.0, MANY_SUMS])
@@ -64,7 +64,7 @@ def test_float32_agrees_to_rounding():
 
 
 def test_the_split_follows_and_the_answer_stays():
-    """A worker is four times as slow for a while."""
+    """A worker runs four times slower for a while."""
     team = {
         "a": Worker(constant(1.0), curve=StepCurve(fixed_s=0.5, sample_s=1.0)),
         "b": Worker(
@@ -86,9 +86,9 @@ def test_the_split_follows_and_the_answer_stays():
 @pytest.mark.parametrize("cap", [25.0, MANY_SUMS])
 @pytest.mark.parametrize("seed", range(12))
 def test_kills_and_joins_at_random(seed, cap):
-    """Every epoch has every sample once; the result is that of one process."""
+    """Every epoch has every sample once, and the result is that of one process."""
     rng = random.Random(seed)
-    sums = 1 if cap > 1 else 4  # in a step
+    sums = 1 if cap > 1 else 4  # sums per step
     options = {"admit_every": 2, "bucket_cap_mb": cap}
     cluster = ThreadCluster()
     names = [f"w{i}" for i in range(rng.randint(2, 4))]
@@ -131,7 +131,7 @@ def test_kills_and_joins_at_random(seed, cap):
 
 @pytest.mark.parametrize("after", range(4, 30))
 def test_a_step_that_is_trained_again_is_tracked_once(after):
-    """Running statistics of a pass that was in vain are forgotten."""
+    """Running statistics of a failed pass are discarded."""
     cluster = ThreadCluster()
     cluster.kill("b", after=after)
     team = {

@@ -1,4 +1,4 @@
-"""Batches are what a data loader makes of the same indices."""
+"""Batches are those that a data loader makes from the same indices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .jobs import FEATURES, distance, model, plain_with, sgd
 
 
 class Plain(Dataset):
-    """Dicts, one by one."""
+    """A data set of dicts, read one by one."""
 
     def __init__(self, num=6, first=0):
         self.first, self.num = first, num
@@ -30,7 +30,7 @@ class Plain(Dataset):
 
 
 class AtOnce(Plain):
-    """Reads many at once, as some data sets do."""
+    """A data set that reads many samples at once."""
 
     def __getitem__(self, index):
         raise AssertionError("read one by one")
@@ -68,7 +68,7 @@ def test_batches_are_those_of_a_loader(dataset):
 
 def test_tensors_are_indexed_at_once():
     class Counted(TensorDataset):
-        """No plain ``TensorDataset``: what it adds counts."""
+        """A ``TensorDataset`` subclass whose own ``__getitem__`` must be used."""
 
         def __getitem__(self, index):
             x, y = super().__getitem__(index)
@@ -118,11 +118,11 @@ def test_without_private_data_there_is_none():
     assert values(both.batch((2,), ())) == [2]
 
 
-# --- what is changed in a batch changes no data set
+# --- changing a batch does not change the data set
 
 
 class Objects(Dataset):
-    """Samples that the data set holds, in several kinds of containers."""
+    """A data set that holds its samples in several kinds of containers."""
 
     def __init__(self, num=6):
         self.rows = torch.arange(2.0 * num).reshape(num, 2)
@@ -133,7 +133,7 @@ class Objects(Dataset):
         return len(self.rows)
 
     def __getitem__(self, index):
-        # the row is a view of one large tensor
+        # The row is a view of one large tensor.
         return {
             "row": self.rows[index],
             "array": self.arrays[index],
@@ -142,7 +142,7 @@ class Objects(Dataset):
 
 
 class Held:
-    """What collate functions do not look into."""
+    """An object that collate functions do not look into."""
 
     def __init__(self, values):
         self.values = values
@@ -153,7 +153,7 @@ def as_they_are(samples):
 
 
 def joined(samples):
-    """One tensor that is new, one that is the data set's."""
+    """Collate to one new tensor and two that belong to the data set."""
     return (
         torch.stack([s["row"] for s in samples]),
         samples[0]["row"],
@@ -194,7 +194,7 @@ def test_what_is_new_in_a_batch_is_not_copied():
 
 
 class Rows(Dataset):
-    """Rows of the jobs' data; collated to lists, so that a forward pass may change them."""
+    """A data set of rows, collated to lists so that a forward pass may change them."""
 
     def __init__(self):
         generator = torch.Generator().manual_seed(7)
@@ -209,7 +209,7 @@ class Rows(Dataset):
 
 
 def changing(net, batch):
-    """Centres its samples in place."""
+    """Return the loss after centring the samples in place."""
     out = [net(x.sub_(x.mean())) for x, _ in batch]
     return torch.nn.functional.cross_entropy(
         torch.stack(out), torch.stack([y for _, y in batch])
@@ -234,11 +234,11 @@ def test_a_loss_that_changes_samples_in_place_trains_on_those_of_the_data_set():
     assert distance(net, expected) < 1e-12
 
 
-# --- data sets that use one object again
+# --- data sets that reuse one object
 
 
 class Refilled(Objects):
-    """Fills one array anew for each sample."""
+    """A data set that refills one array for each sample."""
 
     def __init__(self, kind=torch.zeros):
         super().__init__(32)
@@ -255,7 +255,7 @@ class RefilledAtOnce(Refilled):
 
 
 class Shared(Objects):
-    """Hands out one object for several samples, and never changes it."""
+    """A data set that returns one object for several samples and never changes it."""
 
     def __init__(self):
         super().__init__(32)

@@ -1,4 +1,4 @@
-"""Simulated clusters pass time as it is told."""
+"""Simulated clusters advance time as specified."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_load_counts_from_its_first_second_to_its_last():
         num_steps=2,
         loads=[Load(worker="one", begin_s=4.0, end_s=8.0, slowness=2.0)],
     )
-    # the first step: 4 s free, 4 s at half the speed, 4 s free
+    # The first step: 4 s at full speed, 4 s at half the speed, 4 s at full speed.
     assert [step.end_s for step in run.steps] == [12.0, 22.0]
 
 
@@ -63,7 +63,7 @@ def test_a_load_counts_from_its_first_second_to_its_last():
     work=st.floats(0.1, 40),
 )
 def test_passing_time_equals_small_steps(loads, begin, work):
-    """The twin adds up the work of short moments."""
+    """Passed time equals the sum of the work in many short moments."""
     took = _pass(_stretch("one", loads), begin, work)
     moments = 4000
     length = took / moments
@@ -76,7 +76,7 @@ def test_passing_time_equals_small_steps(loads, begin, work):
         )
         for at in range(moments)
     )
-    # the twin puts a moment on one side of a change or the other
+    # A moment that contains a change counts entirely before or after it.
     assert done == pytest.approx(work, rel=1e-3, abs=2 * len(loads) * length)
 
 
@@ -101,7 +101,8 @@ def test_a_death_costs_its_step_and_a_newcomer_its_state():
     )
     assert run.lost_steps == 1
     assert run.samples == 50
-    # two steps of two, a lost one and 3 s until it is noticed (15 s in all, both dates in it), one alone, the state in 4 s, two of two
+    # Two steps of two workers; a lost step and 3 s until it is noticed (15 s in all, including both
+    # dates); one step alone; the state transfer in 4 s; two steps of two workers.
     assert [step.end_s for step in run.steps] == [5.0, 10.0, 25.0, 34.0, 39.0]
     assert [step.names for step in run.steps][-1] == ("one", "late")
 

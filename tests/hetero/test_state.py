@@ -1,4 +1,4 @@
-"""A state as bytes is the state."""
+"""A state converted to bytes and back is the same state."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_bytes_are_a_copy():
 
 
 def test_bytes_may_be_followed_by_nothing_else_than_their_tensors():
-    """One byte more is an error, not another state."""
+    """An extra byte is an error, not another state."""
     data = to_bytes({"weight": torch.ones(2)})
     with pytest.raises(SafetensorError, match="deserializing"):
         from_bytes(torch.cat([data, data[:1]]))

@@ -1,4 +1,4 @@
-"""A trial of several processes is the task's own trial."""
+"""A trial of several processes equals the task's own trial."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_groups_and_clipping_are_those_of_the_trial_alone(tmp_path):
 
 
 def test_a_schedule_is_followed_from_epoch_to_epoch_also_after_an_interruption():
-    """The last rate is that with which the job was started, and not that of the checkpoint."""
+    """After an interruption the schedule's learning rate counts, not the one in the checkpoint."""
     rates = th.MultiStep([0.1, 0.01, 0.1], milestones=[1, 2])
     timeline = th.Timeline({"lr": rates}, epochs=3)
     _, whole = train_alone(Grouped(), timeline, seed=0, epochs=3)
@@ -120,7 +120,7 @@ def test_options_are_checked():
 
 
 class Weighted(Line):
-    """Some samples count more than others."""
+    """A task where some samples count more than others."""
 
     def loss(self, model, batch):
         x, y = batch
@@ -137,7 +137,7 @@ class Weighted(Line):
 
 
 class Drawing(Line):
-    """Its model is initialised from NumPy's stream."""
+    """A task whose model is initialised from NumPy's stream."""
 
     def model(self, hp):
         net = super().model(hp)

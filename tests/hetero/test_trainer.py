@@ -1,4 +1,4 @@
-"""What a trainer does besides the sum of gradients: reports, limits, resuming, leaving workers out."""
+"""What a trainer does beyond summing gradients: reports, limits, resuming, leaving workers out."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def by_sample(size, step):
 
 
 def trainer_of(net, optimizer=None, members=None, **options):
-    """On a clock of its own, a sample takes a second."""
+    """Return a trainer with its own clock, on which a sample takes a second."""
     clock = options.setdefault("clock", VirtualClock())
     criterion = options.pop("loss", loss)
 
@@ -63,7 +63,7 @@ def trainer_of(net, optimizer=None, members=None, **options):
 
 
 def together(*workers, epochs=2):
-    """Trains; the workers are called a, b, ..."""
+    """Train the given workers, named a, b, ..., and return them."""
     team = dict(zip("abcd", workers, strict=False))
     done = ThreadCluster().run({name: worker.job(epochs) for name, worker in team.items()})
     return [done[name] for name in team]
@@ -102,7 +102,7 @@ def test_a_loss_that_is_not_finite_ends_training(value):
     with pytest.raises(DivergedError, match=f"the loss of step 3 is {value}.*learning rate"):
         list(trainer.run(epochs=1))
     assert trainer.steps == 2
-    # the model is as it was before that step
+    # The model is as before that step.
     assert all(map(torch.equal, net.state_dict().values(), states[-1].values()))
 
 
@@ -123,7 +123,7 @@ def test_all_workers_see_one_diverge():
 
 
 class Lonely(FixedMembership):
-    """Two workers, and the other one is gone from the third sum on."""
+    """A membership of two workers where the other one is lost from the third sum on."""
 
     def __init__(self):
         super().__init__()
@@ -151,11 +151,11 @@ def test_a_fixed_group_ends_with_its_first_worker(caplog):
     assert "step 2: a worker is gone" in caplog.text
 
 
-# --- the same answer
+# --- equality with the plain loop
 
 
 def twin(epochs, batch, *, rate=lambda step: 0.1, clip_norm=None):
-    """The plain loop, with a rate for each step and clipped gradients."""
+    """Train the plain loop, with a learning rate for each step and clipped gradients."""
     net = model()
     optimizer = sgd(net)
     order = SampleOrder(SAMPLES, seed=5)
@@ -176,7 +176,7 @@ def twin(epochs, batch, *, rate=lambda step: 0.1, clip_norm=None):
 def test_the_gradient_of_the_global_batch_is_clipped():
     speeds = [StepCurve(sample_s=1.0), StepCurve(sample_s=3.0)]
     for worker in together(*[Worker(by_sample, curve=c, clip_norm=0.1) for c in speeds]):
-        # norms are summed up in float32
+        # Norms are summed in float32.
         assert distance(worker.net, twin(2, 16, clip_norm=0.1)) < 1e-6
         assert distance(worker.net, twin(2, 16)) > 1e-3
 
@@ -204,7 +204,7 @@ def test_batch_and_rate_grow_together(growth, rate):
 
 
 def test_the_caller_s_learning_rates_count_and_stay_his():
-    """A scheduler steps between two reports."""
+    """Learning rates that a scheduler sets between two reports are used and not overwritten."""
     net = model()
     optimizer = sgd(net)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
@@ -268,7 +268,7 @@ def with_dropout():
 def test_draws_follow_the_seed_alone():
     def trained(seed):
         net = with_dropout()
-        torch.manual_seed(seed + 100)  # the caller's stream is no matter
+        torch.manual_seed(seed + 100)  # the caller's stream has no effect
         stream = torch.get_rng_state()
         done = list(trainer_of(net, seed=seed).run(epochs=2))
         assert torch.equal(torch.get_rng_state(), stream)
@@ -293,7 +293,10 @@ def test_each_step_has_draws_of_its_own():
 
 
 def test_layers_that_count_steps_count_those_of_the_optimiser():
-    """Not their own passes: a worker that is left out counts, too, and tries do not."""
+    """Layers count optimiser steps, not their own passes.
+
+    A worker that is left out counts too, and trial passes do not count.
+    """
 
     class Counting(nn.Sequential):
         step_counters = ("position",)
@@ -311,13 +314,13 @@ def test_layers_that_count_steps_count_those_of_the_optimiser():
     assert [int(worker.net.position) for worker in workers] == [8, 8]
 
 
-# --- going on from a state
+# --- resuming from a state
 
 
 @pytest.mark.parametrize("steps", [1, 3, 4, 6])
 @pytest.mark.parametrize("norm", [False, True])
 def test_resuming_in_the_middle_is_training_on(steps, norm):
-    """Bit by bit; the fourth step is the last one of an epoch."""
+    """Resuming is bitwise exact; the fourth step is the last one of an epoch."""
 
     def whole(net, trainer):
         return net, [report.loss for report in trainer.run(epochs=3)]
@@ -331,7 +334,7 @@ def test_resuming_in_the_middle_is_training_on(steps, norm):
         return net, [(report.step, report.loss) for report in trainer.run(epochs=3)]
 
     def both(job):
-        """Models are made here: threads have one stream of draws."""
+        """Run ``job`` on two workers; models are made here since threads share a random stream."""
 
         def of(net):
             optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
@@ -366,7 +369,7 @@ def test_a_finished_state_stays_finished():
 
 
 def test_a_worker_that_makes_steps_slower_is_left_out_until_it_is_fast_again(caplog):
-    """With it a step would take 31 s and more; without it 16 s."""
+    """With the slow worker a step would take at least 31 s; without it 16 s."""
     slow = range(8, 40)
     workers = [
         Worker(by_sample),
@@ -379,11 +382,11 @@ def test_a_worker_that_makes_steps_slower_is_left_out_until_it_is_fast_again(cap
     assert (16, 0) in sizes
     assert sizes[-1] == (8, 8)
     changes = [event for r in one.reports for event in r.events if hasattr(event, "reason")]
-    # less and less, as its speed shows; then five tries, one each ten steps, bring it back
+    # Its share shrinks as its slowness shows; then five probes, one every ten steps, bring it back.
     assert [change.reason for change in changes] == ["slower"] * 3 + ["faster"]
     assert {change.workers for change in changes} == {(1,)}
     assert (changes[2].after, changes[3].after) == ((16, 0), (8, 8))
-    # one of the workers says it, once
+    # Only one worker logs the warning, once.
     said = [r for r in caplog.records if "worker b is left out" in r.getMessage()]
     assert [record.levelname for record in said] == ["WARNING"]
     for worker in (one, two):
@@ -401,7 +404,7 @@ def test_who_would_slow_the_others_from_the_start_is_left_out_and_said(caplog):
 
 
 def test_who_stays_left_out_is_not_said_again(caplog):
-    """c is out from the start; b slows down later, and the split changes."""
+    """Worker c is left out from the start, and b slows down later, which changes the split."""
     with caplog.at_level(logging.WARNING, logger="thrifty.hetero"):
         one, *_ = together(
             Worker(by_sample),
@@ -416,7 +419,7 @@ def test_who_stays_left_out_is_not_said_again(caplog):
 
 
 def test_probes_leave_nothing_behind():
-    """The model of the worker that is left out has buffers that a pass changes."""
+    """Probes restore buffers that a pass changes in the model of a worker that is left out."""
 
     class Counting(nn.Module):
         def __init__(self):
@@ -442,7 +445,7 @@ def test_probes_leave_nothing_behind():
     )
     assert probed == [0, 10, 20]
     assert [r.busy_s[1] for r in two.reports if r.busy_s[1]] == [50.0] * 3
-    # the passes of the worker that trains, and none of the probes
+    # Only the passes of the training worker count, not the probes.
     assert one.net.passes == two.net.passes == 24
     assert distance(two.net.net, plain(6)[0]) < 1e-12
 
@@ -468,7 +471,7 @@ def test_reports_say_what_was_done():
             assert (report.rank, report.names) == (rank, ("a", "b"))
             busy = [0.5 + s * size for s, size in zip(speeds, report.sizes, strict=True)]
             assert report.busy_s == pytest.approx(tuple(busy))
-            assert report.step_s == pytest.approx(busy[rank])  # each has a clock of its own
+            assert report.step_s == pytest.approx(busy[rank])  # each worker has its own clock
             assert report.joules is None
             assert len(report.share) == report.sizes[rank]
         (event,) = reports[0].events
@@ -482,7 +485,7 @@ def test_reports_say_what_was_done():
             batch=16,
         )
         assert not any(report.events for report in reports[1:])
-    # together the workers' shares are the epoch
+    # Together, the workers' shares make up the epoch.
     for begin in (0, 4):
         shares = [r.share for worker in workers for r in worker.reports[begin : begin + 4]]
         indices = [index for share in shares for index in share.public]
@@ -526,7 +529,7 @@ def test_events_of_loss_and_arrival_name_the_workers():
         (("a", "c"), (), ("b",)),
     ]
     assert changed[1].generation > changed[0].generation
-    # three exchanges of the meeting, five steps
+    # Three exchanges of the meeting, five steps.
     assert changed[1].step == 5
     assert changed[1].split == (8, 8)
 
@@ -542,8 +545,8 @@ def test_gradients_and_a_few_numbers_are_sent_at_each_step(workers):
     )
     parameters = [p.numel() for p in team[0].net.parameters()]
     for worker in team:
-        # which parameters have a gradient; seconds and news of each worker; joules, meters, loss,
-        # weight, seconds of checks, buffers
+        # Control numbers: which parameters have a gradient; seconds and news of each worker;
+        # joules, meters, loss, weight, seconds of checks, buffers.
         told = len(parameters) + 2 * workers + 6
         assert worker.trainer.bytes_per_step == 4 * (sum(parameters) + told)
 
@@ -556,7 +559,7 @@ def test_joules_of_all_workers_are_summed():
     )
     reports = [worker.reports for worker in workers]
     for step in range(8):
-        # how long a worker waits is known of the step before
+        # How long a worker waits is known from the step before.
         joules = sum(
             each.joules(
                 busy_s=mine[step].busy_s[rank],
@@ -603,7 +606,7 @@ def test_balance_closes_what_it_opened():
 
 
 def test_a_trainer_alone_needs_no_group():
-    """Not even a clock or a curve."""
+    """A trainer alone needs no group, clock or curve."""
     net = model()
     trainer = HeteroTrainer(net, sgd(net), data(), loss=loss, global_batch=16, seed=5)
     assert {report.names for report in trainer.run(epochs=2)} == {("0",)}
@@ -618,7 +621,7 @@ def test_a_view_knows_who_is_furthest():
 
 
 def test_a_parameter_without_a_part_in_the_loss_stays():
-    """Weight decay would shrink it if it had a gradient of zeros."""
+    """A parameter outside the loss has no gradient; with zeros, weight decay would shrink it."""
 
     def with_spare():
         net = model()
@@ -638,7 +641,7 @@ def test_a_parameter_without_a_part_in_the_loss_stays():
 
 
 class Pair(NamedTuple):
-    """A batch as ``default_collate`` makes it of such samples."""
+    """A named tuple, which ``default_collate`` also uses for the batch."""
 
     x: torch.Tensor
     y: torch.Tensor
@@ -659,7 +662,7 @@ def test_there_have_to_be_samples():
 
 
 def test_a_newcomer_measures_itself_before_the_others_wait_for_it():
-    """Else a slow newcomer would hold the whole crew up, or run into its time limit."""
+    """A newcomer measures itself first, so as not to delay others or hit their time limit."""
     calls = []
 
     class Noting:

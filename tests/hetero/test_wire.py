@@ -1,4 +1,4 @@
-"""What workers send, seen on the wire: gradients and control numbers, and nothing of private samples."""
+"""What workers send on the wire: gradients and control numbers, but no private samples."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from thrifty.hetero import ElasticMembership, HeteroOptions, HeteroTrainer, Step
 
 
 MARK = 1234.5678
-"""Stands in every private sample, many times in a row."""
+"""Value that every private sample contains, many times in a row."""
 
 FEATURES = 4096
 STEPS = 12
 
 
 PACKET_OUTGOING = 4
-"""What is sent; the loopback interface shows each packet twice."""
+"""Packet type of sent packets; the loopback interface shows each packet twice."""
 
 
 class Tap:
-    """Hears what is sent on the loopback interface; a context manager.
+    """A context manager that records packets sent on the loopback interface.
 
     Attributes:
-        packets: all of them.
+        packets: All recorded packets.
     """
 
     def __init__(self):
@@ -61,13 +61,13 @@ class Tap:
             return any(pattern in packet for packet in self.packets)
 
     def wait_for(self, pattern, *, send):
-        """Sends it until it is heard."""
+        """Send the pattern until it is recorded."""
         with self._heard:
             while not self._heard.wait_for(lambda: self.has(pattern), 1.0):
                 send(pattern * 4)
 
     def num_bytes(self, ports):
-        """Of packets between some ports."""
+        """Return the number of bytes of packets from or to some ports."""
         with self._heard:
             return sum(len(each) for each in self.packets if ports & set(ports_of(each)))
 
@@ -84,13 +84,13 @@ class Tap:
 
 
 def ports_of(packet):
-    """Both ports of a TCP packet; those of others mean nothing."""
+    """Return both ports of a TCP packet; for other packets, the result is meaningless."""
     begin = 54 if packet[12:14] == b"\x86\xdd" else 14 + 4 * (packet[14] & 15)
     return struct.unpack_from("!HH", packet.ljust(begin + 4, b"\0"), begin)
 
 
 def own_ports():
-    """Ports at which this process, where both workers are, is connected to itself."""
+    """Return ports of connections within this process, which runs both workers."""
     found = [each.laddr.port for each in psutil.Process().net_connections("tcp") if each.raddr]
     return set(found)
 
@@ -134,8 +134,8 @@ def test_a_step_sends_gradients_and_control(lighthouse):
         private, handed_in, sends = both(lighthouse)
         sent = tap.num_bytes(sends["ports"]) / STEPS
     assert private > 100
-    # A ring of two sends each buffer once from each worker; packets, heartbeats and the state at the
-    # start come on top. The step's private samples would be 20 times as much.
+    # A ring of two sends each buffer once from each worker; packet headers, heartbeats and the
+    # state at the start come on top. The step's private samples would be 20 times as much.
     assert handed_in < sent < 2 * handed_in * 1.5 + 20_000
     assert sent < 0.2 * private / STEPS * 2 * FEATURES * 4
 
@@ -147,7 +147,7 @@ def test_private_samples_are_never_on_the_wire(lighthouse):
         assert private > 100
         assert len(tap.packets) > STEPS
         assert not tap.has(pattern)
-        # The tap hears what is sent: the same bytes, for once on purpose.
+        # The tap does record private bytes, as sending them on purpose shows.
         with (
             socket.create_server(("127.0.0.1", 0)) as server,
             socket.create_connection(server.getsockname()) as out,

@@ -1,4 +1,4 @@
-"""What workers tell of themselves arrives as it was."""
+"""Information that workers send about themselves arrives unchanged."""
 
 from __future__ import annotations
 

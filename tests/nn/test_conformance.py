@@ -35,7 +35,7 @@ class Constant(nn.Module):
 
 
 class Elementwise(nn.Module):
-    """Draws from a stream of its own, which no state holds."""
+    """A dropout that draws from its own stream, which no state holds."""
 
     def __init__(self):
         super().__init__()
@@ -48,7 +48,7 @@ class Elementwise(nn.Module):
 
 
 class Unregistered(nn.Module):
-    """A mask that is no buffer, for batches of rows only."""
+    """A dropout whose mask is not a buffer and fits only batches of rows."""
 
     def __init__(self, units):
         super().__init__()

@@ -129,18 +129,18 @@ def test_what_cannot_be_turned(model, message):
         gyro_(model, torch.ones(2, 4), **WHEN)
 
 
-# --- layers that are more than a dropout
+# --- layers that do more than dropout
 
 
 class Always(nn.Dropout):
-    """Drops in evaluation, too."""
+    """A dropout that also drops in evaluation."""
 
     def forward(self, x):
         return nn.functional.dropout(x, self.p, training=True)
 
 
 class Named(nn.Dropout):
-    """Differs by its name alone."""
+    """A dropout that differs by its name alone."""
 
 
 def with_layer(layer):
@@ -186,7 +186,7 @@ def test_a_subclass_without_a_forward_of_its_own_is_a_dropout():
 
 
 class ByList(nn.Module):
-    """Calls its dropout by a plain list."""
+    """A model that calls its dropout through a plain list."""
 
     def __init__(self):
         super().__init__()
@@ -224,7 +224,7 @@ def test_a_shared_layer_may_be_replaced_in_one_place():
 
 
 class Often(nn.Module):
-    """Calls one dropout several times, for rows and for sequences."""
+    """A model that calls one dropout several times, for rows and for sequences."""
 
     def __init__(self):
         super().__init__()
@@ -241,11 +241,11 @@ def test_a_layer_may_be_called_several_times():
     out = model(torch.ones(4, 4))
     assert out.shape == (4, 4)
     torch.manual_seed(1)
-    assert torch.equal(model(torch.ones(4, 4)), out)  # one mask for each sample, wherever
+    assert torch.equal(model(torch.ones(4, 4)), out)  # each sample has one mask, at every call
 
 
 def test_dropout_in_place_stays_in_place():
-    """A model may rely on it."""
+    """A converted in-place dropout still works in place, since a model may rely on it."""
 
     class Relying(nn.Module):
         def __init__(self):

@@ -39,7 +39,7 @@ def test_a_dimension_of_ones_own():
 
 
 def test_many_subnetworks_each_for_one_sample_are_dropout():
-    """sigma to infinity and tau = batch: masks are independent Bernoulli variables."""
+    """With sigma at infinity and tau equal to the batch, masks are independent and Bernoulli."""
     p, batch, units = 0.3, 64, 10
     layer = GyroDropout(
         p,
@@ -57,7 +57,7 @@ def test_many_subnetworks_each_for_one_sample_are_dropout():
     assert len(kept) == 64 * 400
     sigmas = 5 * math.sqrt(p * (1 - p) / len(kept))
     assert ((kept.mean(0) - (1 - p)).abs() < sigmas).all()
-    # units are independent of each other, and samples of each other
+    # Both units and samples are independent of each other.
     correlations = torch.corrcoef(kept.T) - torch.eye(units)
     assert correlations.abs().max() < 5 / math.sqrt(len(kept))
     neighbours = torch.corrcoef(torch.stack([kept[:-1].flatten(), kept[1:].flatten()]))[0, 1]
@@ -86,7 +86,7 @@ def test_one_schedule_ties_layers():
 
 
 def test_equal_generators_give_equal_layers():
-    """As on the ranks of data parallel training."""
+    """Equal generators give equal layers, as on the ranks of data-parallel training."""
     one, two = (GyroDropout(0.5, num_features=9, generator=seeded(3), **WHEN) for _ in range(2))
     assert all(torch.equal(*pair) for pair in zip(one.buffers(), two.buffers(), strict=True))
 

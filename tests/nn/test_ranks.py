@@ -1,4 +1,4 @@
-"""Two processes of data parallel training: one schedule, one set of masks, and the gradient of all samples."""
+"""Two data-parallel processes share one schedule, one set of masks and all samples' gradient."""
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ def train(rank, folder):
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
     )
     torch.set_num_threads(1)
-    torch.manual_seed(7)  # all ranks make the same model
+    torch.manual_seed(7)  # all ranks build the same model
     drop = GyroDropout(0.5, num_features=6, subnetworks=8, concurrent=2, total_steps=12)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 6), drop, nn.Linear(6, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -9,7 +9,7 @@ from thrifty.nn import GyroDropout, GyroSchedule
 
 
 def turns(schedule, num):
-    """Who is active at each of ``num`` steps from now."""
+    """Return the active subnetworks at each of the next ``num`` steps."""
     seen = []
     for _ in range(num):
         seen.append(schedule.active().tolist())
@@ -66,7 +66,7 @@ def test_any_numbers(subnetworks, concurrent, steps, seed):
         assert set(range(subnetworks)) == set(torch.tensor(seen).flatten().tolist())
         lengths = torch.tensor([i * phases // steps for i in range(steps)]).bincount()
         assert lengths.max() - lengths.min() <= 1
-    # whoever trains on begins again
+    # Training beyond the last step starts the schedule again.
     assert turns(schedule, 1) == seen[:1]
 
 
@@ -83,7 +83,7 @@ def test_legacy_draws_with_replacement():
         seen = turns(schedule, 1600)
         assert len({tuple(active) for active in seen}) == 16
         shares.append(len(set(torch.tensor(seen).flatten().tolist())) / 256)
-    # what 256 draws of 256 leave out is (1 - 1/256) to the power of 256
+    # 256 draws from 256 leave out (1 - 1/256) to the power of 256 of them.
     assert sum(shares) / len(shares) == pytest.approx(0.633, abs=0.02)
 
 
@@ -98,7 +98,7 @@ def test_steps_are_those_of_the_optimiser():
     optimizer = torch.optim.SGD([weight], lr=0.1)
     layer.schedule.follow(optimizer)
     for step in range(3):
-        for _ in range(2):  # gradients of two batches
+        for _ in range(2):  # accumulate the gradients of two batches
             layer(torch.ones(2, 3) * weight).sum().backward()
         assert int(layer.schedule.position) == step
         optimizer.step()

@@ -29,8 +29,8 @@ def mlp(s):
 def images(s):
     return [
         nn.Conv2d(2, 8, 3, padding=1, bias=False), nn.ReLU(), nn.MaxPool2d(2), drop(s, 8, 2),
-        nn.Conv2d(8, 6, 3, stride=2, dilation=1), nn.Tanh(), drop(s, 6, 3), nn.Flatten(), nn.Linear(6, 4), nn.ReLU(),
-        drop(s, 4, 1), nn.Linear(4, 2),
+        nn.Conv2d(8, 6, 3, stride=2, dilation=1), nn.Tanh(), drop(s, 6, 3), nn.Flatten(),
+        nn.Linear(6, 4), nn.ReLU(), drop(s, 4, 1), nn.Linear(4, 2),
     ]  # fmt: skip
 
 
@@ -56,7 +56,7 @@ def flattened(s):
 
 
 def ungrouped(s):
-    """Dropout where its units are not those of the product before it."""
+    """Return layers where the units of dropout are not those of the product before it."""
     return [
         nn.Linear(5, 16),
         nn.ReLU(),
@@ -80,7 +80,7 @@ def grouped(s):
 
 
 def deep_rows(s):
-    """A product of what has four dimensions: dropout means channels there, unless it is told otherwise."""
+    """Return products of four-dimensional inputs; dropout drops channels unless ``dim`` is set."""
     return [
         nn.Linear(4, 8),
         nn.ReLU(),
@@ -189,7 +189,7 @@ def test_on_cuda(name):
 
 
 def test_something_is_left_out(monkeypatch):
-    """Not all is multiplied: shapes of products are those of the kept groups."""
+    """Sliced products have the shapes of the kept groups."""
     seen = []
     product = _sequential.gyro_linear
 
@@ -252,14 +252,14 @@ def test_costs_choose_and_say_so_once(caplog):
 
 
 class TwoSided(SlicingCosts):
-    """Slicing pays where both sides are sliced."""
+    """Costs where slicing pays only if both sides are sliced."""
 
     def pays(self, product):
         return product.inputs_kept < product.inputs and product.outputs_kept < product.outputs
 
 
 def test_one_side_alone_need_not_pay(monkeypatch):
-    """The product between two dropouts is sliced on both sides, though neither its neighbours nor one side of it would be."""
+    """A product between two dropouts is sliced on both sides, even if one side would not pay."""
     seen = []
     product = _sequential.gyro_linear
 

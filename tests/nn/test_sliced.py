@@ -20,7 +20,7 @@ def kept(draw, num_parts):
 
 @st.composite
 def products(draw):
-    """Inputs and outputs of a product, each whole or in part; the sizes."""
+    """Draw inputs and outputs of a product, each whole or in part, and their sizes."""
     num_parts = draw(st.integers(1, 4))
     inputs, outputs = (draw(st.none() | kept(num_parts)) for _ in range(2))
     sizes = [
@@ -77,7 +77,7 @@ def test_parts(batch, num):
     x = torch.arange(batch)
     split = parts.split(x)
     assert torch.equal(parts.join(split), x)
-    # a sample stands in its part
+    # Each sample is in its part.
     for sample in range(batch):
         assert sample in split[sample * num // batch]
 

@@ -1,4 +1,4 @@
-"""Gyro dropout as part of what a study tunes: subnetworks are a trial's own, packed or not, interrupted or not."""
+"""Gyro dropout in a study: each trial has its own subnetworks, packed or interrupted or not."""
 
 import pytest
 import torch

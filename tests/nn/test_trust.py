@@ -1,4 +1,4 @@
-"""``GyroSequential`` is ``nn.Sequential``, whatever its layers are: this is checked while it trains."""
+"""``GyroSequential`` equals ``nn.Sequential`` for any layers, as checks during training ensure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def images():
     torch.manual_seed(0)
     schedule = GyroSchedule(subnetworks=8, concurrent=4, total_steps=20)
     drop = BlockGyroDropout(0.5, num_features=8, group_size=2, schedule=schedule)
-    layers = [nn.Conv2d(2, 8, 3), nn.ReLU(), nn.MaxPool2d(2), drop, nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(4, 3)]  # fmt: skip
+    layers = [
+        nn.Conv2d(2, 8, 3), nn.ReLU(), nn.MaxPool2d(2), drop,
+        nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(4, 3),
+    ]  # fmt: skip
     return GyroSequential(*layers, execution="sliced").double()
 
 
@@ -40,7 +43,7 @@ def rows(num=9):
 
 
 def trained(make, change, *, masked, x=None, steps=3):
-    """Outputs, gradients and what else ``change`` returns, after some steps."""
+    """Return outputs, gradients and the results of ``change`` after some steps."""
     model = make()
     if masked:
         model.execution = "masked"
@@ -69,7 +72,7 @@ def assert_same(make, change, *, x=None):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
-# --- what users do to layers
+# --- changes that users make to layers
 
 
 class Shifted(nn.Linear):
@@ -88,7 +91,7 @@ class Halved(nn.Module):
 
 
 def recorded(*places, how="register_forward_hook"):
-    """A hook that notes what it sees."""
+    """Return a change that adds a hook which records its inputs."""
 
     def change(model):
         seen = []
@@ -270,7 +273,7 @@ def test_global_hooks_see_what_they_would():
     assert run(masked=False) == run(masked=True)
 
 
-# --- what nobody has thought of
+# --- unforeseen changes
 
 
 def doubled_forward(self, x):
@@ -278,7 +281,7 @@ def doubled_forward(self, x):
 
 
 class _Straight(torch.autograd.Function):
-    """The identity, whose gradient is another one."""
+    """The identity with a different gradient."""
 
     @staticmethod
     def forward(ctx, x):
@@ -303,7 +306,7 @@ def test_what_differs_runs_as_it_is(monkeypatch, caplog, forward):
         for r in caplog.records
         if "run as they are from now on" in r.getMessage()
     ]
-    assert len(said) == 3  # one for each product of the sliced model
+    assert len(said) == 3  # one message for each product of the sliced model
     assert said[0].startswith("layers 0 to 2 (Linear, ReLU, BlockGyroDropout)")
 
 
@@ -336,7 +339,7 @@ def test_checks_are_rare_and_seeded(monkeypatch):
     for _ in range(2):
         model = mlp()
         compared.clear()
-        for batch in range(2500):  # noqa: B007 -- read where it is compared
+        for batch in range(2500):  # noqa: B007 -- read in the comparison
             model(rows(4))
             model[2].schedule.step()
         times.append(list(compared))

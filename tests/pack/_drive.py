@@ -1,4 +1,4 @@
-"""Drives a back-end as a worker does, and the judge of what comes of it: the same trials alone."""
+"""A driver that runs back-ends as a worker does, and solo training for comparison."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from thrifty.space import Timeline
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What to train: ``config`` may have schedules; ``state`` is one to start from at ``start``.
+    """A trial to train.
 
-    ``run_epochs`` is how long the whole run is that the schedules are made for.
+    ``config`` may have schedules, which span ``run_epochs``, the length of the whole run. Training
+    starts at epoch ``start``, from ``state`` if given.
     """
 
     config: Mapping[str, Any]
@@ -46,7 +47,7 @@ class Trial:
 
 @dataclass(kw_only=True)
 class Result:
-    """What came of it: its metrics epoch by epoch, the state at its end, or what went wrong."""
+    """The result of a trial: its metrics by epoch, and its final state or its error."""
 
     metrics: list[Mapping[str, float]] = field(default_factory=list)
     state: State | None = None
@@ -54,12 +55,12 @@ class Result:
 
 
 def together(backend: Backend, trials, *, at_once: int | None = None, slots=None):
-    """Trains trials, ``at_once`` at a time (default: all); a slot that falls free goes to the next one."""
+    """Train trials, ``at_once`` at a time (default: all); the next takes the first free slot."""
     slots = list(range(at_once or len(trials))) if slots is None else list(slots)
     results = [Result() for _ in trials]
     waiting = list(range(len(trials)))
     where: dict[int, int] = {}
-    new: dict[int, int] = {}  # slot -> epoch that has to begin
+    new: dict[int, int] = {}  # slot -> next epoch to start
     with borrowed_streams():
         while waiting or where:
             while waiting and slots:
@@ -91,12 +92,12 @@ def together(backend: Backend, trials, *, at_once: int | None = None, slots=None
 
 
 def alone(task, trials):
-    """The same, each by itself in plain PyTorch."""
+    """Train the same trials, each by itself in plain PyTorch."""
     return [together(SoloBackend(task), [trial])[0] for trial in trials]
 
 
 def assert_same(found, wanted, *, tolerance: float = 0.0) -> None:
-    """Metrics and states agree; with tolerance 0 to the last bit."""
+    """Assert that metrics and states agree; with tolerance 0, bit for bit."""
     assert len(found) == len(wanted)
     for one, other in zip(found, wanted, strict=True):
         assert type(one.error) is type(other.error)

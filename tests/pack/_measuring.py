@@ -1,4 +1,4 @@
-"""Measurements that are made up."""
+"""Made-up measurements for tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from thrifty.perf import PackCurve
 
 
 def curves(fused):
-    """A trial alone takes a second; ``fused`` has the seconds of packs by size."""
+    """Return curves where a solo step takes a second; ``fused`` maps pack sizes to seconds."""
     return [
         PackCurve(backend="solo", step_s={1: 1.0}),
         PackCurve(backend="fused", step_s=fused),
@@ -14,7 +14,7 @@ def curves(fused):
 
 
 class Measuring:
-    """Stands for ``calibrate`` and counts its calls."""
+    """A stand-in for ``calibrate`` that records its calls."""
 
     def __init__(self, fused, **options):
         self.calls = []

@@ -1,4 +1,4 @@
-"""Small tasks for back-ends: one for each kind of model."""
+"""Small tasks for testing back-ends, one for each kind of model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def normal(*shape, seed=0):
 
 
 class Toy(Task):
-    """Regression on 20 rows of 6 numbers; the last batch is half as long as the others."""
+    """Regression on 20 rows of 6 numbers. The last batch is half as long as the others."""
 
     optimizer = SGD(lr="lr", momentum=0.9)
     batch_size = 8
@@ -124,7 +124,7 @@ class Attending(Tokens):
 
 
 class Copying(nn.Module):
-    """Its two ends share their weights."""
+    """A model whose first and last layers share their weights."""
 
     def __init__(self):
         super().__init__()
@@ -167,7 +167,7 @@ class Unused(Toy):
 
 
 class Scaling(nn.Module):
-    """One buffer that stays, and one that is written to in each forward pass."""
+    """A model with one constant buffer and one that each training step updates."""
 
     def __init__(self):
         super().__init__()

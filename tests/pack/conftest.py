@@ -7,7 +7,7 @@ from tests.pack._measuring import Measuring
 
 @pytest.fixture
 def free_checks(monkeypatch):
-    """Checks cost nothing: most tests have few steps, and are about something else."""
+    """Make checks cost nothing: most tests have few steps and test something else."""
     monkeypatch.setattr("thrifty.pack._judge._price", lambda *_, **__: 0.0)
 
 

@@ -1,4 +1,4 @@
-"""The back-end that chooses: by what can be fused, then by what was measured."""
+"""The automatic back-end chooses by what can be fused, then by measured times."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TRIALS = [Trial(config={"lr": 0.05 / (k + 1)}, seed=k, epochs=2 + k % 2) for k i
 
 
 def fused_slots(backend, trials=TRIALS):
-    """Which slots are fused when some trials have taken them."""
+    """Return the slots that are fused once the trials have been assigned to slots."""
     for slot, trial in enumerate(trials):
         backend.stack(slot, trial.member)
     return [slot for slot in range(len(trials)) if is_fused(backend, slot)]
@@ -41,7 +41,7 @@ def is_fused(backend, slot):
 
 
 def blocks(backend):
-    """How many trials each block holds."""
+    """Return the number of trials in each block."""
     return [len(block.trials) for each in backend._fused._blocks.values() for block in each]
 
 
@@ -95,7 +95,7 @@ def test_one_measurement_for_each_structure(measure):
 
 
 def test_a_measurement_leaves_no_trace():
-    """Measured in earnest: what is trained afterwards is as if nothing had been."""
+    """A real measurement does not change the training that follows."""
     assert_same(together(AutoBackend(Toy()), TRIALS), alone(Toy(), TRIALS), tolerance=1e-5)
 
 
@@ -135,7 +135,7 @@ def test_what_is_bit_identical_if_the_user_prefers(prefer):
     assert_same(found, alone(Dropping(), TRIALS))
 
 
-# -- what cannot be fused ------------------------------------------------------------------
+# -- tasks that cannot be fused ------------------------------------------------------------
 
 
 def reasons(caplog):
@@ -163,7 +163,7 @@ def test_an_unknown_optimizer_goes_on_concatenated(caplog):
 
 
 class Changing(Toy):
-    """Can be fused until a hyper-parameter says otherwise."""
+    """A task that can be fused until a hyper-parameter turns fusion off."""
 
     def network(self, hp):
         return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
@@ -199,7 +199,7 @@ def test_what_goes_wrong_is_the_affair_of_one_trial(fault, at_once):
     assert_same(found, alone(FaultyTask(), trials), tolerance=1e-5)
 
 
-# -- loops of their own --------------------------------------------------------------------
+# -- custom training loops -----------------------------------------------------------------
 
 
 class Walk(Trainable):

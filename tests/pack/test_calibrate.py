@@ -22,7 +22,7 @@ def measured(task=None, **options):
 
 @pytest.fixture
 def timed(monkeypatch):
-    """Packs take the seconds that they are said to, by size; what is asked for is noted."""
+    """Replace measurements with given seconds by pack size, and record the sizes measured."""
 
     def patch(seconds):
         sizes = []
@@ -84,8 +84,8 @@ def test_a_pack_that_gains_almost_nothing_is_not_worth_it(timed):
     ("seconds", "wanted"),
     [
         ({1: 1.0, 4: 3.07, 16: 11.35}, [1, 4, 16]),  # 0.31 + 0.69 k: 0.69 < 0.9 * 3.07 / 4
-        ({1: 1.0, 4: 3.10}, [1, 4]),  # 0.3 + 0.7 k: better still, but not by that much
-        ({1: 1.0, 4: 1.0, 16: 13.0}, [1, 4, 16]),  # 1 for each more since 4, whatever was before
+        ({1: 1.0, 4: 3.10}, [1, 4]),  # 0.3 + 0.7 k: better still, but by too little
+        ({1: 1.0, 4: 1.0, 16: 13.0}, [1, 4, 16]),  # 1 for each trial beyond 4
         ({1: 1.0, 4: 3.0, 16: 4.2, 32: 5.8}, [1, 4, 16, 32]),
     ],
 )  # fmt: skip
@@ -105,7 +105,7 @@ def test_the_other_order_of_images_is_tried_at_one_size_first(monkeypatch, facto
 
     def measure(task, member, size, *, channels_last, **options):
         asked.append((channels_last, size))
-        seconds = 1e-3 + 1e-5 * size  # more is better for ever
+        seconds = 1e-3 + 1e-5 * size  # a larger pack is always faster per trial
         return (factor if channels_last else 1.0) * seconds, 100.0 * size
 
     monkeypatch.setattr(calibrating, "_measure_fused", measure)
@@ -169,7 +169,7 @@ def test_other_errors_come_through(timed):
 
 
 class Clock:
-    """Time passes only while a step is made."""
+    """A clock that advances only while a step runs."""
 
     def __init__(self):
         self.now = 0.0
@@ -190,9 +190,9 @@ class Clock:
             (0.09, 0.05, 0.02, 0.01, 0.03, 0.5),
             0.01,
             1,
-        ),  # short: two to warm up, three that count
+        ),  # short steps: two warm-up steps, three that count
         ((0.05, 0.2, 0.3, 0.2, 0.4, 0.5), 0.2, 1),
-        ((0.5, 0.4, 0.3, 0.1), 0.3, 1),  # long: one and two
+        ((0.5, 0.4, 0.3, 0.1), 0.3, 1),  # long steps: one warm-up step, two that count
     ],
 )
 def test_long_steps_are_measured_less_often(monkeypatch, steps, wanted, left):

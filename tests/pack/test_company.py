@@ -1,4 +1,4 @@
-"""Trials that take turns: what one of them does to others is noticed, and then they do not take turns."""
+"""Trials that take turns: if one affects others, this is noticed and they stop taking turns."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from thrifty.space import Cosine
 
 TRIALS = [Trial(config={"lr": 0.05 / (k + 1), "k": float(k)}, seed=k) for k in range(3)]
 LATER = 2
-"""The step of an epoch (20 rows in batches of 8) from which on something happens."""
+"""Step of an epoch (20 rows in batches of 8) from which an effect starts."""
 
 
 def unverified(backend, trials=TRIALS):
-    """Those that have to be trained again, by number; the others are right."""
+    """Return the numbers of the trials that must be trained again; the others must be right."""
     found = together(backend, trials)
     again = {n for n, r in enumerate(found) if isinstance(r.error, UnverifiedError)}
     assert not any(found[n].error.mismatch for n in again)
@@ -34,13 +34,13 @@ def unverified(backend, trials=TRIALS):
 
 
 def check_again(backend, trials=TRIALS):
-    """From now on all of them are right."""
+    """Assert that trials no longer take turns and that all of them are right."""
     assert backend.why_apart
     assert_same(together(backend, trials), alone(type(backend._task)(), trials))
 
 
 class Drawing(Toy):
-    """Draws from Python's or NumPy's stream, in some steps."""
+    """A task that draws from Python's or NumPy's stream in some steps."""
 
     since = 0
     draw = staticmethod(random.random)
@@ -99,7 +99,7 @@ def test_rows_may_draw():
 
 
 def test_steps_on_rows_that_others_have_read_may_not():
-    """The rows are read once for all, so what comes after the draws of a row is not what it is alone."""
+    """Trials may not take turns if a step draws after rows have drawn, since rows are read once."""
     trials = [Trial(config={"lr": 0.05 / (k + 1)}) for k in range(3)]
     backend = ConcatenatedBackend(FromRowsDrawing())
     assert unverified(backend, trials)
@@ -110,7 +110,7 @@ FACTOR = {"now": 1.0}
 
 
 class Shared(Toy):
-    """Follows a hyper-parameter through a variable that all trials share."""
+    """A task that passes a hyper-parameter through a variable that all trials share."""
 
     def adapt(self, model, hp):
         FACTOR["now"] = 1.0 + hp.k
@@ -131,7 +131,7 @@ class Counter:
 
 
 class SharedObject(Toy):
-    """Sets a class attribute in a later step."""
+    """A task that sets a class attribute in a later step."""
 
     def loss(self, model, batch):
         if len(batch[0]) < self.batch_size:
@@ -146,7 +146,7 @@ def test_a_shared_variable_that_a_step_sets_is_noticed():
 
 
 class Own(Toy):
-    """Notes things down in its own model and its own task: no other trial reads them."""
+    """A task that stores notes in its own model and in itself, where no other trial reads them."""
 
     def __init__(self):
         self.notes = []
@@ -175,7 +175,7 @@ CACHED: dict[float, nn.Module] = {}
 
 
 class SharedModel(Toy):
-    """Gives all trials the same model, or the same backbone."""
+    """A task that gives all trials the same model or the same backbone."""
 
     frozen = False
 

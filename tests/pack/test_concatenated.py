@@ -1,4 +1,4 @@
-"""The concatenated back-end gives what each trial gives alone, to the last bit, whatever the trials are."""
+"""The concatenated back-end equals solo training bit for bit, for any mix of trials."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_models(toy):
 
 
 class Mixed(Toy):
-    """Another model, another optimiser and another batch size in each trial."""
+    """A task with a different model, optimiser and batch size in each trial."""
 
     batch_size = "size"
 
@@ -63,7 +63,7 @@ def test_everything_may_differ(at_once):
 
 
 class Drawing(nn.Module):
-    """Draws from every stream that there is."""
+    """A model that draws from the random stream of the given kind."""
 
     def __init__(self, kind):
         super().__init__()
@@ -95,7 +95,7 @@ def test_models_that_draw_from_other_streams(kinds):
 
 
 class Rows(Dataset):
-    """Counts how often each row is read; moves its rows at random."""
+    """A dataset that counts how often each row is read and adds random noise to its rows."""
 
     def __init__(self, *, noise):
         self.num_read = [0] * 20
@@ -200,7 +200,7 @@ def test_running_out_of_memory_is_raised(error):
 
 
 class Breaking(Rows):
-    """A row that cannot be read."""
+    """A dataset with one row that cannot be read."""
 
     def __getitem__(self, index):
         if index == BROKEN:
@@ -209,11 +209,11 @@ class Breaking(Rows):
 
 
 BROKEN = int(epoch_order(20, seed=0, epoch=0)[-1])
-"""The last row of the first epoch."""
+"""Last row of the first epoch."""
 
 
 def test_batches_that_cannot_be_read_end_no_epoch_early():
-    """All trials that share them fail; for none does the epoch just end a few batches earlier."""
+    """All trials that share an unreadable batch fail; no trial's epoch silently ends early."""
 
     task = FromRows()
     task.train_rows = Breaking(noise=None)

@@ -22,7 +22,7 @@ class Counting(nn.Module):
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x):
-        # what it does depends on the step, and it is called twice a step
+        # The result depends on the step, and the module is called twice in each step.
         return x * (1 + self.seen % 3)
 
 
@@ -56,7 +56,11 @@ BACKENDS = {
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_each_step_counts_once_whoever_trains(name):
-    """Ten rows in batches of four are three steps an epoch; trials of 1, 2 and 3 epochs leave, and the last one moves up."""
+    """Each step counts once, in every back-end.
+
+    Ten rows in batches of four make three steps an epoch. The trials, of 1, 2 and 3 epochs, leave
+    one after the other, and the last one moves into the gap.
+    """
     trials = [Trial(config={"lr": 0.01}, seed=k, epochs=k + 1) for k in range(3)]
     if name == "solo":
         found = [together(SoloBackend(Task()), [trial])[0] for trial in trials]

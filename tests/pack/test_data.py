@@ -1,4 +1,4 @@
-"""Data sets read through a loader: batches keep their types, and each option counts for what it should."""
+"""Data sets read through a loader: batches keep their types, and each option has its own effect."""
 
 import collections
 import dataclasses
@@ -157,7 +157,7 @@ def test_drop_last_is_a_bool(value):
 
 
 class Line(LineTask):
-    """20 samples to train on, 10 to validate; says how often it took a step."""
+    """A task with 20 training and 10 validation samples that counts its training steps."""
 
     batch_size = 8
     eval_batch_size = 4
@@ -198,7 +198,7 @@ def test_named_tuples_and_dropped_batches_in_every_back_end(pack):
 
 
 def test_batches_are_never_parts_of_the_data():
-    """A forward pass that changes its input changes nothing for other trials and epochs."""
+    """A forward pass that changes its input does not affect other trials and epochs."""
     rows = [torch.ones(2), torch.ones(2)]
     pair = DatasetPair(train=rows, valid=rows, collate_fn=lambda batch: batch[0])
     arrays = ArrayData(train=(torch.ones(2, 2),), valid=(torch.ones(2, 2),))

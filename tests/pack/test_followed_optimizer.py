@@ -1,4 +1,4 @@
-"""A torch optimizer follows what moves, and nothing else of it is touched."""
+"""A torch optimizer follows scheduled values, and none of its other options are touched."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_each_group_follows_its_own_options():
 
 
 def test_what_does_not_move_is_not_touched():
-    """An optimizer may change options of its own."""
+    """An optimizer may change its unscheduled options itself."""
     one = followed(SGD(lr="lr", weight_decay=0.1, momentum="m"), {"lr": 0.5, "m": 0.9})
     one.torch.param_groups[0].update(weight_decay=7.0, momentum=0.8)
     one.follow({"lr": 0.25, "m": 0.9})
@@ -52,11 +52,11 @@ def test_what_does_not_move_is_not_touched():
     assert (group["lr"], group["weight_decay"], group["momentum"]) == (0.25, 7.0, 0.8)
 
 
-# -- factories of the user's own -------------------------------------------------------------
+# -- user-defined factories ------------------------------------------------------------------
 
 
 def two_groups(parameters, *, lr, weight_decay=0.0):
-    """The head is trained ten times as fast, and not decayed."""
+    """Return an optimizer that trains the head ten times as fast and without weight decay."""
     groups = [
         {"params": parameters[:2]},
         {"params": parameters[2:], "lr": 10 * lr, "weight_decay": 0},
@@ -116,7 +116,7 @@ def switches(parameters, *, nesterov):
 
 
 class Picky:
-    """Fails for all but one learning rate, so nothing can be found out."""
+    """A factory that fails for all but one learning rate, so that its options cannot be probed."""
 
     def __call__(self, parameters, *, lr):
         return torch.optim.SGD(parameters, lr={0.0: 0.0}[lr])
@@ -306,7 +306,7 @@ def test_state_is_by_parameter_name_in_the_models_order():
 
 
 def test_state_goes_to_its_parameter_whatever_the_order():
-    """A group more or less puts torch's numbers in another order."""
+    """State goes to the right parameter even if more or fewer groups change torch's numbering."""
     optimizer, model = trained(AdamW(lr="lr"), {"lr": 0.1})
     moments = optimizer.moments()
     other, _ = again(ADAM, {"lr": 0.1}, model, {})
@@ -317,7 +317,7 @@ def test_state_goes_to_its_parameter_whatever_the_order():
 
 
 class Counting(torch.optim.SGD):
-    """Keeps state in its param groups, as schedule-free optimizers do."""
+    """An optimizer that keeps state in its param groups, as schedule-free optimizers do."""
 
     def __init__(self, params, lr):
         super().__init__(params, lr=lr)
@@ -344,7 +344,7 @@ def test_state_in_param_groups_is_kept():
 
 @pytest.mark.parametrize("first", [0.1, 0.3])
 def test_what_moved_before_a_checkpoint_and_moves_after_it(first):
-    """Whatever it is built with, and whether it moves just where a trial is interrupted."""
+    """Scheduled values resume correctly, even if built with others or changed at the checkpoint."""
     spec = Optimizer(Counting, lr="lr")
     optimizer, model = trained(spec, {"lr": 0.1})
     optimizer.follow({"lr": 0.2})
@@ -358,7 +358,7 @@ def test_what_moved_before_a_checkpoint_and_moves_after_it(first):
 
 
 def test_a_state_of_numbers_is_still_read():
-    """Until version 0.1 there were numbers for names, and no groups."""
+    """State keyed by number and without groups, as written before version 0.1, can be loaded."""
     optimizer, model = trained(AdamW(lr="lr"), {"lr": 0.1})
     old = optimizer.torch.state_dict()["state"]
     two = again(AdamW(lr="lr"), {"lr": 0.1}, model, old)
@@ -408,7 +408,7 @@ def test_a_state_of_other_groups():
 
 
 class InSingle(torch.optim.SGD):
-    """Keeps a master copy in single precision."""
+    """An optimizer that keeps a master copy in single precision."""
 
     def step(self, closure=None):
         for group in self.param_groups:

@@ -1,4 +1,4 @@
-"""Trials of a fused pack end up where they end up alone, whoever is packed with them."""
+"""Trials of a fused pack get the results of solo training, with any other trials in the pack."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ few = settings(deadline=None, derandomize=True, database=None, max_examples=8)
 
 
 def variant(base, **attributes):
-    """An instance of a toy with other attributes."""
+    """Return an instance of a toy task with some attributes replaced."""
     return type(base.__name__, (base,), attributes)()
 
 
@@ -66,7 +66,7 @@ def check(task, trials, *, size=8, tolerance=DOUBLE, at_once=None):
     backend = fused(task, size=size)
     found, wanted = together(backend, trials, at_once=at_once), alone(task, trials)
     if tolerance < SINGLE:
-        for result in (*found, *wanted):  # has a test of its own
+        for result in (*found, *wanted):  # ``train_loss`` has its own test
             for metrics in result.metrics:
                 metrics.pop("train_loss")
     assert_same(found, wanted, tolerance=tolerance)
@@ -75,7 +75,7 @@ def check(task, trials, *, size=8, tolerance=DOUBLE, at_once=None):
 
 
 def num_blocks(task, trials, *, size=8):
-    """How many blocks some trials take that are there at the same time."""
+    """Return how many blocks the trials take when all are present at the same time."""
     backend = fused(task, size=size)
     for slot, trial in enumerate(trials):
         backend.stack(slot, trial.member)
@@ -249,7 +249,7 @@ def test_batch_sizes_far_apart_have_blocks_of_their_own():
 
 
 def test_padding_in_memory_that_held_anything():
-    """What is drawn for rows that are not there must not be what happened to lie in memory."""
+    """Draws for padding rows must not come from uninitialised memory."""
     task = in_double(Dropping, batch_size="size")
     trials = [Trial(config={"lr": 0.02, "size": s}, seed=s) for s in (8, 6)]
     with uninitialised_memory_is_nan():
@@ -257,7 +257,7 @@ def test_padding_in_memory_that_held_anything():
 
 
 class uninitialised_memory_is_nan:  # noqa: N801 (used like a function)
-    """``torch.empty`` gives the worst that it may."""
+    """Makes ``torch.empty`` return the worst case: NaNs."""
 
     def __enter__(self):
         self._before = (
@@ -346,14 +346,14 @@ def test_normalised_features_keep_widths_apart(toy):
 
 
 class DroppingBefore(Toy):
-    """Masks have the width of the inputs, whatever that of the hidden layer."""
+    """A task whose masks have the width of the inputs, whatever the hidden layer's width."""
 
     def network(self, hp):
         return nn.Sequential(nn.Dropout(0.3), *super().network(hp))
 
 
 class DroppingBetween(Toy):
-    """Masks have the width of the hidden layer."""
+    """A task whose masks have the width of the hidden layer."""
 
     def network(self, hp):
         first, activation, last = super().network(hp)
@@ -362,7 +362,7 @@ class DroppingBetween(Toy):
 
 @pytest.mark.parametrize(
     ("toy", "num"),
-    [(DroppingBefore, 1), (DroppingBetween, 2)],  # wider masks are others than those alone
+    [(DroppingBefore, 1), (DroppingBetween, 2)],  # padded masks differ from solo ones
 )
 def test_widths_may_differ_where_masks_do_not(toy, num):
     task = in_double(toy)
@@ -405,7 +405,7 @@ def test_what_changes_the_computation_moves_to_another_block(at_once):
 
 
 class Weighted(Toy):
-    """Notes down in itself what its loss is multiplied by."""
+    """A task that stores its loss weight on itself."""
 
     def adapt(self, model, hp):
         self.weight = hp.weight
@@ -429,7 +429,7 @@ def test_attributes_of_the_task_may_change(at_once):
     check(in_double(Weighted), trials, at_once=at_once)
 
 
-# -- who is packed with whom ---------------------------------------------------------------
+# -- which trials are packed together ------------------------------------------------------
 
 
 @st.composite
@@ -460,7 +460,7 @@ def test_trials_that_come_and_go_equal_trials_alone(crowd):
 
 
 class Masks(Toy):
-    """Its weight gradient is the mask alone: equal masks, equal parameters, to the last bit."""
+    """A task whose weight gradient is the mask alone: equal masks give bit-identical parameters."""
 
     def network(self, hp):
         return nn.Sequential(nn.Dropout(hp.dropout), nn.Linear(6, 1))
@@ -517,14 +517,14 @@ def test_an_mlp_is_bit_identical_wherever_it_stands():
         assert_same([result], [by_itself])
 
 
-# -- what goes wrong -----------------------------------------------------------------------
+# -- errors and divergence -----------------------------------------------------------------
 
 
 def test_divergence_is_that_of_one_trial():
     task = in_double(Dropping)
     trials = [Trial(config={"lr": lr}, seed=k) for k, lr in enumerate([0.05, 1e200, 0.02])]
     found, wanted = together(fused(task), trials), alone(task, trials)
-    # nobody can tell whether the pack has made it diverge: it is trained again, alone
+    # The pack itself may have caused the divergence, so the trial is trained again alone.
     assert isinstance(found[1].error, UnverifiedError)
     assert not found[1].error.mismatch
     assert isinstance(wanted[1].error, DivergedError)
@@ -543,7 +543,7 @@ def faults(*each):
 
 @pytest.mark.parametrize("at_once", [2, 4])
 def test_an_error_in_the_code_of_one_trial(at_once):
-    """It is not fused from that epoch on; the others must not notice."""
+    """The failing trial is not fused from that epoch on, and the others are unaffected."""
     trials = faults(MultiStep(["", "raise"], milestones=[1]), "", "", "")
     found = together(fused(FaultyTask()), trials, at_once=at_once)
     assert isinstance(found[0].error, UnfusableError)
@@ -615,11 +615,11 @@ def test_metrics_that_cannot_be_fused_are_worked_out_one_by_one(kind):
     check(Task(), [Trial(config={"lr": 0.05}, seed=k) for k in range(3)], tolerance=SINGLE)
 
 
-# -- what cannot be fused ------------------------------------------------------------------
+# -- tasks that cannot be fused ------------------------------------------------------------
 
 
 class Forward(nn.Module):
-    """A line whose forward pass is something else."""
+    """A linear layer with a custom forward pass."""
 
     def __init__(self, forward):
         super().__init__()
@@ -637,7 +637,7 @@ def counted(self, x):
 
 
 def warming_up(self, x):
-    """The same at first: a look at a few steps does not show it."""
+    """Compute a linear layer, but only for the first calls, so that a few steps do not show it."""
     self.calls += 1
     return self.inner(x) * (1.0 if self.calls < 20 else 0.5)
 

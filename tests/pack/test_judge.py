@@ -1,4 +1,4 @@
-"""Whether fusing pays: by a measurement, by that of a relative, and again when company leaves."""
+"""Whether fusing pays, by measuring a trial or a similar one, and again when trials leave."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("free_checks")
 
 
 class Kin(Toy):
-    """Trials that cost about the same, and may differ in activation, kind of optimiser and batch size."""
+    """Trials of about the same cost, with other activations, kinds of optimiser and batch sizes."""
 
     optimizer = SGD(lr="lr", momentum="momentum")
     batch_size = "size"
@@ -38,7 +38,7 @@ STRANGERS = {"width": {"width": 64}, "batch": {"size": 16}}
 by_relative = pytest.mark.parametrize("changes", RELATIVES.values(), ids=RELATIVES)
 
 
-# -- relatives -----------------------------------------------------------------------------
+# -- similar trials ------------------------------------------------------------------------
 
 
 @by_relative
@@ -83,11 +83,11 @@ def test_relatives_are_what_they_are_alone(measure, changes):
     assert_same(found, alone(Kin(), trials), tolerance=1e-5)
 
 
-# -- company -------------------------------------------------------------------------------
+# -- trials that leave ---------------------------------------------------------------------
 
 
 class Watched(AutoBackend):
-    """Notes which slots are fused, step by step."""
+    """An automatic back-end that records which slots are fused at each step."""
 
     def __init__(self, task):
         super().__init__(task)
@@ -129,11 +129,11 @@ def test_a_trial_goes_back_when_nobody_comes_for_those_who_left(measure):
 @pytest.mark.parametrize(
     ("step_s", "wanted"),
     [
-        ({1: 1.0}, 1.0),  # nothing was gained by company
+        ({1: 1.0}, 1.0),  # fusing more trials gains nothing
         ({1: 1.0, 4: 4.0}, 1.0),
         ({1: 1.0, 4: 5.0}, 1.0),
-        ({1: 5.0, 4: 17.0}, 8 / 7),  # 1 + 4 k: zeros of an eighth cost half of the one that is saved
-        ({1: 2.0, 4: 5.0}, 1.5),  # 1 + k: half would do, a third is the most
+        ({1: 5.0, 4: 17.0}, 8 / 7),  # 1 + 4 k: zeros of 1/8 cost 0.5, half of the saved 1
+        ({1: 2.0, 4: 5.0}, 1.5),  # 1 + k: zeros of 1/2 would pay, but 1/3 is the limit
         ({1: 5.0, 4: 5.0}, 1.5),
         ({1: 5.0, 4: 4.0}, 1.5),
     ],

@@ -1,4 +1,4 @@
-"""Metrics are summed in double precision, each weighted by its samples, the packed and the solo way alike."""
+"""Metrics are summed in double precision, weighted by samples, both packed and solo."""
 
 import math
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ VALUES = (RNG.random((len(SIZES), 4)) * 10.0 ** RNG.integers(-3, 4, (len(SIZES),
 
 
 class Batches:
-    """A validation set whose batches are their own numbers."""
+    """A validation set whose batches contain their own number."""
 
     arrays = None
 
@@ -56,7 +56,7 @@ def packed():
             return tape.outputs
 
         def __call__(self):
-            # results stand where they always stand
+            # a tape writes its results to the same memory each time
             tape.outputs[0].copy_(torch.from_numpy(VALUES[int(batch)]))
 
     bound.tape = Tape()
@@ -112,7 +112,7 @@ def test_a_metric_of_some_batches_is_the_mean_over_their_samples():
 
 
 class Uneven(Toy):
-    """Validation in batches of 4, 4 and 2."""
+    """A task that validates in batches of 4, 4 and 2."""
 
     eval_batch_size = 4
 

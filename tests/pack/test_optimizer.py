@@ -1,4 +1,4 @@
-"""Specifications of optimizers: values, parameter groups, and what is refused."""
+"""Specifications of optimizers: values, parameter groups and errors."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_factory_may_take_groups():
     assert [(g["lr"], g["weight_decay"]) for _, g in built(spec)] == [(0.5, 0.5), (0.5, 0.0)]
 
 
-# -- what is refused -------------------------------------------------------------------------
+# -- refused specifications ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_a_specification_shows_all_that_it_is():
         "Optimizer(SGD, lr='lr', momentum=0.0, clip_norm=1.0, "
         "groups={'*.bias': {'lr': 0}, is_vector: {'lr': 1}})"
     )
-    # part of a task's identity: an address would make it another one in each process
+    # This is part of a task's identity: an address would change it in each process.
     assert "0x" not in repr(
         Optimizer(partial(is_vector, p=3), groups={lambda p: True: {"lr": 1}})
     )

@@ -1,4 +1,4 @@
-"""A task of a trial's own: nothing leaks from one trial to another."""
+"""Each trial has its own copy of the task, so that nothing leaks from one trial to another."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_data_and_what_cannot_be_copied_are_shared(value):
 
 
 class Noting(Toy):
-    """Divides the loss by what ``adapt`` has noted down, in a list on the task and in an object in it."""
+    """A task whose ``adapt`` stores values in a list and in an object, for its loss to use."""
 
     def __init__(self):
         self.factors, self.settings = [1.0], Thing()

@@ -78,7 +78,7 @@ def test_a_state_survives_being_taken_apart():
 
 
 def test_a_state_may_be_started_from_twice():
-    """Optimisers go on in place: what they are given must be a copy."""
+    """Starting from a state copies it, because optimisers update their state in place."""
     values = {"lr": 0.1, "width": 4, "dropout": 0.0}
     backend = backend_at(LineTask(), values)
     step(backend, values, 0)
@@ -232,7 +232,7 @@ OLD = CheckpointRef(
     num_bytes=2396,
     digest="40a9db18a0fc487e1140be5fcfdd3986",
 )
-"""Two epochs of the task below, written before optimizer state was kept by parameter name."""
+"""Checkpoint of two epochs of the task below, from before optimizer state had parameter names."""
 
 
 @pytest.mark.parametrize("backend", [SoloBackend, FusedBackend])
@@ -324,7 +324,7 @@ def test_inspection_tells_what_a_task_reads():
 
 
 def typed(expression: str) -> type:
-    """A class without a file, as one that is typed at a prompt."""
+    """Return a class without a source file, as if typed at a prompt."""
     names = {"Task": LineTask, "torch": torch}
     exec(
         f"class Typed(Task):\n    def loss(self, model, batch):\n        return {expression}",
@@ -361,7 +361,9 @@ def test_identity_of_a_script_that_runs_is_that_of_its_file(tmp_path, monkeypatc
     run = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
     monkeypatch.syspath_prepend(tmp_path)
     assert run.stdout.strip() == str(import_module("my_script").Mine().identity())
-    run = subprocess.run([sys.executable, "-"], input=SCRIPT, capture_output=True, text=True, check=True)  # fmt: skip
+    run = subprocess.run(
+        [sys.executable, "-"], input=SCRIPT, capture_output=True, text=True, check=True
+    )  # fmt: skip
     assert "'task': 'Mine'" in run.stdout
 
 

@@ -1,4 +1,4 @@
-"""``thrifty.pack(models, ...)`` against the loop that one would write for one model."""
+"""``thrifty.pack(models, ...)`` equals the loop that one would write for a single model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def batch(seed, *, rows=8):
 
 
 def plain(models, steps, *, optimizer, values, seeds=None, loss=loss):
-    """Each model by itself: ``steps`` has its batches and its values, step by step."""
+    """Train each model by itself; ``steps`` holds batches and values for each step."""
     models = copy.deepcopy(models)
     losses = []
     for k, model in enumerate(models):
@@ -153,7 +153,7 @@ def test_a_dropout_rate_may_change_between_steps():
     for model in models:
         model[2].p = 1.0
     packed.step(batch(1))
-    assert torch.equal(models[0][0].weight, before)  # its whole hidden layer was dropped
+    assert torch.equal(models[0][0].weight, before)  # its whole hidden layer is dropped
 
 
 @pytest.mark.parametrize("toy", [Images, BatchNormed, Attending, Dropping])
@@ -205,7 +205,7 @@ def test_weights_may_be_set_between_steps():
     assert_same(models[:1], wanted)
 
 
-# -- where it cannot be fused --------------------------------------------------------------
+# -- models that cannot be fused -----------------------------------------------------------
 
 
 class Reading(nn.Module):
@@ -253,7 +253,7 @@ def test_optimizers_of_different_kinds_are_trained_in_turn(caplog):
     assert_same(models, wanted, tolerance=0)
 
 
-# -- what cannot work ----------------------------------------------------------------------
+# -- errors --------------------------------------------------------------------------------
 
 
 def test_no_models():
@@ -294,7 +294,7 @@ def test_the_package_is_a_function_and_a_package():
 
 
 def cube(x):
-    """A function that torch knows nothing of."""
+    """Return the cube, as a function that torch does not know."""
     if torch.overrides.has_torch_function_unary(x):
         return torch.overrides.handle_torch_function(cube, (x,), x)
     return _plain_cube(x)

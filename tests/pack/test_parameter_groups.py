@@ -1,4 +1,4 @@
-"""Parameter groups give the same answer in every back-end, and that of a plain PyTorch loop."""
+"""Parameter groups give the same result in every back-end and in a plain PyTorch loop."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def trials(num=3, **more):
 
 
 def without_train_loss(results):
-    """Of single precision in the packed sum; it has a test of its own."""
+    """Drop ``train_loss``, which packs sum in single precision and which has its own test."""
     for result in results:
         for metrics in result.metrics:
             metrics.pop("train_loss", None)
@@ -81,7 +81,7 @@ def check_fused(task, given, *, blocks=1, **options):
 
 
 def plain_groups(parameters, lr, wd):
-    """What a user would write for ``GROUPS``."""
+    """Return the groups that a user would write by hand for ``GROUPS``."""
     scales = {"0.weight": (0.1, 1), "0.bias": (0.1, 0), "2.weight": (1, 1), "2.bias": (1, 0)}
     return [
         {"params": [parameters[name]], "lr": lr * a, "weight_decay": wd * b}
@@ -90,7 +90,7 @@ def plain_groups(parameters, lr, wd):
 
 
 def plain_loop(task, values, *, seed, epochs, clip_norm):
-    """AdamW with groups by hand; values by epoch and step from the schedules themselves."""
+    """Train with AdamW and manual groups, with values from the schedules themselves."""
 
     def at(name, epoch, step, num):
         return (
@@ -153,7 +153,7 @@ def test_fused_equals_solo(kind, clip_norm):
 
 
 def test_groups_make_a_difference_in_a_block():
-    """Otherwise the tests above would show nothing."""
+    """Groups change the results of a block; otherwise the tests above would show nothing."""
     given = trials(2)
     grouped, plain = (
         together(FusedBackend(in_double(spec)), given)
@@ -178,7 +178,7 @@ def test_momentum_in_one_group_only():
 
 
 def test_momentum_that_begins_in_one_group():
-    """From one kind of optimizer to another at the end of an epoch."""
+    """A trial whose momentum starts at an epoch's end moves to another kind of optimizer."""
     task = in_double(SGD(lr="lr", momentum="m", groups={"*.bias": {"momentum": "bias_m"}}))
     begins = MultiStep([0.0, 0.9], milestones=[1])
     given = [Trial(config=config(0, bias_m=begins), seed=k) for k in range(2)]
@@ -186,7 +186,7 @@ def test_momentum_that_begins_in_one_group():
 
 
 class Choosing(Toy):
-    """Which parameters belong to a group is a hyper-parameter."""
+    """A task where a hyper-parameter selects the parameters of a group."""
 
     def optimizer(self, hp):
         return SGD(lr="lr", momentum="m", groups={hp.pattern: {"lr": 0.001}})
@@ -226,7 +226,7 @@ def test_what_torch_takes_for_all_parameters_only_is_not_fused():
 
 @pytest.mark.parametrize("toy", TOYS, ids=lambda toy: toy.__name__)
 def test_groups_in_models_of_all_kinds(toy):
-    """By shape: matrices and vectors alternate in each of them."""
+    """Groups chosen by shape work in every model: matrices and vectors alternate in each."""
     groups = {lambda p: p.ndim < 2: {"weight_decay": 0, "lr": times("lr", 2)}}
     spec = SGD(lr="lr", momentum="m", weight_decay="wd", groups=groups)
     check_fused(in_double(spec, toy), trials())
@@ -247,7 +247,7 @@ def test_a_state_moves_between_back_ends(kind, way):
 
 
 class Thawing(Toy):
-    """Its first layer is trained in some epochs only."""
+    """A task whose first layer is trained in some epochs only."""
 
     def adapt(self, model, hp):
         model[0].requires_grad_(bool(hp.thawed))
@@ -260,7 +260,7 @@ class Thawing(Toy):
 )
 @pytest.mark.parametrize("kind", ["sgd", "momentum", "adamw", "rmsprop"])
 def test_parameters_that_are_frozen_for_a_while(kind, thawed):
-    """Updates count for each parameter: where they differ within a group, rows cannot hold them."""
+    """Updates count for each parameter; rows cannot hold counts that differ within a group."""
     task = variant(Thawing, dtype=torch.float64, optimizer=OPTIMIZERS[kind](groups=GROUPS))
     given = [Trial(config=config(k, thawed=thawed), seed=k, epochs=4) for k in range(2)]
     found = together(th.pack.AutoBackend(task, prefer="fused"), given)
@@ -279,7 +279,7 @@ class Method(Toy):
 
 
 def test_a_method_is_followed_as_an_attribute_is():
-    """Step by step: values of 1 and 2 are exact in any product."""
+    """A method is followed step by step. Scales of 1 and 2 keep any product exact."""
     groups = {"*.bias": {"lr": times("lr", "scale"), "weight_decay": 0.0}}
     attribute = variant(optimizer=AdamW(lr=times("lr", 0.5), weight_decay="wd", groups=groups))
     given = [Trial(config=config(k, scale=2.0), seed=k) for k in range(2)]

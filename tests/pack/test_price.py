@@ -1,4 +1,4 @@
-"""What checks cost: in shares of time, in the time alone, and in the choice of a back-end."""
+"""What checks cost: as a share of time, as solo time, and in the choice of a back-end."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from thrifty.pack.verify import Difference
 
 
 STEPS, CHECKS = 3, CHECKED_STEPS * CHECK_STEPS
-"""An epoch of ``Toy`` has three steps."""
+"""Number of steps in an epoch of ``Toy``, and the number of steps checked."""
 TRIALS = [Trial(config={"lr": 0.05}, seed=k) for k in range(3)]
 WRONG = Difference(what="the loss", found=1.0, allowed=0.0, is_rounding_possible=False)
 
 
 def epochs(backend, num, *, slots=range(3), **options):
-    """Train some epochs; the time that was spent."""
+    """Train some epochs and return the seconds spent."""
     spent = 0.0
     values = TRIALS[0].member.values
     with borrowed_streams():
@@ -79,7 +79,7 @@ def test_shares_add_up():
     assert one.plus(one) == TimeShare(seconds=4.0, checks=2.0)
 
 
-# -- the time alone ------------------------------------------------------------------------
+# -- solo time -----------------------------------------------------------------------------
 
 
 def test_the_time_alone_comes_from_checked_steps(monkeypatch):
@@ -111,7 +111,7 @@ def test_a_step_that_makes_the_state_of_its_optimizer_is_not_timed():
     plans = {slot: EpochPlan(epoch=0, values=TRIALS[0].member.values) for slot in range(3)}
     with borrowed_streams():
         backend.step(plans)
-    # each trial is checked at its first and at its last step
+    # Each trial is checked at its first and its last step.
     assert backend.budget.num_checks >= 2 * len(TRIALS)
     assert len(seen) <= backend.budget.num_checks - 2 * len(TRIALS) + len(TRIALS)
 
@@ -136,7 +136,8 @@ def test_an_unknown_number_of_epochs_counts_as_one(measure):
 
 
 def test_what_is_gained_must_exceed_what_checks_cost(measure):
-    # one step in ten is gained: after ten times as many steps as the checks cost
+    # Fusing gains one step in ten, so it pays back after ten times as many steps as the checks
+    # cost.
     measure({1: 0.9})
     num_epochs = 10 * (CHECKS + 1) / STEPS
     found = []

@@ -1,4 +1,4 @@
-"""What moves is followed, or refused before it is trained with."""
+"""Scheduled hyper-parameters are followed, or refused before training."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ BACKENDS = [
 ]
 
 
-# -- reading ---------------------------------------------------------------------------------
+# -- reading hyper-parameters ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_reserved_names_are_the_attributes_of_hyper_parameters():
     assert {n for n in dir(HyperParameters) if not n.startswith("_")} == RESERVED_NAMES
 
 
-# -- what is read once -----------------------------------------------------------------------
+# -- values that are read once ---------------------------------------------------------------
 
 
 class ReadByModel(Toy):
@@ -107,7 +107,7 @@ class ReadByFactory(Toy):
 
 
 class AdaptsSomethingElse(ReadByModel):
-    """Overriding ``adapt`` is no excuse for what it does not read."""
+    """Overriding ``adapt`` does not excuse values that it does not read."""
 
     def adapt(self, model, hp):
         assert hp.lr
@@ -124,7 +124,7 @@ class Scaled(nn.Module):
 
 
 class ReadLater(Toy):
-    """The model keeps what it was given, and reads it in each forward pass."""
+    """A model that keeps its hyper-parameters and reads them in each forward pass."""
 
     def network(self, hp):
         return Scaled(hp)
@@ -148,7 +148,7 @@ class Moving(Trial):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("task", "message"), NOT_FOLLOWED)
 def test_what_moves_and_is_read_once_is_refused_before_training(task, message, backend):
-    """As a worker does it: with the names that move in the trial's timeline."""
+    """A scheduled value that is read once is refused, given scheduled names as by a worker."""
     trial = Moving(config={"lr": 0.1, "x": MOVES})
     error = None
     try:
@@ -209,14 +209,14 @@ def test_what_is_read_and_does_not_move():
     assert result.error is None
 
 
-# -- a trial that is continued ---------------------------------------------------------------
+# -- resumed trials --------------------------------------------------------------------------
 
 
 SEEN: list = []
 
 
 class Remembering(Toy):
-    """Data and model of an epoch; ``adapt`` reads what moves, but does not follow it."""
+    """A task that records values seen by data and model; ``adapt`` reads but ignores them."""
 
     def data(self, hp):
         SEEN.append(("data", hp.x))
@@ -251,7 +251,7 @@ def test_a_model_that_is_only_loaded_is_as_in_its_last_epoch():
 
 
 class Noisy(Dataset):
-    """Reads what it was given when its rows are read."""
+    """A dataset that reads its hyper-parameters when its rows are read."""
 
     def __init__(self, hp):
         self.hp = hp
@@ -278,7 +278,7 @@ def test_data_that_are_read_later_are_not_shared():
 
 
 class ReadsTooLate(Noisy):
-    """The row that is looked at says nothing of what the others read."""
+    """A dataset where the one row that is probed does not show what the others read."""
 
     def __getitem__(self, index):
         looked_at = int(epoch_order(8, seed=0, epoch=0)[0])

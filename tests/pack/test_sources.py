@@ -1,4 +1,4 @@
-"""Data sets live as long as a trial uses them, and a few that were used last."""
+"""Data sets stay loaded while a trial uses them, and a few recently used ones stay longer."""
 
 import gc
 import weakref
@@ -16,7 +16,7 @@ from thrifty.testing import LineTask
 
 
 MADE: list[weakref.ref] = []
-"""The tensors of all data sets that were ever loaded."""
+"""Tensors of all data sets ever loaded."""
 
 
 def num_alive():
@@ -25,7 +25,7 @@ def num_alive():
 
 
 class Scaled(LineTask):
-    """Its data depend on a hyper-parameter of many values."""
+    """A task whose data depend on a hyper-parameter with many values."""
 
     loads = 0
 
@@ -67,7 +67,7 @@ def test_data_of_trials_that_are_gone_are_freed(pack):
     )
     assert {t.state for t in study.trials} == {"done"}
     assert len(study.trials) == len(scales) <= task.loads
-    each = 4  # tensors of a data set
+    each = 4  # tensors of one data set
     assert most <= (NUM_RECENT + 2) * each
     assert num_alive() <= NUM_RECENT * each
 
@@ -108,7 +108,7 @@ def test_data_that_come_later_are_never_taken_for_those_that_are_gone():
 
 
 class Slotted:
-    """Takes no weak references."""
+    """An object that cannot be weakly referenced."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""A checkpoint holds the whole state of a trial, or that is an error which names what it lacks."""
+"""A checkpoint holds the whole state of a trial, or an error names what it lacks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def plan(epoch):
 
 
 def trained(task, check, *, epochs=1):
-    """A trial that has ended an epoch, and what its checkpoint is read back as."""
+    """Return a trial after some epochs, and the member restored from its checkpoint."""
     trial = (TaskTrial if isinstance(task, Toy) else TrainableTrial)(task, CPU)
     trial.begin(Member(values=VALUES, seed=3))
     check.note(trial)
@@ -60,7 +60,7 @@ def run_check(task, *, epochs=1, seconds=0.0):
     return check
 
 
-# -- what is complete ------------------------------------------------------------------------
+# -- complete states -------------------------------------------------------------------------
 
 
 class Adam(Toy):
@@ -73,7 +73,7 @@ class Normed(Toy):
 
 
 class Counts(nn.Module):
-    """Counts its steps in a buffer."""
+    """A model that counts its steps in a buffer."""
 
     def __init__(self, *, persistent=True):
         super().__init__()
@@ -199,7 +199,7 @@ class OwnGenerator(Toy):
 
 
 class Forgetful(torch.optim.SGD):
-    """Halves its updates at each step, and keeps the number of steps to itself."""
+    """An optimizer that halves its updates at each step and hides its step count."""
 
     def __init__(self, params, lr):
         super().__init__(params, lr)
@@ -239,11 +239,11 @@ def test_what_is_outside_of_the_state_is_named(task, what):
     assert mend in str(caught.value)
 
 
-# -- state that acts later than in the next step -----------------------------------------------
+# -- state whose effect comes after the next step ----------------------------------------------
 
 
 class Lookahead(torch.optim.SGD):
-    """Pulls weights back at each fifth step, and keeps all that it needs for that to itself."""
+    """An optimizer that pulls weights back every fifth step and hides the state for this."""
 
     def __init__(self, params, lr):
         super().__init__(params, lr=lr)
@@ -264,7 +264,7 @@ class PulledBack(Toy):
 
 
 class Wrapping(torch.optim.SGD):
-    """Has an optimizer inside, and one in a list."""
+    """An optimizer with another optimizer inside, and one in a list."""
 
     def __init__(self, params, lr):
         params = list(params)
@@ -282,7 +282,7 @@ class Wrapped(Toy):
 
 
 class Periodic(Toy):
-    """Acts once in a number of steps that is longer than an epoch."""
+    """A task that acts every 60 steps, a period longer than an epoch."""
 
     def __init__(self):
         self.calls = 0
@@ -298,7 +298,7 @@ class Schedule:
 
 
 class InnerPeriodic(Periodic):
-    """Keeps its count in an object."""
+    """A task that keeps its count in an object."""
 
     def __init__(self):
         self.schedule = Schedule()
@@ -310,7 +310,7 @@ class InnerPeriodic(Periodic):
 
 
 class PeriodicMetrics(Periodic):
-    """Acts in each second epoch's evaluation."""
+    """A task that acts in every second epoch's evaluation."""
 
     def loss(self, model, batch):
         return super(Periodic, self).loss(model, batch)
@@ -323,7 +323,7 @@ class PeriodicMetrics(Periodic):
 class Breaking(Periodic):
     def loss(self, model, batch):
         self.calls += model.training
-        if self.calls == FURTHER_STEPS + 2:  # which the restored trial does not get to
+        if self.calls == FURTHER_STEPS + 2:  # the restored trial does not reach this step
             raise ValueError("too many calls")
         return super(Periodic, self).loss(model, batch)
 
@@ -410,11 +410,11 @@ def test_trials_go_further_once_for_what_is_outside(monkeypatch, caplog):
     assert len(calls) == 2, "the live trial and the restored one"
 
 
-# -- what cannot be compared by ordinary means ----------------------------------------------------
+# -- values without ordinary comparison -----------------------------------------------------------
 
 
 class Graph(nn.Module):
-    """Has a sparse matrix in each layout as a buffer."""
+    """A model with a sparse matrix of each layout as a buffer."""
 
     def __init__(self):
         super().__init__()
@@ -461,7 +461,7 @@ def test_sparse_tensors_in_a_state():
 
 
 class OtherSparse(Toy):
-    """Changes a sparse buffer that is not persistent."""
+    """A task that changes a sparse buffer which is not persistent."""
 
     def network(self, hp):
         model = super().network(hp)
@@ -492,7 +492,7 @@ def test_variables_are_put_back_after_a_comparison():
 
 
 class Replacing(Toy):
-    """Adds a layer when training goes on, so that its state fits no new model."""
+    """A task that adds a layer when training continues, so that its state fits no new model."""
 
     def adapt(self, model, hp):
         model.append(nn.Linear(1, 1))
@@ -503,7 +503,7 @@ def test_a_state_that_does_not_fit_a_new_model():
         run_check(Replacing())
 
 
-# -- what is accepted --------------------------------------------------------------------------
+# -- accepted states ---------------------------------------------------------------------------
 
 
 class Logging(Toy):
@@ -558,7 +558,7 @@ def test_what_is_meant_does_not_change_what_a_task_is():
     assert task_identity(One()).training != plain.training
 
 
-# -- what cannot be repeated -------------------------------------------------------------------
+# -- training that cannot be repeated ----------------------------------------------------------
 
 ENDLESS = itertools.count(1)
 
@@ -597,7 +597,7 @@ def test_data_that_are_others_each_time():
 
 
 class OtherRows(Toy):
-    """Draws noise from a generator that nobody seeds."""
+    """A task that adds noise from an unseeded generator."""
 
     def inputs(self, num, seed):
         return super().inputs(num, seed) + torch.rand(num, 6, generator=self.generator())
@@ -614,7 +614,7 @@ class OtherValidation(OtherRows):
 
 
 class SeededRows(OtherRows):
-    """Draws from the global stream, which is seeded before data are loaded."""
+    """A task that draws from the global stream, which is seeded before data are loaded."""
 
     def generator(self):
         return None
@@ -668,7 +668,7 @@ def hidden_model():
 
 
 class HiddenModel(Toy):
-    """The cache is in no variable that training code reads."""
+    """A task with a cache in no variable that training code reads."""
 
     def network(self, hp):
         return hidden_model()
@@ -696,7 +696,7 @@ def test_a_model_that_another_trial_has_trained(task):
 
 
 class SharedBackbone(SharedModel):
-    """What all trials share is frozen."""
+    """A task where the part that all trials share is frozen."""
 
     def network(self, hp):
         return nn.Sequential(super().network(hp).requires_grad_(False), nn.Linear(1, 1))
@@ -712,7 +712,7 @@ def test_a_frozen_model_may_be_shared():
 
 
 class Rounding(Toy):
-    """Adds up in another order each time, as some devices do."""
+    """A task that rounds differently each time, as some devices do."""
 
     def loss(self, model, batch):
         return super().loss(model, batch) * (1 + 1e-7 * (next(ENDLESS) % 5))
@@ -764,7 +764,7 @@ LEFT = {"by": None}
 
 
 class Leaving(Toy):
-    """What the first trial computes reaches all others."""
+    """A task where a value computed by the first trial reaches all others."""
 
     def loss(self, model, batch):
         if LEFT["by"] is None:
@@ -789,7 +789,7 @@ def test_what_a_trial_leaves_behind_must_not_reach_a_new_one():
 
 
 class Owner(Trainable):
-    """Counts its epochs."""
+    """A trainable that counts its epochs."""
 
     def setup(self, hp, *, seed, device):
         self.model = nn.Linear(1, 1)
@@ -822,7 +822,7 @@ class Strict(Owner):
 
 
 class Stale(Owner):
-    """Evaluates what it had before its state was loaded."""
+    """A trainable that evaluates a value from before its state was loaded."""
 
     def setup(self, hp, *, seed, device):
         super().setup(hp, seed=seed, device=device)
@@ -866,7 +866,7 @@ def test_a_trainable_with_long_epochs_is_only_evaluated(monkeypatch):
 
 
 def test_streams_are_not_part_of_it():
-    """Draws from the global streams are seeded, so they are the same for both trials."""
+    """The global random streams are seeded, so both trials draw the same numbers."""
 
     class Drawing(Toy):
         def loss(self, model, batch):
@@ -875,11 +875,11 @@ def test_streams_are_not_part_of_it():
     assert run_check(Drawing(), epochs=2).budget.num_checks == 1
 
 
-# -- errors of the user's own --------------------------------------------------------------
+# -- user errors ---------------------------------------------------------------------------
 
 
 class Failing(Toy):
-    """Fails in its second epoch."""
+    """A task that fails in its second epoch."""
 
     def adapt(self, model, hp):
         if hp.lr == 0.5:

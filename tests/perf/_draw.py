@@ -1,4 +1,4 @@
-"""Drawn curves: any times, memory that grows with the pack."""
+"""Drawn curves with arbitrary times and with memory that grows with the pack."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import settings, strategies as st
 from thrifty.perf import PackCurve
 
 
-# the same examples each time
+# Run the same examples each time.
 drawn = settings(deadline=None, derandomize=True, database=None)
 
 sizes = st.lists(st.integers(1, 70), min_size=1, max_size=5, unique=True).map(sorted)

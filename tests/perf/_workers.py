@@ -1,4 +1,4 @@
-"""Drawn workers: round and crooked step times, with and without bounds."""
+"""Drawn workers with round and arbitrary step times, with and without bounds."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from thrifty.perf import Power, StepCurve
 
 
 LARGEST = 12
-"""Samples of the largest batch that every way of splitting is tried for."""
+"""Number of samples in the largest batch for which every split is tried."""
 
-# the round ones tie often, and their sums and quotients are exact
+# Round times often tie, and their sums and quotients are exact.
 round_seconds = st.sampled_from([0.25, 0.5, 1.0, 3.0])
 seconds = st.one_of(round_seconds, st.floats(1e-4, 10.0))
 fixed_seconds = st.one_of(st.just(0.0), seconds)
@@ -32,7 +32,7 @@ any_curves = bounded_curves()
 
 @st.composite
 def jobs(draw, curves=any_curves):
-    """Two or three workers, and a batch that they can hold."""
+    """Draw two or three workers, and a batch that they can hold."""
     some = draw(st.lists(curves, min_size=2, max_size=3))
     least = sum(curve.least for curve in some)
     most = sum(curve.most or LARGEST for curve in some)

@@ -1,4 +1,4 @@
-"""A split follows the workers' speed, and nothing else."""
+"""A split follows the workers' speed and nothing else."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ UNEQUAL = [
 
 
 def play(balancer, curves, loads, *, noise=None):
-    """The changes, by step from 1 on, of a run in which ``loads`` says how slow each worker is in each step."""
+    """Run the balancer and return its changes by step, counted from 1.
+
+    ``loads`` gives the slowness of each worker in each step.
+    """
     changes = {}
     for step, load in enumerate(loads, 1):
         seconds = [
@@ -44,7 +47,7 @@ def play(balancer, curves, loads, *, noise=None):
 
 
 def settled(curves=EQUAL, *, batch=100, options=None, steps=12):
-    """A balancer that knows its workers: as fast as measured."""
+    """Return a balancer after some steps at the measured speeds."""
     balancer = Balancer(curves, batch=batch, options=options)
     assert not play(balancer, curves, [(1.0,) * len(curves)] * steps)
     return balancer
@@ -63,7 +66,7 @@ def test_calm_workers_raise_no_alarm(seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_unusual_steps_here_and_there_raise_no_alarm(seed):
-    # one step in six is 1.2 times as slow, or as fast, as usual; five in a row are hardly ever
+    # One step in six is 1.2 times slower or faster than usual, but hardly ever five in a row.
     rng = np.random.default_rng(seed)
     loads, one = [(1.0, 1.0)] * 500, BalancerOptions(patience=1)
     for options, alarms in [(None, False), (one, True)]:
@@ -105,7 +108,7 @@ def test_the_split_follows_a_load_and_returns_after_it(patience, seed):
 
 
 def test_steps_after_a_change_of_split_raise_no_alarm():
-    # the third worker gets many times the samples that it had
+    # The third worker gets many times its previous samples.
     balancer = settled(UNEQUAL)
     loaded = [(8.0, 8.0, 1.0)] * 500
     changes = play(balancer, UNEQUAL, loaded)
@@ -115,7 +118,7 @@ def test_steps_after_a_change_of_split_raise_no_alarm():
 
 @pytest.mark.parametrize("load", [4.0, 0.25])
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
-@pytest.mark.parametrize("begins", [6, 47])  # the latter reaches over the end of a window
+@pytest.mark.parametrize("begins", [6, 47])  # 47 steps reach over the end of a window
 def test_fewer_unusual_steps_than_patience_change_nothing(load, steps, begins):
     balancer = settled(steps=begins)
     unusual, calm = [(1.0, load)] * steps, [(1.0, 1.0)]
@@ -140,7 +143,7 @@ def test_times_that_say_nothing_are_passed_over():
 
 
 def test_a_split_may_be_judged_by_another_cost():
-    """Time says that both splits are alike; what they cost does not."""
+    """Both splits take the same time, but a custom cost decides between them."""
 
     def dear(curves, split):
         return float(split[0])
@@ -157,7 +160,7 @@ def test_a_split_may_be_judged_by_another_cost():
 
 
 def test_a_first_guess_that_was_wrong_is_corrected_at_once():
-    """A worker with a pause of 30 s in each step is guessed to need as much for each sample."""
+    """A worker's pause of 30 s a step is first taken for time per sample, then corrected."""
 
     def seconds(split, *, pause):
         return [float(split[0]), split[1] + pause if split[1] else 0.0]
@@ -174,7 +177,7 @@ def test_a_first_guess_that_was_wrong_is_corrected_at_once():
 
 @pytest.mark.parametrize(("back", "after"), [(1.1, (50, 50)), (0.9, (50, 50)), (1.4, (58, 42))])
 def test_a_speed_that_is_back_has_its_split_back(back, after):
-    """A few steps of another size say it only nearly."""
+    """The old split returns with the old speed, as far as steps of another size can show it."""
     balancer = settled()
     play(balancer, EQUAL, [(1.0, 4.0)] * 20)
     assert balancer.split == (80, 20)
@@ -198,7 +201,7 @@ def test_corrections_do_not_count_as_speeds_from_before():
 
 
 def test_corrections_end():
-    """Two unusual steps long after a change are nothing."""
+    """Corrections end, and two unusual steps long after a change have no effect."""
     balancer = settled()
     assert play(balancer, EQUAL, [(1.0, 4.0)] * 5)
     assert not play(balancer, EQUAL, [(1.0, 4.0)] * 9)
@@ -222,7 +225,7 @@ def test_a_step_is_unusual_from_a_fifth_on(load, alarms):
 
 
 def test_what_is_usual_is_the_workers_own():
-    # both are far from their curves, but always equally far
+    # Both workers are far from their curves, but by a constant factor.
     balancer = Balancer(EQUAL, batch=100)
     changes = play(balancer, EQUAL, [(3.0, 1.0)] * 300)
     assert [(step, change.reason) for step, change in changes.items()] == [(5, "settled")]
@@ -264,7 +267,7 @@ def test_a_load_on_all_leaves_the_split():
 
 @pytest.mark.parametrize(("gain", "changes"), [(0.10, True), (0.15, False)])
 def test_a_split_that_saves_too_little_is_not_taken(gain, changes):
-    # from 50 samples of 1.3 s to 43: 65 s become 57 s, an eighth less
+    # Going from 50 samples of 1.3 s to 43 cuts 65 s to 57 s, an eighth less.
     balancer = settled(options=BalancerOptions(gain=gain))
     assert bool(play(balancer, EQUAL, [(1.0, 1.3)] * 200)) == changes
     assert (balancer.split == (57, 43)) == changes
@@ -272,7 +275,7 @@ def test_a_split_that_saves_too_little_is_not_taken(gain, changes):
 
 
 def test_small_losses_add_up_to_a_change():
-    # neither load alone is worth a new split
+    # Neither load alone justifies a new split.
     balancer = settled(options=BalancerOptions(gain=0.15))
     assert not play(balancer, EQUAL, [(1.0, 1.3)] * 60)
     assert play(balancer, EQUAL, [(1.0, 1.3**2)] * 5)[5].before == (50, 50)
@@ -285,7 +288,7 @@ def test_the_same_split_is_no_change_even_where_nothing_has_to_be_saved():
 
 @pytest.mark.parametrize("window", [20, 50])
 def test_drift_is_followed_once_a_window(window):
-    # 0.4 % a step, thus 1.1 times as slow as the median of 50 steps, and no alarm
+    # The drift is 0.4 % a step: 1.1 times as slow as the median of 50 steps, which raises no alarm.
     balancer = settled(options=BalancerOptions(window=window), steps=window)
     loads = [(1.0, 1.004**step) for step in range(8 * window)]
     changes = play(balancer, EQUAL, loads)
@@ -310,12 +313,12 @@ def test_other_sizes_are_judged_by_themselves():
 
 
 def left_out():
-    """A balancer whose second worker became so slow that it gets nothing."""
+    """Return a balancer whose second worker became so slow that it gets no samples."""
     curves = [StepCurve(sample_s=0.01, fixed_s=0.1), StepCurve(sample_s=0.01, fixed_s=0.1)]
     balancer = settled(curves)
     play(balancer, curves, [(1.0, 100.0)] * 5)
     assert balancer.split == (100, 0)
-    # whatever is noted as its time: it did nothing
+    # The second worker is idle, so its recorded time has no effect.
     assert not [change for _ in range(60) if (change := balancer.observe([1.1, 0.0]))]
     assert balancer.split == (100, 0)
     return balancer, curves
@@ -326,7 +329,7 @@ def test_a_worker_that_was_left_out_comes_back_by_probing():
     for probes in range(1, 6):
         change = balancer.probe(1, curves[1].seconds(12), 12)
         assert (change is None) == (probes < 5)
-        # the others go on
+        # The other worker keeps training.
         if change is None:
             assert balancer.observe([curves[0].seconds(100), 0.0]) is None
     assert (change.reason, change.workers, change.before) == ("faster", (1,), (100, 0))
@@ -414,7 +417,7 @@ def test_equal_times_give_equal_splits(runs, others):
     distractions = itertools.cycle([load for _, load in others] or [(1.0, 1.0, 1.0)])
     for load in loads:
         changes = [play(balancer, UNEQUAL, [load]) for balancer in (one, two)]
-        # what a third one sees is nothing to them
+        # A third balancer's observations do not affect them.
         play(other, UNEQUAL, [next(distractions)])
         assert changes[0] == changes[1]
         assert one.split == two.split

@@ -1,4 +1,4 @@
-"""Exchanges: what was measured is found again, what was not is foretold, and both say how sure they are."""
+"""Models of exchanges reproduce measured times, predict others, and state their uncertainty."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_more_bytes_never_take_less_time(factors):
 
 
 def test_deviations_fade_beyond_the_measured_sizes():
-    """The largest size took twice as long as the others promise."""
+    """A largest size that takes twice the predicted time affects larger sizes less and less."""
     timings = [*ring(SIZES[:-1], [(2, 1)]), timing(SIZES[-1], factor=2.0)]
     model = CollectiveModel.fit(timings)
     sizes = (1e8, 1e9, 1e10, 1e13)
@@ -116,13 +116,13 @@ def test_deviations_fade_beyond_the_measured_sizes():
     assert ratio == sorted(ratio, reverse=True)
     assert ratio[0] == pytest.approx(2.0)
     assert ratio[-1] < 1.3
-    # far below them there are no bytes, only messages
+    # Far below the measured sizes only the number of messages counts, not the bytes.
     small = model.seconds("vm", num_bytes=10, nodes=2)
     assert small == pytest.approx(timings[0].seconds, rel=0.05)
 
 
 def test_deviations_fade_with_the_distance_of_shapes():
-    """Two machines are slower than the ring that many measurements at 64 make."""
+    """A slow measurement at 2 machines matters less and less up to the 64 of the other ones."""
     timings = [timing(1e6, (2, 1), factor=1.5), *ring(np.geomspace(1e3, 1e8, 50), [(64, 1)])]
     model = CollectiveModel.fit(timings)
     ratio = [
@@ -133,7 +133,8 @@ def test_deviations_fade_with_the_distance_of_shapes():
     assert ratio[0] == pytest.approx(1.5)
     assert ratio[-1] == pytest.approx(1.0)
     assert ratio == sorted(ratio, reverse=True)
-    # at 4 the deviation at 2 is one doubling away, that at 64 four: they weigh 16 to 1, and half of them holds
+    # At 4 the deviation at 2 is one doubling away, that at 64 four: they weigh 16 to 1, and half of
+    # the sum is kept.
     assert ratio[2] == pytest.approx(1.5 ** (16 / 17 / 2), rel=0.03)
 
 
@@ -285,7 +286,7 @@ def test_measured_beats_named():
     assert model.names == ("named", "vm")
 
 
-# -- what cannot be ----------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Replayed iterations, against a simulator that handles one event after the other."""
+"""Replayed iterations against an event-by-event simulator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thrifty.perf import iteration_s
 
 
 def simulated_s(workers, ready, sums, *, input_s=0.0):
-    """One fleet, by events: workers are (forward, backward, optimiser) seconds."""
+    """Simulate one fleet event by event; workers are (forward, backward, optimiser) seconds."""
     comm_free = 0.0
     for share, took in zip(ready, sums, strict=True):
         reached = max(forward + share * backward for forward, backward, _ in workers)
@@ -22,7 +22,7 @@ def simulated_s(workers, ready, sums, *, input_s=0.0):
     return max(stepped, input_s)
 
 
-# Quarters: sums are exact, whatever their order.
+# Multiples of a quarter have exact sums in any order.
 quarters = st.integers(0, 40).map(lambda n: n / 4)
 shares = st.integers(0, 4).map(lambda n: n / 4)
 buckets = st.lists(st.tuples(shares, quarters), min_size=1, max_size=5).map(
@@ -71,10 +71,11 @@ def test_what_sums_steal_makes_it_longer_by_no_more_than_they_take(workers, some
 
 
 def test_a_sum_on_the_computing_cores_delays_what_follows():
-    # 1 s forward; half of 2 s backward; 0.5 s of a sum, all of it stolen; the other half; 0.25 s of the last sum
+    # 1 s forward; half of 2 s backward; 0.5 s of a sum, all of it stolen from computing; the other
+    # half; 0.25 s of the last sum.
     taken = replayed_s([(1.0, 2.0, 0.0)], [0.5, 1.0], [0.5, 0.25], stolen=1.0)
     assert taken == 1.0 + 1.0 + 0.5 + 1.0 + 0.25
-    # The last sum has nothing left to steal from.
+    # No computation is left that the last sum could delay.
     assert replayed_s([(1.0, 2.0, 0.0)], [1.0], [0.25], stolen=1.0) == 3.25
 
 

@@ -1,4 +1,4 @@
-"""A ring's rounds, one by one."""
+"""The rounds of a ring all-reduce, one by one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thrifty.perf import Link, ring_s
 
 
 def rounds_s(num_bytes, members, bytes_per_s, latency_s):
-    """Each member sends its share on: once around to add up, once around to hand out."""
+    """Return a ring's seconds: shares go around once to be summed and once to be distributed."""
     seconds = 0.0
     for _ in ("add up", "hand out"):
         for _ in range(members - 1):

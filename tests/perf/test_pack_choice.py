@@ -57,7 +57,7 @@ def test_no_size_is_better(some, longest, rest, ready, workers, cap, max_size):
 
 
 def _played(curve, k, *, longest, total, workers):
-    """The forecast by another road: rounds until either the chain or the rest has run out."""
+    """Forecast in another way: play rounds until either the chain or the rest has run out."""
     lanes = k * workers
     if lanes * longest >= total and lanes > 1:
         beside = (total - longest) / (lanes - 1)
@@ -76,7 +76,7 @@ def test_one_long_chain_goes_to_what_is_quickest_alone():
 
 
 def test_the_rest_is_packed_beside_a_long_chain():
-    # 110 steps beside it at T(16) = 5 take 7.3 rounds, less than 110 steps at T(1) = 2
+    # 110 steps beside the chain at T(16) = 5 take 7.3 rounds, less than 110 steps at T(1) = 2.
     assert choose_pack([FUSED], longest=90, total=200, ready=100).size == 16
 
 

@@ -1,4 +1,4 @@
-"""Joules of a worker that works and waits."""
+"""Energy in joules of a worker that works and waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No split ends sooner than the quick one; the thrifty one needs no more joules than that."""
+"""No split ends sooner than the fastest one, and the energy-saving split needs no more joules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from thrifty.perf import Power, StepCurve, forecast_split, split_batch, split_fo
 
 
 def splits(curves, batch):
-    """All of them: whole numbers within the bounds."""
+    """Return all splits into whole numbers within the bounds."""
     mosts = [batch if curve.most is None else min(batch, curve.most) for curve in curves]
     ranges = [range(curve.least, most + 1) for curve, most in zip(curves, mosts, strict=True)]
     return [sizes for sizes in itertools.product(*ranges) if sum(sizes) == batch]
@@ -61,7 +61,7 @@ def test_equal_workers_get_equal_parts(sample_s, fixed_s, workers, batch):
 @given(jobs(), st.integers(-20, 20))
 @drawn
 def test_another_unit_of_time_changes_nothing(job, power):
-    # of two: these factors round nothing
+    # Powers of two scale without rounding errors.
     curves, batch = job
     scaled = [curve.scaled(2.0**power) for curve in curves]
     assert split_batch(scaled, batch) == split_batch(curves, batch)
@@ -70,7 +70,7 @@ def test_another_unit_of_time_changes_nothing(job, power):
 @given(jobs(), st.floats(1e-3, 1e3))
 @drawn
 def test_the_step_takes_as_many_times_as_long_as_each_worker(job, factor):
-    # what one worker ties with another may be rounded apart; the time is the same
+    # Rounding may break a tie between workers differently, but the step time is the same.
     curves, batch = job
     scaled = [curve.scaled(factor) for curve in curves]
     step_s = forecast_split(scaled, split_batch(scaled, batch)).step_s
@@ -95,7 +95,7 @@ def test_a_worker_that_makes_the_step_slower_is_left_out_unless_it_has_to_be_giv
 
 
 def test_each_gets_its_least_where_the_samples_take_next_to_nothing():
-    # 1 s, with one sample as with ten
+    # A step takes 1 s, with one sample as with ten.
     split = split_batch([StepCurve(sample_s=1e-18, fixed_s=1.0, least=2)] * 2, 10)
     assert (sum(split), min(split) >= 2) == (10, True)
 
@@ -129,7 +129,7 @@ def test_the_thrifty_split_is_near_the_best_where_nothing_is_fixed(job, watts):
 
 def test_waiting_costs_energy_too():
     fast, slow = StepCurve(sample_s=1.0), StepCurve(sample_s=4.0)
-    # the slow one takes 8 J for a sample, the fast one 10 J, and all wait for the slow one
+    # The slow worker takes 8 J for a sample and the fast one 10 J, and both wait for the slow one.
     patient = [Power(idle_w=0.0, busy_w=10.0), Power(idle_w=0.0, busy_w=2.0)]
     assert split_for_energy([fast, slow], patient, 10) == (0, 10)
     restless = [Power(idle_w=1.0, busy_w=11.0), Power(idle_w=0.0, busy_w=2.0)]
@@ -137,19 +137,20 @@ def test_waiting_costs_energy_too():
 
 
 def test_energy_is_least_where_one_worker_is_just_no_longer_needed():
-    # a sample takes 10, 20 or 50 J; a second more saves 50 J, then 5, and costs 20 of waiting
+    # A sample takes 10, 20 or 50 J. Each further second saves 50 J, later 5 J, and costs 20 J of
+    # waiting.
     curves = [StepCurve(sample_s=2.0), StepCurve(sample_s=1.0), StepCurve(sample_s=0.5)]
     watts = [
         Power(idle_w=10.0, busy_w=15.0),
         Power(idle_w=10.0, busy_w=30.0),
         Power(idle_w=0.0, busy_w=100.0),
     ]
-    # about: not every step time is tried
+    # approximate, since not every step time is tried
     assert split_for_energy(curves, watts, 1000) == pytest.approx((333, 667, 0), abs=5)
 
 
 def test_what_a_worker_takes_to_begin_counts_where_the_quick_split_spares_it():
-    # both take 4 s for one sample; one more would be cheaper for the first, not this one
+    # Both take 4 s for one sample; only a second sample would be cheaper on the first worker.
     curves = [StepCurve(sample_s=1.0, fixed_s=3.0), StepCurve(sample_s=4.0)]
     watts = [Power(idle_w=0.0, busy_w=10.0), Power(idle_w=0.0, busy_w=5.0)]
     assert split_for_energy(curves, watts, 1) == (0, 1)
@@ -171,9 +172,9 @@ def test_a_forecast_is_that_of_the_slowest_and_of_all_joules():
     curves = [StepCurve(sample_s=1.0, fixed_s=1.0), StepCurve(sample_s=3.0)]
     assert forecast_split(curves, (3, 2)) == (6.0, None)
     watts = [Power(idle_w=1.0, busy_w=10.0), Power(idle_w=2.0, busy_w=5.0)]
-    # the first one waits 2 s of 6, the second one never
+    # The first worker waits 2 s of 6, the second one never.
     assert forecast_split(curves, (3, 2), powers=watts) == (6.0, 42.0 + 30.0)
-    # who is left out waits
+    # A worker that is left out waits.
     assert forecast_split(curves, (0, 1), powers=watts) == (3.0, 3.0 + 15.0)
 
 

@@ -1,4 +1,4 @@
-"""Lines through measured steps: what they say, and what fits into a time."""
+"""Lines fitted to measured steps: predictions, and the batch that fits into a given time."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_one_size_makes_a_line_through_nothing():
 def test_a_line_below_nothing_goes_through_nothing():
     curve = StepCurve.fit([1, 2, 4], [1.0, 4.0, 16.0])
     assert curve.fixed_s == 0.0
-    # the least squares of b / t * sample_s - 1 at b / t = 1, 1/2, 1/4
+    # The least-squares solution of b / t * sample_s - 1 at b / t = 1, 1/2, 1/4.
     assert curve.sample_s == pytest.approx(1.75 / 1.3125)
 
 

@@ -1,4 +1,4 @@
-"""Profiles of a step between and beyond the sizes that were measured."""
+"""Profiles of a step between and beyond the measured sizes."""
 
 from __future__ import annotations
 

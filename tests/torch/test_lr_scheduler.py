@@ -1,4 +1,4 @@
-"""thrifty.torch.LRScheduler: torch's own schedulers and the study's timeline are the judges."""
+"""``thrifty.torch.LRScheduler`` against torch's own schedulers and the study's timeline."""
 
 import io
 import logging
@@ -17,7 +17,7 @@ def make_optimizer(*, lr=0.1, **options):
 
 
 def follow(schedulers, num_steps, *, option="lr"):
-    """The option's value at each step; several schedulers may be stepped together."""
+    """Return the option's value at each step while all schedulers are stepped together."""
     optimizer, out = schedulers[0].optimizer, []
     for _ in range(num_steps):
         out.append(optimizer.param_groups[0][option])
@@ -38,7 +38,8 @@ def one_cycle(optimizer):
     )
 
 
-# OneCycleLR has its peak and its end one step before thrifty's, which is at its end after the last step: 11 epochs for 12 steps
+# OneCycleLR reaches its peak and its end one step before thrifty's, which ends after the last step:
+# 11 epochs for 12 steps.
 TORCH = [
     (th.Linear(0.1), 10, lambda o: theirs.LinearLR(o, 1.0, end_factor=0.0, total_iters=10)),
     (th.Cosine(0.1), 10, lambda o: theirs.CosineAnnealingLR(o, 10)),
@@ -80,7 +81,7 @@ def test_equals_torch_after_a_break(schedule, epochs, make):
 def test_a_second_scheduler_follows_the_momentum_of_one_cycle():
     expected = follow([one_cycle(make_optimizer(momentum=0.9))], 12, option="momentum")
     optimizer = make_optimizer(momentum=0.9)
-    # down to 0.85 while the rate rises, up again while it falls
+    # Momentum falls to 0.85 while the rate rises, and rises again while the rate falls.
     momentum = th.Cosine(0.95, floor=0.85, epochs=3).then(th.Cosine(0.85, floor=0.95), at=3)
     both = [
         th.torch.LRScheduler(th.OneCycle(0.1, warmup=3 / 11), optimizer, epochs=11),

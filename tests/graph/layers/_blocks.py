@@ -1,4 +1,4 @@
-"""Blocks for tests, the dense matrices they stand for, and PyG without its warnings."""
+"""Blocks for tests, the dense matrices they represent, and PyG without its warnings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thrifty.graph import Block
 
 
 def block_of(rows, num_src, *, indptr_dtype=torch.int32):
-    """A block by the lists of its destinations' neighbours."""
+    """Return a block from the neighbour lists of its destinations."""
     ends = np.cumsum([0, *map(len, rows)])
     indices = [source for row in rows for source in row]
     return Block(
@@ -26,7 +26,7 @@ def block_of(rows, num_src, *, indptr_dtype=torch.int32):
 
 @st.composite
 def blocks(draw):
-    """Any block: rows without edges, the same edge twice, no rows at all."""
+    """Draw any block, including rows without edges, repeated edges and no rows at all."""
     num_src = draw(st.integers(1, 8))
     num_dst = draw(st.integers(0, num_src))
     row = st.lists(st.integers(0, num_src - 1), max_size=6)
@@ -34,7 +34,7 @@ def blocks(draw):
 
 
 def random_block(num_dst, num_src, *, most=5, seed=0):
-    """A block whose destinations have 0 to ``most`` neighbours."""
+    """Return a block whose destinations have 0 to ``most`` neighbours."""
     rng = np.random.default_rng(seed)
     rows = [
         rng.integers(0, num_src, rng.integers(0, most + 1)).tolist() for _ in range(num_dst)
@@ -43,12 +43,12 @@ def random_block(num_dst, num_src, *, most=5, seed=0):
 
 
 def shared(block):
-    """The same block for several trials."""
+    """Return the same block, marked as shared by several trials."""
     return Block(block.indptr, block.indices, num_src=block.num_src, shared=True)
 
 
 def adjacency(block, dtype=torch.float64):
-    """How often each source sends to each destination; shape ``(num_dst, num_src)``."""
+    """Return how often each source sends to each destination, shape ``(num_dst, num_src)``."""
     dense = torch.zeros(block.num_dst, block.num_src, dtype=dtype)
     for i, (low, high) in enumerate(pairwise(block.indptr.tolist())):
         for source in block.indices[low:high].tolist():
@@ -57,7 +57,7 @@ def adjacency(block, dtype=torch.float64):
 
 
 def means(block, dtype=torch.float64):
-    """The matrix that takes means."""
+    """Return the matrix that averages over neighbours."""
     dense = adjacency(block, dtype)
     return dense / dense.sum(1, keepdim=True).clamp(min=1)
 
@@ -69,8 +69,8 @@ def features(num, width, *, seed=0, dtype=torch.float64, requires_grad=False):
 
 
 def pyg():
-    """``torch_geometric`` with its layers, or the test is skipped."""
+    """Return ``torch_geometric`` with its layers, or skip the test."""
     with warnings.catch_warnings(action="ignore"):
-        # torch warns of what PyG uses
+        # PyG uses features that torch warns about.
         pytest.importorskip("torch_geometric.nn")
         return pytest.importorskip("torch_geometric")

@@ -94,7 +94,7 @@ def test_index_operations_do_the_same(block, width, mean, own):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_sums_in_float32(dtype):
-    # 2048 + 1 is 2048 in float16
+    # In float16, 2048 + 1 is 2048.
     block = block_of([[0, *[1] * 64]], 2)
     x = torch.tensor([[2048.0], [1.0]], dtype=dtype)
     assert neighbor_sum(x, block).item() == 2112

@@ -16,7 +16,7 @@ from thrifty.graph._attend import (
 
 
 def slow_attention(source, destination, block, slope):
-    """Row by row."""
+    """Compute attention row by row."""
     rows = []
     for i in range(block.num_dst):
         mine = block.indices[block.indptr[i] : block.indptr[i + 1]].long()
@@ -25,7 +25,7 @@ def slow_attention(source, destination, block, slope):
 
 
 def slow_sum(weights, x, block):
-    """Edge by edge."""
+    """Compute the weighted sum edge by edge."""
     heads = weights.shape[1]
     out = [torch.zeros(heads, x.shape[1] // heads, dtype=x.dtype) for _ in range(block.num_dst)]
     for e, (j, i) in enumerate(block.edge_index().t().tolist()):
@@ -34,7 +34,7 @@ def slow_sum(weights, x, block):
 
 
 def compare(fast, slow, *inputs):
-    """Values, and gradients of all inputs."""
+    """Compare values, and the gradients of all inputs."""
     ours, theirs = fast(*inputs), slow(*inputs)
     torch.testing.assert_close(ours, theirs)
     grad = features(*ours.shape, seed=9)

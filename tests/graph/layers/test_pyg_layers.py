@@ -1,4 +1,4 @@
-"""Layers against those of PyTorch Geometric: values and gradients, and state that either loads from the other."""
+"""Layers equal those of PyTorch Geometric in values, gradients and state, which either can load."""
 
 from __future__ import annotations
 

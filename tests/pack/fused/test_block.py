@@ -1,4 +1,4 @@
-"""Who may be in a block."""
+"""Which trials a block accepts."""
 
 from __future__ import annotations
 

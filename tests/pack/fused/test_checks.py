@@ -1,4 +1,4 @@
-"""Trials in a block are compared with themselves alone while they train; whatever is wrong is found."""
+"""Trials in a block are checked against solo training, and every difference is found."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TRIALS = [Trial(config={"lr": lr}, epochs=2) for lr in (0.02, 0.05, 0.1)]
 
 @pytest.fixture
 def wrong_updates(monkeypatch):
-    """Makes updates of blocks wrong, from the ``first`` to before the ``last``."""
+    """Make the updates of blocks wrong, from number ``first`` up to but not including ``last``."""
 
     def make(first, last=10**9):
         right = RowState.updater
@@ -81,7 +81,7 @@ def test_what_goes_wrong_later_is_found_before_the_epoch_counts(wrong_updates):
 
 
 class Even(Toy):
-    """All batches of one size, so that there is one program."""
+    """A task whose batches all have one size, which makes a single program."""
 
     batch_size = 5
 
@@ -107,7 +107,7 @@ def test_a_structure_that_failed_is_not_fused_again(wrong_updates):
 
 
 def test_the_automatic_back_end_fuses_what_agrees():
-    """So that the other tests do not pass because nothing is fused."""
+    """The automatic back-end does fuse, so that the other tests really test fusion."""
     backend = AutoBackend(Toy(), prefer="fused")
     assert_same(together(backend, TRIALS), alone(Toy(), TRIALS), tolerance=2e-5)
     assert backend.checks.num_checks >= len(TRIALS)
@@ -148,7 +148,7 @@ class Scaled(nn.Module):
 
 
 class Meddling(Dataset):
-    """A dataset whose code changes a setting of the models while it is read."""
+    """A dataset that changes a setting of the models while it is read."""
 
     def __init__(self, settings, *, at):
         self.settings, self.at = settings, at
@@ -158,7 +158,7 @@ class Meddling(Dataset):
         return len(self.x)
 
     def __getitem__(self, index):
-        # by row, so that it does not matter who reads it how often
+        # The setting depends on the row, not on which trial reads it or how often.
         self.settings["factor"] = 2.0 if index < self.at else 1.0
         return self.x[index], self.x[index].sum().reshape(1)
 

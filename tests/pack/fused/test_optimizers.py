@@ -101,7 +101,7 @@ def stepped(kind, rows, options, *, by):
 
 
 class Alone:
-    """One trial with torch's optimiser; its options may change from step to step."""
+    """One trial with torch's optimiser. Its options may change from step to step."""
 
     def __init__(self, kind, row, options):
         self.parameter = torch.nn.Parameter(row.clone())
@@ -114,7 +114,7 @@ class Alone:
 
 
 def changed(options, step):
-    """Options of a later step."""
+    """Return the options for a later step."""
     out = {**options, "lr": options.get("lr", 0.01) * 0.9**step}
     if "weight_decay" in out:
         out["weight_decay"] = out["weight_decay"] * (1 + step)
@@ -124,7 +124,7 @@ def changed(options, step):
 
 
 def counted(kind, option, *, by) -> bool:
-    """SGD counts the updates of its buffer: without momentum it has none."""
+    """Return whether steps are counted; SGD counts updates of its momentum buffer, if any."""
     return by == "update" or kind is not SGD or bool(option.get("momentum"))
 
 
@@ -157,7 +157,7 @@ def test_ten_steps_equal_those_of_torch(kind, options, by, change):
 @given(starts=st.lists(st.integers(0, 5), min_size=3, max_size=3))
 @settings(max_examples=8, deadline=None)
 def test_rows_that_start_at_different_times(kind, options, by, starts):
-    """Only the first rows are updated; a cleared row begins anew with what its neighbours have long passed."""
+    """Only the first rows are updated, and a cleared row restarts beside rows far ahead of it."""
     size = len(options)
     rows = rows_of(kind, size)
     alone = [None] * size
@@ -245,7 +245,7 @@ def test_clipping_equals_that_of_torch(norms, scale):
 
 
 def test_a_row_without_a_limit_keeps_what_is_not_finite():
-    """What is not finite must not be hidden, nor made: a row that is not clipped stays as it is."""
+    """An unclipped row stays as it is: values that are not finite are neither hidden nor made."""
     gradients = torch.tensor([[1.0, float("inf")], [3.0, float("nan")], [3.0, 4.0]])
     before = gradients.clone()
     clip_rows(gradients, [None, None, 1.0])
@@ -255,7 +255,7 @@ def test_a_row_without_a_limit_keeps_what_is_not_finite():
     torch.testing.assert_close(gradients[2], torch.tensor([0.6, 0.8]))
 
 
-# -- which optimiser -------------------------------------------------------------------------
+# -- choosing the optimiser ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("kind", "factory"), KINDS.items())

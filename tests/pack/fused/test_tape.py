@@ -1,4 +1,4 @@
-"""Programs that are hard on a tape: views, writing in place, buffers that are used again."""
+"""Programs that are hard to record on a tape: views, in-place writes and reused buffers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches that are objects of any shape, seen by all trials of a group at once."""
+"""Batches of arbitrary objects, each seen by all trials of a group at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONFIG = {"lr": 0.05}
 
 @dataclass(frozen=True, eq=False)
 class Cloud:
-    """Points of which a few have a label; each batch has another number of them."""
+    """Points, all but two of which have a label. Their number differs from batch to batch."""
 
     points: torch.Tensor
     labels: torch.Tensor
@@ -80,7 +80,7 @@ class Labels(Task):
 
 
 class Grouped(Labels):
-    """Matrices and vectors alternate, and have options of their own."""
+    """A task whose matrices and vectors alternate and have separate optimiser options."""
 
     optimizer = SGD(
         lr="lr", momentum=0.9, groups={"*.bias": {"lr": times("lr", 2), "momentum": 0.5}}
@@ -88,7 +88,7 @@ class Grouped(Labels):
 
 
 class Normed(Labels):
-    """Running statistics change at each step."""
+    """A task whose running statistics change at each step."""
 
     def model(self, hp):
         return nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)).double()
@@ -145,7 +145,7 @@ def test_a_rule_that_is_wrong_is_found_out():
     class Wrong(nn.Linear):
         def forward(self, x):
             out = super().forward(x)
-            # what it does depends on whether it is packed
+            # The result depends on whether the input is packed, which no rule may do.
             return out if type(out) is torch.Tensor else out * 2
 
     class Task(Labels):

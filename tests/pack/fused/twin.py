@@ -1,4 +1,4 @@
-"""The judge of rules: what K packed trials come to must equal what K plain modules come to, one after the other."""
+"""Reference for the rules: K packed trials must equal K plain modules run one by one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOLERANCE = 1e-12
 
 @dataclass(frozen=True)
 class Each:
-    """An input of each trial's own, ``[K, ...]``; packed, the trials are counted in dimension ``axis``."""
+    """A separate input for each trial, ``[K, ...]``; packed, trials lie along ``axis``."""
 
     value: torch.Tensor
     axis: int = 0
@@ -33,13 +33,13 @@ class Each:
 
 @dataclass(frozen=True)
 class Shared:
-    """An input that all trials share."""
+    """An input shared by all trials."""
 
     value: torch.Tensor
 
 
 def normal(*shape, seed=0, size=SIZE, axis=0, shared=False):
-    """Normal numbers: for each trial, or for all of them."""
+    """Return normally distributed numbers, one array for each trial or one for all of them."""
     generator = torch.Generator().manual_seed(1000 + seed)
     whole = shape if shared else (size, *shape)
     value = torch.randn(whole, generator=generator, dtype=torch.float64)
@@ -47,7 +47,7 @@ def normal(*shape, seed=0, size=SIZE, axis=0, shared=False):
 
 
 def integers(high, *shape, seed=0, size=SIZE, axis=0, shared=False):
-    """Integers from 0 to ``high - 1``."""
+    """Return random integers from 0 to ``high - 1``."""
     generator = torch.Generator().manual_seed(2000 + seed)
     whole = shape if shared else (size, *shape)
     value = torch.randint(0, high, whole, generator=generator)
@@ -67,7 +67,7 @@ def group_of(size=SIZE, *, num_rows=None, batch=None, seed=0, channels_last=Fals
 
 
 def refused(match, forward, *inputs, make=nn.Module, size=SIZE, num_rows=None, batch=None):
-    """``forward`` cannot be packed, and the error says why."""
+    """Assert that ``forward`` cannot be packed and that the error matches ``match``."""
     group = group_of(size, num_rows=num_rows, batch=batch)
     module = copy.deepcopy(make()).double()
     for name, parameter in list(module.named_parameters()):
@@ -91,10 +91,15 @@ def check(
     tape=True,
     tolerance=TOLERANCE,
 ):
-    """Compares values, gradients of parameters and inputs, and buffers; by ``Packed`` as it is, and by a tape on new data.
+    """Compare values, gradients of parameters and inputs, and buffers with those of plain modules.
 
-    ``forward(module, *tensors)`` returns a tensor or a tuple of them; ``inputs(seed)`` a list of ``Each`` and ``Shared``.
-    With ``num_rows``, rows of the batch from there on are padding, and ``forward`` returns a loss.
+    The packed trials run eagerly as ``Packed`` tensors, and again as a tape on new data.
+
+    Args:
+        forward: ``forward(module, *tensors)`` returns a tensor or a tuple of tensors.
+        inputs: ``inputs(seed)`` returns a list of ``Each`` and ``Shared``.
+        num_rows: If given, rows of the batch from this index on are padding, and ``forward``
+            returns a loss.
     """
     first, second = (
         _Twins(
@@ -125,7 +130,7 @@ class _Twins:
         self.num_rows = num_rows
         torch.manual_seed(seed + 77)
         self.modules = [make().double().train(training) for _ in range(size)]
-        for module in self.modules:  # fresh norms all look alike
+        for module in self.modules:  # fresh norm layers all have the same values
             for tensor in [*module.parameters(), *module.buffers()]:
                 if tensor.is_floating_point():
                     tensor.data.add_(torch.rand_like(tensor) * 0.2)
@@ -196,7 +201,7 @@ class _Twins:
             program, [t.detach() for t in chain(*fresh)], draws=[d.noise for d in noises]
         )
         before = [b.clone() for b in fresh[1]]
-        for _ in range(2):  # a tape can be run again
+        for _ in range(2):  # a tape can run again
             for buffer, value in zip(fresh[1], before, strict=True):
                 buffer.copy_(value)
             tape()
@@ -215,7 +220,7 @@ class _Twins:
         )
 
     def _leaves(self):
-        """Parameters as views of the flat state, buffers that cannot be flattened without a copy, inputs."""
+        """Return parameters as views of the flat state, buffers that need a copy, and inputs."""
         named = [list(m.named_parameters()) for m in self.modules]
         layout = Layout.of(named[0])
         flat = torch.zeros(self.size, layout.width, dtype=torch.float64)
@@ -295,7 +300,7 @@ def _tensors(out):
 
 
 def _total(out, k):
-    """A number that depends on all outputs, on each in another way."""
+    """Return a number that depends on each output in a different way."""
     total = torch.zeros((), dtype=torch.float64)
     for i, t in enumerate(out):
         if _float(t):

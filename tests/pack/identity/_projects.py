@@ -1,4 +1,4 @@
-"""Small projects of a user's, written to a folder and imported."""
+"""Small user projects, written to a folder and imported."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _NUMBERS = itertools.count()
 
 
 def write(folder: Path, **files: str) -> None:
-    """Write modules by name; the text may be indented."""
+    """Write modules by name. The text may be indented."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / f"{name}.py").write_text(textwrap.dedent(text))
 
 
 def load(folder: Path, name: str, *, monkeypatch) -> ModuleType:
-    """Import a module anew, with all that lies in its folder."""
+    """Import a module and everything in its folder afresh."""
     for each in folder.glob("*.py"):
         sys.modules.pop(each.stem, None)
     monkeypatch.syspath_prepend(str(folder))

@@ -1,4 +1,4 @@
-"""200 random edits of a small project: no false reuse, no retraining for what changes nothing."""
+"""200 random edits of a small project cause no false reuse and no needless retraining."""
 
 from __future__ import annotations
 

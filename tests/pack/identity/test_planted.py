@@ -1,4 +1,4 @@
-"""The user's own code where a package would have its own, and in other places off the path."""
+"""User code planted inside a package, and in other places off the usual path."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Mine(LineTask):
         return LOSS
 """
 
-# `torch.optim` deletes its name `optimizer`
+# Get these by name because `torch.optim` deletes its attribute `optimizer`.
 HOOKS = tuple(
     sys.modules[name] for name in ("torch.nn.modules.module", "torch.optim.optimizer")
 )
@@ -40,12 +40,12 @@ CHANGED = (
     (F, "mse_loss"), (torch, "relu"), (torch.nn, "Linear"),
     (torch.nn.Linear, "reset_parameters"),
 )  # fmt: skip
-"""What the projects below put something into."""
+"""Places that the projects below change."""
 
 
 @contextlib.contextmanager
 def torch_put_back():
-    """PyTorch as it was before, whatever the user's modules put into it."""
+    """Restore PyTorch after the test, whatever the user's modules change in it."""
     tables = [
         (table, dict(table))
         for module in (*HOOKS, kl)
@@ -76,7 +76,9 @@ def identity(tmp_path, monkeypatch):
 
 
 PLANTED = {
-    "function": "import torch.nn.functional as F\nF.mse_loss = lambda a, b: K * (a - b).abs().mean()",
+    "function": (
+        "import torch.nn.functional as F\nF.mse_loss = lambda a, b: K * (a - b).abs().mean()"
+    ),
     "what it reads": """
         import torch.nn.functional as F
         SCALE = K

@@ -1,4 +1,4 @@
-"""What the user's own code reaches."""
+"""Which functions and values the user's code reaches."""
 
 from __future__ import annotations
 
@@ -556,7 +556,7 @@ def test_whose_code_it_is():
     assert not is_own(reach)
     assert not is_own(len)
     assert not is_own(type(type(torch._C.ScriptFunction)))
-    assert not is_own(torch._C.ScriptFunction.__mro__[1])  # of a module without a file
+    assert not is_own(torch._C.ScriptFunction.__mro__[1])  # a class of a module without a file
     assert not is_own_module("torch.fx")
     assert is_own_module("nowhere_to_be_found")
     assert is_own_module("__main__")

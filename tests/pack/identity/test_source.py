@@ -1,4 +1,4 @@
-"""The normal form of code."""
+"""The normal form of source code."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_what_changes_the_computation(pair):
 
 
 def test_the_form_is_the_same_on_every_python():
-    # nothing in it may come from `ast.dump`, `repr` of a node, or the order of its fields
+    # The form must not depend on `ast.dump`, the `repr` of a node, or the order of its fields.
     text = '''
     def f(a, /, b, *c, d=1, **e) -> "int":
         """Doc."""
@@ -158,7 +158,7 @@ def test_a_file_that_became_unreadable(tmp_path, monkeypatch, broken):
     old = module(tmp_path, monkeypatch, "def f(x):\n    return x + 1\n")
     before = code_digest(old.f)
     Path(old.__file__).write_text(broken)
-    assert code_digest(old.f) != before  # the compiled code
+    assert code_digest(old.f) != before  # the digest of the compiled code
 
 
 def test_lambdas_on_one_line_are_told_apart(tmp_path, monkeypatch):

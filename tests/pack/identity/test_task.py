@@ -1,4 +1,4 @@
-"""The identity of whole tasks: what is training, what is evaluation, what changes neither."""
+"""The identity of whole tasks: what affects training, evaluation, or neither."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_what_changes_training(identity, edit):
 def test_what_changes_only_evaluation(identity, edit):
     before, after = identity(), identity(*edit)
     training, evaluation = changed(before, after)
-    if edit[0] == "self.top = 3":  # the method that sets it is training
+    if edit[0] == "self.top = 3":  # the method that sets it belongs to training
         assert training == {"function Mine.__init__"}
     else:
         assert not training

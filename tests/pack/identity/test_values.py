@@ -1,4 +1,4 @@
-"""Values are identified by content."""
+"""Values are identified by their content."""
 
 from __future__ import annotations
 
@@ -389,7 +389,7 @@ def test_the_same_in_every_process(tmp_path):
         "from tests.pack.identity import test_values as t\n"
         "for name, make in t.MADE.items():\n    print(name, t.of(make()))\n"
     )
-    # this process has a hash seed of its own
+    # The new process has a different hash seed.
     run = subprocess.run(
         [sys.executable, script],
         env={"PYTHONHASHSEED": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -482,7 +482,7 @@ def test_wrappers_of_packages_count_with_what_they_hold():
 
 def test_what_packages_keep_for_themselves_in_wrappers_does_not_count():
     def wrapper(option, *, cache):
-        """As a package would make it."""
+        """Return a wrapper as a package would make it."""
         names = {"__name__": "torch.wrappers"}
         exec(
             "class Context:\n    pass\n"

@@ -1,4 +1,4 @@
-"""What checks may cost."""
+"""The time budget of checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step in a block and the same step alone: what counts as rounding."""
+"""Comparison of a step in a block with the same step alone: what counts as rounding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values are kept with what is inside them, compared, and put back."""
+"""Values are saved with everything inside them, compared and restored."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_large_tensors_are_left_alone():
 
 
 class Table(dict):
-    """A container of the user's own."""
+    """A user-defined container."""
 
     def update(self, *args, **kwargs):
         raise AssertionError("no code of the user's runs")
@@ -163,7 +163,7 @@ def test_a_context_variable_that_was_set():
     assert value.get() == [1]
 
 
-def counts(seen=OrderedDict()):  # noqa: B006 (what users do)
+def counts(seen=OrderedDict()):  # noqa: B006 (as user code does)
     seen["n"] = seen.get("n", 0) + 1
     counts.calls = getattr(counts, "calls", 0) + 1
     Noted.calls = getattr(Noted, "calls", 0) + 1
@@ -171,7 +171,7 @@ def counts(seen=OrderedDict()):  # noqa: B006 (what users do)
 
 
 class Noted:
-    """A class that is given an attribute."""
+    """A class that a test gives an attribute."""
 
 
 def test_what_functions_and_classes_are_given():

@@ -1,4 +1,4 @@
-"""What one step of a live trial and of a restored one came to."""
+"""The results of one step of a live trial and of a restored one."""
 
 from __future__ import annotations
 

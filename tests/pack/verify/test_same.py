@@ -1,4 +1,4 @@
-"""Equality to the last bit."""
+"""Bitwise equality."""
 
 from __future__ import annotations
 

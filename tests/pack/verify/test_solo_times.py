@@ -1,4 +1,4 @@
-"""What an epoch takes alone, from the steps that verify trials."""
+"""Solo time of an epoch, estimated from the steps that verify trials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that code reads are noticed when they change, and whose they are."""
+"""Changes of values that code reads are noticed and attributed to a trial."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Net(nn.Module):
 
 
 class Frozen:
-    """Puts back what a test has changed in shared places."""
+    """Restores the shared values that a test has changed."""
 
     def __enter__(self):
         return self

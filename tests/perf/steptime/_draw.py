@@ -33,7 +33,7 @@ def grid(placements=PLACEMENTS, batches=(8, 16, 32)):
 
 
 def plain(setup):
-    """A step in which nothing overlaps."""
+    """Return the seconds of a step without overlap."""
     num, nodes = setup.num_devices, len(setup.placement)
     return 0.02 + 0.003 * setup.batch + 0.004 * (num - 1) + 0.05 * (nodes > 1)
 

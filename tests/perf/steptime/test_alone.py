@@ -1,4 +1,4 @@
-"""Step time of one device by its batch."""
+"""Step time of one device as a function of its batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ profiles = st.dictionaries(st.integers(1, 500), st.floats(1e-3, 10.0), min_size=
 
 
 def alone(*rows):
-    """From (placement, batch, seconds)."""
+    """Return a model of one device, fitted to (placement, batch, seconds)."""
     setups = [Setup(placement=placement, batch=batch) for placement, batch, _ in rows]
     return Alone(Columns.of(setups), np.array([seconds for *_, seconds in rows], float))
 
@@ -66,7 +66,8 @@ def test_beyond_the_sizes_a_line_is_followed(fixed, sample):
 @given(profiles)
 def test_there_is_no_jump_at_either_end(profile):
     model = of_one(profile)
-    # between sizes 499 and 500 a time may grow by a factor of 10,000, so "near" has to be very near
+    # Between sizes 499 and 500 a time may grow by a factor of 10,000, so compare sizes that are
+    # very close.
     for end in (min(profile), max(profile)):
         near = at(model, end * (1 - 1e-12), end * (1 + 1e-12))
         assert near == pytest.approx([profile[end]] * 2)

@@ -1,4 +1,4 @@
-"""Fits to parts of the placements, and their mean."""
+"""Fits to subsets of the placements, and their mean."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMES = np.random.default_rng(0).uniform(1.0, 2.0, len(SETUPS))
 
 
 class Noting:
-    """Remembers what it was fitted to, and foretells as many seconds as it is old."""
+    """A model that records its fit data and predicts its own creation number in seconds."""
 
     made: ClassVar[list[Noting]] = []
 
@@ -50,7 +50,7 @@ def test_each_fit_sees_whole_placements_and_all_of_one_device(made):
     assert len(made) == 20
     for model in made:
         kept = placements(model)
-        assert len(kept) == 4  # of 8
+        assert len(kept) == 4  # of 8 placements
         for setup, time in zip(SETUPS, TIMES, strict=True):
             known = setup.num_devices == 1 or tuple(sorted(setup.placement)) in kept
             assert model.seen.get(setup) == (time if known else None)

@@ -1,4 +1,4 @@
-"""What holds for every model of step times."""
+"""Properties of every model of step times."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_other_units_of_time_give_the_same_forecasts(name, unit):
     setups = grid()
     times = noisy(setups)
     seconds = forecast(ALL[name], setups, times, QUERIES)
-    if name == "transfer":  # references keep their seconds: only volumes within the grid
+    if name == "transfer":  # references keep their unit: stay within the grid
         unit = min(max(unit, 0.1), 10.0)
     other = forecast(ALL[name], setups, unit * times, QUERIES)
     assert other == pytest.approx(
@@ -156,7 +156,8 @@ def test_one_device_need_not_be_measured(name):
     times = noisy(setups, size=0.0)
     others = forecast(ALL[name], setups, times, QUERIES)
     assert (others > times.min() / 1e6).all()
-    if name not in ("perfect", "ernest", "transfer"):  # blind to machines
+    # These models do not distinguish machines.
+    if name not in ("perfect", "ernest", "transfer"):
         guessed = forecast(ALL[name], setups, times, setups)
         assert np.mean(np.abs(guessed / times - 1)) < 0.1
 
@@ -197,7 +198,7 @@ def test_without_scikit_learn(monkeypatch):
     with pytest.raises(MissingExtraError, match=r"scikit-learn is not.*thrifty\[cloud\]"):
         Boosting()
     setups = grid()
-    Hybrid().fit(setups[:11], noisy(setups)[:11])  # too few for trees
+    Hybrid().fit(setups[:11], noisy(setups)[:11])  # too few measurements for trees
     with pytest.raises(MissingExtraError, match=r"scikit-learn is not.*thrifty\[cloud\]"):
         Hybrid().fit(setups[:12], noisy(setups)[:12])
     for physics in (Overlapping(), Pollux()):

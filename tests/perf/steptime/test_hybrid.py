@@ -1,4 +1,4 @@
-"""Physics, and trees for what physics does not explain."""
+"""A physical model, with trees for the part that it does not explain."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ._draw import forecast, grid, noisy
 
 
 def saturating(setup):
-    """Exchange grows with every machine, and ever less so."""
+    """Return the seconds of a step whose exchange grows with every machine, but less and less."""
     nodes = len(setup.placement)
     return 0.02 + 0.003 * setup.batch + 0.6 * (1 - np.exp(-(nodes - 1) / 5))
 

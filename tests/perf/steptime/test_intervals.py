@@ -1,4 +1,4 @@
-"""How far a forecast may be off."""
+"""Intervals around step-time predictions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ._draw import grid, noisy
 
 
 class Spy:
-    """Foretells 1 second and notes what it was shown and asked for."""
+    """A model that predicts 1 second and records its fit data and its queries."""
 
     def __init__(self, log):
         self._log = log
@@ -33,7 +33,7 @@ class Spy:
 
 
 class Memory:
-    """Knows placements by heart, and the mean of them for others."""
+    """A model that memorises known placements and predicts their mean for others."""
 
     def fit(self, setups, step_s):
         self._known = {}
@@ -104,7 +104,7 @@ def test_a_model_that_knows_placements_by_heart_is_not_believed():
 
 
 def drawn_table(rng, batches):
-    """Placements of different luck, and ten of them that are not shown."""
+    """Return measurements of placements with random deviations, ten of which are held out."""
     drawn_ones = {tuple(rng.integers(1, 9, rng.integers(1, 5)).tolist()) for _ in range(60)}
     kept = [
         (1,),
@@ -135,7 +135,7 @@ def test_unseen_placements_lie_inside_as_often_as_asked(coverage, batches):
         unseen = [s for s, each in zip(setups, held, strict=True) if each]
         low, high = model.interval(unseen, coverage=coverage)
         inside.append(np.mean((low <= times[held]) & (times[held] <= high)))
-    # Batches of a placement err together: placements count, not measurements.
+    # Batches of one placement have correlated errors, so placements count, not measurements.
     deviation = math.sqrt(coverage * (1 - coverage) / (10 * num))
     assert np.mean(inside) == pytest.approx(coverage, abs=3 * deviation)
 
@@ -180,7 +180,7 @@ def test_upper_ends_of_held_out_forecasts_are_those_of_intervals(batches):
     factor = np.log(upper / guessed)
     outside = np.abs(np.log(times[seen] / guessed)) > factor * (1 + 1e-12)
     assert 0.13 < outside.mean() <= 0.2
-    if len(seen) < 100:  # everywhere alike
+    if len(seen) < 100:  # too few errors: one width for all
         low, high = model.interval(setups[:1], coverage=0.8)
         assert factor == pytest.approx(np.full(len(seen), np.log(high / low)[0] / 2))
 
@@ -200,7 +200,7 @@ def test_larger_scales_than_measured_have_wider_intervals():
 
 
 def test_larger_scales_never_have_narrower_intervals():
-    """Small placements are erratic, large ones are not."""
+    """Intervals do not narrow at larger scales, even if only small placements are erratic."""
     setups = grid([(1,) * n for n in range(1, 13)], (8, 16))
     rng = np.random.default_rng(0)
     times = [1.0 if s.num_devices > 8 else float(rng.uniform(0.5, 2.0)) for s in setups]

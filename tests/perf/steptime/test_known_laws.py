@@ -1,4 +1,4 @@
-"""Models find again the laws that they are made of."""
+"""Models recover the laws that they are made of."""
 
 from __future__ import annotations
 

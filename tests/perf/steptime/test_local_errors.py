@@ -1,4 +1,4 @@
-"""Where forecasts are further off than elsewhere."""
+"""Regions where predictions have larger errors than elsewhere."""
 
 from __future__ import annotations
 

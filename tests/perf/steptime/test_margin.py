@@ -1,4 +1,4 @@
-"""How much of an interval a decision has to leave as a margin."""
+"""The part of an interval that a decision must leave as a margin."""
 
 from __future__ import annotations
 

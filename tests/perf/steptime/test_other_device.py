@@ -1,4 +1,4 @@
-"""A network on a device on which it has hardly run."""
+"""Step times of a network on a device on which it has hardly been measured."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ from thrifty.perf.steptime._other_device import (
 
 BATCHES = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0])
 WORK = (0.002, 0.01, 0.05, 0.2, 1.0)
-"""Seconds of a sample here."""
+"""Seconds of a sample on the measured device."""
 
 MANY = tuple(np.geomspace(0.002, 1.0, 15))
 
 
 def network(work, *, launch=1.0, times=4.0, noise=0.0, seed=0):
-    """Launches take alike on both devices; arithmetic takes ``times`` as long there."""
+    """Return a network whose launches take equal time on both devices.
+
+    Arithmetic takes ``times`` as long on the other device.
+    """
     here = launch + work * BATCHES
     there = launch + times * work * BATCHES
     there *= np.exp(noise * np.random.default_rng([seed, int(1e6 * work)]).normal(size=8))
@@ -64,7 +67,7 @@ def test_small_steps_take_alike_and_large_ones_as_the_devices_do():
     model = fitted([network(work) for work in MANY], new, probes=[3])
     assert error(model, new) < 0.01
     assert new.ratios[0] < 0.3
-    assert new.ratios[-1] > 1.2  # one ratio is no answer
+    assert new.ratios[-1] > 1.2  # a single ratio would not fit
 
 
 def test_a_network_of_another_efficiency_needs_one_probe():
@@ -143,7 +146,7 @@ def test_units_do_not_matter(unit, other):
     new, references = network(0.1), [network(work, noise=0.02) for work in WORK[::2]]
     plain = fitted(references, new)
     turned = fitted([measured(each) for each in references], measured(new))
-    # Likelihoods are flat near their top, so parameters agree less well than forecasts.
+    # Likelihoods are flat near their maximum, so parameters agree less closely than predictions.
     assert turned.predict(other * new.setups, unit * new.here_s) == pytest.approx(
         unit * plain.predict(new.setups, new.here_s), rel=0.01
     )
@@ -190,7 +193,7 @@ def test_a_second_network_forgets_the_first():
     )
 
 
-# -- the process itself ----------------------------------------------------------------------
+# -- the Gaussian process itself -------------------------------------------------------------
 
 
 PARAMS = np.array([0.3, 0.05, 0.02, 0.01, 0.4, 0.7])
@@ -206,7 +209,7 @@ def drawn(num=9, *, seed=0):
 
 
 def covariance(steps, one, other):
-    """Of two steps, number by number."""
+    """Return the covariance of two steps, one dimension at a time."""
     gap = sum(
         pace * (a - b) ** 2
         for pace, a, b in zip(PARAMS[4:], steps.inputs[one], steps.inputs[other], strict=True)
@@ -253,7 +256,7 @@ def test_slopes_are_those_of_the_surprise(seed):
 
 
 def test_what_is_likeliest_is_found():
-    """Far more steps than a prior can outweigh."""
+    """The most likely parameters are found, given far more steps than a prior can outweigh."""
     rng = np.random.default_rng(0)
     inputs, owner = 2 * rng.normal(size=(240, 1)), np.repeat(np.arange(24), 10)
     params = np.array([0.3, 0.1, 0.05, 0.002, 0.5])
@@ -262,7 +265,7 @@ def test_what_is_likeliest_is_found():
     drawn_ratios = rng.multivariate_normal(np.zeros(240), full + 0.002 * np.eye(240))
     found = _likeliest(blank._replace(ratios=drawn_ratios))
     assert np.log(found[1:] / params[1:]) == pytest.approx(np.zeros(4), abs=0.7)
-    assert found[3] == pytest.approx(0.002, rel=0.25)  # noise shows best
+    assert found[3] == pytest.approx(0.002, rel=0.25)  # the noise is estimated best
 
 
 def test_rounding_leaves_the_noise():
@@ -273,7 +276,7 @@ def test_rounding_leaves_the_noise():
     assert (shaken(steps.inputs, steps.network)[1] == PARAMS[3]).all()
 
 
-# -- what is refused -------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------
 
 
 def model_of_one_number():

@@ -1,4 +1,4 @@
-"""Compute and exchange that overlap in part."""
+"""Compute and exchange that partly overlap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Least squares with coefficients that cannot be negative."""
+"""Least squares with non-negative coefficients."""
 
 from __future__ import annotations
 

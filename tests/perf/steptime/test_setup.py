@@ -1,4 +1,4 @@
-"""One way to train on several devices, and many of them as arrays."""
+"""One setup for training on several devices, and many of them as arrays."""
 
 from __future__ import annotations
 

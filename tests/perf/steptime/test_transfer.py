@@ -1,4 +1,4 @@
-"""A network that has hardly been measured."""
+"""Step times of a network that has hardly been measured."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_without_probes_it_exchanges_as_much_as_the_known_one():
 
 
 def test_probes_that_say_nothing_of_the_volume_leave_it():
-    setups = grid([(1,), (1, 1), (4, 4), (4,) * 4], (8, 32))  # never (2,)
+    setups = grid([(1,), (1, 1), (4, 4), (4,) * 4], (8, 32))  # the placement (2,) is missing
     reference = (setups, times(setups, by_nodes))
     blind = fitted([reference], by_nodes, probes=[(2,)])
     none = fitted([reference], by_nodes, probes=())

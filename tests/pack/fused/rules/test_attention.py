@@ -12,7 +12,7 @@ def mask_of(*shape, seed, shared=False, boolean=True):
     x = normal(*shape, seed=seed + 50, shared=shared)
     value = x.value > -1 if boolean else x.value
     if boolean:
-        value[..., 0] = True  # something can be seen
+        value[..., 0] = True  # every query can attend to something
     return Shared(value) if shared else Each(value)
 
 
@@ -119,7 +119,8 @@ class Attention(nn.Module):
     def forward(self, q, k=None, v=None, **options):
         k = q if k is None else k
         out, weights = self.inner(q, k, k if v is None else v, **options)
-        return self.drop(out), weights  # its mask lies as the output lies
+        # Dropout masks depend on the memory layout of the output.
+        return self.drop(out), weights
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3])
@@ -266,7 +267,7 @@ def test_an_encoder_with_padding(training):
 
 
 def test_an_encoder_with_padding_in_evaluation():
-    """Alone it gives zeros for padding then, unless it is told not to."""
+    """Solo evaluation zeroes padded outputs unless ``enable_nested_tensor=False`` is passed."""
     mask = torch.zeros(4, 5, dtype=torch.bool)
     mask[:, 3:] = True
     inputs = [normal(4, 5, 6), Each(torch.stack([mask] * 3))]
@@ -286,7 +287,7 @@ def test_an_encoder_with_padding_in_evaluation():
 
 
 def test_evaluation_without_gradients():
-    """torch has a fused path for this, which packed tensors must not enter."""
+    """Packed tensors must not enter torch's fused path for evaluation without gradients."""
     with torch.no_grad():
         check(
             lambda m, x: m(x),

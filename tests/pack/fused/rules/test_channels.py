@@ -1,4 +1,4 @@
-"""Images of one channel: the order in which they lie in memory is a matter of what their strides say."""
+"""Images with one channel: their memory format depends on their strides alone."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ def network():
 
 
 def narrow_network():
-    """One channel in the middle, too."""
-    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 1, 1), nn.ReLU(), nn.Conv2d(1, 2, 3))  # fmt: skip
+    """Return a network that also has a single channel in the middle."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 1, 1), nn.ReLU(), nn.Conv2d(1, 2, 3)
+    )  # fmt: skip
 
 
 def recorded(make, *, shared):
-    """A step of one trial on images of one channel, its backward pass included."""
+    """Record a step of one trial on one-channel images, including its backward pass."""
     group = group_of(1, channels_last=True)
     model = make()
     leaves = [p.detach().unsqueeze(0).clone().requires_grad_() for p in model.parameters()]

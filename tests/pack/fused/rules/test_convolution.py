@@ -70,7 +70,7 @@ def test_several_layers_keep_the_layout(shared):
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("training", [False, True])
 def test_channels_last(shared, training):
-    """Another order in memory, the same numbers, the masks of dropout included."""
+    """The channels-last memory format changes no numbers, including the dropout masks."""
     check(
         lambda m, x: (m[:9](x), m(x)),
         lambda s: [normal(2, 3, 9, 9, seed=s, shared=shared)],
@@ -96,7 +96,7 @@ def test_channels_last(shared, training):
 
 
 def test_patches_in_channels_last():
-    """As in vision transformers: what the convolution gives is transposed, and then there is dropout."""
+    """Dropout works on a transposed convolution output, as in vision transformers."""
 
     class Patches(nn.Module):
         def __init__(self):

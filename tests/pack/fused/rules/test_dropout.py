@@ -32,7 +32,7 @@ def alone(function, x, seed, **options):
 )
 @settings(max_examples=60, deadline=None)
 def test_masks_are_those_of_solo_training_to_the_last_bit(size, shape, p, seed, dtype, data):
-    """Whoever the neighbours are, however the numbers lie in memory, and for the second draw too."""
+    """Masks depend neither on other trials nor on the memory layout, in both of two draws."""
     order = data.draw(st.permutations(range(len(shape))))
     axis = data.draw(st.integers(0, len(shape)))
     x = torch.ones([shape[d] for d in order], dtype=dtype)

@@ -35,7 +35,7 @@ def test_a_table_that_all_share():
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_mask_after_it_is_drawn_as_alone(shared):
-    """Masks are filled in the order of memory, so that the result must lie there as it does alone."""
+    """The result has its solo memory layout, because masks are filled in memory order."""
     check(
         lambda m, x: F.dropout(m(x.t()), 0.5),
         lambda s: [integers(7, 4, 6, seed=s, shared=shared)],
@@ -71,7 +71,7 @@ def test_a_table_that_lies_across():
 
 
 def test_nothing_is_copied_on_the_way_in():
-    """The table is a view of the flat state; a copy of it at each step would cost more than the step."""
+    """The table stays a view of the flat state; copying it would cost more than the step."""
     group = group_of(2)
     flat = torch.zeros(2, 1000 * 4 + 16)
     table = flat[:, :4000].view(2, 1000, 4)

@@ -106,7 +106,9 @@ PAIRS = [
     lambda x, y, **o: F.soft_margin_loss(x, y.sign().detach(), **o),
     lambda x, y, **o: F.binary_cross_entropy(torch.sigmoid(x), torch.sigmoid(y), **o),
     lambda x, y, **o: F.binary_cross_entropy_with_logits(x, torch.sigmoid(y), **o),
-    lambda x, y, **o: F.binary_cross_entropy_with_logits(x, torch.sigmoid(y), weight=WEIGHTS, pos_weight=WEIGHTS, **o),
+    lambda x, y, **o: F.binary_cross_entropy_with_logits(
+        x, torch.sigmoid(y), weight=WEIGHTS, pos_weight=WEIGHTS, **o
+    ),
     lambda x, y, **o: F.kl_div(F.log_softmax(x, 1), F.softmax(y, 1), **o),
     lambda x, y, **o: F.kl_div(F.log_softmax(x, 1), F.log_softmax(y, 1), log_target=True, **o),
     lambda x, y, **o: F.gaussian_nll_loss(x, y, y.abs() + 0.1, **o),

@@ -12,18 +12,19 @@ from thrifty.pack.fused.rules._pointwise import IN_PLACE, NAMES
 
 HOMES = {"torch": torch, "Tensor": torch.Tensor, "F": F}
 BINARY = {
-    "add", "div", "divide", "eq", "float_power", "fmod", "ge", "gt", "le", "logaddexp", "logical_and", "logical_or",
-    "logical_xor", "lt", "maximum", "minimum", "mul", "multiply", "ne", "pow", "remainder", "sub", "subtract",
-    "true_divide", "xlogy", "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__",
-    "__rtruediv__", "__pow__", "__rpow__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__mod__",
-    "type_as", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "add_", "sub_", "mul_", "div_",
-    "copy_", "pow_", "multiply_", "subtract_", "divide_",
+    "add", "div", "divide", "eq", "float_power", "fmod", "ge", "gt", "le", "logaddexp",
+    "logical_and", "logical_or", "logical_xor", "lt", "maximum", "minimum", "mul", "multiply",
+    "ne", "pow", "remainder", "sub", "subtract", "true_divide", "xlogy", "__add__", "__radd__",
+    "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__", "__pow__",
+    "__rpow__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__mod__",
+    "type_as", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "add_", "sub_",
+    "mul_", "div_", "copy_", "pow_", "multiply_", "subtract_", "divide_",
 }  # fmt: skip
 OF_BITS = {"__and__", "__or__", "__xor__", "__invert__", "__iand__", "__ior__", "__ixor__"}
 OPTIONS = {
-    "clamp": (-0.5, 0.5), "clip": (-0.5, 0.5), "clamp_": (-0.5, 0.5), "clip_": (-0.5, 0.5), "clamp_min": (0.1,),
-    "clamp_max": (0.1,), "clamp_min_": (0.1,), "clamp_max_": (0.1,), "threshold": (0.1, 7.0), "threshold_": (0.1, 7.0),
-    "to": (torch.float32,), "fill_": (2.5,),
+    "clamp": (-0.5, 0.5), "clip": (-0.5, 0.5), "clamp_": (-0.5, 0.5), "clip_": (-0.5, 0.5),
+    "clamp_min": (0.1,), "clamp_max": (0.1,), "clamp_min_": (0.1,), "clamp_max_": (0.1,),
+    "threshold": (0.1, 7.0), "threshold_": (0.1, 7.0), "to": (torch.float32,), "fill_": (2.5,),
 }  # fmt: skip
 TERNARY = {"addcdiv", "addcmul", "lerp", "addcdiv_", "addcmul_", "lerp_"}
 SPECIAL = {"where", "masked_fill", "masked_fill_"}
@@ -38,7 +39,7 @@ OF_ONE = {
     "__ipow__",
     "xlogy",
     "logaddexp",
-}  # no scalar on the other side
+}  # these do not take a scalar as the other operand
 
 
 def called(home, name):
@@ -165,7 +166,7 @@ SHAPES = [(), (5,), (3, 5), (1, 5), (4, 3, 5), (4, 1, 5), (4, 1, 1)]
 
 @pytest.mark.parametrize(("left", "right"), list(itertools.product(SHAPES, SHAPES)))
 def test_shapes_that_broadcast(left, right):
-    """Wherever the trials are counted, and with what all share on either side."""
+    """Shapes broadcast at any position of the trial dimension, and with a shared operand."""
     for axis, other in itertools.product(range(len(left) + 1), range(len(right) + 1)):
         places = [({"axis": axis}, {"axis": other})]
         if not axis:

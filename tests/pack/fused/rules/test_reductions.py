@@ -64,8 +64,14 @@ def test_batches_that_differ_in_size(reduce):
 @pytest.mark.parametrize(
     "call",
     [
-        *[lambda x, n=n: getattr(x, n)() for n in ("amax", "amin", "all", "any", "max", "median", "prod", "std", "var")],
-        *[lambda x, n=n: getattr(x, n)(0) for n in ("argmax", "cumsum", "cumprod", "logsumexp", "sort", "softmax")],
+        *[
+            lambda x, n=n: getattr(x, n)()
+            for n in ("amax", "amin", "all", "any", "max", "median", "prod", "std", "var")
+        ],
+        *[
+            lambda x, n=n: getattr(x, n)(0)
+            for n in ("argmax", "cumsum", "cumprod", "logsumexp", "sort", "softmax")
+        ],
         lambda x: x.max(dim=0),
         lambda x: x.topk(2, 0),
         lambda x: x.norm(),
