@@ -1,7 +1,8 @@
 """Bandit rules with one pull a step, played on many problems side by side.
 
-``sub_samples`` plays the rule of ``thrifty.search._sub_samples`` and makes the same pulls as its functions do (a test
-compares them), from running sums and without looking twice at any block of the leader's history.
+``sub_samples`` plays the rule of ``thrifty.search._sub_samples`` and makes the same pulls as its
+functions do (a test compares them). It works from running sums and never looks twice at a block of
+the leader's history.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from thrifty.search._sub_samples import Threshold, threshold
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Pull = Callable[[Ints, Ints, Ints], Floats]
-"""Rewards of ``arms`` of ``problems``, each for the ``counts``-th time (from 0)."""
+"""Return rewards of ``arms`` of ``problems``, each for the ``counts``-th pull (from 0)."""
 Family = Literal["Bernoulli", "Gaussian"]
 UNKNOWN = -1
 
 
 def means_of(family: Family, *, num: int, num_arms: int, rng: np.random.Generator) -> Floats:
-    """Random problems: means uniform on [0, 1], or normal."""
+    """Draw random problems: means uniform on [0, 1], or standard normal."""
     if family == "Bernoulli":
         return rng.random((num, num_arms))
     return rng.standard_normal((num, num_arms))
@@ -42,7 +43,7 @@ def puller(family: Family, means: Floats, rng: np.random.Generator) -> Pull:
 
 
 class Regret:
-    """Cumulative regret of every problem when exactly so many pulls have been made."""
+    """Cumulative regret of every problem at each horizon, a number of pulls."""
 
     def __init__(self, means: Floats, horizons: Sequence[int]) -> None:
         self._gaps = means.max(axis=1, keepdims=True) - means
@@ -54,7 +55,7 @@ class Regret:
         self.at = np.zeros((len(means), len(horizons)))
 
     def add(self, pulled: npt.NDArray[np.bool_]) -> None:
-        """Takes note of a round; pulls of a round are made in the order of the arms."""
+        """Record one round, whose pulls are made in the order of the arms."""
         times = self._time + pulled.sum(axis=1)
         for p in np.flatnonzero(times >= self._next).tolist():
             costs = np.cumsum([0.0, *self._gaps[p, pulled[p]]])
@@ -70,7 +71,7 @@ class Regret:
 
 @dataclass
 class Arms:
-    """What has been observed: counts, totals and running sums of every arm of every problem."""
+    """Observations so far: counts, totals and running sums of every arm of every problem."""
 
     num: Ints
     total: Floats
@@ -95,7 +96,11 @@ class Arms:
         self.num[p, k] = n + 1
 
     def elect(self) -> Ints:
-        """Most observations, ties: better mean, previous leader, lowest number; returns where the leader is another."""
+        """Elect a leader for each problem; return where the leader has changed.
+
+        The arm with the most observations leads. Ties go to the better mean, then to the previous
+        leader, then to the lowest number.
+        """
         top = self.num.max(axis=1)
         first = self.num == top[:, None]
         tied = np.flatnonzero(first.sum(axis=1) > 1)
@@ -108,7 +113,7 @@ class Arms:
         return tied[new != old]
 
     def block(self, p: Ints, start: Ints, length: Ints) -> Floats:
-        """Sums of ``length`` consecutive observations of the leaders."""
+        """Return sums of ``length`` consecutive observations of the leaders."""
         leader = self.leader[p]
         return self.sums[p, leader, start + length] - self.sums[p, leader, start]
 
@@ -120,7 +125,10 @@ def play(
     *,
     horizons: Sequence[int],
 ) -> Floats:
-    """Rounds of a duelling rule: all challengers that win are pulled, else the leader alone; regret at the horizons."""
+    """Play the rounds of a duelling rule; return the regret at the horizons.
+
+    Each round pulls all challengers that win, or the leader alone if none does.
+    """
     num, num_arms = means.shape
     horizon = max(horizons)
     regret = Regret(means, horizons)
@@ -142,10 +150,14 @@ def play(
 def sub_samples(
     pull: Pull, means: Floats, *, horizons: Sequence[int], kind: Threshold
 ) -> Floats:
-    """SSMC (Chan, Annals of Statistics 2020); the threshold 1 is no forced exploration at all."""
+    """Play SSMC (Chan, Annals of Statistics 2020).
+
+    The threshold 1 means no forced exploration.
+    """
     shape = means.shape
     thresholds = np.array([threshold(n, kind) for n in range(max(horizons) + shape[1])])
-    # how many observations of the leader a challenger is known to lose against, and where it won last
+    # ``seen``: how many observations of the leader a challenger is known to lose against.
+    # ``witness``: where it won last.
     seen = np.full(shape, UNKNOWN)
     witness = np.full(shape, UNKNOWN)
 
@@ -166,7 +178,7 @@ def sub_samples(
         newest = top - n
         out: npt.NDArray[np.bool_] = total >= arms.block(p, newest, n)
         witness[p[out], k[out]] = newest[out]
-        # a challenger that has been pulled since: where it won last it probably wins again
+        # The challenger has been pulled since: where it won last it probably wins again.
         open_ = np.flatnonzero(~out & (seen[p, k] == UNKNOWN))
         start = witness[p[open_], k[open_]]
         there = (start != UNKNOWN) & (start + n[open_] <= top[open_])
@@ -187,7 +199,10 @@ def sub_samples(
 def random_blocks(
     pull: Pull, means: Floats, *, horizons: Sequence[int], rng: np.random.Generator
 ) -> Floats:
-    """RB-SDA (Baudry et al., NeurIPS 2020): against one random block of the leader, without forced exploration."""
+    """Play RB-SDA (Baudry et al., NeurIPS 2020).
+
+    A challenger meets one random block of the leader, without forced exploration.
+    """
 
     def challengers(arms: Arms, time: Ints) -> npt.NDArray[np.bool_]:
         arms.elect()
@@ -210,7 +225,11 @@ def thompson(
     horizons: Sequence[int],
     rng: np.random.Generator,
 ) -> Floats:
-    """Thompson sampling with a uniform prior (Bernoulli), or a flat one after a pull of each arm (Gaussian)."""
+    """Play Thompson sampling.
+
+    The prior is uniform for Bernoulli rewards and flat, after one pull of each arm, for Gaussian
+    ones.
+    """
     num, num_arms = means.shape
     regret = Regret(means, horizons)
     count, total = np.zeros(means.shape), np.zeros(means.shape)

@@ -1,7 +1,9 @@
-"""Step times of data-parallel training on this machine, foretold from profiles of one process.
+"""Step times of data-parallel training on this machine, predicted from single-process profiles.
 
-The truth is plain PyTorch DDP over gloo, in one process and in two, each on a core of its own. What it is foretold from has never seen it: profiles of single processes (alone, and with a copy of the same training on the other core, with
-which nothing is exchanged), and what DDP adds to the steps of models that only hold parameters. Profiles and truths take turns.
+The truth is plain PyTorch DDP over gloo, in one process and in two, each on a core of its own. The
+prediction never sees the truth. It uses profiles of single processes (alone, and beside a copy of
+the same training on the other core that exchanges nothing), and the time that DDP adds to the steps
+of models that only hold parameters. Profiles and truths alternate.
 """
 
 from __future__ import annotations
@@ -37,16 +39,19 @@ HOLDERS = tuple(
     for tensors, num_bytes in product((2, 8, 64), (2**12, 2**20, 2**23))
     for buffers in (0, 12)
 )
-"""Models that only hold parameters: DDP's wrapper is measured with them, in one process."""
+"""Models that only hold parameters, with which DDP's wrapper is measured in one process."""
 
 SUMMED = tuple(
     int(2**power) for power in (12, 14, 16, 17, 18, 19, 19.5, 20, 20.5, 21, 22, 22.5, 23)
 )
-"""Bytes of further ones, of one tensor and so of one bucket: sums are measured with them, between two processes."""
+"""Bytes of further such models, of one tensor and so of one bucket.
+
+With them, sums between two processes are measured.
+"""
 
 
 class Worker:
-    """A process on a core, that answers when asked."""
+    """A process pinned to a core that answers requests."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -66,7 +71,7 @@ class Worker:
 
 
 def ask(workers: Sequence[Worker], do: str, **options: Any) -> list[Any]:
-    """All of them at the same time."""
+    """Send a request to all workers at the same time."""
     for worker in workers:
         worker.ask(do, **options)
     return [worker.answer() for worker in workers]
@@ -74,7 +79,7 @@ def ask(workers: Sequence[Worker], do: str, **options: Any) -> list[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Crew:
-    """Those by themselves, one in a group alone, and two in a group."""
+    """The workers: independent ones, one in a group alone, and two in a group."""
 
     single: Sequence[Worker]
     alone: Sequence[Worker]
@@ -83,7 +88,7 @@ class Crew:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What is known of gloo and DDP here, from other models than those foretold."""
+    """Costs of gloo and DDP here, measured on other models than those predicted."""
 
     sums: CollectiveModel
     hop_s: float
@@ -92,13 +97,14 @@ class Costs:
     def step_s(
         self, profiles: Sequence[StepProfile], batch: int, about: Mapping[str, int]
     ) -> float:
-        """The forecast; as many processes as profiles."""
+        """Return the predicted step time; there is one profile for each process."""
         first, num = profiles[0], len(profiles)
         wrapped = float(np.dot(self.wrapper, _wrapper_terms(about)))
         buckets = self.sums.seconds("here", num_bytes=first.bucket_bytes, nodes=num)
         received = self.sums.seconds("here", num_bytes=512, nodes=num, collective="broadcast")
         if num > 1:
-            # The wrapper was measured with sums of one process: their way to gloo's thread and back is in those of two.
+            # The wrapper was measured with sums of one process. The two-process sums already
+            # contain the way to gloo's thread and back.
             wrapped -= self.hop_s * len(buckets)
         step = iteration_s(
             forward_s=[float(each.forward_at(batch)) for each in profiles],
@@ -113,10 +119,11 @@ class Costs:
 
 
 def local_prediction(*, quick: bool, rounds: int = 3) -> dict[str, Any]:
-    """Foretells and measures six models at four batch sizes.
+    """Predict and measure six models at four batch sizes.
 
     Returns:
-        ``rows``: one for each model, batch and number of processes; ``median_error`` for one and for two processes, and for all.
+        ``rows``, one for each model, batch and number of processes, and ``median_error`` for one
+        process, for two processes, and for all.
     """
     rounds, batches = (1, {"MLP": (32, 64)}) if quick else (rounds, BATCHES)
     with _crew() as crew:
@@ -139,7 +146,7 @@ def local_prediction(*, quick: bool, rounds: int = 3) -> dict[str, Any]:
             "foretold_ms": 1e3 * foretold,
             "measured_ms": 1e3 * measured,
             "error_%": 100 * (foretold / measured - 1),
-            # how far the truth is from itself
+            # How far single measurements of the truth are from their median.
             "spread_%": 100 * median(abs(time / measured - 1) for time in times),
         })
     rows.sort(
@@ -161,7 +168,7 @@ def _round(
     profiles: dict[tuple[str, int], list[list[StepProfile]]],
     truths: dict[tuple[str, int, int], list[float]],
 ) -> None:
-    """Profile and truth in turn, first of one process, then of two."""
+    """Measure profile and truth in turn, first of one process, then of two."""
     for num, group in ((1, crew.alone), (2, crew.pair)):
         found = ask(
             crew.single[:num],
@@ -182,7 +189,7 @@ def _round(
 
 
 class _Costs:
-    """What exchanging takes, measured without any of the models that are foretold; a round adds to the others."""
+    """The cost of exchanging, measured without the predicted models; each round adds samples."""
 
     def __init__(self) -> None:
         self._wrappers: list[list[float]] = []
@@ -221,13 +228,16 @@ class _Costs:
 
 
 def _wrapper_terms(about: Mapping[str, int]) -> list[float]:
-    """What DDP does once, for each tensor, for each byte (copies to its buckets and back), and with buffers."""
+    """Return the terms of DDP's cost: once, for each tensor, for each byte, and with buffers.
+
+    The bytes are copied to DDP's buckets and back.
+    """
     buffers = about["buffers"]
     return [1.0, about["tensors"], about["num_bytes"], float(buffers > 0), buffers]
 
 
 def _fit(terms: np.ndarray, seconds: np.ndarray) -> list[float]:
-    """Costs that are not negative; relative errors count."""
+    """Fit non-negative costs to minimise relative errors."""
     from scipy.optimize import nnls  # noqa: PLC0415
 
     weights = 1 / np.maximum(seconds, 1e-5)
@@ -237,7 +247,7 @@ def _fit(terms: np.ndarray, seconds: np.ndarray) -> list[float]:
 
 
 def _merged(profiles: Sequence[StepProfile]) -> StepProfile:
-    """The rounds' medians; of sizes that every round had time for."""
+    """Return the medians of the rounds, for the batch sizes that every round had time for."""
     sizes = min(len(each.batches) for each in profiles)
 
     def column(name: str, num: int) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""How long planning takes on generated catalogues."""
+"""Planning time on generated catalogues."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ _REGIONS = 10
 
 
 def planning_times(rounds: int, quick: bool) -> dict[str, float]:
-    """Median seconds of a plan for a deadline.
+    """Return the median seconds of a plan for a deadline.
 
-    ``spread``: each type is offered in ten regions, as in clouds' catalogues; ``distinct``: all types differ, the worst case. ``spot``, ``mixed`` and ``study`` are planned on the small catalogue and the spread one.
+    In ``spread``, each type is offered in ten regions, as in clouds' catalogues. In ``distinct``,
+    all types differ, which is the worst case. ``spot``, ``mixed`` and ``study`` are planned on the
+    small catalogue and the spread one.
     """
     large = 500 if quick else 5000
     small, spread = catalogue(100, seed=0), catalogue(large, seed=1)
@@ -42,7 +44,7 @@ def planning_times(rounds: int, quick: bool) -> dict[str, float]:
     }
     times: dict[str, list[float]] = {name: [] for name in cases}
     for plan in cases.values():
-        plan()  # imports, and whatever is made at the first use
+        plan()  # the first use imports modules and fills caches
     for _ in range(rounds):
         for name, plan in cases.items():
             began = time.perf_counter()
@@ -52,7 +54,7 @@ def planning_times(rounds: int, quick: bool) -> dict[str, float]:
 
 
 def catalogue(num: int, *, seed: int, regions: int = _REGIONS) -> list[Offer]:
-    """Offers of drawn types, each in so many regions."""
+    """Return offers of drawn machine types, each in ``regions`` regions."""
     rng = np.random.default_rng(seed)
     names = sorted(ACCELERATORS)
     offers: list[Offer] = []
@@ -80,7 +82,7 @@ def catalogue(num: int, *, seed: int, regions: int = _REGIONS) -> list[Offer]:
 
 
 def workload(widths: tuple[tuple[int, int], ...] | None = None) -> Workload:
-    """One like ResNet-50 on ImageNet."""
+    """Return a workload like ResNet-50 on ImageNet."""
     profile = StepProfile(
         device="V100",
         batches=(8, 16, 32, 64, 128),

@@ -1,6 +1,7 @@
-"""Step times of jobs on clusters, foretold for setups that are held out; and what is chosen by such forecasts.
+"""Step times of jobs on clusters, predicted for held-out setups, and decisions by such forecasts.
 
-Measurements of Pollux (OSDI 2021) and Sia (SOSP 2023): five applications on four types of GPU. Measurements of one setup are averaged.
+The measurements are those of Pollux (OSDI 2021) and Sia (SOSP 2023): five applications on four
+types of GPU. Measurements of one setup are averaged.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Key = tuple[str, str]
 """Type of GPU, application."""
 
 ERRATIC = ("azure", "imagenet")
-"""Bound by its input; its repetitions differ, too."""
+"""The table whose job is bound by its input; its repetitions differ, too."""
 
 BASELINES: Mapping[str, Callable[[], StepTimeModel]] = {
     "perfect scaling": PerfectScaling,
@@ -48,12 +49,12 @@ BASELINES: Mapping[str, Callable[[], StepTimeModel]] = {
 }
 OURS = "thrifty"
 SEEDS = (10, 11, 12)
-"""Of held-out placements; others were looked at while the models were made."""
+"""Seeds of held-out placements, other than those looked at while the models were made."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """One application on one type of GPU."""
+    """Measurements of one application on one type of GPU."""
 
     key: Key
     setups: tuple[Setup, ...]
@@ -61,19 +62,22 @@ class Table:
     noise: tuple[float, ...]
 
     def part(self, chosen: np.ndarray) -> tuple[list[Setup], np.ndarray]:
-        """The setups and times of a mask."""
+        """Return the setups and times of a mask."""
         return [self.setups[at] for at in np.flatnonzero(chosen)], self.step_s[chosen]
 
 
 def one_thread() -> None:
-    """Of each of the pool's processes: there is one for each core. Libraries that come later would not be limited."""
+    """Limit each process of the pool to one thread, as there is one process for each core.
+
+    Libraries are imported first, because the limit would miss those that are loaded later.
+    """
     import sklearn.ensemble  # noqa: F401, PLC0415
 
     threadpool_limits(1)
 
 
 def tables() -> list[Table]:
-    """All of them."""
+    """Return the tables of all GPU types and applications."""
     found: dict[Key, dict[Setup, list[float]]] = defaultdict(lambda: defaultdict(list))
     path = data_folder() / "systems" / "sia_pollux" / "measurements.csv"
     with path.open(newline="") as file:
@@ -95,7 +99,10 @@ def tables() -> list[Table]:
 
 
 def _placement(row: Mapping[str, str]) -> tuple[int, ...]:
-    """As given; where only numbers are: spread evenly, as their schedulers do."""
+    """Return the placement as given, or spread evenly where the file only has numbers.
+
+    Even spreading is what the schedulers of Pollux and Sia do.
+    """
     digits = row["placement"].removesuffix(".0")
     if digits:
         return tuple(sorted(int(digit) for digit in digits))
@@ -108,12 +115,15 @@ def _placement(row: Mapping[str, str]) -> tuple[int, ...]:
 
 
 def by_rows(table: Table, seed: int) -> np.ndarray:
-    """A fifth of the measurements: their neighbours give them away."""
+    """Hold out a fifth of the measurements, a leaky split: their neighbours give them away."""
     return np.random.default_rng(seed).random(len(table.setups)) < 0.2
 
 
 def by_placement(table: Table, seed: int, *, share: float = 0.2) -> np.ndarray:
-    """A fifth of the placements; the same ones of all applications on a type of GPU, as nearly as each has them."""
+    """Hold out a fifth of the placements.
+
+    They are the same for all applications on a type of GPU, as nearly as each application has them.
+    """
     placements = sorted({setup.placement for setup in table.setups if setup.num_devices > 1})
     held = {
         each for each in placements if np.random.default_rng([seed, *each]).random() < share
@@ -122,12 +132,16 @@ def by_placement(table: Table, seed: int, *, share: float = 0.2) -> np.ndarray:
 
 
 def by_scale(table: Table, _seed: int) -> np.ndarray:
-    """More than 8 devices."""
+    """Hold out setups with more than 8 devices."""
     return np.array([setup.num_devices > 8 for setup in table.setups])
 
 
 def probes(table: Table) -> np.ndarray:
-    """One device at all batch sizes, and three more measurements: the corners of the placements up to 16 devices, at a middle batch."""
+    """Return a mask of the probes that are known.
+
+    These are one device at all batch sizes, and three more measurements: the corners of the
+    placements up to 16 devices, at a middle batch.
+    """
     setups = table.setups
     nodes = max(len(setup.placement) for setup in setups)
     full = max(setup.num_devices for setup in setups if len(setup.placement) == 1)
@@ -145,14 +159,14 @@ def probes(table: Table) -> np.ndarray:
 
 
 def error(model: StepTimeModel, table: Table, held: np.ndarray) -> float:
-    """Mean absolute relative error of a model that has seen the rest, in %."""
+    """Return the mean absolute relative error of a model fitted to the rest, in %."""
     model.fit(*table.part(~held))
     setups, step_s = table.part(held)
     return 100 * float(np.mean(np.abs(model.predict(setups) / step_s - 1)))
 
 
 def of_split(job: tuple[Table, str, int, bool]) -> dict[str, Any]:
-    """All models on one table; where asked for, how often ours' interval holds."""
+    """Evaluate all models on one table and, with ``intervals``, the coverage of our interval."""
     table, split, seed, intervals = job
     held = SPLITS[split](table, seed)
     models = {name: make() for name, make in BASELINES.items()}
@@ -181,7 +195,7 @@ SPLITS: Mapping[str, Callable[[Table, int], np.ndarray]] = {
 
 
 def of_probes(job: tuple[Table, str, Sequence[Table]]) -> dict[str, Any]:
-    """All models on a table of which hardly anything is known; ours knows others as well."""
+    """Evaluate all models on a table known only by probes; ours also knows other tables."""
     table, split, others = job
     held = ~probes(table)
     same = 0 if split == "app" else 1
@@ -198,7 +212,7 @@ def of_probes(job: tuple[Table, str, Sequence[Table]]) -> dict[str, Any]:
 
 
 def prediction(*, quick: bool) -> dict[str, Any]:
-    """Errors of all splits, and how often intervals hold."""
+    """Return the errors of all splits and the coverage of intervals."""
     everything = tables()
     if quick:
         everything = [
@@ -221,12 +235,15 @@ def prediction(*, quick: bool) -> dict[str, Any]:
 
 
 def mean_of(rows: Sequence[Mapping[str, Any]], name: str) -> float:
-    """Mean over tables."""
+    """Return the mean over tables."""
     return float(np.mean([row[name] for row in rows]))
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each split: means over tables; ours also without the erratic one, and the median."""
+    """Return a row for each split, with means over tables.
+
+    For our model the row also has the mean without the erratic table, and the median.
+    """
     out = []
     for split in dict.fromkeys(row["split"] for row in rows):
         mine = [row for row in rows if row["split"] == split]
@@ -247,7 +264,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def apps_won(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Unseen applications of which ours is better than every baseline, by the mean over GPU types."""
+    """Return the unseen applications where ours beats every baseline, by the mean over GPUs."""
     won = []
     for app in sorted({row["key"][1] for row in rows}):
         mine = [row for row in rows if row["split"] == "app" and row["key"][1] == app]
@@ -260,18 +277,27 @@ def apps_won(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 USD_H = {"aws": 0.978, "azure": 2.754, "dgx": 4.096, "rtx": 0.5}
-"""Of one GPU: list prices of g4dn.12xlarge, ND40rs v2 and p4d divided by their GPUs; nobody rents out the RTX 2080 Ti: a guess."""
+"""Price of one GPU: list prices of g4dn.12xlarge, ND40rs v2 and p4d divided by their GPUs.
+
+No cloud rents out the RTX 2080 Ti, so its price is a guess.
+"""
 
 RISK = 0.05
-"""Of the 90 % setting: one decision in twenty is too dear or too late, as beyond the upper end of a 90 % interval."""
+"""Risk of the 90 % setting: one decision in twenty is too expensive or too late.
+
+That is the share beyond the upper end of a 90 % interval.
+"""
 
 KNOWN = 0.5
-"""Share of the placements that were measured; what is chosen among is the rest."""
+"""Share of the placements that were measured; decisions choose among the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Setups of one application on all types of GPU that were not measured, per sample of the global batch."""
+    """Setups of one application on all GPU types that were not measured.
+
+    All values are per sample of the global batch.
+    """
 
     total: np.ndarray
     guessed_s: np.ndarray
@@ -281,7 +307,7 @@ class Options:
 
 
 def known_and_not(job: tuple[Table, int]) -> tuple[Key, Sequence[dict[str, np.ndarray]]]:
-    """Forecasts for what was not measured; and for what was, by models that had not seen it."""
+    """Forecast what was not measured, and what was, by models that had not seen it."""
     table, seed = job
     held = by_placement(table, seed, share=1 - KNOWN)
     model = Intervals(Hybrid)
@@ -321,7 +347,7 @@ def _per_sample(
 
 
 def decisions(*, quick: bool, num: int = 600) -> dict[str, Any]:
-    """Choices for drawn deadlines and budgets, beside the best that hindsight finds."""
+    """Return choices for drawn deadlines and budgets, compared with the best in hindsight."""
     everything = tables()
     if quick:
         everything = [
@@ -357,7 +383,7 @@ def decisions(*, quick: bool, num: int = 600) -> dict[str, Any]:
 def _drawn(
     parts: Mapping[Key, Mapping[str, np.ndarray]], margin: float, *, num: int, seed: int
 ) -> list[dict[str, Any]]:
-    """Decisions for drawn limits, the applications in turn."""
+    """Return decisions for drawn limits, going through the applications in turn."""
     apps = sorted({app for _, app in parts})
     rng = np.random.default_rng(seed)
     rows = []
@@ -376,7 +402,10 @@ def _drawn(
 def _decided(
     options: Options, rng: np.random.Generator, *, app: str, deadline: bool, margin: float
 ) -> dict[str, Any]:
-    """One choice: the cheapest for a deadline, or the fastest for a budget, with at most so large a global batch."""
+    """Make one choice: the cheapest for a deadline, or the fastest for a budget.
+
+    A drawn limit bounds the global batch.
+    """
     limit = float(np.exp(rng.uniform(*np.log(np.quantile(options.total, [0.1, 1.0])))))
     fits = options.total <= limit
     true = options.true_s[fits]
@@ -387,7 +416,7 @@ def _decided(
     cap = float(np.exp(rng.uniform(ends[0], max(ends))))
     allowed = bound_upper <= cap
     if not allowed.any():
-        # Nothing is sure to do: the likeliest is taken, and counted.
+        # No option meets the limit for certain: take the likeliest, and count it.
         allowed = bound_upper == bound_upper.min()
     guessed = options.guessed_s[fits] * (options.usd_s[fits] if deadline else 1.0)
     chosen = int(np.argmin(np.where(allowed, guessed, np.inf)))
@@ -401,7 +430,10 @@ def _decided(
 
 
 def regret(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Figures of all choices; what misses its cap for less money is no bargain: it counts as 1."""
+    """Return the figures of all choices.
+
+    A choice that misses its cap for less money is no bargain and counts as a ratio of 1.
+    """
     ratios = np.array([max(1.0, row["ratio"]) for row in rows]) - 1
     out = {
         "choices": float(len(rows)),

@@ -1,4 +1,7 @@
-"""Jobs replayed on spot machines of 2019 and 2020: prices of AWS, and logs of machines of AWS and GCP."""
+"""Jobs replayed on spot machines of 2019 and 2020.
+
+The data are prices of AWS, and logs of machines of AWS and GCP.
+"""
 
 from __future__ import annotations
 
@@ -39,26 +42,69 @@ UNKNOWN_PER_H = 0.1
 HORIZON = 20
 
 ASSUMPTIONS = (
-    f"a job: one machine, {SAVE_S:g} s to save, {RESTART_S:g} s from renting to working, done within {DEADLINE:g} times its work; an on-demand machine can always be had",
-    "checkpoints can be read from every zone of the job's region (GCP, whose logs have one zone in each region: from all of them), moving costs nothing but the restart",
+    (
+        f"a job: one machine, {SAVE_S:g} s to save, {RESTART_S:g} s from renting to working, "
+        f"done within {DEADLINE:g} times its work; an on-demand machine can always be had"
+    ),
+    (
+        "checkpoints can be read from every zone of the job's region (GCP, whose logs have "
+        "one zone in each region: from all of them), moving costs nothing but the restart"
+    ),
     "costs are billed by the second, from renting on; nothing is refunded",
-    f"the first {LEARNED_DAYS} days of prices and {LEARNED_H} h of a log are only learned from; prices and lives after a job's start are unknown to it",
-    "no price of AWS was ever above that of on demand, so bidding that much, nobody was outbid: evictions are not in the prices; world 1 has none, world 2 takes them from logs",
-    f"world 2: each zone of a job follows one log, drawn among those of as many GPUs (4 and 16: as 8) of the same kind, from both clouds; its first half is known, its second half is what comes, from a moment drawn, over and over; who is not done after {HORIZON} times the work goes on on demand",
-    "logs looked every 10 to 16 minutes: a machine is taken to go half way between two looks, and there is none until the next one is had",
-    "a job that starts while the log's machine lives gets one that goes when that goes; a machine still alive at the log's end stays; a slot that is empty then stays empty, and whoever waits for it goes on on demand",
-    "the GCP log of 2020-03-04 is cut after 71.8 h: within six minutes all its machines go, and all requests fail at once from then on",
-    "prices of GCP: GPUs alone, on demand and preemptible: V100 2.48 and 0.74, P100 1.46 and 0.43, K80 0.45 and 0.135 USD/h, the lists of 2020 as remembered; only their ratio matters",
-    f"a machine type of which no machine was seen yet is thought to be taken away {UNKNOWN_PER_H:g} times an hour",
-    "starts overlap, and logs are 2 to 3 days of 7 zones: differences of a few per cent mean little",
+    (
+        f"the first {LEARNED_DAYS} days of prices and {LEARNED_H} h of a log are only "
+        f"learned from; prices and lives after a job's start are unknown to it"
+    ),
+    (
+        "no price of AWS was ever above that of on demand, so bidding that much, nobody was "
+        "outbid: evictions are not in the prices; world 1 has none, world 2 takes them from "
+        "logs"
+    ),
+    (
+        f"world 2: each zone of a job follows one log, drawn among those of as many GPUs (4 "
+        f"and 16: as 8) of the same kind, from both clouds; its first half is known, its "
+        f"second half is what comes, from a moment drawn, over and over; who is not done "
+        f"after {HORIZON} times the work goes on on demand"
+    ),
+    (
+        "logs looked every 10 to 16 minutes: a machine is taken to go half way between two "
+        "looks, and there is none until the next one is had"
+    ),
+    (
+        "a job that starts while the log's machine lives gets one that goes when that goes; "
+        "a machine still alive at the log's end stays; a slot that is empty then stays "
+        "empty, and whoever waits for it goes on on demand"
+    ),
+    (
+        "the GCP log of 2020-03-04 is cut after 71.8 h: within six minutes all its machines "
+        "go, and all requests fail at once from then on"
+    ),
+    (
+        "prices of GCP: GPUs alone, on demand and preemptible: V100 2.48 and 0.74, P100 1.46 "
+        "and 0.43, K80 0.45 and 0.135 USD/h, the lists of 2020 as remembered; only their "
+        "ratio matters"
+    ),
+    (
+        f"a machine type of which no machine was seen yet is thought to be taken away "
+        f"{UNKNOWN_PER_H:g} times an hour"
+    ),
+    (
+        "starts overlap, and logs are 2 to 3 days of 7 zones: differences of a few per cent "
+        "mean little"
+    ),
 )  # fmt: skip
 
 P2, P3 = 0.90, 3.06
 ON_DEMAND = {
-    "p2": {"us-east-1": P2, "us-east-2": P2, "us-west-2": P2, "eu-west-1": 0.972, "eu-central-1": 1.326},
-    "p3": {"us-east-1": P3, "us-east-2": P3, "us-west-2": P3, "eu-west-1": 3.305, "eu-west-2": 3.589, "eu-central-1": 3.823},
+    "p2": {
+        "us-east-1": P2, "us-east-2": P2, "us-west-2": P2, "eu-west-1": 0.972, "eu-central-1": 1.326
+    },
+    "p3": {
+        "us-east-1": P3, "us-east-2": P3, "us-west-2": P3, "eu-west-1": 3.305, "eu-west-2": 3.589,
+        "eu-central-1": 3.823
+    },
 }  # fmt: skip
-"""Price of the smallest machine; that of a zone's floor is 30 % of it in the data."""
+"""On-demand price of the smallest machine; in the data, a zone's floor is 30 % of it."""
 
 SIZES = {
     "p2.xlarge": 1,
@@ -68,7 +114,9 @@ SIZES = {
     "p3.8xlarge": 4,
     "p3.16xlarge": 8,
 }
-LOGGED = {"1xk80": "p2.xlarge", "8xk80": "p2.8xlarge", "1xv100": "p3.2xlarge", "8xv100": "p3.16xlarge"}  # fmt: skip
+LOGGED = {
+    "1xk80": "p2.xlarge", "8xk80": "p2.8xlarge", "1xv100": "p3.2xlarge", "8xv100": "p3.16xlarge"
+}  # fmt: skip
 KIND = {"p2": "k80", "p3": "v100"}
 GCP_USD_H = {"v100": (2.48, 0.74), "p100": (1.46, 0.43), "k80": (0.45, 0.135)}
 
@@ -92,7 +140,7 @@ _LOOKED = re.compile(r"Instance (\S+) (not )?running in zone")
 
 @dataclass(frozen=True, kw_only=True)
 class Log:
-    """Lives by machine type and zone, and the time that was watched."""
+    """Lifetimes by machine type and zone, and the period that was watched."""
 
     lives: dict[tuple[str, str], list[Life]]
     begin_s: float
@@ -100,12 +148,14 @@ class Log:
 
 
 def read_log(file: Path, *, hours: float = math.inf) -> Log:
-    """The first hours of a log."""
+    """Read the first hours of a log."""
     lines = [(_moment(line), line) for line in file.read_text().splitlines() if line]
     begin = lines[0][0]
     lines = [each for each in lines if each[0] <= begin + hours * HOUR_S]
     end = lines[-1][0]
-    ended = sorted(_lives(lines, end), key=lambda life: (life.instance_type, life.zone, life.begin_s))  # fmt: skip
+    ended = sorted(
+        _lives(lines, end), key=lambda life: (life.instance_type, life.zone, life.begin_s)
+    )  # fmt: skip
     slots = groupby(ended, key=lambda life: (life.instance_type, life.zone))
     return Log(lives={slot: list(of_it) for slot, of_it in slots}, begin_s=begin, end_s=end)
 
@@ -140,7 +190,7 @@ def _moment(line: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One job, where it can run, and what is known at its start."""
+    """One job, the places where it can run, and what is known at its start."""
 
     job: SpotJob
     places: list[SpotPlace]
@@ -170,11 +220,13 @@ def _on_demand(instance_type: str, region: str) -> float:
 
 def _offer(cloud: str, instance_type: str, zone: str, usd_h: float) -> Offer:
     region = zone[:-1] if cloud == "aws" else zone[:-2]
-    return Offer(cloud=cloud, region=region, zone=zone, instance_type=instance_type, price_usd_h=usd_h)  # fmt: skip
+    return Offer(
+        cloud=cloud, region=region, zone=zone, instance_type=instance_type, price_usd_h=usd_h
+    )  # fmt: skip
 
 
 class Priced:
-    """Prices of 93 days; machines that come and go as in one of the logs, or never."""
+    """Prices of 93 days, with machines that come and go as in one of the logs, or never."""
 
     def __init__(self, market: SpotMarket, logs: Sequence[Log], *, name: str) -> None:
         self.name, self._market = name, market
@@ -222,15 +274,20 @@ class Priced:
             for life in log.lives[slot]
             if life.begin_s < half
         ]
-        later = [(max(life.begin_s, half) - half, life.end_s - half) for life in log.lives[slot] if life.end_s > half]  # fmt: skip
+        later = [
+            (max(life.begin_s, half) - half, life.end_s - half)
+            for life in log.lives[slot] if life.end_s > half
+        ]  # fmt: skip
         length = log.end_s - half
-        return _repeated(later, length, start - rng.uniform(0, length), start + HORIZON * work_s), known  # fmt: skip
+        return _repeated(
+            later, length, start - rng.uniform(0, length), start + HORIZON * work_s
+        ), known  # fmt: skip
 
 
 def _repeated(
     stretches: Sequence[tuple[float, float]], length: float, begin: float, end: float
 ) -> tuple[tuple[float, float], ...]:
-    """Stretches of a log, over and over; those that touch are one."""
+    """Repeat the stretches of a log until the end, and merge those that touch."""
     out: list[tuple[float, float]] = []
     while begin < end:
         for first, last in stretches:
@@ -254,7 +311,10 @@ class Logged:
     def draw(self, rng: np.random.Generator, work_s: float) -> Case:
         log, kind = self._kinds[int(rng.integers(len(self._kinds)))]
         start = rng.uniform(log.begin_s + LEARNED_H * HOUR_S, log.end_s - DEADLINE * work_s)
-        places = [self._place(kind, zone, lives) for (name, zone), lives in log.lives.items() if name == kind]  # fmt: skip
+        places = [
+            self._place(kind, zone, lives)
+            for (name, zone), lives in log.lives.items() if name == kind
+        ]  # fmt: skip
         market = SpotMarket.from_lives(life for lives in log.lives.values() for life in lives)
         market = replace(market, unknown_evictions_per_h=UNKNOWN_PER_H, until_s=start)
         return Case(
@@ -294,11 +354,16 @@ def on_demand(case: Case) -> Replayed:
 
 
 def _stays(case: Case, interval_s: float) -> Replayed:
-    """In the zone that is cheapest at the start, of those that have a machine then, for ever; without heed of the deadline."""
+    """Stay for ever in the zone that is cheapest at the start, and ignore the deadline.
+
+    Only zones that have a machine at the start are considered, if there are any.
+    """
     start = case.job.start_s
     there = [place for place in case.places if place.closes(start)] or case.places
     place = min(there, key=lambda each: each.prices.at(start))
-    return replay(replace(case.job, deadline_s=math.inf), [place], Cheapest(interval_s=interval_s))  # fmt: skip
+    return replay(
+        replace(case.job, deadline_s=math.inf), [place], Cheapest(interval_s=interval_s)
+    )  # fmt: skip
 
 
 def naive(case: Case) -> Replayed:
@@ -336,7 +401,7 @@ POLICIES = {
 
 
 def replay_spot(starts: int, quick: bool) -> dict[str, Any]:
-    """Every policy on the same jobs: ``starts`` of each length in each world."""
+    """Replay every policy on the same jobs: ``starts`` of each length in each world."""
     above = _above_on_demand()
     if above:
         raise RuntimeError(f"{above} spot prices are above on demand: say so in ASSUMPTIONS")
@@ -357,7 +422,7 @@ def replay_spot(starts: int, quick: bool) -> dict[str, Any]:
 
 
 def _above_on_demand() -> int:
-    """Spot prices that are."""
+    """Count spot prices that are above the on-demand price."""
     prices = SpotMarket.from_aws_csv(path(PRICES)).prices
     return sum(
         usd_h > _on_demand(kind, zone[:-1]) + 1e-9
@@ -367,7 +432,10 @@ def _above_on_demand() -> int:
 
 
 def _row(runs: Sequence[tuple[Case, Replayed]]) -> dict[str, float]:
-    whole = [(case.job.restart_s + case.job.work_s) * case.job.on_demand_usd_h / HOUR_S for case, _ in runs]  # fmt: skip
+    whole = [
+        (case.job.restart_s + case.job.work_s) * case.job.on_demand_usd_h / HOUR_S
+        for case, _ in runs
+    ]  # fmt: skip
     cost = np.array([run.cost_usd for _, run in runs]) / whole
     took = np.array([(run.finish_s - case.job.start_s) / case.job.work_s for case, run in runs])
     return {
@@ -385,7 +453,7 @@ def _row(runs: Sequence[tuple[Case, Replayed]]) -> dict[str, float]:
 
 
 def show(figures: dict[str, Any]) -> None:
-    """Prints what was assumed, and the figures."""
+    """Print the assumptions and the figures."""
     for assumption in figures["assumptions"]:
         print(f"- {assumption}")
     print(f"\n{figures['starts']} starts of each length in each world\n")

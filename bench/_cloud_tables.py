@@ -1,6 +1,7 @@
-"""Step times of networks on other GPUs (PROFET's table) and of language models split three ways (vTrain's), foretold for what is held out.
+"""Step times predicted for held-out networks on other GPUs and language models split three ways.
 
-Of PROFET's nine repetitions the median counts: some are off by half. vTrain's were measured once.
+Networks on other GPUs are PROFET's table, and language models are vTrain's. For PROFET's nine
+repetitions the median counts, because some are off by half. vTrain's were measured once.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from ._data import data_folder
 
 OURS = "thrifty"
 SEED = 10
-"""Of random rows."""
+"""Seed that draws random rows."""
 
 
 def percentage(guessed: np.ndarray, true: np.ndarray) -> float:
-    """Mean absolute relative error, in %."""
+    """Return the mean absolute relative error, in %."""
     return 100 * float(np.mean(np.abs(guessed / true - 1)))
 
 
 def boosted(known: np.ndarray, step_s: np.ndarray, asked: np.ndarray) -> np.ndarray:
-    """Scikit-learn's gradient boosting with its defaults, on logarithms."""
+    """Predict with scikit-learn's gradient boosting at its defaults, on logarithms."""
     from sklearn.ensemble import GradientBoostingRegressor  # noqa: PLC0415
 
     learner = GradientBoostingRegressor(random_state=0)
@@ -49,15 +50,15 @@ def boosted(known: np.ndarray, step_s: np.ndarray, asked: np.ndarray) -> np.ndar
 
 GPUS = {"p3.2xlarge": "V100", "g4dn.xlarge": "T4", "p2.xlarge": "K80", "g3s.xlarge": "M60"}
 PAIRS = (("V100", "T4"), ("V100", "K80"), ("V100", "M60"), ("T4", "V100"))
-"""The GPU at hand, and the one to forecast."""
+"""The GPU at hand, and the GPU to predict."""
 
 Times = Mapping[tuple[str, str], Mapping[tuple[int, int], float]]
-"""GPU and network; batch and pixels; seconds."""
+"""Seconds by GPU and network, then by batch and pixels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A network to forecast: what is known of it and of others, and what is asked."""
+    """A network to predict: what is known of it and of other networks, and what to predict."""
 
     split: str
     pair: tuple[str, str]
@@ -67,7 +68,7 @@ class Case:
 
 
 def profet_times() -> tuple[Times, dict[str, float]]:
-    """Medians, and by how much a repetition is off them in the mean, in %."""
+    """Return the medians, and the mean deviation of a repetition from them, in %."""
     runs: dict[tuple[str, str], dict[tuple[int, int], list[float]]] = defaultdict(
         lambda: defaultdict(list)
     )
@@ -89,7 +90,7 @@ def profet_times() -> tuple[Times, dict[str, float]]:
 
 
 def on_both(times: Times, network: str, pair: tuple[str, str]) -> OnBoth:
-    """What fits into the memory of both."""
+    """Return the steps that fit into the memory of both GPUs."""
     here, there = (times[gpu, network] for gpu in pair)
     setups = sorted(here.keys() & there.keys())
     return OnBoth(
@@ -100,7 +101,7 @@ def on_both(times: Times, network: str, pair: tuple[str, str]) -> OnBoth:
 
 
 def part(steps: OnBoth, chosen: np.ndarray) -> OnBoth:
-    """The steps of a mask."""
+    """Return the steps of a mask."""
     return OnBoth(
         setups=steps.setups[chosen],
         here_s=steps.here_s[chosen],
@@ -109,7 +110,10 @@ def part(steps: OnBoth, chosen: np.ndarray) -> OnBoth:
 
 
 def probed(steps: OnBoth, num: int) -> np.ndarray:
-    """The shortest, the middle and the longest step here; or the middle one."""
+    """Return a mask of the probes: the shortest, the middle and the longest step here.
+
+    With ``num`` = 1, only the middle one.
+    """
     order = np.argsort(steps.here_s)
     last = len(order) - 1
     places = [0, last // 2, last] if num == 3 else [last // 2]
@@ -119,7 +123,7 @@ def probed(steps: OnBoth, num: int) -> np.ndarray:
 
 
 def cases(times: Times, pair: tuple[str, str], networks: Sequence[str]) -> list[Case]:
-    """All splits of one pair."""
+    """Return all splits of one pair of GPUs."""
     rng = np.random.default_rng(SEED)
     both = {each: on_both(times, each, pair) for each in sorted({name for _, name in times})}
     all_of = {each: np.ones(len(steps.here_s), bool) for each, steps in both.items()}
@@ -145,18 +149,21 @@ def cases(times: Times, pair: tuple[str, str], networks: Sequence[str]) -> list[
 
 
 def by_data_sheet(case: Case) -> np.ndarray:
-    """Speeds as the data sheets have them."""
+    """Predict by the speeds in the data sheets."""
     here, there = (ACCELERATORS[gpu].speed for gpu in case.pair)
     return case.asked.here_s * here / there
 
 
 def by_ratio(case: Case) -> np.ndarray:
-    """As many times as long as the probes were, in the geometric mean."""
+    """Scale times here by the geometric mean of the probes' ratios."""
     return case.asked.here_s * math.exp(case.probes.ratios.mean())
 
 
 def by_law(make: Callable[[], StepTimeModel]) -> Callable[[Case], np.ndarray]:
-    """A law of one device's batch; images of all sizes count by their pixels, or three probes would be too few."""
+    """Return a predictor that fits a law of one device's batch.
+
+    Images of all sizes count by their pixels; otherwise three probes would be too few.
+    """
 
     def forecast(case: Case) -> np.ndarray:
         model = make()
@@ -174,7 +181,10 @@ def _pixels(steps: OnBoth) -> list[Setup]:
 
 
 def by_trees(case: Case) -> np.ndarray:
-    """Time there from time here, batch and pixels; all networks' steps count alike."""
+    """Predict the time there from the time here, batch and pixels.
+
+    All networks' steps count alike.
+    """
     known = [*case.others, case.probes]
     columns = [np.column_stack([each.here_s, each.setups]) for each in (*known, case.asked)]
     there_s = np.concatenate([each.there_s for each in known])
@@ -191,7 +201,7 @@ PROFET: Mapping[str, Callable[[Case], np.ndarray]] = {
 
 
 def of_case(case: Case) -> dict[str, Any]:
-    """All models on one network, and how often ours' interval holds."""
+    """Evaluate all models on one network, and the coverage of our interval."""
     true = case.asked.there_s
     row: dict[str, Any] = {
         "split": case.split,
@@ -211,7 +221,10 @@ def of_case(case: Case) -> dict[str, Any]:
 
 
 def profet(*, quick: bool) -> dict[str, Any]:
-    """Errors of all splits, means over networks and pairs of GPUs; unseen networks also for each pair."""
+    """Return the errors of all splits as means over networks and pairs of GPUs.
+
+    Unseen networks also get errors for each pair.
+    """
     times, noise = profet_times()
     networks = sorted({name for _, name in times})
     if quick:
@@ -254,15 +267,15 @@ def _line(
 
 
 WORDS = 51_200
-"""Of the vocabulary, as Megatron pads it."""
+"""Size of the vocabulary, as Megatron pads it."""
 
 MACHINE = 8
-"""GPUs in one."""
+"""GPUs in one machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plans:
-    """Iterations of Megatron on A100, [plans] each; as the files' columns."""
+    """Iterations of Megatron on A100, [plans] each; attributes are the files' columns."""
 
     gpus: np.ndarray
     batch: np.ndarray
@@ -277,7 +290,7 @@ class Plans:
 
     @classmethod
     def read(cls, name: str) -> Plans:
-        """One of the files."""
+        """Read one of the files."""
         path = data_folder() / "systems" / "vtrain" / f"ground_truth_{name}.csv"
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))
@@ -299,41 +312,44 @@ class Plans:
         )
 
     def part(self, chosen: np.ndarray) -> Plans:
-        """The plans of a mask."""
+        """Return the plans of a mask."""
         return Plans(**{name: column[chosen] for name, column in vars(self).items()})
 
     @property
     def columns(self) -> np.ndarray:
-        """All that is known of a plan, [plans, columns]."""
+        """Return all columns but the measured time, and the rounds, [plans, columns]."""
         found = [column for name, column in vars(self).items() if name != "seconds"]
         return np.column_stack([*found, self.rounds])
 
     @property
     def rounds(self) -> np.ndarray:
-        """Micro batches that go through each pipeline."""
+        """Return the micro batches that go through each pipeline."""
         return self.batch / self.data / self.micro
 
     @property
     def parameters(self) -> np.ndarray:
-        """Of the layers and the words."""
+        """Return the parameters of the layers and the vocabulary."""
         return 12 * self.layers * self.hidden**2 + WORDS * self.hidden
 
     @property
     def tflops(self) -> np.ndarray:
-        """Of an iteration, for each GPU (Narayanan et al., SC 2021, without recomputation)."""
+        """Return the arithmetic of an iteration for each GPU.
+
+        The formula is that of Narayanan et al. (SC 2021), without recomputation.
+        """
         per_token = 6 * self.parameters + 12 * self.layers * self.hidden * self.length
         return self.batch * self.length * per_token / self.gpus / 1e12
 
 
 def by_perfection(known: Plans, asked: Plans) -> np.ndarray:
-    """The most similar plan's time, by arithmetic for each GPU."""
+    """Scale the most similar plan's time by the arithmetic for each GPU."""
     near = np.log2(asked.columns)[:, None] - np.log2(known.columns)
     at = (near**2).sum(axis=2).argmin(axis=1)
     return known.seconds[at] * asked.tflops / known.tflops[at]
 
 
 def by_ernest(known: Plans, asked: Plans) -> np.ndarray:
-    """Its four terms, of arithmetic and GPUs."""
+    """Predict by Ernest's four terms of arithmetic and GPUs."""
     model = Ernest()
     model.fit(_scales(known), list(known.seconds))
     return model.predict(_scales(asked))
@@ -347,7 +363,7 @@ def _scales(plans: Plans) -> list[Setup]:
 
 
 def by_bubble(known: Plans, asked: Plans) -> np.ndarray:
-    """Arithmetic and the pipeline's idle slots."""
+    """Predict by arithmetic and the pipeline's idle slots."""
     return _bubble(asked) @ relative_fit(_bubble(known), known.seconds)
 
 
@@ -357,17 +373,17 @@ def _bubble(plans: Plans) -> np.ndarray:
 
 
 def by_boosting(known: Plans, asked: Plans) -> np.ndarray:
-    """All columns."""
+    """Predict by gradient boosting on all columns."""
     return boosted(known.columns, known.seconds, asked.columns)
 
 
 def by_physics(known: Plans, asked: Plans) -> np.ndarray:
-    """What each resource takes, fitted."""
+    """Predict by the fitted cost of each resource."""
     return physics(asked) @ relative_fit(physics(known), known.seconds)
 
 
 def ours(known: Plans, asked: Plans) -> np.ndarray:
-    """That physics, and trees for what is left."""
+    """Predict by that physics, with trees for the residuals."""
     from sklearn.ensemble import HistGradientBoostingRegressor  # noqa: PLC0415
 
     weights = relative_fit(physics(known), known.seconds)
@@ -381,10 +397,12 @@ def ours(known: Plans, asked: Plans) -> np.ndarray:
 
 
 def physics(plans: Plans) -> np.ndarray:
-    """What an iteration may wait for, without coefficients, [plans, terms].
+    """Return what an iteration may wait for, without coefficients, [plans, terms].
 
-    A pipeline is as slow as its slots: each takes one micro batch through a share of the layers. In a slot there is arithmetic, launches, memory traffic that tensor parallelism divides or does not,
-    and sums of activations, inside a machine or between machines; at the end sums of gradients, and the optimiser.
+    A pipeline is as slow as its slots: each takes one micro batch through a share of the layers. In
+    a slot there is arithmetic, launches, memory traffic that tensor parallelism divides or does
+    not, and sums of activations, inside a machine or between machines. At the end come sums of
+    gradients, and the optimiser.
     """
     slots = plans.rounds + plans.pipeline - 1
     depth = plans.layers / plans.pipeline * slots
@@ -420,7 +438,7 @@ VTRAIN: Mapping[str, Callable[[Plans, Plans], np.ndarray]] = {
 
 
 def held_out(name: str, plans: Plans, most: int) -> list[tuple[str, np.ndarray]]:
-    """Splits and what they hold out."""
+    """Return the splits and what each holds out."""
     rng = np.random.default_rng(SEED)
     fold = rng.integers(5, size=len(plans.gpus))
     found = [("random rows (leaky)", fold == each) for each in range(5)]
@@ -431,7 +449,7 @@ def held_out(name: str, plans: Plans, most: int) -> list[tuple[str, np.ndarray]]
 
 
 def vtrain(*, quick: bool) -> dict[str, Any]:
-    """Errors of all splits, means over what is held out in turn."""
+    """Return the errors of all splits, as means over what is held out in turn."""
     found: list[dict[str, Any]] = []
     for name, most in (("single", 4), ("multi", 64))[1 if quick else 0 :]:
         plans = Plans.read(name)

@@ -1,6 +1,7 @@
-"""One process of the check on this machine: ``python -m bench._cloud_worker '{"core": 0}'``; a line of JSON asks, another one answers.
+"""One process of the check on this machine: ``python -m bench._cloud_worker '{"core": 0}'``.
 
-With ``RANK`` in its environment it belongs to a gloo group.
+It reads requests as lines of JSON and answers each with another line. With ``RANK`` in its
+environment it belongs to a gloo group.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Residual(nn.Module):
 
 
 class Reader(nn.Module):
-    """An LSTM, and a decision after the last token."""
+    """An LSTM with a classifier on the last token."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +56,7 @@ class Reader(nn.Module):
 
 
 class Encoder(nn.Module):
-    """A Transformer's encoder, and a decision from the mean."""
+    """A Transformer encoder with a classifier on the mean."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +69,10 @@ class Encoder(nn.Module):
 
 
 class Holder(nn.Module):
-    """Parameters, buffers, and some arithmetic that needs none of them: what exchanging costs shows here."""
+    """A module of parameters, buffers, and some arithmetic that uses none of them.
+
+    It shows what exchanging costs.
+    """
 
     def __init__(self, tensors: int, num_bytes: int, buffers: int) -> None:
         super().__init__()
@@ -142,7 +146,7 @@ def trained(name: str) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[int]
 
 
 def profile(model: str, batches: list[int], budget_s: float) -> Any:
-    """Of one process by itself."""
+    """Profile one process by itself."""
     net, optimizer, make = trained(model)
     return profile_step(
         net, optimizer, make, loss=loss, batches=batches, budget_s=budget_s
@@ -150,7 +154,7 @@ def profile(model: str, batches: list[int], budget_s: float) -> Any:
 
 
 def describe(model: str) -> Any:
-    """What wrapping and buffers depend on."""
+    """Describe what the costs of wrapping and buffers depend on."""
     net, *_ = trained(model)
     buffers = list(net.buffers())
     return {
@@ -162,7 +166,7 @@ def describe(model: str) -> Any:
 
 
 def train(model: str, batch: int, steps: int) -> float:
-    """Seconds of a step of PyTorch's DDP, as a plain loop has it."""
+    """Return the seconds of a step of PyTorch's DDP in a plain loop."""
     net, optimizer, make = trained(model)
     parallel = DistributedDataParallel(net)
     x, y = make(batch)
@@ -176,7 +180,7 @@ def train(model: str, batch: int, steps: int) -> float:
 
 
 def broadcast(num_bytes: int, repeats: int) -> float:
-    """From the first process to the others; each waits until all have it."""
+    """Return the seconds of a broadcast from the first process; each waits until all have it."""
     tensor = torch.zeros(num_bytes // 4)
 
     def there_and_back() -> None:
@@ -187,7 +191,10 @@ def broadcast(num_bytes: int, repeats: int) -> float:
 
 
 def exchange(tensors: int, num_bytes: int, buffers: int, repeats: int) -> float:
-    """Seconds that DDP adds to a step of a model that only holds parameters: with it and without, in turn."""
+    """Return the seconds that DDP adds to a step of a model that only holds parameters.
+
+    Steps with DDP and without alternate.
+    """
     x = torch.zeros(1)
     plain, wrapped = (Holder(tensors, num_bytes, buffers) for _ in range(2))
     steps = [_step(DistributedDataParallel(wrapped), x), _step(plain, x)]
@@ -211,7 +218,7 @@ def _step(model: nn.Module, x: Tensor) -> Callable[[], None]:
 
 
 def sum_alone(repeats: int) -> float:
-    """A sum of one process with itself: handing it to gloo's thread, and back."""
+    """Return the seconds of a one-process sum: the way to gloo's thread and back."""
     tensor = torch.zeros(1024)
     return median(_timed(lambda: dist.all_reduce(tensor), repeats))
 

@@ -1,4 +1,7 @@
-"""A process that claims stages of a plan; it loads no more than the store, so that 32 of them start in a moment."""
+"""A process that claims stages of a plan.
+
+It loads no more than the store, so that 32 of them start quickly.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from thrifty.store import EpochRecord, Store
 
 
 BATCH = 10
-"""Chains whose end a driver writes down together, as it does ten times a second."""
+"""Number of chains whose ends a driver writes together, as it does ten times a second."""
 
 
 def claimer(
@@ -28,7 +31,8 @@ def claimer(
         with store.lease(info, shared=True) as lease:
             driver = store.drive(lease)
             driver.changes(num_nodes=num_nodes, anyway=True)
-            barrier.wait()  # who looked later would know of nodes that were trained, and here nobody minds
+            # A later look would show nodes that were trained, which does not matter here.
+            barrier.wait()
             began = 0.0
             while len(held) < BATCH + claims:
                 if len(held) == BATCH and not began:

@@ -16,7 +16,7 @@ from thrifty.testing import PrivatePostgreSQL
 
 
 def claims(args: argparse.Namespace) -> tuple[dict[str, Any], list[Goal]]:
-    """32 claimers, the median of some repeats."""
+    """Measure 32 claimers; the median of some repeats counts."""
     rows = [
         claims_per_s(claimers=8 if args.quick else 32, claims=20 if args.quick else 200)
         for _ in range(1 if args.quick else args.repeats)
@@ -30,10 +30,11 @@ def claims(args: argparse.Namespace) -> tuple[dict[str, Any], list[Goal]]:
 
 
 def claims_per_s(*, claimers: int, claims: int) -> dict[str, Any]:
-    """Each claimer is a process with a study of its own; all take nodes of one plan, each in an order of its own.
+    """Return the claims a second of ``claimers`` processes, each with a study of its own.
 
-    A claim that is lost to another is not counted. What was claimed is given back with an epoch's record, as after training.
-    The clock starts when all processes have made a first batch: they live as long as a study.
+    All take nodes of one plan, each in an order of its own. A claim that is lost to another claimer
+    is not counted. A claimed node is released with an epoch's record, as after training. The clock
+    starts when all processes have made a first batch, because processes last as long as a study.
     """
     spawn = multiprocessing.get_context("spawn")
     num_nodes = 4 * claimers * claims

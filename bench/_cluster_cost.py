@@ -1,4 +1,7 @@
-"""What a study costs and how long it takes, by the number of workers: stages shared, and one worker for each trial."""
+"""Cost and duration of studies by the number of workers.
+
+Shared stages are compared with one worker for each trial.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,14 @@ from thrifty.study import Simulation, simulate
 
 WORKERS = (1, 10, 20, 40, 100, 1000, 10_000)
 HIPPO = {"one study": (4.81, 2.76), "several studies": (6.77, 3.53)}
-"""At most, as the paper's abstract says: times less GPU-hours, times shorter; beside trial-based execution."""
+"""Largest gains in the paper's abstract: GPU-hours, then end-to-end time.
+
+They are relative to trial-based execution.
+"""
 
 
 def cost(args: argparse.Namespace) -> tuple[dict[str, Any], list[Goal]]:
-    """GPU-hours and hours by workers."""
+    """Return GPU-hours and hours by number of workers."""
     epoch_s, source = epoch_seconds()
     print(f"an epoch: {source}; a new assignment: {START_S:g} s (assumed)\n", flush=True)
     workers = (1, 20) if args.quick else WORKERS
@@ -27,7 +33,8 @@ def cost(args: argparse.Namespace) -> tuple[dict[str, Any], list[Goal]]:
     ]
     table(rows)
     print(
-        "\nASHA decides by what is known at the moment, so with stages shared it tries and promotes others; "
+        "\nASHA decides by what is known at the moment, so with stages shared it tries and "
+        "promotes others; "
         "halving and grid train for the same trials either way."
     )
     print("\nHippo (PVLDB 2022, abstract), at most; its own spaces, models and GPUs\n")
@@ -40,7 +47,7 @@ def cost(args: argparse.Namespace) -> tuple[dict[str, Any], list[Goal]]:
 
 
 def play(workload: Workload, workers: int, epoch_s: Any, **options: Any) -> Simulation:
-    """A workload on so many workers."""
+    """Simulate a workload on ``workers`` workers."""
     return simulate(
         workload.algorithms,
         workload.space,

@@ -1,4 +1,7 @@
-"""Two people, two processes, one plan on PostgreSQL: what each study needs is trained once, whoever trains it."""
+"""Two users, two processes, one plan on PostgreSQL.
+
+What each study needs is trained once, by either process.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ class _Trained:
 
 
 def algorithms(*, quick: bool) -> dict[str, th.Algorithm]:
-    """By the name of the study: people who look for the same in different ways."""
+    """Return the algorithms by study name: users who search the same space in different ways."""
     epochs = 9 if quick else 27
     return {
         "hyperband": th.Hyperband(max_epochs=epochs, eta=3),
@@ -42,7 +45,7 @@ def algorithms(*, quick: bool) -> dict[str, th.Algorithm]:
 
 
 def drivers(args: argparse.Namespace) -> tuple[dict[str, Any], list[Goal]]:
-    """Two studies, two processes, one plan."""
+    """Run two studies in two processes on one plan."""
     figures = two_drivers(quick=args.quick)
     table([figures])
     goals = [
@@ -58,7 +61,11 @@ def drivers(args: argparse.Namespace) -> tuple[dict[str, Any], list[Goal]]:
 
 
 def two_drivers(*, quick: bool) -> dict[str, Any]:
-    """Runs both at once on one plan, and each by itself; figures, and whether any answer differs."""
+    """Run both studies at once on one plan, and each alone.
+
+    Returns:
+        Figures, and whether any answer differs.
+    """
     chosen = algorithms(quick=quick)
     with tempfile.TemporaryDirectory() as folder, PrivatePostgreSQL(durable=True) as server:
         trained, together_s = _together(Path(folder), server.url, chosen, quick=quick)
@@ -87,7 +94,10 @@ def two_drivers(*, quick: bool) -> dict[str, Any]:
 
 
 def space(epochs: int) -> th.Space:
-    """Schedules that part after a ninth, a third or two thirds of the epochs, or from the start."""
+    """Return schedules that differ from the start, or from some later epoch on.
+
+    Later ones differ after a ninth, a third or two thirds of the epochs.
+    """
     early, third, late = epochs // 9, epochs // 3, 2 * epochs // 3
     drops = [[], [third], [late], [third, late], [early], [early, late]]
     return th.Space(
@@ -152,7 +162,7 @@ def _answers(study: th.Study) -> list[tuple[Any, ...]]:
 
 
 def _least(url: str, chosen: dict[str, th.Algorithm]) -> int:
-    """What the union of all trials takes at least, counted on a plan of its own."""
+    """Return the fewest epochs that the union of all trials takes, counted on a plan of its own."""
     plan = SearchPlan()
     with Store.open(url, create=False) as store:
         for name, algorithm in chosen.items():

@@ -1,4 +1,4 @@
-"""One study of schedules on 40 workers that fail, straggle and are taken away."""
+"""One study of schedules on 40 workers that fail, straggle and are preempted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FAULTS = {
 
 
 def faults(args: argparse.Namespace) -> tuple[dict[str, Any], list[Goal]]:
-    """What faults cost, with stages shared and without."""
+    """Return the cost of faults, with stages shared and without."""
     epoch_s, _ = epoch_seconds()
     workload = studies(quick=args.quick)[0]
     rows = []

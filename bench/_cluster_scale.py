@@ -1,7 +1,10 @@
-"""A thousand workers and a hundred thousand trials: is the scheduler near the bound, and quick enough?
+"""Simulation of a thousand workers and a hundred thousand trials.
 
-*of the bound*: the least time that any scheduler could have taken for what was trained (all work evenly over the workers, or the critical
-path), over the time it took. It knows every decision in advance, which an algorithm that decides by results does not.
+Is the scheduler near the bound, and fast enough?
+
+*of the bound* is the least time that any scheduler could have taken for what was trained (all work
+spread evenly over the workers, or the critical path), divided by the time it took. The bound knows
+every decision in advance, which an algorithm that decides by results does not.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ QUICK_WORKERS, QUICK_TRIALS = 20, 1000
 
 
 def scale(args: argparse.Namespace) -> tuple[dict[str, Any], list[Goal]]:
-    """Each workload in a process of its own, once: a run has a hundred thousand decisions."""
+    """Run each workload once in a process of its own, as a run has a hundred thousand decisions."""
     names = [workload.name for workload in _workloads(10)]
     size = ["--quick"] if args.quick else []
     rows = [in_fresh_process("bench._cluster_scale", name, *size) for name in names]

@@ -1,10 +1,12 @@
-"""What the simulated parts of ``bench_cluster`` train: spaces of schedules in Hippo's manner, and measured times.
+"""Workloads of the simulated parts of ``bench_cluster``: spaces of schedules, and measured times.
 
-The spaces are ours: sequences of learning rates (warm-up, steps, decay), batch sizes and momentum over 120 epochs, of the kinds
-that Hippo (PVLDB 15(5), 2022) tunes; the paper's own are not at hand, so ratios beside its figures are no reproduction of them.
+The spaces are ours: sequences of learning rates (warm-up, steps, decay), batch sizes and momentum
+over 120 epochs, of the kinds that Hippo (PVLDB 15(5), 2022) tunes. The paper's own spaces are not
+available, so ratios beside its figures are no reproduction of them.
 
-An epoch is one of ResNet-18 on CIFAR-10 on one RTX 2080 Ti: step times by batch size were measured by the authors of Pollux and Sia
-(``systems/sia_pollux``), interpolated, 50,000 images. Where that data set is absent a step is taken to be 50 ms and 0.2 ms for each image.
+An epoch is one of ResNet-18 on CIFAR-10 on one RTX 2080 Ti. The authors of Pollux and Sia measured
+step times by batch size (``systems/sia_pollux``); we interpolate, for 50,000 images. Without that
+data set a step is assumed to take 50 ms and 0.2 ms for each image.
 """
 
 from __future__ import annotations
@@ -47,13 +49,16 @@ IMAGES = 50_000
 GPU = "RTX2080Ti"
 APP = "cifar10"
 START_S = 5.0
-"""Until a process has loaded a state of 45 MB and its first batch: assumed."""
+"""Seconds until a process has loaded a state of 45 MB and its first batch: an assumption."""
 STATE_BYTES = 90_000_000
-"""ResNet-18 and its momentum in single precision."""
+"""Size of ResNet-18 and its momentum in single precision."""
 
 
 def schedules(bases: Sequence[float], *, epochs: int = EPOCHS) -> Iterator[Schedule]:
-    """Sequences of learning rates: constant, decaying, dropped once or twice; each at once or after a warm-up."""
+    """Yield sequences of learning rates: constant, decaying, or dropped once or twice.
+
+    Each starts at once or after a warm-up.
+    """
     unit = epochs // 8
     for base in bases:
         plain: list[Schedule] = [Constant(base), Exponential(base, gamma=0.95)]
@@ -92,7 +97,7 @@ class Workload:
 
 
 def studies(*, quick: bool) -> list[Workload]:
-    """One study by several algorithms, and several studies of one space."""
+    """Return one study by several algorithms, and several studies of one space."""
     whole = space()
     num = int(whole.size())
     few = 24 if quick else num
@@ -132,7 +137,10 @@ def studies(*, quick: bool) -> list[Workload]:
 
 
 def large(num_trials: int) -> list[Workload]:
-    """Studies for a thousand workers: many more roots than these, each the trunk of a few schedules."""
+    """Return studies for a thousand workers.
+
+    They have many more roots than the other workloads, each the trunk of a few schedules.
+    """
     epochs = 24
     wide = space(
         tuple(np.geomspace(0.01, 0.5, 50).round(5).tolist()),
@@ -149,7 +157,10 @@ def large(num_trials: int) -> list[Workload]:
 
 
 def unshareable(num_trials: int) -> Workload:
-    """Continuous values from the first step on: no two trials have anything in common."""
+    """Return a workload with continuous values from the first step on.
+
+    No two trials share anything.
+    """
     return Workload(
         name="ASHA, nothing to share",
         algorithms=(ASHA(max_epochs=24, num_trials=num_trials, min_epochs=3, eta=2),),
@@ -158,7 +169,7 @@ def unshareable(num_trials: int) -> Workload:
 
 
 def epoch_seconds() -> tuple[Callable[[Mapping[str, Any]], float], str]:
-    """Seconds of an epoch by its values, and where that is known from."""
+    """Return a function for the seconds of an epoch by its values, and the source of the times."""
     measured = _measured_steps()
     if measured is None:
         return _assumed, "assumed: 50 ms a step, and 0.2 ms for each image"

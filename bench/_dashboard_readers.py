@@ -2,8 +2,9 @@
 
     python -m bench._dashboard_readers ADDRESS NUMBER
 
-They wait for a study, then ask as a page does (the revision, as often as they are told to; when it has changed, the views of
-the overview), and say what they saw. A line "off" lets them rest, a line "on" go on; any other ends them.
+Each reader waits for a study, then polls as a page does: it asks for the revision as often as the
+server says, and for the views of the overview when the revision has changed. The readers report
+what they saw. A line "off" pauses them, a line "on" resumes them, and any other line stops them.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Page:
     pause_s: float = POLL_S
 
     async def get(self, path: str) -> str:
-        """Asks, with the ETag as a browser does; the revision of the answer."""
+        """Request a path, with the ETag as a browser does; return the revision of the answer."""
         began = time.perf_counter()
         headers = {"If-None-Match": self.tags[path]} if path in self.tags else {}
         try:
@@ -84,7 +85,7 @@ async def watch(address: str, *, number: int) -> Tally:
             pages.append(
                 asyncio.create_task(Page(client=client, tally=tally).live(stop, awake))
             )
-            await asyncio.sleep(POLL_S / number)  # not all in the same moment
+            await asyncio.sleep(POLL_S / number)  # spread the readers over a poll
         while (line := await asyncio.to_thread(sys.stdin.readline)) in {"on\n", "off\n"}:
             awake.set() if line == "on\n" else awake.clear()
         stop.set()
@@ -95,7 +96,7 @@ async def watch(address: str, *, number: int) -> Tally:
 
 def main() -> None:
     if hasattr(os, "SCHED_IDLE"):
-        # readers are on other people's machines: here they get what nobody else wants
+        # Real readers run on other machines, so here they only get idle CPU time.
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     tally = asyncio.run(watch(sys.argv[1], number=int(sys.argv[2])))
     waits = sorted(tally.waits)

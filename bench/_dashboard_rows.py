@@ -1,7 +1,7 @@
-"""A study of any size as rows, without training: what a dashboard is tried on.
+"""A study of any size as rows, without training, for trying dashboards.
 
-Schedules share their first part as those of a real study do: trials of one ``width`` and ``lr`` start on the same node and
-leave it at the epoch of their step.
+Schedules share their first part as those of a real study do: trials of one ``width`` and ``lr``
+start on the same node and leave it at the epoch of their step.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SPEC = {
 
 
 def fill(path: Path, *, num_trials: int, name: str = "bulk", seed: int = 0) -> int:
-    """Writes a finished study of so many trials into a SQLite file; its number."""
+    """Write a finished study of ``num_trials`` trials into a SQLite file; return its number."""
     with Store.open(f"sqlite:///{path}") as store:
         plan = store.plans.open(f"rows of {name}", task="Rows").id
         study = store.studies.create(name, plan=plan, spec=SPEC).id
@@ -161,7 +161,7 @@ def _stages(plan: int, trials: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
             "stop": t["reached"],
             "worker": f"cuda-{i % 8 // 2}",
             "state": "done",
-            # pairs of neighbours are one pack
+            # Neighbouring pairs form one pack.
             "started_at": BEGAN + 30.0 * (i // 8),
             "seconds": 5.0 + t["reached"] / 4,
             "error": "",

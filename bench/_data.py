@@ -1,4 +1,4 @@
-"""Where the data of the benchmarks are: outside of the repository, and never downloaded."""
+"""Location of the benchmarks' data: outside of the repository, and never downloaded."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from pathlib import Path
 
 
 def data_folder() -> Path:
-    """The folder that ``THRIFTY_DATA`` names, or ``shared/data`` beside the repository."""
+    """Return the folder that ``THRIFTY_DATA`` names, or ``shared/data`` beside the repository."""
     default = Path(__file__).resolve().parents[2] / "shared" / "data"
     return Path(os.environ.get("THRIFTY_DATA", default))

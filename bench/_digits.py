@@ -20,7 +20,7 @@ Tensors = tuple[torch.Tensor, torch.Tensor]
 
 
 def configurations(max_epochs: int) -> list[Config]:
-    """72 step schedules and 9 cosines as plain dicts; scaled down where ``max_epochs`` is below 81."""
+    """Return 72 step schedules and 9 cosines as plain dicts, scaled down if ``max_epochs`` < 81."""
 
     def scaled(epochs: int) -> int:
         return max(1, epochs * max_epochs // 81)
@@ -39,7 +39,7 @@ def configurations(max_epochs: int) -> list[Config]:
 
 
 def learning_rates(config: Config, epoch: int, num_steps: int) -> list[float]:
-    """The learning rate at each step of an epoch, worked out by hand."""
+    """Return the learning rate at each step of an epoch, computed by hand."""
     if config["kind"] == "step":
         lr = config["lr"]
         for drop in config["drops"]:
@@ -54,7 +54,7 @@ def learning_rates(config: Config, epoch: int, num_steps: int) -> list[float]:
 
 
 def load() -> tuple[Tensors, Tensors]:
-    """1,437 digits to train on, 360 to validate, drawn at random but always the same."""
+    """Return 1,437 digits to train on and 360 to validate, drawn once with a fixed seed."""
     x, y = load_digits(return_X_y=True)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     images, labels = torch.tensor(x / 16, dtype=torch.float32)[order], torch.tensor(y)[order]
@@ -84,10 +84,10 @@ def train_epoch(
     config: Config,
     epoch: int,
 ) -> None:
-    """One epoch as a careful user would write it: data in memory, one permutation, no data loader.
+    """Train one epoch as a careful user would: data in memory, one permutation, no data loader.
 
-    The permutation is the one that thrifty draws, so that every method sees the same batches: then
-    the same configurations win, and a bare loop has the same epochs to train.
+    The permutation is the one that thrifty draws, so every method sees the same batches. Then the
+    same configurations win, and a bare loop has the same epochs to train.
     """
     images, labels = train
     generator = torch.Generator().manual_seed(derive_seed(SEED, "data", epoch))
@@ -106,14 +106,17 @@ def train_epoch(
 
 
 def accuracy(model: torch.nn.Module, valid: Tensors) -> float:
-    """Counted, not averaged in single precision: methods are compared by it, and ties are common."""
+    """Return the accuracy as a count of hits over the size, not a mean in single precision.
+
+    Methods are compared by it, and ties are common.
+    """
     model.eval()
     with torch.no_grad():
         return int((model(valid[0]).argmax(1) == valid[1]).sum()) / len(valid[1])
 
 
 def minimum_epochs(requests: list[tuple[Config, int]]) -> int:
-    """The exact minimum: distinct prefixes of per-step learning rates, counted one by one."""
+    """Return the exact minimum of epochs: distinct prefixes of per-step learning rates, counted."""
     seen = set()
     for config, target in requests:
         prefix: tuple[Any, ...] = ()
@@ -131,7 +134,7 @@ def halving_rungs(max_epochs: int) -> list[int]:
 
 
 def warm_up() -> None:
-    """Lets torch import what its first optimiser needs (seconds), before any clock runs."""
+    """Let torch import what its first optimiser needs (seconds) before any clock runs."""
     torch.set_num_threads(1)
     make_optimizer(make_model(), 0.1)
     load()

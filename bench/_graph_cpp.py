@@ -1,4 +1,4 @@
-"""The C++ twin of the sampler, compiled by whatever ``c++`` there is."""
+"""The C++ twin of the sampler, compiled by the ``c++`` or ``g++`` on the path."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ SOURCE = Path(__file__).with_name("graph_sampler.cpp")
 
 
 def compiler() -> str | None:
-    """The compiler, if there is one."""
+    """Return the compiler's path, or None."""
     return shutil.which("c++") or shutil.which("g++")
 
 
 class CppSampler:
-    """Samples as ``NeighborSampler(graph, fanouts)`` does, node for node. ``fanouts`` are all positive."""
+    """C++ sampler that samples as ``NeighborSampler(graph, fanouts)`` does, node for node.
+
+    All ``fanouts`` are positive.
+    """
 
     def __init__(self, graph: Graph, fanouts: list[int], *, most_seeds: int) -> None:
         library = Path(mkdtemp()) / "sampler.so"
@@ -53,7 +56,7 @@ class CppSampler:
     def sample(
         self, seeds: np.ndarray, *, epoch: int = 0, batch: int = 0
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Nodes, where rows of edges begin and end, and edges: arrays that the caller may keep, as those of ours."""
+        """Return nodes, row pointers and edges, in arrays that the caller may keep as ours."""
         self._stamp += 1
         if self._stamp >> (32 - self._bits):
             self._table.fill(0)

@@ -15,7 +15,10 @@ from thrifty.graph import Graph, from_edge_index
 
 
 A, AB, ABC = 0.57, 0.76, 0.95
-"""Where R-MAT puts an edge (Chakrabarti, Zhan and Faloutsos, SDM 2004), with Graph500's probabilities, cumulated."""
+"""Cumulated quadrant probabilities of R-MAT (Chakrabarti, Zhan and Faloutsos, SDM 2004).
+
+The values are Graph500's.
+"""
 
 
 @numba.njit(cache=True)
@@ -42,7 +45,10 @@ def _shuffled(edges: np.ndarray, names: np.ndarray) -> None:
 def rmat(
     scale: int, num_edges: int, *, num_features: int = 0, num_classes: int = 47, seed: int = 0
 ) -> Graph:
-    """``2**scale`` nodes, numbered at random, so that hubs do not lie side by side; random features and labels."""
+    """Return an R-MAT graph of ``2**scale`` nodes, with random features and labels.
+
+    Nodes are numbered at random, so that hubs are not neighbours in memory.
+    """
     rng = np.random.default_rng(seed)
     edges = _rmat_edges(scale, num_edges, seed)
     num_nodes = 2**scale
@@ -56,13 +62,13 @@ def rmat(
 
 
 def connected(graph: Graph) -> np.ndarray:
-    """The nodes that have neighbours."""
+    """Return the nodes that have neighbours."""
     return np.flatnonzero(graph.degrees() > 0)
 
 
 @cache
 def real(name: str, *, num_components: int = 0) -> Graph:
-    """``amazon_cs``, ``coauthor_cs``, ...: with their features, or the first components of them."""
+    """Load ``amazon_cs``, ``coauthor_cs``, ... with all features or their first components."""
     with np.load(data_folder() / "graphs" / f"{name}.npz") as file:
         parts = dict(file)
     values = parts.get("x_data", np.ones(len(parts["x_indices"]), dtype=np.float32))
@@ -84,7 +90,7 @@ def real(name: str, *, num_components: int = 0) -> Graph:
 
 
 def split(num: int, *, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """60 % of the nodes to train on, 20 % to choose by, 20 % to report on."""
+    """Split nodes into 60 % for training, 20 % for choosing and 20 % for reporting."""
     order = np.random.default_rng(seed).permutation(num)
     first, second = int(0.6 * num), int(0.8 * num)
     return order[:first], order[first:second], order[second:]

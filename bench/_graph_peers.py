@@ -1,4 +1,4 @@
-"""DGL and PyG, where they are there: their samplers, loaders and layers on our graphs."""
+"""DGL and PyG, if installed: their samplers, loaders and layers on our graphs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DGL_INSTALL = "pip install --no-deps dgl==1.1.3"
 
 
 def dgl() -> Any | None:
-    """DGL, or None."""
+    """Return DGL, or None."""
     os.environ.setdefault("DGLBACKEND", "pytorch")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -32,7 +32,7 @@ def dgl() -> Any | None:
 
 
 def pyg_samples() -> str | None:
-    """Why PyG's NeighborLoader cannot run; None if it can."""
+    """Return why PyG's NeighborLoader cannot run, or None if it can."""
     try:
         typing = importlib.import_module("torch_geometric.typing")
     except ImportError:
@@ -43,7 +43,7 @@ def pyg_samples() -> str | None:
 
 
 class DGL:
-    """Everything of DGL that is measured. ``fanouts`` begin with those of the seeds, as ours do."""
+    """All that is measured of DGL. ``fanouts`` begin with those of the seeds, as ours do."""
 
     def __init__(self, graph: Graph, fanouts: Sequence[int]) -> None:
         self.library = dgl()
@@ -55,22 +55,25 @@ class DGL:
             num_nodes=graph.num_nodes,
         )
         self.x, self.y = graph.x, graph.y
-        # DGL's go by layer, that of the input first
+        # DGL orders fanouts by layer, starting with the input's.
         loading = importlib.import_module("dgl.dataloading")
         self.sampler = loading.MultiLayerNeighborSampler(list(reversed(fanouts)))
         self._loader = loading.DataLoader
 
     def threads(self, num: int) -> None:
-        """How many threads its own loops have."""
+        """Set how many threads DGL's own loops use."""
         importlib.import_module("dgl.utils").set_num_threads(num)
 
     def sample(self, seeds: np.ndarray) -> int:
-        """Samples; the number of edges."""
+        """Sample once; return the number of edges."""
         _, _, blocks = self.sampler.sample_blocks(self.graph, torch.from_numpy(seeds))
         return sum(block.num_edges() for block in blocks)
 
     def batches(self, seeds: np.ndarray, *, batch_size: int) -> Iterator[tuple[Any, ...]]:
-        """Blocks, features and labels, by its DataLoader in this process: it samples with all its threads."""
+        """Yield blocks, features and labels by its DataLoader in this process.
+
+        The DataLoader samples with all its threads.
+        """
         loader = self._loader(
             self.graph,
             torch.from_numpy(seeds),
@@ -80,14 +83,14 @@ class DGL:
             num_workers=0,
         )
         with warnings.catch_warnings():
-            # that workers could be bound to cores: there are none
+            # DGL warns that workers could be bound to cores, but there are no workers.
             warnings.simplefilter("ignore")
             iterator = iter(loader)
         for inputs, outputs, blocks in iterator:
             yield blocks, self.x[inputs], self.y[outputs]
 
     def sage(self, sizes: Sequence[int], *, dropout: float) -> nn.Module:
-        """A stack of its SAGEConv."""
+        """Return a stack of DGL's SAGEConv."""
         conv = importlib.import_module("dgl.nn.pytorch").SAGEConv
         return _DGLSage(
             [conv(a, b, "mean") for a, b in itertools.pairwise(sizes)],
@@ -112,7 +115,7 @@ class _DGLSage(nn.Module):
 def pyg_loader(
     graph: Graph, fanouts: Sequence[int], seeds: np.ndarray, *, batch_size: int
 ) -> Any:
-    """PyG's NeighborLoader over the same graph."""
+    """Return PyG's NeighborLoader over the same graph."""
     data = importlib.import_module("torch_geometric.data").Data(
         x=graph.x,
         y=graph.y,
@@ -130,7 +133,7 @@ def pyg_loader(
 
 
 def pyg_sage(sizes: Sequence[int], *, dropout: float) -> nn.Module:
-    """PyG's GraphSAGE, which trims what a layer does not need."""
+    """Return PyG's GraphSAGE, which trims what a layer does not need."""
     return importlib.import_module("torch_geometric.nn").GraphSAGE(
         sizes[0], sizes[1], len(sizes) - 1, sizes[-1], dropout=dropout
     )

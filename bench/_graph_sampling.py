@@ -20,7 +20,10 @@ Contenders = dict[str, Callable[[], float]]
 
 
 def interleaved(contenders: Contenders, *, rounds: int) -> dict[str, float]:
-    """The median of what each gives, all of them in turn, round after round; the first round only warms up."""
+    """Return the median result of each contender.
+
+    All run in turn, round after round, and the first round only warms up.
+    """
     found: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds + 1):
         for name, run in contenders.items():
@@ -33,7 +36,7 @@ def interleaved(contenders: Contenders, *, rounds: int) -> dict[str, float]:
 def sampling(
     graph: Graph, seeds: np.ndarray, *, fanouts: list[int], batch_size: int, rounds: int
 ) -> list[dict[str, Any]]:
-    """Milliseconds a batch, one thread each."""
+    """Return milliseconds a batch, with one thread each."""
     parts = [
         seeds[i : i + batch_size] for i in range(0, len(seeds) - batch_size + 1, batch_size)
     ]
@@ -89,7 +92,10 @@ def sampling(
 def preparation(
     graph: Graph, seeds: np.ndarray, *, fanouts: list[int], batch_size: int, rounds: int
 ) -> list[dict[str, Any]]:
-    """Milliseconds a batch with features and labels, two threads each, nobody training."""
+    """Return milliseconds a batch with features and labels.
+
+    Each contender has two threads, and no training runs.
+    """
     contenders: Contenders = {}
 
     def contender(batches: Callable[[], Iterator[Any]]) -> Callable[[], float]:
@@ -144,9 +150,9 @@ def _sum_of(values: np.ndarray, where: np.ndarray) -> int:
 
 
 def memory_bounds(graph: Graph, *, num: int = 2_000_000) -> dict[str, float]:
-    """Random reads of the edges, in nanoseconds: each waiting for the one before, and independent ones.
+    """Return nanoseconds of random reads of the edges: dependent reads, and independent ones.
 
-    A sampled edge is two of them at least, the neighbour and its entry in the table of numbers.
+    A sampled edge takes at least two reads: the neighbour, and its entry in the table of numbers.
     """
     rng = np.random.default_rng(0)
     size = graph.num_edges

@@ -18,11 +18,17 @@ from thrifty.graph import Graph, NeighborLoader, NeighborSampler, infer_layerwis
 
 
 BYTES_AN_EDGE = 24
-"""Of the largest graph while it is made: an edge list, its sorted copy and what sorting needs."""
+"""Peak memory per edge while the largest graph is built.
+
+It covers an edge list, its sorted copy and what sorting needs.
+"""
 
 
 def scaling(sizes: Sequence[int], *, fanouts: list[int], batches: int) -> list[dict[str, Any]]:
-    """Time of a batch and of an epoch over all connected nodes, by number of edges; 16 edges a node, as in Graph500."""
+    """Return the time of a batch and of an epoch over all connected nodes, by number of edges.
+
+    Graphs have 16 edges a node, as in Graph500.
+    """
     rows = []
     for num_edges in sizes:
         if BYTES_AN_EDGE * num_edges > psutil.virtual_memory().available:
@@ -68,7 +74,7 @@ def _batch_times(
 def inference(
     name: str, *, num_components: int, seeds: int, epochs: int, hidden: int
 ) -> dict[str, Any]:
-    """Test accuracy by sampled neighbourhoods and by the full one, in percent."""
+    """Return the test accuracy with sampled and with full neighbourhoods, in percent."""
     graph = real(name, num_components=num_components)
     assert graph.y is not None
     found: dict[str, list[float]] = {"sampled": [], "full": []}

@@ -1,6 +1,8 @@
-"""Sixteen GNN trials: one after the other with the same loader, and as a study whose packs share every batch.
+"""Sixteen GNN trials: one after the other, and as a study whose packs share every batch.
 
-python -m bench._graph_study '{"how": "packed", ...}'
+    python -m bench._graph_study '{"how": "packed", ...}'
+
+Both use the same loader.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ class Products(th.Task):
 
 
 def alone(task: Products, *, epochs: int) -> dict[str, Any]:
-    """Plain PyTorch, one trial after the other."""
+    """Train in plain PyTorch, one trial after the other."""
     data = task.data(th.HyperParameters({}))
     began = time.perf_counter()
     accuracies = []
@@ -104,7 +106,7 @@ def alone(task: Products, *, epochs: int) -> dict[str, Any]:
 def studied(
     task: Products, *, epochs: int, pack: str, workers: int, pack_size: int | None
 ) -> dict[str, Any]:
-    """As a study, its database included."""
+    """Train as a study, its database included."""
     space = th.Space(lr=th.Choice(list(LEARNING_RATES)), dropout=th.Choice(list(DROPOUTS)))
     with tempfile.TemporaryDirectory() as folder:
         study = th.Study(

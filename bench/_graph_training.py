@@ -1,8 +1,8 @@
-"""Training end to end: sampling, features, a step of a three-layer SAGE; and whether its losses are right.
+"""End-to-end training of a three-layer SAGE: sampling, features, a step, and a check of its losses.
 
     python -m bench._graph_training '{"graph": "rmat", "hidden": 256, ...}'
 
-In a process of its own, because how memory is allocated is set once for a process.
+It runs in a process of its own, because memory allocation is configured once for a process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LR = 3e-3
 
 
 def sage(sizes: Sequence[int], *, dropout: float = DROPOUT) -> GNN:
-    """A stack of ours."""
+    """Return a stack of our SAGE layers."""
     return GNN([SAGE(a, b) for a, b in pairwise(sizes)], dropout=dropout)
 
 
@@ -46,7 +46,7 @@ def step_times(
     batches: int,
     rounds: int,
 ) -> dict[str, float]:
-    """Milliseconds of a training step with everything that belongs to it."""
+    """Return milliseconds of a training step with everything that belongs to it."""
     assert graph.y is not None
     sizes = [graph.num_features, *[hidden] * (len(fanouts) - 1), int(graph.y.max()) + 1]
     contenders: Contenders = {}
@@ -110,7 +110,10 @@ def _pyg(model: nn.Module, loader: Any) -> Iterator[tuple[torch.Tensor, torch.Te
 
 
 def loss_difference(graph: Graph, *, steps: int, hidden: int) -> float:
-    """The largest difference of losses between SAGE and the same with dense matrices, trained side by side."""
+    """Return the largest loss difference between SAGE and a dense-matrix twin.
+
+    Both are trained side by side.
+    """
     assert graph.y is not None
     sizes = [graph.num_features, hidden, hidden, int(graph.y.max()) + 1]
     torch.manual_seed(0)
@@ -161,7 +164,7 @@ def main() -> None:
     if name == "rmat":
         graph = rmat(*size, num_features=100)
         seeds = np.random.default_rng(1).permutation(connected(graph))
-        # an epoch is as long as what is measured
+        # An epoch is as long as what is measured.
         seeds = seeds[: options["batch_size"] * options["batches"]]
     else:
         graph = real(name, num_components=128 if name == "coauthor_cs" else 0)

@@ -1,4 +1,7 @@
-"""What ``perf.SlicingCosts`` are fitted to: products of other sizes than those reported, sliced and whole."""
+"""Products that ``perf.SlicingCosts`` is fitted to, sliced and whole.
+
+Their sizes differ from those reported.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,14 @@ CONCURRENTS = (2, 6, 12)
 
 
 class Measured(NamedTuple):
-    """A product, and how long it took sliced, as a share of the whole one."""
+    """A product, and its sliced time as a share of its whole time."""
 
     product: SlicedProduct
     share: float
 
 
 def measured(rounds: int) -> Iterator[Measured]:
-    """Forward and backward of one product."""
+    """Yield forward and backward of each product."""
     for (num_in, num_out), batch, tau in itertools.product(SHAPES, BATCHES, CONCURRENTS):
         schedule = GyroSchedule(subnetworks=24, concurrent=tau, total_steps=100)
         active = schedule.active()
@@ -81,7 +84,7 @@ def measured(rounds: int) -> Iterator[Measured]:
 
 
 def judged(products: list[Measured]) -> dict[str, Any]:
-    """How well the costs in use foresee them, and the best there would be."""
+    """Return how well the costs in use predict the products, and the best possible fit."""
 
     def error(costs: SlicingCosts) -> float:
         logs = [math.log(costs.share(each.product) / each.share) for each in products]

@@ -1,4 +1,7 @@
-"""One setting of ``bench_gyro``'s accuracy study: all methods and rates, all seeds; a process of its own."""
+"""One setting of ``bench_gyro``'s accuracy study: all methods, rates and seeds.
+
+It runs in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ from thrifty.nn import SubnetworkEnsemble
 
 SEEDS = range(1, 6)
 PASSES = 16
-"""Of Monte Carlo dropout, and subnetworks of an ensemble."""
+"""Passes of Monte Carlo dropout, and subnetworks of an ensemble."""
 
 
 class MonteCarlo(nn.Module):
@@ -53,7 +56,7 @@ Errors = dict[str, list[float]]
 
 
 def measure(setting: Setting, folder: str, *, seeds: Sequence[int]) -> dict[str, Any]:
-    """Validation and test errors by method, rate and seed."""
+    """Return validation and test errors by method, rate and seed."""
     began = time.perf_counter()
     valid, test, models = trained(setting, folder, names=NAMES, seeds=seeds)
     training_seconds = time.perf_counter() - began
@@ -68,7 +71,10 @@ def measure(setting: Setting, folder: str, *, seeds: Sequence[int]) -> dict[str,
 
 
 def numbers(setting: Setting, folder: str, *, seeds: Sequence[int]) -> dict[str, Any]:
-    """Errors by the number of subnetworks; dropout beside them, and the numbers that validation data would choose."""
+    """Return errors by the number of subnetworks.
+
+    Dropout is reported beside them, and the numbers that validation data would choose.
+    """
     names = [
         f"{method} {rate}"
         for method in ("dropout", *(f"gyro/{all_}/{at_once}" for all_, at_once in NUMBERS))
@@ -96,7 +102,10 @@ def numbers(setting: Setting, folder: str, *, seeds: Sequence[int]) -> dict[str,
 def trained(
     setting: Setting, folder: str, *, names: Sequence[str], seeds: Sequence[int]
 ) -> tuple[Errors, Errors, dict[str, list[nn.Module]]]:
-    """A study for each seed: errors on validation and test data, and models, by method and rate."""
+    """Run a study for each seed; return errors and models by method and rate.
+
+    The errors are those on validation and on test data.
+    """
     valid: Errors = {name: [] for name in names}
     test: Errors = {name: [] for name in names}
     models: dict[str, list[nn.Module]] = {name: [] for name in names}
@@ -127,7 +136,11 @@ def _chosen(
     test: Mapping[str, Sequence[float]],
     models: Mapping[str, Sequence[nn.Module]],
 ) -> tuple[dict[str, Any], float]:
-    """Each method at the rate that is best on validation data, over all seeds (the smallest of equals); how long many passes take beside one."""
+    """Choose each method's rate by validation data; return results, and how long many passes take.
+
+    The rate is the best over all seeds, the smallest of equals. The time is that of many passes
+    beside one.
+    """
     out: dict[str, Any] = {"none": {"rate": 0.0, "test": test["none 0"]}}
     times: list[float] = []
     for method in METHODS:
@@ -135,7 +148,8 @@ def _chosen(
         name = f"{method} {rate}"
         out[method] = {"rate": rate, "test": test[name]}
         if method == "legacy":
-            continue  # its layers have orders of their own: there are no subnetworks to ask
+            # The legacy layers have orders of their own, so there are no subnetworks to evaluate.
+            continue
         errors = []
         for number, model in enumerate(models[name]):
             once, _ = _timed(model, setting)
@@ -148,7 +162,7 @@ def _chosen(
 
 
 def _of_many(method: str, model: nn.Module, *, seed: int) -> nn.Module:
-    """The mean of many passes."""
+    """Return a model that averages many passes."""
     if method == "dropout":
         return MonteCarlo(model)
     return SubnetworkEnsemble(
@@ -160,7 +174,7 @@ def _of_many(method: str, model: nn.Module, *, seed: int) -> nn.Module:
 
 
 def _timed(model: nn.Module, setting: Setting) -> tuple[float, float]:
-    """Seconds, and the test error."""
+    """Return the seconds and the test error."""
     began = time.perf_counter()
     error = test_error(model, setting)
     return time.perf_counter() - began, error

@@ -1,8 +1,10 @@
-"""Training steps with block-wise gyro dropout and with ``nn.Dropout``, in turns; and what their operations and bytes allow.
+"""Training steps with block-wise gyro dropout and ``nn.Dropout``, alternating, and their floor.
+
+The floor is what the operations and bytes of a step allow.
 
     python -m bench._gyro_speed '{"network": "MLP", "width": 4096, ...}'
 
-In a process of its own, because how memory is allocated is set once for a process.
+It runs in a process of its own, because memory allocation is configured once for a process.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ Steps = Mapping[str, Callable[[], None]]
 def dropouts(
     kind: str, *, widths: Sequence[int], concurrent: int, group_size: int
 ) -> list[nn.Module]:
-    """One for each hidden layer; gyros share a schedule."""
+    """Return one dropout layer for each hidden layer; gyros share a schedule."""
     if kind == "none":
         return [nn.Identity() for _ in widths]
     if kind == "dropout":
@@ -47,7 +49,7 @@ def dropouts(
 
 
 def mlp(width: int, drops: Sequence[nn.Module], execution: str) -> nn.Module:
-    """Three hidden layers."""
+    """Return a perceptron of three hidden layers."""
     layers: list[nn.Module] = []
     for num_in, drop in zip([NUM_IN, *[width] * (DEPTH - 1)], drops, strict=True):
         layers += [nn.Linear(num_in, width), nn.ReLU(), drop]
@@ -55,7 +57,7 @@ def mlp(width: int, drops: Sequence[nn.Module], execution: str) -> nn.Module:
 
 
 def feed_forward(width: int, drops: Sequence[nn.Module], execution: str) -> nn.Module:
-    """The feed-forward layer of a Transformer: four times as wide inside."""
+    """Return the feed-forward layer of a Transformer: four times as wide inside."""
     layers = [nn.Linear(width // 4, width), nn.GELU(), *drops, nn.Linear(width, width // 4)]
     return GyroSequential(*layers, execution=execution)
 
@@ -69,7 +71,7 @@ def contenders(
     batch: int,
     device: str,
 ) -> dict[str, Callable[[], None]]:
-    """A training step each: forward, backward, SGD with momentum."""
+    """Return a training step for each kind: forward, backward, SGD with momentum."""
     depth, build = (DEPTH, mlp) if network == "MLP" else (1, feed_forward)
     kinds = [("no dropout", "none", 1, "masked"), ("nn.Dropout", "dropout", 1, "masked")]
     for tau in concurrents:
@@ -109,7 +111,7 @@ def contenders(
 
 
 def interleaved(steps: Steps, *, rounds: int, device: str) -> dict[str, float]:
-    """Median milliseconds of each."""
+    """Return the median milliseconds of each."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(rounds + 2):
         for name, step in steps.items():
@@ -128,7 +130,7 @@ def synchronize(device: str) -> None:
 
 
 def machine(device: str) -> tuple[float, float]:
-    """Operations and bytes a second that this machine reaches: a large product, and a large copy."""
+    """Return the operations and bytes a second that a large product and a large copy reach."""
     a = torch.randn(2048, 2048, device=device)
     big = torch.randn(2**25, device=device)
     into = torch.empty_like(big)
@@ -148,9 +150,10 @@ def machine(device: str) -> tuple[float, float]:
 
 
 def floor(network: str, *, width: int, batch: int, keep: float) -> tuple[float, float]:
-    """Operations and bytes of a step that cannot be left out.
+    """Return the operations and bytes of a step that cannot be left out.
 
-    Three products for each layer with what is kept of it; its weights read in each, its gradient written, and five numbers a weight moved by the optimiser.
+    Each layer has three products with the part of it that is kept. Each product reads the weights,
+    the gradient is written, and the optimiser moves five numbers a weight.
     """
     if network == "MLP":
         shapes = (
@@ -162,7 +165,7 @@ def floor(network: str, *, width: int, batch: int, keep: float) -> tuple[float, 
     else:
         shapes = [(width // 4, width, keep), (width, width // 4, keep)]
         rows = batch * 128
-    # the first layer's input wants no gradient
+    # The first layer's input needs no gradient.
     products = [2 if number == 0 else 3 for number in range(len(shapes))]
     flops = sum(
         n * 2 * rows * a * b * share for n, (a, b, share) in zip(products, shapes, strict=True)
@@ -185,7 +188,7 @@ def measure(
     tuned: bool,
 ) -> dict[str, Any]:
     if tuned:
-        from thrifty.graph import tune_allocator  # noqa: PLC0415 -- an extra
+        from thrifty.graph import tune_allocator  # noqa: PLC0415 (optional dependency)
 
         tune_allocator()
     flops_s, bytes_s = machine(device)

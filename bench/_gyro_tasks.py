@@ -1,4 +1,7 @@
-"""The workloads of ``bench_gyro``'s accuracy study: networks whose dropout is none, torch's, or one of the gyros; errors in percent."""
+"""The workloads of ``bench_gyro``'s accuracy study, with errors in percent.
+
+Their dropout is none, torch's, or one of the gyros.
+"""
 
 from __future__ import annotations
 
@@ -21,23 +24,23 @@ from thrifty.nn import gyro_
 
 
 SUBNETWORKS, CONCURRENT = 256, 16
-"""The paper's."""
+"""The paper's numbers of subnetworks and of concurrent ones."""
 RATES = (0.1, 0.3, 0.5)
 METHODS = ("dropout", "gyro", "legacy", "block")
 NAMES = ("none 0", *(f"{method} {rate}" for method in METHODS for rate in RATES))
 NUMBERS = ((16, 4), (64, 8), (256, 16), (1024, 32), (4096, 64))
-"""Of subnetworks, in all and at a time: from few that are trained often to dropout itself, nearly."""
+"""Subnetworks in all and at a time: from few that are trained often to nearly plain dropout."""
 Arrays = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is trained, and for how long. Nothing of it was chosen by results."""
+    """What is trained, and for how long. None of it was chosen by results."""
 
     make: Callable[[float], nn.Module]
-    """The network, from a dropout rate."""
+    """Build the network from a dropout rate."""
     parts: Callable[[], Mapping[str, Any]]
-    """Its data: ``train``, ``valid`` and ``test``, and one ``example``."""
+    """Return the data: ``train``, ``valid`` and ``test``, and one ``example``."""
     epochs: int
     batch_size: int
     group_size: int
@@ -55,7 +58,10 @@ class Setting:
 
 
 class Network(th.Task):
-    """``hp.method`` is such as ``"gyro 0.3"`` or ``"gyro/1024/32 0.3"``."""
+    """A network whose dropout is named by ``hp.method``.
+
+    It is such as ``"gyro 0.3"`` or ``"gyro/1024/32 0.3"``.
+    """
 
     eval_batch_size = 2048
 
@@ -66,7 +72,7 @@ class Network(th.Task):
 
     def model(self, hp: th.HyperParameters) -> nn.Module:
         method, rate = hp.method.split()
-        # "gyro/1024/32": other numbers of subnetworks than the paper's
+        # "gyro/1024/32" means other numbers of subnetworks than the paper's.
         method, *numbers = method.split("/")
         subnetworks, concurrent = map(int, numbers or (SUBNETWORKS, CONCURRENT))
         parts = self.setting.parts()
@@ -106,7 +112,7 @@ class Network(th.Task):
 
 
 def scored(model: nn.Module, batch: Any) -> Arrays:
-    """Scores and labels, a row for each prediction."""
+    """Return scores and labels, a row for each prediction."""
     if isinstance(batch, Batch):
         return model(batch), batch.y
     x, y = batch
@@ -114,7 +120,7 @@ def scored(model: nn.Module, batch: Any) -> Arrays:
 
 
 def test_error(model: nn.Module, setting: Setting) -> float:
-    """In percent, of a model that gives scores, or probabilities."""
+    """Return the test error in percent of a model that returns scores or probabilities."""
     parts = setting.parts()
     batches = parts["test_batches"]() if "test_batches" in parts else [parts["test"]]
     wrong = num = 0
@@ -142,7 +148,10 @@ def mlp(num_in: int, hidden: int) -> Callable[[float], nn.Module]:
 
 
 def lenet(rate: float) -> nn.Module:
-    """On images at half their resolution; dropout in the dense layers, as in the paper."""
+    """Return LeNet on images at half their resolution.
+
+    Dropout is in the dense layers, as in the paper.
+    """
     return nn.Sequential(
         *(nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(6, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
@@ -273,4 +282,4 @@ SETTINGS: Mapping[str, Setting] = {
         make=mlp(64, 256), parts=digits, epochs=60, batch_size=64, group_size=32
     ),
 }
-"""The longest first: two run at a time."""
+"""The settings; the longest come first, as two run at a time."""

@@ -1,4 +1,4 @@
-"""What every benchmark needs: fresh processes, peak memory, tables, and the JSON line at the end."""
+"""Shared tools of every benchmark: fresh processes, peak memory, tables, final JSON line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PACKAGES = ("thrifty", "torch", "numpy", "sqlalchemy", "optuna", "ray", "scikit-
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """One figure that an issue asks for."""
+    """One figure that an issue sets a goal for."""
 
     name: str
     value: float
@@ -57,7 +57,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def in_fresh_process(module: str, *args: str) -> dict[str, Any]:
-    """Runs ``python -m module args`` and returns its result line, with the peak memory of its process tree."""
+    """Run ``python -m module args``; return its result line with its process tree's peak memory."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", module, *args], stdout=subprocess.PIPE, text=True, env=env
@@ -77,12 +77,12 @@ def in_fresh_process(module: str, *args: str) -> dict[str, Any]:
 
 
 def say_result(result: dict[str, Any]) -> None:
-    """The child's side of ``in_fresh_process``."""
+    """Print a result line: the child's side of ``in_fresh_process``."""
     print(RESULT + json.dumps(result), flush=True)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> None:
-    """Prints rows as a markdown table; the first row's keys are the columns."""
+    """Print rows as a markdown table; the first row's keys are the columns."""
     names = list(rows[0])
     cells = [[_cell(row.get(name)) for name in names] for row in rows]
     widths = [max(len(name), *(len(c[i]) for c in cells)) for i, name in enumerate(names)]
@@ -91,7 +91,7 @@ def table(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def finish(bench: str, figures: dict[str, Any], goals: Sequence[Goal]) -> None:
-    """The last word: goals for people, then everything in one line for machines."""
+    """Print the goals for people, then everything in one line for machines."""
     print()
     for goal in goals:
         print(
@@ -109,7 +109,7 @@ def finish(bench: str, figures: dict[str, Any], goals: Sequence[Goal]) -> None:
 
 
 class _PeakMemory:
-    """Samples the resident memory of a process and its children; pages they share count in each."""
+    """Sampler of the resident memory of a process and its children; shared pages count in each."""
 
     def __init__(self, pid: int) -> None:
         self._process = psutil.Process(pid)
@@ -140,7 +140,7 @@ def _resident(process: psutil.Process) -> int:
 
 
 def _rounded(value: float) -> float:
-    """Four decimals, or four digits of what is smaller than that shows."""
+    """Round to four decimals, or to four digits if the value is too small for that."""
     return round(value, 4) if abs(value) >= 0.01 else float(f"{value:.4g}")
 
 

@@ -1,4 +1,7 @@
-"""Workers that are killed and others that join, in real processes: is the result that of one process?"""
+"""Workers that are killed and others that join, in real processes.
+
+Is the result that of one process?
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from thrifty.hetero import ElasticMembership, HeteroOptions, HeteroTrainer, Plac
 
 SAMPLES, BATCH, EPOCHS = 640, 48, 6
 LIMIT_S = 90.0
-"""Of a whole schedule; who takes longer hangs."""
+"""Limit of a whole schedule; workers that take longer hang."""
 
 _WAIT_S = 20.0
 _SEED = 11
@@ -33,9 +36,10 @@ _SEED = 11
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Who is there, and what happens to them.
+    """The workers of a run, and what happens to them.
 
-    ``sample_ms``: by worker, from which of its steps on and how long a sample takes. ``kills`` and ``joins``: when the first worker has trained so many steps.
+    ``sample_ms``: by worker, from which of its steps on and how long a sample takes. ``kills`` and
+    ``joins``: how many steps the first worker has trained by then.
     """
 
     sample_ms: dict[str, Sequence[tuple[int, float]]]
@@ -48,7 +52,7 @@ class Schedule:
 
 
 def planned(workers: int) -> Schedule:
-    """A change of split, a death and a join."""
+    """Return a schedule with a change of split, a death and a join."""
     names = [f"w{at}" for at in range(workers)]
     speeds: dict[str, Sequence[tuple[int, float]]] = {
         name: [(0, 0.6 + 0.5 * at)] for at, name in enumerate(names)
@@ -59,7 +63,10 @@ def planned(workers: int) -> Schedule:
 
 
 def drawn(seed: int) -> Schedule:
-    """At random: two to four workers, of whom all but the first may be killed, and up to two that join."""
+    """Draw a schedule of two to four workers and up to two that join.
+
+    All but the first may be killed.
+    """
     rng = random.Random(seed)
     names = [f"w{at}" for at in range(rng.randint(2, 4))]
     late = [f"x{at}" for at in range(rng.randint(0, 2))]
@@ -80,7 +87,7 @@ def drawn(seed: int) -> Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a schedule."""
+    """The result of a schedule."""
 
     finished: bool
     seconds: float
@@ -90,7 +97,7 @@ class Outcome:
 
 
 def play(schedule: Schedule, address: str) -> Outcome:
-    """Runs a schedule; kills hit wherever a worker happens to be."""
+    """Run a schedule; kills hit a worker wherever it happens to be."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, _processes() as start:
         place = Path(folder)
@@ -126,7 +133,11 @@ def play(schedule: Schedule, address: str) -> Outcome:
 
 
 def exact(outcome: Outcome) -> bool:
-    """Whether every epoch's steps had every sample once: the sizes that workers report agree, lie side by side, and each share is the piece of the epoch's order that is due."""
+    """Return whether every epoch's steps had every sample exactly once.
+
+    The sizes that workers report must agree, shares must be adjacent, and each share must be the
+    piece of the epoch's order that is due.
+    """
     by_step: dict[int, list[dict[str, Any]]] = {}
     for reports in outcome.reports.values():
         for report in reports:
@@ -153,7 +164,10 @@ def exact(outcome: Outcome) -> bool:
 
 
 def distance(outcome: Outcome) -> tuple[float, float]:
-    """Of parameters and of the last gradient from one process's, relative to their norms."""
+    """Return the distance of parameters and of the last gradient from one process's.
+
+    Distances are relative to their norms.
+    """
     if outcome.final is None:
         return float("inf"), float("inf")
     alone = one_process()
@@ -164,7 +178,10 @@ def distance(outcome: Outcome) -> tuple[float, float]:
 
 
 def too_few(address: str) -> tuple[bool, float]:
-    """Whether the one that is left says clearly that it needs another; and after how many seconds."""
+    """Return whether the last worker says clearly that it needs another, and how soon.
+
+    The time is in seconds after the kill.
+    """
     with tempfile.TemporaryDirectory() as folder, _processes() as start:
         began = time.monotonic()
         workers = [start(train, name, address, folder, [(0, 1.0)], 2) for name in ("w0", "w1")]
@@ -211,7 +228,7 @@ def train(
     sample_ms: Sequence[tuple[int, float]],
     min_workers: int = 1,
 ) -> None:
-    """A worker's whole life."""
+    """Run a worker from start to end."""
     torch.set_num_threads(1)
     model = network()
     done = 0
@@ -222,7 +239,8 @@ def train(
         return loss(model, batch)
 
     members = ElasticMembership(
-        address, name=name, min_workers=min_workers, starts=not name.startswith("x"), timeout_s=_WAIT_S,
+        address, name=name, min_workers=min_workers, starts=not name.startswith("x"),
+        timeout_s=_WAIT_S,
         quorum_s=10.0 if min_workers > 1 or name.startswith("x") else _WAIT_S,
     )  # fmt: skip
     trainer = HeteroTrainer(
@@ -245,7 +263,7 @@ def train(
 
 
 def one_process() -> dict[str, torch.Tensor]:
-    """The plain loop."""
+    """Train with a plain loop in one process."""
     model, order = network(), SampleOrder(SAMPLES, seed=_SEED)
     step = optimizer(model)
     x, y = data().tensors
@@ -272,9 +290,9 @@ def _flat(model: nn.Module) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def lighthouse() -> Iterator[str]:
-    """Where workers find each other."""
+    """Start the lighthouse where workers find each other."""
     os.environ.setdefault("RUST_LOG", "error")
-    from torchft.coordination import LighthouseServer  # noqa: PLC0415 (an extra)
+    from torchft.coordination import LighthouseServer  # noqa: PLC0415 (optional dependency)
 
     server = LighthouseServer(
         bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=2000, quorum_tick_ms=20,
@@ -288,7 +306,7 @@ def lighthouse() -> Iterator[str]:
 
 @contextmanager
 def _processes() -> Iterator[Any]:
-    """Starts processes that have torch imported already; none of them outlives the block."""
+    """Start processes that have torch imported already; none outlives the block."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["bench._hetero_churn"])
     started = []
@@ -309,7 +327,7 @@ def _processes() -> Iterator[Any]:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """Whole lines; a killed worker's last one may be cut."""
+    """Return whole lines; a killed worker's last one may be cut."""
     if not path.is_file():
         return []
     whole = path.read_text().rpartition("\n")[0]

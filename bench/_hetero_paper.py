@@ -1,7 +1,8 @@
-"""A host and its computational storage devices, simulated: speed and energy beside HyperTune's figures.
+"""A simulated host with computational storage devices: speed and energy beside HyperTune's figures.
 
-The papers' abstracts give gains (up to 3.1x in speed and 2.45x in energy); what the devices are capable of is not in them. Every number below is an assumption, from data sheets of such parts where there are any, and none was
-chosen to give the papers' gains; the sweep shows what follows from other ones.
+The papers' abstracts give gains (up to 3.1x in speed and 2.45x in energy) but not what the devices
+are capable of. Every number below is an assumption, from data sheets of such parts where there are
+any. None was chosen to give the papers' gains. The sweep shows what follows from other numbers.
 """
 
 from __future__ import annotations
@@ -13,14 +14,29 @@ from thrifty.hetero import Link, Power, SimulatedWorker, StepCurve, simulate
 
 
 ASSUMPTIONS = {
-    "host": "one 8-core server CPU of 2017 (AVX-512, about 1.7 GHz under it, one multiply-add unit): 435 GFLOP/s at best",
-    "device": "four Cortex-A53 at 1.5 GHz, 8 FLOP a cycle each: 48 GFLOP/s at best, so 0.11 of the host",
+    "host": (
+        "one 8-core server CPU of 2017 (AVX-512, about 1.7 GHz under it, one multiply-add "
+        "unit): 435 GFLOP/s at best"
+    ),
+    "device": (
+        "four Cortex-A53 at 1.5 GHz, 8 FLOP a cycle each: 48 GFLOP/s at best, so 0.11 of the "
+        "host"
+    ),
     "efficiency": "the same share of its peak on both",
-    "model": "MobileNetV2: 0.3 GMAC forward, three times that for a step: 1.8 GFLOP an image; 3.5 million parameters; 10 % of the host's peak, so 24 images/s",
+    "model": (
+        "MobileNetV2: 0.3 GMAC forward, three times that for a step: 1.8 GFLOP an image; 3.5 "
+        "million parameters; 10 % of the host's peak, so 24 images/s"
+    ),
     "fixed time of a step": "50 ms on the host, 150 ms on a device",
     "memory": "a device holds 64 images of a step",
-    "link": "TCP through NVMe: 1 GB/s each, 0.2 ms a message; ring all-reduce of the gradients, not hidden behind arithmetic",
-    "power": "server with its drives' bays 120 W waiting, 205 W training; a drive 6 W waiting, 9 W training: the drives are there, and wait, when the host trains alone",
+    "link": (
+        "TCP through NVMe: 1 GB/s each, 0.2 ms a message; ring all-reduce of the gradients, "
+        "not hidden behind arithmetic"
+    ),
+    "power": (
+        "server with its drives' bays 120 W waiting, 205 W training; a drive 6 W waiting, 9 "
+        "W training: the drives are there, and wait, when the host trains alone"
+    ),
     "batch": "256 images a step, of all engines together; the host alone has the same",
 }
 
@@ -58,7 +74,7 @@ class Cluster:
 
 
 def gain(cluster: Cluster, *, steps: int) -> dict[str, Any]:
-    """Speed and energy of all engines against the host alone with its drives waiting."""
+    """Return speed and energy of all engines relative to the host alone with idle drives."""
     workers = cluster.workers()
     alone = simulate(workers[:1], batch=IMAGES, num_steps=steps)
     together = simulate(
@@ -72,7 +88,10 @@ def gain(cluster: Cluster, *, steps: int) -> dict[str, Any]:
     return {
         "devices": cluster.devices,
         "speed of a device": cluster.ratio,
-        "split": f"{together.steps[-1].sizes[0]} + {cluster.devices} x {together.steps[-1].sizes[-1]}"
+        "split": (
+            f"{together.steps[-1].sizes[0]} + {cluster.devices} x "
+            f"{together.steps[-1].sizes[-1]}"
+        )
         if cluster.devices
         else f"{together.steps[-1].sizes[0]}",
         "images/s": together.samples_per_s,
@@ -83,7 +102,7 @@ def gain(cluster: Cluster, *, steps: int) -> dict[str, Any]:
 
 
 def sweep(*, quick: bool) -> list[dict[str, Any]]:
-    """Over numbers of devices and their speeds."""
+    """Sweep over numbers of devices and their speeds."""
     steps = 5 if quick else 60
     counts = (24,) if quick else (0, 4, 8, 16, 24, 36)
     ratios = (RATIO,) if quick else (0.03, 0.06, RATIO, 0.2)

@@ -27,7 +27,10 @@ def path(job: int) -> Path:
 
 
 def times(job: int) -> np.ndarray:
-    """Step times [steps, workers] of a job; a step that one worker did not report takes as long as its last one."""
+    """Return the step times [steps, workers] of a job.
+
+    A step that a worker did not report takes as long as its last one.
+    """
     with path(job).open() as lines:
         rows = [
             (int(row["time"]), int(row["worker"]), float(row["batch_time_norm"]))
@@ -48,7 +51,7 @@ def times(job: int) -> np.ndarray:
 
 
 class Even:
-    """What DDP does."""
+    """Even splitting, as DDP does."""
 
     def __init__(self, curves: Sequence[StepCurve], batch: int) -> None:
         self.split = split_batch([StepCurve(sample_s=1.0)] * len(curves), batch)
@@ -58,7 +61,11 @@ class Even:
 
 
 class LastSpeed:
-    """As LB-BSP (Chen et al., SoCC 2020): each step is split by speeds foreseen from the steps before, here with an exponential mean of weight ``weight`` (theirs is a small recurrent network)."""
+    """Splitting by predicted speeds, as in LB-BSP (Chen et al., SoCC 2020).
+
+    Each step is split by speeds predicted from earlier steps. The prediction here is an exponential
+    mean of weight ``weight``; theirs is a small recurrent network.
+    """
 
     def __init__(self, curves: Sequence[StepCurve], batch: int, *, weight: float = 0.2) -> None:
         self._batch, self._weight = batch, weight
@@ -80,7 +87,10 @@ class LastSpeed:
 
 
 class Proportional:
-    """As OmniLearn (Tyagi and Sharma, 2025): a proportional controller moves each batch by its distance from the mean time, beyond a dead band."""
+    """A proportional controller, as in OmniLearn (Tyagi and Sharma, 2025).
+
+    It moves each batch by its distance from the mean time, beyond a dead band.
+    """
 
     def __init__(
         self, curves: Sequence[StepCurve], batch: int, *, gain: float = 0.5, band: float = 0.05
@@ -100,7 +110,7 @@ class Proportional:
         ]
         total = sum(self._want)
         self._want = [want * self._batch / total for want in self._want]
-        # The controller's wishes as whole numbers that sum to the batch.
+        # Round the controller's wishes to whole numbers that sum to the batch.
         self.split = split_batch(
             [StepCurve(sample_s=1 / want) for want in self._want], self._batch
         )
@@ -115,9 +125,10 @@ RULES: dict[str, Callable[[Sequence[StepCurve], int], Any]] = {
 
 
 def replay(job: int, *, quick: bool) -> list[dict[str, Any]]:
-    """One row for each rule.
+    """Return one row for each rule.
 
-    A traced step is taken as one of an equal part of the batch, and time as proportional to samples. Every rule starts from the first five steps' speeds; even splitting needs none.
+    A traced step counts as one of an equal part of the batch, and time as proportional to samples.
+    Every rule starts from the first five steps' speeds, except even splitting, which needs none.
     """
     traced = times(job)
     traced = traced[: 400 if quick else None]
@@ -172,7 +183,11 @@ def _differ(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 
 def _is_false(slowness: np.ndarray, at: int, change: SplitChange) -> bool:
-    """Whether the workers' speed did not last: the ten steps that follow are nearer to the fifty before than to the five that alarmed."""
+    """Return whether the workers' change of speed did not last.
+
+    That is so if the next ten steps are nearer to the fifty before than to the five that triggered
+    it.
+    """
     for worker in change.workers:
         before = np.median(slowness[max(0, at - 54) : max(1, at - 4), worker])
         alarm = np.median(slowness[max(0, at - 4) : at + 1, worker])

@@ -1,4 +1,4 @@
-"""Samples per second of uneven and even data parallelism on two cores, of which one may be slow."""
+"""Samples per second of uneven and even data parallelism on two cores, one of which may be slow."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from ._pinned import free_port, member, pinned
 
 
 FAST, SLOW = 0, 1
-"""Cores: other work is on the second one."""
+"""Cores; other work runs on the second one."""
 
 _START_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What else the second core does.
+    """The other load on the second core.
 
-    ``periods``: from when to when, in seconds since the first step, and how many competitors for the core.
+    ``periods``: from when to when, in seconds since the first step, and how many competitors for
+    the core.
     """
 
     name: str
@@ -53,7 +54,7 @@ class Run:
 
 
 def run(system: str, network: str, batch: int, scenario: Scenario) -> Run:
-    """Both workers of a system, until the scenario ends."""
+    """Run both workers of a system until the scenario ends."""
     port = free_port()
     with ExitStack() as stack:
         workers = [
@@ -67,7 +68,7 @@ def run(system: str, network: str, batch: int, scenario: Scenario) -> Run:
 
 
 def solo(network: str, batches: Sequence[int], scenario: Scenario) -> list[Run]:
-    """Each core by itself, at the same time: what both could do if nothing had to be exchanged."""
+    """Run each core by itself, at the same time: the sum is the limit if exchanging were free."""
     with ExitStack() as stack:
         workers = [
             stack.enter_context(pinned(
@@ -79,11 +80,11 @@ def solo(network: str, batches: Sequence[int], scenario: Scenario) -> list[Run]:
 
 
 def _watch(workers: Sequence[subprocess.Popen[str]], scenario: Scenario) -> list[Run]:
-    """Waits for the first steps, makes the scenario's loads, collects lines until it ends."""
+    """Wait for the first steps, create the scenario's loads, and collect lines until it ends."""
     readers = [_Reader(worker) for worker in workers]
     with ExitStack() as stack:
         for begin, end, num in scenario.periods:
-            if not begin:  # it is there while speeds are measured, too
+            if not begin:  # the load exists while speeds are measured, too
                 stack.enter_context(_load(end + _START_S, num))
         for reader in readers:
             reader.wait()
@@ -108,7 +109,7 @@ def _watch(workers: Sequence[subprocess.Popen[str]], scenario: Scenario) -> list
 
 
 class _Reader:
-    """Takes in a worker's lines as they come."""
+    """Reader of a worker's lines, in a thread, as they come."""
 
     def __init__(self, worker: subprocess.Popen[str]) -> None:
         assert worker.stdout is not None
@@ -123,7 +124,7 @@ class _Reader:
             raise RuntimeError(f"a worker did not begin within {_START_S:g} s")
 
     def steps(self) -> list[dict[str, Any]]:
-        """All of them, once the worker has ended."""
+        """Return all steps once the worker has ended."""
         self._thread.join()
         return self._steps
 
@@ -134,7 +135,10 @@ class _Reader:
 
 
 def recovery(result: Run, scenario: Scenario) -> list[int]:
-    """Steps after each coming and going of the load until steps are within 15 % of what they settle at."""
+    """Return how many steps it takes to settle after each start and end of the load.
+
+    Steps have settled when they are within 15 % of the level they settle at.
+    """
     ends = sorted({
         t
         for begin, end, _ in scenario.periods
@@ -157,8 +161,11 @@ def recovery(result: Run, scenario: Scenario) -> list[int]:
 
 @contextmanager
 def _load(seconds: float, num: int) -> Iterator[None]:
-    """``num`` competitors for the second core, that end by themselves."""
-    code = f"import os, time\nos.sched_setaffinity(0, {{{SLOW}}})\nend = time.monotonic() + {seconds}\nwhile time.monotonic() < end:\n    pass"
+    """Run ``num`` competitors for the second core, which end by themselves."""
+    code = (
+        f"import os, time\nos.sched_setaffinity(0, {{{SLOW}}})\n"
+        f"end = time.monotonic() + {seconds}\nwhile time.monotonic() < end:\n    pass"
+    )
     loads = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(num)]
     try:
         yield

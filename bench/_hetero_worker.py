@@ -1,4 +1,7 @@
-"""One worker of the speed part: ``python -m bench._hetero_worker '{"system": "thrifty", ...}'``; a line of JSON for each step."""
+"""One worker of the speed part: ``python -m bench._hetero_worker '{"system": "thrifty", ...}'``.
+
+It writes a line of JSON for each step.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ SAMPLES = 16_384
 
 
 def network(name: str) -> nn.Module:
-    """Plain models of two kinds: much arithmetic for each number exchanged, and little."""
+    """Return a plain model with much or with little arithmetic for each number exchanged."""
     torch.manual_seed(0)
     if name == "CNN":
         return nn.Sequential(
@@ -32,12 +35,13 @@ def network(name: str) -> nn.Module:
             nn.Flatten(), nn.Linear(32 * 7 * 7, 10),
         )  # fmt: skip
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
+        nn.Flatten(), nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(),
+        nn.Linear(1024, 10)
     )  # fmt: skip
 
 
 def data() -> TensorDataset:
-    """Generated images of ten classes."""
+    """Return generated images of ten classes."""
     generator = torch.Generator().manual_seed(1)
     y = torch.randint(0, 10, (SAMPLES,), generator=generator)
     centres = torch.randn(10, 1, 28, 28, generator=generator)
@@ -50,7 +54,7 @@ def loss(model: nn.Module, batch: Any) -> torch.Tensor:
 
 
 def by_thrifty(model: nn.Module, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Uneven, or alone."""
+    """Train by thrifty, unevenly or alone."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     trainer = HeteroTrainer(
         model, optimizer, data(), loss=loss, global_batch=options["batch"], seed=0
@@ -65,7 +69,7 @@ def changed(report: StepReport) -> str:
 
 
 def by_ddp(model: nn.Module, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """PyTorch's own, with even parts."""
+    """Train by PyTorch's own DDP, with even parts."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     rank, size = dist.get_rank(), dist.get_world_size()
     x, y = data().tensors

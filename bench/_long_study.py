@@ -1,7 +1,7 @@
 """A study of at least a minute's training: ``python -m bench._long_study pack|sharing [--quick]``.
 
-A small network on made-up data, 1,000 steps a trial, through ``th.Study`` with the default executor. What is asked for is
-the part of the time that goes into checks.
+A small network trains on generated data, 1,000 steps a trial, through ``th.Study`` with the default
+executor. The figure of interest is the part of the time that checks take.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench._harness import say_result
 
 WIDTH, NUM_INPUTS, NUM_CLASSES, BATCH = 256, 64, 10, 128
 STEPS, EPOCHS = 100, 10
-"""Of an epoch, and of a trial: 1,000 steps."""
+"""Steps of an epoch, and epochs of a trial: 1,000 steps."""
 NUM_TRIALS = {"pack": 112, "sharing": 144}
 
 
@@ -60,12 +60,12 @@ class Noise(th.Task):
 
 
 def long_study(kind: str, *, quick: bool) -> dict[str, Any]:
-    """Trains the study once.
+    """Train the study once.
 
     Args:
         kind: ``"pack"`` for trials that differ from the first step on, ``"sharing"`` for trials
             whose learning rates drop at different epochs.
-        quick: Train as little as shows that it works.
+        quick: Train only as much as shows that it works.
     """
     num_trials, steps, epochs = (4, 5, 2) if quick else (NUM_TRIALS[kind], STEPS, EPOCHS)
     if kind == "pack":
@@ -104,7 +104,7 @@ def long_study(kind: str, *, quick: bool) -> dict[str, Any]:
 
 
 def long_row(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of a table."""
+    """Return a row of a table."""
     low, high = result["packed_interval"] or (None, None)
     return {
         "study of a minute": f"{result['epochs']} epochs",

@@ -1,4 +1,7 @@
-"""The workload of ``bench_pack_hyperband``: small networks on MNIST, and the search space of the pack paper."""
+"""The workload of ``bench_pack_hyperband``: small networks on MNIST.
+
+The search space is that of the pack paper.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ VALUES: Mapping[str, list[Any]] = {
     "batch_size": list(range(20, 71, 5)),
     "lr": [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1],
 }
-"""Liu et al., DEEM 2021: the space of their Hyperband experiment, here with two architectures."""
+"""The space of the Hyperband experiment in Liu et al. (DEEM 2021), here with two architectures."""
 Tensors = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -73,23 +76,25 @@ class Mnist(th.Task):
 
 @cache
 def load(folder: Path, num_images: int) -> tuple[Tensors, Tensors]:
-    """The first images to train on, a quarter as many after them to validate.
+    """Return the first images to train on, and a quarter as many after them to validate.
 
     Raises:
-        FileNotFoundError: the files are not there; nothing is downloaded.
-        ValueError: there are too few images.
+        FileNotFoundError: The files are missing; nothing is downloaded.
+        ValueError: There are too few images.
     """
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing:
         raise FileNotFoundError(
-            f"{' and '.join(missing)} not found in {folder}; put MNIST's test files there or name their folder "
+            f"{' and '.join(missing)} not found in {folder}; put MNIST's test files there or "
+            f"name their folder "
             "with --data (nothing is downloaded)"
         )
     images, labels = (_read_idx(folder / name) for name in FILES)
     stop = num_images + num_images // 4
     if num_images < 4 or stop > len(images):
         raise ValueError(
-            f"{num_images} images to train on and a quarter of that to validate: there are {len(images)} in all"
+            f"{num_images} images to train on and a quarter of that to validate: there are "
+            f"{len(images)} in all"
         )
     x = torch.from_numpy(images[:stop].astype(np.float32) / 255)[:, None]
     y = torch.from_numpy(labels[:stop].astype(np.int64))
@@ -97,7 +102,10 @@ def load(folder: Path, num_images: int) -> tuple[Tensors, Tensors]:
 
 
 def _read_idx(path: Path) -> np.ndarray:
-    """An array of bytes: two zeros, its type, its number of dimensions, their lengths, the data."""
+    """Return an array of bytes.
+
+    The file has two zeros, its type, its number of dimensions, their lengths, and the data.
+    """
     content = gzip.decompress(path.read_bytes())
     shape = np.frombuffer(content, dtype=">i4", count=content[3], offset=4)
     return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * content[3]).reshape(shape)

@@ -1,10 +1,10 @@
-"""How K trials are trained by thrifty's back-ends, and sweeps over K of every method on one device.
+"""Training of K trials by thrifty's back-ends, and sweeps over K of every method on one device.
 
     python -m bench._pack_ours auto WORKLOAD K STEPS [--processes 2]
     python -m bench._pack_ours sweep WORKLOAD METHOD KS [--device cuda] [--seconds 1] [--max-step 2]
 
-As with the peers, everything is ready and warm before the clock starts, and nothing is evaluated. What is driven is the public
-interface of the back-ends, epoch by epoch.
+As with the peers, everything is ready and warm before the clock starts, and nothing is evaluated.
+The public interface of the back-ends is driven epoch by epoch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ Method = Callable[[Workload, int, int, str], Measured]
 
 
 def training_only(base: type[Classification], num_batches: int) -> th.Task:
-    """A task whose epochs have so many batches and evaluate nothing: the peers' loops do not, either."""
+    """Return a task with ``num_batches`` batches an epoch and no evaluation.
+
+    The peers' loops do not evaluate, either.
+    """
 
     class TrainingOnly(base):  # type: ignore[misc, valid-type]
         def data(self, hp: th.HyperParameters) -> th.ArrayData:
@@ -70,7 +73,7 @@ class Pack:
             backend.stack(slot, Member(values=trial.values, seed=trial.seed))
 
     def train(self, steps: int = 1) -> int:
-        """Whole epochs of all trials, of that many steps at least; how many trial-steps that were."""
+        """Train all trials for whole epochs of at least ``steps`` steps; return the trial-steps."""
         per_epoch = self._backend.num_steps(0, self._values[0])
         epochs = math.ceil(steps / per_epoch)
         for _ in range(epochs):
@@ -95,7 +98,10 @@ class Pack:
 def auto(
     workload: Workload, k: int, steps: int, *, num_processes: int, sizes: Sequence[int]
 ) -> dict[str, Any]:
-    """Each process has its share of the trials in one ``AutoBackend``; the last one ends the clock."""
+    """Train in processes with a share of the trials each, in one ``AutoBackend``.
+
+    The last process ends the clock.
+    """
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(num_processes)
     with ProcessPoolExecutor(
@@ -117,7 +123,7 @@ def auto(
 def _part(
     name: str, k: int, share: range, *, steps: int, sizes: Sequence[int]
 ) -> dict[str, Any]:
-    """One process's trials; clocks of processes agree."""
+    """Train one process's trials; clocks of processes agree."""
     try:
         SIZES["cpu"] = tuple(sizes)
         torch.set_num_threads(1)
@@ -148,12 +154,12 @@ def _part(
             "choice": _choice(backend),
         }
     except BaseException:
-        peers._barrier.abort()  # the others would wait for ever
+        peers._barrier.abort()  # otherwise the others wait for ever
         raise
 
 
 def _choice(backend: AutoBackend) -> str:
-    """How the first trial is trained."""
+    """Return how the first trial is trained."""
     calibration = backend.calibration(0)
     if calibration is None:
         return "plain"
@@ -174,18 +180,18 @@ def sweep(
     seconds: float,
     max_step: float,
 ) -> dict[str, Any]:
-    """Trial-steps per second by K until K trials do not work or a step of all takes too long.
+    """Return trial-steps per second by K until K trials fail or a step of all takes too long.
 
-    Peaks are what PyTorch knows of the GPU's memory: nothing for methods that have processes.
+    Peaks are PyTorch's record of the GPU's memory: none for methods that use processes.
     """
     rates: dict[int, float] = {}
     peaks: dict[int, float] = {}
     rate, ended = 0.0, ""
-    for k in (ks[0], *ks):  # the first is a pilot: it tells how many steps to take
+    for k in (ks[0], *ks):  # the first is a pilot that tells how many steps to take
         _forget(device)
         try:
             measured = SWEPT[method](workload, k, max(3, int(seconds * rate / k)), device)
-        except Exception as error:  # noqa: BLE001 (that a method does not work is a result)
+        except Exception as error:  # noqa: BLE001 (a method that fails is a result)
             measured = Measured(None, f"{type(error).__name__}: {error}".partition("\n")[0])
         if measured.rate is None:
             ended = f"K = {k}: {measured.reason}"
@@ -226,7 +232,7 @@ _known: dict[str, Sequence[PackCurve]] = {}
 
 
 def _auto(task: th.Task, _: int, device: str) -> Backend:
-    """Calibrated once, not for every K."""
+    """Return a back-end that is calibrated once, not for every K."""
 
     def note(calibration: Calibration) -> None:
         _known[calibration.key] = calibration.curves

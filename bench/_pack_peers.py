@@ -1,4 +1,4 @@
-"""How K trials are trained without thrifty: one after the other, in processes, or stacked by ``torch.func``.
+"""Training of K trials without thrifty: sequentially, in processes, or stacked by ``torch.func``.
 
     python -m bench._pack_peers METHOD WORKLOAD K STEPS THREADS [--device cuda] [--processes 2]
 
@@ -36,19 +36,19 @@ MPS = "nvidia-cuda-mps-control"
 Tensors = dict[str, torch.Tensor]
 Step = Callable[[Tensors], None]
 
-_barrier: Barrier  # of a child process: where they all start
+_barrier: Barrier  # in a child process: where all children start
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """``rate`` is in trial-steps per second; None where the method does not work, with the reason."""
+    """Result: trial-steps per second (``rate``), or None with the reason for a failure."""
 
     rate: float | None
     reason: str = ""
 
 
 def sequential(workload: Workload, k: int, steps: int, threads: int, device: str) -> Measured:
-    """One trial after the other, eager PyTorch."""
+    """Train one trial after the other in eager PyTorch."""
     torch.set_num_threads(threads)
     began, ended = _train_all(workload, trials(workload, k), steps, device)
     return Measured(k * steps / (ended - began))
@@ -57,7 +57,7 @@ def sequential(workload: Workload, k: int, steps: int, threads: int, device: str
 def processes(
     workload: Workload, k: int, steps: int, device: str, num_processes: int = 2
 ) -> Measured:
-    """The same in processes of one thread each, which start together; the last one ends the clock."""
+    """Train in processes of one thread each that start together; the last one ends the clock."""
     num_processes = min(num_processes, k)
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(num_processes)
@@ -73,7 +73,7 @@ def processes(
 def mps(
     workload: Workload, k: int, steps: int, device: str, num_processes: int = 2
 ) -> Measured:
-    """Processes whose kernels share the GPU by NVIDIA's multi-process service."""
+    """Train in processes whose kernels share the GPU by NVIDIA's multi-process service."""
     if not device.startswith("cuda") or shutil.which(MPS) is None:
         return Measured(None, f"needs --device cuda and {MPS}")
     with tempfile.TemporaryDirectory() as folder:
@@ -87,7 +87,7 @@ def mps(
 
 
 def vmap(workload: Workload, k: int, steps: int, threads: int, device: str) -> Measured:
-    """The stacked parameters of all trials in one call of ``torch.vmap``."""
+    """Train the stacked parameters of all trials in one call of ``torch.vmap``."""
     torch.set_num_threads(threads)
     try:
         ensemble = _Ensemble(workload, trials(workload, k), device)
@@ -117,9 +117,9 @@ class _Alone:
 
 
 class _Ensemble:
-    """The recipe of PyTorch's tutorial on model ensembling, with an optimiser by hand.
+    """The recipe of PyTorch's tutorial on model ensembling, with a hand-written optimiser.
 
-    Buffers that training leaves alone are not stacked.
+    Buffers that training does not change are not stacked.
     """
 
     def __init__(self, workload: Workload, members: Sequence[Trial], device: str) -> None:
@@ -184,7 +184,7 @@ def _adamw(params: Tensors, rates: torch.Tensor) -> Step:
 
 
 def _beside(rates: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """One rate per trial, shaped to act on the parameters stacked in ``p``."""
+    """Return one rate per trial, shaped to act on the parameters stacked in ``p``."""
     return rates.view(-1, *(1 for _ in p.shape[1:]))
 
 
@@ -195,7 +195,10 @@ def _train_all(
     device: str,
     wait: Callable[[], Any] = lambda: None,
 ) -> tuple[float, float]:
-    """When training began and when it ended; ``wait`` is called in between getting ready and the start."""
+    """Return when training began and when it ended.
+
+    ``wait`` is called between getting ready and the start.
+    """
     task = workload.make()
     train = _data(task, members[0], device)
     _Alone(task, members[0], train).train(WARM_UP)
@@ -214,18 +217,18 @@ def _share(barrier: Barrier) -> None:
 
 
 def _part(name: str, k: int, part: range, steps: int, device: str) -> tuple[float, float]:
-    """One process's trials; clocks of processes agree."""
+    """Train one process's trials; clocks of processes agree."""
     torch.set_num_threads(1)
     members = trials(ZOO[name], k)[part.start :: part.step]
     try:
         return _train_all(ZOO[name], members, steps, device, _barrier.wait)
     except BaseException:
-        _barrier.abort()  # the others would wait for ever
+        _barrier.abort()  # otherwise the others wait for ever
         raise
 
 
 def _now(device: str) -> float:
-    """The time, once the device has done all it was asked for."""
+    """Return the time once the device has finished its queue."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -241,7 +244,7 @@ def _model(task: th.Task, trial: Trial) -> torch.nn.Module:
 
 
 def _batches(train: Sequence[torch.Tensor], size: int, seed: int) -> Iterator[Any]:
-    """Epoch after epoch: one permutation, and slices of it."""
+    """Yield batches epoch after epoch: one permutation, and slices of it."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         order = torch.randperm(len(train[0]), generator=generator).to(train[0].device)
@@ -251,7 +254,7 @@ def _batches(train: Sequence[torch.Tensor], size: int, seed: int) -> Iterator[An
 def _stacked_batches(
     train: Sequence[torch.Tensor], size: int, seeds: Sequence[int]
 ) -> Iterator[Any]:
-    """Those of several seeds side by side."""
+    """Yield the batches of several seeds side by side."""
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     while True:
         orders = torch.stack([torch.randperm(len(train[0]), generator=g) for g in generators])

@@ -53,9 +53,10 @@ def task_of(
     nudge: float | None = None,
     channels_last: bool = False,
 ) -> th.Task:
-    """A task of the zoo, in epochs of ``steps`` or a part of them.
+    """Return a task of the zoo with epochs of ``steps`` or a part of them.
 
-    In double precision, with every initial weight one ulp towards ``nudge``, or with model and images laid out channels last.
+    Options: double precision, every initial weight one ulp towards ``nudge``, or model and images
+    laid out channels last.
     """
     base: type[Classification] = ZOO[name].make  # type: ignore[assignment]
 
@@ -90,12 +91,15 @@ def task_of(
 
 
 def compare(name: str, *, quick: bool) -> dict[str, Any]:
-    """Fused and concatenated beside solo; solo runs that begin one ulp away, up and down, show what rounding alone does.
+    """Compare fused and concatenated training with solo training.
 
-    After one step medians over trials: now and then an activation lies so close to zero that rounding decides whether
-    a ReLU lets it through, and one step is enough to see that in a gradient, in solo runs as well. After many steps
-    means, with the standard error of their difference: where training is chaotic, all are as far apart as they can be.
-    A solo model laid out channels last shows what that order of adding up does.
+    Solo runs that begin one ulp away, up and down, show what rounding alone does.
+
+    After one step, medians over trials are reported: now and then an activation lies so close to
+    zero that rounding decides whether a ReLU lets it through, and one step is enough to see that in
+    a gradient, in solo runs as well. After many steps, means are reported with the standard error
+    of their difference: where training is chaotic, all runs are as far apart as they can be. A solo
+    model laid out channels last shows the effect of that order of summation.
     """
     many, some = (2, 2) if quick else (200, 50)
     members = trials(ZOO[name], NUM_TRIALS)
@@ -142,12 +146,12 @@ def compare(name: str, *, quick: bool) -> dict[str, Any]:
 
 
 def solo(task: th.Task, members: Sequence[Trial], steps: int) -> list[torch.Tensor]:
-    """The trained parameters of each trial alone."""
+    """Return the trained parameters of each trial alone."""
     return [together(SoloBackend(task), [member], steps)[0] for member in members]
 
 
 def together(backend: Backend, members: Sequence[Trial], steps: int) -> list[torch.Tensor]:
-    """The trained parameters of each trial."""
+    """Return the trained parameters of each trial of a pack."""
     Pack(backend, members).train(steps)
     return [_vector(_model(backend, slot)) for slot in range(len(members))]
 
@@ -168,7 +172,7 @@ def _vector(model: nn.Module) -> torch.Tensor:
 
 
 def _against(found: Sequence[float], control: Sequence[float]) -> dict[str, float]:
-    """The mean, and the standard error of its difference from the control's."""
+    """Return the mean, and the standard error of its difference from the control's."""
     differences = [f - c for f, c in zip(found, control, strict=True)]
     error = stdev(differences) / math.sqrt(len(differences))
     return {"relative": mean(found), "relative_error": error}
@@ -186,7 +190,10 @@ def _relative(one: torch.Tensor, alone: torch.Tensor) -> float:
 
 
 class Masks(th.Task):
-    """Trained weights tell which masks were drawn: the inputs are powers of two, so that all sums are exact."""
+    """Task whose trained weights tell which masks were drawn.
+
+    The inputs are powers of two, so that all sums are exact.
+    """
 
     optimizer = th.SGD(lr="lr")
     batch_size = 16
@@ -217,7 +224,7 @@ class _Masked(nn.Module):
 
 
 def masks(*, quick: bool) -> dict[str, Any]:
-    """How many trials in packs have other masks than alone, by the size of the pack."""
+    """Count the trials whose masks in packs differ from those alone, by the size of the pack."""
     members = [Trial(seed=seed, values={"lr": 1.0}) for seed in range(max(PACKS))]
     steps = 4 if quick else 8
     alone = solo(Masks(), members, steps)
@@ -235,7 +242,7 @@ def masks(*, quick: bool) -> dict[str, Any]:
 
 
 def digits(*, quick: bool) -> dict[str, Any]:
-    """Final accuracy over seeds, packed minus solo."""
+    """Return the final accuracy over seeds, packed minus solo."""
     seeds, epochs = (3, 2) if quick else (NUM_SEEDS, 10)
     task = Digits()
     packed = accuracies(
@@ -252,7 +259,7 @@ def digits(*, quick: bool) -> dict[str, Any]:
 
 
 def accuracies(backend: Backend, seeds: Sequence[int], epochs: int) -> list[float]:
-    """What each trial of a pack has in the end."""
+    """Return the final accuracy of each trial of a pack."""
     values = {"lr": 0.1}
     for slot, seed in enumerate(seeds):
         backend.stack(slot, Member(values=values, seed=seed))
@@ -270,7 +277,7 @@ def accuracies(backend: Backend, seeds: Sequence[int], epochs: int) -> list[floa
 
 
 def rows(results: Results) -> list[dict[str, Any]]:
-    """The table of the models; numbers are too small for fixed places."""
+    """Return the table of the models; numbers are too small for fixed places."""
     return [
         {
             "model": f"{name} {variant}".strip(),
@@ -325,7 +332,7 @@ def _goals_of(name: str, result: Mapping[str, Any]) -> list[Goal]:
 
 
 def _small(name: str, value: float, limit: float) -> Goal:
-    """As ``at_most``, in digits that count."""
+    """Return a goal as ``at_most`` does, with significant digits."""
     value = float(f"{value:.3g}")
     return Goal(name=name, value=value, goal=f"<= {limit:.3g}", holds=value <= limit)
 

@@ -1,9 +1,11 @@
-"""The products of one step of the small network, alone: what no packing that computes them can go below.
+"""The products of one step of the small network, alone.
+
+No packing that computes them can be faster.
 
     python -m bench._pack_products [--quick]
 
-On one thread, K = 16, in the shapes of ``mlp`` of the zoo. Beside them other ways to compute the same that torch has, and the largest
-products, which show what the processor can do.
+They run on one thread with K = 16, in the shapes of ``mlp`` of the zoo. Beside them are torch's
+other ways to compute the same, and the largest products, which show what the processor can do.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ LARGE = 1024
 
 
 def quickest_s(run: Callable[[], Any], *, repeats: int) -> float:
-    """The quickest of some calls: what else the machine does only adds to it."""
+    """Return the quickest of some calls, because other load on the machine only adds to it."""
     for _ in range(repeats // 10 + 1):
         run()
     best = float("inf")
@@ -37,18 +39,27 @@ def quickest_s(run: Callable[[], Any], *, repeats: int) -> float:
 
 
 def products(*, repeats: int) -> dict[str, Any]:
-    """Seconds of a step of all K, as batched products, and of the middle layer forward in other ways."""
+    """Return the seconds of a step of all K as batched products.
+
+    The middle layer's forward pass is also measured in other ways.
+    """
     seconds, flops = 0.0, 0
     for number, (width_in, width_out) in enumerate(LAYERS):
         x, w = torch.randn(K, ROWS, width_in), torch.randn(K, width_out, width_in)
         g = torch.randn(K, ROWS, width_out)
         out, wide, back = torch.empty_like(g), torch.empty_like(w), torch.empty_like(x)
         calls: list[Callable[[], Any]] = [
-            lambda x=x, w=w, out=out: torch.bmm(x, w.transpose(1, 2), out=out),  # type: ignore[misc]
-            lambda g=g, x=x, wide=wide: torch.bmm(g.transpose(1, 2), x, out=wide),  # type: ignore[misc]
+            lambda x=x, w=w, out=out: torch.bmm(  # type: ignore[misc]
+                x, w.transpose(1, 2), out=out
+            ),
+            lambda g=g, x=x, wide=wide: torch.bmm(  # type: ignore[misc]
+                g.transpose(1, 2), x, out=wide
+            ),
         ]
-        if number:  # nobody asks for the gradient of the inputs
-            calls.append(lambda g=g, w=w, back=back: torch.bmm(g, w, out=back))  # type: ignore[misc]
+        if number:  # the gradient of the inputs is not needed
+            calls.append(
+                lambda g=g, w=w, back=back: torch.bmm(g, w, out=back)  # type: ignore[misc]
+            )
         seconds += sum(quickest_s(call, repeats=repeats) for call in calls)
         flops += len(calls) * 2 * K * ROWS * width_in * width_out
     square = torch.randn(LARGE, LARGE)
@@ -66,7 +77,10 @@ def products(*, repeats: int) -> dict[str, Any]:
 
 
 def _other_ways(*, repeats: int) -> dict[str, float]:
-    """The middle layer forward, as so many times its batched product."""
+    """Return the times of other ways to run the middle layer forward.
+
+    They are relative to its batched product.
+    """
     width = LAYERS[1][0]
     x, w = torch.randn(K, ROWS, width), torch.randn(K, width, width)
     out = torch.empty(K, ROWS, width)

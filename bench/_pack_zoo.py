@@ -39,7 +39,10 @@ class Trial:
 
 
 def trials(workload: Workload, k: int) -> list[Trial]:
-    """K trials, alike but for their seeds and learning rates (from ``lr`` down to half of it)."""
+    """Return K trials that differ in their seeds and learning rates.
+
+    The rates go from ``lr`` down to half of it.
+    """
     lr = workload.values["lr"]
     return [
         Trial(seed=i, values={**workload.values, "lr": lr * 2 ** (-i / k)}) for i in range(k)
@@ -51,10 +54,10 @@ class Classification(th.Task):
 
     optimizer = th.SGD(lr="lr", momentum=0.9)
     shape: tuple[int, ...] = (64,)
-    distance = 5.0  # of a centre from the origin; the noise has a deviation of 1
+    distance = 5.0  # from a centre to the origin; the noise has a standard deviation of 1
 
     def samples(self, num: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-        """Inputs and targets."""
+        """Return inputs and targets."""
         centres = torch.randn(NUM_CLASSES, *self.shape, generator=generator)
         y = torch.randint(NUM_CLASSES, (num,), generator=generator)
         noise = torch.randn(num, *self.shape, generator=generator)
@@ -103,7 +106,7 @@ class MlpNarrow(Mlp):
 
 
 class Mlp3(Mlp):
-    """The MLP of Pack (Liu et al., PVLDB 2020), as large as it is there."""
+    """The MLP of Pack (Liu et al., PVLDB 2020), at its original size."""
 
     shape = (784,)
 
@@ -223,7 +226,7 @@ class _Classifier(nn.Module):
 
 
 class Gpt(Classification):
-    """The next token of a noisy arithmetic sequence."""
+    """Prediction of the next token of a noisy arithmetic sequence."""
 
     batch_size = 32
     length, vocabulary, dim, heads, depth = 64, 256, 128, 4, 4
@@ -282,7 +285,7 @@ class Sage(Classification):
     num_nodes, num_edges, num_held_out = 2_000, 20_000, 400
 
     def graph(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Features (nodes, 64), edges (2, edges) from source to target, labels (nodes,)."""
+        """Return features (nodes, 64), edges (2, edges) from source to target, labels (nodes,)."""
         generator = torch.Generator().manual_seed(1)
         features, labels = self.samples(self.num_nodes, generator)
         edges = torch.randint(self.num_nodes, (2, self.num_edges), generator=generator)
@@ -339,7 +342,7 @@ def _workload(
     ks_cuda: tuple[int, ...],
     **values: Any,
 ) -> Workload:
-    """One without pack sizes for the CPU is for CUDA alone."""
+    """Return a workload; without pack sizes for the CPU, it is for CUDA alone."""
     return Workload(
         name=name,
         make=task,

@@ -1,4 +1,4 @@
-"""Worker processes, each on a core of its own, and what those of a group need to meet."""
+"""Worker processes, each on a core of its own, and the environment of a group's processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from typing import Any
 def pinned(
     module: str, *, core: int, env: Mapping[str, str] | None = None, **options: Any
 ) -> Iterator[subprocess.Popen[str]]:
-    """A process of ``module`` with one thread, which is told its core and ``options`` in JSON and binds itself; it is killed at the end."""
+    """Start a process of ``module`` with one thread; kill it at the end.
+
+    The process gets its core and ``options`` in JSON and binds itself.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", module, json.dumps({"core": core, **options})],
         stdin=subprocess.PIPE,
@@ -32,7 +35,7 @@ def pinned(
 
 
 def member(rank: int, size: int, port: int) -> dict[str, str]:
-    """What ``torch.distributed`` reads in the environment of a group's process."""
+    """Return the environment variables that ``torch.distributed`` reads in a group's process."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
@@ -42,7 +45,7 @@ def member(rank: int, size: int, port: int) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """Of this machine."""
+    """Return a free port of this machine."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

@@ -1,7 +1,8 @@
-"""Decay on plateau for ``bench_rex``: it needs to see the loss, so it is no schedule and no study, but a plain loop.
+"""Decay on plateau for ``bench_rex``: a plain loop, because the rule needs to see the loss.
 
-Its trials are those of a study in every other respect (initial weights, batches). One long run serves all budgets: what it does at
-epoch 10 depends on nothing after. ``torch.optim.lr_scheduler.ReduceLROnPlateau`` watches the validation loss.
+Its trials are those of a study in every other respect (initial weights, batches). One long run
+serves all budgets, as what it does at epoch 10 depends on nothing after.
+``torch.optim.lr_scheduler.ReduceLROnPlateau`` watches the validation loss.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ FACTOR = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run: learning rate, epochs of patience, seed, and how long it is."""
+    """One run: learning rate, epochs of patience, seed and length in epochs."""
 
     rate: float
     patience: int
@@ -33,7 +34,7 @@ class Run:
 
 @dataclass(slots=True)
 class Watched:
-    """What the plateau rule knows of one run."""
+    """State of the plateau rule for one run."""
 
     rule: ReduceLROnPlateau
     curve: list[Mapping[str, float]] = field(default_factory=list)
@@ -53,7 +54,7 @@ class Watched:
 
 
 def train(task: th.Task, runs: Sequence[Run]) -> list[list[Mapping[str, float]]]:
-    """The metrics of each run after epochs 1, 2, ...; fewer where it failed."""
+    """Train all runs; return the metrics of each after epochs 1, 2, ..., fewer if it failed."""
     watched = [Watched.of(run) for run in runs]
     with borrowed_streams():
         backend = AutoBackend(task)
@@ -81,7 +82,10 @@ def plateau(
     budgets: Sequence[int],
     seeds: tuple[int, Sequence[int]],
 ) -> dict[int, tuple[float, list[float]]]:
-    """For each budget (epochs) the rate that did best at the first seed, and the test metric at each of the other seeds."""
+    """Return the best rate and the test metrics for each budget, in epochs.
+
+    The rate is the best at the first seed, and the metrics are those at each of the other seeds.
+    """
     tuning_seed, test_seeds = seeds
     longest = max(budgets)
     options = [(rate, patience) for rate in rates for patience in patiences]

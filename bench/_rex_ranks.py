@@ -1,4 +1,4 @@
-"""Who was how good: ranks of schedules over settings and budgets."""
+"""Ranks of schedules over settings and budgets."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ class Standing:
 
 
 def standing(cells: Iterable[Cell], name: str) -> Standing:
-    """Equals share a place: all of them are the best, or among the best three; for the mean they have the middle of their ranks.
+    """Return the standing of a schedule.
 
-    >>> standing([{"a": 1.0, "b": 1.0, "c": 2.0, "d": 3.0}], "b")
-    Standing(top1=100.0, top3=100.0, rank=1.5)
-    >>> standing([{"a": 1.0, "b": math.inf}, {"a": 2.0, "b": 1.0}], "b").rank
-    1.5
+    Equal schedules share a place: all of them are the best, or among the best three. For the mean
+    rank they get the middle of their ranks.
+
+        >>> standing([{"a": 1.0, "b": 1.0, "c": 2.0, "d": 3.0}], "b")
+        Standing(top1=100.0, top3=100.0, rank=1.5)
+        >>> standing([{"a": 1.0, "b": math.inf}, {"a": 2.0, "b": 1.0}], "b").rank
+        1.5
     """
     places, ranks = [], []
     for cell in cells:
@@ -43,5 +46,5 @@ def standing(cells: Iterable[Cell], name: str) -> Standing:
 
 
 def worst_if_failed(value: float | None) -> float:
-    """A metric as something to compare."""
+    """Return a metric that can be compared: infinity if it failed."""
     return math.inf if value is None or not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""The schedules that ``bench_rex`` compares, as functions of the learning rate and the budget in epochs."""
+"""The schedules of ``bench_rex``, as functions of the learning rate and the budget in epochs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ SCHEDULES: Mapping[str, Make] = {
     "WSD": lambda lr, epochs: th.WSD(lr, cooldown=0.2 * epochs),
     "constant": lambda lr, _: th.Constant(lr),
 }
-"""Chen et al., section 4, with their settings; WSD is ours to add. Decay on plateau follows no clock: ``_rex_plateau.py``."""
+"""The schedules of Chen et al., section 4, with their settings; WSD is our addition.
+
+Decay on plateau follows no clock and is in ``_rex_plateau.py``.
+"""
 
 PLATEAU = "plateau"
 NAMES = (*SCHEDULES, PLATEAU)
@@ -34,16 +37,22 @@ PAPER: Mapping[str, str] = {
     "OneCycle": "13 / 45",
     "step": "5 / 25",
 }
-"""Chen et al., Table 1: in how many percent of all settings and budgets it was the best / among the three best."""
+"""Results of Chen et al., Table 1.
+
+The percentages of all settings and budgets where a schedule was the best / among the three best.
+"""
 
 
 def space_of(named_rates: Sequence[tuple[str, float]], epochs: int) -> th.Space:
-    """One configuration for each schedule and learning rate; OneCycle moves the momentum, too (0.95, 0.85, 0.95)."""
+    """Return a space of one configuration for each schedule and learning rate.
+
+    OneCycle moves the momentum, too (0.95, 0.85, 0.95).
+    """
     schedules = [SCHEDULES[name](lr, epochs) for name, lr in named_rates]
     cycles = [s for s in schedules if isinstance(s, th.OneCycle)]
     if not cycles:
         return th.Space(lr=th.Choice(schedules))
-    # a cycle upside down
+    # The momentum is a cycle upside down.
     share = 0.85 / 0.95
     swing = th.OneCycle(0.85, warmup=0.5, div=share, final_div=share, shape="linear")
     return th.Space(lr=th.Choice(schedules), momentum=th.Choice([swing]).when(lr=cycles))

@@ -1,4 +1,7 @@
-"""One setting of ``bench_rex``: a task and an optimiser, all schedules, all budgets; a process of its own."""
+"""One setting of ``bench_rex``: a task and an optimiser with all schedules and budgets.
+
+It runs in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ Named = Sequence[tuple[str, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """``max_epochs`` is 100 percent; budgets of less than an epoch there are none."""
+    """A task and an optimiser; ``max_epochs`` is 100 percent.
+
+    There are no budgets of less than an epoch.
+    """
 
     task: Callable[..., tasks.Workload]
     optimizer: str
@@ -56,13 +62,13 @@ class Setting:
         return self.task(optimizer=self.optimizer, sizes=self.sizes)
 
     def budgets(self) -> dict[int, int]:
-        """Epochs by percent."""
+        """Return the epochs by percent."""
         epochs = {percent: percent * self.max_epochs / 100 for percent in PERCENTS}
         return {percent: int(e) for percent, e in epochs.items() if e >= 1 and e == int(e)}
 
 
 def _rates(first: float, num: int) -> tuple[float, ...]:
-    """In multiples of 3."""
+    """Return rates in multiples of 3."""
     return tuple(first * 3**i for i in range(num))
 
 
@@ -113,12 +119,12 @@ SETTINGS: Mapping[str, Setting] = {
         metric="error %",
     ),
 }
-"""The longest first: two run at a time."""
+"""The settings; the longest come first, as two run at a time."""
 
 
 @dataclass
 class Books:
-    """What was trained, over all studies of the setting (an observer of each)."""
+    """Counts of what was trained, over all studies of the setting (an observer of each)."""
 
     epochs: int = 0
     seconds: float = 0.0
@@ -144,11 +150,12 @@ class Books:
 
 
 def measure(setting: Setting, folder: str) -> dict[str, Any]:
-    """All schedules at all budgets: tuned at one seed, reported at the others."""
+    """Measure all schedules at all budgets: tuned at one seed, reported at the others."""
     began, books = time.perf_counter(), Books()
     task = setting.make_task()
     everything = [(name, rate) for name in SCHEDULES for rate in setting.rates]
-    # one database, the shortest budgets first: a constant rate, say, goes on from where the budget before left off
+    # One database, the shortest budgets first: a constant rate, for example, continues from the end
+    # of the budget before.
     storage = f"sqlite:///{folder}/thrifty.db"
     results: dict[int, dict[str, list[float]]] = {}
     for percent, epochs in setting.budgets().items():
@@ -213,7 +220,7 @@ def measure(setting: Setting, folder: str) -> dict[str, Any]:
 
 
 def best_rates(named: Named, values: Sequence[float]) -> dict[str, float]:
-    """The learning rate of each schedule that did best; the smallest of equals."""
+    """Return the best learning rate of each schedule, the smallest of equals."""
     best: dict[str, tuple[float, float]] = {}
     for (name, rate), value in zip(named, values, strict=True):
         best[name] = min(best.get(name, (math.inf, math.inf)), (value, rate))
@@ -249,7 +256,7 @@ def main() -> None:
     options.add_argument("--quick", action="store_true")
     args = options.parse_args()
     torch.set_num_threads(1)
-    # the highest rates of a grid are there to diverge
+    # The highest rates of a grid are meant to diverge.
     logging.getLogger("thrifty").setLevel(logging.ERROR)
     setting = SETTINGS[args.setting]
     with tempfile.TemporaryDirectory() as folder:

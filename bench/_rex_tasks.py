@@ -1,7 +1,7 @@
-"""The workloads of ``bench_rex``: small networks on images and text, each with SGD with momentum and with AdamW.
+"""The workloads of ``bench_rex``: small networks on images and text.
 
-Validation and test data are evaluated together and told apart by a mark: learning rates are chosen by the one, and what is
-reported is the other.
+Each runs with SGD with momentum and with AdamW. Validation and test data are evaluated together and
+told apart by a mark: validation data choose learning rates, and test data are reported.
 """
 
 from __future__ import annotations
@@ -33,14 +33,17 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 class Workload(th.Task):
-    """``sizes``: how many samples to train on, to choose by, and to report on."""
+    """Base class of the tasks.
+
+    ``sizes``: how many samples to train on, to choose by, and to report on.
+    """
 
     def __init__(self, *, optimizer: str, sizes: Sizes) -> None:
         self.optimizer_name = optimizer
         self.sizes = sizes
 
     def optimizer(self, hp: th.HyperParameters) -> th.Optimizer:
-        # only OneCycle moves its momentum
+        # Only OneCycle moves its momentum.
         momentum = 0.9 if hp.get("momentum") is None else "momentum"
         return OPTIMIZERS[self.optimizer_name](momentum)
 
@@ -60,7 +63,10 @@ class Workload(th.Task):
         )
 
     def split(self, values: torch.Tensor, is_test: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Means over the samples to choose by and over those to report on, each as a mean over all of them."""
+        """Return the means over the validation samples and over the test samples.
+
+        Each is written as a mean over all samples.
+        """
         _, num_valid, num_test = self.sizes
         num = num_valid + num_test
         return {
@@ -70,7 +76,7 @@ class Workload(th.Task):
 
 
 class Classifier(Workload):
-    """Errors in percent."""
+    """Classification, measured by errors in percent."""
 
     batch_size = 32
 
@@ -86,7 +92,10 @@ class Classifier(Workload):
 
 
 class MnistMlp(Classifier):
-    """Images at half their resolution: a step costs what it costs to call it."""
+    """An MLP on images at half their resolution.
+
+    It is so small that a step costs no more than the calls.
+    """
 
     def samples(self) -> Tensors:
         return images()
@@ -118,7 +127,11 @@ class DigitsMlp(Classifier):
 
 
 class Transformer(Workload):
-    """The next character; loss in nats. An epoch is a few pieces of the training text, so that a hundredth of the longest budget is one."""
+    """Prediction of the next character; loss in nats.
+
+    An epoch is a few pieces of the training text, so that a hundredth of the longest budget is an
+    epoch.
+    """
 
     batch_size = 8
     epoch_size = 24
@@ -148,7 +161,7 @@ class Transformer(Workload):
 
 
 class Drawn(Dataset[tuple[torch.Tensor]]):
-    """So many rows an epoch, drawn at random from all of them; seeded by thrifty for each batch."""
+    """Rows drawn at random from all, a fixed number an epoch; thrifty seeds each batch."""
 
     def __init__(self, rows: torch.Tensor, num: int) -> None:
         self.rows, self.num = rows, num
@@ -201,14 +214,14 @@ class Block(nn.Module):
 
 @cache
 def images() -> Tensors:
-    """MNIST's test files, as 14 x 14 means of 2 x 2 pixels."""
+    """Return MNIST's test files, as 14 x 14 means of 2 x 2 pixels."""
     (x, y), (rest, labels) = mnist.load(mnist.FOLDER, 8000)
     return F.avg_pool2d(torch.cat([x, rest]), 2), torch.cat([y, labels])
 
 
 @cache
 def characters() -> tuple[list[str], torch.Tensor]:
-    """The alphabet of the text, and the text in it."""
+    """Return the alphabet of the text, and the text in it."""
     text = TEXT.read_text()
     alphabet = sorted(set(text))
     numbers = {character: number for number, character in enumerate(alphabet)}
@@ -216,7 +229,10 @@ def characters() -> tuple[list[str], torch.Tensor]:
 
 
 def windows(num: int) -> torch.Tensor:
-    """Pieces of ``CONTEXT + 1`` characters from all over the text, none overlapping, in random order."""
+    """Return pieces of ``CONTEXT + 1`` characters from all over the text, in random order.
+
+    They do not overlap.
+    """
     text = characters()[1]
     starts = np.linspace(0, len(text) - CONTEXT - 1, num).astype(int)
     order = np.random.default_rng(0).permutation(starts)
@@ -224,6 +240,6 @@ def windows(num: int) -> torch.Tensor:
 
 
 def missing_data() -> Sequence[Path]:
-    """The files that are not there; nothing is downloaded."""
+    """Return the files that are missing; nothing is downloaded."""
     files = [*(mnist.FOLDER / name for name in mnist.FILES), TEXT]
     return [path for path in files if not path.is_file()]

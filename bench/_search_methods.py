@@ -1,4 +1,7 @@
-"""What bench_search compares: thrifty's algorithms with their samplers, and the baseline that every bandit has to beat."""
+"""Methods of ``bench_search``: thrifty's algorithms with their samplers, and a baseline.
+
+Every bandit has to beat the baseline.
+"""
 
 from __future__ import annotations
 
@@ -36,18 +39,18 @@ from thrifty.space import Space
 
 
 WIDEST = 27
-"""Trials of the widest bracket, and of everything that has one bracket only."""
+"""Trials of the widest bracket, and of every method with one bracket only."""
 TRIALS_OF_A_PASS = 49
-"""All brackets of Hyperband together."""
+"""Trials of all brackets of Hyperband together."""
 QUEUED = 32
-"""Fully trained trials: more than are begun before a budget of one pass is used up."""
+"""Fully trained trials: more than start before a budget of one pass is used up."""
 ENDLESS = 100_000
-"""Trials of what goes on as long as it is let."""
+"""Trials of methods that go on until they are stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopAfterFirst(Algorithm):
-    """Trains ``num_trials`` for one epoch and the best ``num_kept`` of them to the end.
+    """Train ``num_trials`` for one epoch and the best ``num_kept`` of them to the end.
 
     Egele et al., "Is One Epoch All You Need for Multi-Fidelity Hyperparameter Optimization?", 2023.
     """
@@ -60,7 +63,7 @@ class TopAfterFirst(Algorithm):
     def ask(
         self, history: History, space: Space, *, num: int, rng: np.random.Generator
     ) -> Sequence[Decision]:
-        """All trials, then the verdict on all of them."""
+        """Propose all trials, then decide once all have reported."""
         missing = self.num_trials - len(history)
         if missing > 0:
             configs = self.sampler.sample(history, space, num=missing, rng=rng)
@@ -77,9 +80,9 @@ class TopAfterFirst(Algorithm):
 
 
 class Method(NamedTuple):
-    """A name for the tables, and the algorithm for a budget of so many passes of Hyperband.
+    """A name for the tables, and the algorithm for a budget of ``n`` passes of Hyperband.
 
-    ``slow``: its sampler takes several milliseconds for a draw, so that it is given fewer repetitions.
+    ``slow``: its sampler takes several milliseconds for a draw, so it gets fewer repetitions.
     """
 
     name: str
@@ -88,12 +91,13 @@ class Method(NamedTuple):
 
 
 def quicken_optuna() -> None:
-    """Gives Optuna's TPE the normal distribution of SciPy in place of its own in Python: the same numbers, in half the time.
+    """Make Optuna's TPE use SciPy's normal distribution instead of its own in Python.
 
-    For peers as for us; another version of Optuna that keeps them elsewhere is left as it is.
+    The numbers are the same, in half the time, for peers as for us. A version of Optuna that keeps
+    these functions elsewhere is left as it is.
     """
     try:
-        from optuna.samplers._tpe import _truncnorm  # noqa: PLC0415 - nothing to mend without it
+        from optuna.samplers._tpe import _truncnorm  # noqa: PLC0415 - nothing to patch without it
     except ImportError:
         return
     for name, function in {"_log_ndtr": log_ndtr, "_ndtr": ndtr}.items():
@@ -102,7 +106,7 @@ def quicken_optuna() -> None:
 
 
 def pass_epochs() -> int:
-    """What one pass of Hyperband trains: the budget of everybody.
+    """Return the epochs of one pass of Hyperband: the budget of every method.
 
     >>> pass_epochs()
     357
@@ -117,7 +121,7 @@ def pass_epochs() -> int:
 
 
 def methods() -> list[Method]:
-    """All of ours but BOSS; ``n`` is the number of passes."""
+    """Return all of our methods but BOSS; ``n`` is the number of passes."""
     R, K = MAX_EPOCHS, WIDEST
     return [
         Method("random search", lambda n: RandomSearch(max_epochs=R, num_trials=QUEUED * n)),
@@ -146,7 +150,10 @@ def methods() -> list[Method]:
 
 
 def boss_variants() -> list[Method]:
-    """Of these only the winner of the first half of the tasks is judged."""
+    """Return the variants of BOSS.
+
+    Only the winner on the first half of the tasks is judged.
+    """
     return [_boss(*variant) for variant in product(BOSS_SAMPLERS, BOSS_RULES)]
 
 
@@ -161,12 +168,12 @@ BOSS_RULES: dict[str, dict[str, Any]] = {
     ", literal, log": {"width": "literal", "threshold": "log", "ladder": "hyperband"},
     ", literal, log, widest": {"width": "literal", "threshold": "log", "ladder": "widest"},
 }
-"""The threshold matters in literal rounds only."""
+"""Return a variant of BOSS; the threshold matters in literal rounds only."""
 
 
 def _boss(sampler: str, rule: str) -> Method:
     options = {"sampler": BOSS_SAMPLERS[sampler], **BOSS_RULES[rule]}
-    # five of the widest brackets take a little more than a pass
+    # Five of the widest brackets take a little more than a pass.
     num_trials = 5 * WIDEST if "widest" in rule else TRIALS_OF_A_PASS
     return Method(
         f"BOSS {sampler}{rule}",

@@ -1,7 +1,8 @@
-"""Optuna and Syne Tune, driven through their own ask-and-tell in the same simulator; both stop trials, neither resumes any.
+"""Optuna and Syne Tune, driven through their own ask-and-tell in the same simulator.
 
-Syne Tune is not among the bench's requirements, because it would bring hundreds of megabytes that its ASHA does not need:
-``pip install --no-deps syne-tune==0.16.0 dill``.
+Both stop trials, and neither resumes any. Syne Tune is not among the bench's requirements, because
+it would bring hundreds of megabytes that its ASHA does not need: ``pip install --no-deps
+syne-tune==0.16.0 dill``.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from bench._search_tables import MAX_EPOCHS, Task
 
 
 class Peer(NamedTuple):
-    """A row of the table; ``make(task, seed)``."""
+    """A row of the table; ``make(task, seed)`` returns its searcher."""
 
     name: str
     make: Callable[[Task, int], Searcher]
 
 
 class _EpochByEpoch(ABC):
-    """Trains one epoch after the other of each trial until the library says stop."""
+    """Searcher that trains each trial epoch by epoch until the library says stop."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -53,11 +54,11 @@ class _EpochByEpoch(ABC):
 
     @abstractmethod
     def _start(self, number: int) -> Mapping[str, Any]:
-        """The configuration of the next trial."""
+        """Return the configuration of the next trial."""
 
     @abstractmethod
     def _goes_on(self, number: int, score: float, epoch: int) -> bool:
-        """Whether the trial is trained on after this epoch."""
+        """Return whether to train the trial on after this epoch."""
 
     @abstractmethod
     def _fail(self, number: int) -> None: ...
@@ -65,7 +66,7 @@ class _EpochByEpoch(ABC):
 
 class _Optuna(_EpochByEpoch):
     def __init__(self, task: Task, *, seed: int, pruner: Any) -> None:
-        import optuna  # noqa: PLC0415 - a peer that may be absent
+        import optuna  # noqa: PLC0415 - an optional peer
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         super().__init__(task)
@@ -101,12 +102,12 @@ class _Optuna(_EpochByEpoch):
 
 class _SyneTune(_EpochByEpoch):
     def __init__(self, task: Task, *, seed: int, brackets: int) -> None:
-        from syne_tune.backend.trial_status import Trial  # noqa: PLC0415 - a peer that may be absent
+        from syne_tune.backend.trial_status import Trial  # noqa: PLC0415 - an optional peer
         from syne_tune.optimizer.baselines import ASHA  # noqa: PLC0415
 
         logging.getLogger("syne_tune").setLevel(logging.ERROR)
         super().__init__(task)
-        np.random.seed(seed % 2**32)  # noqa: NPY002 - its brackets are drawn from numpy's global stream
+        np.random.seed(seed % 2**32)  # noqa: NPY002 - numpy's global stream draws its brackets
         self._make_trial = Trial
         self._scheduler = ASHA(
             _syne_tune_space(task),
@@ -159,7 +160,7 @@ def _syne_tune_space(task: Task) -> dict[str, Any]:
 
 
 def peers() -> tuple[list[Peer], dict[str, str]]:
-    """The peers that are installed, and why the others are missing."""
+    """Return the peers that are installed, and why the others are missing."""
     found: list[Peer] = []
     missing: dict[str, str] = {}
     for library, make in (("Optuna", _optuna_peers), ("Syne Tune", _syne_tune_peers)):
@@ -185,7 +186,7 @@ def _optuna_peers() -> list[Peer]:
 
 
 def _syne_tune_peers() -> list[Peer]:
-    import syne_tune.optimizer.baselines  # noqa: F401, PLC0415 - is it there?
+    import syne_tune.optimizer.baselines  # noqa: F401, PLC0415 - checks that it is installed
 
     return [
         Peer("Syne Tune ASHA", lambda task, seed: _SyneTune(task, seed=seed, brackets=1)),

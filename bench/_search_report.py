@@ -1,4 +1,7 @@
-"""From the regrets of all simulated searches to tables: means with intervals, ranks, and the race on held-out tasks."""
+"""Tables from the regrets of all simulated searches.
+
+They show means with intervals, ranks, and the race on held-out tasks.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from bench._search_tables import Task
 
 
 SHARES = (0.25, 0.5, 1.0)
-"""Of the budget: where regrets are read off."""
+"""Shares of the budget at which regrets are read."""
 WORKERS = (1, 8, 32)
 SETTINGS = (
     "1 worker, equal epochs",
@@ -25,7 +28,11 @@ NUM_BOOTSTRAPS = 2000
 
 @dataclass(frozen=True)
 class Measured:
-    """One method: ``regrets[setting]`` (tasks, repetitions, shares), ``utilisation`` and ``ms`` (tasks, repetitions) by workers."""
+    """One method.
+
+    ``regrets[setting]`` is (tasks, repetitions, shares). ``utilisation`` and ``ms`` are (tasks,
+    repetitions) by workers.
+    """
 
     regrets: Mapping[str, np.ndarray]
     utilisation: Mapping[int, np.ndarray]
@@ -33,7 +40,10 @@ class Measured:
 
 
 def interval(by_task: np.ndarray) -> list[float]:
-    """95% of the bootstrapped means; tasks are drawn again, with the mean over their repetitions."""
+    """Return the central 95% of the bootstrapped means.
+
+    Tasks are redrawn, with the mean over their repetitions.
+    """
     rng = np.random.default_rng(0)
     draws = rng.integers(len(by_task), size=(NUM_BOOTSTRAPS, len(by_task)))
     low, high = np.percentile(by_task[draws].mean(axis=1), [2.5, 97.5])
@@ -41,7 +51,10 @@ def interval(by_task: np.ndarray) -> list[float]:
 
 
 def ranks(measured: Sequence[Measured], settings: Sequence[str]) -> np.ndarray:
-    """(methods, tasks): the mean over settings of the rank of a task's mean regret at the end; 1 is the best, ties share."""
+    """Return the ranks (methods, tasks); 1 is the best, and ties share.
+
+    A rank is the mean over settings of the rank of a task's mean regret at the end.
+    """
     by_setting = []
     for setting in settings:
         means = np.array([m.regrets[setting][:, :, -1].mean(axis=1) for m in measured]).round(9)
@@ -54,7 +67,7 @@ def ranks(measured: Sequence[Measured], settings: Sequence[str]) -> np.ndarray:
 def setting_rows(
     names: Sequence[str], measured: Sequence[Measured], tasks: Sequence[Task], setting: str
 ) -> list[dict[str, Any]]:
-    """One table: what each method reached in one setting."""
+    """Return one table: what each method reached in one setting."""
     families = np.array([task.family for task in tasks])
     num_workers = int(setting.split()[0])
     all_ranks = ranks(measured, [setting])
@@ -79,7 +92,7 @@ def setting_rows(
 def rank_rows(
     names: Sequence[str], measured: Sequence[Measured], picked: np.ndarray
 ) -> list[dict[str, Any]]:
-    """Mean ranks over all settings, on some tasks only (a mask), best first."""
+    """Return mean ranks over all settings on the tasks of a mask, best first."""
     settings = list(measured[0].regrets)
     all_ranks = ranks([_only(m, picked) for m in measured], settings)
     rows = []
@@ -97,7 +110,10 @@ def rank_rows(
 
 
 def halves(tasks: Sequence[Task]) -> np.ndarray:
-    """True for the tasks on which variants are chosen, False for those on which they are judged; every family in both."""
+    """Return a mask of the tasks on which variants are chosen.
+
+    They are judged on the other tasks. Every family is in both halves.
+    """
     rng = np.random.default_rng(0)
     order: list[int] = []
     for family in dict.fromkeys(task.family for task in tasks):

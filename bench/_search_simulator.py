@@ -1,4 +1,7 @@
-"""A search with W workers on a table, in simulated time: who trains what when, and what was known at each moment."""
+"""A search with W workers on a table, in simulated time.
+
+It records which worker trains what and when, and what was known at each moment.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ from thrifty.search import Algorithm, History, Proposal, Stop, Trial
 
 
 class Job(NamedTuple):
-    """Train the trial, which is this row of the table, from after epoch ``start`` to ``stop``."""
+    """A job: train the trial from after epoch ``start`` to ``stop``.
+
+    The trial is row ``row`` of the table.
+    """
 
     trial: int
     row: int
@@ -28,22 +34,28 @@ class Searcher(Protocol):
     """What the simulator drives: our algorithms, and peers."""
 
     def ask(self, num: int) -> Sequence[Job]:
-        """What to train next, for ``num`` free workers; nothing while jobs run means: wait for them."""
+        """Return what to train next, for ``num`` free workers.
+
+        Nothing while jobs run means to wait for them.
+        """
 
     def tell(self, job: Job) -> None:
-        """The job is done."""
+        """Report that the job is done."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """The simulation ends when both are used up (a free worker takes no job any more; what runs is lost)."""
+    """Limits of the simulation, which ends when both are used up.
+
+    A free worker then takes no more jobs, and running jobs are lost.
+    """
 
     seconds: float
     epochs: float = 0.0
 
 
 class Found(NamedTuple):
-    """From then on this was known: the regret of the row that one would have chosen."""
+    """The regret, from this moment on, of the row that one would have chosen."""
 
     seconds: float
     epochs: int
@@ -52,10 +64,10 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a simulated search did.
+    """The result of a simulated search.
 
-    ``found`` has an entry for every change of the incumbent, which is the trial with the best score at the largest epoch
-    that any has reached.
+    ``found`` has an entry for every change of the incumbent, which is the trial with the best score
+    at the largest epoch that any trial has reached.
     """
 
     found: list[Found]
@@ -64,7 +76,7 @@ class Outcome:
     jobs: int
 
     def regret_at(self, *, seconds: float = np.inf, epochs: float = np.inf) -> float:
-        """What one would have chosen then; 1 (the median row) before anything is known."""
+        """Return the regret of the incumbent then; 1 (the median row) before any result."""
         known = [f for f in self.found if f.seconds <= seconds and f.epochs <= epochs]
         return known[-1].regret if known else 1.0
 
@@ -72,7 +84,7 @@ class Outcome:
 class OurSearch:
     """One of thrifty's algorithms, asked as its loop does; where a study ends, a new one follows.
 
-    What a sampler that learns has learnt goes with it, as with ``warm_start``.
+    A sampler that learns keeps what it has learnt, as with ``warm_start``.
     """
 
     def __init__(self, algorithm: Algorithm, task: Task, *, seed: int) -> None:
@@ -85,7 +97,10 @@ class OurSearch:
         self._learns = sampler is not None and sampler.adapts
 
     def ask(self, num: int) -> Sequence[Job]:
-        """As thrifty's loop: again and again until there is something to train or nothing is decided."""
+        """Return jobs as thrifty's loop does.
+
+        It asks until there is something to train or nothing is decided.
+        """
         while True:
             decisions = self._decide(num)
             if not decisions and not self._history.num_running:
@@ -112,8 +127,8 @@ class OurSearch:
         return self._algorithm.ask(self._history, space, num=num, rng=self._rng)
 
     def _record(self, decisions: Sequence[Proposal | Stop]) -> list[Job]:
-        # the history has what was proposed, not the row that stands for it: a model whose
-        # proposals all became the same few rows would see its densities collapse onto them
+        # The history has the proposed configuration, not the row that stands for it. A model whose
+        # proposals all became the same few rows would see its densities collapse onto them.
         new = [d.config for d in decisions if isinstance(d, Proposal) and d.config is not None]
         self._rows += self._task.nearest(new) if new else []
         jobs = []
@@ -130,7 +145,7 @@ def _counts(trial: Trial) -> bool:
 
 
 class _Incumbent:
-    """The trial one would choose."""
+    """The trial that would be chosen now."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -152,9 +167,10 @@ def simulate(
     limit: Limit,
     on_job: Callable[[Job, float, float], None] | None = None,
 ) -> Outcome:
-    """Runs the search; ``on_job`` sees every job with its begin and its end.
+    """Run the search; ``on_job`` sees every job with its begin and its end.
 
-    A job takes its row's time for each of its epochs, whether or not the row was trained before: rows stand for trials of their own.
+    A job takes its row's time for each of its epochs, whether or not the row was trained before:
+    each trial counts as one of its own, even if it shares its row.
     """
     incumbent = _Incumbent(task)
     queue: deque[Job] = deque()
@@ -182,5 +198,5 @@ def simulate(
 
 
 def study_seed(task: Task, repeat: int) -> int:
-    """The same for all methods: those that draw alike are compared on like draws."""
+    """Return a seed that is the same for all methods, so that like methods meet like draws."""
     return derive_seed(repeat, "search bench", task.family, task.name)

@@ -1,7 +1,7 @@
-"""Learning curves that others measured, as tables: a task is a pool of configurations, each with a curve and a time.
+"""Measured learning curves as tables: a task is a pool of configurations with curves and times.
 
-The data lie outside of the repository (``THRIFTY_DATA``, default ``../shared/data``). LCBench's surrogate is asked once and its
-answers are kept in the system's temporary folder.
+The data lie outside of the repository (``THRIFTY_DATA``, default ``../shared/data``). LCBench's
+surrogate is asked once, and its answers are cached in the system's temporary folder.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Axis(NamedTuple):
         return Float(self.low, self.high, log=self.log)
 
     def unit(self, value: float) -> float:
-        """A value as a place in ``[0, 1]``."""
+        """Return a value's position in ``[0, 1]``."""
         if self.log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
@@ -52,10 +52,11 @@ class Axis(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A pool of configurations (rows), each with one score an epoch (higher is better, ``-inf`` once it diverged).
+    """A pool of configurations (rows), each with one score an epoch.
 
-    ``seconds`` is what one epoch of a row takes, where the mean row takes 1. Any proposal is trained as the
-    row nearest to it in the unit cube.
+    Higher scores are better, and ``-inf`` follows divergence. ``seconds`` is what one epoch of a
+    row takes, where the mean row takes 1. Any proposal is trained as the row nearest to it in the
+    unit cube.
     """
 
     family: str
@@ -88,7 +89,10 @@ class Task:
 
     @cached_property
     def regrets(self) -> list[float]:
-        """By row: 0 is the best fully trained row, 1 the median of those that did not diverge, or worse."""
+        """Return the regret by row: 0 is the best fully trained row.
+
+        1 is the median of those that did not diverge, or worse.
+        """
         final = self.scores[:, -1]
         finite = final[np.isfinite(final)]
         best, middle = finite.max(), np.median(finite)
@@ -96,20 +100,20 @@ class Task:
         return [float(x) for x in out]
 
     def prepare(self) -> None:
-        """Computes everything that is kept, so that forked processes share it."""
+        """Compute all cached properties, so that forked processes share them."""
         for name, value in vars(type(self)).items():
             if isinstance(value, cached_property):
                 getattr(self, name)
 
     def nearest(self, configs: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The row that each configuration is trained as."""
+        """Return the row that each configuration is trained as."""
         places = [[axis.unit(config[axis.name]) for axis in self.axes] for config in configs]
         distances = self._squares - 2.0 * np.array(places) @ self._columns
         return [int(row) for row in distances.argmin(axis=1)]
 
     @cached_property
     def _columns(self) -> np.ndarray:
-        """Places of the rows, one column each."""
+        """Return the positions of the rows, one column each."""
         return np.array([
             [axis.unit(value) for value in column.tolist()]
             for axis, column in zip(self.axes, self.values.T, strict=True)
@@ -121,12 +125,15 @@ class Task:
 
 
 def load() -> list[Task]:
-    """All tasks: TaskSet, then DeepOBS, then LCBench."""
+    """Return all tasks: TaskSet, then DeepOBS, then LCBench."""
     return [*taskset(), *deepobs(), *lcbench()]
 
 
 def taskset() -> list[Task]:
-    """Nine RNN text classifiers, tuned by Adam's options; the score is minus the validation loss."""
+    """Return nine RNN text classifiers, tuned by Adam's options.
+
+    The score is minus the validation loss.
+    """
     return [
         _taskset(path) for path in sorted((data_folder() / "curves" / "taskset").glob("*.npz"))
     ]
@@ -155,7 +162,10 @@ def _taskset(path: Path) -> Task:
 
 
 def deepobs() -> list[Task]:
-    """Six problems x three optimizers, tuned by 36 learning rates; there is no validation split: the test loss."""
+    """Return six problems x three optimizers, tuned by 36 learning rates.
+
+    There is no validation split, so the score is by the test loss.
+    """
     return [
         _deepobs(path, optimizer)
         for path in sorted((data_folder() / "curves" / "deepobs_baselines").glob("*.npz"))
@@ -166,7 +176,7 @@ def deepobs() -> list[Task]:
 def _deepobs(path: Path, optimizer: str) -> Task:
     name = f"{path.stem} {optimizer.removesuffix('Optimizer')}"
     with np.load(path) as data:
-        # the other seeds are repeats at one learning rate
+        # The other seeds are repeats at one learning rate.
         rows = (data["optimizer"] == optimizer) & (data["seed"] == 42)
         rates = data["lr"][rows].astype(float)
         scores = -data["test_losses"][rows, 1 : MAX_EPOCHS + 1].astype(float)
@@ -190,11 +200,14 @@ LCBENCH_AXES = (
     Axis("max_units", 64, 1024, whole=True),
     Axis("max_dropout", 0.0, 1.0, log=False),
 )
-"""In the order in which the surrogate takes them, after the epoch."""
+"""The axes, in the order in which the surrogate takes them, after the epoch."""
 
 
 def lcbench() -> list[Task]:
-    """34 OpenML tasks, one random pool of configurations for all; the score is the validation accuracy."""
+    """Return 34 OpenML tasks with one random pool of configurations for all.
+
+    The score is the validation accuracy.
+    """
     folder = data_folder() / "curves" / "yahpo_lcbench_onnx"
     codes = json.loads((folder / "encoding.json").read_text())["OpenML_task_id"]
     space = json.loads((folder / "config_space.json").read_text())
@@ -216,7 +229,10 @@ def _lcbench_pool() -> np.ndarray:
 def _lcbench_answers(
     folder: Path, codes: Sequence[int], values: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Scores (tasks, rows, epochs) and relative seconds an epoch (tasks, rows), from the temporary folder if they are there."""
+    """Return scores (tasks, rows, epochs) and relative seconds an epoch (tasks, rows).
+
+    They come from the temporary folder if they are there.
+    """
     model = folder / "model.onnx"
     kept = Path(tempfile.gettempdir()) / f"thrifty-lcbench-{POOL}-{MAX_EPOCHS}.npz"
     if kept.exists():
@@ -228,12 +244,12 @@ def _lcbench_answers(
     seconds = np.stack([seconds / seconds.mean() for _, seconds in answers])
     partial = kept.with_suffix(f".{os.getpid()}.npz")
     np.savez(partial, values=values, scores=scores, seconds=seconds, bytes=model.stat().st_size)
-    partial.replace(kept)  # at once: another run may be reading it
+    partial.replace(kept)  # atomically: another run may be reading it
     return scores, seconds
 
 
 def _ask_surrogate(model: Path, code: int, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    import onnxruntime  # noqa: PLC0415 - only where no answers are kept
+    import onnxruntime  # noqa: PLC0415 - only needed without cached answers
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -252,18 +268,19 @@ def _ask_surrogate(model: Path, code: int, values: np.ndarray) -> tuple[np.ndarr
     )
     seconds, accuracy = answers[:, 0].astype(float), answers[:, 1].astype(float)
     last = seconds.reshape(len(values), -1)[:, -1]
-    # the surrogate's time is not linear in epochs and sometimes nearly none: an even share of the whole
+    # The surrogate's time is not linear in epochs and sometimes nearly zero, so each epoch gets an
+    # even share of the whole.
     return accuracy.reshape(len(values), -1), np.maximum(last, 0.05 * last.mean()) / len(epochs)
 
 
 def _once_diverged(scores: np.ndarray) -> np.ndarray:
-    """What is not a number stays so."""
+    """Return the scores with ``-inf`` from the first epoch on that is not finite."""
     diverged = np.logical_or.accumulate(~np.isfinite(scores), axis=1)
     return np.where(diverged, -np.inf, scores)
 
 
 def _drawn_seconds(name: str, num: int) -> np.ndarray:
-    """The data have no times: lognormal ones, drawn once for each row."""
+    """Return lognormal times, drawn once for each row, because the data have none."""
     rng = np.random.default_rng(derive_seed(0, "epoch seconds", name))
     seconds = rng.lognormal(sigma=TIME_SPREAD, size=num)
     return seconds / seconds.mean()

@@ -1,4 +1,7 @@
-"""The methods of ``bench_sharing``, each run in a process of its own: ``python -m bench._sharing_methods METHOD``."""
+"""The methods of ``bench_sharing``: ``python -m bench._sharing_methods METHOD``.
+
+Each runs in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,10 @@ from bench._harness import say_result
 
 
 def bare_requests(args: argparse.Namespace) -> dict[str, Any]:
-    """The stage tree of a given list of (configuration, epochs), in plain Python.
+    """Train the stage tree of a given list of (configuration, epochs), in plain Python.
 
-    No database, no checkpoints on disk, no search: training, evaluation, and copies of states in memory.
+    It has no database, no checkpoints on disk and no search: only training, evaluation, and copies
+    of states in memory.
     """
     tree = _BareTree(digits.configurations(args.max_epochs))
     requests = json.loads(Path(args.requests).read_text())
@@ -32,7 +36,7 @@ def bare_requests(args: argparse.Namespace) -> dict[str, Any]:
 
 
 class _BareTree:
-    """States in memory by prefix; a prefix is the sequence of learning rates, epoch by epoch."""
+    """Copies of states in memory by prefix, the sequence of learning rates epoch by epoch."""
 
     def __init__(self, configs: list[digits.Config]) -> None:
         self._train, self._valid = digits.load()
@@ -81,7 +85,7 @@ class _BareTree:
 
 
 class _Trained:
-    """Counts the epochs that were really trained."""
+    """Counter of the epochs that were really trained."""
 
     def __init__(self) -> None:
         self.num_epochs = 0
@@ -91,8 +95,8 @@ class _Trained:
 
 
 def thrifty(args: argparse.Namespace) -> dict[str, Any]:
-    """The same by thrifty: SQLite, checkpoints on disk, one worker."""
-    import thrifty as th  # noqa: PLC0415 (the peers do without)
+    """Train the same by thrifty: SQLite, checkpoints on disk, one worker."""
+    import thrifty as th  # noqa: PLC0415 (the peers do not need it)
     from bench._digits_task import Digits, space_of  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory() as folder:
@@ -141,7 +145,7 @@ def thrifty(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def optuna(args: argparse.Namespace) -> dict[str, Any]:
-    """Optuna: every configuration a trial, successive halving as a pruner, SQLite."""
+    """Train by Optuna: every configuration a trial, successive halving as a pruner, SQLite."""
     import optuna  # noqa: PLC0415
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -175,7 +179,7 @@ def optuna(args: argparse.Namespace) -> dict[str, Any]:
         study.optimize(objective, n_trials=len(configs))
         seconds = time.perf_counter() - began
         curves = [t.intermediate_values for t in study.trials]
-        best = max(curve[max(curve)] for curve in curves)  # pruned trials stand where they are
+        best = max(curve[max(curve)] for curve in curves)  # pruned trials keep their last value
     return {
         "seconds": seconds,
         "epochs": num_epochs,
@@ -185,7 +189,7 @@ def optuna(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def ray(args: argparse.Namespace) -> dict[str, Any]:
-    """Ray Tune: every configuration a trial, ASHA, two at a time."""
+    """Train by Ray Tune: every configuration a trial, ASHA, two at a time."""
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
     import ray  # noqa: PLC0415
     from ray import tune  # noqa: PLC0415

@@ -18,7 +18,7 @@ from thrifty.pack import Task, TaskIdentity, task_identity
 from thrifty.pack.identity import asking_legacy
 
 
-# Each line says what its content belongs to: T training, E evaluation, U nothing that is used.
+# Each line has a mark for what it belongs to: T training, E evaluation, U nothing that is used.
 PROJECT = {
     "task": '''
 """The task."""
@@ -273,12 +273,12 @@ def run(
     seed: int = 0,
     identify: Callable[[Task], TaskIdentity] = task_identity,
 ) -> dict[str, object]:
-    """Edit the project at random, one edit at a time, and count what the identity makes of it.
+    """Edit the project at random, one edit at a time, and count how the identity reacts.
 
     Args:
-        edits: how many.
-        seed: of the choice.
-        identify: the identity that is tested.
+        edits: Number of edits.
+        seed: Seed of the choice.
+        identify: The identity that is tested.
 
     Returns:
         Edits by kind, ``false_reuse`` (an edit that training or evaluation depends on and whose
@@ -323,7 +323,10 @@ def _judged(edit: Edit, moved: tuple[bool, bool]) -> Iterator[str]:
 
 
 def _chosen(rng: random.Random, number: int) -> Iterator[Edit]:
-    """Two of three edits mean something, of which evaluation has its share; the rest is neutral."""
+    """Yield random edits.
+
+    Two of three are meaningful, with a share for evaluation, and the rest is neutral.
+    """
     meant: dict[str, list[Edit]] = {kind: [] for kind in KINDS.values()}
     for module, text in PROJECT.items():
         for edit in _meaningful(module, text):
@@ -334,7 +337,7 @@ def _chosen(rng: random.Random, number: int) -> Iterator[Edit]:
 
 
 def _meaningful(module: str, text: str) -> Iterator[Edit]:
-    """Each constant and each operator of the lines that have a mark, replaced by another."""
+    """Yield replacements of each constant and each operator of the lines that have a mark."""
     lines = text.splitlines()
     for node in ast.walk(ast.parse(text)):
         line = getattr(node, "lineno", None)
@@ -370,7 +373,7 @@ def _replacements(node: ast.AST, segment: str) -> Iterator[str]:
 
 
 def _neutral(rng: random.Random) -> Edit:
-    """An edit that changes nothing: comments, docstrings, layout."""
+    """Return an edit that changes nothing: comments, docstrings, layout."""
     module = rng.choice([name for name, text in PROJECT.items() if text])
     lines = PROJECT[module].splitlines()
     what, change = rng.choice(list(NEUTRAL.items()))
@@ -439,7 +442,7 @@ def _annotated(lines: list[str], rng: random.Random) -> list[str]:
 
 
 def _tidied(lines: list[str], rng: random.Random) -> list[str]:  # noqa: ARG001
-    """As a formatter would write it."""
+    """Return the lines as a formatter would write them."""
     return ast.unparse(ast.parse("\n".join(lines))).splitlines()
 
 
@@ -456,13 +459,13 @@ NEUTRAL = {
 
 
 def by_source_only(task: Task) -> TaskIdentity:
-    """The identity of older versions: the source of the class, and attributes by ``repr``."""
+    """Return the identity of older versions: the class's source, and attributes by ``repr``."""
     with asking_legacy():
         return TaskIdentity(training=dict(task.identity()), evaluation={})
 
 
 class _Importer:
-    """Imports each version of the project anew, under the same names, from a folder of its own."""
+    """Importer of each version of the project, under the same names, from a folder of its own."""
 
     def __init__(self, identify: Callable[[Task], TaskIdentity]) -> None:
         self._identify = identify

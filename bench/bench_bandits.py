@@ -2,12 +2,15 @@
 
     python -m bench.bench_bandits [--quick] [--problems 2000] [--rules SSMC,TS]
 
-Random problems with ten arms: Bernoulli with means uniform on [0, 1], and Gaussian with standard normal means and standard
-deviation 1. Published: Baudry, Kaufmann and Maillard, "Sub-sampling for Efficient Non-Parametric Bandit Exploration", NeurIPS
-2020, tables 9 and 10, means over 10,000 problems. One run to the longest horizon gives the regret at all of them.
+The problems are random, with ten arms: Bernoulli with means uniform on [0, 1], and Gaussian with
+standard normal means and standard deviation 1. The published regrets are from Baudry, Kaufmann and
+Maillard, "Sub-sampling for Efficient Non-Parametric Bandit Exploration", NeurIPS 2020, tables 9 and
+10, means over 10,000 problems. One run to the longest horizon gives the regret at all of them.
 
-The published figures of SSMC are those of the rule without forced exploration (the threshold 1): with sqrt(log(n)) every arm is pulled three times
-in the first hundred steps, which alone costs more than the published regret on Gaussian problems. ``SSMC sqrt-log``, the default of ``SubSampling``, is shown beside it.
+The published figures of SSMC are those of the rule without forced exploration (the threshold 1).
+With sqrt(log(n)) every arm is pulled three times in the first hundred steps, which alone costs more
+than the published regret on Gaussian problems. ``SSMC sqrt-log``, the default of ``SubSampling``,
+is shown beside it.
 """
 
 from __future__ import annotations
@@ -52,11 +55,14 @@ THRESHOLDS: dict[str, Threshold] = {"SSMC": 1, "SSMC sqrt-log": "sqrt-log"}
 def regrets(
     rule: str, family: Family, chunk: int, num: int, horizons: Sequence[int]
 ) -> tuple[Floats, float]:
-    """Of ``num`` problems at the horizons, and the seconds it took; all rules meet the same problems."""
+    """Return the regrets of ``num`` problems at the horizons, and the seconds it took.
+
+    All rules meet the same problems.
+    """
     began = time.process_time()
     key = [get_args(Family).index(family), chunk]
     means = means_of(family, num=num, num_arms=NUM_ARMS, rng=np.random.default_rng(key))
-    # luck is each rule's own
+    # The random draws of each rule are its own.
     names = [name for name, _ in PUBLISHED]
     pull_rng, rule_rng = np.random.default_rng([*key, 1 + names.index(rule)]).spawn(2)
     pull = puller(family, means, pull_rng)
@@ -72,7 +78,10 @@ def regrets(
 def row(
     rule: str, family: Family, runs: Sequence[tuple[Floats, float]], horizons: Sequence[int]
 ) -> dict[str, Any]:
-    """Mean regret with the half width of its 95 % confidence interval, beside what is published."""
+    """Return the mean regret and the half width of its 95 % confidence interval.
+
+    What is published stands beside it.
+    """
     every = np.concatenate([regret for regret, _ in runs])
     out: dict[str, Any] = {"rule": rule, "family": family, "problems": len(every)}
     for i, horizon in enumerate(horizons):

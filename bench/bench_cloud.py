@@ -1,10 +1,11 @@
-"""Which machines to rent: are forecasts right, choices good, and plans quick?
+"""Which machines to rent: are predictions right, choices good, and plans quick?
 
 ::
 
     python -m bench.bench_cloud [--quick] [--only prediction|tables|decisions|spot|local|planning]
 
-Measurements of others (Sia and Pollux, PROFET, vTrain, prices and logs of AWS, GCP) are read from ``$THRIFTY_DATA``; ``local`` trains on this machine.
+Measurements of others (Sia and Pollux, PROFET, vTrain, prices and logs of AWS, GCP) are read from
+``$THRIFTY_DATA``; ``local`` trains on this machine.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def main() -> None:
 
 
 def prediction(*, quick: bool) -> Part:
-    """Errors on sia_pollux, beside the baselines."""
+    """Report errors on sia_pollux, beside the baselines."""
     figures = sia.prediction(quick=quick)
     lines = sia.summary(figures["rows"])
     print("mean absolute percentage error of a step's time, mean over applications and GPUs\n")
@@ -64,7 +65,7 @@ def prediction(*, quick: bool) -> Part:
 
 
 def tables(*, quick: bool) -> Part:
-    """PROFET and vTrain: no goals are stated."""
+    """Report errors on PROFET and vTrain, without goals."""
     figures = {"profet": others.profet(quick=quick), "vtrain": others.vtrain(quick=quick)}
     for name, found in figures.items():
         print(f"\n{name}: mean absolute percentage error\n")
@@ -73,7 +74,7 @@ def tables(*, quick: bool) -> Part:
 
 
 def decisions(*, quick: bool) -> Part:
-    """Choices by such forecasts, beside the best that hindsight finds."""
+    """Report choices by such forecasts, compared with the best in hindsight."""
     figures = sia.decisions(quick=quick)
     settings = {
         "90 % setting": sia.regret(figures["rows"]),
@@ -90,7 +91,7 @@ def decisions(*, quick: bool) -> Part:
 
 
 def spot(*, quick: bool) -> Part:
-    """Jobs replayed on prices and logs of 2019 and 2020."""
+    """Replay jobs on prices and logs of 2019 and 2020."""
     starts = 20 if quick else 1000
     figures = spot_.replay_spot(starts, quick=quick)
     spot_.show(figures)
@@ -98,7 +99,7 @@ def spot(*, quick: bool) -> Part:
 
 
 def local(*, quick: bool) -> Part:
-    """Training on this machine, foretold from profiles of one process."""
+    """Predict training on this machine from profiles of one process."""
     figures = local_.local_prediction(quick=quick)
     error = figures["median_error"]
     return figures, [
@@ -108,7 +109,7 @@ def local(*, quick: bool) -> Part:
 
 
 def planning(*, quick: bool) -> Part:
-    """Seconds of a plan."""
+    """Report the seconds of a plan."""
     figures = planning_.planning_times(3, quick)
     table([{"plan": name, "seconds": seconds} for name, seconds in figures.items()])
     return figures, [

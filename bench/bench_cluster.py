@@ -4,9 +4,15 @@
 
     python -m bench.bench_cluster [--quick] [--repeats 3] [--only drivers|claims|scale|cost|faults]
 
-``drivers``: two studies by two processes on one plan of a private PostgreSQL. ``claims``: 32 processes that claim stages of one plan. ``scale``: the loop with 1,000 workers and 100,000 trials; real decisions and records, a virtual clock. ``cost``: GPU-hours and hours by the
-number of workers, beside one worker for each trial. ``faults``: failures, stragglers, preemptions. All of it is seeded; only what a
-decision takes is measured in real time. Measured epochs are read from ``$THRIFTY_DATA``; see ``_cluster_workloads``.
+- ``drivers``: two studies by two processes on one plan of a private PostgreSQL.
+- ``claims``: 32 processes that claim stages of one plan.
+- ``scale``: the loop with 1,000 workers and 100,000 trials, with real decisions and records and a
+  virtual clock.
+- ``cost``: GPU-hours and hours by the number of workers, beside one worker for each trial.
+- ``faults``: failures, stragglers and preemptions.
+
+All of it is seeded; only the time of a decision is measured in real time. Measured epochs are read
+from ``$THRIFTY_DATA``; see ``_cluster_workloads``.
 """
 
 from __future__ import annotations

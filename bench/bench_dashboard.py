@@ -1,11 +1,15 @@
-"""The dashboard: what 200 readers cost a study that runs, and how soon a large study is painted.
+"""The dashboard: what 200 readers cost a running study, and how soon a large study is painted.
 
     python -m bench.bench_dashboard [--quick] [--repeats 3]
 
-*Load*: a study of digits trains while the dashboard serves it from another process and readers in a third ask as open pages do
-(``_dashboard_readers``). In turns they ask and rest, so that what else slows this machine down meets both alike; each turn of
-asking is compared with the turn of rest after it. The readers' own work, which would be other people's machines, has the lowest priority. *First paint*: Chromium opens the overview of 100,000 trials; from
-the request to the figures, and to the first drawn chart.
+*Load*: a study of digits trains while the dashboard serves it from another process and readers in a
+third ask as open pages do (``_dashboard_readers``). Readers alternate between asking and resting,
+so that other load on this machine affects both alike. Each turn of asking is compared with the turn
+of rest after it. The readers' own work, which would be on other people's machines, has the lowest
+priority.
+
+*First paint*: Chromium opens the overview of 100,000 trials. The time is measured from the request
+to the figures, and to the first drawn chart.
 """
 
 from __future__ import annotations
@@ -48,7 +52,7 @@ READERS = 200
 
 
 def study(url: str, *, num_trials: int) -> None:
-    """The child: trains, and says how long that took."""
+    """Train in the child process, and report how long that took."""
     made = th.Study(
         Digits(),
         th.Space(lr=th.Float(0.01, 0.2, log=True)),
@@ -66,7 +70,7 @@ def study(url: str, *, num_trials: int) -> None:
             if isinstance(event, EpochDone):
                 epochs.append(time.time())
 
-    # a plan of its own choice would differ from run to run by more than what is measured
+    # If the driver chose the plan itself, runs would differ by more than what is measured.
     executor = th.Local(workers=2, threads=1, pack_size=8)
     made.run(executor=executor, progress=False, observers=[Epochs()])
     say_result({"epochs": epochs})
@@ -74,7 +78,7 @@ def study(url: str, *, num_trials: int) -> None:
 
 @contextmanager
 def dashboard(url: str) -> Iterator[str]:
-    """A dashboard in a process of its own, as a user starts it; its address."""
+    """Start a dashboard in a process of its own, as a user does; yield its address."""
     command = [sys.executable, "-m", "thrifty.cli", "dashboard", url, "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -86,10 +90,14 @@ def dashboard(url: str) -> Iterator[str]:
 
 
 def watched(folder: Path, *, num_trials: int, readers: int, window_s: float) -> dict[str, Any]:
-    """A study during which the readers ask and rest in turns: epochs a second of each turn, and what readers saw."""
+    """Run a study during which the readers alternate between asking and resting.
+
+    Returns:
+        Epochs a second of each turn, and what readers saw.
+    """
     url = f"sqlite:///{folder}/t.db"
     with Store.open(url):
-        pass  # the dashboard needs a database to open
+        pass  # the dashboard needs an existing database
     command = [sys.executable, "-m", "bench._dashboard_readers"]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     turns: list[float] = []
@@ -111,8 +119,8 @@ def watched(folder: Path, *, num_trials: int, readers: int, window_s: float) -> 
 
 
 def _rates(epochs: np.ndarray, turns: list[float]) -> list[tuple[float, float]]:
-    """Epochs a second while readers asked, and in the turn after it, while they rested."""
-    settling = 0.2  # of a turn: requests that were under way are still answered
+    """Return the epochs a second while readers asked, and in the turn of rest after it."""
+    settling = 0.2  # share of a turn in which earlier requests are still answered
     rates: list[float] = []
     for begin, end in pairwise(turns):
         settled = begin + settling * (end - begin)
@@ -140,7 +148,7 @@ def load(*, num_trials: int, readers: int, window_s: float) -> dict[str, Any]:
 
 
 def paint(path: Path, *, repeats: int) -> dict[str, Any]:
-    """A dashboard and a page that have seen nothing before, each time."""
+    """Measure the first paint with a fresh dashboard and a fresh page each time."""
     seconds: list[tuple[float, float, float]] = []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(

@@ -1,11 +1,15 @@
-"""Graph training: sampling, batch preparation, whole training steps, inference, a packed study, and cost by size.
+"""Graph training: sampling, batch preparation, training steps, inference, a packed study, scaling.
 
-    python -m bench.bench_graph [--quick] [--repeats 5] [--only sampling,preparation,training,inference,study,scaling]
+    python -m bench.bench_graph [--quick] [--repeats 5]
+        [--only sampling,preparation,training,inference,study,scaling]
 
-An R-MAT graph of 2^20 nodes and 20 million edges with 100 random features, batches of 1,024 seeds, fanouts (15, 10, 5); Coauthor CS (the first 128
-components of its features) and Amazon Computers. Peers (DGL 1.1.3: ``pip install --no-deps dgl==1.1.3``; PyG's loader where its sampler library is there) run
-in turn with ours, in the same process. *Frontier* expands each node once (PyG), *full* expands all nodes at each hop (DGL, SALIENT): more edges, so only like is
-compared with like. Whole steps are measured in processes of their own: as memory is allocated by default, and with ``tune_allocator`` for everybody.
+Graphs are an R-MAT graph of 2^20 nodes and 20 million edges with 100 random features (batches of
+1,024 seeds, fanouts (15, 10, 5)), Coauthor CS (the first 128 components of its features) and Amazon
+Computers. Peers (DGL 1.1.3: ``pip install --no-deps dgl==1.1.3``; PyG's loader where its sampler
+library is there) alternate with ours, in the same process. *Frontier* expands each node once (PyG);
+*full* expands all nodes at each hop (DGL, SALIENT), which gives more edges, so only like is
+compared with like. Whole steps are measured in processes of their own, with the default memory
+allocation, and with ``tune_allocator`` for all contenders.
 """
 
 from __future__ import annotations
@@ -81,7 +85,7 @@ def _sampling(*, quick: bool, rounds: int) -> Section:
     table(rows)
     bounds = memory_bounds(graph)
     speed = {row["sampler, 1 thread"]: row["million edges/s"] for row in rows}
-    # two reads of memory for each edge, the neighbour and its entry in the table
+    # Each edge takes two reads of memory, the neighbour and its entry in the table.
     bounds["edges/s if each read waited, million"] = 1e3 / (2 * bounds["dependent read, ns"])
     bounds["edges/s if no read waited, million"] = 1e3 / (2 * bounds["independent read, ns"])
     for name, value in bounds.items():
@@ -125,7 +129,7 @@ def _training(*, quick: bool, rounds: int) -> Section:
     rows = []
     for name, hidden, tuned, dropout in [
         *product(("rmat", "amazon_cs", "coauthor_cs"), (256, 64), (False, True), (0.5,)),
-        # without what PyTorch's own dropout costs the peer
+        # Without dropout, because PyTorch's own dropout costs the peer time.
         *product(("rmat",), (256, 64), (False,), (0.0,)),
     ]:
         options = {
@@ -158,7 +162,10 @@ def _training(*, quick: bool, rounds: int) -> Section:
         if "DGL, full" in row and row["graph"] == "rmat":
             goal = 1.4 if row["hidden"] == 256 else 1.8
             for mode in ("full", "frontier"):
-                what = f"hidden {row['hidden']}, dropout {row['dropout']}, {mode}, {row['allocator']} allocator"
+                what = (
+                    f"hidden {row['hidden']}, dropout {row['dropout']}, {mode}, "
+                    f"{row['allocator']} allocator"
+                )
                 name = f"step, {what}: DGL / ours"
                 goals.append(at_least(name, row["DGL, full"] / row[f"ours, {mode}"], goal))
     return {"ms of a step": rows, "loss difference": worst}, goals
@@ -183,7 +190,10 @@ def _inference(*, quick: bool, **_: Any) -> Section:
     table(rows)
     return rows, [
         at_most(
-            f"{row['graph']}, {row['features']} features: sampled and full inference differ by (points)",
+            (
+                f"{row['graph']}, {row['features']} features: sampled and full inference "
+                f"differ by (points)"
+            ),
             row["difference of means"],
             0.3,
         )
@@ -199,7 +209,10 @@ def _study(*, quick: bool, rounds: int) -> Section:
         rows += found
         fastest = max(row["times as fast"] for row in found[1:])
         allocator = "tuned" if tuned else "default"
-        name = f"16 trials, hidden {hidden}, {allocator} allocator, packed with shared batches: times as fast"
+        name = (
+            f"16 trials, hidden {hidden}, {allocator} allocator, "
+            "packed with shared batches: times as fast"
+        )
         goals.append(at_least(name, fastest, 3))
     print()
     table(rows)

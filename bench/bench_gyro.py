@@ -1,9 +1,13 @@
-"""Gyro dropout: what block-wise gyro saves of a training step, and what either form does for accuracy.
+"""Gyro dropout: time that block-wise gyro saves in a training step, and accuracy of either form.
 
     python -m bench.bench_gyro [--quick] [--device cuda] [--fit] [--only speed|accuracy|numbers]
 
-Speed: perceptrons of three hidden layers and the feed-forward layer of a Transformer, forward, backward and SGD; gyros and ``nn.Dropout`` in turns, in one process for each width.
-Accuracy: thrifty studies (packed), rates chosen on validation data, errors on test data over five seeds; *numbers*: the same for other numbers of subnetworks than the paper's. The data are read from ``$THRIFTY_DATA``.
+Speed: perceptrons of three hidden layers and the feed-forward layer of a Transformer, with forward,
+backward and SGD. Gyros and ``nn.Dropout`` alternate in one process for each width.
+
+Accuracy: thrifty studies (packed), with rates chosen on validation data and errors on test data
+over five seeds. *numbers* is the same for other numbers of subnetworks than the paper's. The data
+are read from ``$THRIFTY_DATA``.
 """
 
 from __future__ import annotations
@@ -65,7 +69,7 @@ def main() -> None:
 
 
 def speed(device: str, *, quick: bool) -> tuple[list[dict[str, Any]], list[Goal]]:
-    """A table for each width and allocator."""
+    """Return a table for each width and allocator."""
     rows: list[dict[str, Any]] = []
     goals: list[Goal] = []
     cases = [("MLP", width, 256) for width in WIDTHS] + [("Transformer MLP", 4096, 16)]
@@ -90,7 +94,11 @@ def speed(device: str, *, quick: bool) -> tuple[list[dict[str, Any]], list[Goal]
             if width == WIDTHS[-1]:
                 goals += [
                     at_least(
-                        f"{network} {width}, tau {tau}{', tuned allocator' if tuned else ''}: nn.Dropout / block-wise",
+                        (
+                            f"{network} {width}, tau "
+                            f"{tau}{', tuned allocator' if tuned else ''}: nn.Dropout / "
+                            f"block-wise"
+                        ),
                         times["nn.Dropout"] / times[f"block-wise, tau {tau}"],
                         1.3,
                     )
@@ -100,7 +108,7 @@ def speed(device: str, *, quick: bool) -> tuple[list[dict[str, Any]], list[Goal]
 
 
 def show(network: str, width: int, *, tuned: bool, found: Mapping[str, Any]) -> None:
-    """One case."""
+    """Print one case."""
     allocator = "allocator tuned" if tuned else "default allocator"
     print(f"\n{network}, {width} wide, {allocator}\n")
     base = found["ms"]["nn.Dropout"]
@@ -110,14 +118,15 @@ def show(network: str, width: int, *, tuned: bool, found: Mapping[str, Any]) -> 
     ])
     floors = found["floors"]
     print(
-        f"floor: {floors['whole']['flops ms']:.1f} ms of operations and {floors['whole']['bytes ms']:.1f} ms of memory whole; "
+        f"floor: {floors['whole']['flops ms']:.1f} ms of operations and "
+        f"{floors['whole']['bytes ms']:.1f} ms of memory whole; "
         f"{floors['kept']['flops ms']:.1f} and {floors['kept']['bytes ms']:.1f} with what is kept "
         f"({found['GFLOP/s']:.0f} GFLOP/s, {found['GB/s']:.1f} GB/s measured)"
     )
 
 
 def with_threads(module: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """In a fresh process, on all cores."""
+    """Run in a fresh process, on all cores."""
     return in_fresh_process(module, json.dumps({**options, "threads": os.cpu_count() or 1}))
 
 
@@ -125,7 +134,7 @@ def with_threads(module: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def accuracy(*, workers: int, quick: bool) -> tuple[dict[str, Any], list[Goal]]:
-    """A table for each setting."""
+    """Return a table for each setting."""
     missing = [
         *rex.missing_data(),
         *(
@@ -164,7 +173,10 @@ def accuracy(*, workers: int, quick: bool) -> tuple[dict[str, Any], list[Goal]]:
 
 
 def numbers(*, workers: int, quick: bool) -> dict[str, Any]:
-    """How many subnetworks: the same study over other numbers than the paper's, where it takes a minute."""
+    """Run the same study with other numbers of subnetworks than the paper's.
+
+    It uses the settings where it takes a minute.
+    """
 
     def run(name: str) -> dict[str, Any]:
         more = ["--quick"] if quick else []
@@ -180,7 +192,10 @@ def numbers(*, workers: int, quick: bool) -> dict[str, Any]:
 
 
 def rows_of(methods: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Means with intervals from Student's distribution, and paired tests: equal seeds have equal weights at first and equal batches."""
+    """Return rows with means, intervals from Student's distribution, and paired tests.
+
+    Equal seeds have equal initial weights and equal batches.
+    """
     dropout = methods["dropout"]["test"]
     rows = []
     for name, found in methods.items():

@@ -1,10 +1,12 @@
-"""Uneven data parallelism: is the answer that of one process, and does nobody wait?
+"""Uneven data parallelism: is the answer that of one process, and does no worker wait?
 
 ::
 
-    python -m bench.bench_hetero [--quick] [--only answer|speed|replay|paper|churn] [--scenario load] [--networks CNN]
+    python -m bench.bench_hetero [--quick] [--only answer|speed|replay|paper|churn]
+        [--scenario load] [--networks CNN]
 
-Workers are gloo processes on this machine; slow ones share their core with other work for a bounded time. Steps of real jobs are read from ``$THRIFTY_DATA``.
+Workers are gloo processes on this machine; slow ones share their core with other work for a bounded
+time. Steps of real jobs are read from ``$THRIFTY_DATA``.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ def main() -> None:
 
 
 def answer(*, quick: bool) -> Part:
-    """One planned schedule for each number of workers."""
+    """Run one planned schedule for each number of workers."""
     rows, goals = [], []
     with churn.lighthouse() as address:
         for workers in (2,) if quick else (2, 3, 4):
@@ -64,8 +66,12 @@ def answer(*, quick: bool) -> Part:
                 "gradient": gradient,
             })
             goals += [
-                at_most(f"{workers} workers: parameters from one process's, relative", parameters, 1e-6),
-                at_most(f"{workers} workers: gradient from one process's, relative", gradient, 1e-6),
+                at_most(
+                    f"{workers} workers: parameters from one process's, relative", parameters, 1e-6
+                ),
+                at_most(
+                    f"{workers} workers: gradient from one process's, relative", gradient, 1e-6
+                ),
             ]  # fmt: skip
     table([
         {**row, "parameters": f"{row['parameters']:.1e}", "gradient": f"{row['gradient']:.1e}"}
@@ -78,7 +84,7 @@ def answer(*, quick: bool) -> Part:
 
 
 def speed(*, quick: bool, rounds: int, only: str, networks: Sequence[str]) -> Part:
-    """Both systems in turn, several rounds."""
+    """Run both systems alternately, for several rounds."""
     rows, goals = [], []
     for network in networks[:1] if quick else networks:
         for scenario, least in scenarios(quick=quick):
@@ -109,12 +115,13 @@ def speed(*, quick: bool, rounds: int, only: str, networks: Sequence[str]) -> Pa
 
 
 def scenarios(*, quick: bool) -> list[tuple[Scenario, float]]:
-    """What the second core does besides, and the goal."""
+    """Return the other load of the second core, and the goal."""
     if quick:
         return [(Scenario(name="a worker at 1/4 speed", periods=[(0, 3, 3)], seconds=3), 1.5)]
     return [
         (Scenario(name="a worker at 1/4 speed", periods=[(0, 12, 3)], seconds=12), 1.5),
-        # There two thirds of the time; at half of it, following it at once would give 1.30x.
+        # The load is there two thirds of the time. At half of it, following it at once would give
+        # 1.30x.
         (
             Scenario(
                 name="the load comes and goes",
@@ -128,7 +135,7 @@ def scenarios(*, quick: bool) -> list[tuple[Scenario, float]]:
 
 
 def compare(network: str, scenario: Scenario, *, rounds: int) -> dict[str, Any]:
-    """DDP, uneven and the cores by themselves, one after the other, in each round."""
+    """Run DDP, uneven and the lone cores, one after the other, in each round."""
     batch = BATCH[network]
     ratios, shares, recovered = [], [], []
     ours: list[Run] = []
@@ -158,7 +165,7 @@ def compare(network: str, scenario: Scenario, *, rounds: int) -> dict[str, Any]:
 
 
 def replay(*, quick: bool) -> Part:
-    """Real jobs' step times under several rules."""
+    """Replay real jobs' step times under several rules."""
     missing = [str(rules.path(job)) for job in rules.JOBS if not rules.path(job).is_file()]
     if missing:
         raise SystemExit(f"no data at {', '.join(missing)}; set THRIFTY_DATA")
@@ -170,7 +177,10 @@ def replay(*, quick: bool) -> Part:
             continue
         if row["job"] in rules.CALM:
             goals.append(
-                at_most(f"job {row['job']}: false alarms, % of steps", 100 * row["false"] / row["steps"], 1.0)
+                at_most(
+                    f"job {row['job']}: false alarms, % of steps",
+                    100 * row["false"] / row["steps"], 1.0
+                )
             )  # fmt: skip
         else:
             goals.append(
@@ -184,7 +194,10 @@ def replay(*, quick: bool) -> Part:
 
 
 def storage(*, quick: bool) -> Part:
-    """A host with drives that compute; the papers' figures have no goal here, only a place beside ours."""
+    """Simulate a host with drives that compute.
+
+    The papers' figures are printed beside ours but are no goals.
+    """
     for name, value in paper.ASSUMPTIONS.items():
         print(f"- {name}: {value}")
     print()
@@ -192,7 +205,8 @@ def storage(*, quick: bool) -> Part:
     table(rows)
     ours = paper.gain(paper.Cluster(devices=24), steps=5 if quick else 60)
     print(
-        f"\n24 devices: {ours['times as fast']:.2f}x as fast (HyperTune: up to 3.1x), {ours['times less energy']:.2f}x less energy (up to 2.45x)"
+        f"\n24 devices: {ours['times as fast']:.2f}x as fast (HyperTune: up to 3.1x), "
+        f"{ours['times less energy']:.2f}x less energy (up to 2.45x)"
     )
     return {"assumptions": paper.ASSUMPTIONS, "24 devices": ours, "sweep": rows}, []
 
@@ -201,7 +215,7 @@ def storage(*, quick: bool) -> Part:
 
 
 def kills(*, quick: bool) -> Part:
-    """Random schedules."""
+    """Run random schedules."""
     rows = []
     with churn.lighthouse() as address:
         for seed in range(2 if quick else 30):
@@ -229,7 +243,9 @@ def kills(*, quick: bool) -> Part:
             sum(not row["every sample once an epoch"] for row in rows),
             0,
         ),
-        at_most("parameters from one process's, at worst", max(row["parameters"] for row in rows), 1e-6),
+        at_most(
+            "parameters from one process's, at worst", max(row["parameters"] for row in rows), 1e-6
+        ),
         equal("too few workers: clear error", float(clear), 1.0),
     ]  # fmt: skip
     return {"schedules": rows, "too few": {"clear": clear, "seconds": seconds}}, goals

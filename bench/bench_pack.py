@@ -1,11 +1,12 @@
-"""K trials in one process: thrifty's packs beside plain loops, processes and ``torch.vmap``; and how precise packs are.
+"""K trials in one process: thrifty's packs beside plain loops, processes and ``torch.vmap``.
 
     python -m bench.bench_pack [--quick] [--repeats 3] [--models mlp,lenet]
     python -m bench.bench_pack --device cuda [--repeats 1] [--models mlp,gpt]
 
-On the CPU two cores are given to each method: two processes of one thread, or one process of two; *1 thread* says otherwise.
-Each measurement has a fresh process; all methods of a round follow each other, and ratios are the median of the rounds' ratios.
-On a GPU each method goes up through K until memory runs out or a step of all trials takes two seconds.
+It also shows how precise packs are. On the CPU each method gets two cores: two processes of one
+thread, or one process of two; *1 thread* says otherwise. Each measurement has a fresh process. All
+methods of a round follow each other, and ratios are the median of the rounds' ratios. On a GPU each
+method goes up through K until memory runs out or a step of all trials takes two seconds.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ Results = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """K trials of a workload. A core trains about ``rate`` steps of them in a second, and packed ``gain`` times as many."""
+    """K trials of a workload.
+
+    A core trains about ``rate`` steps of them in a second, and packed ``gain`` times as many.
+    """
 
     workload: str
     k: int
@@ -64,7 +68,7 @@ class Study:
         return f"{self.workload}, K={self.k}"
 
     def steps(self, gain: float = 1.0) -> int:
-        """How many steps of each trial take long enough to be measured."""
+        """Return how many steps of each trial take long enough to be measured."""
         return max(5, round(SECONDS * self.rate * gain / self.k))
 
 
@@ -91,11 +95,11 @@ METHODS = (
     "vmap, 1 thread",
 )
 Runs = dict[str, dict[str, list[dict[str, Any]]]]
-"""By study and method, one result for each round."""
+"""Results by study and method, one for each round."""
 
 
 def measure(study: Study, method: str, *, run: Run, quick: bool) -> dict[str, Any]:
-    """One measurement: trial-steps per second, and what else the method tells."""
+    """Make one measurement: trial-steps per second, and what else the method reports."""
     packed = method.startswith("ours")
     steps = 2 if quick else study.steps(study.gain if packed else 1.0)
     size = [study.workload, str(2 if quick else study.k), str(steps)]
@@ -122,7 +126,7 @@ def speed(studies: Sequence[Study], *, run: Run, rounds: int, quick: bool) -> Ru
 
 
 def block_sizes(workloads: Iterable[str], *, run: Run, quick: bool) -> list[dict[str, Any]]:
-    """Microseconds of a trial-step by the size of a block: one process, one thread."""
+    """Measure the microseconds of a trial-step by the size of a block: one process, one thread."""
     out = []
     sizes = BLOCK_SIZES[:1] if quick else BLOCK_SIZES
     limits = ["--seconds", "0" if quick else "0.5", "--max-step", "0.5"]
@@ -159,7 +163,10 @@ def _rate(results: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def _ratio(methods: Mapping[str, Sequence[Mapping[str, Any]]], one: str, *others: str) -> float:
-    """Against the fastest of the others, round by round: neighbouring runs saw the same machine."""
+    """Return the ratio to the fastest of the others, round by round.
+
+    Neighbouring runs saw the same machine.
+    """
     rounds = zip(methods[one], *(methods[other] for other in others), strict=True)
     return median(a["rate"] / max(b["rate"] for b in rest) for a, *rest in rounds)
 
@@ -223,10 +230,13 @@ def _products(found: Mapping[str, float]) -> list[dict[str, Any]]:
 
 
 def _in_this_process(module: str, *args: str) -> dict[str, Any]:
-    """As ``in_fresh_process``, without the seconds that a process takes to start. For smoke runs."""
+    """Run as ``in_fresh_process`` does, but in this process, for smoke runs.
+
+    That saves the seconds that a process takes to start.
+    """
     out = io.StringIO()
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload([PRECISION, "torch._dynamo"])  # all that takes long to import
+    server.set_forkserver_preload([PRECISION, "torch._dynamo"])  # the slow imports
     with (
         mock.patch.object(sys, "argv", [module, *args]),
         mock.patch("multiprocessing.get_context", return_value=server),
@@ -243,14 +253,14 @@ GPU_MODELS = ("mlp", "mlp3", "lenet", "resnet18", "resnet50", "gpt")
 GPU_KS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256)
 GPU_FEW = (1, 4, 16, 64, 256)
 PAPER = {"mlp3": {2: 39.7, 3: 65.0, 4: 74.0}, "resnet50": {2: 21.1, 3: 25.0, 4: 27.0}}
-"""Liu et al., DEEM 2021: improvement in % by packing 2, 3, 4 models."""
+"""Improvement in % by packing 2, 3, 4 models (Liu et al., DEEM 2021)."""
 
 
 def swept(model: str, *, quick: bool) -> dict[str, tuple[int, ...]]:
-    """Each method with the K worth measuring.
+    """Return each method with the K worth measuring.
 
-    What runs one trial after the other has the same rate at any K, processes have it from their number on; a compiler
-    takes a minute for each K.
+    What trains one trial after the other has the same rate at any K, and processes reach theirs
+    from their number on. A compiler takes a minute for each K.
     """
     out: dict[str, tuple[int, ...]] = {}
     for method in SWEPT:
@@ -268,7 +278,8 @@ def swept(model: str, *, quick: bool) -> dict[str, tuple[int, ...]]:
 def on_gpu(*, quick: bool, rounds: int, models: Sequence[str], device: str) -> None:
     if not torch.cuda.is_available():
         sys.exit(
-            f"--device {device}: PyTorch {torch.__version__} sees no CUDA device here; run this on a machine with "
+            f"--device {device}: PyTorch {torch.__version__} sees no CUDA device here; run "
+            f"this on a machine with "
             "one and a build of PyTorch for it, or leave --device out to measure the CPU"
         )
     limits = ["--device", device, "--seconds", "0" if quick else "0.5"]
@@ -301,7 +312,7 @@ def on_gpu(*, quick: bool, rounds: int, models: Sequence[str], device: str) -> N
 
 
 def _survived(*args: str) -> dict[str, Any]:
-    """A sweep; one whose process dies has no figures, but others have."""
+    """Run a sweep; if its process dies, it has no figures, but the others do."""
     try:
         return in_fresh_process(OURS, *args)
     except RuntimeError as error:
@@ -312,7 +323,7 @@ Rates = Mapping[str, Mapping[str, Mapping[int, float]]]
 
 
 def _by_k(results: Sequence[Mapping[str, Any]], what: str) -> dict[int, float]:
-    """Medians over rounds (JSON has made the keys strings)."""
+    """Return medians over rounds (JSON has made the keys strings)."""
     ks = sorted({int(k) for result in results for k in result[what]})
     return {k: median(r[what][str(k)] for r in results if str(k) in r[what]) for k in ks}
 
@@ -327,7 +338,7 @@ def _rows_by_k(title: str, found: Rates) -> list[dict[str, Any]]:
 
 
 def _alone(methods: Mapping[str, Mapping[int, float]]) -> float:
-    """The rate of one trial after the other, whatever their number."""
+    """Return the rate of sequential training, whatever the number of trials."""
     return median(methods["sequential"].values())
 
 
@@ -339,7 +350,7 @@ def _best(methods: Mapping[str, Mapping[int, float]], what: str) -> float:
 
 
 def _beside_the_paper(rates: Rates) -> list[dict[str, Any]]:
-    """Improvement in % over one after the other."""
+    """Return the improvement in % over sequential training."""
     out = []
     for model, theirs in PAPER.items():
         methods = rates.get(model, {})

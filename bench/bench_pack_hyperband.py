@@ -1,17 +1,25 @@
-"""Hyperband on MNIST, packed: thrifty's measured choice beside the three policies of the pack paper and no packing at all.
+"""Hyperband on MNIST, packed: thrifty's measured choice, the pack paper's policies, and no packing.
 
-    python -m bench.bench_pack_hyperband [--quick] [--repeats 1] [--images 1600] [--data FOLDER] [--from-scratch]
+    python -m bench.bench_pack_hyperband [--quick] [--repeats 1] [--images 1600]
+        [--data FOLDER] [--from-scratch]
 
-Liu et al., "Understanding and Optimizing Packed Neural Network Training for Hyper-Parameter Tuning", DEEM 2021: R=81, eta=3,
-their search space and policies, packs of nine. So that it fits into minutes, training is on the first 1,600 images of MNIST's
-test files and validation on the 400 after them (``--images``); the networks are small. All methods draw the same configurations,
-keep the best third of each rung and go on from kept states (the paper starts anew at each rung: ``--from-scratch``).
-One process, one thread, one method after the other.
+Liu et al., "Understanding and Optimizing Packed Neural Network Training for Hyper-Parameter
+Tuning", DEEM 2021: R=81, eta=3, their search space and three policies, packs of nine. To fit into
+minutes, training is on the first 1,600 images of MNIST's test files and validation on the 400 after
+them (``--images``); the networks are small. All methods draw the same configurations, keep the best
+third of each rung and resume from kept states (the paper starts anew at each rung:
+``--from-scratch``). Everything runs in one process with one thread, one method after the other.
 
-*plain* trains one trial after the other. *paper* trains the packs of a policy on the concatenated back-end, each until its last
-member is done. What is not copied: there all members of a pack are fed one batch, padded to the largest; here each keeps its
-own batches, so that its result is that of the trial alone (``padded`` is the share of rows that the paper would have fed for nothing).
-*thrifty* gives whole rungs to ``AutoBackend``, which measures what is best for each structure as a worker has it (``patient``); the measuring is in its time.
+*plain* trains one trial after the other.
+
+*paper* trains the packs of a policy on the concatenated back-end, each until its last member is
+done. One thing is not copied: in the paper all members of a pack get one batch, padded to the
+largest. Here each keeps its own batches, so that its result is that of the trial alone (``padded``
+is the share of rows that the paper would have computed for nothing).
+
+*thrifty* gives whole rungs to ``AutoBackend``, which measures what is best for each structure as a
+worker has it (``patient``); the measuring is in its time.
+
 *fused* gives it the same packs as *paper*, one after the other.
 """
 
@@ -58,7 +66,7 @@ Runs = dict[str, list[dict[str, Any]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A back-end, and which trials of a rung are given to it at a time."""
+    """A back-end, and which trials of a rung it gets at a time."""
 
     backend: Callable[..., Backend]
     policy: Policy
@@ -128,8 +136,10 @@ def main() -> None:
     except (FileNotFoundError, ValueError) as error:
         options.error(str(error))
     print(
-        f"trained on {num_images:,} images, validated on {num_images // 4:,}; Hyperband with R={max_epochs}, eta={ETA}; "
-        f"rungs {'start anew' if args.from_scratch else 'go on from kept states'}; packs of {PACK_SIZE}"
+        f"trained on {num_images:,} images, validated on {num_images // 4:,}; Hyperband with "
+        f"R={max_epochs}, eta={ETA}; "
+        f"rungs {'start anew' if args.from_scratch else 'go on from kept states'}; packs of "
+        f"{PACK_SIZE}"
     )
     warm_up(args.data)
     runs: Runs = {}
@@ -141,7 +151,8 @@ def main() -> None:
                     method, task, max_epochs=max_epochs, from_scratch=args.from_scratch
                 )
             print(
-                f"{name}: {result['seconds']:.2f} s ({result['cpu_seconds']:.2f} s of processor time), "
+                f"{name}: {result['seconds']:.2f} s ({result['cpu_seconds']:.2f} s of "
+                f"processor time), "
                 f"{result['epochs']} epochs",
                 flush=True,
             )
@@ -150,7 +161,7 @@ def main() -> None:
 
 
 def warm_up(folder: Path) -> None:
-    """Lets torch import what it needs (seconds), before any clock runs."""
+    """Let torch import what it needs (seconds) before any clock runs."""
     torch.set_num_threads(1)
     for name in ("plain", "thrifty"):
         hyperband(METHODS[name], mnist.Mnist(folder, num_images=40), max_epochs=1)
@@ -159,7 +170,7 @@ def warm_up(folder: Path) -> None:
 def hyperband(
     method: Method, task: Task, *, max_epochs: int, from_scratch: bool = False
 ) -> dict[str, Any]:
-    """The whole algorithm; who stays is decided by what a trial's last epoch gave."""
+    """Run the whole algorithm; a trial's last epoch decides whether it stays."""
     rng, tally = np.random.default_rng(SEED), Tally()
     told = {"on_calibrated": tally.calibrations.append}
     began, cpu = time.perf_counter(), time.process_time()
@@ -194,14 +205,14 @@ def hyperband(
 
 
 def configurations() -> Iterator[Config]:
-    """All there are, in random order: any first ones are a sample without replacement."""
+    """Yield all configurations in random order: any first ones are a sample without replacement."""
     everything = list(product(*mnist.VALUES.values()))
     for i in np.random.default_rng(SEED).permutation(len(everything)):
         yield dict(zip(mnist.VALUES, everything[i], strict=True))
 
 
 def train(backend: Backend, trials: Sequence[Trial], *, epochs: range, tally: Tally) -> None:
-    """Trains a pack until all of it have these epochs behind them."""
+    """Train a pack until all of it has trained these epochs."""
     note_padding(trials, tally)
     for slot, trial in enumerate(trials):
         state, trial.state = trial.state, None
@@ -231,7 +242,7 @@ def train(backend: Backend, trials: Sequence[Trial], *, epochs: range, tally: Ta
 
 
 def note_padding(trials: Sequence[Trial], tally: Tally) -> None:
-    """How many rows of a joint step there would be if all had the largest batch, and how many of them for nothing."""
+    """Count the rows of a joint step if all had the largest batch, and how many are padding."""
     sizes = [trial.values["batch_size"] for trial in trials]
     tally.packs += 1
     tally.rows += len(sizes) * max(sizes)
@@ -273,7 +284,10 @@ def goals(runs: Runs) -> list[Goal]:
 
 
 def ratio(runs: Runs, one: str, other: str) -> float:
-    """The median of the ratios of processor time in runs that followed each other: one thread each, so others do not disturb it."""
+    """Return the median ratio of processor time in consecutive runs.
+
+    Each run has one thread, so other processes do not disturb it.
+    """
     pairs = zip(runs[one], runs[other], strict=True)
     return median(a["cpu_seconds"] / b["cpu_seconds"] for a, b in pairs)
 

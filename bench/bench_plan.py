@@ -2,8 +2,11 @@
 
     python -m bench.bench_plan [--quick] [--repeats 1]
 
-Three workloads: *structural* (few schedules, very many values of another hyper-parameter: a wide forest), *deep* (random
-multi-step schedules that part again and again) and *fan* (one trunk that a hundred thousand trials leave, each to a value of its own).
+There are three workloads:
+
+- *structural*: few schedules and very many values of another hyper-parameter, a wide forest.
+- *deep*: random multi-step schedules that diverge again and again.
+- *fan*: one trunk that a hundred thousand trials leave, each to a value of its own.
 """
 
 from __future__ import annotations
@@ -94,7 +97,7 @@ class Clocked:
 
 
 class Pauses:
-    """The longest pause for Python's garbage collection, which falls on whatever call is running."""
+    """The longest pause for Python's garbage collection, which affects any call in progress."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
@@ -115,7 +118,10 @@ class Pauses:
 
 
 def measure(workload: str, num: int) -> dict[str, Any]:
-    """One size in this process: insertion with its request, then decisions among all that is pending."""
+    """Measure one size in this process.
+
+    It inserts each trial with its request, then decides among all that is pending.
+    """
     configs = list(WORKLOADS[workload](num))
     process = psutil.Process()
     before = process.memory_info().rss
@@ -152,15 +158,15 @@ def measure(workload: str, num: int) -> dict[str, Any]:
 
 
 def num_pending(plan: SearchPlan) -> int:
-    """Stages that nobody has begun: each ends where someone waits for metrics or branches off."""
+    """Count stages that no worker has begun: each ends at a request for metrics or a branch."""
     return sum(len(node.wants()) for node in plan.nodes if node.running is None)
 
 
 def work(plan: SearchPlan, node_of: Sequence[int], *, clocked: Clocked, num: int) -> None:
-    """A study's life with several workers: every decision is followed by what has happened meanwhile.
+    """Simulate a study with several workers; events follow every decision.
 
     Between decisions the longest running chain reports all its epochs and stages, and one trial is
-    taken back and asked for again with fewer epochs.
+    taken back and requested again with fewer epochs.
     """
     rng = np.random.default_rng(1)
     trials = rng.choice(len(node_of), size=num, replace=False).tolist()
@@ -170,7 +176,8 @@ def work(plan: SearchPlan, node_of: Sequence[int], *, clocked: Clocked, num: int
         assert chain is not None or running, "nothing can start although much is pending"
         if chain is not None:
             running.append(chain)
-        if chain is None or len(running) == WORKERS:  # nothing to start: the others must get on
+        # Nothing can start: let running chains finish.
+        if chain is None or len(running) == WORKERS:
             done = running.popleft()
             for event in events_of(done):
                 clocked("event", partial(plan.record, event))
@@ -213,7 +220,7 @@ def main() -> None:
 
 
 def middle(same: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The median of every figure over the repeats; a worst case stays the worst of all."""
+    """Return the median of every figure over the repeats; a worst case stays the worst of all."""
     out = dict(same[0])
     for name, value in same[0].items():
         if isinstance(value, float):
@@ -223,7 +230,7 @@ def middle(same: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
-    """Two tables, for one would be too wide: what insertion costs, and what comes after it."""
+    """Print two tables, as one would be too wide: insertion, and what follows it."""
     for wanted in (False, True):
         table([
             {

@@ -1,15 +1,18 @@
-"""Learning rate schedules for a budget, compared on real training; every schedule but one in thrifty studies.
+"""Learning rate schedules for a budget, compared on real training.
 
     python -m bench.bench_rex [--quick] [--workers 2] [--only "MLP, digits, SGD"]
 
-Chen, Wolfe and Kyrillidis, "REX: Revisiting Budgeted Training with an Improved Schedule", MLSys 2022, section 4, small enough
-for a CPU: eight settings (an MLP and a CNN on 14 x 14 MNIST, an MLP on digits, a character Transformer; SGD with momentum 0.9 and
-AdamW), budgets of 1 to 100 percent of the most epochs, learning rates in multiples of 3.
+The experiment is that of Chen, Wolfe and Kyrillidis, "REX: Revisiting Budgeted Training with an
+Improved Schedule", MLSys 2022, section 4, small enough for a CPU: eight settings (an MLP and a CNN
+on 14 x 14 MNIST, an MLP on digits, a character Transformer; SGD with momentum 0.9 and AdamW),
+budgets of 1 to 100 percent of the most epochs, learning rates in multiples of 3.
 
-Each schedule gets the learning rate that did best on the validation data at seed 0, for each setting and budget anew; reported is the mean on
-test data at seeds 1, 2 and 3. A trial that fails is the worst. The studies of a setting have one database, so that what schedules and
-budgets have in common (all of a constant rate, the stable phase of WSD, step until its first drop) is trained once, and
-trials are packed where that pays. Plateau must see the loss: a plain loop with the same weights and batches, not counted as saved.
+Each schedule gets the learning rate that did best on the validation data at seed 0, chosen anew for
+each setting and budget. The reported figure is the mean on test data at seeds 1, 2 and 3. A trial
+that fails is the worst. The studies of a setting have one database, so what schedules and budgets
+share (all of a constant rate, the stable phase of WSD, step until its first drop) is trained once,
+and trials are packed where that pays. Every schedule but plateau runs in thrifty studies. Plateau
+must see the loss: it is a plain loop with the same weights and batches, not counted as saved.
 Settings run two at a time, each in a process with one thread.
 """
 
@@ -77,7 +80,7 @@ def report(results: Results, *, seconds: float, quick: bool) -> None:
 
 
 def cells_of(results: Results, *, percent: str | None = None) -> list[Cell]:
-    """A cell for each setting and budget (or at one budget), failures being the worst."""
+    """Return a cell for each setting and budget (or at one budget); failures are the worst."""
     return [
         {name: worst_if_failed(value) for name, value in cell.items()}
         for result in results.values()
@@ -128,14 +131,20 @@ def goals(results: Results, *, quick: bool) -> list[Goal]:
         Goal(
             name="REX has the best mean rank",
             value=round(ranks["REX"], 3),
-            goal=f"<= {min(ranks.values()):.3f}, the best of all (for information: the paper's claim)",
+            goal=(
+                f"<= {min(ranks.values()):.3f}, the best of all (for information: the "
+                f"paper's claim)"
+            ),
             holds=ranks["REX"] <= min(ranks.values()),
         ),
     ]
 
 
 def oracle_difference() -> float:
-    """How far REX is from its formula, worked out by hand: five steps, and three moments of a long run."""
+    """Return how far REX is from its formula, computed by hand.
+
+    It checks five steps, and three moments of a long run.
+    """
     five = th.REX(1.0).values(0, 5, epochs=5)
     moments = th.REX(1.0).values(0, 100, epochs=100)[[50, 75, 90]]
     pairs: Sequence[tuple[float, float]] = [

@@ -1,16 +1,21 @@
-"""Search algorithms on tables of real learning curves: regret at equal epochs and at equal simulated time.
+"""Search algorithms on tables of real learning curves: regret at equal epochs and at equal time.
 
     python -m bench.bench_search [--quick] [--repeats 50]
 
-61 tasks (TaskSet 9, DeepOBS 18, LCBench's surrogate 34), 27 epochs at most, 1, 8 and 32 workers. The budget is one pass of
-Hyperband (357 epochs) with one worker; with 8 and 32 workers it is the time in which 8 busy ones would train that, so that with 32
-four times as much is trained, and whatever has a fixed number of trials gets four times as many. Where a study ends early, a new one follows.
-Everything that is trained is charged, rows that were trained before too; a paused trial is not trained twice.
+There are 61 tasks (TaskSet 9, DeepOBS 18, LCBench's surrogate 34), with 27 epochs at most and 1, 8
+and 32 workers. The time is simulated. The budget is one pass of Hyperband (357 epochs) with one
+worker. With 8 and 32 workers it is the time in which 8 busy ones would train that. With 32 workers,
+four times as much is trained, and methods with a fixed number of trials get four times as many.
+Where a study ends early, a new one follows. All training is charged, also for rows that were
+trained before; a paused trial is not trained twice.
 
-*Regret* is of the trial with the best score at the largest epoch that any has reached: 0 is the best fully trained row of the pool, 1 the
-median of those that did not diverge, or worse. Intervals: tasks bootstrapped. DeepOBS has no validation split, so there test losses both choose and judge.
-TaskSet and DeepOBS have no times: a row's epoch takes a lognormal time (sigma 0.5) drawn once. Which variant of BOSS is entered is decided beforehand on half of the
-tasks. Samplers that take several milliseconds for a draw may be given fewer repetitions (``--slow-repeats``); peers have fewer, and fewer tasks; the tables say how many.
+*Regret* is of the trial with the best score at the largest epoch that any has reached: 0 is the
+best fully trained row of the pool, 1 the median of those that did not diverge, or worse. Intervals
+are by bootstrap over tasks. DeepOBS has no validation split, so there test losses both choose and
+judge. TaskSet and DeepOBS have no times: a row's epoch takes a lognormal time (sigma 0.5) drawn
+once. The variant of BOSS that takes part is chosen beforehand on half of the tasks. Samplers that
+take several milliseconds for a draw may be given fewer repetitions (``--slow-repeats``). Peers have
+fewer repetitions and fewer tasks; the tables say how many.
 """
 
 from __future__ import annotations
@@ -50,7 +55,7 @@ MOST_SECONDS = 1200
 
 
 class Effort(NamedTuple):
-    """How many repetitions, and on every how manieth task."""
+    """Number of repetitions, and the stride over tasks."""
 
     repeats: int
     every: int
@@ -66,7 +71,11 @@ class Unit(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """By repetition: regrets at the shares of the time and of the epochs, utilisation, milliseconds of processor time."""
+    """Results by repetition.
+
+    They are regrets at the shares of the time and of the epochs, utilisation, and milliseconds of
+    processor time.
+    """
 
     unit: Unit
     by_time: np.ndarray
@@ -76,13 +85,16 @@ class Measurement(NamedTuple):
 
 
 def limit(num_workers: int) -> Limit:
-    """The time in which so many workers (8 at most) would train one pass, the mean epoch being 1 s."""
+    """Return the time in which that many workers (8 at most) would train one pass.
+
+    The mean epoch takes 1 s.
+    """
     budget = pass_epochs()
     return Limit(seconds=budget / min(num_workers, 8), epochs=budget if num_workers == 1 else 0)
 
 
 def passes(num_workers: int) -> int:
-    """How many passes of Hyperband so many busy workers train within their limit."""
+    """Return how many passes of Hyperband that many busy workers train within their limit."""
     return max(num_workers // 8, 1)
 
 
@@ -97,7 +109,7 @@ def _makers(num_workers: int) -> dict[str, Callable[[Task, int], Searcher]]:
 
 
 _tasks: list[Task] = []
-"""Inherited by the worker processes."""
+"""The tasks, which the worker processes inherit."""
 
 
 def measure(unit: Unit) -> Measurement:
@@ -127,7 +139,7 @@ MeasureAll = Callable[[Sequence[Unit]], list[Measurement]]
 
 @contextmanager
 def measuring(num_processes: int) -> Iterator[MeasureAll]:
-    """Measures units in a few processes, in the given order."""
+    """Yield a function that measures units in a few processes, in the given order."""
     for task in _tasks:
         task.prepare()
     gc.freeze()
@@ -138,7 +150,7 @@ def measuring(num_processes: int) -> Iterator[MeasureAll]:
 def collect(
     names: Sequence[str], found: Sequence[Measurement], *, workers: Sequence[int] = WORKERS
 ) -> list[Measured]:
-    """By method, tasks in order."""
+    """Collect measurements by method, tasks in order."""
     out = []
     for name in names:
         by_workers = {
@@ -171,7 +183,7 @@ def main() -> None:
     )
     options.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     args = options.parse_args()
-    warnings.filterwarnings("ignore")  # peers announce what is experimental, thousands of times
+    warnings.filterwarnings("ignore")  # peers announce experimental features thousands of times
     began = time.perf_counter()
     quicken_optuna()
     _tasks.extend(load())
@@ -198,7 +210,7 @@ def main() -> None:
 
 
 def hold_race(measure_all: MeasureAll, repeats: int) -> tuple[list[dict[str, Any]], Method]:
-    """The variants of BOSS on the first half of the tasks, with 8 workers."""
+    """Compare the variants of BOSS on the first half of the tasks, with 8 workers."""
     variants, setting = boss_variants(), SETTINGS[2]
     first = np.flatnonzero(halves(_tasks)).tolist()
     found = measure_all([
@@ -214,7 +226,10 @@ def hold_race(measure_all: MeasureAll, repeats: int) -> tuple[list[dict[str, Any
 def run_all(
     measure_all: MeasureAll, ours: Sequence[Method], *, repeats: int, slow_repeats: int
 ) -> list[Measurement]:
-    """Everything of ours on all tasks, the slow ones first so that both processes end together."""
+    """Measure all of our methods on all tasks.
+
+    The slow ones come first, so that both processes end together.
+    """
     return measure_all([
         Unit(m.name, w, t, slow_repeats if m.slow else repeats)
         for m in sorted(ours, key=lambda m: not m.slow)
@@ -224,7 +239,7 @@ def run_all(
 
 
 def show(ours: Sequence[Method], found: Sequence[Measurement]) -> dict[str, Any]:
-    """All tables of our methods."""
+    """Print all tables of our methods."""
     names = [method.name for method in ours]
     measured = collect(names, found)
     figures: dict[str, Any] = {"settings": {}}
@@ -258,7 +273,7 @@ def show_peers(
     found_peers: Sequence[Measurement],
     effort: Effort,
 ) -> list[dict[str, Any]]:
-    """Peers and ours on the same tasks with as many repetitions."""
+    """Compare peers and ours on the same tasks with as many repetitions."""
     tasks = range(0, len(_tasks), effort.every)
     some = [_first(m, effort.repeats) for m in found if m.unit.task in tasks]
     names = list(

@@ -1,9 +1,10 @@
-"""81 schedules on digits: thrifty, with packing and without, beside a bare loop over the same stage tree, Optuna and Ray Tune.
+"""81 schedules on digits: thrifty, a bare loop over the same stage tree, Optuna and Ray Tune.
 
     python -m bench.bench_sharing [--quick] [--repeats 3] [--with-ray]
 
-Each method runs in a fresh process; ours and the bare loops are interleaved. Seconds are what a user waits for once everything is
-imported. Ray Tune runs once: it takes minutes.
+Thrifty runs with packing and without. Each method runs in a fresh process; ours and the bare loops
+are interleaved. Seconds are what a user waits for once everything is imported. Ray Tune runs once,
+because it takes minutes.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(args.repeats):
             for algorithm in ("halving", "Hyperband"):
-                # the bare loop trains what thrifty asked for, to the epoch
+                # The bare loop trains exactly the epochs that thrifty requested.
                 requests = ["--requests", str(Path(folder) / f"{algorithm}.json")]
                 run(
                     f"thrifty {algorithm}",
@@ -164,7 +165,7 @@ def goals(rows: dict[str, dict[str, Any]], runs: Runs) -> list[Goal]:
 
 
 def _ratio(runs: Runs, one: str, other: str) -> float:
-    """The median of the ratios of neighbouring runs: both saw the same machine."""
+    """Return the median ratio of neighbouring runs, because both saw the same machine."""
     pairs = zip(runs[one], runs[other], strict=True)
     return median(a["seconds"] / b["seconds"] for a, b in pairs)
 

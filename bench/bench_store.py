@@ -1,9 +1,10 @@
-"""The store: reports recorded durably on SQLite, and how soon the status of a large study is there.
+"""The store: durable reports on SQLite, and the time to show the status of a large study.
 
     python -m bench.bench_store [--quick]
 
-A report is what a worker's message leads to: the metrics of an epoch and a trial's result, two rows and a log entry. They are
-written in batches, as a study does. Optuna's own SQLite storage writes 100 trials of 10 values beside it.
+A report is what a worker's message leads to: the metrics of an epoch and a trial's result, two rows
+and a log entry. They are written in batches, as a study does. For comparison, Optuna's own SQLite
+storage writes 100 trials of 10 values.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ CONFIG = {"lr": 0.1, "width": 64}
 
 
 def fill(store: Store, *, num_trials: int) -> tuple[int, int]:
-    """A study with many trials, asked for and not yet reported."""
+    """Create a study with many trials, requested and not yet reported."""
     plan = store.plans.open("bench", task="bench").id
     study = store.studies.create(
         "bench", plan=plan, spec={"metric": "accuracy", "mode": "max", "max_epochs": 81}
@@ -82,7 +83,7 @@ def measure_thrifty(folder: Path, *, num_trials: int, repeats: int) -> dict[str,
 
 
 def measure_optuna(folder: Path) -> float:
-    """Seconds for 100 trials of 10 values."""
+    """Return the seconds for 100 trials of 10 values."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(storage=f"sqlite:///{folder}/optuna.db")
     began = time.perf_counter()
@@ -121,7 +122,7 @@ def main() -> None:
 
 
 def _status(url: str) -> float:
-    """The wall-clock time of the command, process start included."""
+    """Return the wall-clock time of the command, process start included."""
     began = time.perf_counter()
     command = [sys.executable, "-m", "thrifty.cli", "status", "--storage", url]
     subprocess.run(command, check=True, capture_output=True)

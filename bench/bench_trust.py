@@ -2,13 +2,15 @@
 
     python -m bench.bench_trust [--quick] [--show] [--every N]
 
-- Each case of the corpus through ``thrifty.pack`` and through a study for each way of packing, in which trials share stages,
-  beside the loop that one would write without thrifty. Each run has a process of its own.
-- Tasks that move hyper-parameters (C), keep state of their own (D) and group parameters (E), in the same studies.
-- Random edits of a small project, and what they do to a task's identity (B).
+- Each case of the corpus runs through ``thrifty.pack`` and through a study for each way of
+  packing, in which trials share stages. Beside it runs the loop that one would write without
+  thrifty. Each run has a process of its own.
+- Tasks that move hyper-parameters (C), keep state of their own (D) and group parameters (E) run
+  in the same studies.
+- Random edits of a small project show their effect on a task's identity (B).
 
-A *silent deviation* is a result that differs from the plain loop's and was not refused. A *crash* is an error that plain PyTorch
-does not raise and that does not say what to do.
+A *silent deviation* is a result that differs from the plain loop's and was not refused. A *crash*
+is an error that plain PyTorch does not raise and that does not say what to do.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from bench.trust import CORPUS, MOVING, Verdict, run_moving, run_packed, run_stu
 PACKS = ("auto", "fused", "concatenated", "solo")
 NUM_EDITS = 200
 QUICK = 12
-"""A smoke run takes each so manieth case."""
+"""Stride over the cases in a smoke run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,7 @@ class Job:
 
 
 def jobs(*, every: int) -> Iterator[Job]:
-    """All runs, or each so manieth."""
+    """Yield all runs, or every ``every``-th one."""
     for name in list(CORPUS)[::every]:
         yield Job(kind="pack", name=name)
     for name in [n for n, named in CORPUS.items() if named.in_study][::every]:
@@ -55,7 +57,7 @@ def jobs(*, every: int) -> Iterator[Job]:
 
 
 def judge(job: Job) -> Verdict:
-    """Run a job, in a process of its own."""
+    """Run a job in a process of its own."""
     torch.set_num_threads(1)
     if job.kind == "pack":
         return run_packed(CORPUS[job.name])
@@ -65,16 +67,16 @@ def judge(job: Job) -> Verdict:
 
 
 def run_all(every: int, *, processes: int) -> list[tuple[Job, Verdict]]:
-    """Run all jobs, each in a fresh process: cases change globals, and patch torch."""
+    """Run all jobs, each in a fresh process, because cases change globals and patch torch."""
     todo = list(jobs(every=every))
-    # forked, so that torch is imported once; nothing has computed here before
+    # Fork, so that torch is imported once; nothing has computed here before.
     context = multiprocessing.get_context("fork")
     with context.Pool(processes, maxtasksperchild=1) as pool:
         return list(zip(todo, pool.imap(judge, todo, chunksize=1), strict=True))
 
 
 def summary(found: Sequence[tuple[Job, Verdict]]) -> list[dict[str, Any]]:
-    """A row for each way of sharing."""
+    """Return a row for each way of sharing."""
     rows = []
     groups: dict[tuple[str, str], list[Verdict]] = {}
     for job, verdict in found:
@@ -130,7 +132,8 @@ def main() -> None:
     bad = [(job, v) for job, v in found if v.is_silent_deviation or v.is_crash]
     for job, v in bad:
         print(
-            f"WRONG: {job.name} through {job.pack or 'thrifty.pack'}: {v.how}, {v.deviation:.1e}, {v.why}"
+            f"WRONG: {job.name} through {job.pack or 'thrifty.pack'}: {v.how}, "
+            f"{v.deviation:.1e}, {v.why}"
         )
     figures = {
         "runs": rows,
@@ -143,7 +146,7 @@ def main() -> None:
 
 
 def goals(found: Sequence[tuple[Job, Verdict]], mutations: dict[str, Any]) -> list[Goal]:
-    """What the corpus has to show."""
+    """Return the goals of the corpus."""
     packed = {job.name: v for job, v in found if job.kind == "pack"}
     adversarial = sum(CORPUS[name].adversarial for name in packed)
     rightly_fused = [name for name in packed if CORPUS[name].fuses]

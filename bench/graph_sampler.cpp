@@ -1,5 +1,6 @@
-// The algorithm of thrifty.graph's frontier sampler in C++, to see what compiling Python by numba costs.
-// Three passes a hop (choose, read, relabel), prefetching, Floyd's algorithm, a dense stamped table.
+// The algorithm of thrifty.graph's frontier sampler in C++, to see what compiling Python by numba
+// costs: three passes a hop (choose, read, relabel), prefetching, Floyd's algorithm, a dense stamped
+// table.
 #include <cstdint>
 #include <algorithm>
 
@@ -38,7 +39,8 @@ inline void floyd(int64_t* picks, int64_t num, int64_t low, int64_t degree, uint
 }
 }  // namespace
 
-// Samples hop after hop; nodes begin with num_seeds distinct seeds that are in the table already. counts gets nodes, edges and rows.
+// Sample hop after hop. The nodes begin with num_seeds distinct seeds that are already in the table.
+// counts receives the numbers of nodes, edges and rows.
 extern "C" void sample(const int64_t* indptr, const int32_t* indices, const int64_t* fanouts, int64_t num_hops,
                        const uint64_t* keys, uint32_t* table, uint32_t stamp, uint32_t bits, int64_t* nodes,
                        int64_t num_seeds, int64_t* picks, int32_t* found, int32_t* starts, int32_t* edges,

@@ -1,6 +1,7 @@
-"""The slow obvious twin of all training: one configuration, one plain PyTorch loop, no thrifty machinery.
+"""The slow reference for all training: one configuration in one plain PyTorch loop.
 
-Only the names of the random streams are thrifty's, because they are its contract.
+It uses no thrifty machinery. Only the names of the random streams are thrifty's, because they are
+its contract.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from thrifty.space import Schedule
 
 
 def train(task, config, *, epochs: int, run_epochs: int, seed: int) -> list[dict[str, float]]:
-    """Metrics after each epoch of one configuration trained by itself from the beginning."""
+    """Return metrics after each epoch of one configuration, trained alone from the beginning."""
 
     def at(epoch, step, num_steps):
         out = {}

@@ -4,7 +4,8 @@ import gc
 import os
 
 
-# Before torch is imported: threads that wait for work sleep, and leave the cores to other tests.
+# Set before torch is imported: threads that wait for work sleep, and leave the cores to other
+# tests.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
@@ -12,20 +13,20 @@ import torch
 from hypothesis import HealthCheck, settings
 
 
-# How long an example takes says more about the machine than about the code.
+# The time of an example says more about the machine than about the code.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
 
 def pytest_collection_finish() -> None:
-    """What is imported stays: no need to look through it for garbage, 0.3 s each time."""
+    """Freeze what is imported, to save the garbage collector 0.3 s at each collection."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch):
-    """No test depends on what the caller's shell has set."""
+    """Remove THRIFTY_ variables, so that no test depends on the caller's shell."""
     for name in list(os.environ):
         if name.startswith("THRIFTY_"):
             monkeypatch.delenv(name)
@@ -33,7 +34,7 @@ def clean_environment(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Bits may depend on the number of threads."""
+    """Run torch with one thread, because bits may depend on the number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""How much work a function does, counted: a busy machine changes nothing of it."""
+"""Counts of the work that a function does, which a busy machine cannot change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def lines_run(function: Callable[[], object]) -> int:
-    """Runs a function and says how many lines of Python that took."""
+    """Run a function and return how many lines of Python it executed."""
     count = 0
 
     def trace(frame, event, arg):

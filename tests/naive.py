@@ -1,4 +1,4 @@
-"""Slow twins: the obvious way to compute what the library computes quickly."""
+"""Slow references: the obvious way to compute what the library computes quickly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from thrifty.space import (
 
 
 def value_at(schedule: Schedule, time: float, epochs: float) -> float:
-    """A schedule's value at one time of a run of ``epochs`` epochs, straight from its definition."""
+    """Return a schedule's value at one time of a run of ``epochs`` epochs, from its definition."""
     if isinstance(schedule, Then):
         if time < schedule.at:
             return value_at(schedule.first, time, schedule.at)
@@ -46,7 +46,7 @@ def value_at(schedule: Schedule, time: float, epochs: float) -> float:
 
 
 def read_time(rate: str | float | tuple[float, ...], time: float, length: float) -> float:
-    """When a profile was last read before ``time``."""
+    """Return when a profile was last read before ``time``."""
     if rate == "step":
         return time
     if rate == "epoch":
@@ -128,7 +128,10 @@ def between(first: float, last: float, progress: float, shape: str) -> float:
 
 
 def common_prefix(a: Timeline, b: Timeline, *, steps: int) -> int:
-    """For how many epochs two timelines have equal values (types included) at each of ``steps`` steps."""
+    """Return for how many epochs two timelines have equal values at each of ``steps`` steps.
+
+    Values must have equal types, too.
+    """
     for epoch in range(min(a.epochs, b.epochs)):
         if epoch_values(a, epoch, steps) != epoch_values(b, epoch, steps):
             return epoch

@@ -26,5 +26,5 @@ def server() -> Iterator[PrivatePostgreSQL]:
 
 @pytest.fixture
 def postgresql(server) -> str:
-    """The address of an empty database."""
+    """Return the address of an empty database."""
     return server.new_database(f"test{next(_numbers)}")

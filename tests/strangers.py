@@ -1,4 +1,4 @@
-"""Doing something as a user who may read a folder but not write it."""
+"""Helpers to run code as a user who may read a folder but not write it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOBODY = 65534
 
 @contextmanager
 def public_folder() -> Iterator[Path]:
-    """A folder that everybody can read; the temporary folders of pytest belong to one user."""
+    """Yield a folder that every user can read; pytest's temporary folders belong to one user."""
     folder = Path(tempfile.mkdtemp(prefix="thrifty-test-"))
     folder.chmod(0o755)
     try:
@@ -31,13 +31,13 @@ def public_folder() -> Iterator[Path]:
 
 
 def take_away_writing(folder: Path) -> None:
-    """Nobody may write the folder and what is in it; root may all the same, but is not asked."""
+    """Remove write permission from a folder and its contents; root can still write."""
     for path in (*folder.rglob("*"), folder):
         path.chmod(0o555 if path.is_dir() else 0o444)
 
 
 def as_stranger(do: Callable[..., Any], *args: Any) -> Any:
-    """What a function returns in a process without rights; an error is returned as its text."""
+    """Return what a function returns in an unprivileged process, or the text of its error."""
     ours, theirs = FORK.Pipe()
     child = FORK.Process(target=_run, args=(theirs, do, args), daemon=True)
     child.start()
@@ -56,5 +56,5 @@ def _run(connection: Connection, do: Callable[..., Any], args: tuple[Any, ...]) 
         os.setuid(NOBODY)
     try:
         connection.send(do(*args))
-    except BaseException as error:  # noqa: BLE001 (whatever it is, the test wants to see it)
+    except BaseException as error:  # noqa: BLE001 (the test checks every error)
         connection.send(f"{type(error).__name__}: {error}")

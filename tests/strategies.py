@@ -1,7 +1,7 @@
 """Hypothesis strategies for the whole suite.
 
-Numbers are few and round on purpose: two schedules drawn independently coincide often, for a while. But no two
-of their straight lines coincide without being drawn from the same numbers.
+Numbers are few and round on purpose: two schedules drawn independently coincide often, for a while.
+But no two of their straight lines coincide without being drawn from the same numbers.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from thrifty.space import (
 )
 
 
-# the same examples each time: a test fails for what was changed, not for what was drawn
+# Use the same examples each time: a test fails because of a change, not because of a draw.
 settings.register_profile("thrifty", deadline=None, derandomize=True, database=None)
 settings.load_profile("thrifty")
 
 EPOCHS = 12
-"""The length of the run that every drawn schedule fits."""
+"""Length of the run that every drawn schedule fits."""
 
 levels = st.sampled_from([0.1, 0.7, 1.3])
 floors = st.sampled_from([0.0, 0.03])
@@ -112,7 +112,7 @@ leaves = st.one_of(*LEAVES.values())
 
 @st.composite
 def _schedules(draw):
-    """A schedule that fits a run of ``EPOCHS``: a leaf, perhaps warmed up, perhaps followed by another."""
+    """Draw a schedule that fits ``EPOCHS``: a leaf, perhaps warmed up or followed by another."""
     one = draw(leaves)
     if draw(st.booleans()) and draw(st.booleans()):
         start, rate = draw(st.sampled_from([0.0, 0.5])), draw(rates)
@@ -161,7 +161,7 @@ domains = st.one_of(floats, ints, choices)
 
 @st.composite
 def _spaces(draw):
-    """A space with a condition in it: there is ``momentum`` if and only if ``kind`` is ``"sgd"``."""
+    """Draw a space with a condition: ``momentum`` exists if and only if ``kind`` is ``"sgd"``."""
     few = st.one_of(domains, plain_values, schedules)
     names = st.sampled_from(["lr", "width", "decay"])
     return Space(

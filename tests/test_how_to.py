@@ -1,4 +1,4 @@
-"""The examples of the how-to pages are run as they stand there."""
+"""The examples of the how-to pages run exactly as they are printed."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def test_every_example_gives_what_the_page_says(page, request):
         optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS,
     )
     assert results.failed == 0
-    # a page whose examples are no longer found would always pass
+    # Otherwise the test would pass if a page's examples were no longer found.
     assert results.attempted >= page.read_text().count(">>> ")

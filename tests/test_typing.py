@@ -10,9 +10,11 @@ import pytest
 
 
 ROOT = Path(__file__).resolve().parents[1]
-README = re.search(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)  # fmt: skip
+README = re.search(
+    r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S
+)  # fmt: skip
 
-# other people's packages are taken as they come: to read them takes a minute
+# Skip other packages, because reading them takes a minute.
 SETTINGS = """\
 [mypy]
 check_untyped_defs = true
@@ -20,7 +22,7 @@ follow_imports = skip
 [mypy-thrifty.*]
 follow_imports = silent
 """
-# what the README's lines leave to the reader
+# Definitions that the README's lines leave to the reader.
 GIVEN = """\
 import torch
 import torch.nn.functional as F
@@ -38,7 +40,10 @@ th.Study(Digits(), space, algorithm=th.ASHA(max_epochs=9), metric="accuracy")
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
-    """What mypy says to a user's program: error codes by line, from the first of ``MORE`` on."""
+    """Return what mypy says to a user's program: error codes by line.
+
+    Lines count from the first of ``MORE`` on.
+    """
     assert README is not None
     path = tmp_path_factory.mktemp("user") / "program.py"
     head = GIVEN + README[1]

@@ -1,4 +1,4 @@
-"""User code that tries to break sharing, and a plain PyTorch loop beside each piece of it."""
+"""User code that tries to break sharing, each piece with a plain PyTorch loop beside it."""
 
 from . import (
     _changing as _changing,

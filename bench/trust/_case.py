@@ -1,4 +1,4 @@
-"""A case: what a user might write, in a form that thrifty and a plain PyTorch loop can both train."""
+"""A case: what a user might write, in a form that thrifty and a plain loop can both train."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ ROWS = 16
 
 @dataclass(kw_only=True)
 class Case:
-    """Models, a loss and batches; each call of ``make`` gives fresh ones, so that nothing leaks between runs.
+    """Models, a loss and batches.
+
+    Each call of ``make`` gives fresh ones, so that nothing leaks between runs.
 
     Attributes:
-        model: The k-th model.
-        loss: Of a model and a batch.
-        metrics: Of a model and a batch; by default the loss.
-        optimizer: What trains them.
-        batch: The batch of a step.
+        model: Returns the k-th model.
+        loss: Returns the loss of a model and a batch.
+        metrics: Returns the metrics of a model and a batch; by default the loss.
+        optimizer: What trains the models.
+        batch: Returns the batch of a step.
         between: Called before each step with the number of the step and the models in training.
-        values: Hyper-parameters of the k-th model.
+        values: Returns the hyper-parameters of the k-th model.
         adapt: Called before each epoch in a study.
     """
 
@@ -48,11 +50,11 @@ class Named:
 
     Attributes:
         name: What it does.
-        make: A fresh case.
-        section: Of the issue that it tries to break: A to E.
+        make: Returns a fresh case.
+        section: Section of the issue that it tries to break: A to E.
         adversarial: Whether it was written to break something, and not only because users write it.
         fuses: Whether it must be fused (it is today, rightly); None if either is fine.
-        in_study: Whether it makes sense in a study, where each trial has a model of its own.
+        in_study: Whether it works in a study, where each trial has a model of its own.
     """
 
     name: str
@@ -96,39 +98,39 @@ def normal(*shape: int, seed: int) -> torch.Tensor:
 
 
 def regression(step: int, *, rows: int = ROWS, features: int = 6) -> tuple[torch.Tensor, ...]:
-    """A batch of a regression problem."""
+    """Return a batch of a regression problem."""
     x = normal(rows, features, seed=1000 + step)
     return x, x.sin().sum(1, keepdim=True)
 
 
 def classes(step: int, *, rows: int = ROWS, features: int = 6) -> tuple[torch.Tensor, ...]:
-    """A batch of a problem with three classes."""
+    """Return a batch of a problem with three classes."""
     x = normal(rows, features, seed=2000 + step)
     return x, (x[:, 0] > 0).long() + (x[:, 1] > 0.5)
 
 
 def images(step: int, *, rows: int = 8) -> tuple[torch.Tensor, ...]:
-    """A batch of small images of three classes."""
+    """Return a batch of small images of three classes."""
     x = normal(rows, 1, 8, 8, seed=3000 + step)
     return x, (x.mean((1, 2, 3)) > 0).long() + (x[:, 0, 0, 0] > 0)
 
 
 def tokens(step: int, *, rows: int = ROWS, length: int = 5) -> tuple[torch.Tensor, ...]:
-    """A batch of token sequences of three classes."""
+    """Return a batch of token sequences of three classes."""
     generator = torch.Generator().manual_seed(4000 + step)
     x = torch.randint(0, 11, (rows, length), generator=generator)
     return x, x.sum(1) % 3
 
 
 def seeded(k: int, build: Callable[[], nn.Module]) -> nn.Module:
-    """A model whose initial weights are those of seed k."""
+    """Return a model with the initial weights of seed k."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(k)
         return build()
 
 
 def mlp(k: int = 0, *, outputs: int = 1, width: int = 8) -> nn.Module:
-    """A small multi-layer perceptron for six features."""
+    """Return a small multi-layer perceptron for six features."""
     return seeded(
         k, lambda: nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, outputs))
     )
@@ -145,5 +147,5 @@ def cross_entropy(model: nn.Module, batch: Any) -> torch.Tensor:
 
 
 def by_name(names: Sequence[str]) -> Iterator[Named]:
-    """The cases of some names, or all."""
+    """Return the cases of some names, or all."""
     return iter([CORPUS[name] for name in names] if names else CORPUS.values())

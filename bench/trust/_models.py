@@ -25,7 +25,7 @@ from ._case import (
 
 
 def net(*layers):
-    """A sequence of layers with the weights of seed k."""
+    """Return a function that makes a sequence of layers with the weights of seed k."""
     return lambda k: seeded(k, lambda: nn.Sequential(*[make() for make in layers]))
 
 
@@ -225,7 +225,7 @@ def frozen_layer():
 
 
 class Scaled(nn.Module):
-    """A plain parameter and a buffer beside its layers."""
+    """A module with a plain parameter and a buffer beside its layers."""
 
     def __init__(self):
         super().__init__()
@@ -243,7 +243,7 @@ def parameters_and_buffers_of_its_own():
 
 
 class RunningMean(nn.Module):
-    """Updates a buffer in its forward pass, in place."""
+    """A module that updates a buffer in its forward pass, in place."""
 
     def __init__(self):
         super().__init__()
@@ -362,7 +362,7 @@ def layers_in_a_plain_list():
     class Hidden(nn.Module):
         def __init__(self):
             super().__init__()
-            self.layers = [nn.Linear(6, 6)]  # forgotten ModuleList: never trained, but used
+            self.layers = [nn.Linear(6, 6)]  # a list, no ModuleList: used, but never trained
             self.out = nn.Linear(6, 1)
 
         def forward(self, x):

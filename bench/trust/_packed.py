@@ -20,22 +20,30 @@ from ._case import NUM_MODELS, NUM_STEPS, Case, Named
 
 
 TOLERANCE = 2e-4
-"""Relative to the largest entry of a tensor: six steps amplify rounding, and no structural error is as small."""
+"""Tolerance, relative to the largest entry of a tensor.
+
+Six steps amplify rounding, and no structural error is as small.
+"""
 CONTROL_FACTOR = 10.0
-"""A deviation may be so many times as large as that of a plain loop whose first parameter is moved by its last bit."""
+"""Largest ratio of a deviation to the control's.
+
+The control is a plain loop whose first parameter is moved by its last bit.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What came of a case.
+    """The result of a case.
 
     Attributes:
-        name: Of the case.
-        how: "fused", "in turn", "trained" (in a study), "refused" (with a clear error), "plain fails, too", or "CRASH".
-        deviation: Relative to the largest entry of each tensor.
+        name: Name of the case.
+        how: "fused", "in turn", "trained" (in a study), "refused" (with a clear error),
+            "plain fails, too", or "CRASH".
+        deviation: Deviation relative to the largest entry of each tensor.
         why: Why it was not fused.
-        control: How far the plain loop is from itself if one parameter is moved by its last bit; 0 where nobody had to ask.
-        tolerance: What a deviation may be at least.
+        control: How far the plain loop is from itself if one parameter is moved by its last bit;
+            0 if it was not measured.
+        tolerance: Deviation that is always allowed.
     """
 
     name: str
@@ -47,7 +55,7 @@ class Verdict:
 
     @property
     def allowed(self) -> float:
-        """The largest deviation that rounding explains; chaotic runs amplify it."""
+        """Return the largest deviation that rounding explains; chaotic runs amplify it."""
         return max(self.tolerance, CONTROL_FACTOR * self.control)
 
     @property
@@ -61,7 +69,7 @@ class Verdict:
 
 
 def run_packed(named: Named) -> Verdict:
-    """One case through ``thrifty.pack``, compared with the plain loop."""
+    """Run one case through ``thrifty.pack`` and compare it with the plain loop."""
     wanted, plain_error = _attempt(lambda: _plain(named.make()))
     messages: list[str] = []
     handler = _Collect(messages)
@@ -116,7 +124,10 @@ def _packed(case: Case) -> tuple[list[nn.Module], bool]:
 
 
 def nudge(model: nn.Module) -> None:
-    """Move all entries of one parameter by their last bit: as much as any other order of sums does in a step."""
+    """Move all entries of one parameter by their last bit.
+
+    Any other order of sums does as much in a step.
+    """
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.is_floating_point() and parameter.numel():
@@ -126,7 +137,7 @@ def nudge(model: nn.Module) -> None:
 
 
 def _plain(case: Case, *, nudged: bool = False) -> list[nn.Module]:
-    """The loop that one would write for several models."""
+    """Train several models in the loop that one would write."""
     models = [case.model(k) for k in range(NUM_MODELS)]
     if nudged:
         for model in models:
@@ -173,7 +184,7 @@ def tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def relative(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest difference, relative to the largest entry."""
+    """Return the largest difference, relative to the largest entry."""
     if one.shape != other.shape:
         return float("inf")
     if not other.numel():

@@ -1,4 +1,4 @@
-"""Settings that are hidden from structure: in partials, closures, lists, objects, globals, class attributes."""
+"""Settings hidden from structure: partials, closures, lists, objects, globals, class attributes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def smoothed(x, *, factor):
 
 
 class Acting(nn.Module):
-    """Applies something callable to its input."""
+    """A module that applies a callable to its input."""
 
     def __init__(self, k, act):
         super().__init__()
@@ -270,7 +270,7 @@ def setting_in_extra_state():
 
 
 class HalfRate(nn.Module):
-    """Computes with its dropout rate instead of handing it on."""
+    """A module that computes with its dropout rate instead of passing it on."""
 
     def __init__(self, k, rate):
         super().__init__()

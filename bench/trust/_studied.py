@@ -1,4 +1,7 @@
-"""Each case as a task in a study, packed and with shared stages, and each of its trials in a plain PyTorch loop."""
+"""Each case as a task in a study, and each of its trials in a plain PyTorch loop.
+
+The study packs trials and shares stages.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ TOLERANCE = 1e-3
 
 
 class Rows(Dataset[Any]):
-    """The rows of some batches, one by one: for batches that are not tuples of tensors."""
+    """The rows of some batches, one by one, for batches that are not tuples of tensors."""
 
     def __init__(self, batches: list[Any]) -> None:
         self._rows = [
@@ -42,7 +45,10 @@ class Rows(Dataset[Any]):
 
 
 class CaseTask(th.Task):
-    """A case of the corpus as a task; trials differ in the number of their model and in their schedule."""
+    """A case of the corpus as a task.
+
+    Trials differ in their model's number and in their schedule.
+    """
 
     batch_size = 16
 
@@ -78,7 +84,7 @@ class CaseTask(th.Task):
 
 
 def space(named: Named) -> th.Space:
-    """Models that differ, and schedules that part after two epochs."""
+    """Return a space of models that differ, and schedules that diverge after two epochs."""
     case = named.make()
     values = [case.values(k) for k in range(NUM_MODELS)]
     lr = values[0]["lr"]
@@ -94,7 +100,7 @@ def space(named: Named) -> th.Space:
 
 
 def run_studied(named: Named, *, pack: str) -> Verdict:
-    """One case as a study, each of its trials compared with the plain loop."""
+    """Run one case as a study and compare each of its trials with the plain loop."""
     found, error = _attempt(lambda: _study(named, pack=pack))
     if error is not None:
         text = f"{type(error).__name__}: {error}"
@@ -133,7 +139,7 @@ _CLEAR = ("TaskError", "UsageError", "StateError")
 
 
 def _apart(found: _Trained, wanted: _Trained) -> float:
-    """How far two trials are apart: the worst of their curves and their tensors."""
+    """Return the distance of two trials: the worst of their curves and their tensors."""
     mine, theirs = dict(found.model.state_dict()), dict(wanted.model.state_dict())
     if mine.keys() != theirs.keys() or len(found.curve) != len(wanted.curve):
         return math.inf
@@ -171,7 +177,7 @@ class _Trained:
 
 
 def _plain(named: Named, config: Mapping[str, Any], *, nudged: bool = False) -> _Trained:
-    """The loop that one would write for one trial, with thrifty's names of the random streams."""
+    """Train one trial in a plain loop, with thrifty's names of the random streams."""
     task = CaseTask(named.name)
 
     def at(epoch: int, step: int, num_steps: int) -> dict[str, Any]:

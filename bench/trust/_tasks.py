@@ -1,4 +1,7 @@
-"""Tasks that move hyper-parameters, keep state of their own and group parameters, beside a plain loop."""
+"""Tasks that move hyper-parameters, keep state of their own or group parameters.
+
+Each has a plain loop beside it.
+"""
 
 from __future__ import annotations
 
@@ -20,35 +23,35 @@ from ._packed import everything
 EPOCHS = 4
 BATCH = 16
 LR = th.Choice([th.Constant(0.05), th.Step(0.05, [2], gamma=0.5)])
-"""Two schedules that part after two epochs, so that there is a stage to share."""
+"""Two schedules that diverge after two epochs, so that there is a stage to share."""
 
 At = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """How one would write the training of one trial without thrifty.
+    """Training of one trial as one would write it without thrifty.
 
     Attributes:
-        optimizer: Made of a model and the hyper-parameters of epoch 0.
+        optimizer: Makes the optimiser from a model and the hyper-parameters of epoch 0.
         follow: Brings the param groups up to date with the hyper-parameters of a step.
         adapt: Brings the model up to date with the hyper-parameters of an epoch.
-        batch_size: Of an epoch.
+        batch_size: Returns the batch size of an epoch.
     """
 
     optimizer: Callable[[nn.Module, At], torch.optim.Optimizer]
     follow: Callable[[list[dict[str, Any]], At], None]
     adapt: Callable[[nn.Module, At], None] | None = None
-    batch_size: Callable[[At], int] = lambda at: BATCH  # noqa: ARG005 (it has a size for each epoch)
+    batch_size: Callable[[At], int] = lambda at: BATCH  # noqa: ARG005 (one size for each epoch)
     clip_norm: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moving:
-    """A task and its plain loop; None where there is no right answer but a refusal.
+    """A task and its plain loop, or None if the only right answer is a refusal.
 
     Attributes:
-        refused: What the message names where the task must be refused; None if it must be trained.
+        refused: What the message names if the task must be refused; None if it must be trained.
     """
 
     name: str
@@ -60,7 +63,7 @@ class Moving:
 
 
 class Regression(th.Task):
-    """What all of these tasks have in common."""
+    """Base class of these tasks."""
 
     optimizer: Any = th.SGD(lr="lr", momentum=0.9)
     batch_size: Any = BATCH
@@ -410,7 +413,7 @@ def a_factor_that_the_task_counts() -> type[th.Task]:
 
 
 class _Running(nn.Module):
-    """Subtracts a running mean that it keeps in a buffer."""
+    """A module that subtracts a running mean, which it keeps in a buffer."""
 
     def __init__(self, *, persistent: bool) -> None:
         super().__init__()
@@ -442,7 +445,7 @@ def a_buffer_that_is_replaced() -> type[th.Task]:
 
 
 class _Masked(nn.Module):
-    """Has a constant that no checkpoint needs."""
+    """A module with a constant that no checkpoint needs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -476,7 +479,9 @@ def an_average_of_weights_in_a_plain_dictionary() -> type[th.Task]:
                     old = self.average.get(name, p.detach().clone())
                     self.average[name] = 0.9 * old + 0.1 * p.detach()
                 return self.net(x)  # type: ignore[no-any-return]
-            return torch.func.functional_call(self.net, self.average, (x,))  # type: ignore[no-any-return]
+            return torch.func.functional_call(  # type: ignore[no-any-return]
+                self.net, self.average, (x,)
+            )
 
     class Mine(Regression):
         def model(self, hp: th.HyperParameters) -> nn.Module:
@@ -515,7 +520,7 @@ def metrics_that_remember_the_best() -> type[th.Task]:
 
 
 class _Warming(torch.optim.SGD):
-    """Counts steps in its groups, and warms up by that count."""
+    """An optimiser that counts steps in its groups and warms up by that count."""
 
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
@@ -544,7 +549,7 @@ def an_optimizer_that_counts_steps() -> type[th.Task]:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What the plain loop gives."""
+    """The result of the plain loop."""
 
     model: nn.Module
     curve: list[float]

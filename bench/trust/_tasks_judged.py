@@ -1,4 +1,4 @@
-"""The tasks of ``_tasks`` in a study, packed and with shared stages, compared with their plain loops."""
+"""The tasks of ``_tasks`` in a study, packed and with shared stages, compared with plain loops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._tasks import EPOCHS, Moving, train_plainly
 
 
 def run_moving(one: Moving, *, pack: str) -> Verdict:
-    """One task as a study, each of its trials compared with the plain loop; or its refusal."""
+    """Run one task as a study and compare each trial with the plain loop, or check its refusal."""
     study, error = _attempt(lambda: _study(one, pack=pack))
     errors = [] if error is None else [error]
     texts = [f"{type(e).__name__}: {e}" for e in errors]

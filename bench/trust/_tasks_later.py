@@ -1,4 +1,7 @@
-"""Tasks whose state lies where few look, or acts later than one step; and models that few libraries expect."""
+"""Tasks with hidden state or late effects, and unusual models.
+
+Their state lies where few look, or acts later than one step, and few libraries expect the models.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +113,9 @@ def counts_in_an_attribute_of_a_function() -> type[th.Task]:
     return _weighted_by(_counting)
 
 
-def _remembering(memo: dict[str, float] = collections.OrderedDict(n=0)) -> float:  # noqa: B006 (the point)
+def _remembering(
+    memo: dict[str, float] = collections.OrderedDict(n=0),  # noqa: B006 (the point)
+) -> float:
     memo["n"] += 1
     return memo["n"]
 
@@ -208,7 +213,10 @@ def replays_an_older_batch() -> type[th.Task]:
 
 
 class _Lookahead(torch.optim.SGD):
-    """Every five steps, back towards slow weights that no state dict has."""
+    """An optimiser that moves back towards slow weights every five steps.
+
+    No state dict has these weights.
+    """
 
     def __init__(self, params: Any, lr: float, momentum: float = 0.9) -> None:
         super().__init__(params, lr=lr, momentum=momentum)
@@ -236,7 +244,7 @@ def lookahead_in_attributes_of_an_optimizer() -> type[th.Task]:
 
 
 class _Clipping(torch.optim.SGD):
-    """Clips to the median norm of all gradients so far."""
+    """An optimiser that clips to the median norm of all gradients so far."""
 
     def __init__(self, params: Any, lr: float, momentum: float = 0.9) -> None:
         super().__init__(params, lr=lr, momentum=momentum)

@@ -1,4 +1,4 @@
-"""A small table, made up."""
+"""A small generated table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from bench._search_tables import MAX_EPOCHS, Axis, Task
 
 
 def toy_task(*, num: int = 40, spread: float = 0.5, diverging: int = 0) -> Task:
-    """Curves that rise to the row's level; the first ``diverging`` rows diverge at epoch 3."""
+    """Return curves that rise to the row's level; ``diverging`` rows diverge at epoch 3.
+
+    These are the first rows.
+    """
     rng = np.random.default_rng(0)
     values = np.column_stack([10 ** rng.uniform(-4, -1, num), rng.integers(1, 6, num)])
     levels = rng.random(num)

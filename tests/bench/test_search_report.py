@@ -9,7 +9,7 @@ from ._toy import toy_task
 
 
 def measured(*ends):
-    """One task each, two repetitions around the given mean."""
+    """Return results on one task each, two repetitions around the given mean."""
     values = np.array([[[0.9, 0.9, end - 0.01], [0.9, 0.9, end + 0.01]] for end in ends])
     return Measured({SETTINGS[0]: values}, {}, {})
 

@@ -38,7 +38,7 @@ def jobs_of(algorithm, task, *, num_workers, limit):
 
 
 class One:
-    """Trains one row to the end, again and again."""
+    """Searcher that trains one row to the end, again and again."""
 
     def __init__(self, row):
         self.row = row
@@ -70,7 +70,7 @@ def test_epochs_are_conserved(algorithm, num_workers):
     )
     assert outcome.epochs == sum(job.stop - job.start for job in told)
     assert outcome.jobs == len(asked)
-    assert len(asked) - len(told) < num_workers  # what was running at the end
+    assert len(asked) - len(told) < num_workers  # jobs that ran at the end
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -1,4 +1,4 @@
-"""``thrifty completion``: scripts for shells, and names that they complete."""
+"""``thrifty completion``: scripts for shells, and completed names."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ echo "${COMPREPLY[@]}"
 def test_bash_itself_completes_a_study(folder, monkeypatch, capsys):
     thrifty("completion", "bash", monkeypatch=monkeypatch)
     Path("script.sh").write_text(capsys.readouterr().out)
-    # as an installation puts it on the path
+    # An executable on the path, as an installation creates it.
     Path("thrifty").write_text(f"#!{sys.executable}\nfrom thrifty.cli import main\nmain()\n")
     Path("thrifty").chmod(0o755)
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"

@@ -1,4 +1,4 @@
-"""``thrifty doctor``: every check says something, and none stops another."""
+"""``thrifty doctor``: every check reports, and none stops another."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def as_installed(monkeypatch):
-    """The extras of this source, whatever was installed when."""
+    """Use the extras of this source, whatever version is installed."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"].items()
     lines = [f'{each}; extra == "{name}"' for name, several in extras for each in several]

@@ -35,7 +35,7 @@ STORAGE = ("--storage", "sqlite:///t.db")
 
 @pytest.fixture(scope="module", params=[ONE, TWO], ids=["one", "two"])
 def trained(request, tmp_path_factory):
-    """A folder with a study that is done; some trials have failed."""
+    """Return a folder with a finished study; some trials have failed."""
     folder = tmp_path_factory.mktemp("export")
     (folder / "exported.py").write_text(STUDY.replace("METRIC", request.param))
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -46,7 +46,7 @@ def trained(request, tmp_path_factory):
 
 @pytest.fixture
 def two(trained, monkeypatch):
-    """Whether the study has two objectives and a constraint."""
+    """Return whether the study has two objectives and a constraint."""
     monkeypatch.chdir(trained[0])
     return trained[1]
 

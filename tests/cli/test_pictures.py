@@ -26,7 +26,7 @@ STORAGE = ("--storage", "sqlite:///t.db")
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A folder with a study that is done."""
+    """Return a folder with a finished study."""
     folder = tmp_path_factory.mktemp("pictures")
     (folder / "line_pictures.py").write_text(STUDY)
     with pytest.MonkeyPatch.context() as monkeypatch:

@@ -1,4 +1,4 @@
-"""Names, values and errors are plain text in whatever the command line prints."""
+"""The command line prints names, values and errors as plain text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ODD = {
     "backslash": "ends with \\",
     "emoji": ":skull: [bold]x",
 }
-"""Texts that mean something to a terminal, to rich, or to nobody."""
+"""Texts with a meaning to a terminal or to rich, and texts with none."""
 
 STUDY = """
 import thrifty as th
@@ -69,11 +69,14 @@ NAMES = {
     ),
     "line": ODD["line"] + ODD["backslash"],
 }
-"""Of a study, its metric and a hyper-parameter; some texts no command line takes."""
+"""Names of a study, its metric and a hyper-parameter.
+
+A command line takes only some of the texts.
+"""
 
 
 def run(capsys, *words: str, code: int = 0) -> str:
-    """All that a command prints, as a terminal would get it."""
+    """Return all that a command prints, as a terminal would get it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["thrifty", *words])
         patch.setenv("COLUMNS", "200")
@@ -178,7 +181,7 @@ def test_a_defect_of_ours_is_plain_too(capsys, monkeypatch, url, odd):
 
 
 def test_rows_that_somebody_else_wrote(capsys, tmp_path):
-    """The database may hold anything: states, workers, errors."""
+    """The command line prints plain text whatever states, workers and errors the database holds."""
     study = make_study(tmp_path).run(progress=False)
     everything = "".join(ODD.values()).replace("\ud800", "").replace("\0", "")
     with Store.open(study.storage.url) as store, store._engine.begin() as connection:
@@ -248,7 +251,7 @@ def test_names_that_are_not_plain_are_not_completed(tmp_path, monkeypatch):
 
 
 def test_all_that_is_printed_goes_through_one_function():
-    """Commands print with ``say`` and ``cell``, modules log with ``plain_logger``."""
+    """Commands print with ``say`` and ``cell``, and modules log with ``plain_logger``."""
     root = Path(thrifty.__file__).parent
     allowed = {
         "cli/_say.py",

@@ -92,7 +92,7 @@ def test_a_table_and_what_it_rests_on(folder):
     head, *rows = said.splitlines()
     assert head.split() == ["fleet", "where", "batch", "time", "cost", "why"]
     chosen = re.sub(" +", " ", next(row for row in rows if row.startswith("→"))).strip()
-    # 16.7 h on a T4 that was profiled; 8.9 h, give or take 1.5 times, on an L4
+    # 16.7 h on a profiled T4; 8.9 h, within a factor of 1.5, on an L4.
     assert chosen.startswith("→ 1 x l4.one gcp east 16 ")
     assert chosen.endswith("compute")
     assert re.search(r"9\.0 h \(6\.0 to 13\.4\) \$7\.17 \(4\.79 to 10\.74\)", chosen)
@@ -179,7 +179,7 @@ def test_the_model_is_timed_here(folder):
     assert profile.batches == (1, 2, 4, 8)
     notes = " ".join(found["notes"])
     assert f"up to 8 samples was timed on {profile.device} with lr = 0.1, width = 4" in notes
-    # 32 samples, 8 in a step, 4 epochs: 16 steps
+    # 32 samples, 8 in a step, 4 epochs: 16 steps.
     best = found["best"]
     work_s = best["time_s"]["median"] - 180
     assert work_s == pytest.approx(16 * best["step_s"]["median"], rel=1e-6)
@@ -229,7 +229,10 @@ def test_a_task_without_a_study(folder):
         (TASK.replace(" = 16", ""), "cannot be made without arguments"),
         (
             STUDY
-            + "\nother = th.Study(study.task, study.space, algorithm=study.algorithm, metric='mse', name='b')",
+            + (
+                "\nother = th.Study(study.task, study.space, algorithm=study.algorithm, "
+                "metric='mse', name='b')"
+            ),
             "several studies",
         ),
         (TASK.replace("self.batch_size = rows", "self.batch_size = 'rows'"), "--hp rows=32"),
@@ -298,7 +301,7 @@ def test_data_sets_are_read_as_in_training(folder):
     data(*given, "--accelerator", "", "--deadline", "2d", file="sets.py")
     (stored,) = Path("profiles").iterdir()
     profile = StepProfile.from_json(json.loads(stored.read_text()))
-    # an eighth, a fourth and a half of 50; then all 32 samples that there are
+    # An eighth, a fourth and a half of 50; then all 32 samples of the data.
     assert profile.batches == (7, 13, 25, 32)
     assert profile.sample_input_s > 0
 

@@ -1,4 +1,7 @@
-"""The file that a database names is shown before it is run, and not run if somebody else may have written it."""
+"""The CLI shows the file that a database names before it runs it.
+
+It does not run a file that another user may have written.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give fi
 
 
 class Scene:
-    """A study in a database, whose file leaves a mark when it is run."""
+    """A study in a database, whose file leaves a mark when it runs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.file, self.mark = folder, folder / "my_study.py", folder / "mark"
@@ -53,7 +56,7 @@ class Scene:
         return self.run(*words, "--storage", self.url)
 
     def names(self, file: object) -> None:
-        """The database says that another file defines the study."""
+        """Make the database name another file as the study's definition."""
         with Store.open(self.url) as store, store._engine.begin() as connection:
             spec = dict(store.studies.get("s").spec) | {"file": file}
             connection.execute(text("UPDATE studies SET spec = :s"), {"s": json.dumps(spec)})

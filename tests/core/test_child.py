@@ -1,4 +1,4 @@
-"""Processes of our own: their messages, their ends, and what they leave behind."""
+"""Child processes: their messages, their ends, and what they leave behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONG_S = 60.0
 
 @pytest.fixture
 def programs(tmp_path, monkeypatch):
-    """Makes a program that a child can run."""
+    """Return a function that makes a program for a child to run."""
     monkeypatch.setenv(
         "PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     )
@@ -29,7 +29,10 @@ def programs(tmp_path, monkeypatch):
 
     def start(code: str, **options) -> Child:
         name = f"program{len(started)}"
-        begin = "import os, sys, time\nfrom thrifty.core._child import parent_of\nc = parent_of(sys.argv[1:])\n"
+        begin = (
+            "import os, sys, time\nfrom thrifty.core._child import parent_of\n"
+            "c = parent_of(sys.argv[1:])\n"
+        )
         (tmp_path / f"{name}.py").write_text(begin + code)
         started.append(Child(name, **options))
         return started[-1]
@@ -45,7 +48,7 @@ def said(child: Child) -> list[object]:
 
 
 def all_said(child: Child) -> tuple[list[object], str]:
-    """Everything up to its end, and how it ended."""
+    """Return all messages of a child up to its end, and how it ended."""
     messages: list[object] = []
     try:
         while True:
@@ -101,7 +104,10 @@ def test_an_end_is_noticed_though_a_fork_keeps_the_socket_open(programs):
 
 
 def test_half_a_message_of_the_dead_is_no_message(programs):
-    """A fork keeps the socket open, so that waiting for the other half would never end."""
+    """A partial message of a killed child is dropped.
+
+    A fork keeps the socket open, so that waiting for the other half would never end.
+    """
     code = "import struct\nos.write(c.fileno(), struct.pack('!i', 1000) + b'half')\nos._exit(1)"
     child = programs(FORKS + code)
     (forked,), how = all_said(child)
@@ -131,14 +137,14 @@ BUSY = "c.send('up')\nimport threading\n{}\n"
     "work",
     [
         "while True: pass",
-        # holds Python's lock in C: no thread of this process ever runs again
+        # Holds Python's lock in C: no thread of this process ever runs again.
         "import re; re.match('(a?){60}a{60}', 'a' * 60)",
         "threading.Event().wait()",
     ],
     ids=["python", "lock", "waits"],
 )
 def test_children_end_with_their_parent(tmp_path, monkeypatch, work):
-    """Even if it is killed, whatever they are doing."""
+    """Children end even if their parent is killed, whatever they are doing."""
     monkeypatch.setenv(
         "PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     )
@@ -158,7 +164,10 @@ def test_children_end_with_their_parent(tmp_path, monkeypatch, work):
 
 
 def test_the_watching_thread_is_enough(tmp_path, monkeypatch):
-    """A parent that starts children in another thread cannot use the kernel's way."""
+    """A child of a thread ends with its parent by the watching thread alone.
+
+    A parent that starts children in another thread cannot use the kernel's way.
+    """
     monkeypatch.setenv(
         "PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     )
@@ -169,7 +178,8 @@ def test_the_watching_thread_is_enough(tmp_path, monkeypatch):
     in_thread = PARENT.replace(
         "children = [Child(name) for name in sys.argv[1:]]",
         "import threading\nchildren = []\n"
-        "t = threading.Thread(target=lambda: children.append(Child(sys.argv[1])))\nt.start()\nt.join()",
+        "t = threading.Thread(target=lambda: "
+        "children.append(Child(sys.argv[1])))\nt.start()\nt.join()",
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", in_thread, "busy"],
@@ -187,7 +197,11 @@ def test_the_watching_thread_is_enough(tmp_path, monkeypatch):
 
 def test_nothing_is_left_open(programs):
     programs("time.sleep(1000)").end()  # the server stays
-    before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0  # noqa: PTH208
+    before = (
+        len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+        if Path("/proc/self/fd").exists()
+        else 0
+    )
     threads = threading.active_count()
     for _ in range(3):
         programs("time.sleep(1000)").end()
@@ -255,7 +269,7 @@ def test_a_stream_that_is_closed_is_empty():
     reading, writing = os.pipe()
     os.close(writing)
     os.close(reading)
-    with open(_child._copy_of_stream(reading), "rb") as file:  # noqa: PTH123 (a number)
+    with open(_child._copy_of_stream(reading), "rb") as file:  # noqa: PTH123 (a descriptor)
         assert file.read() == b""
 
 
@@ -275,7 +289,7 @@ def test_the_environment_and_cores_are_those_of_now(programs, monkeypatch):
 
 
 def test_children_draw_other_numbers_than_each_other(programs, tmp_path):
-    """Where nothing is seeded, as processes that are started from scratch."""
+    """Unseeded children draw different numbers, as processes that are started from scratch."""
     program = SAYS.format(
         "(__import__('random').random(), __import__('numpy').random.random())"
     )

@@ -12,7 +12,7 @@ DATES = {
     "core/_clock.py": "the machine's date, behind the interface",
     "integrations/_mlflow.py": "a date that MLflow asks for",
 }
-"""Where the wall clock may be read directly."""
+"""Files that may read the wall clock directly, with the reason."""
 
 
 def calls(tree: ast.AST) -> set[str]:

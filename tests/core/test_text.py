@@ -10,7 +10,7 @@ from thrifty.core._text import MESSAGE_CHARS, TRACEBACK_CHARS
 
 
 class UnspeakableError(Exception):
-    """Its text cannot be had."""
+    """An error whose text cannot be read."""
 
     def __init__(self, reason: BaseException | None = None) -> None:
         super().__init__()
@@ -23,14 +23,14 @@ class UnspeakableError(Exception):
 
 
 class OddError(SyntaxError):
-    """Formatting it fails: its attributes are not what they should be."""
+    """An error that fails to be formatted, because its attributes have wrong types or raise."""
 
     offset = property(lambda self: 1 / 0)
     end_offset = text = lineno = offset
 
 
 class Chatty(str):
-    """A text that does something else when it is looked at."""
+    """A subclass of str that overrides how a text is read."""
 
     __slots__ = ()
 

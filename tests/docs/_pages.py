@@ -1,4 +1,4 @@
-"""Runs the code blocks of a page one after the other, as a reader would."""
+"""Runner for the code blocks of a page, one after the other, as a reader would type them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from thrifty.cli import main
 
 DOCS = Path(__file__).parents[2] / "docs"
 SHOWN = frozenset({"", "text", "toml", "yaml"})
-"""Languages of blocks that are only looked at."""
+"""Languages of blocks that are only shown."""
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 
@@ -36,10 +36,14 @@ class Block:
 
 
 def blocks(page: str) -> list[Block]:
-    """The fenced blocks of a page. ``<!-- not run: why -->`` above one says that nobody can run it here."""
+    """Return the fenced blocks of a page.
+
+    ``<!-- not run: why -->`` above a block says that it cannot run here.
+    """
     out = []
     found = re.finditer(
-        r"(?P<skip><!-- not run: [^>]+ -->\n+)?^(?P<in> *)```(?P<lang>\w*)(?P<rest>[^\n`]*)\n(?P<text>.*?)^(?P=in)```$",
+        r"(?P<skip><!-- not run: [^>]+ -->\n+)?^(?P<in> *)```(?P<lang>\w*)(?P<rest>[^\n`]*)\n"
+        r"(?P<text>.*?)^(?P=in)```$",
         page,
         flags=re.MULTILINE | re.DOTALL,
     )
@@ -58,9 +62,10 @@ def blocks(page: str) -> list[Block]:
 
 
 class Reader:
-    """Types what a page shows: files are written, sessions and commands are compared with what the page says.
+    """A reader who types what a page shows: writes files, and runs sessions and commands.
 
-    All of a page's Python shares one namespace, and all of it happens in ``folder``.
+    The output is compared with the page. All of a page's Python shares one namespace, and
+    everything runs in ``folder``.
     """
 
     def __init__(self, folder: Path, *, page: str) -> None:
@@ -70,7 +75,7 @@ class Reader:
         self.num_run = 0
 
     def read(self, block: Block) -> None:
-        """Runs one block."""
+        """Run one block."""
         if block.not_run or block.language in SHOWN:
             return
         self.num_run += 1
@@ -129,7 +134,7 @@ class Reader:
 
 
 def commands(text: str) -> list[tuple[str, str]]:
-    """Each command of a console block, and what it is to print (nothing: anything)."""
+    """Return each command of a console block and its expected output (empty: any)."""
     parts = re.split(r"^\$ ", text, flags=re.MULTILINE)
     assert not parts[0].strip(), f"a console block begins with a command, not with {parts[0]!r}"
     return [

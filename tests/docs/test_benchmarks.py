@@ -1,4 +1,4 @@
-"""The page of benchmarks is what the results say."""
+"""The page of benchmarks says what the results say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both sides of the migration pages are run, or at least read as Python where the page says that they are not."""
+"""Both sides of the migration pages run, or at least parse as Python if the page says "not run"."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_every_block_is_somebodys(page, theirs):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_ours(page, tmp_path, monkeypatch):
-    """As a script of its own, which may use workers without a guard."""
+    """Our side runs as a script of its own, which may use workers without a guard."""
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "ours.py"
     script.write_text(
@@ -75,7 +75,10 @@ def test_what_the_table_says_of_optuna_is_there():
 
 
 def test_ray_tunes(tmp_path):
-    """In a process of its own; two trials rather than seventeen, since each starts a process."""
+    """Ray Tune's side runs in a process of its own.
+
+    It runs two trials rather than seventeen, since each starts a process.
+    """
     code = "\n".join(
         b.text for b in sides("ray-tune") if b.title == "Ray Tune" and not b.not_run
     )
@@ -85,7 +88,10 @@ def test_ray_tunes(tmp_path):
         "import ray\n"
         "ray.init(address='local', num_cpus=2, include_dashboard=False, log_to_driver=False)\n"
         + code.replace("num_samples=17", "num_samples=2")
-        + "\nassert len(results) == 2 and not results.errors\nassert 0 < best.metrics['accuracy'] <= 1\n"
+        + (
+            "\nassert len(results) == 2 and not results.errors\nassert 0 < "
+            "best.metrics['accuracy'] <= 1\n"
+        )
     )
     done = subprocess.run(
         [sys.executable, str(script)],

@@ -1,4 +1,4 @@
-"""The reader of pages finds what there is, and notices what is wrong."""
+"""The reader of pages finds every block and reports every error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference has every public name, and none that is gone."""
+"""The reference has every public name, and no removed one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BELOW = {
     "testing.hetero": "testing",
     "testing.nn": "testing",
 }
-"""Public modules that stand on the page of the package above them."""
+"""Public modules whose reference is on the page of the package above them."""
 PACKAGES = sorted(
     module.name
     for module in pkgutil.iter_modules(thrifty.__path__)
@@ -31,7 +31,7 @@ PACKAGES = sorted(
 
 
 def exported(name: str) -> set[str]:
-    """What a package lists, or what a module without a list defines for others."""
+    """Return what a package lists, or what a module without a list defines for others."""
     module = importlib.import_module(f"thrifty.{name}")
     if hasattr(module, "__all__"):
         return set(module.__all__)
@@ -47,7 +47,7 @@ def exported(name: str) -> set[str]:
 
 
 def shown(page: str) -> tuple[list[str], set[str]]:
-    """What a page documents itself, and what it refers to."""
+    """Return what a page documents itself, and what it refers to."""
     text = (PAGES / f"{page}.md").read_text(encoding="utf-8")
     return re.findall(r"^::: (\S+)$", text, re.MULTILINE), set(
         re.findall(r"\]\[(thrifty\.\S+?)\]", text)
@@ -102,7 +102,7 @@ def test_the_page_of_commands_is_what_the_commands_say():
     doctor = importlib.import_module("thrifty.cli._doctor")
     CliRunner().invoke(
         doctor.command, ["--help"]
-    )  # used by itself before, it must not look otherwise
+    )  # an earlier use by itself must not change how it looks
     made = runpy.run_path(str(DOCS.parent / "scripts" / "cli_page.py"))["page"]()
     committed = (PAGES / "cli.md").read_text(encoding="utf-8")
     assert committed == made, "run: python scripts/cli_page.py"

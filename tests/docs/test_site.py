@@ -1,4 +1,4 @@
-"""The site builds without a warning, every page is in it, and nothing in it is fetched from elsewhere."""
+"""The site builds without a warning, has every page, and fetches nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FETCHED = {
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads tags such as ``!!python/name`` as their names."""
+    """YAML loader that reads tags such as ``!!python/name`` as their names."""
 
 
 _Loader.add_multi_constructor("tag:yaml.org,2002:python/name:", lambda loader, name, node: name)
@@ -54,7 +54,7 @@ def test_every_page_is_in_the_navigation_once():
 
 
 class _Addresses(HTMLParser):
-    """Collects what a page makes a browser fetch."""
+    """Parser that collects what a page makes a browser fetch."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Each system's page has its parts, in order, and names commands and results that are there."""
+"""Each system's page has its parts, in order, and names existing commands and results."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def test_figures_have_a_command_and_a_section(page):
 
 
 def figures(text: str) -> list[str]:
-    """All numbers of a text, without the commas between thousands."""
+    """Return all numbers of a text, without the commas between thousands."""
     return re.findall(
         r"(?<![\w.])\d+(?:\.\d+)?(?![\w])", re.sub(r"(?<=\d),(?=\d{3})", "", text)
     )
 
 
 def cells(text: str) -> list[str]:
-    """What stands in the tables of the measured part, apart from heads and first columns."""
+    """Return the cells of the measured part's tables, apart from heads and first columns."""
     part = text.partition("## What was measured here")[2].partition("## What was not")[0]
     rows = [line.strip("|").split("|") for line in part.splitlines() if line.startswith("|")]
     rules = [i for i, row in enumerate(rows) if set("".join(row)) <= set("-: ")]
@@ -63,7 +63,10 @@ def cells(text: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_figures_of_tables_are_those_of_the_results(page):
-    """Rounded as the page has them; what a paper says of itself is there too, in the bench's own tables."""
+    """The figures of tables match the results, rounded as on the page.
+
+    Figures that a paper reports of itself are there too, in the bench's own tables.
+    """
     text = page.read_text(encoding="utf-8")
     names = set(re.findall(r"benchmarks\.md#bench_(\w+)\)", text))
     files = [

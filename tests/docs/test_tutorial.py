@@ -1,4 +1,4 @@
-"""The tutorial is typed as it stands there."""
+"""The tutorial runs exactly as it is printed."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def test_the_tutorial_works_from_the_first_line_to_the_last(tmp_path, monkeypatc
             reader.read(block)
     finally:
         sys.modules.pop("digits", None)
-    # blocks that are no longer found would always pass
+    # Otherwise the test would pass if the blocks were no longer found.
     assert reader.num_run >= 14

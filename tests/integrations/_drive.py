@@ -1,4 +1,7 @@
-"""What tests of adapters have in common: one trial, epoch by epoch, also from a state that went through a file."""
+"""Shared helpers for tests of adapters.
+
+They train one trial epoch by epoch, also from a state that went through a file.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ from thrifty.run import state_from_arrays, state_to_arrays
 
 
 def train(task, values, *, epochs, start=0, state=None, seed=3):
-    """Metrics after each epoch from ``start`` on, and the state after the last one; ``values(epoch)`` are the hyper-parameters."""
+    """Return metrics after each epoch from ``start`` on, and the state after the last one.
+
+    ``values(epoch)`` are the hyper-parameters.
+    """
     backend = SoloBackend(task)
     backend.stack(0, Member(values=values(start), seed=seed, epoch=start, state=state))
     metrics = []
@@ -22,13 +28,13 @@ def train(task, values, *, epochs, start=0, state=None, seed=3):
 
 
 def stored(state):
-    """A state as it comes back from a checkpoint."""
+    """Return a state as it comes back from a checkpoint."""
     arrays, meta = state_to_arrays(state)
     return state_from_arrays(arrays, json.loads(json.dumps(meta)))
 
 
 def assert_a_resumed_trial_is_the_same(make, values, *, epochs=4):
-    """Stopped after each epoch and gone on with by a new task in turn: the same bits as in one go."""
+    """Assert that a trial resumed by a new task after each epoch has the same bits as in one go."""
     alone, last = train(make(), values, epochs=epochs)
     state, resumed = None, []
     for epoch in range(epochs):

@@ -14,7 +14,7 @@ def began(*, resumed=False, study="digits", key="0123456789abcdef"):
 
 
 def advanced(trial, first, values):
-    """A report of ``mse`` after epochs ``first``, ..."""
+    """Return a report of ``mse`` after epochs ``first``, ..."""
     return TrialAdvanced(
         trial=trial,
         first_epoch=first,
@@ -24,7 +24,10 @@ def advanced(trial, first, values):
 
 
 def first_run():
-    """Trial 0 goes all the way, 1 is stopped, 2 fails, 3 waits when the run is stopped."""
+    """Return a run in which each trial ends in another way.
+
+    Trial 0 is done, 1 is stopped, 2 fails, and 3 waits when the run is stopped.
+    """
     return [
         began(),
         *(TrialBegan(trial=trial, config=CONFIG) for trial in range(3)),
@@ -36,13 +39,13 @@ def first_run():
         advanced(3, 1, [0.5, 0.4, 0.3, 0.2]),
         advanced(0, 3, [0.3]),
         TrialEnded(trial=0, state="done"),
-        TrialEnded(trial=0, state="stopped"),  # nothing new: it was over
+        TrialEnded(trial=0, state="stopped"),  # nothing new: the trial had ended
         StudyEnded(state="stopped", best_trial=3, best_value=0.2),
     ]
 
 
 def second_run():
-    """Goes on with trial 3, of which the crash has taken the last two epochs: they come again."""
+    """Return a resumed run of trial 3, whose last two epochs come again after a crash."""
     return [
         began(resumed=True),
         TrialBegan(trial=3, config=CONFIG, parent=(0, 2), epoch=2),

@@ -1,4 +1,4 @@
-"""Texts that are equal where things are, in every process, and differ where they do."""
+"""Descriptions are equal in every process for equal things, and differ for different ones."""
 
 from __future__ import annotations
 

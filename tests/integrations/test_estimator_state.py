@@ -1,4 +1,4 @@
-"""Fitted estimators as plain data: they come back as they were, and nothing else is ever made."""
+"""Fitted estimators as plain data come back unchanged, and reading makes no other objects."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def codec_of(*estimators):
 
 
 def kept(state):
-    """A state as it comes back from a checkpoint."""
+    """Return a state as it comes back from a checkpoint."""
     packed = unpack_state(pack_state(state))
     return {**packed, "tree": json.loads(json.dumps(packed["tree"]))}
 
@@ -97,7 +97,10 @@ def test_estimators_come_back_as_they_were(estimator):
     ids=lambda e: type(e).__name__,
 )
 def test_estimators_go_on_as_if_nothing_had_happened(estimator):
-    """Optimisers and streams of random numbers are part of the state; what is shared stays shared."""
+    """A restored estimator trains on as if it had never been stored.
+
+    Optimisers and streams of random numbers are part of the state, and shared objects stay shared.
+    """
     codec = codec_of(estimator)
     ways = [codec.read(kept(codec.write([estimator])))[0], copy.deepcopy(estimator)]
     Y_ = np.c_[Y, Y > 0] if isinstance(estimator, MultiOutputClassifier) else Y
@@ -124,9 +127,12 @@ def test_what_is_one_thing_stays_one():
     "value",
     [
         1 + 2j, float("nan"), float("-inf"), b"bytes", slice(1, None, 2), range(3), np.float32,
-        np.dtype("<f4"), np.int8(3), np.str_("text"), {1: 2, "a": (None, True)}, frozenset({1}), {2},
-        np.array([]), np.zeros((0, 3)), np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.array(3),
-        np.array([("a", 1)], dtype=[("name", "U3"), ("number", "i2", (1,))]), np.array(["x", None], dtype=object),
+        np.dtype("<f4"), np.int8(3), np.str_("text"), {1: 2, "a": (None, True)},
+        frozenset({1}), {2},
+        np.array([]), np.zeros((0, 3)), np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        np.array(3),
+        np.array([("a", 1)], dtype=[("name", "U3"), ("number", "i2", (1,))]),
+        np.array(["x", None], dtype=object),
         sparse.csc_array(np.eye(2)), np.random.SeedSequence(5), 2**70,
     ],
     ids=repr,
@@ -153,7 +159,7 @@ def test_streams_go_on(stream):
 
 
 def tampered(change):
-    """A state of a classifier in which somebody has changed the description."""
+    """Return a state of a classifier whose description has been tampered with."""
     codec = codec_of(SGD)
     state = codec.write([SGDClassifier()])
     nodes = json.loads(state["tree"])
@@ -162,11 +168,16 @@ def tampered(change):
 
 
 NAMES = [
-    "os:system", "posix:system", "subprocess:Popen", "builtins:eval", "builtins:getattr", "joblib:load",
-    "sklearn.datasets:fetch_openml", "numpy:memmap", "numpy:load", "this:s", "sklearn.base:warnings.os",
-    "sklearn.datasets._base:Path", "sklearn.base:clone", "sklearn.utils._joblib:Parallel", "sklearn:os",
-    "sklearn.tree._tree:DepthFirstTreeBuilder", "thrifty.integrations:ThriftySearchCV", "sklearn..os:x", ":", "",
-    "__main__:x", "functools:partial", "operator:methodcaller", "sklearn.base:BaseEstimator.__init__",
+    "os:system", "posix:system", "subprocess:Popen", "builtins:eval", "builtins:getattr",
+    "joblib:load",
+    "sklearn.datasets:fetch_openml", "numpy:memmap", "numpy:load", "this:s",
+    "sklearn.base:warnings.os",
+    "sklearn.datasets._base:Path", "sklearn.base:clone", "sklearn.utils._joblib:Parallel",
+    "sklearn:os",
+    "sklearn.tree._tree:DepthFirstTreeBuilder", "thrifty.integrations:ThriftySearchCV",
+    "sklearn..os:x", ":", "",
+    "__main__:x", "functools:partial", "operator:methodcaller",
+    "sklearn.base:BaseEstimator.__init__",
 ]  # fmt: skip
 
 
@@ -203,7 +214,10 @@ def has_split(nodes):
     ],
 )
 def test_trees_that_lead_out_of_themselves_are_refused(change, monkeypatch):
-    """scikit-learn follows the nodes of a tree without looking where they lead."""
+    """Tree nodes that point outside of their tree are refused.
+
+    scikit-learn follows the nodes of a tree without a check of where they lead.
+    """
     forest = RandomForestClassifier(1, random_state=0).fit(X, Y)
     real = _estimator_types.check_native
 
@@ -239,11 +253,23 @@ def test_boosted_trees_too(field, value, monkeypatch):
         lambda s: s.update(tree="{}"),
         lambda s: s.update(tree='[{"is": "nothing"}]'),
         lambda s: s.update(tree='[{"is": "again", "number": 7}]'),
-        lambda s: s.update(tree='[{"is": "array", "dtype": "O", "shape": [1], "order": "C", "begin": 0}]'),
-        lambda s: s.update(tree='[{"is": "array", "dtype": "f8", "shape": [1000000000000], "order": "C", "begin": 0}]'),
-        lambda s: s.update(tree='[{"is": "array", "dtype": "f8", "shape": [-1], "order": "C", "begin": 0}]'),
-        lambda s: s.update(tree='[{"is": "array", "dtype": "f8", "shape": [1], "order": "C", "begin": -8}]'),
-        lambda s: s.update(tree='[{"is": "generator", "state": {"is": "dict", "number": 1, "items": [["bit_generator", "default_rng"]]}, "seeds": null, "number": 0}]'),
+        lambda s: s.update(
+            tree='[{"is": "array", "dtype": "O", "shape": [1], "order": "C", "begin": 0}]'
+        ),
+        lambda s: s.update(tree=(
+            '[{"is": "array", "dtype": "f8", "shape": [1000000000000], "order": "C", '
+            '"begin": 0}]'
+        )),
+        lambda s: s.update(
+            tree='[{"is": "array", "dtype": "f8", "shape": [-1], "order": "C", "begin": 0}]'
+        ),
+        lambda s: s.update(
+            tree='[{"is": "array", "dtype": "f8", "shape": [1], "order": "C", "begin": -8}]'
+        ),
+        lambda s: s.update(tree=(
+            '[{"is": "generator", "state": {"is": "dict", "number": 1, "items": '
+            '[["bit_generator", "default_rng"]]}, "seeds": null, "number": 0}]'
+        )),
         lambda s: s.update(data=torch.zeros(0, dtype=torch.uint8)),
     ],
 )  # fmt: skip
@@ -285,7 +311,7 @@ def test_what_cannot_be_kept_is_said(value):
 
 
 def test_what_was_pickled_is_trained_again(tmp_path, caplog):
-    """Checkpoints of earlier versions are lost ones: nothing in them is unpickled."""
+    """Pickled checkpoints of earlier versions count as lost: nothing in them is unpickled."""
     options = {"name": "old", "storage": f"sqlite:///{tmp_path}/old.db", "refit": False}
     algorithm = SuccessiveHalving(max_epochs=4, num_trials=4, eta=2)
     expected = search(algorithm=algorithm, **options).fit(X, Y).study_
@@ -323,7 +349,7 @@ def test_what_was_pickled_is_trained_again(tmp_path, caplog):
 
 
 class Runs:
-    """Unpickling it would run something."""
+    """An object whose unpickling would run code."""
 
     has_run = False
 

@@ -23,7 +23,7 @@ SPACE = Space(lr=Choice([0.1, Step(0.1, [2]), Step(0.1, [4]), 0.02, Step(0.02, [
 
 
 class Heard:
-    """What a study said of itself."""
+    """Observer that records the events of a study."""
 
     def __init__(self):
         self.events = []

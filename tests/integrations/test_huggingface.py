@@ -1,4 +1,4 @@
-"""Models of transformers are trained by its own Trainer, as they are, and share stages."""
+"""Models of transformers are trained unchanged by their own Trainer, and share stages."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_resumed_is_as_alone(args):
 
 
 class Rate(transformers.TrainerCallback):
-    """Notes learning rate, epoch and step at each step."""
+    """Callback that records learning rate, epoch and step at each step."""
 
     seen: list
 
@@ -156,7 +156,7 @@ def test_a_scheduler_multiplies_a_schedule(seen):
     one = task(args, trainer={"callbacks": [Rate()]})
     train(one, falling, epochs=EPOCHS)
     wanted = [(0.01 if k < 6 else 0.001) * (1 - k / 9) for k in range(9)]
-    # a callback sees the rate of the next step: the scheduler has made its step
+    # A callback sees the rate of the next step, because the scheduler has already stepped.
     assert [rate for rate, *_ in seen][:5] == pytest.approx(wanted[1:6])
     assert [rate for rate, *_ in seen][6:8] == pytest.approx(wanted[7:])
 
@@ -285,7 +285,7 @@ def test_a_causal_language_model():
             gpt, train_dataset=texts, eval_dataset=texts[:4], args={"learning_rate": 0.01}
         )
 
-    # its head is its embedding: one tensor under two names
+    # The model's head is its embedding: one tensor under two names.
     assert_a_resumed_trial_is_the_same(make, fixed, epochs=2)
 
 

@@ -1,4 +1,4 @@
-"""LightningModules are trained by Lightning, as they are, and share stages."""
+"""LightningModules are trained unchanged by Lightning, and share stages."""
 
 from __future__ import annotations
 
@@ -190,7 +190,10 @@ def test_schedules_reach_optimiser_and_layers():
 
 
 def test_a_schedule_leaves_the_optimisers_memory_alone():
-    """As a loop of plain PyTorch that changes the learning rate of its groups."""
+    """A schedule keeps the optimiser's state.
+
+    It does so as a loop of plain PyTorch that changes the learning rate of its groups.
+    """
 
     def momentum(params, lr):
         return torch.optim.SGD(params, lr=lr, momentum=0.9)

@@ -18,7 +18,7 @@ from thrifty.study import StudyBegan, StudyEnded
 
 
 class Recorder(Logger):
-    """Writes to a list; raises for each event that ``fails`` says so of."""
+    """Logger that writes to a list and raises for each event for which ``fails`` is true."""
 
     def __init__(self, fails=lambda event: False, *, patience_s=10.0):
         super().__init__(patience_s=patience_s)
@@ -168,7 +168,10 @@ def test_plain_values_stay_and_others_are_written_down():
 @pytest.mark.parametrize(
     ("make", "modules", "package", "extra"),
     [
-        (lambda: TensorBoard("x"), ["torch.utils.tensorboard", "tensorboardX"], "tensorboard", "tensorboard"),
+        (
+            lambda: TensorBoard("x"), ["torch.utils.tensorboard", "tensorboardX"], "tensorboard",
+            "tensorboard"
+        ),
         (MLflow, ["mlflow.tracking"], "mlflow-skinny", "mlflow"),
         (lambda: WandB(project="p"), ["wandb"], "wandb", "wandb"),
     ],

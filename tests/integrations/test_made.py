@@ -1,4 +1,4 @@
-"""What is made once for several trials depends on all that they read of their hyper-parameters."""
+"""What is made once for several trials depends on all hyper-parameters that they read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from thrifty.pack import HyperParameters
 
 
 class Module:
-    """Keeps what it was given, as data modules do."""
+    """A class that keeps its arguments, as data modules do."""
 
     def __init__(self, hp):
         self.hp = hp

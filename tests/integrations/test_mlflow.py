@@ -12,13 +12,13 @@ from thrifty.integrations._mlflow import _experiment
 from thrifty.study import StudyEnded, TrialBegan
 
 
-# MLflow's own tables use what SQLAlchemy 2.1 calls deprecated
+# MLflow's own tables use what SQLAlchemy 2.1 calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(autouse=True)
 def no_warning(caplog, request):
-    """What loggers are told here they can write."""
+    """Assert that loggers can write all that tests give them."""
     yield
     if "warning" not in request.node.name:
         assert "does not write" not in caplog.text
@@ -26,7 +26,7 @@ def no_warning(caplog, request):
 
 @pytest.fixture(scope="module")
 def uri(tmp_path_factory):
-    """One database for all: making one takes long."""
+    """Return one database for all tests, because creating one takes long."""
     before = os.environ.get("MLFLOW_DISABLE_TELEMETRY")
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     yield f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
@@ -120,7 +120,7 @@ def test_a_place_that_cannot_be_is_a_warning(caplog):
 
 
 class Rival:
-    """A client of a server on which another study makes the experiment first, or nobody can."""
+    """A client of a server where another study creates the experiment first, or creation fails."""
 
     def __init__(self, *, made):
         self.made, self.asked = made, 0

@@ -1,4 +1,4 @@
-"""What other libraries keep in their states goes through a checkpoint and comes back as it was."""
+"""State values of other libraries survive a checkpoint unchanged."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def returned(value):
 
 
 def kinds(value):
-    """The types of a value and of all in it."""
+    """Return the types of a value and of all values in it."""
     if isinstance(value, deque):
         return deque, value.maxlen
     if isinstance(value, dict):

@@ -78,7 +78,7 @@ def test_it_is_an_estimator(estimator, check):
 
 
 def by_hand(estimator, epochs, *, train, test, seed=0):
-    """The slow twin: a plain loop."""
+    """Train in a plain loop, the slow reference."""
     for _ in range(epochs):
         estimator.partial_fit(X[train], Y[train], classes=np.unique(Y))
     return estimator.score(X[test], Y[test])
@@ -153,9 +153,18 @@ def test_a_schedule_is_followed():
 
 
 WARM = [
-    (RandomForestClassifier(random_state=0), {"max_depth": [1, 3]}, "n_estimators", lambda m: len(m.estimators_)),
-    (HistGradientBoostingClassifier(random_state=0), {"learning_rate": [0.1, 0.2]}, "max_iter", lambda m: m.n_iter_),
-    (GradientBoostingRegressor(random_state=0), {"max_depth": [1, 2]}, "n_estimators", lambda m: m.n_estimators_),
+    (
+        RandomForestClassifier(random_state=0), {"max_depth": [1, 3]}, "n_estimators",
+        lambda m: len(m.estimators_)
+    ),
+    (
+        HistGradientBoostingClassifier(random_state=0), {"learning_rate": [0.1, 0.2]}, "max_iter",
+        lambda m: m.n_iter_
+    ),
+    (
+        GradientBoostingRegressor(random_state=0), {"max_depth": [1, 2]}, "n_estimators",
+        lambda m: m.n_estimators_
+    ),
 ]  # fmt: skip
 
 
@@ -172,8 +181,10 @@ def test_warm_start_adds_so_much_in_each_epoch(estimator, params, name, size):
 
 def test_a_branch_of_a_warm_start_is_the_same_as_alone():
     rates = Choice([Step(0.3, [2]), Step(0.3, [3]), 0.3])
-    found = search(GradientBoostingRegressor(random_state=0, subsample=0.5), {"learning_rate": rates},
-                   algorithm=GridSearch(max_epochs=4)).fit(X, Y)  # fmt: skip
+    found = search(
+        GradientBoostingRegressor(random_state=0, subsample=0.5), {"learning_rate": rates},
+        algorithm=GridSearch(max_epochs=4)
+    ).fit(X, Y)  # fmt: skip
     assert found.study_.savings.unique_epochs == 4 + 2 + 1
     for trial in found.study_.trials:
         _, metrics = train_alone(
@@ -420,7 +431,7 @@ def test_observers_hear_of_it():
 
 
 class Fragile(ClassifierMixin, BaseEstimator):
-    """Works, unless it is told not to."""
+    """Classifier that works unless it is told to fail."""
 
     def __init__(self, fault="", bias=0):
         self.fault = fault
@@ -581,7 +592,7 @@ def test_other_distributions_are_drawn_from_as_they_are(seed):
 
 
 def test_draws_of_a_distribution_are_its_own():
-    # no Float: it is the logarithm of what is above 5 that is uniform
+    # This is no Float: the logarithm of the part above 5 is uniform.
     shifted = ParamSpace.of({"a": stats.loguniform(1, 10, loc=5)}).space["a"]
     rng = np.random.default_rng(0)
     draws = [shifted.sample(rng) for _ in range(300)]

@@ -14,7 +14,7 @@ from thrifty.study import StudyEnded, TrialBegan
 
 @pytest.fixture(autouse=True)
 def no_warning(caplog, request):
-    """What loggers are told here they can write."""
+    """Assert that loggers can write all that tests give them."""
     yield
     if "warning" not in request.node.name:
         assert "does not write" not in caplog.text
@@ -22,7 +22,7 @@ def no_warning(caplog, request):
 
 @pytest.fixture(params=["torch.utils.tensorboard", "tensorboardX"])
 def package(request, monkeypatch):
-    """Both libraries that can write."""
+    """Return each of the two libraries that can write."""
     if request.param == "tensorboardX":
         monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     return importlib.import_module(request.param)

@@ -14,7 +14,7 @@ from thrifty.study import StudyEnded, TrialBegan
 
 @pytest.fixture(autouse=True)
 def no_warning(caplog, request):
-    """What loggers are told here they can write."""
+    """Assert that loggers can write all that tests give them."""
     yield
     if "warning" not in request.node.name:
         assert "does not write" not in caplog.text
@@ -35,7 +35,7 @@ def logger(folder):
 
 
 def log_records(data, *, block=32768):
-    """The records of a file in LevelDB's log format, after the 7 bytes of W&B's own head."""
+    """Yield the records of a file in LevelDB's log format, after the 7 bytes of W&B's own head."""
     at, parts = 7, b""
     while at + 7 <= len(data):
         if block - at % block < 7:
@@ -50,11 +50,14 @@ def log_records(data, *, block=32768):
 
 
 def records(folder):
-    """What each offline run has written, in the order of writing: (run, config, [(step, metrics)], exit code)."""
+    """Return what each offline run has written, in the order of writing.
+
+    Items are (run, config, [(step, metrics)], exit code).
+    """
     import wandb  # noqa: PLC0415
     from wandb.proto import wandb_internal_pb2  # noqa: PLC0415
 
-    # its service writes the last bytes when it ends
+    # The W&B service writes the last bytes when it ends.
     wandb.teardown()
 
     out = []
@@ -129,7 +132,8 @@ def test_more_trials_than_may_be_open_lose_nothing(tmp_path, monkeypatch):
     )
     found = [(run.display_name, steps) for run, _, steps, _ in records(tmp_path)]
     assert sorted(found) == [
-        ("digits 0", [(1, 0.1)]), ("digits 0", [(2, 0.2)]), ("digits 1", [(1, 1.1)]), ("digits 1", [(2, 1.2)]),
+        ("digits 0", [(1, 0.1)]), ("digits 0", [(2, 0.2)]), ("digits 1", [(1, 1.1)]),
+        ("digits 1", [(2, 1.2)]),
     ]  # fmt: skip
 
 
@@ -139,7 +143,7 @@ def test_modes_are_known():
 
 
 class Server:
-    """Stands for the library and a server that knows of three epochs of each run."""
+    """A stand-in for the library and a server that knows of three epochs of each run."""
 
     class Settings(dict):
         def __init__(self, **options):

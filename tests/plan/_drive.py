@@ -1,4 +1,4 @@
-"""A pretend executor for plans: trains nothing, but checks that each chain could really start."""
+"""A simulated executor for plans: it trains nothing but checks that each chain could start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def ref(node: int, epoch: int) -> CheckpointRef:
 
 
 class Driver:
-    """Runs chains in random interleaving on some workers and counts what is trained."""
+    """Driver that runs chains in random interleaving on some workers and counts what is trained."""
 
     def __init__(self, plan: SearchPlan, *, workers: int = 1, seed: int = 0) -> None:
         self.plan = plan

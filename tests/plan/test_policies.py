@@ -21,7 +21,7 @@ rngs = st.integers(0, 5).map(np.random.default_rng)
 
 
 def distance(one, other) -> int:
-    """By hand."""
+    """Compute the distance by hand."""
     return (
         abs(
             VALUES["batch_size"].index(one["batch_size"])
@@ -92,7 +92,10 @@ def test_equal_generators_give_equal_packs_and_others_give_others():
         (lambda rng: batch_size_packs([{"batch_size": 1}], size=0), "size=0"),
         (lambda rng: nearest_packs([{}], size=-1, values={}, rng=rng), "size=-1"),
         (lambda rng: batch_size_packs([{"lr": 1}], key="batch"), "no 'batch' .it has: lr"),
-        (lambda rng: nearest_packs([{}], size=1, values={"lr": [1]}, rng=rng), "no 'lr' .it has: nothing"),
+        (
+            lambda rng: nearest_packs([{}], size=1, values={"lr": [1]}, rng=rng),
+            "no 'lr' .it has: nothing"
+        ),
         (
             lambda rng: nearest_packs([{"lr": 2}], size=1, values={"lr": [1]}, rng=rng),
             "lr=2 of a configuration is not among its values",

@@ -46,13 +46,13 @@ def timeline(schedule, epochs: int = EPOCHS) -> Timeline:
 
 
 def symbols(schedule, epochs: int) -> list:
-    """What the trial does in each epoch, the slow way."""
+    """Return what the trial does in each epoch, computed the slow way."""
     line = timeline(schedule)
     return [next(r.key for r in line.runs if r.start <= e < r.stop) for e in range(epochs)]
 
 
 def minimum(asked) -> int:
-    """Distinct prefixes, counted one by one."""
+    """Count distinct prefixes, one by one."""
     return len({tuple(symbols(s, e)) for s, target in asked for e in range(1, target + 1)})
 
 
@@ -279,7 +279,7 @@ def test_the_forest_covers_each_needed_epoch_once(asked):
 
 
 def borrowed(node: int, epoch: int) -> CheckpointRef:
-    """A state that another plan has trained."""
+    """Return a checkpoint that another plan has trained."""
     return CheckpointRef(
         node=node, epoch=epoch, path="other", num_bytes=9, digest="", train_loss=0.5
     )
@@ -343,7 +343,7 @@ def passed(plan, node=0, *, stands=()):
 
 
 def kept_to(epoch, **options):
-    """A plan of one node whose states after epochs 1, 2, ... are all kept."""
+    """Return a plan of one node with all checkpoints after epochs 1, 2, ..."""
     plan = SearchPlan(**options)
     plan.insert(Timeline({"lr": 0.1}, epochs=9))
     for e in range(1, epoch + 1):

@@ -1,4 +1,4 @@
-"""Several plans of one forest, each brought up to date from what all have written."""
+"""Several plans of one forest, each updated from what all drivers have written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from thrifty.space import Timeline
 
 @dataclass
 class Log:
-    """What the drivers have written, in order, and what they train."""
+    """Records that the drivers have written, in order, and the claims on what they train."""
 
     nodes: list[Timeline] = field(default_factory=list)
     epochs: list[EpochDone] = field(default_factory=list)
@@ -112,7 +112,7 @@ def run(parties) -> None:
 
 
 def interleaved(parties, asked, seed) -> None:
-    """Requests and work in any order."""
+    """Interleave requests and work in random order."""
     rng = np.random.default_rng(seed)
     left = [list(enumerate(each)) for each in asked]
     while any(left):
@@ -131,7 +131,7 @@ def interleaved(parties, asked, seed) -> None:
 @given(st.lists(requests, min_size=2, max_size=3), st.integers(0, 100))
 @settings(max_examples=80, deadline=None)
 def test_each_epoch_is_trained_by_one(asked, seed):
-    """All branch points are kept: then no order of events trains anything twice."""
+    """With all branch points kept, no order of events trains anything twice."""
     log = Log()
     parties = [Party(n, log, cuts=range(1, EPOCHS)) for n in range(len(asked))]
     interleaved(parties, asked, seed)
@@ -146,7 +146,7 @@ def test_each_epoch_is_trained_by_one(asked, seed):
 @given(st.lists(requests, min_size=2, max_size=3), st.integers(0, 100))
 @settings(max_examples=80, deadline=None)
 def test_known_branch_points_are_kept_for_others(asked, seed):
-    """Who asked before the work began loses nothing, though it is another that trains."""
+    """A driver that asked before the work began loses nothing, though another driver trains."""
     log = Log()
     parties = [Party(n, log) for n in range(len(asked))]
     for party, some in zip(parties, asked, strict=True):

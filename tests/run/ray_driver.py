@@ -1,7 +1,9 @@
-"""A study on a Ray cluster of its own, as a program: ``python -m tests.run.ray_driver FOLDER HOW COUNT``.
+"""A study on a Ray cluster of its own, as a program.
 
-``HOW`` says what it does at event number ``COUNT``: ``kill`` itself, ``interrupt`` (say so, and let somebody else press
-Ctrl-C), ``lose`` its cluster, or ``nothing``.
+    python -m tests.run.ray_driver FOLDER HOW COUNT
+
+``HOW`` is what it does at event number ``COUNT``: ``kill`` itself, ``interrupt`` (report that it is
+ready, and let the test press Ctrl-C), ``lose`` its cluster, or ``nothing``.
 """
 
 from __future__ import annotations
@@ -28,13 +30,13 @@ OWN = Ray(address="local", workers=2, threads=1, pack="solo", num_cpus=0.5)
 
 
 def everything(study):
-    """All that a study leaves behind, whoever was done first."""
+    """Return all that a study leaves behind, independent of which trial was done first."""
     state, trials, epochs, nodes = records(study)
     return state, trials, sorted(epochs, key=lambda each: each[:2]), nodes
 
 
 class At:
-    """Does something at the n-th event."""
+    """Observer that acts at the n-th event."""
 
     def __init__(self, count: int, what) -> None:
         self._left = count
@@ -61,7 +63,7 @@ def interrupt() -> None:
 
 
 def lose() -> None:
-    """The lights go out in the room where the cluster is."""
+    """Kill all processes of the cluster, as a power cut would."""
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

@@ -1,4 +1,4 @@
-"""Workers that come up when there is room and may vanish: the executor, on a cluster that is made up."""
+"""The executor on a simulated cluster, whose workers start when there is room and may vanish."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ TIMELINE = Timeline({"lr": 0.1}, epochs=1)
 
 
 class FakeCluster:
-    """Nothing happens by itself: ``up``, ``work`` and ``kill`` say what becomes of a worker."""
+    """Simulated cluster in which nothing happens by itself.
+
+    ``up``, ``work`` and ``kill`` decide what happens to a worker.
+    """
 
     def __init__(self):
         self.now = 0.0
@@ -97,7 +100,7 @@ class FakeCluster:
             self.end(worker, "")
 
     def work(self, worker, *, through=True):
-        """It ends its call, and is through with all that it has."""
+        """End the worker's call and, with ``through``, finish all its assignments."""
         reports = [Report(assignment=n) for n in self.on_board[worker] if through]
         if through:
             self.on_board[worker].clear()
@@ -140,7 +143,7 @@ class World:
             self.executor.submit(Assignment(number=number, chain=chain, seed=0))
 
     def fill(self, *, pack_size=1):
-        """Submits as many as there are places for; how many that were."""
+        """Submit until no slot is free; return how many were submitted."""
         before = self.submitted
         while self.executor.num_free(pack_size=pack_size):
             self.submit()
@@ -186,7 +189,7 @@ def test_who_is_up_is_preferred_to_who_will_be():
     world.submit(2)
     world.cluster.up(1)
     world.poll()
-    for _ in range(2):  # it takes over what waited for the other one
+    for _ in range(2):  # then it takes the one that waited for the other worker
         world.cluster.work(1)
         world.poll()
     world.submit()
@@ -199,7 +202,7 @@ def test_who_is_starting_is_preferred_to_who_would_have_to():
     world.cluster.up(0)
     world.poll()
     world.cluster.work(0)
-    world.poll()  # it takes over what waited for the other one
+    world.poll()  # it takes the assignment that waited for the other worker
     world.cluster.kill(0)
     world.poll()
     world.submit()
@@ -238,7 +241,7 @@ def test_the_first_call_has_all_that_has_waited():
 def test_a_worker_that_hangs_is_ended_and_another_takes_its_place():
     world = World(1, epoch_timeout_s=100.0)
     world.submit()
-    world.cluster.now += 500.0  # it takes long to come up
+    world.cluster.now += 500.0  # the worker takes long to start
     world.cluster.up(0)
     assert world.poll() == []
     assert world.poll(99.0) == []
@@ -450,7 +453,10 @@ def test_workers_that_always_vanish_while_they_start():
 
 
 def test_machines_that_go_while_workers_start_are_no_failed_starts():
-    """One machine takes all the workers with it that were starting there."""
+    """Machines that vanish while workers start do not count as failed starts.
+
+    One machine takes all workers that were starting there with it.
+    """
     world = World(1)
     world.submit()
     for worker in range(3 * MAX_STARTS):
@@ -521,7 +527,7 @@ def test_stopping():
     world.cluster.up(0, 1)
     world.poll()
     world.executor.stop()
-    # who has not begun is through
+    # An assignment that has not begun ends at once.
     assert world.poll(5.0) == [Report(assignment=2)]
     assert world.cluster.now < 1.0
     assert not world.cluster.stopped
@@ -567,7 +573,7 @@ def test_closing():
 
 
 def happens(world, what, which):
-    """One thing that a cluster may do with a worker, if there is one that it can be done with."""
+    """Let one thing happen to a worker of the cluster, if there is a worker to which it can."""
     up = [w for w in world.cluster.open if w in workers_up(world)]
     starting = [w for w in world.cluster.open if w not in up]
     able = starting if what == "up" else up
@@ -583,7 +589,7 @@ def happens(world, what, which):
 )
 @settings(deadline=None)
 def test_whatever_happens_each_assignment_has_one_last_word(workers, expected, size, steps):
-    """A study that submits whenever there is a place is never stuck, and loses nothing."""
+    """A study that submits whenever a slot is free never hangs, and loses nothing."""
     world = World(workers, expected=min(expected, workers))
     ended = []
 
@@ -595,7 +601,7 @@ def test_whatever_happens_each_assignment_has_one_last_word(workers, expected, s
         assert len(ended) < world.submitted, "the study would think that it is done"
         happens(world, what, which)
         poll()
-    while len(ended) < world.submitted:  # in the end all come up and work
+    while len(ended) < world.submitted:  # in the end all workers start and work
         for worker in list(world.cluster.open):
             happens(world, "work" if worker in workers_up(world) else "up", 0)
         poll()

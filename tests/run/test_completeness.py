@@ -1,4 +1,7 @@
-"""Workers check that states are complete; what takes turns badly, or diverges in a pack, is trained again."""
+"""Workers check that states are complete.
+
+Trials that fail when they take turns, or diverge in a pack, are trained again.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def run(folder, task, configs=RATES, *, pack="concatenated", size=3):
 
 
 class Counting(LineTask):
-    """Weights the loss by the number of its calls, which no checkpoint holds."""
+    """Task that weights the loss by the number of its calls, which no checkpoint holds."""
 
     def __init__(self):
         self.calls = 0
@@ -53,7 +56,7 @@ def test_what_is_meant_not_to_be_state_is_trained(tmp_path):
 
 
 class Orthogonal(LineTask):
-    """Has a buffer whose order of memory is not that of its dimensions."""
+    """Task with a buffer whose memory order is not that of its dimensions."""
 
     def model(self, hp):
         layer = nn.utils.parametrizations.orthogonal(nn.Linear(1, 8))
@@ -82,7 +85,7 @@ STARTED: list[int] = []
 
 
 class Leaving(LineTask):
-    """The first trial decides what all others compute."""
+    """Task whose first trial decides what all others compute."""
 
     def loss(self, model, batch):
         if not STARTED:
@@ -100,7 +103,7 @@ SCALE: list[float] = []
 
 
 class Tuned(LineTask):
-    """All trials in a process are scaled by the hyper-parameter of the first."""
+    """Task in which the first trial's hyper-parameter scales all trials of a process."""
 
     def adapt(self, model, hp):
         super().adapt(model, hp)
@@ -139,7 +142,7 @@ def test_a_model_for_all_trials_is_refused(tmp_path, size):
 
 
 class Drawing(LineTask):
-    """Draws from Python's stream in some steps only."""
+    """Task that draws from Python's stream in some steps only."""
 
     def loss(self, model, batch):
         x, _ = batch
@@ -159,7 +162,7 @@ FACTOR = {"now": 1.0}
 
 
 class Following(LineTask):
-    """Follows a hyper-parameter through a variable that all trials share."""
+    """Task that follows a hyper-parameter through a variable that all trials share."""
 
     def adapt(self, model, hp):
         super().adapt(model, hp)
@@ -184,7 +187,7 @@ def test_a_shared_variable_that_adapt_sets(tmp_path, pack, size):
 
 
 class Scaling(LineTask):
-    """Does in ``adapt`` what must be done once for each epoch."""
+    """Task that does in ``adapt`` what must be done once for each epoch."""
 
     def adapt(self, model, hp):
         super().adapt(model, hp)
@@ -194,7 +197,7 @@ class Scaling(LineTask):
 
 
 class Replacing(LineTask):
-    """Gives parameters other memory in ``adapt``."""
+    """Task that gives parameters other memory in ``adapt``."""
 
     def adapt(self, model, hp):
         super().adapt(model, hp)
@@ -203,7 +206,7 @@ class Replacing(LineTask):
 
 
 class Doubling(LineTask):
-    """Adds a hook in ``adapt``, once, in the epochs in which ``lr`` is low."""
+    """Task that adds a hook in ``adapt``, once, in the epochs in which ``lr`` is low."""
 
     def adapt(self, model, hp):
         super().adapt(model, hp)
@@ -235,7 +238,7 @@ def test_hooks_that_pile_up_are_state(tmp_path, pack):
 
 
 class TooFast(LineTask):
-    """Diverges in its second epoch, or is as good as LineTask."""
+    """Task that diverges in its second epoch, or is as good as LineTask."""
 
     def loss(self, model, batch):
         x, y = batch
@@ -263,7 +266,7 @@ def test_what_goes_wrong_later_does_not_fail_the_stage_before(tmp_path, pack):
 
 
 class Owner(Trainable):
-    """Keeps a number under a key that is no text."""
+    """Trainable that keeps a number under a key that is not a string."""
 
     def setup(self, hp, *, seed, device):
         self.notes = {1: 0.0, "pair": (1, 2)}

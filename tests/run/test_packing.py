@@ -1,4 +1,4 @@
-"""Several trials on one worker: nothing is lost, and each gets what it would get alone."""
+"""Several trials on one worker: nothing is lost, and each gets the result it gets alone."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_conformance(workers, pack, check):
 
 
 class Run:
-    """Trains configurations on one executor, each an assignment of two stages."""
+    """Trainer of configurations on one executor, each an assignment of two stages."""
 
     def __init__(self, executor_config, folder, task, configs):
         root = str(folder / "checkpoints")
@@ -64,7 +64,8 @@ class Run:
             chain = Chain(stages=stages, timeline=timeline, resume=None)
             executor.submit(Assignment(number=number, chain=chain, seed=number))
         while len(self.ended) < len(self.timelines):
-            # there may be no report for long: what failed is told once the states before it are written
+            # There may be no report for long: a failure is reported once the states before it are
+            # written.
             for report in executor.poll(POLL_S):
                 assert report.assignment not in self.ended, "something after the last word"
                 if report.event is None:
@@ -177,7 +178,7 @@ def test_what_goes_wrong_is_the_affair_of_one_trial(tmp_path, pack, fault):
 
 @pytest.fixture
 def memory(monkeypatch):
-    """Room for so many trials, whatever is done with them."""
+    """Return a function that limits memory to a number of trials, however they are trained."""
 
     def limit(num, *, where):
         original = getattr(AutoBackend, where)
@@ -213,7 +214,10 @@ def test_out_of_memory_shrinks_the_pack(tmp_path, memory, pack, room, where):
 
 
 def test_out_of_memory_in_the_middle(tmp_path, monkeypatch):
-    """When all have trained for a while: what was under way is given back, nothing is told twice."""
+    """When memory runs out after all have trained for a while, no epoch is lost or reported twice.
+
+    Running stages are given back.
+    """
     original, calls = AutoBackend.step, []
 
     def crowded(self, plans):
@@ -276,7 +280,7 @@ def test_a_death_marks_nobody_who_had_company(tmp_path):
     executor = Local(workers=2, threads=1, pack="concatenated", pack_size=3).open(
         FaultyTask(), checkpoints=str(tmp_path), folder="plan"
     )
-    del executor._workers[1]  # all on board of one process
+    del executor._workers[1]  # all trials are in one process
     try:
         kinds = {}
         for number, config in enumerate(configs):
@@ -290,7 +294,7 @@ def test_a_death_marks_nobody_who_had_company(tmp_path):
                 if isinstance(report.event, StageFailed):
                     kinds[report.assignment] = report.event.kind
         assert kinds == dict.fromkeys(range(3), "crowded")
-        # until it is known whose fault it was, one at a time
+        # Trials run one at a time until it is known which one is at fault.
         free = []
         for number in (0, 2, 1):
             free.append(executor.num_free(pack_size=3))

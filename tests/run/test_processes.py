@@ -31,7 +31,7 @@ EPOCHS = 4
 
 
 class LeavesTracks(FaultyTask):
-    """Writes a file before it hangs or dies, with its own process and one that it has forked."""
+    """Task that writes a file with its own process and a forked one before it hangs or dies."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class LeavesTracks(FaultyTask):
 
 
 class Clock:
-    """Time stands still unless a process hangs; then it runs with each look."""
+    """A clock that stands still unless a process hangs; then it advances with each reading."""
 
     def __init__(self, folder: Path) -> None:
         self._hangs = folder / "hangs"
@@ -71,7 +71,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed(Local):
-    """As ``Local``, with a time limit on another clock."""
+    """``Local`` with a time limit on another clock."""
 
     folder: Path
 
@@ -105,7 +105,7 @@ def from_epoch(fault: str, epoch: int = 2) -> MultiStep:
 
 
 def rest(executor, num=1):
-    """All events until the last of some assignments ends."""
+    """Return all events until the last of ``num`` assignments ends."""
     events = []
     while num:
         for report in executor.poll(1.0):
@@ -163,7 +163,7 @@ def test_a_worker_that_starts_or_has_nothing_to_do_does_not_hang(tmp_path):
         for number in range(2):
             opened.submit(assignment(number))
             if not number:
-                now[0] += 2 * LIMIT_S  # as long as it takes to import torch on a busy machine
+                now[0] += 2 * LIMIT_S  # as long as importing torch takes on a busy machine
             assert not failures(rest(opened))
             now[0] += 2 * LIMIT_S
     finally:
@@ -209,7 +209,7 @@ def run_hanging(folder):
 
 
 def test_workers_end_when_their_driver_is_killed(tmp_path):
-    """In the middle of an epoch that never ends."""
+    """Workers end when their driver is killed in the middle of an epoch that never ends."""
     driver = started(run_hanging, tmp_path)
     while not (tmp_path / "hangs").exists():
         assert driver.is_alive()
@@ -241,7 +241,7 @@ def test_a_task_that_cannot_be_loaded_is_said_so(tmp_path, monkeypatch):
 
 
 class Dying(FaultyTask):
-    """One of the two processes of a trial dies, once."""
+    """Task in which one of the two processes of a trial dies, once."""
 
     def loss(self, model, batch):
         import torch.distributed as dist  # noqa: PLC0415

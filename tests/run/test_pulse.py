@@ -1,4 +1,4 @@
-"""Whether somebody far away still answers."""
+"""Whether a remote process still answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from thrifty.run._pulse import Pulse
 
 
 class Far:
-    """Somebody far away, and a clock."""
+    """A simulated remote process, and a clock."""
 
     def __init__(self):
         self.now = 0.0
@@ -25,7 +25,7 @@ class Far:
             raise self.error
 
     def check(self, now):
-        """What the pulse says, when whoever wants to answer has answered."""
+        """Return what the pulse reports once any answer has arrived."""
         self.now = now
         said = self.pulse.check()
         asking = self.pulse._asking

@@ -38,7 +38,7 @@ def cluster():
 
 @pytest.fixture(autouse=True)
 def still_there():
-    """A user's own connection is left alone."""
+    """Assert that a user's own connection stays open."""
     yield
     assert ray.is_initialized()
 
@@ -56,7 +56,7 @@ def run(folder, *, executor, algorithm=ALGORITHM, observers=(), **options):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """What the same study leaves behind on local workers."""
+    """Return the records that the same study leaves behind on local workers."""
     return run(tmp_path_factory.mktemp("local"), executor=LOCAL)
 
 
@@ -70,7 +70,7 @@ def test_the_same_records_as_on_local_workers(tmp_path, undisturbed):
 
 
 class Failures:
-    """What has failed, and how."""
+    """Observer that records failures with their reasons."""
 
     def __init__(self):
         self.kinds = []
@@ -111,7 +111,7 @@ def test_packs_with_states_in_a_relative_folder(tmp_path, monkeypatch, undisturb
 
 
 class Elsewhere(LineTask):
-    """A task whose code is not where the workers are."""
+    """A task whose code is missing where the workers are."""
 
     def __reduce__(self):
         return __import__, ("no_such_module_anywhere",)

@@ -1,4 +1,4 @@
-"""What is said about a Ray cluster before there is one."""
+"""Messages about a Ray cluster before it exists."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from thrifty.testing import LineTask
 
 
 class FakeRay:
-    """As much of Ray as a connection needs."""
+    """The part of Ray that a connection needs."""
 
     def __init__(self, *, connected=False, error=None):
         self.connected = connected

@@ -1,4 +1,4 @@
-"""A study that starts a Ray cluster for itself, and what becomes of it if that is lost, or the study."""
+"""A study that starts its own Ray cluster recovers if the cluster or the study is lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thrifty.run import Local
 
 
 def resume(folder):
-    """Goes on with a study, here."""
+    """Resume a study on this machine."""
     study = make_study(folder, algorithm=ALGORITHM)
     study.run(progress=False, executor=Local(workers=1, threads=1, pack="solo"))
     return study
@@ -23,7 +23,7 @@ def resume(folder):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """What the same study leaves behind if nothing goes wrong."""
+    """Return the records that the same study leaves behind if nothing goes wrong."""
     return everything(resume(tmp_path_factory.mktemp("local")))
 
 
@@ -48,7 +48,7 @@ def test_a_driver_that_is_killed(tmp_path, undisturbed):
 def test_ctrl_c_reaches_the_driver_alone(tmp_path, undisturbed):
     with driver(tmp_path, "interrupt", 20) as child:
         assert child.stdout.readline() == "now\n"
-        os.killpg(child.pid, signal.SIGINT)  # the whole terminal
+        os.killpg(child.pid, signal.SIGINT)  # as Ctrl-C does for the whole terminal
         assert child.communicate("\n")[0] == "end\n"
         assert child.returncode == 0
     study = make_study(tmp_path, algorithm=ALGORITHM)

@@ -1,4 +1,7 @@
-"""Ray with several machines and GPUs, all made up: who gets which GPU, and whose fault it is that a worker is gone."""
+"""Ray with several simulated machines and GPUs.
+
+Which worker gets which GPU, and what is at fault if a worker vanishes.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class AtLoading:
 
 @pytest.fixture(scope="module")
 def machines():
-    """The first has two GPUs; others come and go."""
+    """Start a cluster: the first machine has two GPUs, and others come and go."""
     head = {
         "num_cpus": 1,
         "num_gpus": 2,
@@ -53,7 +56,7 @@ def machines():
 
 
 def preparing(config, *what):
-    """Workers that load a task, and their calls."""
+    """Start workers that load a task; return them and their calls."""
     cluster = RayCluster(ray, config, cloudpickle.dumps(AtLoading(*what)))
     spec = WorkerSpec(name="w", device="cpu", threads=1, checkpoints="", folder="", curves={})
     workers = [cluster.hire() for _ in range(config.workers)]

@@ -111,7 +111,7 @@ def test_a_task_that_cannot_be_loaded(tmp_path, monkeypatch):
     sys.path.pop()
     trouble = RemoteWorker().prepare(spec(tmp_path), [], task)
     assert "ModuleNotFoundError: No module named 'code_of_mine'" in trouble
-    # it is found where the study has found it
+    # The module is found where the study found it.
     assert RemoteWorker().prepare(spec(tmp_path), [str(tmp_path)], task) == ""
     del sys.modules["code_of_mine"]
 

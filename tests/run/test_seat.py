@@ -112,7 +112,7 @@ def test_after_the_death_of_several_each_is_tried_alone():
     for number in (1, 2, 3):
         free.append(seat.num_free(3))
         seat.take(assignment(number))
-        if number == 2:  # it was this one
+        if number == 2:  # this one was at fault
             assert seat.vanish("killed")[0].event.kind == "lost"
         else:
             seat.note([Report(assignment=number)])

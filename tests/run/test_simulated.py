@@ -1,4 +1,4 @@
-"""Simulated workers say what real ones would, at the right time."""
+"""Simulated workers report what real ones would, at the right time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def assignment(number=0, *, stops=(3,), config=None, seed=0):
 
 
 def until_through(executor, *, num=1):
-    """All that is reported until so many assignments are through, with the time of each."""
+    """Return all reports until ``num`` assignments have ended, with the time of each."""
     out = []
     while sum(report.event is None for _, report in out) < num:
         for report in executor.poll(0.1):
@@ -144,7 +144,7 @@ def test_what_a_failing_worker_trains_is_lost_back_to_the_last_stage():
     failed_at = executor.clock.now()
     assert executor.counts.failures == 1
     assert executor.counts.busy_s == failed_at
-    assert executor.num_free() == 1  # all are gone: time passes
+    assert executor.num_free() == 1  # all workers are gone, so time passes
     assert executor.clock.now() == failed_at + 50.0
 
 
@@ -157,7 +157,7 @@ def test_failures_come_as_often_as_they_are_said_to():
             executor.num_free()
             executor.submit(assignment(number, stops=(1000,)))
             number += 1
-    # 20 workers, one failure in 200 s each, 10,000 s: 1000, give or take 4 sigma
+    # 20 workers, one failure in 200 s each, 10,000 s: 1000, within 4 sigma.
     assert executor.counts.failures == pytest.approx(1000, abs=4 * math.sqrt(1000))
 
 
@@ -186,7 +186,7 @@ def test_with_notice_the_state_at_the_end_of_the_epoch_is_kept():
     assert executor.counts.preemptions == 1
     ended = executor.clock.now()
     executor.num_free()
-    # taken at most 10 s after the epoch's end, replaced 30 s later
+    # Preempted at most 10 s after the epoch's end, replaced 30 s later.
     assert ended + 30.0 <= executor.clock.now() <= ended + 40.0
 
 
@@ -209,7 +209,8 @@ def test_a_worker_that_will_be_taken_gets_nothing_new():
     executor.submit(assignment(stops=(1,)))
     until_through(executor)
     assert executor.clock.now() == 10.0
-    executor.num_free()  # neither the one that was busy nor the other one is there before it was replaced
+    # Neither the busy worker nor the other one is available before it was replaced.
+    executor.num_free()
     assert executor.clock.now() == pytest.approx(100.0)
 
 
@@ -331,9 +332,9 @@ def test_decisions_are_timed_from_asking_who_is_free():
     executor.num_free()
     executor.submit(assignment(0))
     executor.num_free()
-    executor.poll(0.1)  # one is free, and there is nothing for it
+    executor.poll(0.1)  # one worker is free, and there is no work for it
     executor.submit(assignment(1))
-    executor.num_free()  # nobody is free: nothing to decide
+    executor.num_free()  # no worker is free: nothing to decide
     executor.poll(0.1)
     assert len(executor.counts.decisions_s) == 2
     assert all(seconds >= 0 for seconds in executor.counts.decisions_s)

@@ -1,4 +1,4 @@
-"""Short ways to ask, and to make a history."""
+"""Helpers to ask algorithms and to build histories."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def ask(algorithm, history=None, *, space=SPACE, num=1, seed=0):
 
 
 def follow(history, decisions, *, score=None, failing=()):
-    """Carries decisions out: each proposal reaches its target with ``score(trial, epoch)``, or fails."""
+    """Carry decisions out: proposals reach their target with ``score(trial, epoch)``, or fail."""
     for decision in decisions:
         number = history.record_decision(decision)
         if isinstance(decision, Stop):
@@ -31,12 +31,12 @@ def follow(history, decisions, *, score=None, failing=()):
 
 
 def by_number(number, epoch):
-    """Later trials are better, and all get better."""
+    """Score so that later trials are better, and all improve with the epoch."""
     return number + epoch / 1000
 
 
 def to_the_end(algorithm, *, space=SPACE, num=1, score=None, failing=()):
-    """Runs a study in which nothing happens at the same time; returns its history."""
+    """Run a study one decision after the other; return its history."""
     history = History()
     while decisions := ask(algorithm, history, space=space, num=num, seed=len(history)):
         follow(history, decisions, score=score, failing=failing)
@@ -44,13 +44,13 @@ def to_the_end(algorithm, *, space=SPACE, num=1, score=None, failing=()):
 
 
 def ends(history, *, group=None):
-    """How many trials ended at each epoch, as a dict with ascending epochs."""
+    """Return how many trials ended at each epoch, as a dict with ascending epochs."""
     reached = [t.reached for t in history if group is None or t.group == group]
     return {epoch: reached.count(epoch) for epoch in sorted(set(reached))}
 
 
 def with_scores(*scores, target=1):
-    """A history of trials that wait at ``target``, with these scores there."""
+    """Return a history of trials that wait at ``target``, with these scores there."""
     history = History()
     for score in scores:
         number = history.record_decision(Proposal(target=target, config={"lr": 0.1}))

@@ -1,4 +1,4 @@
-"""Histories for samplers, and how well a sampler does on a function."""
+"""Histories for samplers, and measures of how well a sampler does on a function."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SCHEDULES = Space(
 
 
 def bowl(config):
-    """Highest, 0, somewhere inside ``FLAT``."""
+    """Score highest, with 0, somewhere inside ``FLAT``."""
     z = math.log10(config["z"]) / 4 + 0.5
     off = (config["x"] - 0.3) ** 2 + (config["y"] - 0.7) ** 2 + z**2
     return -off - 0.1 * (config["kind"] != "b")
@@ -49,7 +49,7 @@ def sample(sampler, history=None, space=FLAT, *, num=1, seed=0):
 
 
 def filled(space=FLAT, *, num=40, running=0, score=None, target=9, seed=0, prior=()):
-    """A history of random configurations, the last of which are running still."""
+    """Return a history of random configurations, the last ``running`` of which still run."""
     history, rng = History(prior=prior), np.random.default_rng(seed)
     for index in range(num + running):
         proposal = Proposal(target=target, config=space.sample(rng))
@@ -61,7 +61,7 @@ def filled(space=FLAT, *, num=40, running=0, score=None, target=9, seed=0, prior
 
 
 def best_found(sampler, score, space=FLAT, *, num_trials=40, batch=5, seed=0):
-    """The best score of a study on a function."""
+    """Return the best score of a study on a function."""
     history = History()
     while len(history) < num_trials:
         for config in sample(
@@ -77,7 +77,7 @@ def derived(seed, step):
 
 
 def mean_epochs_shared(sampler, history, space, *, num_seeds=20):
-    """How many epochs a draw shares with the trial that it shares most with, epoch by epoch."""
+    """Return how many epochs a draw shares with its closest trial, compared epoch by epoch."""
     drawn = [sample(sampler, history, space, seed=seed)[0] for seed in range(num_seeds)]
     return np.mean([
         max(_same_epochs(config, trial.config) for trial in history) for config in drawn

@@ -41,7 +41,7 @@ def test_never_waits_while_there_are_trials_to_draw():
 
 
 def test_good_trials_that_come_late_are_all_promoted():
-    # each is better than all before it: more are promoted than synchronously
+    # Each trial is better than all before it: more are promoted than synchronously.
     history = to_the_end(ASHA(max_epochs=9, num_trials=27))
     assert ends(history)[9] >= 3
     assert history[26].reached == 9
@@ -74,5 +74,5 @@ def test_asking_is_fast_however_long_the_history(long_history):
         for _ in range(20):
             follow(long_history, ask(algorithm, long_history, num=4))
 
-    # as many as with a hundredth of the history
+    # The limit is as low as for a hundredth of the history.
     assert lines_run(ask_often) / 20 < 2_000

@@ -67,7 +67,7 @@ def slow_next(rungs, trial):
 
 
 def trained(*scores_of):
-    """A history of trials with these scores, one for each epoch."""
+    """Return a history of trials with these scores, one for each epoch."""
     history = History()
     for scores in scores_of:
         number = history.record_decision(Proposal(target=len(scores), config={"lr": 0.1}))
@@ -85,7 +85,7 @@ def test_starts_with_new_trials():
 
 
 def test_the_order_of_places():
-    # leader 4; 3 is good; the others are not; then the leader and new trials
+    # The leader is 4, and 3 is good; the others are not. Then come the leader and new trials.
     history = trained([0.1], [0.3], [0.2], [0.6], [0.5, 0.6, 0.7], [0.0], [0.0])
     assert numbers(ask(GREEDY, history, num=9)) == [3, 1, 4, None, None]
     assert [d.target for d in ask(GREEDY, history, num=9)] == [3, 3, 9, 1, 1]
@@ -98,7 +98,7 @@ def test_forced_trials_come_first_the_least_trained_before_others():
 
 
 def test_the_threshold_is_neither_floored_nor_rounded():
-    # six epochs in all: sqrt(log(6)) = 1.34
+    # Six epochs in all: sqrt(log(6)) = 1.34.
     algorithm = AsyncSubSampling(max_epochs=27, num_trials=3)
     assert numbers(ask(algorithm, trained([0.1], [0.2], [0.5, 0.6, 0.7, 0.8]))) == [1]
     assert numbers(ask(algorithm, trained([0.1, 0.1], [0.2] * 4, [0.1]), num=1)) == [2]
@@ -129,12 +129,12 @@ def test_trials_in_training_are_compared_by_what_they_have_reported():
     history = trained([0.9], [0.5, 0.6, 0.7])
     history.record_decision(Proposal(target=9, trial=1))
     history.record_decision(Proposal(target=3, trial=0))
-    # 1 leads still, 0 is on its way: nothing but new trials
+    # 1 still leads, and 0 is running: only new trials are left.
     assert numbers(ask(GREEDY, history, num=3)) == [None, None, None]
 
 
 def test_comparison_is_at_equal_epochs():
-    # 1 is better after one epoch than the leader was then, though far from where it is now
+    # 1 is better after one epoch than the leader was then, though far below the leader's score now.
     history = trained([0.4], [0.6], [0.5, 5.0, 50.0])
     assert numbers(ask(GREEDY, history)) == [1]
 
@@ -154,11 +154,11 @@ def test_failed_trials_are_never_good_but_observed():
 
 def test_scores_that_are_not_numbers_are_the_worst():
     history = trained([float("nan"), 0.1, 0.9], [0.1], [0.5] * 9, *[[0.0]] * 4)
-    # 0 is ahead, but its mean is not
+    # 0 is ahead, but its mean is not.
     assert numbers(ask(GREEDY, history, num=3)) == [1, 2, None]
     worse = trained([float("nan"), float("nan"), 9.0], [0.2, 0.2, 0.1], [0.5] * 9)
     algorithm = AsyncSubSampling(max_epochs=27, num_trials=3, threshold=1)
-    # nobody is good, and no place but the leader's
+    # No trial is good, and the only place is the leader's.
     assert numbers(ask(algorithm, worse)) == [2]
 
 
@@ -177,7 +177,7 @@ def test_nobody_idles_while_there_are_trials_to_propose(threshold):
 
 
 def test_the_best_is_trained_to_the_end_also_where_the_rule_overlooks_it():
-    # 0 overtakes the leader, but its mean is too low for it to be good
+    # 0 overtakes the leader, but its mean is too low for it to be good.
     history = trained([0.0, 0.1, 0.9], [0.3] * 27, [0.2])
     algorithm = AsyncSubSampling(max_epochs=27, num_trials=3, threshold=1)
     assert ask(algorithm, history) == [Proposal(target=9, trial=0)]
@@ -208,7 +208,7 @@ def test_decides_as_defined_in_any_history(seed, kind, options):
         num = int(rng.integers(1, 9))
         decisions = ask(fast, history, num=num)
         assert decisions == ask(slow, history, num=num)
-        # an interruption comes when part of an answer is on record
+        # An interruption comes when part of an answer is recorded.
         for decision in decisions[: rng.integers(num + 1)]:
             history.record_decision(decision)
         meddle(history, rng, fast)
@@ -225,7 +225,7 @@ def test_decides_as_defined_in_any_history(seed, kind, options):
 
 
 def meddle(history, rng, algorithm):
-    """Now and then somebody stops a trial, or trains one to between the rungs."""
+    """Stop a trial now and then, or train one to an epoch between the rungs."""
     waiting = [t for t in history if t.state == "waiting" and t.reached < algorithm.max_epochs]
     if waiting and rng.random() < 0.1:
         trial = waiting[rng.integers(len(waiting))]
@@ -243,7 +243,7 @@ def test_studies_go_as_defined(options, num_workers):
     for algorithm in (AsyncSubSampling(**options), Slow(**options)):
         study = FakeStudy(algorithm, num_workers=num_workers, failure_rate=0.1)
         study.run()
-        logs.append(repr(study.log))  # NaN equals itself there
+        logs.append(repr(study.log))  # in a repr, NaN equals itself
     assert logs[0] == logs[1]
 
 
@@ -254,7 +254,7 @@ def test_asking_does_not_take_long():
         history.record_decision(Proposal(target=epochs, config={}))
         history.record_scores(number, rng.random(epochs).tolist())
     algorithm = AsyncSubSampling(max_epochs=81, num_trials=4000)
-    # the first time all is read; then only what is new
+    # The first call reads everything; later calls read only what is new.
     assert lines_run(lambda: algorithm.ask(history, SPACE, num=8, rng=rng)) < 200 * 2000
     history.record_decision(Proposal(target=1, config={}))
     history.record_scores(2000, [0.5])
@@ -264,7 +264,7 @@ def test_asking_does_not_take_long():
 def test_follows_its_own_advice():
     history = History()
     follow(history, ask(GREEDY, history, num=9))
-    # one leader, who goes on first; the others have to be good or to find a place
+    # There is one leader, which goes on first; the others have to be good or to find a place.
     assert numbers(follow(history, ask(GREEDY, history))) == [8]
     assert numbers(ask(GREEDY, history)) == [7]
 

@@ -1,4 +1,4 @@
-"""The bench's rule, which is vectorised over problems, makes the pulls of the library's functions."""
+"""The bench's rule, vectorised over problems, makes the same pulls as the library's functions."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ HORIZON = 150
 
 
 def pulls_of(table, kind):
-    """One problem by the library: all good challengers of a round, or the leader alone."""
+    """Play one problem by the library: all good challengers of a round, or the leader alone."""
     seen = {k: [rewards[0]] for k, rewards in enumerate(table)}
     pulls, first = list(seen), None
     while len(pulls) < HORIZON:
@@ -32,7 +32,7 @@ def test_same_pulls(family, kind):
     means = means_of(family, num=num, num_arms=num_arms, rng=rng)
     table = rng.standard_normal((num, num_arms, HORIZON + num_arms)) + means[:, :, None]
     if family == "Bernoulli":
-        table = np.round(1 / (1 + np.exp(-2 * table)))  # ties in plenty
+        table = np.round(1 / (1 + np.exp(-2 * table)))  # creates many ties
     pulls = [[] for _ in range(num)]
 
     def pull(problems, arms, counts):

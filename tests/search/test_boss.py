@@ -21,7 +21,7 @@ from thrifty.testing import check_algorithm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learner(Sampler):
-    """Says how many results it has seen, in place of learning from them."""
+    """Sampler that reports how many results it has seen instead of learning from them."""
 
     adapts: ClassVar[bool] = True
 
@@ -82,7 +82,7 @@ def test_whoever_would_idle_begins_with_the_next_bracket():
         history.record_decision(decision)
     for number in range(8):
         history.record_scores(number, [number])
-    # trial 8 is in training still, so its round is not over
+    # Trial 8 still trains, so its round is not over.
     asked = ask(LEARNING, history, num=2)
     assert [d.group for d in asked] == [1] * 5
     assert [d.target for d in asked] == [3] * 5
@@ -92,7 +92,7 @@ def test_whoever_would_idle_begins_with_the_next_bracket():
 
 
 def test_a_trial_left_behind_is_recalled_within_its_bracket():
-    # 9 and 10 stay at one epoch; then all but the best turn out to be far worse at three
+    # 9 and 10 stay at one epoch; then all but the best turn out to be far worse at three.
     algorithm = BOSS(max_epochs=27, num_trials=27, sampler=RandomSampler())
     history = to_the_end(
         algorithm, score=lambda k, e: -k - (100 if 0 < k < 9 and e >= 3 else 0)

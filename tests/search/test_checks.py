@@ -1,4 +1,4 @@
-"""The checks of the conformance suite find what is wrong with an algorithm."""
+"""The checks of the conformance suite find the faults of an algorithm."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from thrifty.testing import (
 
 
 class TwoTrials(Algorithm):
-    """Asks for two trials, up to what a subclass makes of it."""
+    """Algorithm that asks for two trials; subclasses introduce faults."""
 
     max_epochs = 3
     num_asked = 0

@@ -10,7 +10,8 @@ from thrifty.space import Choice, Space
 def test_the_papers_brackets():
     history = to_the_end(Hyperband(max_epochs=81))
     assert len(history) == 143
-    # 81x1 27x3 9x9 3x27 1x81 | 34x3 11x9 3x27 1x81 | 15x9 5x27 1x81 | 8x27 2x81 | 5x81, less those that go on
+    # 81x1 27x3 9x9 3x27 1x81 | 34x3 11x9 3x27 1x81 | 15x9 5x27 1x81 | 8x27 2x81 | 5x81, less those
+    # promoted.
     assert [ends(history, group=g) for g in range(5)] == [
         {1: 54, 3: 18, 9: 6, 27: 2, 81: 1},
         {3: 23, 9: 8, 27: 2, 81: 1},
@@ -28,7 +29,7 @@ def test_all_brackets_are_proposed_at_once():
 
 @pytest.mark.parametrize(("eta", "power"), [(3, 5), (3, 6), (2, 10), (5, 3), (10, 3)])
 def test_exact_powers_have_a_bracket_more(eta, power):
-    # in floating point log(243, 3) is 4.999... and log(1000, 10) is 2.999...
+    # In floating point log(243, 3) is 4.999... and log(1000, 10) is 2.999...
     assert len(Hyperband(max_epochs=eta**power, eta=eta).brackets()) == power + 1
     assert len(Hyperband(max_epochs=eta**power - 1, eta=eta).brackets()) == power
 

@@ -35,7 +35,7 @@ def mixed_points(num, *, seed=0):
 
 
 def density_twin(density, at):
-    """The definition, one kernel after the other."""
+    """Compute the density by its definition, one kernel after the other."""
     total = 0.0
     for point in density.points:
         product = 1.0
@@ -78,7 +78,7 @@ def test_bandwidths_follow_the_normal_reference_rule():
     np.testing.assert_allclose(
         density.bandwidths[[0, 2]], factor * points[:, [0, 2]].std(axis=0)
     )
-    # of two options, the standard deviation of their index
+    # The bandwidth of two options is the standard deviation of their index.
     assert density.bandwidths[3] == pytest.approx(min(factor * points[:, 3].std(), 0.5))
     assert density.bandwidths[4] == 0.0
 

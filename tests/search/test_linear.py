@@ -1,4 +1,4 @@
-"""The work of all asks of a study grows as its number of trials does: counted, not timed."""
+"""The work of all asks of a study grows linearly with its number of trials: counted, not timed."""
 
 import sys
 
@@ -30,7 +30,7 @@ SPACE = Space(lr=Float(0.01, 1.0), width=Int(1, 10**6), kind=Choice(["a", "b"]))
 
 
 class Cheap(Sampler):
-    """Random draws, asked for as those of a model are."""
+    """Sampler of random draws that is asked as a model's sampler is."""
 
     adapts = True
 
@@ -42,7 +42,7 @@ class Cheap(Sampler):
 
 
 class Counted(History):
-    """A history that hands its trials out one by one, where counting sees it."""
+    """A history that returns its trials one by one, so that each one is counted."""
 
     def __iter__(self):
         for number in range(len(self)):
@@ -50,7 +50,7 @@ class Counted(History):
 
 
 class Operations:
-    """Lines of Python that were run, the rounds of comprehensions and generators among them."""
+    """Counter of executed lines of Python, the rounds of comprehensions and generators included."""
 
     def __init__(self):
         self.num = 0
@@ -69,7 +69,7 @@ class Operations:
 
 
 def num_operations(algorithm, *, workers=3):
-    """Of all asks of a study, also of those of workers that find nothing to do."""
+    """Count the operations of all asks of a study, also those for which workers find no work."""
     history, rng, running = (
         Counted(max_epochs=algorithm.max_epochs),
         np.random.default_rng(0),
@@ -92,7 +92,7 @@ def num_operations(algorithm, *, workers=3):
         if not running:
             return operations.num
         number = running.pop(int(rng.integers(min(workers, len(running)))))
-        # many ties, as where trials share their training
+        # There are many ties, as where trials share their training.
         scores = np.cumsum(rng.integers(0, 9, size=history[number].target) / 8)
         before = history[number].scores
         history.record_scores(number, [*before, *scores[len(before) :].tolist()])

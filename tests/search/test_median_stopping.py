@@ -33,7 +33,7 @@ def test_below_the_median_of_the_others_is_stopped():
 
 
 def test_best_score_counts_against_average_scores():
-    # the last trial is worse now than all others, but it was better before than they are on average
+    # The last trial is worse now than all others, but was better before than their average.
     curves = [[0.2, 0.6], [0.2, 0.6], [0.2, 0.6], [0.2, 0.6], [0.5, 0.1]]
     assert Stop(trial=4) not in ask(kind(grace_epochs=2), history_of(*curves))
 

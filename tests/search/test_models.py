@@ -1,4 +1,4 @@
-"""What samplers with a model of their own have in common."""
+"""Common properties of samplers with a model of their own."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ each_model = pytest.mark.parametrize("model", MODELS, ids=lambda model: type(mod
 
 @pytest.fixture
 def behind(monkeypatch):
-    """By how much the acquisition of each candidate taken was below that of the best new one."""
+    """Record how far the acquisition of each chosen candidate was below the best new one's."""
     found = []
 
     def pick(self, acquisition, config_of):

@@ -13,7 +13,10 @@ LINE = Space(x=Float(0.0, 1.0))
 
 
 def history_of(*trials, prior=()):
-    """Trials as ``(target, scores, violation)``; scores None: still running, "failed": failed."""
+    """Return a history of ``(target, scores, violation)``.
+
+    Scores of None mean running, and "failed" means failed.
+    """
     history = History(prior=prior)
     for index, (target, scores, *violation) in enumerate(trials):
         number = history.record_decision(Proposal(target=target, config={"x": index / 10}))
@@ -123,7 +126,7 @@ def test_trials_of_another_space_are_left_out():
 def test_points_are_those_of_the_coordinates(space):
     history = filled(space, num=20)
     expected = [coordinates_of(space).to_unit(trial.config) for trial in history]
-    for _ in range(2):  # also when remembered
+    for _ in range(2):  # the second result is cached
         np.testing.assert_equal(seen(history, space=space).points, expected)
 
 

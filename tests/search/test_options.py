@@ -1,4 +1,4 @@
-"""What makes no algorithm: each option that is out of bounds, and what the message says."""
+"""Each algorithm option that is out of bounds raises an error, and the message says why."""
 
 import pytest
 

@@ -79,7 +79,7 @@ def seen(space=LINE, *, num=20, score=hill, seed=0):
 
 
 def found(sampler, *, num, seed, space=LINE, result=lambda c: {"score": hill(c)}):
-    """The history of a search, one trial after the other."""
+    """Return the history of a search, one trial after the other."""
     history = History()
     for i in range(num):
         (config,) = sampler.sample(history, space, num=1, rng=rng(seed, i))
@@ -97,7 +97,7 @@ def test_same_stream_same_answer(sampler):
 
 
 class PlainStudy(OptunaStudy):
-    """As slow as can be: Optuna's own storage is told of each trial by Optuna's own checked functions."""
+    """The slowest version: Optuna's checked functions tell its own storage of each trial."""
 
     def __init__(self, optuna, sampler, *, seen, coordinates, attrs):
         self._coordinates = coordinates
@@ -134,7 +134,7 @@ class PlainStudy(OptunaStudy):
 
 
 def full(space, num, *, objectives=False):
-    """A history with everything in it: earlier trials, failures, violations, short and running ones."""
+    """Return a history with earlier trials, failures, violations, short trials and running ones."""
     history = History(prior=tuple(seen(space, num=5, score=lambda c: len(repr(c)), seed=3)))
     for i in range(num):
         config = space.sample(rng(5, i))
@@ -257,7 +257,7 @@ def test_constraints(sampler):
     "sampler", [TPESampler(), GPSampler(), NSGAIISampler(population=6)], ids=repr
 )
 def test_two_objectives(sampler):
-    """The front is where y is 0.01, for any x."""
+    """With two objectives, the sampler finds the front, where y is 0.01 for any x."""
     history = History()
     for i in range(30):
         config = LINE.sample(rng(i))
@@ -322,7 +322,10 @@ def test_choices_alone_give_the_evolution_nothing_to_move():
 
 
 def test_only_trials_that_got_far_are_learned_from():
-    """Early scores are the opposite of what they become."""
+    """Only trials that got far are learned from.
+
+    Early scores here are the opposite of the final ones.
+    """
     history = History()
     for i in range(40):
         config = LINE.sample(rng(i))

@@ -1,4 +1,4 @@
-"""GridSearch and RandomSearch: everything at once, everything fully."""
+"""GridSearch and RandomSearch propose everything at once and train everything fully."""
 
 import numpy as np
 

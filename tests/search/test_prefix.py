@@ -7,7 +7,7 @@ from thrifty.space import Choice, Constant, Cosine, MultiStep, Space, Step
 
 
 def trained(*trials):
-    """A history of ``(config, target, reached)``; not reached: running."""
+    """Return a history of ``(config, target, reached)``; without ``reached`` a trial is running."""
     history = History()
     for config, target, reached in trials:
         number = history.record_decision(Proposal(target=reached or target, config=config))
@@ -19,7 +19,7 @@ def trained(*trials):
 
 
 def pick(history, candidates, *, share):
-    """Candidates as ``(acquisition, config)``; the acquisition of the one that is picked."""
+    """Return the acquisition of the picked candidate; candidates are ``(acquisition, config)``."""
     acquisition = np.array([score for score, _ in candidates])
     picked = Picker(history, share=share).pick(acquisition, lambda i: candidates[i][1])
     return None if picked is None else acquisition[picked[0]]
@@ -73,7 +73,7 @@ STEPS_BEHIND = [
 
 def test_what_was_not_trained_is_not_shared():
     history = trained((STEPS[3], 2, 2), (OTHERS[3], 9, 9))
-    # both share two epochs only, for the other trial went no further
+    # Both share two epochs only, because the other trial went no further.
     assert pick(history, STEPS_BEHIND, share=1.0) == 2.9
 
 

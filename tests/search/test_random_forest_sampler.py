@@ -84,7 +84,8 @@ def test_candidates_are_points_of_configurations(space):
     coordinates, rng = coordinates_of(space), np.random.default_rng(0)
     history = filled(space, num=12)
     best = np.array([coordinates.to_unit(trial.config) for trial in history])
-    # numbers that are conditions of others may be drawn at odds with them; those are filled up later
+    # Numbers that are conditions of others may be drawn at odds with them; those are filled up
+    # later.
     odd = [i for i, name in enumerate(coordinates.names) if name in {"width", "depth"}]
     for points in (
         _random_points(space, 100, rng=rng),

@@ -78,7 +78,7 @@ def test_shuffled_grid_is_the_grid_in_another_order():
 
 
 class Learner(RandomSampler):
-    """Pretends to learn."""
+    """Sampler that claims to learn."""
 
     adapts = True
 

@@ -14,7 +14,7 @@ SCORES = st.lists(
 
 
 def is_good_naive(challenger, leader, *, c):
-    """The definition, in exact fractions and block by block."""
+    """Decide by the definition, in exact fractions and block by block."""
     n = len(challenger)
     if n >= len(leader):
         return False
@@ -36,7 +36,7 @@ def mean(scores):
 
 @given(SCORES, SCORES, st.sampled_from([0.5, 1.0, 1.8, 3.0]))
 def test_is_good_as_defined(challenger, leader, c):
-    # sums that differ by less than rounding count as equal
+    # Sums that differ by less than rounding count as equal.
     if is_good(challenger, leader, c=c) != is_good_naive(challenger, leader, c=c):
         n = len(challenger)
         gaps = [mean(challenger) - mean(leader[j : j + n]) for j in range(len(leader) - n + 1)]
@@ -61,7 +61,7 @@ def test_is_good_in_long_histories():
 
 
 def test_the_same_scores_tie_exactly():
-    # prefix sums of these differ in the last bit from the sum of the block alone
+    # Prefix sums of these differ in the last bit from the sum of the block alone.
     shared = [0.1, 0.7, 0.3, 0.2, 0.6]
     for n in range(1, 6):
         assert is_good(shared[-n:], [9.9, *[1e3 / 3] * 50, *shared, 5.5], c=0.0)
@@ -105,7 +105,7 @@ def test_huge_scores_do_not_overflow():
 
 def test_leader_has_most_observations_then_the_best_mean():
     assert leader({0: [0.9], 1: [0.0, 0.1]}) == 1
-    assert leader({0: [0.9, 0.0], 1: [0.5, 0.5]}) == 1  # not the last or the best score
+    assert leader({0: [0.9, 0.0], 1: [0.5, 0.5]}) == 1  # not by the last or the best score
     assert leader({0: [0.5], 1: [0.5], 2: [0.4]}) == 0
     assert leader({0: [0.5], 1: [0.5], 2: [0.4]}, previous=1) == 1
     assert leader({0: [0.5], 1: [0.4]}, previous=1) == 0

@@ -10,12 +10,12 @@ LITERAL = SubSampling(max_epochs=27, num_trials=27, width="literal", levels="tri
 
 
 def rising(number, epoch):
-    """Curves that never cross; the best trial is in the middle."""
+    """Score by curves that never cross; the best trial is in the middle."""
     return -abs(number - 13) - 0.5 / epoch
 
 
 def rounds(algorithm, *, score=rising, failing=()):
-    """The decisions of every round, and the history."""
+    """Return the decisions of every round, and the history."""
     history, out = History(), []
     while decisions := ask(algorithm, history, num=99, seed=len(history)):
         out.append(follow(history, decisions, score=score, failing=failing))
@@ -35,7 +35,7 @@ def test_fixed_widths():
 
 
 def test_the_first_promotion_is_by_score():
-    # the authors' own code compares nothing in rung 0, and promotes the lowest numbers
+    # The authors' own code compares nothing in rung 0, and promotes the lowest numbers.
     played, _ = rounds(FIXED)
     assert sorted(d.trial for d in played[1]) == list(range(9, 18))
 
@@ -47,7 +47,7 @@ def test_literal_widths_on_frozen_rising_curves(levels):
 
 
 def test_literal_with_little_exploration_is_greedy():
-    # the leader won after one epoch and its later blocks are better: nobody ever beats it
+    # The leader won after one epoch and its later blocks are better: no trial ever beats it.
     algorithm = SubSampling(max_epochs=27, num_trials=27, width="literal", threshold=1)
     assert widths(algorithm) == [27, 1, 1, 1]
 
@@ -61,7 +61,7 @@ def test_levels():
 
 
 def test_forced_exploration_uses_the_threshold_as_it_is():
-    # 3 epochs: sqrt(log(5)) is 1.27, which is 1 when floored
+    # 3 epochs: sqrt(log(5)) is 1.27, which is 1 when floored.
     algorithm = SubSampling(max_epochs=9, num_trials=3, width="literal", levels="trial")
     played, _ = rounds(algorithm)
     assert [len(decisions) for decisions in played] == [3, 1, 2, 1]
@@ -72,7 +72,7 @@ def test_forced_exploration_uses_the_threshold_as_it_is():
 
 
 def test_all_who_are_good_go_on_in_literal_rounds():
-    # noise: the leader's second epoch is worse than what the others had in their first
+    # With noise, the leader's second epoch is worse than the others' first.
     curves = {0: [0.9, 0.1, 0.9], 1: [0.5], 2: [0.3], 3: [0.05]}
     algorithm = SubSampling(
         max_epochs=27, num_trials=4, width="literal", levels="trial", threshold=1
@@ -86,7 +86,8 @@ def test_all_who_are_good_go_on_in_literal_rounds():
 
 
 def test_a_trial_left_behind_comes_back():
-    # 9 is the tenth of 27 and stays at one epoch; then all but the best turn out to be far worse at three
+    # 9 is the tenth of 27 and stays at one epoch; then all but the best turn out to be far worse at
+    # three.
     def score(number, epoch):
         return 100.0 - number - (500.0 if 0 < number < 9 and epoch >= 3 else 0.0)
 
@@ -98,14 +99,14 @@ def test_a_trial_left_behind_comes_back():
 
 
 def test_differences_are_taken_at_the_same_epoch():
-    # scores jump with the epoch, so that anything compared across epochs would put the longest first
+    # Scores jump with the epoch, so a comparison across epochs would put the longest trial first.
     def score(number, epoch):
         return 100.0 * epoch - number * epoch
 
     played, _ = rounds(FIXED, score=score)
     assert [sorted(d.trial for d in decisions) for decisions in played[1:]] == [
         [*range(9)],
-        # at one epoch 9 and 10 lag by 9 and 10, at three epochs 1 and 2 by 3 and 6
+        # At one epoch 9 and 10 lag by 9 and 10, at three epochs 1 and 2 by 3 and 6.
         [0, 1, 2],
         [0],
     ]

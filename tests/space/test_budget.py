@@ -1,4 +1,4 @@
-"""Schedules for a budget: what is chosen, and that only cooldowns are trained twice."""
+"""Schedules for a budget: the right one is chosen, and only cooldowns are trained twice."""
 
 import pytest
 
@@ -131,7 +131,7 @@ def test_where_a_schedule_arrives():
 
 
 class Epochs:
-    """Counts what is trained; anything else passes by."""
+    """Observer that counts trained epochs and ignores other events."""
 
     def __init__(self):
         self.num = 0

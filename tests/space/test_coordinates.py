@@ -34,12 +34,12 @@ NESTED = Space(
     momentum=Float(0.8, 0.99).when(kind="sgd"),
     width=64,
 )
-"""Schedules in choices in schedules, conditions, steps, logarithms, a fixed value."""
+"""A space of nested schedules and choices, conditions, steps, logarithms, and a fixed value."""
 
 
 @st.composite
 def shapes(draw, depth=2):
-    """Domains and schedules inside each other."""
+    """Draw nested domains and schedules."""
     kind = draw(st.sampled_from(["plain", "choice", "tuple", "constant", "warmup", "steps"]))
     if kind == "plain" or not depth:
         return draw(st.one_of(domains, plain_values, schedules))
@@ -48,7 +48,7 @@ def shapes(draw, depth=2):
     inside = st.lists(shapes(depth - 1), min_size=1, max_size=3, unique_by=repr).map(tuple)
     if kind == "choice":
         return Choice(draw(inside))
-    if kind == "tuple":  # a schedule within would be refused
+    if kind == "tuple":  # a nested schedule would be refused
         return draw(st.lists(st.one_of(floats, ints, plain_values), max_size=3).map(tuple))
     levels = draw(inside)
     if kind == "constant" or len(levels) < 2:
@@ -67,7 +67,7 @@ def spaces(draw):
 
 
 def same(one, other):
-    """Equal, numbers up to rounding."""
+    """Return whether two values are equal, numbers up to rounding."""
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=1e-12, abs_tol=1e-12 * 2e3)
     return one == other and type(one) is type(other)

@@ -77,7 +77,7 @@ def test_step_snaps():
 
 
 def test_third_of_one_is_its_own_lowest_level():
-    # fifteen digits of 1/3 are less than 1/3
+    # Fifteen digits of 1/3 are less than 1/3.
     assert Float(1 / 3, 2 / 3).levels(2) == (1 / 3, 2 / 3)
 
 

@@ -1,4 +1,4 @@
-"""Schedules against other people's: the definitions written plainly, and torch's schedulers."""
+"""Schedules agree with plainly written definitions and with torch's schedulers."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from thrifty.space import (
 
 
 def torch_values(make, *, epochs, lr=0.1):
-    """The learning rate in each epoch under a scheduler that is stepped once an epoch."""
+    """Return the learning rate in each epoch under a scheduler that is stepped once an epoch."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=lr)
     scheduler, values = make(optimizer), []
     for _ in range(epochs):

@@ -24,7 +24,7 @@ def prefix(a, b, *, epochs=EPOCHS):
     return common_prefix(Timeline({"lr": a}, epochs=epochs), Timeline({"lr": b}, epochs=epochs))
 
 
-# eight steps an epoch, because all the strategies' changes are at eighths
+# Eight steps an epoch, because all the strategies' changes are at eighths.
 @settings(max_examples=1000, deadline=None)
 @given(schedules, schedules)
 def test_prefix_is_as_long_as_values_are_equal(a, b):
@@ -33,7 +33,8 @@ def test_prefix_is_as_long_as_values_are_equal(a, b):
 
 
 def test_lines_that_happen_to_coincide_are_not_shared():
-    # 0.5 t twice, but from other numbers, which need not round alike at any number of steps: rather too little
+    # 0.5 t twice, but from other numbers, which need not round alike at every number of steps. It
+    # is safer to share too little.
     one, other = (
         Timeline({"lr": lr}, epochs=4) for lr in (Linear(2.0), Linear(2.0, floor=1, epochs=2))
     )

@@ -1,4 +1,4 @@
-"""Passwords in addresses are in no message, no repr, no traceback and no log."""
+"""Passwords in addresses appear in no message, repr, traceback or log."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def clean(text: str) -> bool:
 
 
 def all_of(error: BaseException) -> str:
-    """What a terminal shows of an error: its message, its causes, repr."""
+    """Return all that a terminal shows of an error: its message, its causes and its repr."""
     return "".join(traceback.format_exception(error)) + repr(error)
 
 
@@ -72,7 +72,10 @@ def test_no_address_shows_its_password(address):
 @pytest.mark.parametrize("open_it", [Store.open, Views.open], ids=["store", "views"])
 def test_no_error_of_a_database_shows_it(address, open_it, tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
-    with caplog.at_level(logging.DEBUG, logger="thrifty"), pytest.raises(Exception) as raised:  # noqa: PT011
+    with (
+        caplog.at_level(logging.DEBUG, logger="thrifty"),
+        pytest.raises(Exception) as raised,  # noqa: PT011
+    ):
         open_it(address)
     source = "".join(line for line in all_of(raised.value).splitlines() if "pytest" not in line)
     assert clean(source)
@@ -139,7 +142,7 @@ passwords = st.text(
 
 @given(passwords, st.booleans())
 def test_no_password_survives(password, in_query):
-    """Not a word of it: whatever is between two special characters."""
+    """No part of a password survives: each text between two special characters is hidden."""
     url = (
         f"postgresql://me@h/d?password={password}"
         if in_query

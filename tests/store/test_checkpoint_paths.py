@@ -1,4 +1,4 @@
-"""Paths in database rows are not trusted: they cannot leave the folder of checkpoints."""
+"""Paths in database rows are untrusted: they cannot leave the folder of checkpoints."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HOSTILE = [
 
 @pytest.fixture
 def scene(tmp_path):
-    """A folder of checkpoints, a file outside of it that must stay, and what is known of a checkpoint."""
+    """Return a folder of checkpoints, a checkpoint's reference, and an outside file to keep."""
     folder = CheckpointFolder(str(tmp_path / "root"))
     ref = folder.write("plan", node=0, epoch=1, tensors={"x": np.ones(3)}, meta={})
     victim = tmp_path / "victim" / "0-1.safetensors"

@@ -50,7 +50,7 @@ def test_many_may_open_a_new_database_at_once(url):
 
 
 class Cursor:
-    """Says so many times that the database is locked."""
+    """Cursor that reports a locked database a given number of times."""
 
     def __init__(self, refusals: int, said: str = "database is locked") -> None:
         self.left, self.said = refusals, said

@@ -1,4 +1,4 @@
-"""A connection that is cut at any point of a transaction loses no news, and nothing is done twice."""
+"""A connection that breaks at any point of a transaction loses no events and repeats no work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_POINTS = 200
 
 
 class Cuts:
-    """Cuts the connections of an engine once, before or after one of its calls to the database."""
+    """Fault injector that cuts an engine's connections once, before or after one of its calls."""
 
     def __init__(self, engine) -> None:
         self._at: int | None = None
@@ -32,11 +32,11 @@ class Cuts:
     def point(self, connection) -> None:
         if self._at is not None and self._passed == self._at:
             self._at, self.fired, connection.cut = None, True, True
-            # as a server does when a connection breaks
+            # The connection rolls back, as a server does when a connection breaks.
             sqlite3.Connection.rollback(connection)
         self._passed += 1
         if connection.cut:
-            # the one error of SQLite that SQLAlchemy takes for a lost connection
+            # SQLAlchemy takes only this error of SQLite for a lost connection.
             raise sqlite3.ProgrammingError("Cannot operate on a closed database.")
 
     def _wrap(self, dialect, record, arguments, options) -> None:
@@ -187,7 +187,10 @@ def test_a_stage_is_claimed_once(tmp_path):
     "store", ["sqlite", pytest.param("postgresql", marks=needs_postgresql)]
 )
 def test_a_claim_on_a_node_that_is_made_meanwhile(store, tmp_path, request):
-    """Another driver adds and claims nodes between our queries: each claim we see has its node."""
+    """Each claim that we see has its node, though another driver adds and claims nodes meanwhile.
+
+    It does so between our queries.
+    """
     url = (
         f"sqlite:///{tmp_path}/t.db"
         if store == "sqlite"
@@ -220,5 +223,5 @@ def test_a_claim_on_a_node_that_is_made_meanwhile(store, tmp_path, request):
             event.remove(ours._engine, "after_cursor_execute", go_on)
             known = {n.node for n in heard.news.nodes}
             assert {c.node for c in heard.claims} <= known
-            # what was claimed or given back since is above the revision that is known
+            # Later claims and releases are above the known revision.
             assert mine.changes(num_nodes=len(known)) is not None

@@ -1,4 +1,4 @@
-"""What killed runs leave beside the checkpoints is found, and removed when nobody can need it."""
+"""Files that killed runs leave beside the checkpoints are found, and removed when unneeded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def study_of(store, name="s"):
 
 
 def kept(store, study, node):
-    """A checkpoint with a row."""
+    """Write a checkpoint with a row."""
     ref = write(store, node)
     store.record([CheckpointAdded(plan=study.plan, ref=ref)])
     return ref
@@ -65,7 +65,7 @@ CheckpointFolder(sys.argv[1]).write("identity", node=7, epoch=1, tensors={"x": n
 
 @pytest.fixture
 def writer(url):
-    """A process in the middle of writing a checkpoint."""
+    """Start a process that is in the middle of writing a checkpoint."""
     root = url.removeprefix("sqlite:///") + "-kept"
     process = subprocess.Popen(
         [sys.executable, "-c", WRITER, root], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -127,7 +127,7 @@ def test_a_checkpoint_without_a_row_is_removed_and_others_stay(url):
 
 
 def test_rows_of_another_plan_count_too(url):
-    """A plan may use a checkpoint that lies in the folder of another."""
+    """A plan may use a checkpoint that lies in the folder of another plan."""
     swept(url)
     with opened(url) as store:
         other = store.plans.open("other", task="T").id

@@ -1,4 +1,4 @@
-"""A database of an older version is brought up to date with all that is in it."""
+"""A database of an older version is upgraded and keeps all its data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def old_database(url, version, monkeypatch) -> None:
 
 
 def copied(new, old, monkeypatch) -> None:
-    """What a study left behind, in the tables of an older version."""
+    """Copy what a study left behind into the tables of an older version."""
     with create_engine(old).begin() as target, create_engine(new).begin() as source:
         for table in ("plans", "nodes", "epochs", "checkpoints", "studies", "trials", "log"):
             names = [row[1] for row in target.execute(text(f"PRAGMA table_info({table})"))]
@@ -64,7 +64,8 @@ def test_what_an_older_version_has_not_measured_is_not_known(tmp_path, monkeypat
         for epoch, alone, again_alone in [(1, "NULL", 0.5), (2, "3.0", 2.0)]:
             connection.execute(
                 text(
-                    "INSERT INTO epochs (plan, node, epoch, metrics, seconds, worker, seconds_alone, "
+                    "INSERT INTO epochs (plan, node, epoch, metrics, seconds, worker, "
+                    "seconds_alone, "
                     f"again, again_s, again_alone_s) VALUES (1, 0, {epoch}, '{{}}', 0.5, 'w', "
                     f"{alone}, 1, 0.5, {again_alone})"
                 )
@@ -72,7 +73,7 @@ def test_what_an_older_version_has_not_measured_is_not_known(tmp_path, monkeypat
     with Store.open(url) as store:
         one, other = store.plans.load(1).epochs
         assert store.plans.refusals(1) == {}
-    # the first was alone; the other in a pack, and one measurement says too little
+    # The first epoch ran alone; the other ran in a pack, and one measurement says too little.
     assert (one.seconds_alone, one.seconds_checks, one.again_alone_low_s) == (0.5, 0.0, 0.5)
     assert (other.seconds_alone, other.again_alone_low_s) == (None, None)
 
@@ -108,7 +109,8 @@ def test_the_status_is_answered_from_its_index(tmp_path):
     url = make_study(tmp_path).run(progress=False).storage.url
     with Store.open(url) as store, store._engine.connect() as connection:
         query = (
-            "EXPLAIN QUERY PLAN SELECT number, value FROM trials WHERE study = 1 AND state != 'failed' "
+            "EXPLAIN QUERY PLAN SELECT number, value FROM trials WHERE study = 1 AND state != "
+            "'failed' "
             "AND value IS NOT NULL AND coalesce(violation, 0.0) = 0.0 ORDER BY value, number"
         )
         plan = " ".join(str(row) for row in connection.execute(text(query)))

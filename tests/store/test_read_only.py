@@ -1,4 +1,4 @@
-"""Databases and folders that this process may only read can be read."""
+"""This process can read databases and folders that it may not write."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def folder():
 
 @pytest.fixture
 def url(folder):
-    """A study that is done, in a folder that nobody may write."""
+    """Return the address of a finished study in a folder without write permission."""
     make_study(folder).run(progress=False, executor=SOLO)
     take_away_writing(folder)
     return f"sqlite:///{folder}/t.db"
@@ -144,7 +144,7 @@ def names_while_open(url: str) -> list[str]:
 
 
 def test_what_another_user_writes_meanwhile_is_seen(folder):
-    """The writer's log lies beside the file; what is in it counts."""
+    """A read-only reader sees another user's writes, also those in the log beside the file."""
     make_study(folder).run(progress=False, executor=SOLO)
     url = f"sqlite:///{folder}/t.db"
     with Store.open(url) as store, store._engine.connect() as keeps_it_open:

@@ -325,7 +325,10 @@ def test_a_dead_process_holds_nothing(store, info, change):
 
 
 def test_a_process_of_another_container_is_not_looked_for_here(store, info, clock):
-    """Containers may share the name of their machine, but not the numbers of processes."""
+    """Processes of another container are not looked up here.
+
+    Containers may share the name of their machine, but not the numbers of processes.
+    """
     store.lease(info)
     with store._engine.begin() as connection:
         change = "pid=999999999, pid_started='12@pid:[1]'"
@@ -352,7 +355,7 @@ def test_a_silent_holder_elsewhere_is_taken_over(store, info, clock):
 @pytest.mark.parametrize(
     ("change", "silent_s", "state"),
     [
-        ("pid=pid", 1000.0, "running"),  # here processes are asked for, not hearts
+        ("pid=pid", 1000.0, "running"),  # local processes are checked by id, not by heartbeat
         ("pid=999999999", 0.0, "interrupted"),
         ("host='elsewhere'", 59.0, "running"),
         ("host='elsewhere'", 61.0, "interrupted"),
@@ -400,7 +403,10 @@ def test_what_the_dead_train_is_free(store, info, clock):
 
 
 def test_what_is_claimed_after_a_take_over_is_free_again(store, info, clock):
-    """Who was silent for long, and is killed before it hears that it was taken over, leaves claims without a lease."""
+    """Claims after a take-over are released, even without a lease.
+
+    A driver that was silent for long, and is killed before it learns of the take-over, leaves them.
+    """
     other = store.studies.create("other", plan=info.plan, spec={})
     with store.lease(info, shared=True) as lease:
         mine = store.drive(lease)
@@ -418,7 +424,7 @@ def test_what_is_claimed_after_a_take_over_is_free_again(store, info, clock):
 
 
 def _watch(lease, clock, *, beats):
-    """Ten seconds before each beat, after which the dead are looked for."""
+    """Beat every ten seconds, and reap dead leases after each beat."""
     for _ in range(beats):
         clock.advance(10.0)
         lease.heartbeat()
@@ -440,7 +446,10 @@ def test_who_begins_after_the_database_was_away_takes_nobody_for_dead(store, inf
 
 
 def test_nobody_is_dead_because_the_database_was_away(store, info, clock):
-    """When it is back all hearts were silent: who looks first waits until the others had time to beat."""
+    """An outage of the database declares no driver dead.
+
+    After it, all heartbeats are old: the first driver to look waits until the others can beat.
+    """
     other = store.studies.create("other", plan=info.plan, spec={})
     with store.lease(info, shared=True) as lease:
         far = store.lease(other, shared=True)
@@ -460,7 +469,10 @@ def test_nobody_is_dead_because_the_database_was_away(store, info, clock):
 
 @pytest.mark.parametrize("jump_s", [-86_400.0, 86_400.0])
 def test_a_clock_that_is_set_anew_kills_nobody_and_hides_nobody(store, info, clock, jump_s):
-    """Time set back once kept the dead alive for as long as it was set back."""
+    """A clock change neither kills live drivers nor hides dead ones.
+
+    Time set back once kept dead drivers alive for as long as it was set back.
+    """
     other = store.studies.create("other", plan=info.plan, spec={})
     with store.lease(info, shared=True) as lease:
         clock.advance(31.0)
@@ -505,7 +517,10 @@ def test_a_lease_beats_by_itself(store, info):
 
 @pytest.mark.parametrize("error", [StoreUnreachableError, StoreBusyError])
 def test_a_heart_that_fails(info, error, caplog):
-    """It goes on where the database may come back, and ends where the study is another's."""
+    """A failing heartbeat goes on or ends.
+
+    It goes on if the database may come back, and ends if another driver has the study.
+    """
     beats = []
     twice = threading.Event()
 

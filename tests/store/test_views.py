@@ -1,4 +1,4 @@
-"""Every view against the records it is made of, on both databases."""
+"""Every view agrees with the records it is made of, on both databases."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def kind(request):
 
 @pytest.fixture(scope="module")
 def read_only(kind, request, tmp_path_factory):
-    """The address of a database that no test writes to."""
+    """Return the address of a database that no test writes to."""
     if kind == "sqlite":
         url = f"sqlite:///{tmp_path_factory.mktemp('views')}/t.db"
     else:
@@ -54,7 +54,7 @@ def read_only(kind, request, tmp_path_factory):
 
 @pytest.fixture
 def written(kind, request, tmp_path):
-    """The address of a database of one's own."""
+    """Return the address of a database of the test's own."""
     if kind == "sqlite":
         url = f"sqlite:///{tmp_path}/t.db"
     else:
@@ -83,7 +83,10 @@ def views(url):
 
 
 def fill(store):
-    """Two studies of one plan: a trunk (node 0), and branches that leave it at epochs 2 and 4."""
+    """Fill a store with two studies of one plan.
+
+    The plan has a trunk (node 0), and branches that leave it at epochs 2 and 4.
+    """
     plan = store.plans.open("plan", task="T").id
     spec = {"metric": "loss", "mode": "min", "max_epochs": EPOCHS, "space": {"lr": "?"}}
     first = store.studies.create("first", plan=plan, spec=spec).id
@@ -98,7 +101,9 @@ def fill(store):
         if number % 2 == 0:
             parent, start = (0, 4)
         records.append(
-            NodeRecord(plan=plan, node=node, parent=parent, start=start, config={"lr": 1}, epochs=EPOCHS)
+            NodeRecord(
+                plan=plan, node=node, parent=parent, start=start, config={"lr": 1}, epochs=EPOCHS
+            )
         )  # fmt: skip
         records += trial(plan, first, number=number, start=start, rng=rng)
     records.append(stage(plan, began=10.0, seconds=5.0))
@@ -113,26 +118,41 @@ def trial(plan, study, *, number, start, rng):
         "width": [64, 8, 16, "wide"][number % 4],
     }
     out = [
-        TrialAsked(study=study, trial=number, target=reached, config=config, group=0, parent=None, node=number + 1)
+        TrialAsked(
+            study=study, trial=number, target=reached, config=config, group=0, parent=None,
+            node=number + 1
+        )
     ]  # fmt: skip
     for epoch in range(1, reached + 1):
         node = 0 if epoch <= start else number + 1
         metrics = {"loss": 1 / epoch + node / 100}
         out.append(
-            EpochRecord(plan=plan, node=node, epoch=epoch, metrics=metrics, seconds=1.0, worker="w", study=study)
+            EpochRecord(
+                plan=plan, node=node, epoch=epoch, metrics=metrics, seconds=1.0, worker="w",
+                study=study
+            )
         )  # fmt: skip
     if number % 10 == 9:
-        out.append(TrialFailed(study=study, trial=number, epoch=0, kind="error", message="m", traceback="t"))  # fmt: skip
+        out.append(
+            TrialFailed(
+                study=study, trial=number, epoch=0, kind="error", message="m", traceback="t"
+            )
+        )  # fmt: skip
     else:
         violation = 1.0 if number % 7 == 0 else 0.0
         value = round(float(rng.normal()), 1)  # some are equal
-        out.append(TrialReported(study=study, trial=number, epoch=reached, value=value, violation=violation))  # fmt: skip
+        out.append(
+            TrialReported(
+                study=study, trial=number, epoch=reached, value=value, violation=violation
+            )
+        )  # fmt: skip
     return out
 
 
 def stage(plan, *, began, seconds, worker="w"):
     return StageRecord(
-        plan=plan, node=0, start=0, stop=2, worker=worker, state="done", started_at=began, seconds=seconds, error=""
+        plan=plan, node=0, start=0, stop=2, worker=worker, state="done", started_at=began,
+        seconds=seconds, error=""
     )  # fmt: skip
 
 
@@ -177,7 +197,7 @@ def test_the_stamp_changes_with_whatever_is_written(written, store, views):
     write(StudyMoved(study=1, state="done"))
     everything, first, second = zip(*stamps, strict=True)
     assert len(set(everything)) == len(set(first)) == 4
-    # reports of another study are nothing to it; what is trained for the plan is
+    # Reports of another study do not change the stamp, but epochs trained for the plan do.
     assert second[0] == second[1]
     assert second[1] != second[2]
     assert views.studies.stamp(3) is None
@@ -216,7 +236,7 @@ def test_trials_sorted_by_a_hyper_parameter_numbers_and_texts(views, trials, ord
     found = [row.config["width"] for row in rows]
     numbers = [w for w in found if w != "wide"]
     assert numbers == sorted(numbers, reverse=order == "desc")
-    # texts are together, on one side
+    # Texts are together, on one side.
     places = [i for i, w in enumerate(found) if w == "wide"]
     assert places == list(range(places[0], places[0] + len(places)))
     assert len(found) == len(trials)
@@ -236,8 +256,14 @@ def test_pages(views):
     [
         (TrialFilter(), lambda t: True),
         (TrialFilter(states=["failed"]), lambda t: t.state == "failed"),
-        (TrialFilter(states=["done"], max_epochs=EPOCHS), lambda t: t.state == "waiting" and t.reached == EPOCHS),
-        (TrialFilter(states=["paused"], max_epochs=EPOCHS), lambda t: t.state == "waiting" and t.reached < EPOCHS),
+        (
+            TrialFilter(states=["done"], max_epochs=EPOCHS),
+            lambda t: t.state == "waiting" and t.reached == EPOCHS
+        ),
+        (
+            TrialFilter(states=["paused"], max_epochs=EPOCHS),
+            lambda t: t.state == "waiting" and t.reached < EPOCHS
+        ),
         (TrialFilter(states=["paused", "failed"]), lambda t: True),
         (TrialFilter(states=["done"]), lambda t: False),
         (TrialFilter(text="COSINE"), lambda t: "Cosine" in str(t.config)),
@@ -314,7 +340,7 @@ def test_spread_takes_one_of_each_part(views, trials, limit):
     places = [[t.number for t in ranked].index(row.number) for row in rows]
     if limit < len(ranked):
         assert [place * limit // len(ranked) for place in places] == list(range(limit))
-    assert rows[-1].number == ranked[-1].number  # the ends are in it
+    assert rows[-1].number == ranked[-1].number  # the ends are included
 
 
 def test_levels(views, trials):
@@ -367,8 +393,10 @@ def test_where_trials_end(written, store, views, trials):
     for t in trials[1:]:
         row = ends[t.node, t.reached]
         value = t.value if counting(t) else None
-        assert (row.first, row.failed, row.low, row.high) == (t.number, t.state == "failed", value, value)  # fmt: skip
-    assert (1, EPOCHS) in ends  # where the running one is to go
+        assert (row.first, row.failed, row.low, row.high) == (
+            t.number, t.state == "failed", value, value
+        )  # fmt: skip
+    assert (1, EPOCHS) in ends  # the running stage's target
 
 
 def test_stages_in_a_span(views):

@@ -30,7 +30,7 @@ SPACE = Space(
 
 
 class Sized(LineTask):
-    """Also says how large the model is, and how far the line is from the origin."""
+    """Task that also reports the model's size and the line's distance from the origin."""
 
     def metrics(self, model, batch):
         x, _ = batch
@@ -39,7 +39,7 @@ class Sized(LineTask):
 
 
 class Count:
-    """How many epochs were trained."""
+    """Observer that counts trained epochs."""
 
     def __init__(self) -> None:
         self.epochs = 0
@@ -49,7 +49,7 @@ class Count:
 
 
 class StopAfter:
-    """Ctrl-C after so many epochs."""
+    """Observer that presses Ctrl-C after a given number of epochs."""
 
     def __init__(self, epochs: int) -> None:
         self._left = epochs
@@ -57,12 +57,12 @@ class StopAfter:
     def on_event(self, event) -> None:
         if isinstance(event, EpochDone):
             self._left -= 1
-            if self._left == 0:  # once: a second signal would stop it at once
+            if self._left == 0:  # once: a second signal would stop the study at once
                 signal.raise_signal(signal.SIGINT)
 
 
 def trained(study: Study, **options) -> int:
-    """Runs it, and says how many epochs that took."""
+    """Run a study and return how many epochs it trained."""
     count = Count()
     observers = [count, *options.pop("observers", ())]
     study.run(progress=False, observers=observers, executor=SOLO, **options)
@@ -93,7 +93,7 @@ def make_study(
 
 
 def records(study: Study):
-    """All that a study leaves behind, in a form that can be compared (times and workers aside)."""
+    """Return all that a study leaves behind, comparable: without times and workers."""
     with Store.open(study.storage.url, create=False) as store:
         info = store.studies.get(study.name)
         plan = store.plans.load(info.plan)

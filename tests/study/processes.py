@@ -10,7 +10,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 
-# a clean process that has torch loaded and forks others
+# A clean process that has torch loaded and forks others.
 FORK = multiprocessing.get_context("forkserver")
 FORK.set_forkserver_preload(["tests.study.warm"])
 
@@ -22,13 +22,13 @@ def started(target: Callable[..., Any], *args: Any) -> BaseProcess:
 
 
 def exit_code(child: BaseProcess) -> int | None:
-    """How a process has ended, however long that takes."""
+    """Return the exit code of a process once it has ended, however long that takes."""
     child.join()
     return child.exitcode
 
 
 class At:
-    """Does something at the n-th event, once."""
+    """Observer that acts at the n-th event, once."""
 
     def __init__(self, count: int, action: Callable[[], object]) -> None:
         self._left = count
@@ -41,5 +41,5 @@ class At:
 
 
 def die() -> None:
-    """As abruptly as a power cut."""
+    """End the process as abruptly as a power cut."""
     os.kill(os.getpid(), signal.SIGKILL)

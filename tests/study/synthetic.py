@@ -1,4 +1,4 @@
-"""Trials without training, for what only reads results."""
+"""Trials without training, for code that only reads results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NESTED = Space(
 
 
 def trials_of(space, value, *, num=60, epochs=lambda number: 4, seed=0, **fields):
-    """``num`` random trials; ``value(config, rng)`` is the metric after every epoch."""
+    """Return ``num`` random trials; ``value(config, rng)`` is the metric after every epoch."""
     rng = np.random.default_rng(seed)
     out = []
     for number in range(num):
@@ -41,12 +41,12 @@ def trials_of(space, value, *, num=60, epochs=lambda number: 4, seed=0, **fields
 
 
 def peak_rate(config):
-    """The learning rate of a configuration of ``NESTED``."""
+    """Return the learning rate of a configuration of ``NESTED``."""
     rate = config["lr"].value
     return rate if isinstance(rate, float) else rate.value
 
 
 def nested_value(config, rng):
-    """The learning rate matters, and the activation; the width does not."""
+    """Return a metric that depends on the learning rate and the activation, not on the width."""
     bend = (np.log10(peak_rate(config)) + 2) ** 2
     return float(bend + (config["act"] != "relu") + 0.05 * rng.normal())

@@ -1,4 +1,4 @@
-"""Odd arguments give one clear error each, when they are given."""
+"""Invalid arguments give one clear error each, as soon as they are passed."""
 
 import math
 

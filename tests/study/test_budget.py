@@ -1,4 +1,4 @@
-"""The disk budget: what it frees, what stays, and what is said when it cannot be held."""
+"""The disk budget: what it frees, what stays, and the message when it cannot be kept."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_budget_that_cannot_be_held_is_said_once(tmp_path, caplog):
 
 
 def test_what_killed_runs_left_counts(tmp_path, caplog):
-    """Files that cannot be removed safely take from the budget."""
+    """Files of killed runs that cannot be removed safely count against the budget."""
     budget = 100_000
     study = study_of(tmp_path, budget=budget)
     study.run(progress=False, executor=SOLO, observers=[StopAfter(2)])
@@ -76,7 +76,7 @@ def test_what_killed_runs_left_counts(tmp_path, caplog):
 
 @pytest.mark.parametrize("budget", [1, 3_000])
 def test_where_trials_may_go_on_stays(tmp_path, budget):
-    """Another study of the plan that is not done keeps what it needs."""
+    """Another unfinished study of the plan keeps the checkpoints it needs."""
     first = study_of(tmp_path, budget=float("inf"), epochs=6, name="first")
     first.run(progress=False, executor=SOLO, observers=[StopAfter(8)])
     with Store.open(first.storage.url) as store:

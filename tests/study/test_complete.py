@@ -26,7 +26,7 @@ def test_what_is_left_out_is_drawn_from_the_space(space, seed, data):
     names = data.draw(st.sets(st.sampled_from(sorted(config))))
     given = {name: config[name] for name in names}
     found = completed(space, given, seed=1)
-    Coordinates(space).values(found)  # it is of the space
+    Coordinates(space).values(found)  # it belongs to the space
     assert {name: found[name] for name in names} == given
     assert completed(space, given, seed=1) == found
 

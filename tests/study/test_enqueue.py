@@ -1,4 +1,4 @@
-"""Enqueued trials: first, once, and never lost."""
+"""Enqueued trials run first, once, and are never lost."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_a_kill_loses_none_and_tries_none_twice(tmp_path, seed):
     killed(tmp_path, int(rng.integers(1, 10)))
     with Store.open(f"sqlite:///{tmp_path}/t.db") as store:
         assert store.studies.enqueued(store.studies.get("s").id) == [FIRST, SECOND]
-    # only what is in the database is known now
+    # Only what is in the database is known now.
     make(tmp_path, enqueue=()).run(progress=False, executor=SOLO)
     assert records(make_study(tmp_path)) == records(make_study(tmp_path / "whole"))
 

@@ -1,4 +1,4 @@
-"""Seeded schedules of faults: nothing is lost, nothing is there twice, the best is the same, nothing hangs."""
+"""Under seeded schedules of faults nothing is lost, repeated or stuck, and the best is the same."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PROCESSES = Local(workers=2, threads=1, pack="solo")
 
 @dataclass(frozen=True)
 class Scene:
-    """All that a process needs to run a study and to be disturbed."""
+    """All that a process needs to run a disturbed study."""
 
     folder: Path
     url: str
@@ -51,7 +51,7 @@ class Scene:
 
 
 class JumpingClock(SystemClock):
-    """The wall clock of a machine whose time is set anew."""
+    """The wall clock of a machine whose time is changed."""
 
     def __init__(self) -> None:
         self.offset = 0.0
@@ -61,7 +61,7 @@ class JumpingClock(SystemClock):
 
 
 def disturbed(scene: Scene) -> None:
-    """Runs the study with what its schedule does to it."""
+    """Run the study with the faults of its schedule."""
     rng = np.random.default_rng(scene.seed)
     at = int(rng.integers(1, 60))
     executor, url, study_clock, action = IN_PROCESS, None, None, die
@@ -87,7 +87,7 @@ def disturbed(scene: Scene) -> None:
 
 
 def kill_a_worker() -> None:
-    """One of those that there are at that event."""
+    """Kill one of the workers that exist at that event."""
     for parent in psutil.Process().children():
         assert "thrifty.core._fork_server" in parent.cmdline()
         for worker in parent.children():
@@ -104,7 +104,7 @@ def restart(server):  # noqa: F811
 
 
 def cut(proxy, rng):
-    """Breaks the connection; it is there again when the driver has tried in vain a few times."""
+    """Break the connection; it returns after the driver has failed to reconnect a few times."""
     refusals = int(rng.integers(1, 4))
 
     def action() -> None:
@@ -141,11 +141,11 @@ def fill_database() -> None:
 
 
 def slow_down() -> None:
-    """Each write takes much longer than an epoch."""
+    """Make each write take much longer than an epoch."""
     write = CheckpointFolder.write
 
     def slowly(*args: object, **kwargs: object):
-        time.sleep(0.02)  # a disk, not a test, that waits
+        time.sleep(0.02)  # a simulated slow disk
         return write(*args, **kwargs)
 
     CheckpointFolder.write = slowly
@@ -169,7 +169,13 @@ def reports(study):
 
 
 @pytest.mark.parametrize("seed", range(NUM_SCHEDULES))
-def test_nothing_is_lost_or_there_twice(tmp_path, server, postgresql, undisturbed, seed):  # noqa: F811
+def test_nothing_is_lost_or_there_twice(
+    tmp_path,
+    server,  # noqa: F811
+    postgresql,  # noqa: F811
+    undisturbed,
+    seed,
+):
     scene = Scene(tmp_path, postgresql, server, KINDS[seed % len(KINDS)], seed)
     child = started(disturbed, scene)
     code = exit_code(child)

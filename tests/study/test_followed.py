@@ -1,4 +1,4 @@
-"""A study refuses a schedule that nothing follows, and trains what follows one."""
+"""A study refuses a schedule that no code follows, and trains one that is followed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def refuses(tmp_path, error, message, **changes):
 
 
 def test_overriding_adapt_does_not_switch_the_check_off(tmp_path):
-    """``LineTask.adapt`` follows ``dropout``, not ``width``."""
+    """An override of ``adapt`` keeps the check on.
+
+    ``LineTask.adapt`` follows ``dropout``, not ``width``.
+    """
     refuses(
         tmp_path,
         TaskError,
@@ -119,7 +122,7 @@ def test_a_hyper_parameter_that_is_named_like_a_method():
 
 
 class Conditional(LineTask):
-    """Only one kind of model has a width; the dry run may see the other kind."""
+    """Task in which only one kind of model has a width; the dry run may see the other kind."""
 
     def model(self, hp):
         return torch.nn.Linear(1, hp.width if hp.kind == "wide" else 1)
@@ -132,7 +135,10 @@ class Conditional(LineTask):
 def test_what_the_dry_run_could_not_foresee_fails_where_it_begins_to_move(
     tmp_path, monkeypatch
 ):
-    """Its first epoch is that of a trial whose width stays, which has done nothing wrong."""
+    """What the dry run could not predict fails when the width begins to move.
+
+    Its first epoch is also that of a trial whose width stays, which must not fail.
+    """
     space = Space(lr=0.1, kind=Choice(["wide", "plain"]), width=GROWS)
     monkeypatch.setattr(
         Space, "sample", lambda self, rng: {"lr": 0.1, "kind": "plain", "width": 2}

@@ -15,7 +15,7 @@ GOALS = Goals.of("score", "max")
 
 
 class Asked(ASHA):
-    """ASHA that notes down for how many decisions it is asked."""
+    """ASHA that records for how many decisions it is asked."""
 
     nums: ClassVar[list[int]] = []
 
@@ -37,7 +37,7 @@ def plan(algorithm, space=SPACE, *, goals=GOALS):
 def test_an_adaptive_algorithm_is_asked_for_a_hundredth_of_the_trials_at_a_time(asked):
     plan(Asked(max_epochs=9, num_trials=2000))
     assert max(asked) == 20
-    # one at a time there would be more than 2,000 in each simulation
+    # One at a time there would be more than 2,000 in each simulation.
     assert len(asked) < 700 * _forecast.NUM_SIMULATIONS
 
 
@@ -84,7 +84,7 @@ def test_further_objectives_are_made_up_too():
 
 @pytest.fixture
 def played(monkeypatch):
-    """Simulations that were played; each decision of a study counts as very many."""
+    """Record the simulations that run; each decision of a study counts as very many."""
     monkeypatch.setattr(_forecast, "MANY_DECISIONS", 1)
     rounds, play = [], _forecast._Rehearsal.play
 

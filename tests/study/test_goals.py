@@ -20,7 +20,7 @@ def goals(mode="max", **constraints) -> Goals:
 
 
 def deb(one, other) -> bool:
-    """The order as Deb words it; a trial is its metric and its violation."""
+    """Order trials as Deb words it; a trial is its metric and its violation."""
     if not one[1] and not other[1]:
         return one[0] > other[0]
     if not one[1] or not other[1]:
@@ -29,7 +29,7 @@ def deb(one, other) -> bool:
 
 
 def apart(a: float, b: float) -> bool:
-    """Numbers that differ by more than rounding."""
+    """Return whether two numbers differ by more than rounding."""
     return a == b or not math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-290)
 
 

@@ -1,4 +1,4 @@
-"""Studies share what is the same, evaluate again what only has other metrics, and say so."""
+"""Studies share equal work, re-evaluate where only metrics differ, and report both."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ SPACE = Space(lr=Choice([Constant(0.1), Step(0.1, [2]), Step(0.1, [2, 4])]))
 
 
 class Seen:
-    """How many epochs were trained, and how many only evaluated again."""
+    """Observer that counts trained epochs and epochs that were only evaluated again."""
 
     def __init__(self) -> None:
         self.trained = self.evaluated = 0
@@ -66,7 +66,10 @@ class Seen:
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """Makes a study of the task with some text replaced, in a database of its own or not."""
+    """Return a function that makes a study of the task with some text replaced.
+
+    The study may have a database of its own.
+    """
 
     def make(*edits, name="a", folder="common", space=SPACE, epochs=6, **options) -> Study:
         texts = {"task": TASK, "helpers": HELPERS}
@@ -400,7 +403,7 @@ CACHE: dict = {}
 
 
 class Caching(LineTask):
-    """Fills a cache while it runs."""
+    """Task that fills a cache while it runs."""
 
     def data(self, hp):
         CACHE["data"] = super().data(hp)
@@ -456,7 +459,7 @@ def test_a_study_of_an_older_version_is_the_same_study(legacy):
 def test_a_study_of_an_older_version_goes_on_in_its_plan(legacy):
     study = legacy_study(legacy, name="stopped")
     seen = run(study)
-    assert seen.trained == 10 - 5 + 3  # without the files of its states three are trained again
+    assert seen.trained == 10 - 5 + 3  # three lost their checkpoint files
     with Store.open(study.storage.url) as store:
         assert store.studies.get("stopped").plan == 2
         assert "class" in store.studies.get("stopped").spec["task"]

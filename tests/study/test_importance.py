@@ -55,7 +55,7 @@ def test_nested_coordinates_count_for_their_hyperparameter(method):
     }
     shares = importance(trials, NESTED, method=method, **LOSS)
     assert shares["lr"] > 0.3 > shares["width"]
-    if method == "fanova":  # to PED-ANOVA it matters that the slope was there at all
+    if method == "fanova":  # PED-ANOVA also counts that there was a slope at all
         assert list(shares)[:2] == ["lr", "act"]
     assert shares["lr"] == pytest.approx(
         sum(share for name, share in coordinates.items() if name.startswith("lr"))
@@ -101,7 +101,7 @@ def test_a_constant_forest_has_no_shares():
 
 def test_mixed_fidelities_are_compared_at_a_common_epoch():
     def by_depth_at_first(trial):
-        # early values say that depth matters, those after three epochs that the learning rate does
+        # Early values depend on depth, and those after three epochs on the learning rate.
         curve = (trial.config["depth"] * 10.0,) * 2 + (trial.value,) * (trial.epochs - 2)
         return replace(trial, curve=curve, value=curve[-1])
 

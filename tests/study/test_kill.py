@@ -1,4 +1,4 @@
-"""A study that is killed and run again leaves the same records as one that was left alone."""
+"""A study that is killed and run again leaves the same records as an undisturbed one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class Count:
 
 def run(folder, algorithm, observer=None) -> None:
     observers = [] if observer is None else [observer]
-    # what an asynchronous algorithm decides depends on who is done first: only one at a time is always the same
+    # An asynchronous algorithm's decisions depend on which trial ends first, so only one at a time
+    # is reproducible.
     size = 1 if isinstance(algorithm, ASHA) else 3
     make_study(folder, algorithm=algorithm).run(
         progress=False,
@@ -50,7 +51,7 @@ def killed_at_event(folder, algorithm, count) -> None:
 
 
 def killed_after(folder, algorithm, seconds) -> None:
-    """At whatever it is doing then: training, writing a checkpoint, committing."""
+    """Kill the study after some seconds: during training, writing a checkpoint, or a commit."""
     child = started(run, folder, algorithm)
     child.join(timeout=seconds)
     child.kill()
@@ -59,7 +60,7 @@ def killed_after(folder, algorithm, seconds) -> None:
 
 @pytest.fixture(scope="module", params=sorted(ALGORITHMS))
 def undisturbed(request, tmp_path_factory):
-    """The algorithm, the records of a run left alone, and how many events it had."""
+    """Return the algorithm, the records of an undisturbed run, and its number of events."""
     folder = tmp_path_factory.mktemp("left-alone")
     count = Count()
     run(folder, ALGORITHMS[request.param], count)
@@ -93,7 +94,7 @@ def test_at_most_what_was_running_is_trained_again(tmp_path, undisturbed):
     count = Count()
     run(tmp_path, algorithm, count)
     again = {key for key in count.trained if key in kept}
-    # an epoch is trained again only if it lies behind the last kept state of its node
+    # An epoch is trained again only if it comes after the last kept checkpoint of its node.
     for node, epoch in again:
         assert epoch > max((e for n, e in states if n == node), default=0)
     assert set(count.trained.values()) == {1}

@@ -1,4 +1,4 @@
-"""Whatever the task's code raises fails its own trial, in process and elsewhere, on every database."""
+"""Any error in a task's code fails its own trial, in any process and on every database."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_it_is_kept_and_shown(tmp_path, url):
 
 
 class Interrupting(FaultyTask):
-    """The user presses Ctrl-C twice while it trains."""
+    """Task whose user presses Ctrl-C twice while it trains."""
 
     def loss(self, model, batch):
         if model.training:
@@ -119,7 +119,7 @@ def test_an_exit_while_the_model_is_made_fails_its_trial(tmp_path, executor):
 
 
 class Stateless(Trainable):
-    """Its state cannot be had."""
+    """Trainable whose state cannot be read."""
 
     def setup(self, hp, *, seed, device) -> None:
         self.error = hp["error"]
@@ -142,7 +142,10 @@ class Stateless(Trainable):
 
 
 def test_a_state_that_cannot_be_had_ends_no_study(tmp_path, caplog):
-    """The metrics are known by then; only who wants to go on from there fails."""
+    """A state that cannot be read does not end the study.
+
+    The metrics are known by then; only trials that continue from that state fail.
+    """
     study = make_study(
         tmp_path,
         task=Stateless(),
@@ -163,7 +166,7 @@ def test_a_file_that_exits_is_an_error(tmp_path):
 
 
 def test_old_rows_are_shown_as_plain_text(tmp_path):
-    """A database may have been written by somebody else."""
+    """Old rows are shown as plain text, because anything may have written the database."""
     url = f"sqlite:///{tmp_path}/t.db"
     study_of(tmp_path, url).run(progress=False, executor=EXECUTORS["solo"])
     with Store.open(url) as store, store._engine.begin() as connection:

@@ -1,4 +1,7 @@
-"""What a task returns wrongly is said once, with the name of the method, and before training where that can be."""
+"""A wrong return value of a task is reported once, with the name of the method.
+
+Where possible it is reported before training.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +97,7 @@ def test_a_loss_that_is_no_tensor_of_one_element(value, said, tmp_path, caplog):
 
 
 class Counting(Toy):
-    """Keeps what it trains with outside of the state."""
+    """Task that keeps a training variable outside of the state."""
 
     def __init__(self):
         self.num_steps = 0

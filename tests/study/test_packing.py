@@ -40,7 +40,7 @@ class Seen:
 
 @pytest.fixture
 def calibrate(monkeypatch):
-    """Made-up curves, at once; the calls are counted."""
+    """Replace calibration by instant, simulated curves; return the recorded calls."""
     calls = []
 
     def measure(task, member, **options):
@@ -50,7 +50,7 @@ def calibrate(monkeypatch):
     monkeypatch.setattr("thrifty.pack._judge.calibrate", measure)
     for price in ("PRICE_S", "PRICE_STEPS"):
         monkeypatch.setattr(f"thrifty.pack._judge.{price}", 0, raising=False)
-    # these trials are too short to pay for checks
+    # These trials are too short to pay for checks.
     monkeypatch.setattr("thrifty.pack._judge._price", lambda *_, **__: 0.0)
     return calls
 
@@ -62,7 +62,7 @@ def run(folder, *, executor=None, observers=(), **options):
 
 
 def assert_same_records(found, wanted):
-    """The same trials and epochs; metrics up to rounding."""
+    """Assert that trials and epochs are the same; metrics up to rounding."""
     assert found[0] == wanted[0]
     assert found[3] == wanted[3]
     for one, other in zip(found[1], wanted[1], strict=True):
@@ -90,7 +90,7 @@ def test_auto_leaves_the_records_of_solo(tmp_path, calibrate, halving):
 
 @pytest.fixture
 def steady(monkeypatch):
-    """Each step alone takes a second."""
+    """Make each solo step take a second."""
     original = StepCheck._judge
 
     def judge(self, *args, **options):
@@ -113,7 +113,7 @@ def test_savings_by_sharing_and_by_packing(tmp_path, steady):
     for name in ("seconds_checks", "seconds_alone", "seconds_alone_low", "seconds_alone_high"):
         kept = {(e.node, e.epoch): getattr(e, name) for e in stored(study)}
         assert kept == {(e.node, e.epoch): getattr(e, name) for e in done}
-    # four steps of a second, and an evaluation; not the made-up calibration
+    # Four steps of a second, and an evaluation; not the simulated calibration.
     assert all(e.seconds_alone == pytest.approx(4.0, abs=0.5) for e in done)
     assert all(e.seconds_alone_low <= e.seconds_alone <= e.seconds_alone_high for e in done)
     savings = study.savings
@@ -186,10 +186,10 @@ WRONG = Difference(what="the loss", found=1.0, allowed=0.0, is_rounding_possible
 
 
 class Failing(LineTask):
-    """Wherever it is copied to, checks of packs fail; also in worker processes."""
+    """Task whose pack checks fail wherever it is copied to, also in worker processes."""
 
     def __init__(self):
-        self.label = "fails"  # an object without attributes is copied without this:
+        self.label = "fails"  # copying skips __setstate__ for an object without attributes
 
     def __setstate__(self, state):
         vars(self).update(state)
@@ -202,7 +202,7 @@ def test_a_structure_that_fails_a_check_is_not_fused_again(
 ):
     space = Space(lr=Choice([0.1, 0.05, 0.02, 0.01]))
     local = Local(workers=workers, threads=1, pack="fused", pack_size=2)
-    monkeypatch.setattr(StepCheck, "_judge", StepCheck._judge)  # to be put back
+    monkeypatch.setattr(StepCheck, "_judge", StepCheck._judge)  # monkeypatch restores it later
     task, seen = Failing(), Seen()
     study = run(tmp_path, task=task, executor=local, observers=[seen], space=space)
     keys = {event.key for event in seen.of(Refused)}
@@ -213,7 +213,7 @@ def test_a_structure_that_fails_a_check_is_not_fused_again(
         kept = store.plans.refusals(1)
     assert kept.keys() == keys
     assert next(iter(kept.values())) in said[0]
-    # another study of the plan
+    # This is another study of the plan.
     caplog.clear()
     placed = []
     original = FusedBackend.place

@@ -1,4 +1,4 @@
-"""Checkpoints that were only passed are deleted while a study runs; all that may be needed stays."""
+"""A running study deletes checkpoints that were only passed, and keeps all that may be needed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MEDIAN = MedianStopping(max_epochs=8, num_trials=8, min_trials=3)
 
 
 class Lost:
-    """Checkpoints that were not there when they were needed."""
+    """Counter of checkpoints that were missing when they were needed."""
 
     num = 0
 
@@ -102,7 +102,7 @@ def test_states_at_which_the_space_may_branch_stay(tmp_path):
     )
     trained(study)
     kept = {tuple(map(int, name.split("-"))) for name in files(tmp_path)}
-    # 0.1 goes on after 2 epochs on one node only, and that is where 5 matters
+    # 0.1 continues after 2 epochs on one node only, and that is where 5 matters.
     follows = [t for t in study.trials if t.config["lr"] != Step(0.1, [2]) and t.epochs > 5]
     assert follows, "nobody follows 0.1 for so long"
     assert {epoch for _, epoch in kept} >= {2, 5}
@@ -161,7 +161,7 @@ class Watch:
 
 @pytest.fixture
 def ledger_and_store(tmp_path):
-    """The books of a study with two checkpoints on one node, the first of which was passed."""
+    """Return the ledger of a study with two checkpoints on one node, the first of them passed."""
     study = make_study(
         tmp_path, space=Space(lr=Choice([0.1])), algorithm=GridSearch(max_epochs=3)
     )

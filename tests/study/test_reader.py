@@ -1,4 +1,4 @@
-"""What a study object says is never older than what the database has."""
+"""A study object never reports anything older than the database."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def run(study, **options):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """How often the records were read."""
+    """Record the reads of the database."""
     found, load = [], Archive.load
     monkeypatch.setattr(Archive, "load", lambda *args: found.append(1) or load(*args))
     return found

@@ -14,7 +14,7 @@ from thrifty.study._passed_states import PassedStates
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneByOne(Sampler):
-    """Draws that are asked for when a worker is free, so that branch points come late."""
+    """Sampler that draws when a worker is free, so that branch points come late."""
 
     adapts: ClassVar[bool] = True
 
@@ -55,7 +55,7 @@ class Seconds:
 
 
 def test_savings_count_epochs_that_were_trained_again(tmp_path, monkeypatch):
-    # nothing is kept for branches
+    # No checkpoint is kept for branches.
     monkeypatch.setattr("thrifty.plan._agenda.Agenda.cuts", lambda *args, stop: set())
     study, seconds = interval(tmp_path, [Float(2, 7)]), Seconds()
     num = trained(study, observers=[seconds])

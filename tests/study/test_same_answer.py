@@ -56,7 +56,7 @@ def nearly(found, wanted) -> bool:
 
 
 class Counting:
-    """Counts how often each epoch of each node is trained."""
+    """Observer that counts how often each epoch of each node is trained."""
 
     def __init__(self) -> None:
         self.trained: Counter[tuple[int, int]] = Counter()
@@ -128,5 +128,5 @@ def test_studies_that_train_for_longer_or_shorter_share_what_is_the_same(tmp_pat
                 LineTask(), trial.config, epochs=epochs, run_epochs=epochs, seed=0
             )
             assert trial.curve == tuple(m["mse"] for m in metrics)
-    # all of it was asked for before
+    # All of it was requested before.
     assert study._books().epochs_trained == 0

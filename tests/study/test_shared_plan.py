@@ -1,4 +1,4 @@
-"""Several drivers on one plan: each stage is trained once, and nobody's answer changes."""
+"""Several drivers on one plan: each stage is trained once, and no study's answer changes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def study_of(folder, url, name):
 
 
 def run(folder, url, name, barrier=None, observers=()) -> None:
-    """Runs a study and leaves behind how often it trained each epoch."""
+    """Run a study and write how often it trained each epoch."""
     if barrier is not None:
         barrier.wait()
     trained = Trained()
@@ -82,7 +82,7 @@ def counts_of(folder, names) -> Counter[tuple[int, int]]:
 
 
 def least_epochs(url, names) -> int:
-    """What the union of the studies' trials takes at least."""
+    """Return the fewest epochs that the union of the studies' trials takes."""
     plan = SearchPlan()
     with Store.open(url, create=False) as store:
         for name in names:
@@ -114,7 +114,7 @@ def test_no_stage_is_trained_twice(tmp_path, url, names):
 
 
 def test_studies_of_different_length_and_order(tmp_path, url):
-    """Whatever the one does, the other's answers are those it gets alone."""
+    """Each study gets the answers that it gets alone, whatever the other one does."""
     run_together(tmp_path, url, ("asha", "longer"))
     alone = make_study(tmp_path / "alone", name="longer", algorithm=ALGORITHMS["longer"])
     alone.run(progress=False, executor=SOLO)
@@ -149,7 +149,7 @@ def run_faulty(folder, url, name, barrier) -> None:
 
 
 def test_what_fails_elsewhere_is_tried_here(tmp_path, url):
-    """Who waits for a stage that another driver gives up trains it itself, and finds the same fault."""
+    """A driver that waits for a stage which fails elsewhere trains it itself, and fails alike."""
     barrier = FORK.Barrier(2)
     children = [started(run_faulty, tmp_path, url, name, barrier) for name in ("a", "b")]
     for child in children:

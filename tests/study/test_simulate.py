@@ -1,4 +1,4 @@
-"""Simulated studies: real decisions, made-up time."""
+"""Simulated studies: real decisions, virtual time."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def one(algorithm=None, space=SPACE, **options):
 def test_a_stage_tree_takes_what_can_be_counted_on_fingers():
     space = Space(lr=Choice([Constant(0.1), Step(0.1, [4])]))
     found = one(space=space, workers=2, start_s=1.0)
-    # 1 + 40 s up to the branch; the branch waits for it, loads, and trains 5 epochs beside the trunk
+    # 1 + 40 s up to the branch; the branch waits for it, loads, and trains 5 epochs beside the
+    # trunk.
     assert found.end_to_end_s == 1 + 40 + 1 + 50
     assert found.busy_s == (1 + 90) + (1 + 50)
     assert found.bound_s == 90
@@ -160,7 +161,7 @@ def test_neither_sharing_nor_workers_change_the_answer(algorithm, workers, seed)
 @settings(max_examples=15, deadline=None)
 def test_faults_change_the_time_and_not_the_answer(algorithm, workers, seed):
     quiet = one(algorithm, workers=workers, seed=seed)
-    # stages of a few epochs are not lost three times in a row
+    # Stages of a few epochs are not lost three times in a row.
     faulty = one(algorithm, workers=workers, seed=seed, faults=TROUBLE)
     if not faulty.num_failed:
         assert faulty.best_value == quiet.best_value
@@ -265,7 +266,7 @@ def test_each_study_does_what_it_would_alone():
     halving = SuccessiveHalving(max_epochs=9, num_trials=6)
     together = one([*algorithms, halving])
     alone = [one(algorithm) for algorithm in algorithms]
-    # the third one draws with a seed of its own
+    # The third one draws with a seed of its own.
     assert together.num_trials == sum(found.num_trials for found in alone) + 6
     assert together.unique_epochs <= sum(found.unique_epochs for found in alone) + 6 * 9
     assert together.best_value >= max(found.best_value for found in alone)
@@ -384,7 +385,7 @@ def test_nothing_is_quicker_than_the_bound(algorithm, workers, share, faults, se
 
 @st.composite
 def small_plans(draw):
-    """A few timelines over few epochs, all trained."""
+    """Draw a few timelines over few epochs, all trained."""
     plan = SearchPlan()
     for _ in range(draw(st.integers(1, 3))):
         epochs = draw(st.integers(1, 3))
@@ -403,7 +404,7 @@ def small_plans(draw):
 
 
 def best_possible(plan, workers):
-    """The shortest schedule of unit epochs, by trying all of them."""
+    """Return the shortest schedule of unit epochs, by trying all of them."""
     before = {}
     for node in plan.nodes:
         for epoch in node.metrics:
@@ -447,10 +448,10 @@ def test_a_trunk_and_a_tail_count():
         for epoch in range(1, 11):
             owner = plan.owner(node, epoch).id
             plan.record(EpochDone(node=owner, epoch=epoch, metrics={}, seconds=0.0, worker=""))
-    # 5 epochs before anything can be done side by side, then 25 on two workers
+    # 5 epochs before anything can run in parallel, then 25 on two workers.
     slow = {"seconds_of": lambda timeline, epoch: 2.0, "slowdowns": [1.0, 1.0]}
     assert least_s(plan, **slow) == 2 * (5 + 12.5)
-    # two workers that are three times as slow
+    # Two workers that are three times as slow.
     assert least_s(plan, **{**slow, "slowdowns": [3.0, 3.0]}) == 6 * (5 + 12.5)
 
 

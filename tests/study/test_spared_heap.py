@@ -42,10 +42,10 @@ def test_a_long_run_finds_the_garbage_of_before(monkeypatch):
             assert seconds == SPARED_S
 
         def start(self):
-            """Runs when the test says so."""
+            """Do nothing: the test decides when it runs."""
 
         def cancel(self):
-            """Too late."""
+            """Do nothing: it is too late."""
 
     timers = []
     monkeypatch.setattr(

@@ -46,7 +46,7 @@ def test_what_another_study_trained_is_not_this_ones(tmp_path):
 
 
 class Minute:
-    """Each epoch takes a minute."""
+    """Clock on which each epoch takes a minute."""
 
     def __init__(self, clock) -> None:
         self._clock = clock

@@ -34,7 +34,7 @@ from thrifty.testing import FaultyTask, LineTask
 
 @pytest.fixture(autouse=True)
 def one_at_a_time(monkeypatch):
-    """However slow the machine is, these studies are too small for packing to be tried: events come one by one."""
+    """Prevent packing even on a slow machine, so that events come one by one."""
     monkeypatch.setattr("thrifty.pack._judge.PRICE_S", math.inf)
 
 
@@ -188,7 +188,7 @@ def test_worker_processes_leave_the_same_records(tmp_path):
 
 
 class Damage:
-    """Damages every checkpoint as soon as it is there."""
+    """Observer that damages every checkpoint as soon as it is written."""
 
     def __init__(self, study) -> None:
         self._root = study.storage.url.removeprefix("sqlite:///").replace(
@@ -425,7 +425,7 @@ def test_progress_fits_a_terminal_of_80_columns(tmp_path, capsys, monkeypatch):
 
 
 class Counter(Trainable):
-    """A loop of its own: counts, and adds its hyper-parameter."""
+    """Trainable with a loop of its own: counts, and adds its hyper-parameter."""
 
     def setup(self, hp, *, seed, device):
         self.total = 0.0

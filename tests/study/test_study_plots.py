@@ -31,19 +31,19 @@ def trials():
 
 
 def draw(figure):
-    """Draws it, so that what matplotlib finds wrong (warnings are errors) comes to light."""
+    """Draw a figure, so that matplotlib's warnings (which are errors) show."""
     figure.canvas.draw()
     return figure
 
 
 def points_of(axes, label=None):
-    """How many points are shown as markers, in all or by label."""
+    """Count the points that are shown as markers, in all or by label."""
     lines = [line for line in axes.get_lines() if label in (None, line.get_label())]
     return sum(len(line.get_xdata()) for line in lines if line.get_marker() in (".", "o"))
 
 
 def inside(axes):
-    """How many points lie within the limits."""
+    """Count the points within the limits."""
     (low, high), count = axes.get_ylim(), 0
     for line in axes.get_lines():
         if line.get_marker() == ".":
@@ -230,7 +230,7 @@ def test_options_are_points_not_a_landscape(trials):
 
 def test_a_contour_takes_the_first_two_that_can_be_shown():
     trials = trials_of(NESTED, nested_value, num=40)
-    # of trials that have both, all have the first option
+    # Of the trials that have both, all have the first option.
     names = ["lr[0].value", "lr", "width"]
     axes = draw(plots.contour(trials, NESTED, names=names, **LOSS)).axes[0]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("lr[0].value", "width")

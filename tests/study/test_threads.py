@@ -1,4 +1,4 @@
-"""The number of workers changes no bit: their CPU threads are those of the first run of a plan."""
+"""The number of workers changes no bit: CPU threads are those of a plan's first run."""
 
 import logging
 from typing import ClassVar
@@ -19,7 +19,7 @@ SPACE = Space(lr=Float(0.01, 0.1))
 
 
 class Wide(Task):
-    """Large enough that two threads add up in another order than one does."""
+    """Task large enough that two threads add up in another order than one does."""
 
     optimizer = SGD(lr="lr")
     batch_size = 512
@@ -51,7 +51,7 @@ def wide(folder):
 
 
 def curves(folder, *executors):
-    """Of a study that is stopped and goes on with the next executor."""
+    """Return the curves of a study that is stopped and resumed by the next executor."""
     for executor in executors[:-1]:
         wide(folder).run(progress=False, executor=executor, observers=[StopAfter(5)])
     study = wide(folder).run(progress=False, executor=executors[-1])
@@ -80,7 +80,7 @@ def cores(monkeypatch):
 
 
 class Seen(Local):
-    """Notes down the threads of its workers."""
+    """Executor that records the threads of its workers."""
 
     threads_seen: ClassVar[list[int]] = []
 

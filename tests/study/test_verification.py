@@ -21,7 +21,7 @@ SPACE = Space(
     width=8,
 )
 NUM_STEPS = 3
-"""Of an epoch of ``Toy``."""
+"""Steps of an epoch of ``Toy``."""
 
 
 def trained(tmp_path, name, *, pack, task=Toy):
@@ -49,7 +49,7 @@ def assert_same_curves(found, wanted):
 
 
 def wrong_from(monkeypatch, first):
-    """Make all updates of blocks wrong from the ``first`` on; how many there were."""
+    """Make all updates of blocks wrong from the ``first`` on; return how many there were."""
     right = RowState.updater
     number = [0]
 
@@ -123,7 +123,7 @@ def weights(num):
 
 
 class Masked(Toy):
-    """Its mask is drawn by the first call, and kept."""
+    """Task whose mask is drawn by the first call, and kept."""
 
     mask = staticmethod(drawn)
 
@@ -133,7 +133,7 @@ class Masked(Toy):
 
 
 class Weighted(Masked):
-    """Its weights are computed by the first call, and kept."""
+    """Task whose weights are computed by the first call, and kept."""
 
     mask = staticmethod(weights)
 

@@ -17,7 +17,7 @@ from thrifty.testing import FaultyTask
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestFirst(Sampler):
-    """The best of all that is known, from the best on: depends on the prior and on nothing else."""
+    """Sampler of all known configurations, best first: it depends only on the prior."""
 
     adapts: ClassVar[bool] = True
 
@@ -69,7 +69,7 @@ def test_a_resumed_study_sees_the_same_whatever_became_of_the_earlier_one(tmp_pa
     for name in ("whole", "cut"):
         (tmp_path / name).mkdir()
         earlier(tmp_path / name)
-    # another seed: there is something to train
+    # Another seed leaves something to train.
     whole = later(tmp_path / "whole", seed=1).run(progress=False, executor=SOLO)
     study = later(tmp_path / "cut", seed=1)
     study.run(progress=False, executor=SOLO, observers=[StopAfter(8)])
@@ -103,7 +103,10 @@ def test_what_is_not_of_the_space_is_left_out_with_one_line(tmp_path, caplog):
     assert [t.config for t in prior(study)] == fits
     lines = [r.getMessage() for r in caplog.records if "warm_start" in r.getMessage()]
     assert lines == [
-        f"warm_start: {8 - len(fits)} trials of study 'earlier' are not of this study's space and were left out"
+        (
+            f"warm_start: {8 - len(fits)} trials of study 'earlier' are not of this study's "
+            f"space and were left out"
+        )
     ]
 
 

@@ -1,4 +1,4 @@
-"""Loaded by the fork server: what takes seconds to import, before any thread is started."""
+"""Slow imports that the fork server loads before any thread is started."""
 
 import torch
 
@@ -6,7 +6,7 @@ import thrifty.study
 import thrifty.testing
 
 
-# the first optimiser of a process makes torch load its compiler
+# The first optimiser of a process makes torch load its compiler.
 torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
 assert thrifty.study
 assert thrifty.testing

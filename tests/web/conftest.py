@@ -22,7 +22,7 @@ SCRIPT = "<script>window.hurt = 1</script><img src=x onerror='window.hurt = 1'>"
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
-    """A database with one study that was trained, and one that wants to do harm."""
+    """Return a database with one trained study, and one with hostile texts."""
     folder = tmp_path_factory.mktemp("trained")
     make_study(folder, name="line").run(progress=False, executor=SOLO)
     with Store.open(f"sqlite:///{folder}/t.db") as store:
@@ -31,10 +31,11 @@ def trained(tmp_path_factory):
 
 
 def harm(store: Store) -> StudyInfo:
-    """A study in which every text is markup."""
+    """Create a study in which every text is markup."""
     plan = store.plans.open("harm", task=SCRIPT).id
     spec = {
-        "metric": SCRIPT, "mode": "max", "max_epochs": 4, "space": {SCRIPT: SCRIPT}, "algorithm": SCRIPT,
+        "metric": SCRIPT, "mode": "max", "max_epochs": 4, "space": {SCRIPT: SCRIPT},
+        "algorithm": SCRIPT,
     }  # fmt: skip
     study = store.studies.create(SCRIPT, plan=plan, spec=spec)
     asked = {"study": study.id, "trial": 0}
@@ -48,7 +49,7 @@ def harm(store: Store) -> StudyInfo:
 
 @pytest.fixture
 def database(trained, tmp_path):
-    """A copy of it that a test may write to."""
+    """Return a copy of the database that a test may write to."""
     shutil.copy(trained, tmp_path / "t.db")
     return tmp_path / "t.db"
 
@@ -68,7 +69,7 @@ def opened(path, **options):
 
 @pytest.fixture(scope="session")
 def big(tmp_path_factory):
-    """100,000 trials."""
+    """Return a database of 100,000 trials."""
     path = tmp_path_factory.mktemp("big") / "big.db"
     fill(path, num_trials=BIG)
     return path
@@ -76,7 +77,7 @@ def big(tmp_path_factory):
 
 @contextmanager
 def serving(path, **options):
-    """A dashboard that listens on a port of its own; its address."""
+    """Run a dashboard that listens on a port of its own; yield its address."""
     server = serve(f"sqlite:///{path}", port=0, **options)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -88,7 +89,7 @@ def serving(path, **options):
 
 
 def halving(folder, **options):
-    """A study that writes for a while."""
+    """Return a study that writes for a while."""
     space = Space(
         lr=Choice([Step(rate, [2]) for rate in (0.1, 0.05, 0.02)]), width=Choice([0, 2, 4])
     )

@@ -22,7 +22,9 @@ def store(database):
 
 def report(store, *, trial=1000, value=0.5, name="line"):
     info = store.studies.get(name)
-    asked = TrialAsked(study=info.id, trial=trial, target=1, config={"lr": 0.3}, group=0, parent=None, node=0)  # fmt: skip
+    asked = TrialAsked(
+        study=info.id, trial=trial, target=1, config={"lr": 0.3}, group=0, parent=None, node=0
+    )  # fmt: skip
     store.record([asked, TrialReported(study=info.id, trial=trial, epoch=1, value=value)])
 
 
@@ -149,7 +151,7 @@ def test_workers_in_a_span_of_time(client):
     assert get(client, "/studies/1/workers", until=found["began"] - 1)["total"] == 0
     few = get(client, "/studies/1/workers", limit=2)
     assert (few["shown"], sum(len(w["stages"]) for w in few["workers"])) == (2, 2)
-    # what is not drawn counts nevertheless
+    # Trials that are not drawn still count.
     told = ("lanes", "total", "largest", "busy")
     assert [[w[k] for k in told] for w in few["workers"]] == [
         [w[k] for k in told] for w in found["workers"]
@@ -205,7 +207,9 @@ def test_sorted_by_a_hyper_parameter(client, store):
 
 def test_what_has_no_value_comes_last(client, store):
     info = store.studies.get("line")
-    asked = TrialAsked(study=info.id, trial=99, target=1, config={"lr": 1}, group=0, parent=None, node=0)  # fmt: skip
+    asked = TrialAsked(
+        study=info.id, trial=99, target=1, config={"lr": 1}, group=0, parent=None, node=0
+    )  # fmt: skip
     store.record([asked])
     for order in ("asc", "desc"):
         assert numbers(client, sort="value", order=order)[-1] == 99
@@ -251,7 +255,8 @@ def test_several_objectives(client, store):
     study = store.studies.create("several", plan=plan, spec=spec).id
     asked = TrialAsked(study=study, trial=0, target=1, config={}, group=0, parent=None, node=0)
     done = TrialReported(
-        study=study, trial=0, epoch=1, value=0.5, objectives={"loss": 0.5, "size": 3.0}, violation=0.25
+        study=study, trial=0, epoch=1, value=0.5, objectives={"loss": 0.5, "size": 3.0},
+        violation=0.25
     )  # fmt: skip
     store.record([asked, done])
     card = get(client, f"/studies/{study}")["study"]
@@ -267,11 +272,14 @@ def test_several_objectives(client, store):
 def test_what_is_not_finite_is_null(client, store):
     info = store.studies.get("line")
     node = store.studies.load(info.id).trials[0].node
-    # the first record of an epoch stays: a new node
-    asked = TrialAsked(study=info.id, trial=50, target=1, config={"lr": 0.1}, group=0, parent=None, node=node)  # fmt: skip
+    # The first record of an epoch stays, so this is a new node.
+    asked = TrialAsked(
+        study=info.id, trial=50, target=1, config={"lr": 0.1}, group=0, parent=None, node=node
+    )  # fmt: skip
     store.record([
         EpochRecord(
-            plan=info.plan, node=node, epoch=50, metrics={"mse": float("nan"), "other": float("inf")}, seconds=1.0, worker="w"
+            plan=info.plan, node=node, epoch=50,
+            metrics={"mse": float("nan"), "other": float("inf")}, seconds=1.0, worker="w"
         ),
         asked,
         TrialReported(study=info.id, trial=50, epoch=50, value=float("inf")),
@@ -320,7 +328,10 @@ def test_a_report_changes_the_revision_and_what_is_about_it(client, store):
     for path, headers in before.items():
         now = client.get(f"/api{path}").headers
         assert now["x-revision"] != headers["x-revision"]
-    changed = {p for p, headers in before.items() if client.get(f"/api{p}").headers["etag"] != headers["etag"]}  # fmt: skip
+    changed = {
+        p for p, headers in before.items()
+        if client.get(f"/api{p}").headers["etag"] != headers["etag"]
+    }  # fmt: skip
     assert {
         "/studies/1",
         "/studies/1/trials",
@@ -335,7 +346,7 @@ def test_a_page_is_told_when_to_ask_again(client, path):
     first = client.get(f"/api{path}")
     again = client.get(f"/api{path}", headers={"If-None-Match": first.headers["etag"]})
     assert again.status_code == 304
-    # the second comes after the first, and no earlier than a page alone
+    # The second comes after the first, and no earlier than a page alone.
     assert (
         2.0 <= float(first.headers["x-ask-again"]) < float(again.headers["x-ask-again"]) < 2.2
     )

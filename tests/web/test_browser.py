@@ -20,7 +20,7 @@ from thrifty.testing import FaultyTask
 
 CHROMIUM = shutil.which("chromium")
 LIMIT_MS = 600_000
-"""Of each wait: pages are slow on a busy machine."""
+"""Limit of each wait: pages are slow on a busy machine."""
 expect.set_options(timeout=LIMIT_MS)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 
@@ -35,7 +35,7 @@ def browser():
 
 @pytest.fixture
 def page(browser):
-    """A page that tells of every error, every blocked resource and every request elsewhere."""
+    """Return a page that reports every error, blocked resource and request elsewhere."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
     page.set_default_timeout(LIMIT_MS)
@@ -48,7 +48,11 @@ def page(browser):
     page.on(
         "console", lambda said: said.type in ("error", "warning") and wrong.append(said.text)
     )
-    page.on("request", lambda asked: "//127.0.0.1:" in asked.url or asked.url.startswith(("data:", "blob:")) or wrong.append(asked.url))  # fmt: skip
+    page.on(
+        "request",
+        lambda asked: "//127.0.0.1:" in asked.url or asked.url.startswith(("data:", "blob:"))
+        or wrong.append(asked.url)
+    )  # fmt: skip
     yield page
     context.close()
     assert wrong == []
@@ -74,14 +78,14 @@ def open_study(page, address, tab="overview", study=1):
 
 
 def wait_until_settled(page):
-    """Until all that was asked for has come, and is shown."""
+    """Wait until all requests have been answered and shown."""
     while page.under_way:
         page.wait_for_timeout(10)
     page.evaluate("() => new Promise((go) => requestAnimationFrame(() => setTimeout(go)))")
 
 
 def wait_until_drawn(page):
-    """Until each canvas has several colours."""
+    """Wait until each canvas has several colours."""
     page.wait_for_function(
         """() => [...document.querySelectorAll("canvas")].every((canvas) => {
             const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
@@ -122,7 +126,7 @@ def test_a_trial_and_whom_it_shares_with(page, address):
 
 
 def test_a_trial_that_failed_says_why(page, tmp_path):
-    """With the traceback, as text."""
+    """A failed trial shows its error and traceback as text."""
     config = {"lr": Choice([0.1]), "fault": Choice(["raise", "odd text"])}
     study = make_study(
         tmp_path, task=FaultyTask(), space=Space(**config), algorithm=GridSearch(max_epochs=2)
@@ -177,7 +181,9 @@ def test_markup_in_the_database_stays_text(page, address):
     page.get_by_role("link", name=SCRIPT).click()
     page.wait_for_selector("h1")
     assert page.locator("h1").inner_text() == SCRIPT
-    for tab in ("overview", "forest", "workers", "curves", "parallel", "importance", "trials", "trials/0"):  # fmt: skip
+    for tab in (
+        "overview", "forest", "workers", "curves", "parallel", "importance", "trials", "trials/0"
+    ):  # fmt: skip
         open_study(page, address, tab, study=2)
         wait_until_settled(page)
         assert page.evaluate("window.hurt") is None
@@ -251,7 +257,8 @@ def test_durations_are_rounded_before_they_are_cut_into_parts(page, address):
         }"""
     )
     assert told == [
-        "250 ms", "59.9 s", "1 min 0 s", "59 min 59 s", "1 h 0 min", "2 h 0 min", "2.0 days", "2.3 days",
+        "250 ms", "59.9 s", "1 min 0 s", "59 min 59 s", "1 h 0 min", "2 h 0 min", "2.0 days",
+        "2.3 days",
     ]  # fmt: skip
 
 
@@ -266,7 +273,7 @@ def test_a_hundred_thousand_trials(page, big):
         open_study(page, address)
         page.wait_for_selector("canvas")
         wait_until_settled(page)
-        # what is sent follows from the page and not from the number of trials
+        # The amount of data depends on the page and not on the number of trials.
         assert 0 < sum(sizes) < 2_000_000
         assert page.get_by_text("100,000").first.is_visible()
         for tab in ("forest", "workers", "curves", "parallel"):

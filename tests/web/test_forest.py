@@ -16,7 +16,7 @@ EPOCHS = 9
 
 @st.composite
 def asked(draw_):
-    """Trials as their milestones, the values between them, and how far they are to go."""
+    """Draw trials as their milestones, the values between them, and their target epoch."""
     cuts = draw_(st.lists(st.integers(1, EPOCHS - 1), max_size=3, unique=True).map(sorted))
     values = draw_(st.lists(st.sampled_from([0.1, 0.2]), min_size=4, max_size=4))
     return tuple(cuts), tuple(values[: len(cuts) + 1]), draw_(st.integers(1, EPOCHS))
@@ -26,7 +26,7 @@ TRIALS = st.lists(asked(), min_size=1, max_size=14)
 
 
 def rows(trials, *, values=None):
-    """A plan that knows these trials, and the rows that a store would have of it."""
+    """Return a plan with these trials, and the rows that a store would have of it."""
     plan = SearchPlan()
     ends = Counter()
     places = []
@@ -37,12 +37,17 @@ def rows(trials, *, values=None):
         ends[node, target] += 1
         places.append((node, target))
     tree = [
-        SimpleNamespace(node=n.id, parent=None if n.parent is None else n.parent.id, start=n.start, last=n.farthest)
+        SimpleNamespace(
+            node=n.id, parent=None if n.parent is None else n.parent.id, start=n.start,
+            last=n.farthest
+        )
         for n in plan.nodes
     ]  # fmt: skip
     scores = values or [float(i) for i in range(len(trials))]
     ended = [
-        SimpleNamespace(node=node, epoch=epoch, trials=1, failed=0, low=scores[i], high=scores[i], first=i)
+        SimpleNamespace(
+            node=node, epoch=epoch, trials=1, failed=0, low=scores[i], high=scores[i], first=i
+        )
         for i, (node, epoch) in enumerate(places)
     ]  # fmt: skip
     return plan, ends, tree, ended
@@ -120,7 +125,7 @@ def test_shared_epochs_are_counted_once():
         ((3, 6), (0.1, 0.2, 0.1), 9),
     ])
     drawn = draw(stage_forest(tree, ended, mode="max"), metric="m", limit=99)
-    # 27 epochs reached; 9 + 6 + 3 trained
+    # 27 epochs reached; 9 + 6 + 3 trained.
     assert drawn.saved == 9
 
 

@@ -36,7 +36,10 @@ def test_this_machines_own_names_are_answered(client, host):
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "localhost.evil.example", "10.0.0.1", "", "127.0.0.1.evil.example", "[::2]", "@localhost"]
+    "host", [
+        "evil.example", "localhost.evil.example", "10.0.0.1", "", "127.0.0.1.evil.example", "[::2]",
+        "@localhost"
+    ]
 )  # fmt: skip
 def test_a_name_that_was_rebound_to_this_machine_is_refused(client, host):
     for path in ("/", "/api/studies", "/static/app.css"):

@@ -7,7 +7,7 @@ from thrifty.web._pace import Pace
 
 
 def rounds(pages, *, for_s):
-    """When each of some pages asks, if it comes back when it is told to; all come in the same moment."""
+    """Return when each page asks, if it follows the server's delays; all start together."""
     clock = [0.0]
     pace = Pace(least_s=2, spacing_s=0.1, now=lambda: clock[0])
     due = [(0.0, page) for page in range(pages)]

@@ -1,4 +1,4 @@
-"""Whatever is asked within or beyond the schema, the answers are those it names."""
+"""Requests within or beyond the schema get only the answers that it names."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_answers_are_those_of_the_schema(schema, path, mode):
     )
     def holds(case):
         if mode is GenerationMode.POSITIVE and "study" in case.path_parameters:
-            case.path_parameters["study"] %= 3  # two of three are there
+            case.path_parameters["study"] %= 3  # two of three exist
         case.call_and_validate(checks=[*CHECKS, *MORE[mode]])
 
     holds()

@@ -129,7 +129,7 @@ def test_the_command_without_a_database(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture
 def hurried(monkeypatch):
-    """Time limits of a moment."""
+    """Shorten the time limits to an instant."""
     monkeypatch.setattr(_connections, "REQUEST_S", 0.2)
     monkeypatch.setattr(_connections, "ANSWER_S", 0.2)
 
@@ -140,7 +140,7 @@ def connected(address) -> socket.socket:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Waits until the server has closed a connection."""
+    """Wait until the server has closed a connection."""
     try:
         while connection.recv(65536):
             pass
@@ -151,7 +151,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 @pytest.fixture
 def made(monkeypatch):
-    """The connections of a server, as it sees them."""
+    """Record the connections of a server, as it sees them."""
     found = []
     begin = _connections.Connection.connection_made
 
@@ -165,7 +165,7 @@ def made(monkeypatch):
 
 @pytest.fixture
 def lost(monkeypatch):
-    """Whether a connection has ended."""
+    """Return an event that is set when a connection has ended."""
     event = threading.Event()
     end = _connections.Connection.connection_lost
 
@@ -205,7 +205,7 @@ def test_a_letter_now_and_then_is_no_excuse(database, hurried):
 
 
 def drip(connection: socket.socket, data: bytes) -> None:
-    """Sends a byte, waits for an answer, sends the next one."""
+    """Send a byte, wait for an answer, then send the next byte."""
     for at in range(len(data)):
         connection.sendall(data[at : at + 1])
         with contextlib.suppress(TimeoutError):
@@ -231,7 +231,7 @@ def test_who_has_asked_may_wait_before_it_asks_again(database, made, lost):
     with serving(database) as address, connected(address) as page:
         for _ in range(2):
             page.sendall(ASK + b"\r\n")
-            answer = http.client.HTTPResponse(page)  # all of it: it comes in parts
+            answer = http.client.HTTPResponse(page)  # read the whole answer: it comes in parts
             answer.begin()
             assert answer.status == 200
             answer.read()

@@ -32,7 +32,8 @@ def test_what_is_the_same_for_all_is_no_column():
 def test_what_follows_from_the_kind_of_a_schedule_is_no_column():
     configs = [{"lr": lr} for lr in (0.1, Cosine(0.1), Cosine(0.2), Step(0.2, [3]))]
     found = columns([config_to_json(config) for config in configs])
-    # all cosines have one floor, and all steps one gamma; their first milestone is the only one, too
+    # All cosines have one floor, all steps have one gamma, and their first milestone is the only
+    # one.
     assert [c.name for c in found] == ["lr", "lr.value"]
 
 
@@ -114,7 +115,7 @@ def test_what_chance_alone_would_explain_is_taken_away():
         rng = np.random.default_rng(seed)
         axis = column("z", rng.uniform(size=40))
         found.append(shares([axis], list(rng.normal(size=40)), mode="min")["z"])
-    # eight groups of five random numbers differ by 7 / 39 of the variance
+    # Eight groups of five random numbers differ by 7 / 39 of the variance.
     assert np.mean(found) < 0.1
 
 
@@ -153,7 +154,7 @@ def test_busy_is_the_length_of_the_union(spans):
 
 
 def test_stages_one_after_the_other_are_no_pack():
-    # the second one's clock was read a moment before the first one's
+    # The second one's clock was read a moment before the first one's.
     assert [each.pack for each in lanes([(0.0, 1.0), (0.9995, 2.0)])] == [1, 1]
 
 
