@@ -15,7 +15,8 @@ import thrifty as th
 from thrifty.testing import LineTask
 
 study = th.Study(
-    LineTask(), th.Space(lr=th.Choice([0.1, th.Step(0.1, [2])])), algorithm=th.GridSearch(max_epochs=4),
+    LineTask(), th.Space(lr=th.Choice([0.1, th.Step(0.1, [2])])),
+    algorithm=th.GridSearch(max_epochs=4),
     metric="mse", mode="min", storage="sqlite:///t.db", name="line",
 )
 """
@@ -67,7 +68,8 @@ from tests.study.helpers import Sized
 
 study = th.Study(
     Sized(), th.Space(lr=0.1, width=th.Choice([0, 4])), algorithm=th.GridSearch(max_epochs=4),
-    metric=["mse", "size"], mode=["min", "min"], constraints={"size": LIMIT}, storage="sqlite:///t.db", name="two",
+    metric=["mse", "size"], mode=["min", "min"], constraints={"size": LIMIT},
+    storage="sqlite:///t.db", name="two",
 )
 study.enqueue_trial({"width": 4})
 """

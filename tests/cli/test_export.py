@@ -25,7 +25,8 @@ space = th.Space(
     lr=th.Choice([0.1, th.Step(0.1, [2])]), width=th.Choice([0, 4]), fault=th.Choice(["", "nan"]),
 )
 study = th.Study(
-    FaultyTask(), space, algorithm=th.GridSearch(max_epochs=3), METRIC, storage="sqlite:///t.db", name="line",
+    FaultyTask(), space, algorithm=th.GridSearch(max_epochs=3), METRIC,
+    storage="sqlite:///t.db", name="line",
 )
 """
 ONE = 'metric="mse", mode="min"'

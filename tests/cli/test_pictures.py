@@ -13,11 +13,14 @@ import thrifty as th
 from thrifty.testing import LineTask
 
 space = th.Space(
-    lr=th.Choice([th.Constant(th.Float(0.01, 0.2, log=True)), th.Step(th.Float(0.01, 0.2, log=True), [2])]),
+    lr=th.Choice([
+        th.Constant(th.Float(0.01, 0.2, log=True)), th.Step(th.Float(0.01, 0.2, log=True), [2])
+    ]),
     dropout=th.Float(0.0, 0.5),
 )
 study = th.Study(
-    LineTask(), space, algorithm=th.RandomSearch(max_epochs=3, num_trials=12), metric="mse", mode="min",
+    LineTask(), space, algorithm=th.RandomSearch(max_epochs=3, num_trials=12),
+    metric="mse", mode="min",
     storage="sqlite:///t.db", name="line",
 )
 """

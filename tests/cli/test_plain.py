@@ -57,7 +57,8 @@ class Task(LineTask):
 
     fails = False
 
-study = th.Study(Task(), th.Space(**{{"lr": th.Choice([0.1, 0.05, 0.02, 0.01]), ODD: th.Choice([ODD, "b", "fails"])}}),
+space = {{"lr": th.Choice([0.1, 0.05, 0.02, 0.01]), ODD: th.Choice([ODD, "b", "fails"])}}
+study = th.Study(Task(), th.Space(**space),
                  algorithm=th.GridSearch(max_epochs=2), metric=ODD, mode="min", name=ODD, seed=0,
                  storage={url!r})
 """

@@ -28,7 +28,8 @@ from thrifty.testing import LineTask
 
 study = th.Study(
     LineTask(), th.Space(lr=th.Choice([0.1, th.Step(0.1, [2])]), width=th.Int(4, 8)),
-    algorithm=th.GridSearch(max_epochs=4), metric="mse", mode="min", storage="sqlite:///t.db", name="line",
+    algorithm=th.GridSearch(max_epochs=4), metric="mse", mode="min",
+    storage="sqlite:///t.db", name="line",
 )
 """
 TASK = """
@@ -38,7 +39,8 @@ class Mine(LineTask):
     def __init__(self, rows: int = 16):
         self.batch_size = rows
 """
-PRICES = """InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,SpotPrice,Region,AvailabilityZone,Cloud,PricedOn
+PRICES = """InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,SpotPrice,Region,\
+AvailabilityZone,Cloud,PricedOn
 t4.one,T4,1,4,16,0.5,0.2,east,east-1,aws,2024-06-01
 l4.one,L4,1,4,16,0.8,,east,,gcp,2024-05-01
 cpu.one,,,4,16,0.2,,east,,aws,2024-06-01
@@ -263,7 +265,8 @@ class Own(th.Trainable):
     def state(self): return {}
     def load_state(self, state): ...
 
-study = th.Study(Own(), th.Space(lr=0.1), algorithm=th.GridSearch(max_epochs=1), metric="mse", mode="min", name="own")
+study = th.Study(Own(), th.Space(lr=0.1), algorithm=th.GridSearch(max_epochs=1),
+                 metric="mse", mode="min", name="own")
 """
 
 

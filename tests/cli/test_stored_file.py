@@ -25,7 +25,8 @@ from pathlib import Path
 from thrifty.testing import LineTask
 
 Path({mark!r}).write_text("it was run")
-study = th.Study(LineTask(), th.Space(lr=th.Choice([0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0005])), algorithm=th.GridSearch(max_epochs=1),
+rates = [0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0005]
+study = th.Study(LineTask(), th.Space(lr=th.Choice(rates)), algorithm=th.GridSearch(max_epochs=1),
                  metric="mse", mode="min", name="s", seed=0, storage={url!r})
 """
 COMMANDS = [["resume", "s", "--quiet"], ["importance", "s"], ["plot", "s", "history"]]

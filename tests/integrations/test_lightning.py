@@ -440,7 +440,9 @@ def test_manual_optimisation():
 IDENTITY = """
 from tests.integrations._drive import train, stored
 from thrifty.integrations import LightningTrainable
-one = LightningTrainable(lambda hp: train(hp.lr) if hp.kind in {"a", "b", "c"} else 0, stored, monitor="val_loss")
+one = LightningTrainable(
+    lambda hp: train(hp.lr) if hp.kind in {"a", "b", "c"} else 0, stored, monitor="val_loss"
+)
 identity = str(one.identity())
 """
 

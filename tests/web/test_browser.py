@@ -88,7 +88,8 @@ def wait_until_drawn(page):
     """Wait until each canvas has several colours."""
     page.wait_for_function(
         """() => [...document.querySelectorAll("canvas")].every((canvas) => {
-            const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+            const { width, height } = canvas;
+            const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
             return new Set(new Uint32Array(data.buffer)).size > 3;
         }) && document.querySelectorAll("canvas").length > 0"""
     )
@@ -242,8 +243,10 @@ def test_headings_labels_and_landmarks(page, address):
         assert page.locator("h1").count() == 1
         assert page.locator("main").count() == 1
         unnamed = page.evaluate(
-            """() => [...document.querySelectorAll("button, a, input, select, [role=img]")].filter((e) =>
-                !(e.textContent.trim() || e.getAttribute("aria-label") || e.closest("label"))).length"""
+            """() => [...document.querySelectorAll("button, a, input, select, [role=img]")].filter(
+                (e) =>
+                !(e.textContent.trim() || e.getAttribute("aria-label") || e.closest("label"))
+            ).length"""
         )
         assert unnamed == 0
 
