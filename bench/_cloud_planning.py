@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 
 from thrifty.cloud import ACCELERATORS, Beliefs, FleetOptions, Offer, Workload
-from thrifty.cloud._planner import plan_fleet
+from thrifty.cloud.planning._planner import plan_fleet
 from thrifty.perf import StepProfile
 
 

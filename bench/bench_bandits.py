@@ -33,7 +33,7 @@ from bench._bandits import (
     thompson,
 )
 from bench._harness import Goal, at_most, finish, parser, table
-from thrifty.search._sub_samples import Threshold
+from thrifty.search._sub_sampling import Threshold
 
 
 NUM_ARMS = 10

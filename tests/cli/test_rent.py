@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from thrifty.cli._rent import command
-from thrifty.cli._rent_market import beliefs_of
-from thrifty.cli._rent_options import Dollars, Duration, Pair
-from thrifty.cli._rent_show import span
+from thrifty.cli._rent._command import command
+from thrifty.cli._rent._inputs import beliefs_of
+from thrifty.cli._rent._options import Dollars, Duration, Pair
+from thrifty.cli._rent._output import span
 from thrifty.cloud import Interval
 from thrifty.core import CloudError, MissingExtraError, UsageError
 from thrifty.perf import StepProfile
@@ -327,7 +327,7 @@ def test_the_picture_and_the_task(folder):
 def test_nothing_is_rented_without_a_yes(folder, monkeypatch):
     launched = []
     monkeypatch.setattr(
-        "thrifty.cli._rent.launch", lambda task: launched.append(task) or "id-1"
+        "thrifty.cli._rent._command.launch", lambda task: launched.append(task) or "id-1"
     )
     given = (*LONG, "--deadline", "2d", "--launch")
     no = rent(*given, answer="n\n")
@@ -413,7 +413,8 @@ def test_where_profiles_are_kept(folder, monkeypatch):
 
 def test_torch_is_not_needed_for_a_stored_profile(folder):
     program = (
-        "import sys; from click.testing import CliRunner; from thrifty.cli._rent import command; "
+        "import sys; from click.testing import CliRunner; "
+        "from thrifty.cli._rent._command import command; "
         f"result = CliRunner().invoke(command, {['rented.py', *LONG, '--deadline', '2d']!r}); "
         "assert result.exit_code == 0, result; assert 'torch' not in sys.modules"
     )

@@ -19,8 +19,8 @@ from tests.cloud._drawn_fleets import (
 )
 from thrifty.cloud import Beliefs, FleetOptions
 from thrifty.cloud._estimate import estimate
-from thrifty.cloud._mixed import mix_of
-from thrifty.cloud._planner import plan_fleet
+from thrifty.cloud.planning._mixed import mix_of
+from thrifty.cloud.planning._planner import plan_fleet
 from thrifty.core import CloudError, MissingExtraError
 
 

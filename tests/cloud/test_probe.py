@@ -22,9 +22,9 @@ from tests.cloud._drawn_fleets import (
 )
 from thrifty.cloud import Beliefs, FleetOptions, Interval
 from thrifty.cloud._estimate import estimate
-from thrifty.cloud._planner import plan_fleet
 from thrifty.cloud._probe import Measured, Probes
 from thrifty.cloud._probe_gain import measured_interval, outcomes
+from thrifty.cloud.planning._planner import plan_fleet
 from thrifty.core import CloudError, derive_seed
 
 

@@ -19,8 +19,8 @@ from tests.cloud._drawn_fleets import (
 )
 from thrifty.cloud import Fleet, FleetOptions, Rented
 from thrifty.cloud._estimate import estimate
-from thrifty.cloud._planner import plan_fleet
 from thrifty.cloud._replan import replan
+from thrifty.cloud.planning._planner import plan_fleet
 from thrifty.core import CloudError
 
 

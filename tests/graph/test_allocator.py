@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from thrifty.graph import _allocator
+from thrifty.graph import _memory
 
 
 def test_large_memory_is_not_given_back():
@@ -30,7 +30,7 @@ again = libc.malloc(2**26)
 assert again == block and ctypes.string_at(again + 2**25, 1) == b"\\x07"
 """
     done = subprocess.run(
-        [sys.executable, "-c", code, _allocator.__file__],
+        [sys.executable, "-c", code, _memory.__file__],
         capture_output=True,
         text=True,
         check=False,
@@ -41,5 +41,5 @@ assert again == block and ctypes.string_at(again + 2**25, 1) == b"\\x07"
 
 
 def test_where_there_is_no_mallopt(monkeypatch):
-    monkeypatch.setattr(_allocator.sys, "platform", "darwin")
-    assert not _allocator.tune_allocator()
+    monkeypatch.setattr(_memory.sys, "platform", "darwin")
+    assert not _memory.tune_allocator()

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from thrifty.graph.layers import GAT, GIN, SAGE
 from torch import nn
 
 from thrifty.core import GraphError
 from thrifty.graph import Graph, NeighborSampler
 from thrifty.graph._gnn import GNN
-from thrifty.graph.layers import GAT, GIN, SAGE
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from thrifty.graph.layers import GAT, SAGE
 from torch import nn
 
 from tests.graph.layers._blocks import means
@@ -11,7 +12,6 @@ from thrifty.core import GraphError
 from thrifty.graph import Block, Graph
 from thrifty.graph._gnn import GNN
 from thrifty.graph._inference import infer_layerwise, infer_sampled
-from thrifty.graph.layers import GAT, SAGE
 
 
 NUM = 30

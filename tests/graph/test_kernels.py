@@ -20,7 +20,7 @@ from thrifty.graph.kernels import (
     read_neighbors,
     wrapping,
 )
-from thrifty.graph.kernels._random import GOLDEN, below, stream
+from thrifty.graph.kernels._compile import GOLDEN, below, stream
 
 
 words = st.integers(0, 2**64 - 1)

@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 from thrifty.graph import _relabeler
 from thrifty.graph._relabeler import DenseRelabeler, HashRelabeler
 from thrifty.graph.kernels import COMPILED, relabel_hashed, wrapping
-from thrifty.graph.kernels._relabel import _home
+from thrifty.graph.kernels._sampling import _home
 
 
 NUM_NODES = 60

@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from thrifty.graph.layers import GAT, GIN, SAGE
 from torch import nn
 
 from tests.graph.layers._blocks import pyg
 from thrifty.core import GraphError, MissingExtraError
 from thrifty.graph import Graph, NeighborSampler
 from thrifty.graph._gnn import GNN
-from thrifty.graph.layers import GAT, GIN, SAGE
 
 
 def sampled(mode="frontier"):

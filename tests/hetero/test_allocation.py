@@ -7,7 +7,7 @@ from hypothesis import assume, given, strategies as st
 
 from thrifty.hetero import HeteroOptions, Place, Power, StepCurve
 from thrifty.hetero._allocation import Allocation
-from thrifty.hetero._worker_info import WorkerInfo
+from thrifty.hetero._report import WorkerInfo
 
 
 def info(*, num_private=0, power=None, **curve):

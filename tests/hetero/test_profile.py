@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from thrifty.core import HeteroError
-from thrifty.hetero._gradient_buckets import gradient_buckets
+from thrifty.hetero._flat import gradient_buckets
 from thrifty.hetero._profile import profile_step
 from thrifty.hetero._profile_cache import device_name
 from thrifty.hetero._rehearsal import _Stopwatch

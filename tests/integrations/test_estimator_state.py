@@ -32,8 +32,8 @@ from sklearn.neural_network import MLPClassifier
 
 from tests.integrations.test_sklearn import SGD, Fragile, X, Y, search
 from thrifty.core import CheckpointError, TaskError
-from thrifty.integrations import _estimator_types
-from thrifty.integrations._estimator_state import EstimatorState
+from thrifty.integrations.sklearn import _estimator_types
+from thrifty.integrations.sklearn._estimator_state import EstimatorState
 from thrifty.pack import pack_state, unpack_state
 from thrifty.run import state_from_arrays, state_to_arrays
 from thrifty.search import SuccessiveHalving
@@ -227,7 +227,7 @@ def test_trees_that_lead_out_of_themselves_are_refused(change, monkeypatch):
             change(state)
         real(name, arguments, state)
 
-    monkeypatch.setattr("thrifty.integrations._estimator_state.check_native", changed)
+    monkeypatch.setattr("thrifty.integrations.sklearn._estimator_state.check_native", changed)
     with pytest.raises(CheckpointError, match="a tree"):
         codec_of(forest).read(codec_of(forest).write([forest]))
 

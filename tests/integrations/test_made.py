@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thrifty.integrations._made import Made
+from thrifty.integrations._trainers import Made
 from thrifty.pack import HyperParameters
 
 

@@ -14,7 +14,7 @@ from scipy.optimize import nnls
 from tests.perf._draw import drawn
 from thrifty.core import UsageError
 from thrifty.perf import Link
-from thrifty.perf._collective import CollectiveModel, CollectiveTiming, _nonnegative, _terms
+from thrifty.perf.network import CollectiveModel, CollectiveTiming, _nonnegative, _terms
 
 
 LINK = Link(bytes_per_s=1e9, latency_s=5e-5, inner_bytes_per_s=1e10, inner_latency_s=5e-6)

@@ -19,7 +19,7 @@ from thrifty.core import EpochDone, StageFailed, UsageError
 from thrifty.hetero import HeteroTask
 from thrifty.plan import Chain, Stage
 from thrifty.run import Assignment, Local
-from thrifty.run._processes import ProcessExecutor
+from thrifty.run._local import ProcessExecutor
 from thrifty.run._worker import WorkerSpec
 from thrifty.search import GridSearch
 from thrifty.space import Choice, MultiStep, Space, Timeline

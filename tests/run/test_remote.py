@@ -14,7 +14,7 @@ import pytest
 from thrifty.core import EpochDone, StageDone, StageStarted
 from thrifty.plan import Chain, Stage
 from thrifty.run import Assignment, _remote
-from thrifty.run._assignment import Refusal
+from thrifty.run._executor import Refusal
 from thrifty.run._remote import RemoteWorker, user_paths
 from thrifty.run._worker import WorkerSpec
 from thrifty.space import Timeline

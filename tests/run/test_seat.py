@@ -7,7 +7,7 @@ import pytest
 from thrifty.core import EpochDone, StageDone, StageStarted
 from thrifty.plan import Chain, Stage
 from thrifty.run import Assignment, Report
-from thrifty.run._seat import Seat
+from thrifty.run._executor import Seat
 from thrifty.space import Timeline
 
 

@@ -12,9 +12,7 @@ from hypothesis import given, settings, strategies as st
 from thrifty.core import EpochDone, StageDone, StageFailed, StageStarted, UsageError
 from thrifty.plan import Chain, Stage
 from thrifty.run import Assignment
-from thrifty.run._faults import Faults, Times
-from thrifty.run._simulated import Simulated, ValuesAt
-from thrifty.run._simulated_worker import SimulatedWorker
+from thrifty.run._simulated import Faults, Simulated, SimulatedWorker, Times, ValuesAt
 from thrifty.space import MultiStep, Timeline
 from thrifty.testing import LineTask
 

@@ -4,7 +4,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, strategies as st
 
-from thrifty.search._sub_samples import bar, difference, is_good, leader, threshold, total
+from thrifty.search._sub_sampling import bar, difference, is_good, leader, threshold, total
 
 
 NAN, INF = math.nan, math.inf

@@ -22,7 +22,7 @@ from thrifty.cli._completion import _study_names
 from thrifty.core import StudyMismatchError
 from thrifty.store import Store, Views
 from thrifty.store._readonly import ReadOnlyFile
-from thrifty.study import _archive
+from thrifty.study import _repository
 from thrifty.web import create_app
 
 
@@ -73,14 +73,14 @@ def test_trials_are_read(folder, url):
 
 
 def model_of(folder: Path) -> float:
-    train_alone = _archive.train_alone
+    train_alone = _repository.train_alone
 
     def from_its_checkpoint(*args, state, **options):
         assert state is not None, "it is trained again"
         return train_alone(*args, state=state, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_archive, "train_alone", from_its_checkpoint)
+        patch.setattr(_repository, "train_alone", from_its_checkpoint)
         model = make_study(folder).best_trial.load_model()
     return next(model.parameters()).sum().item()
 

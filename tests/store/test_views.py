@@ -25,7 +25,7 @@ from thrifty.store import (
     best_trials,
 )
 from thrifty.store._views import TrialFilter, Views, sortable
-from thrifty.store._views._reading import reading
+from thrifty.store._views._trials import reading
 
 
 EPOCHS = 9

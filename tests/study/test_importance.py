@@ -12,10 +12,9 @@ from tests.study.synthetic import NESTED, nested_value, trials_of
 from thrifty.core import MissingExtraError, UsageError
 from thrifty.space import Choice, Constant, Coordinates, Float, Int, Space, Step
 from thrifty.study._comparable import comparable
-from thrifty.study._fanova import fanova
-from thrifty.study._importance import importance
-from thrifty.study._names import option_names, short_names
+from thrifty.study._importance import fanova, importance
 from thrifty.study._optuna_terms import distribution, empty_study
+from thrifty.study._preflight import option_names, short_names
 from thrifty.study._results import TrialResult
 
 

@@ -47,9 +47,9 @@ def calibrate(monkeypatch):
         calls.append(member)
         return CURVES
 
-    monkeypatch.setattr("thrifty.pack._judge.calibrate", measure)
+    monkeypatch.setattr("thrifty.pack._fusion_policy.calibrate", measure)
     for price in ("PRICE_S", "PRICE_STEPS"):
-        monkeypatch.setattr(f"thrifty.pack._judge.{price}", 0, raising=False)
+        monkeypatch.setattr(f"thrifty.pack._fusion_policy.{price}", 0, raising=False)
     # These trials are too short to pay for checks.
     monkeypatch.setattr("thrifty.pack._judge._price", lambda *_, **__: 0.0)
     return calls

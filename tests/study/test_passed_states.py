@@ -17,7 +17,7 @@ from thrifty.search import (
 )
 from thrifty.space import Choice, Float, Space, Step
 from thrifty.store import Store
-from thrifty.study._passed_states import PassedStates
+from thrifty.study._housekeeping import PassedStates
 
 
 SPACE = Space(lr=Float(0.01, 0.1))

@@ -8,7 +8,7 @@ from thrifty.search import RandomSearch
 from thrifty.space import Float, Space
 from thrifty.store import Store
 from thrifty.study import Storage
-from thrifty.study._archive import Archive
+from thrifty.study._repository import Archive
 
 
 def some(folder, **options):

@@ -9,7 +9,7 @@ from tests.study.helpers import make_study, trained
 from thrifty.core import EpochDone
 from thrifty.search import RandomSampler, RandomSearch, Sampler
 from thrifty.space import Float, Int, Space, Step
-from thrifty.study._passed_states import PassedStates
+from thrifty.study._housekeeping import PassedStates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

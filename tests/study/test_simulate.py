@@ -29,11 +29,10 @@ from thrifty.space import Choice, Constant, Float, MultiStep, Space, Step, Timel
 from thrifty.store import Store
 from thrifty.study._forecast import forecast
 from thrifty.study._goals import Goals
-from thrifty.study._simulate import simulate
-from thrifty.study._simulation_bound import least_s
-from thrifty.study._simulation_curves import MadeUpCurve
-from thrifty.study._simulation_joint import JointAlgorithm, JointHistory, Member
-from thrifty.study._simulation_report import DecisionTimes, Simulation
+from thrifty.study.simulation._bounds import least_s
+from thrifty.study.simulation._curves import JointAlgorithm, JointHistory, MadeUpCurve, Member
+from thrifty.study.simulation._report import DecisionTimes, Simulation
+from thrifty.study.simulation._simulate import simulate
 
 
 SPACE = Space(

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from thrifty.study._spared_heap import SPARED_S, spared_heap
+from thrifty.study._housekeeping import SPARED_S, spared_heap
 
 
 class Ring:

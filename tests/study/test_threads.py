@@ -76,7 +76,7 @@ def threads_of(folder):
 @pytest.fixture
 def cores(monkeypatch):
     monkeypatch.setattr("thrifty.run._local.num_cores", lambda: 8)
-    monkeypatch.setattr("thrifty.study._threads.num_cores", lambda: 8)
+    monkeypatch.setattr("thrifty.study._housekeeping.num_cores", lambda: 8)
 
 
 class Seen(Local):

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from thrifty.space import Constant, Cosine, MultiStep, Step, Timeline, config_to_json
+from thrifty.web._charts import busy, lanes
 from thrifty.web._columns import Column, columns, flatten, texts
 from thrifty.web._importance import shares
-from thrifty.web._lanes import busy, lanes
 from thrifty.web._models import finite
-from thrifty.web._schedule import lines
+from thrifty.web._trials import lines
 
 
 def test_schedules_are_taken_apart():

@@ -5,16 +5,13 @@ here trains a model or touches a tensor: profiles and measurements come in as va
 """
 
 from ._accelerators import ACCELERATORS as ACCELERATORS, Accelerator as Accelerator
-from ._beliefs import Beliefs as Beliefs
 from ._catalogue import Catalogue as Catalogue
 from ._demand import widths_of as widths_of
 from ._estimate import estimate as estimate
 from ._fleet import Fleet as Fleet, Interval as Interval, Rented as Rented
-from ._fleet_options import FleetOptions as FleetOptions
+from ._hardware_estimates import Beliefs as Beliefs
 from ._market import Life as Life, PriceSeries as PriceSeries, SpotMarket as SpotMarket
 from ._offer import Offer as Offer
-from ._plan_spot import SpotHistory as SpotHistory
-from ._planner import FleetPlan as FleetPlan, plan_fleet as plan_fleet
 from ._plot import plot_front as plot_front
 from ._probe import Measured as Measured, Probe as Probe, Probes as Probes
 from ._replan import replan as replan
@@ -32,8 +29,15 @@ from ._skypilot import (
     time_estimator as time_estimator,
     to_skypilot as to_skypilot,
 )
-from ._spot import daly_s as daly_s, spot_seconds as spot_seconds, young_s as young_s
+from ._spot import (
+    SpotHistory as SpotHistory,
+    daly_s as daly_s,
+    spot_seconds as spot_seconds,
+    young_s as young_s,
+)
 from ._workload import Workload as Workload
+from .planning._options import FleetOptions as FleetOptions
+from .planning._planner import FleetPlan as FleetPlan, plan_fleet as plan_fleet
 
 
 __all__ = [

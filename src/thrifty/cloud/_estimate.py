@@ -10,15 +10,13 @@ import numpy as np
 from thrifty.core import CloudError, UsageError
 from thrifty.perf import StepCurve, split_batch
 
-from ._beliefs import Beliefs
 from ._demand import study_s
 from ._fleet import Fleet, Interval, Rented
+from ._hardware_estimates import Beliefs
 from ._offer import Offer
-from ._plan_devices import Devices, kind_of
-from ._plan_reasons import bound_by, misfit
-from ._plan_spot import SpotHistory, slowdowns, spot_terms
-from ._plan_steps import equal_steps, replayed_s
+from ._spot import SpotHistory, slowdowns, spot_terms
 from ._workload import Workload
+from .planning._devices import Devices, bound_by, equal_steps, kind_of, misfit, replayed_s
 
 
 Machines = Sequence[tuple[Offer, int, bool]]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from thrifty.core import CloudError, MissingExtraError
 
 from ._fleet import Fleet, Interval
-from ._planner import FleetPlan
+from .planning._planner import FleetPlan
 
 
 if TYPE_CHECKING:

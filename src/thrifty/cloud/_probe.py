@@ -11,15 +11,14 @@ import numpy as np
 
 from thrifty.core import CloudError, derive_seed
 
-from ._beliefs import Beliefs
 from ._fleet import Interval
-from ._fleet_options import FleetOptions
+from ._hardware_estimates import Beliefs
 from ._offer import Offer
-from ._plan_notes import known_offers
-from ._plan_table import allowance, table_of
-from ._planner import FleetPlan, plan_fleet
 from ._probe_gain import NOISE, Arena, What, measured_interval, outcomes, subject_of
 from ._workload import Workload
+from .planning._options import FleetOptions
+from .planning._planner import FleetPlan, known_offers, plan_fleet
+from .planning._table import allowance, table_of
 
 
 _FINDS: tuple[What, ...] = ("compute", "network")

@@ -16,9 +16,9 @@ from thrifty.core import CloudError
 from ._estimate import all_steps_s
 from ._fleet import Interval
 from ._offer import Offer
-from ._plan_goal import Goal
-from ._plan_steps import equal_steps
-from ._plan_table import Table
+from .planning._devices import equal_steps
+from .planning._options import Goal
+from .planning._table import Table
 
 
 _NORMAL = NormalDist()

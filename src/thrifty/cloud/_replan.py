@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 from thrifty.core import CloudError
 
-from ._beliefs import Beliefs
 from ._estimate import estimate
 from ._fleet import Fleet, Interval, Rented
-from ._fleet_options import FleetOptions
+from ._hardware_estimates import Beliefs
 from ._offer import Offer
-from ._plan_spot import SpotHistory
-from ._planner import FleetPlan, plan_fleet, unbeaten
+from ._spot import SpotHistory
 from ._workload import Workload
+from .planning._options import FleetOptions
+from .planning._planner import FleetPlan, plan_fleet, unbeaten
 
 
 def replan(

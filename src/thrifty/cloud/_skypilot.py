@@ -11,9 +11,9 @@ from typing import Any
 
 from thrifty.core import CloudError, MissingExtraError
 
-from ._beliefs import Beliefs
 from ._csv import SKYPILOT_FILE
 from ._fleet import Fleet, Rented
+from ._hardware_estimates import Beliefs
 from ._offer import Offer
 
 

@@ -42,7 +42,6 @@ from ._events import (
     StageStarted as StageStarted,
 )
 from ._interrupt import StopNow as StopNow, is_from_user as is_from_user
-from ._logging import plain_logger as plain_logger
 from ._names import check_hyperparameter_names as check_hyperparameter_names
 from ._seeds import (
     derive_seed as derive_seed,
@@ -52,6 +51,7 @@ from ._seeds import (
 from ._text import (
     error_text as error_text,
     error_traceback as error_traceback,
+    plain_logger as plain_logger,
     plain_text as plain_text,
 )
 

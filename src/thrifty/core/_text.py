@@ -1,7 +1,8 @@
-"""Makes foreign text, such as names, values and errors of user code, safe to store and show."""
+"""Text for people: errors, names and values as plain text, also in log messages."""
 
 from __future__ import annotations
 
+import logging
 import traceback
 import unicodedata
 from typing import Any
@@ -80,3 +81,20 @@ def _is_space(character: str) -> bool:
 
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+def plain_logger(name: str) -> logging.Logger:
+    """Return the logger of a name; its messages are safe to show on any terminal."""
+    logger = logging.getLogger(name)
+    if not any(isinstance(each, _Plain) for each in logger.filters):
+        logger.addFilter(_Plain())
+    return logger
+
+
+class _Plain(logging.Filter):
+    """A filter that makes messages printable before any handler gets them."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Format the message and escape its unprintable characters."""
+        record.msg, record.args = plain_text(record.getMessage(), lines=True), ()
+        return True

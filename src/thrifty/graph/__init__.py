@@ -5,11 +5,15 @@ A plain PyTorch library: it does not depend on search, plans or databases. Needs
 """
 
 from . import _pack_rules as _pack_rules
-from ._allocator import tune_allocator as tune_allocator
 from ._batch import Batch as Batch, Mode as Mode
 from ._block import Block as Block
+from ._convert import (
+    from_edge_index as from_edge_index,
+    from_networkx as from_networkx,
+    from_pyg as from_pyg,
+    from_scipy as from_scipy,
+)
 from ._data import GraphData as GraphData
-from ._edge_index import from_edge_index as from_edge_index
 from ._feature_cache import FeatureCache as FeatureCache
 from ._gnn import GNN as GNN
 from ._graph import Graph as Graph
@@ -22,18 +26,16 @@ from ._inference import (
     infer_layerwise as infer_layerwise,
     infer_sampled as infer_sampled,
 )
+from ._layers import GAT as GAT, GIN as GIN, SAGE as SAGE
 from ._loader import NeighborLoader as NeighborLoader
-from ._networkx import from_networkx as from_networkx
-from ._pyg_data import from_pyg as from_pyg
+from ._memory import tune_allocator as tune_allocator
 from ._sampler import NeighborSampler as NeighborSampler
 from ._saved import load_graph as load_graph, save_graph as save_graph
-from ._scipy import from_scipy as from_scipy
 from ._symmetry import (
     check_symmetric as check_symmetric,
     is_symmetric as is_symmetric,
     symmetric as symmetric,
 )
-from .layers import GAT as GAT, GIN as GIN, SAGE as SAGE
 
 
 __all__ = [

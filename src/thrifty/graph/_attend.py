@@ -14,8 +14,13 @@ from torch.autograd.function import once_differentiable
 from ._aggregate import transposed, uses_kernels
 from ._block import Block
 from ._by_rows import by_rows
-from .kernels._aggregate import gather
-from .kernels._attention import edge_products, edge_softmax, edge_softmax_back, weighted_sum
+from .kernels._aggregate import (
+    edge_products,
+    edge_softmax,
+    edge_softmax_back,
+    gather,
+    weighted_sum,
+)
 
 
 _NO_EDGES = np.empty(0, dtype=np.int32)

@@ -11,7 +11,7 @@ import torch
 from thrifty.core import GraphError
 
 from ._block import Block
-from ._to_pyg import pyg_data
+from ._convert import pyg_data
 
 
 Mode = Literal["frontier", "full"]

@@ -10,10 +10,10 @@ import torch
 from thrifty.core import GraphError
 from thrifty.pack import Source
 
-from ._allocator import tune_allocator
 from ._batch import Batch, Mode
 from ._graph import Graph
 from ._loader import NeighborLoader
+from ._memory import tune_allocator
 from ._sharing import Entry, SharedEpoch, Sharing
 
 

@@ -8,7 +8,7 @@ import torch
 from thrifty.core import GraphError
 
 from ._memory import Memory
-from .kernels._gather import gather_bfloat16, gather_float16, gather_rows
+from .kernels._rows import gather_bfloat16, gather_float16, gather_rows
 
 
 def gather_features(

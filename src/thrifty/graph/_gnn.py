@@ -13,8 +13,8 @@ from thrifty.core import GraphError
 
 from ._batch import Batch
 from ._block import Block
+from ._layers import GAT, SAGE
 from ._relu_dropout import relu_dropout
-from .layers import GAT, SAGE
 
 
 class GNN(nn.Module):

@@ -12,7 +12,7 @@ from thrifty.core import GraphError
 from ._check import at_least, checked_nodes
 from ._graph import Graph, as_array
 from ._sampler import NeighborSampler
-from .kernels._inclusion import push
+from .kernels._sampling import push
 
 
 def inclusion_probabilities(

@@ -15,10 +15,10 @@ from ._batch import Batch, Mode
 from ._check import at_least, checked_nodes
 from ._features import batch_dtype
 from ._graph import Graph
-from ._in_order import InOrder
 from ._make import make_batch
 from ._memory import Memory, pinned_bytes
 from ._order import SeedOrder
+from ._prefetcher import InOrder
 from ._sampler import NeighborSampler, Relabel
 from ._transfer import CudaStreams, Transfer
 

@@ -17,7 +17,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from ._aggregate import uses_kernels
 from ._by_rows import by_elements
-from .kernels import _relu_dropout as kernels
+from .kernels import _aggregate as kernels
 
 
 _NUM_DRAWS = 2**32

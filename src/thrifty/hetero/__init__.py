@@ -16,7 +16,6 @@ from ._batch_norm import WholeBatchNorm as WholeBatchNorm
 from ._collectives import measure_all_reduce as measure_all_reduce
 from ._elastic import ElasticMembership as ElasticMembership
 from ._fixed import FixedMembership as FixedMembership
-from ._growth import Growth as Growth
 from ._measure import measure_curve as measure_curve
 from ._membership import (
     Membership as Membership,
@@ -24,7 +23,7 @@ from ._membership import (
     Wait as Wait,
 )
 from ._meter import Meter as Meter, PowerMeter as PowerMeter, ZeusMeter as ZeusMeter
-from ._options import HeteroOptions as HeteroOptions
+from ._options import Growth as Growth, HeteroOptions as HeteroOptions
 from ._order import Place as Place, SampleOrder as SampleOrder, Share as Share
 from ._plot import plot_steps as plot_steps
 from ._profile import profile_step as profile_step

@@ -17,7 +17,7 @@ from thrifty.perf import (
 
 from ._options import HeteroOptions
 from ._order import Place, SampleOrder, Share
-from ._worker_info import WorkerInfo
+from ._report import WorkerInfo
 
 
 _PROBE_EVERY = 10

@@ -18,7 +18,7 @@ from thrifty.pack import out_of_memory
 from thrifty.perf import StepProfile
 
 from ._device import to_device
-from ._gradient_buckets import gradient_buckets, median_shape
+from ._flat import gradient_buckets, median_shape
 from ._objective import Loss
 from ._profile_cache import device_name, profile_key, read_profile, write_profile
 from ._rehearsal import Rehearsal

@@ -24,7 +24,6 @@ from thrifty.core import (
 from thrifty.perf import Power, SplitChange, StepCurve
 
 from ._allocation import Allocation
-from ._crew import Crew
 from ._device import device_of
 from ._fixed import FixedMembership
 from ._inspector import Inspector
@@ -36,9 +35,9 @@ from ._notes import REFUSED, Note, Told
 from ._objective import Loss, Objective, Reduction, Weight
 from ._options import HeteroOptions
 from ._order import Place, Share
-from ._report import MembersChanged, StepReport
+from ._report import MembersChanged, StepReport, WorkerInfo
 from ._samples import Collate, PublicAndPrivate
-from ._worker_info import WorkerInfo
+from ._worker_group import Crew
 
 
 _log = plain_logger("thrifty.hetero")

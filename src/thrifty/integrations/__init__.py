@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from ._huggingface import HuggingFaceTrainable as HuggingFaceTrainable
     from ._lightning import LightningTrainable as LightningTrainable
     from ._mlflow import MLflow as MLflow
-    from ._sklearn import ThriftySearchCV as ThriftySearchCV
     from ._tensorboard import TensorBoard as TensorBoard
     from ._wandb import WandB as WandB
+    from .sklearn._search import ThriftySearchCV as ThriftySearchCV
 
 _HOMES = {
     "HuggingFaceTrainable": "_huggingface",
     "LightningTrainable": "_lightning",
     "MLflow": "_mlflow",
     "TensorBoard": "_tensorboard",
-    "ThriftySearchCV": "_sklearn",
+    "ThriftySearchCV": "sklearn._search",
     "WandB": "_wandb",
 }
 

@@ -18,10 +18,16 @@ from thrifty.pack import TRAIN_LOSS, HyperParameters, borrowed_streams
 from thrifty.pack._random import seed_everything
 
 from ._description import described
-from ._followed import Options, follow, options_of
-from ._kept import KeptTrainable, check_loss
-from ._made import Made
-from ._plain import from_plain, to_plain
+from ._trainers import (
+    KeptTrainable,
+    Made,
+    Options,
+    check_loss,
+    follow,
+    from_plain,
+    options_of,
+    to_plain,
+)
 
 
 _OURS = {

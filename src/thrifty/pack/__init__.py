@@ -19,7 +19,6 @@ from ._backend import (
     out_of_memory as out_of_memory,
 )
 from ._concatenated import ConcatenatedBackend as ConcatenatedBackend
-from ._counters import step_counters as step_counters
 from ._data import (
     ArrayData as ArrayData,
     DatasetPair as DatasetPair,
@@ -30,9 +29,9 @@ from ._data import (
 )
 from ._evaluate import evaluate_state as evaluate_state
 from ._fused import FusedBackend as FusedBackend
+from ._fusion_policy import Calibration as Calibration
 from ._hyperparameters import HyperParameters as HyperParameters
 from ._inspect import TaskReport as TaskReport, inspect_task as inspect_task
-from ._judge import Calibration as Calibration
 from ._optimizer import (
     SGD as SGD,
     Adagrad as Adagrad,
@@ -45,7 +44,12 @@ from ._optimizer import (
 from ._pack import Pack as Pack, pack as pack
 from ._random import borrowed_streams as borrowed_streams, seed_step as seed_step
 from ._solo import SoloBackend as SoloBackend
-from ._state import State as State, pack_state as pack_state, unpack_state as unpack_state
+from ._state import (
+    State as State,
+    pack_state as pack_state,
+    step_counters as step_counters,
+    unpack_state as unpack_state,
+)
 from ._state_check import StateCheck as StateCheck
 from ._state_probe import Trial as Trial
 from ._task import (

@@ -15,7 +15,7 @@ from ._backend import Backend, EpochPlan, Member, Outcome, TimeShare, Unverified
 from ._company import check_parameters
 from ._concatenated import ConcatenatedBackend
 from ._fused import FusedBackend
-from ._judge import Calibration, Judge
+from ._fusion_policy import Calibration, Judge
 from ._solo import SoloBackend
 from ._state import State
 from ._state_probe import Trial

@@ -1,25 +1,50 @@
-"""A dry run that finds what a task reads and reports, before any training."""
+"""What is found out about a task before it is packed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import random
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
-from thrifty.core import derive_seed
+from thrifty.core import TaskError, derive_seed
 
 from ._followed_optimizer import FollowedOptimizer
 from ._hyperparameters import HyperParameters
-from ._outputs import check_metrics
+from ._metrics import check_metrics
 from ._own_task import own_task
-from ._purity import changes_nothing
 from ._random import borrowed_streams, seed_everything
 from ._readings import Readings
 from ._sources import sources_of
 from ._task import Task
+from .identity import places_of
+from .identity._plain import Names
+from .identity._values import Values
 from .verify import as_it_was
+
+
+def changes_nothing(call: Callable[[], Any], *, task: Any, model: torch.nn.Module) -> bool:
+    """Call a function and return whether task, model and random streams are unchanged.
+
+    The answer is False if that cannot be seen, because a value has no comparable content.
+    """
+    before = _state(task, model)
+    call()
+    return before is not None and before == _state(task, model)
+
+
+def _state(task: Any, model: torch.nn.Module) -> list[Any] | None:
+    values = Values(Names(home=""))
+    numpy = np.random.get_state(legacy=False)  # noqa: NPY002 (only read, not drawn from)
+    streams = [torch.get_rng_state(), numpy, random.getstate()]
+    try:
+        content = values.digest([model, streams], path="the model")
+    except TaskError:
+        return None
+    return [content, {key: text for key, (_, text) in places_of(task).items()}]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,11 +12,11 @@ import torch
 from thrifty.core import PackMismatchError, UsageError, derive_seed, plain_logger, step_seed
 
 from ._batches import own_copy
-from ._counters import step_counters
 from ._followed_optimizer import FollowedOptimizer
 from ._hyperparameters import HyperParameters
 from ._optimizer import Optimizer
 from ._random import borrowed_streams, seed_everything, seed_step
+from ._state import step_counters
 from ._task import Task
 from .fused._block import Block
 from .fused._denormals import denormals_flushed

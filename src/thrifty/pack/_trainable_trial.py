@@ -11,7 +11,7 @@ from thrifty.core import TaskError, derive_seed
 
 from ._backend import EpochPlan, Member
 from ._hyperparameters import HyperParameters
-from ._outputs import as_number, check_metrics
+from ._metrics import as_number, check_metrics
 from ._own_task import own_task
 from ._random import seed_everything
 from ._readings import Readings

@@ -11,30 +11,34 @@ All curves are plain numbers, measured elsewhere and kept by the store. Nothing 
 tensor or a device.
 """
 
-from ._balancer import (
+from ._slicing_costs import SlicedProduct as SlicedProduct, SlicingCosts as SlicingCosts
+from .balancing import (
     Balancer as Balancer,
     BalancerOptions as BalancerOptions,
     SplitChange as SplitChange,
-    step_seconds as step_seconds,
-)
-from ._collective import (
-    CollectiveModel as CollectiveModel,
-    CollectiveTiming as CollectiveTiming,
-)
-from ._iteration import iteration_s as iteration_s
-from ._link import Link as Link, ring_s as ring_s
-from ._pack_choice import PackChoice as PackChoice, choose_pack as choose_pack
-from ._pack_curve import PackCurve as PackCurve
-from ._power import Power as Power
-from ._slicing_costs import SlicedProduct as SlicedProduct, SlicingCosts as SlicingCosts
-from ._split import (
     SplitForecast as SplitForecast,
     forecast_split as forecast_split,
     split_batch as split_batch,
     split_for_energy as split_for_energy,
+    step_seconds as step_seconds,
 )
-from ._step_curve import StepCurve as StepCurve
-from ._step_profile import StepProfile as StepProfile
+from .network import (
+    CollectiveModel as CollectiveModel,
+    CollectiveTiming as CollectiveTiming,
+    Link as Link,
+    ring_s as ring_s,
+)
+from .packing import (
+    PackChoice as PackChoice,
+    PackCurve as PackCurve,
+    choose_pack as choose_pack,
+)
+from .profiles import (
+    Power as Power,
+    StepCurve as StepCurve,
+    StepProfile as StepProfile,
+    iteration_s as iteration_s,
+)
 
 
 __all__ = [

@@ -6,11 +6,11 @@ from ._forest import (
     stage_forest as stage_forest,
 )
 from ._garbage import droppable as droppable, superseded as superseded
-from ._node import Node as Node
-from ._packing import Measured as Measured, pack_size as pack_size
 from ._policies import (
+    Measured as Measured,
     batch_size_packs as batch_size_packs,
     nearest_packs as nearest_packs,
+    pack_size as pack_size,
     random_packs as random_packs,
 )
 from ._search_plan import (
@@ -18,7 +18,7 @@ from ._search_plan import (
     MAX_EVICTIONS as MAX_EVICTIONS,
     SearchPlan as SearchPlan,
 )
-from ._stage import Answer as Answer, Chain as Chain, Stage as Stage
+from ._stages import Answer as Answer, Chain as Chain, Node as Node, Stage as Stage
 
 
 __all__ = [

@@ -15,8 +15,7 @@ from heapq import heapify, heappop, heappush
 
 from thrifty.space import BranchInterval
 
-from ._node import Node, Point
-from ._stage import Chain, Stage
+from ._stages import Chain, Node, Point, Stage
 
 
 class Agenda:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ._node import Node
 from ._search_plan import SearchPlan
+from ._stages import Node
 
 
 StageState = Literal["done", "running", "pending", "failed"]

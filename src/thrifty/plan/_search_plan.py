@@ -24,8 +24,7 @@ from thrifty.core import (
 from thrifty.space import BranchInterval, Timeline
 
 from ._agenda import Agenda
-from ._node import Node
-from ._stage import Answer, Chain
+from ._stages import Answer, Chain, Node
 
 
 MAX_ATTEMPTS = 3

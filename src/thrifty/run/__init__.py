@@ -1,12 +1,16 @@
 """Executors, which train stages on local, remote or simulated workers."""
 
 from ._alone import model_of as model_of, train_alone as train_alone
-from ._assignment import Assignment as Assignment, Report as Report
-from ._executor import Executor as Executor, ExecutorConfig as ExecutorConfig
-from ._faults import Faults as Faults
+from ._executor import (
+    Assignment as Assignment,
+    Executor as Executor,
+    ExecutorConfig as ExecutorConfig,
+    Report as Report,
+)
 from ._local import Local as Local
 from ._ray import Ray as Ray
-from ._tensors import state_from_arrays as state_from_arrays, state_to_arrays as state_to_arrays
+from ._simulated import Faults as Faults
+from ._states import state_from_arrays as state_from_arrays, state_to_arrays as state_to_arrays
 from ._worker import Worker as Worker
 
 

@@ -11,10 +11,8 @@ from typing import Any, Protocol
 
 from thrifty.core import StoreWriteError, UsageError, WorkerLostError, plain_logger
 
-from ._assignment import Assignment, Refusal, Report
-from ._executor import Executor
+from ._executor import Assignment, Executor, Refusal, Report, Seat
 from ._remote import TURN_S, Turn
-from ._seat import Seat
 from ._worker import WorkerSpec
 
 

@@ -9,8 +9,8 @@ import torch
 from thrifty.pack import AutoBackend, Member, State, StateCheck, Task, Trainable, Trial
 
 from ._alone import plan_of
-from ._course import Course
-from ._tensors import state_from_arrays, state_to_arrays
+from ._running_chain import Course
+from ._states import state_from_arrays, state_to_arrays
 
 
 class Completeness:

@@ -20,9 +20,8 @@ from thrifty.core import MissingExtraError, UsageError, WorkerLostError, plain_l
 from thrifty.pack import Prefer, Task, Trainable
 from thrifty.store._address import redact_root
 
-from ._assignment import Assignment, Refusal
 from ._cluster import ClusterExecutor, WorkerEvictedError
-from ._executor import Executor, ExecutorConfig, check_options
+from ._executor import Assignment, Executor, ExecutorConfig, Refusal, check_options
 from ._pulse import Pulse
 from ._remote import RemoteWorker, user_paths
 from ._worker import WorkerSpec

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from thrifty.core import EpochDone, StoreWriteError, error_traceback
 
-from ._assignment import Assignment, Refusal, Report
+from ._executor import Assignment, Refusal, Report
 from ._worker import Worker, WorkerSpec
 
 

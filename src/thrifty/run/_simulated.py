@@ -1,31 +1,227 @@
-"""Simulated workers: a discrete-event simulation over a virtual clock."""
+"""An executor on a virtual clock with made-up workers that fail, straggle and are preempted."""
 
 from __future__ import annotations
 
 import math
 import time
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heappop, heappush
 from typing import Any
 
+import numpy as np
+
 from thrifty.core import (
     CheckpointRef,
     EpochDone,
+    Event,
     StageDone,
     StageFailed,
     StageStarted,
     UsageError,
+    derive_seed,
 )
 from thrifty.pack import Task, Trainable
 from thrifty.plan import Stage
 from thrifty.space import Timeline
 
-from ._assignment import Assignment, Report
-from ._executor import Executor, ExecutorConfig
-from ._faults import Faults
-from ._simulated_worker import Counts, Course, SimulatedClock, SimulatedWorker
+from ._executor import Assignment, Executor, ExecutorConfig, Report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """How often simulated workers fail, are preempted or are slow; by default never.
+
+    Each worker has random streams of its own, so adding workers changes nothing for the others.
+
+    Attributes:
+        mean_between_failures_s: Mean seconds between failures of one worker, exponentially
+            distributed. A failed worker loses its training since the last checkpoint.
+        repair_s: Seconds until a failed worker is available again.
+        mean_between_preemptions_s: Mean seconds between preemptions of one worker, as on spot
+            machines, exponentially distributed.
+        notice_s: Seconds between the notice of a preemption and the preemption itself. If an epoch
+            ends in that time, its state is saved.
+        replace_s: Seconds until another machine replaces a preempted one.
+        stragglers: Fraction of the workers that are always slow.
+        slowdown: Factor by which an epoch takes longer on those.
+
+    >>> Faults(mean_between_failures_s=86_400, stragglers=0.05).slowdown
+    2.0
+
+    Raises:
+        UsageError: A time, the fraction or the factor is out of range.
+    """
+
+    mean_between_failures_s: float = math.inf
+    repair_s: float = 0.0
+    mean_between_preemptions_s: float = math.inf
+    notice_s: float = 0.0
+    replace_s: float = 0.0
+    stragglers: float = 0.0
+    slowdown: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name in ("mean_between_failures_s", "mean_between_preemptions_s"):
+            if not getattr(self, name) > 0:
+                raise UsageError(
+                    f"Faults({name}={getattr(self, name)!r}): it must be above 0 (math.inf: never)"
+                )
+        for name in ("repair_s", "notice_s", "replace_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UsageError(
+                    f"Faults({name}={getattr(self, name)!r}): it must be a finite number of "
+                    "seconds, 0 or more"
+                )
+        if not 0 <= self.stragglers <= 1:
+            raise UsageError(
+                f"Faults(stragglers={self.stragglers!r}): it is a share of the workers, from 0 to 1"
+            )
+        if not 1 <= self.slowdown < math.inf:
+            raise UsageError(
+                f"Faults(slowdown={self.slowdown!r}): an epoch takes so many times as long; "
+                "use 1 or more"
+            )
+
+    def slowdowns(self, workers: int, *, seed: int) -> list[float]:
+        """Return the factor by which an epoch takes longer on each worker; 1.0 if it is not slow.
+
+        >>> Faults(stragglers=0.5, slowdown=3).slowdowns(6, seed=0).count(3.0) in range(7)
+        True
+        """
+        if not self.stragglers:
+            return [1.0] * workers
+        draws = np.random.default_rng(derive_seed(seed, "stragglers")).random(workers)
+        return [float(self.slowdown) if draw < self.stragglers else 1.0 for draw in draws]
+
+
+class Times:
+    """Times of random events of one worker, with exponential gaps from a stream of its own."""
+
+    __slots__ = ("_mean_s", "_rng")
+
+    def __init__(self, mean_s: float, *, seed: int) -> None:
+        self._mean_s = mean_s
+        # Most simulations have thousands of workers and no such events, so make no generator.
+        self._rng = None if math.isinf(mean_s) else np.random.default_rng(seed)
+
+    def gap_s(self) -> float:
+        """Draw the seconds from now until the next event (``math.inf``: never)."""
+        return (
+            math.inf if self._rng is None else self._mean_s * self._rng.standard_exponential()
+        )
+
+
+class SimulatedClock:
+    """A virtual clock that advances only from event to event.
+
+    >>> clock = SimulatedClock()
+    >>> clock.pass_until(90.0)
+    >>> clock.now(), clock.monotonic()
+    (90.0, 90.0)
+    """
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def now(self) -> float:
+        """Return the seconds since the simulation began."""
+        return self._now
+
+    def monotonic(self) -> float:
+        """Return the seconds since the simulation began."""
+        return self._now
+
+    def pass_until(self, moment: float) -> None:
+        """Advance the clock to ``moment``."""
+        assert moment >= self._now
+        self._now = moment
+
+
+@dataclass(slots=True)
+class Counts:
+    """Counts of what simulated workers have done so far.
+
+    Attributes:
+        epochs: Epochs that were trained to their end; an epoch trained twice counts twice.
+        busy_s: Busy seconds of all workers together, including loading states and lost work.
+        failures: Failures of workers, busy or idle.
+        preemptions: Announced preemptions.
+        decisions_s: Real seconds of each scheduling decision: from the query for free workers to
+            the next assignment, or to the next poll if there is none.
+    """
+
+    epochs: int = 0
+    busy_s: float = 0.0
+    failures: int = 0
+    preemptions: int = 0
+    decisions_s: array[float] = field(default_factory=lambda: array("d"))
+
+
+class Course:
+    """The progress of an assignment."""
+
+    __slots__ = ("_index", "assignment", "epoch", "seconds", "stages", "timeline")
+
+    def __init__(self, assignment: Assignment) -> None:
+        self.assignment = assignment
+        self.stages = assignment.chain.stages
+        self.timeline = assignment.chain.timeline
+        self._index = 0
+        self.epoch = self.stage.start
+        self.seconds = 0.0
+        """Seconds that the current epoch takes."""
+
+    @property
+    def stage(self) -> Stage:
+        """The current stage."""
+        return self.stages[self._index]
+
+    def next_stage(self) -> bool:
+        """Move to the next stage; return False if there is none."""
+        self._index += 1
+        return self._index < len(self.stages)
+
+    def report(self, event: Event | None) -> Report:
+        """Return a report of an event of this assignment."""
+        return Report(assignment=self.assignment.number, event=event)
+
+
+class SimulatedWorker:
+    """One worker, its current assignment, and the random times of its failures and preemptions.
+
+    ``life`` counts how often the worker was gone. Events scheduled in an earlier life are ignored.
+    """
+
+    __slots__ = (
+        "asked_to_stop",
+        "began",
+        "course",
+        "failures",
+        "free",
+        "life",
+        "name",
+        "preemptions",
+        "slowdown",
+    )
+
+    def __init__(self, number: int, *, slowdown: float, faults: Faults, seed: int) -> None:
+        self.name = f"simulated-{number}"
+        self.slowdown = slowdown
+        self.life = 0
+        self.course: Course | None = None
+        self.began = 0.0
+        """When the worker got its current assignment."""
+        self.free = False
+        self.asked_to_stop = False
+        self.failures = Times(
+            faults.mean_between_failures_s, seed=derive_seed(seed, "failures", number)
+        )
+        self.preemptions = Times(
+            faults.mean_between_preemptions_s, seed=derive_seed(seed, "preemptions", number)
+        )
 
 
 EpochSeconds = float | Callable[[Mapping[str, Any]], float]

@@ -52,12 +52,16 @@ from thrifty.plan import Stage
 from thrifty.store import CheckpointFolder
 
 from ._alone import epoch_plan
-from ._assignment import Assignment, Report
 from ._completeness import Completeness
-from ._course import Course
-from ._kept import evaluated, nothing_to_write
-from ._recent import RecentStates
-from ._tensors import state_from_arrays, state_to_arrays
+from ._executor import Assignment, Report
+from ._running_chain import Course
+from ._states import (
+    RecentStates,
+    evaluated,
+    nothing_to_write,
+    state_from_arrays,
+    state_to_arrays,
+)
 
 
 logger = plain_logger(__name__)

@@ -10,8 +10,8 @@ from typing import Any
 
 from thrifty.core import StoreWriteError, error_traceback
 from thrifty.core._child import parent_of
-from thrifty.run._assignment import Assignment, Refusal
-from thrifty.run._processes import LoadError, WriteError
+from thrifty.run._executor import Assignment, Refusal
+from thrifty.run._local import LoadError, WriteError
 from thrifty.run._worker import Worker
 
 

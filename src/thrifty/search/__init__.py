@@ -3,10 +3,12 @@
 from ._algorithm import Algorithm as Algorithm
 from ._asha import ASHA as ASHA
 from ._async_sub_sampling import AsyncSubSampling as AsyncSubSampling
-from ._bohb import BOHB as BOHB
+from ._baselines import (
+    GridSearch as GridSearch,
+    MedianStopping as MedianStopping,
+    RandomSearch as RandomSearch,
+)
 from ._boss import BOSS as BOSS
-from ._brackets import Bracket as Bracket
-from ._grid_search import GridSearch as GridSearch
 from ._history import (
     Decision as Decision,
     History as History,
@@ -16,10 +18,13 @@ from ._history import (
     Trial as Trial,
     TrialState as TrialState,
 )
-from ._hyperband import Hyperband as Hyperband
-from ._median_stopping import MedianStopping as MedianStopping
+from ._hyperband import (
+    BOHB as BOHB,
+    Bracket as Bracket,
+    Hyperband as Hyperband,
+    SuccessiveHalving as SuccessiveHalving,
+)
 from ._population import PopulationBasedTraining as PopulationBasedTraining
-from ._random_search import RandomSearch as RandomSearch
 from ._samplers import (
     CMAESSampler as CMAESSampler,
     GPSampler as GPSampler,
@@ -33,7 +38,6 @@ from ._samplers import (
     TPESampler as TPESampler,
 )
 from ._sub_sampling import SubSampling as SubSampling
-from ._successive_halving import SuccessiveHalving as SuccessiveHalving
 
 
 __all__ = [

@@ -13,14 +13,13 @@ import numpy as np
 
 from thrifty.space import Space
 
-from ._algorithm import Algorithm
+from ._algorithm import Algorithm, check_sampler, draw
+from ._asha import rungs_between
 from ._check import check_counts, check_halving
-from ._draw import check_sampler, draw
 from ._history import Decision, History, Proposal, Trial
-from ._rungs import rungs_between
 from ._samplers import RandomSampler, Sampler
 from ._standing import Challengers, Entry, Standing, ranked
-from ._sub_samples import Threshold, check_threshold, threshold
+from ._sub_sampling import Threshold, check_threshold, threshold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,14 +11,12 @@ import numpy as np
 from thrifty.core import AlgorithmError
 from thrifty.space import Space
 
-from ._algorithm import Algorithm
-from ._brackets import Bracket, Ladder, ask_brackets, brackets_of
+from ._algorithm import Algorithm, check_sampler
 from ._check import check_counts, check_halving
-from ._draw import check_sampler
 from ._history import Decision, History
+from ._hyperband import Bracket, Ladder, ask_brackets, brackets_of
 from ._samplers import KDESampler, Sampler
-from ._sub_rounds import Rounds, Width, check_rounds
-from ._sub_samples import Threshold
+from ._sub_sampling import Rounds, Threshold, Width, check_rounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

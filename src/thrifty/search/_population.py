@@ -12,9 +12,8 @@ import numpy as np
 from thrifty.core import AlgorithmError
 from thrifty.space import Choice, Domain, Float, Int, MultiStep, Space, Timeline
 
-from ._algorithm import Algorithm
+from ._algorithm import Algorithm, check_sampler, draw
 from ._check import check_counts
-from ._draw import check_sampler, draw
 from ._history import Decision, History, Leaderboard, Proposal, Stop
 from ._samplers import RandomSampler, Sampler
 

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from ._history import History, Trial
 from ._sorted_list import SortedList
-from ._sub_samples import bar, gap, total
+from ._sub_sampling import bar, gap, total
 
 
 Entry = tuple[float, int]

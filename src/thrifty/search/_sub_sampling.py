@@ -1,23 +1,310 @@
-"""Synchronous sub-sampling."""
+"""Sub-sampling (SS): a multi-fidelity bandit that compares sub-samples of learning curves."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import sys
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
+from functools import lru_cache
+from itertools import count, repeat
+from typing import Literal, get_args
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from thrifty.core import AlgorithmError
 from thrifty.space import Space
 
-from ._algorithm import Algorithm
+from ._algorithm import Algorithm, check_sampler, draw
+from ._asha import best, rungs_between
 from ._check import check_counts, check_halving
-from ._draw import check_sampler, draw
-from ._history import Decision, History
-from ._rungs import rungs_between
+from ._history import Decision, History, Leaderboard, Proposal, Trial
 from ._samplers import RandomSampler, Sampler
-from ._sub_rounds import Levels, Rounds, Width, check_rounds
-from ._sub_samples import Threshold
+from ._sorted_list import SortedList
+
+
+Threshold = Literal["sqrt-log", "log"] | float
+"""Number of observations that every trial gets in any case.
+
+It is a function of the number of all observations, or a constant.
+"""
+
+HUGE = 1e300
+"""Bound below which sums of numbers do not overflow."""
+
+
+def check_threshold(owner: object, threshold: object) -> None:
+    """Raise AlgorithmError unless ``threshold`` names a function or is a positive finite number."""
+    if isinstance(threshold, str):
+        right = threshold in ("sqrt-log", "log")
+    else:
+        is_number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
+        right = is_number and 0 < threshold < math.inf  # type: ignore[operator]
+    if not right:
+        raise AlgorithmError(
+            f"{type(owner).__name__}(threshold={threshold!r}): give 'sqrt-log', 'log' or a "
+            "positive number of epochs"
+        )
+
+
+def threshold(num: int, kind: Threshold) -> float:
+    """Return the fewest observations per trial when all trials together have ``num``.
+
+    The theory allows anything that grows faster than ``log(log(n))`` and slower than ``log(n)``;
+    ``"log"`` is at the edge (Chan, "The multi-armed bandit problem: an efficient nonparametric
+    solution", Annals of Statistics 2020). The value is never rounded: on learning curves all
+    exploration comes from it, and 1.8 rounded down to 1 would be none at all.
+
+    >>> round(threshold(27, "sqrt-log"), 3), round(threshold(27, "log"), 3), threshold(27, 4)
+    (1.815, 3.296, 4.0)
+    """
+    if not isinstance(kind, str):
+        return float(kind)
+    log = math.log(max(num, 1))
+    return math.sqrt(log) if kind == "sqrt-log" else log
+
+
+def leader(scores: Mapping[int, Sequence[float]], *, previous: int | None = None) -> int:
+    """Return the trial with the most observations.
+
+    Ties go to the best mean, then to the previous leader, then to the lowest number. The rule is
+    that of the code of Baudry et al., "Sub-sampling for Efficient Non-Parametric Bandit
+    Exploration", NeurIPS 2020, which draws lots where this takes the lowest number.
+
+    >>> leader({0: [0.9], 1: [0.1, 0.2], 2: [0.3, 0.1]})
+    2
+    """
+    # For equally many observations, totals compare as means do.
+    return max(
+        scores, key=lambda k: (len(scores[k]), total(tuple(scores[k])), k == previous, -k)
+    )
+
+
+def is_good(challenger: Sequence[float], leader: Sequence[float], *, c: float) -> bool:
+    """Return whether a challenger, rather than the leader, deserves another observation.
+
+    It must have fewer observations than the leader. In addition, it must have fewer than ``c``
+    (forced exploration), or a mean no worse than that of the leader's worst block of as many
+    consecutive observations (Huang et al., "Bandit evaluation by sub-samples", MLSys 2022, after
+    the authors' manual: vega, algorithms/hpo.md, 6.4). A challenger with a score of ``-inf`` or NaN
+    is never good.
+
+    >>> is_good([0.3], [0.2, 0.5, 0.6], c=1.0), is_good([0.1], [0.2, 0.5, 0.6], c=1.0)
+    (True, False)
+    >>> is_good([0.1], [0.2, 0.5, 0.6], c=1.2)
+    True
+    """
+    num = len(challenger)
+    if num >= len(leader):
+        return False
+    if not num:
+        return True  # it has no observations yet
+    mine = total(tuple(challenger))
+    if mine == -math.inf:
+        return False
+    return num < c or mine >= _worst_total(tuple(leader), num)
+
+
+def bar(leader: Sequence[float], num: int) -> float:
+    """Return the least ``total`` with which a challenger is good without forced exploration.
+
+    The challenger has ``num`` observations, fewer than the leader.
+
+    >>> bar([0.2, 0.5, 0.6], 2)
+    0.7
+    """
+    # If the leader's block contains -inf, every challenger without -inf is good.
+    return max(_worst_total(tuple(leader), num), -sys.float_info.max)
+
+
+def difference(challenger: Sequence[float], leader: Sequence[float]) -> float:
+    """Return the challenger's score minus the leader's at the last epoch that both have reached.
+
+    The result is never NaN: the worst score differs by ``-inf`` from any score, including itself.
+
+    >>> difference([0.1, 0.5], [0.2, 0.4, 0.9]), difference([float("nan")], [0.2])
+    (0.09999999999999998, -inf)
+    """
+    last = min(len(challenger), len(leader)) - 1
+    if last < 0:
+        return 0.0
+    return gap(_worst_if_nan(challenger[last]), _worst_if_nan(leader[last]))
+
+
+def gap(one: float, other: float) -> float:
+    """Return the ``difference`` of two scores that are not NaN."""
+    return -math.inf if one == -math.inf else 0.0 if one == other else one - other
+
+
+@lru_cache(maxsize=1024)  # one leader is compared with many challengers of few lengths
+def _worst_total(scores: tuple[float, ...], length: int) -> float:
+    """Return the least sum of ``length`` consecutive scores, as exactly as ``total``.
+
+    Trials that share all of their training so far have the same scores and must tie exactly. So
+    prefix sums only narrow down which blocks to sum exactly.
+    """
+    starts: Sequence[int] = range(len(scores) - length + 1)
+    values = np.array(scores)
+    if np.abs(values).max() < HUGE:
+        sums = np.concatenate([[0.0], np.cumsum(values)])
+        totals = sums[length:] - sums[:-length]
+        slack = 4 * np.finfo(float).eps * len(scores) * np.abs(values).sum()
+        starts = np.flatnonzero(totals <= totals.min() + slack).tolist()
+    return min(total(scores[start : start + length]) for start in starts)
+
+
+@lru_cache(maxsize=1 << 14)  # most challengers are the same whenever a worker is free
+def total(scores: tuple[float, ...]) -> float:
+    """Return the sum, rounded once; ``-inf`` if any score is ``-inf`` or NaN."""
+    if not all(score > -math.inf for score in scores):
+        return -math.inf
+    try:
+        return math.fsum(scores)
+    except OverflowError:
+        return math.fsum(score / len(scores) for score in scores) * len(scores)
+
+
+def _worst_if_nan(score: float) -> float:
+    return -math.inf if math.isnan(score) else score
+
+
+Width = Literal["fixed", "literal"]
+Levels = Literal["round", "trial"]
+
+
+def check_rounds(
+    owner: object, *, threshold: object, width: object, levels: object = "round"
+) -> None:
+    """Raise AlgorithmError unless the options of sub-sampling are known and compatible."""
+    name = type(owner).__name__
+    check_threshold(owner, threshold)
+    if width not in get_args(Width):
+        raise AlgorithmError(f"{name}(width={width!r}): give 'fixed' or 'literal'")
+    if levels not in get_args(Levels):
+        raise AlgorithmError(f"{name}(levels={levels!r}): give 'round' or 'trial'")
+    if width == "fixed" and threshold != "sqrt-log":
+        raise AlgorithmError(
+            f"{name}(threshold={threshold!r}): rounds of fixed width explore by their width "
+            "and have no threshold; "
+            "leave it out, or give width='literal'"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """Rule that decides which trials each round trains.
+
+    No trial is ever out: a round may resume a trial that an earlier round left behind. ``rungs``
+    are the epochs of the rounds. All trials of the group take part in the first round.
+    """
+
+    rungs: tuple[int, ...]
+    eta: int
+    threshold: Threshold = "sqrt-log"
+    width: Width = "fixed"
+    levels: Levels = "round"
+
+    def decide(self, history: History, *, group: Hashable = 0) -> list[Decision]:
+        """Return the open decisions of the first unfinished round.
+
+        There are none while the round runs, or after the last round. All earlier rounds are
+        replayed, so a round that was recorded only in part before an interruption is completed.
+        """
+        over = _OVER.setdefault(history, set())
+        if (self, group) in over or history.is_running(group):
+            return []
+        replay = _Replay.of(history, group)
+        if not replay.play(dict.fromkeys(replay.trials, self.rungs[0])):
+            return []
+        for number in count(1):
+            chosen = self._chosen(replay, number)
+            if not chosen:
+                over.add((self, group))
+                return []
+            missing = [k for k in chosen if replay.trials[k].target < chosen[k]]
+            if missing:
+                return [Proposal(target=chosen[k], trial=k, group=group) for k in missing]
+            if not replay.play(chosen):
+                return []
+        raise AssertionError("unreachable")
+
+    def _chosen(self, replay: _Replay, number: int) -> dict[int, int]:
+        """Return the trials of round ``number`` (0 is the first) with their targets."""
+        if not replay.scores:
+            return {}
+        first = self._leader(replay)
+        if number >= len(self.rungs):
+            # The rounds are over. The leader falls short of the end only after a failure, or if
+            # each trial moves up by one rung of its own.
+            unfinished = replay.epochs[first] < self.rungs[-1]
+            return {first: self.rungs[-1]} if unfinished else {}
+        return {k: self._target(replay.epochs[k], number) for k in self._best(replay, number)}
+
+    def _leader(self, replay: _Replay) -> int:
+        if self.width == "literal":
+            replay.leader = leader(replay.scores, previous=replay.leader)
+        else:
+            replay.leader = max(replay.scores, key=replay.standing)
+        return replay.leader
+
+    def _best(self, replay: _Replay, number: int) -> list[int]:
+        assert replay.leader is not None
+        top = replay.scores[replay.leader]
+        others = [k for k in replay.scores if k != replay.leader]
+        if self.width == "literal":
+            c = threshold(sum(replay.epochs.values()), self.threshold)
+            return [k for k in others if is_good(replay.scores[k], top, c=c)] or [replay.leader]
+        places = max(len(replay.trials) // self.eta**number, 1)
+        board = Leaderboard(SortedList((-difference(replay.scores[k], top), k) for k in others))
+        return [replay.leader, *(best(board, places - 1) if places > 1 else ())]
+
+    def _target(self, reached: int, number: int) -> int:
+        if self.levels == "round":
+            return self.rungs[number]
+        return next(rung for rung in self.rungs if rung > reached)
+
+
+_OVER: WeakKeyDictionary[History, set[tuple[Rounds, Hashable]]] = WeakKeyDictionary()
+"""Groups whose last round is over.
+
+A history only grows, so these groups need no replay whenever a worker is free.
+"""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Replay:
+    """State of a group after some past round."""
+
+    trials: dict[int, Trial]
+    epochs: dict[int, int]
+    """Epoch that each trial was asked to reach; trials that failed on the way count as observed."""
+    scores: dict[int, tuple[float, ...]]
+    """One score for each epoch, of the trials that had not failed."""
+    leader: int | None = None
+
+    @classmethod
+    def of(cls, history: History, group: Hashable) -> _Replay:
+        return cls(
+            trials={k: history[k] for k in history.in_group(group)}, epochs={}, scores={}
+        )
+
+    def play(self, targets: dict[int, int]) -> bool:
+        """Move trials to their targets; return whether all have reached them or failed."""
+        for k, target in targets.items():
+            trial = self.trials[k]
+            self.epochs[k] = target
+            if trial.reached >= target:
+                self.scores[k] = trial.scores[:target]
+            elif trial.state == "failed":
+                self.scores.pop(k, None)
+            else:
+                return False
+        return True
+
+    def standing(self, k: int) -> tuple[int, float, int]:
+        """Return a sort key: more epochs rank first, then a better score, then an earlier trial."""
+        return len(self.scores[k]), self.scores[k][-1], -k
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

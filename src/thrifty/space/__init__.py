@@ -1,8 +1,7 @@
 """Search spaces, schedules as data, and timelines that compute their common prefix."""
 
 from ._branches import Branches as Branches, BranchInterval as BranchInterval
-from ._coordinate import Coordinate as Coordinate
-from ._coordinates import Coordinates as Coordinates
+from ._coordinates import Coordinate as Coordinate, Coordinates as Coordinates
 from ._domain import (
     Choice as Choice,
     Condition as Condition,

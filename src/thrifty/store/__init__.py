@@ -2,11 +2,8 @@
 
 from ._address import redact_url as redact_url
 from ._checkpoints import CheckpointFolder as CheckpointFolder
-from ._driver import Driver as Driver
 from ._frames import FrameBackend as FrameBackend, frame as frame
 from ._front import best_trials as best_trials, nondominated as nondominated
-from ._heartbeat import Heartbeat as Heartbeat
-from ._lease import Lease as Lease
 from ._optuna import export_optuna as export_optuna, optuna_storage as optuna_storage
 from ._records import (
     Changes as Changes,
@@ -45,6 +42,8 @@ from ._views import (
     Views as Views,
     sortable as sortable,
 )
+from .coordination._driver import Driver as Driver
+from .coordination._leases import Heartbeat as Heartbeat, Lease as Lease
 
 
 __all__ = [

@@ -30,7 +30,7 @@ from thrifty.core import (
 )
 
 from ._address import redact, redact_root
-from ._holder import process_tag
+from .coordination._leases import process_tag
 
 
 logger = plain_logger(__name__)

@@ -19,8 +19,7 @@ from thrifty.core import plain_logger
 from . import _schema as schema
 from ._checkpoints import TEMPORARY, CheckpointFolder, FoundFile
 from ._engine import user_errors
-from ._holder import is_tag_of_dead
-from ._lease import Lease
+from .coordination._leases import Lease, is_tag_of_dead
 
 
 logger = plain_logger(__name__)

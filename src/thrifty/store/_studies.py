@@ -16,7 +16,6 @@ from thrifty.space import config_from_json, config_to_json
 
 from . import _schema as schema
 from ._engine import user_errors
-from ._holder import standing
 from ._records import (
     LogRecord,
     PriorRecord,
@@ -27,6 +26,7 @@ from ._records import (
     TrialRecord,
 )
 from ._writer import write
+from .coordination._leases import standing
 
 
 _NEVER = 2**31 - 1

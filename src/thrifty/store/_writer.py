@@ -29,7 +29,7 @@ from ._records import (
     TrialReported,
     TrialStopped,
 )
-from ._turns import next_revision
+from .coordination._claims import next_revision
 
 
 Row = dict[str, Any]

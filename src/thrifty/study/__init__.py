@@ -3,11 +3,9 @@
 from ._forecast import Forecast as Forecast
 from ._goals import Bound as Bound, at_least as at_least, at_most as at_most
 from ._loop import Observer as Observer
+from ._repository import Storage as Storage
 from ._results import Savings as Savings, TrialResult as TrialResult
-from ._simulate import simulate as simulate
-from ._simulation_report import DecisionTimes as DecisionTimes, Simulation as Simulation
 from ._stop import StopWhen as StopWhen
-from ._storage import Storage as Storage
 from ._study import Study as Study
 from ._trial_events import (
     StudyBegan as StudyBegan,
@@ -17,6 +15,8 @@ from ._trial_events import (
     TrialEnded as TrialEnded,
     TrialEvent as TrialEvent,
 )
+from .simulation._report import DecisionTimes as DecisionTimes, Simulation as Simulation
+from .simulation._simulate import simulate as simulate
 
 
 __all__ = [

@@ -24,9 +24,8 @@ from thrifty.store import Changes, CheckpointRemoved, Driver, Lease, Record, Sto
 
 from ._budget import DiskBudget
 from ._forecast import ask_rng
+from ._housekeeping import Packing, PassedStates
 from ._ledger import Ledger
-from ._packing import Packing
-from ._passed_states import PassedStates
 from ._trial_events import TrialEvent
 
 

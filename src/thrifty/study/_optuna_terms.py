@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from thrifty.core import MissingExtraError
 from thrifty.space import Choice, Coordinate, Int
 
-from ._names import option_names
+from ._preflight import option_names
 
 
 if TYPE_CHECKING:

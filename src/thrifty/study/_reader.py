@@ -11,8 +11,8 @@ from sqlalchemy import make_url
 from thrifty.core import StoreUnreachableError, plain_logger
 from thrifty.store import Store, StudyInfo
 
-from ._archive import Archive
 from ._ledger import Ledger
+from ._repository import Archive
 
 
 logger = plain_logger(__name__)

@@ -13,18 +13,15 @@ from thrifty.core import StateError, fingerprint, plain_logger
 from thrifty.run import ExecutorConfig
 from thrifty.store import Heartbeat, Lease, PlanInfo, Store, StudyInfo, StudyMoved
 
-from ._archive import Archive
 from ._budget import DiskBudget
+from ._housekeeping import Packing, PassedStates, spared_heap, with_threads_of
 from ._ledger import Ledger
 from ._loop import Observer, Parts, run_loop, tell, tell_news
-from ._packing import Packing
-from ._passed_states import PassedStates
 from ._progress import Progress
 from ._provenance import Provenance
+from ._repository import Archive
 from ._results import best_of
-from ._spared_heap import spared_heap
 from ._stop import StopOnSignal, StopWhen
-from ._threads import with_threads_of
 from ._trial_events import StudyBegan, StudyEnded, TrialAdvanced, TrialBegan, TrialEnded
 
 

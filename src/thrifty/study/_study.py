@@ -26,24 +26,29 @@ from thrifty.search import Algorithm
 from thrifty.space import Space
 from thrifty.store import FrameBackend, frame, nondominated, redact_url
 
-from ._archive import Archive, Source
-from ._arguments import check_max_epochs, check_run, checked_name, checked_seed
-from ._check import check_arguments, check_study
-from ._complete import complete
+from ._fill_config import complete
 from ._forecast import Forecast, forecast
 from ._goals import Bound, Goals, Mode
 from ._identity import Recipe
 from ._ledger import Ledger
 from ._loop import Observer
-from ._pictures import Pictures
+from ._plot_mixin import Pictures
+from ._preflight import (
+    check_arguments,
+    check_max_epochs,
+    check_run,
+    check_study,
+    checked_name,
+    checked_seed,
+)
 from ._reader import Reader
+from ._repository import Archive, Source, Storage
 from ._results import Savings, TrialResult, candidates, rows, savings, trial_result
 from ._session import say_where_from, train
-from ._simulate import simulate
-from ._simulation_report import Simulation
 from ._stop import StopWhen
-from ._storage import Storage
 from ._warm_start import prior_trials
+from .simulation._report import Simulation
+from .simulation._simulate import simulate
 
 
 if TYPE_CHECKING:

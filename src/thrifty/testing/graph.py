@@ -36,7 +36,7 @@ def check_graph_layer(make_layer: MakeLayer) -> None:
     Raises:
         AssertionError: the layer fails one of them.
 
-    >>> from thrifty.graph.layers import SAGE
+    >>> from thrifty.graph import SAGE
     >>> check_graph_layer(SAGE)
     """
     for check in GRAPH_LAYER_CHECKS:

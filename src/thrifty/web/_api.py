@@ -17,7 +17,7 @@ from . import (
     _studies as studies,
     _trials as trials,
 )
-from ._desk import LARGEST, AboutStudy, AtDesk, Desk
+from ._responses import LARGEST, AboutStudy, AtDesk, Desk
 
 
 TrialNumber = Annotated[int, Path(ge=0, le=LARGEST, description="number of a trial")]

@@ -18,9 +18,9 @@ from thrifty.store import Views
 
 from ._api import router
 from ._cache import Cache
-from ._desk import Desk
-from ._gate import Gate
-from ._pace import Pace
+from ._poll_throttle import Pace
+from ._responses import Desk
+from ._security import Gate
 
 
 STATIC = Path(__file__).with_name("static")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from thrifty.graph.layers import GAT, GIN, SAGE
+from thrifty.graph import GAT, GIN, SAGE
 from thrifty.testing.graph import GRAPH_LAYER_CHECKS, check_errors
 
 

@@ -14,7 +14,7 @@ from tests.graph.layers._blocks import (
     shared,
 )
 from thrifty.core import GraphError
-from thrifty.graph.layers import GAT, GIN, SAGE
+from thrifty.graph import GAT, GIN, SAGE
 
 
 def sage_by_matrices(layer, x, block):

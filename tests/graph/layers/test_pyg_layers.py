@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.graph.layers._blocks import features, pyg, random_block
-from thrifty.graph.layers import GAT, GIN, SAGE
+from thrifty.graph import GAT, GIN, SAGE
 
 
 def pairs():

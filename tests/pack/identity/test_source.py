@@ -11,9 +11,8 @@ from types import FunctionType
 import pytest
 
 from tests.pack.identity._projects import project
-from thrifty.pack.identity._bytecode import content
-from thrifty.pack.identity._digest import digest
-from thrifty.pack.identity._source import code_digest
+from thrifty.pack.identity._plain import digest
+from thrifty.pack.identity._source import code_digest, content
 from thrifty.pack.identity._syntax import function_form
 
 

@@ -10,8 +10,8 @@ from hypothesis import example, given, settings, strategies as st
 
 from tests.perf._draw import drawn
 from thrifty.perf.steptime import Setup
-from thrifty.perf.steptime._alone import Alone
-from thrifty.perf.steptime._setup import Columns
+from thrifty.perf.steptime._model import Columns
+from thrifty.perf.steptime._published import Alone
 
 
 profiles = st.dictionaries(st.integers(1, 500), st.floats(1e-3, 10.0), min_size=1, max_size=6)

@@ -11,8 +11,7 @@ from hypothesis import given, strategies as st
 from tests.perf._draw import drawn
 from thrifty.core import UsageError
 from thrifty.perf.steptime import Ernest, Intervals, PerfectScaling, Setup
-from thrifty.perf.steptime._intervals import _crossed, _quantile
-from thrifty.perf.steptime._local_errors import LocalErrors
+from thrifty.perf.steptime._intervals import LocalErrors, _crossed, _quantile
 
 from ._draw import grid, noisy
 

@@ -16,8 +16,8 @@ from thrifty.perf.steptime import (
     Pollux,
     Setup,
 )
+from thrifty.perf.steptime._model import Columns
 from thrifty.perf.steptime._overlapping import overlapped, terms
-from thrifty.perf.steptime._setup import Columns
 
 from ._draw import forecast, grid
 

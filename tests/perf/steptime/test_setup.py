@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from tests.perf._draw import drawn
 from thrifty.core import UsageError
 from thrifty.perf.steptime import Setup
-from thrifty.perf.steptime._setup import Columns
+from thrifty.perf.steptime._model import Columns
 
 from . import _draw
 

@@ -1,11 +1,12 @@
 """The inner loops, compiled by numba."""
 
-from ._choose import choose as choose, count_edges as count_edges, num_taken as num_taken
-from ._compile import COMPILED as COMPILED, wrapping as wrapping
-from ._random import mix as mix
-from ._read import read_neighbors as read_neighbors
-from ._relabel import (
+from ._compile import COMPILED as COMPILED, mix as mix, wrapping as wrapping
+from ._rows import read_neighbors as read_neighbors
+from ._sampling import (
+    choose as choose,
+    count_edges as count_edges,
     free_slots as free_slots,
+    num_taken as num_taken,
     relabel_dense as relabel_dense,
     relabel_hashed as relabel_hashed,
 )

@@ -21,11 +21,10 @@ from thrifty.pack._data import WholeBatch
 from thrifty.pack._task import Task
 from thrifty.pack.verify import Watch, as_it_was
 
-from ._alone import evaluate_alone, train_alone
 from ._experiment import Experiment, run_packed, stacked
 from ._registry import UnfusableError
 from ._signature import rate_places
-from ._step import Step, check_same, close
+from ._step import Step, check_same, close, evaluate_alone, train_alone
 from ._structure import Recorded, Structure
 
 

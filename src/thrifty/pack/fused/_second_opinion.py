@@ -16,11 +16,10 @@ from torch.utils import _pytree as pytree
 
 from thrifty.pack.verify import compare_metrics, own_tensors
 
-from ._alone import evaluate_alone, train_alone
 from ._experiment import Experiment, run_packed
 from ._member import FusedTrial
 from ._registry import UnfusableError
-from ._step import check_same
+from ._step import check_same, evaluate_alone, train_alone
 from ._structure import Structure
 
 

@@ -1,11 +1,16 @@
-"""Training steps as one trial sees them, and their comparison packed and alone."""
+"""One training step, of one trial alone and packed."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+
+from thrifty.pack._task import Task
 
 from ._layout import corner
 from ._registry import UnfusableError
@@ -56,4 +61,43 @@ def close(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> bool:
     scale = float(wanted.abs().max()) if wanted.numel() else 0.0
     return bool(
         torch.allclose(found, wanted, rtol=0, atol=tolerance * max(scale, 1e-3), equal_nan=True)
+    )
+
+
+def train_alone(task: Task, model: torch.nn.Module, batch: Any, *, seed: int) -> Step:
+    """Run one step of a model, up to its gradients, and return the result.
+
+    Raises:
+        UnfusableError: The step draws from a random stream that is not torch's.
+    """
+    before = _other_streams()
+    device = next(model.parameters()).device
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    model.train()
+    loss = task.loss(model, batch)
+    loss.backward()
+    if before != _other_streams():
+        raise UnfusableError("it draws from Python's or NumPy's random stream")
+    return Step(
+        loss=loss.detach(),
+        gradients={
+            name: p.grad if p.requires_grad else None for name, p in model.named_parameters()
+        },
+        buffers=dict(model.named_buffers()),
+    )
+
+
+def evaluate_alone(task: Task, model: torch.nn.Module, batch: Any) -> Mapping[str, Any]:
+    """Return the metrics of a model on one batch."""
+    model.eval()
+    with torch.no_grad():
+        return task.metrics(model, batch)
+
+
+def _other_streams() -> tuple[Any, bytes]:
+    return (
+        random.getstate(),
+        np.random.get_state()[1].tobytes(),  # type: ignore[index]  # noqa: NPY002
     )

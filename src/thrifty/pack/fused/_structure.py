@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from thrifty.pack._counters import step_counters
+from thrifty.pack._state import step_counters
 from thrifty.pack._task import Task
 
 from . import rules as rules

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from thrifty.pack._data import Source
-from thrifty.pack._metric_sums import MetricSums
+from thrifty.pack._metrics import MetricSums
 
 from ._feed import Feed, IteratorFeed
 from ._member import FusedTrial

@@ -6,9 +6,8 @@ import dataclasses
 import enum
 from typing import Any
 
-from ._digest import digest
-from ._names import Names
 from ._own import is_own_module, module_name
+from ._plain import Names, digest
 from ._source import extension_digest
 from ._values import Values
 

@@ -15,13 +15,10 @@ from thrifty.core import TaskError
 from ._apart import only_evaluated
 from ._classes import class_digest
 from ._contents import is_a
-from ._digest import digest
 from ._moved import MOVES, Key, Texts
-from ._names import Names
 from ._own import import_name, is_importable, is_installed, is_own, module_name
-from ._packages import versions
 from ._place import MISSING, Place
-from ._plain import short_text
+from ._plain import Names, digest, short_text, versions
 from ._planted import planted_in, registered
 from ._reach import Reach, reach
 from ._source import code_digest

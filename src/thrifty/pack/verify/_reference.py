@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from thrifty.pack._counters import step_counters
+from thrifty.pack._state import step_counters
 
 from ._compare import StepTaken
 

@@ -4,19 +4,17 @@ A setup is a placement (devices on each machine) and a batch. One model is for o
 type of device. scipy and scikit-learn are in the extra ``cloud``.
 """
 
-from ._bagged import Bagged as Bagged
-from ._boosting import Boosting as Boosting
-from ._ernest import Ernest as Ernest
-from ._hybrid import Hybrid as Hybrid
-from ._intervals import Intervals as Intervals
-from ._margin import smallest_margin as smallest_margin
-from ._model import StepTimeModel as StepTimeModel
+from ._boosting import Bagged as Bagged, Boosting as Boosting, Hybrid as Hybrid
+from ._intervals import Intervals as Intervals, smallest_margin as smallest_margin
+from ._model import Setup as Setup, StepTimeModel as StepTimeModel
 from ._other_device import OnBoth as OnBoth, OtherDevice as OtherDevice
 from ._overlapping import Overlapping as Overlapping
-from ._paleo import Paleo as Paleo
-from ._perfect import PerfectScaling as PerfectScaling
-from ._pollux import Pollux as Pollux
-from ._setup import Setup as Setup
+from ._published import (
+    Ernest as Ernest,
+    Paleo as Paleo,
+    PerfectScaling as PerfectScaling,
+    Pollux as Pollux,
+)
 from ._transfer import Transfer as Transfer
 
 

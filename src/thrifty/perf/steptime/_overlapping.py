@@ -10,9 +10,8 @@ import numpy as np
 
 from thrifty.core import MissingExtraError
 
-from ._alone import Alone
-from ._model import checked
-from ._setup import Columns, Setup
+from ._model import Columns, Setup, checked
+from ._published import Alone
 
 
 _STARTS = (1.5, 6.0)

@@ -8,10 +8,9 @@ import numpy as np
 
 from thrifty.core import UsageError
 
-from ._alone import Alone
-from ._model import checked
+from ._model import Columns, Setup, checked
 from ._overlapping import Overlapping, overlapped
-from ._setup import Columns, Setup
+from ._published import Alone
 
 
 _VOLUMES = np.exp(np.linspace(np.log(1e-3), np.log(1e3), 601))

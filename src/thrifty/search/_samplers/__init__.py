@@ -1,16 +1,18 @@
 """Samplers, one per file: they propose the configurations of new trials."""
 
-from ._base import Sampler as Sampler
+from ._base import (
+    GriddedSampler as GriddedSampler,
+    GridSampler as GridSampler,
+    RandomSampler as RandomSampler,
+    Sampler as Sampler,
+)
 from ._cma_es import CMAESSampler as CMAESSampler
-from ._grid import GridSampler as GridSampler
-from ._gridded import GriddedSampler as GriddedSampler
 from ._kde import KDESampler as KDESampler
 from ._optuna import (
     GPSampler as GPSampler,
     NSGAIISampler as NSGAIISampler,
     TPESampler as TPESampler,
 )
-from ._random import RandomSampler as RandomSampler
 from ._random_forest import RandomForestSampler as RandomForestSampler
 
 

@@ -1,10 +1,4 @@
-"""The base class of schedules and their shared helpers.
-
-A schedule is frozen data: two schedules can be compared, hashed and stored, and the epoch at which
-they diverge can be computed. A *profile* gives the intended value over time; the *sampling rate*
-says how often it is read, and the value is held in between (the terms of REX, Chen et al.,
-MLSys 2022, section 3).
-"""
+"""Base class of all schedules, and the schedules that hold a value."""
 
 from __future__ import annotations
 
@@ -19,13 +13,7 @@ import numpy as np
 
 from thrifty.core import ScheduleError
 from thrifty.space._domain import Domain, freeze
-from thrifty.space._pieces import (
-    FloatArray,
-    Segment,
-    hold,
-    sample_and_hold,
-    values_at,
-)
+from thrifty.space._pieces import FloatArray, Hold, Segment, hold, sample_and_hold, values_at
 
 
 # Types of fields. In a template, each field may also be a domain, which no type expresses, so the
@@ -351,3 +339,44 @@ def _decode(value: Any) -> Any:
     if isinstance(value, Mapping):
         return schedule_from_json(value)
     return tuple(_decode(v) for v in value) if isinstance(value, list) else value
+
+
+def last_value(schedule: Schedule, *, epochs: float) -> Any:
+    """Return the value that a schedule has reached at the end of a run of ``epochs`` epochs.
+
+    No step of the run uses this value.
+
+    Raises:
+        ScheduleError: The schedule is longer than the run.
+
+    >>> from thrifty.space import REX, Step
+    >>> last_value(REX(0.1), epochs=5), last_value(Step(0.5, [3], gamma=0.5), epochs=5)
+    (0.0, 0.25)
+    """
+    piece = schedule.segments(epochs)[-1].piece
+    if isinstance(piece, Hold):
+        return piece.value
+    return piece.at(np.array([float(epochs)])).tolist()[0]
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Constant(Schedule):
+    """The same value for the whole run, equivalent to giving the plain value.
+
+    >>> Constant(0.1).values(0, 2, epochs=10).tolist()
+    [0.1, 0.1]
+    """
+
+    value: Any
+
+    def profile(self, epochs: float) -> tuple[Segment, ...]:
+        """Return one hold."""
+        return (Segment(0.0, epochs, hold(self.value)),)
+
+    def span(self) -> float:
+        """Return the fewest epochs that a run needs."""
+        return 0.0
+
+    def validate(self) -> None:
+        """Raise ScheduleError for invalid field values."""
+        # Every value that freeze() accepts is a valid constant.

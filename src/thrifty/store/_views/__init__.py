@@ -7,5 +7,9 @@ trials unless it must.
 from ._database import Views as Views
 from ._plans import Paths as Paths
 from ._studies import StudyView as StudyView
-from ._trial_filter import TrialFilter as TrialFilter
-from ._trial_order import COLUMNS as COLUMNS, Order as Order, sortable as sortable
+from ._trials import (
+    COLUMNS as COLUMNS,
+    Order as Order,
+    TrialFilter as TrialFilter,
+    sortable as sortable,
+)

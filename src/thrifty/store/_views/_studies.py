@@ -12,10 +12,9 @@ from sqlalchemy import ColumnElement, Engine, Row, Select, and_, func, or_, sele
 
 from thrifty.core import SystemClock
 from thrifty.store import _schema as schema
-from thrifty.store._holder import standing
+from thrifty.store.coordination._leases import standing
 
-from ._reading import reading
-from ._trial_filter import counting
+from ._trials import counting, reading
 
 
 _t, _e, _s = schema.trials, schema.epochs, schema.studies

@@ -22,8 +22,7 @@ from sqlalchemy import (
 
 from thrifty.store import _schema as schema
 
-from ._reading import reading
-from ._trial_filter import counting
+from ._trials import counting, reading
 
 
 _t, _n, _e = schema.trials, schema.nodes, schema.epochs

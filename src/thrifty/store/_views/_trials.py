@@ -1,20 +1,123 @@
-"""The table of a study's trials."""
+"""The table of a study's trials: which are shown, and in which order."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from sqlalchemy import Engine, Row, func, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    Row,
+    Text,
+    and_,
+    case,
+    cast,
+    false,
+    func,
+    not_,
+    or_,
+    select,
+)
 
+from thrifty.core import UsageError
 from thrifty.store import _schema as schema
+from thrifty.store._engine import user_errors
 
-from ._reading import reading
-from ._trial_filter import TrialFilter, passes
-from ._trial_order import COLUMNS, Order, sort_keys
+
+@contextmanager
+def reading(engine: Engine) -> Iterator[Connection]:
+    """Open a short-lived connection; database errors become errors that users understand."""
+    with user_errors(engine), engine.connect() as connection:
+        yield connection
 
 
 _t = schema.trials
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialFilter:
+    """A filter of trials by state (none given: all), hyper-parameter text, and range of values.
+
+    States are those of ``Study.trials``: a waiting trial is ``"done"`` if it has reached
+    ``max_epochs``, else ``"paused"``.
+    """
+
+    states: Sequence[str] = ()
+    max_epochs: int | None = None
+    text: str = ""
+    low: float | None = None
+    high: float | None = None
+
+
+def passes(study: int, which: TrialFilter) -> ColumnElement[bool]:
+    """Return the SQL condition of a filter on the trials of a study."""
+    parts = [_t.c.study == study]
+    if which.states:
+        parts.append(or_(*(_in_state(state, which.max_epochs) for state in which.states)))
+    if which.text:
+        # Escape the text as in the stored JSON, which escapes non-ASCII characters.
+        text = json.dumps(which.text)[1:-1]
+        parts.append(cast(_t.c.config, Text).icontains(text, autoescape=True))
+    if which.low is not None:
+        parts.append(_t.c.value >= which.low)
+    if which.high is not None:
+        parts.append(_t.c.value <= which.high)
+    return and_(*parts)
+
+
+def counting() -> ColumnElement[bool]:
+    """Return the SQL condition of trials that may be the best: not failed, and feasible."""
+    return and_(_t.c.state != "failed", func.coalesce(_t.c.violation, 0.0) == 0.0)
+
+
+def _in_state(state: str, max_epochs: int | None) -> ColumnElement[bool]:
+    if state not in ("done", "paused"):
+        return _t.c.state == state
+    farthest = false() if max_epochs is None else _t.c.reached >= max_epochs
+    return and_(_t.c.state == "waiting", farthest if state == "done" else not_(farthest))
+
+
+Order = Literal["asc", "desc"]
+COLUMNS = ("number", "state", "value", "reached", "target", "violation")
+"""Columns by which trials can be sorted, besides their hyper-parameters."""
+
+
+def sortable(sort: str) -> bool:
+    """Return whether trials can be sorted by ``sort``.
+
+    It must be one of ``COLUMNS``, or ``param:NAME`` with a name that can stand in a SQL statement.
+
+    >>> sortable("value"), sortable("param:lr"), sortable("lr"), sortable('param:"')
+    (True, True, False, False)
+    """
+    kind, _, name = sort.partition(":")
+    return sort in COLUMNS or (kind == "param" and name != "" and not {'"', "\0"} & set(name))
+
+
+def sort_keys(sort: str, *, dialect: str) -> list[ColumnElement[Any]]:
+    """Return the SQL expressions to sort trials by.
+
+    Raises:
+        UsageError: ``sort`` is an unknown column, or a name that cannot stand in a SQL statement.
+    """
+    if sort in COLUMNS:
+        return [_t.c[sort]]
+    if not sortable(sort):
+        raise UsageError(
+            f"cannot sort trials by {sort!r}; use one of {', '.join(COLUMNS)} or param:NAME"
+        )
+    name = sort.removeprefix("param:")
+    if dialect == "sqlite":
+        # SQLite sorts numbers numerically, and before texts.
+        return [func.json_extract(_t.c.config, f'$."{name}"')]
+    part = _t.c.config[name]
+    number = func.json_typeof(part) == "number"
+    return [case((number, part.as_float())), part.as_string()]
 
 
 class TrialViews:

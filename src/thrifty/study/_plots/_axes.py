@@ -16,7 +16,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from thrifty.core import UsageError
 from thrifty.space import Choice, Coordinate, Float
 from thrifty.study._comparable import Comparable, is_log
-from thrifty.study._names import escaped, option_names, short_names, shorten
+from thrifty.study._preflight import escaped, option_names, short_names, shorten
 
 
 FloatArray = npt.NDArray[np.float64]

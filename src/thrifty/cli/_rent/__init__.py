@@ -1,0 +1,3 @@
+"""The command ``thrifty rent``."""
+
+from ._command import command as command

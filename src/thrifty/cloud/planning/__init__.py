@@ -1,0 +1,1 @@
+"""Plans of fleets: which machines to rent."""

@@ -1,0 +1,236 @@
+"""What is known about each kind of machine, and how long a step takes on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from thrifty.cloud._fleet import Interval
+from thrifty.cloud._hardware_estimates import Beliefs
+from thrifty.cloud._offer import GIB, Offer
+from thrifty.perf import CollectiveModel, Link, StepProfile, iteration_s, ring_s
+
+
+_QUANTILES = (0.5, 0.05, 0.95)
+"""Median, low and high."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """Estimates for several kinds of machines; intervals have a first axis of median, low, high.
+
+    Attributes:
+        compute: factor on the profile's seconds, [3, kinds].
+        network: factor on the seconds of the links, [3, kinds].
+        links: bandwidth (bytes/s) and latency (s) between machines, then inside them, [4, kinds].
+        per_node: devices of a machine, [kinds].
+        most: samples that fit into one device, [kinds].
+        measured: instance types whose all-reduces were measured, [kinds]; "" for the others.
+        collectives: model of these measurements; None if there are none.
+    """
+
+    compute: np.ndarray
+    network: np.ndarray
+    links: np.ndarray
+    per_node: np.ndarray
+    most: np.ndarray
+    measured: tuple[str, ...]
+    collectives: CollectiveModel | None
+
+    @classmethod
+    def of(cls, offers: Sequence[Offer], *, beliefs: Beliefs, profile: StepProfile) -> Devices:
+        """Return the estimates, with one kind for each offer.
+
+        Raises:
+            CloudError: nothing is known of a device's speed.
+        """
+        holds: dict[float | None, int] = {}
+        for memory in {offer.device_memory_bytes for offer in offers}:
+            holds[memory] = profile.most(math.inf if memory is None else memory)
+        collectives = beliefs.collectives(offers)
+        known = () if collectives is None else collectives.names
+        return cls(
+            compute=_ends([beliefs.compute(offer) for offer in offers]),
+            network=_ends([beliefs.network(offer) for offer in offers]),
+            links=np.array([_numbers(beliefs.link(offer)) for offer in offers]).T,
+            per_node=np.array([offer.accelerator_count for offer in offers]),
+            most=np.array([holds[offer.device_memory_bytes] for offer in offers]),
+            measured=tuple(
+                offer.instance_type if offer.instance_type in known else "" for offer in offers
+            ),
+            collectives=collectives,
+        )
+
+    def __len__(self) -> int:
+        return self.per_node.size
+
+    def __getitem__(self, rows: slice | np.ndarray) -> Devices:
+        return Devices(
+            compute=self.compute[:, rows],
+            network=self.network[:, rows],
+            links=self.links[:, rows],
+            per_node=self.per_node[rows],
+            most=self.most[rows],
+            measured=tuple(np.array(self.measured, object)[rows]),
+            collectives=self.collectives,
+        )
+
+    def sums_s(self, bucket_bytes: ArrayLike, nodes: np.ndarray) -> np.ndarray:
+        """Return the seconds of each bucket's all-reduce, [3, kinds, sizes, buckets].
+
+        Args:
+            bucket_bytes: bytes of each gradient bucket.
+            nodes: numbers of machines, [sizes].
+        """
+        between, latency, inner, inner_latency = self.links[..., None, None]
+        seconds = ring_s(bucket_bytes, nodes[:, None], between, latency)
+        inside = ring_s(bucket_bytes, self.per_node[:, None, None], inner, inner_latency)
+        out: np.ndarray = self.network[..., None, None] * (seconds + inside)
+        if self.collectives is not None:
+            for kind, name in enumerate(self.measured):
+                if name:
+                    for end, quantile in enumerate(_QUANTILES):
+                        out[end, kind] = self.collectives.seconds(
+                            name,
+                            num_bytes=np.asarray(bucket_bytes, float),
+                            nodes=nodes[:, None],
+                            per_node=int(self.per_node[kind]),
+                            quantile=quantile,
+                        )
+        return out
+
+
+def kind_of(offer: Offer) -> Hashable:
+    """Return the key of everything that a step's time depends on: not the place, not the price."""
+    return (
+        offer.instance_type,
+        offer.accelerator,
+        offer.accelerator_count,
+        None if math.isnan(offer.vcpus) else offer.vcpus,
+        offer.device_memory_bytes,
+        offer.baseline_gbps,
+        offer.peak_gbps,
+    )
+
+
+def _ends(intervals: Sequence[Interval]) -> np.ndarray:
+    return np.array([(each.median, each.low, each.high) for each in intervals]).T
+
+
+def _numbers(link: Link) -> tuple[float, ...]:
+    return link.bytes_per_s, link.latency_s, link.inner_bytes_per_s, link.inner_latency_s
+
+
+_CHUNK = 2**13
+"""Fleets that are computed together; more would not fit into the processor's cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EqualSteps:
+    """Steps on 1, 2, ... equal machines.
+
+    Attributes:
+        step_s: seconds: median, low, high, [3, kinds, sizes]; infinite where samples do not fit.
+        batch: samples of each device, [kinds, sizes].
+    """
+
+    step_s: np.ndarray
+    batch: np.ndarray
+
+
+def equal_steps(
+    profile: StepProfile, devices: Devices, *, global_batch: int, most_nodes: int
+) -> EqualSteps:
+    """Return data-parallel steps on 1 to ``most_nodes`` machines of each kind.
+
+    The batch is split equally. A device has at least one sample, and no more than fit into its
+    memory.
+    """
+    nodes = np.arange(1, most_nodes + 1)
+    workers = devices.per_node[:, None] * nodes
+    batch = -(-global_batch // workers)
+    step_s = np.empty((3, *batch.shape))
+    rows = max(1, _CHUNK // most_nodes)
+    for first in range(0, len(devices), rows):
+        part = slice(first, first + rows)
+        few = devices[part]
+        step_s[:, part] = replayed_s(
+            profile,
+            batch=batch[part, :, None],
+            compute=few.compute[..., None, None],
+            sums_s=few.sums_s(profile.bucket_bytes, nodes),
+        )
+    fits = (batch <= devices.most[:, None]) & (workers <= global_batch)
+    return EqualSteps(step_s=np.where(fits, step_s, np.inf), batch=batch)
+
+
+def replayed_s(
+    profile: StepProfile, *, batch: np.ndarray, compute: np.ndarray, sums_s: np.ndarray
+) -> np.ndarray:
+    """Return the seconds of a step of workers with these batches; the axes broadcast.
+
+    Args:
+        profile: profile of a step on the profiled device.
+        batch: samples of each worker, [..., workers].
+        compute: factor on the profile's seconds, [..., workers].
+        sums_s: seconds of each bucket's all-reduce, [..., buckets].
+    """
+    return iteration_s(
+        forward_s=compute * profile.forward_at(batch),
+        backward_s=compute * profile.backward_at(batch),
+        optimizer_s=compute * (profile.optimizer_s + profile.overhead_s),
+        bucket_ready=profile.bucket_ready,
+        bucket_s=sums_s,
+        input_s=batch * profile.sample_input_s,
+    )
+
+
+_WAITING = 0.1
+"""Least share of a step spent waiting for all-reduces to call the step network-bound."""
+
+
+def bound_by(
+    profile: StepProfile, *, batch: np.ndarray, compute: np.ndarray, step_s: float
+) -> str:
+    """Return what bounds a step that takes ``step_s``: input, network or compute.
+
+    Args:
+        profile: profile of a step on the profiled device.
+        batch: samples of each worker.
+        compute: factor on the profile's seconds, for each worker.
+        step_s: estimated seconds of the step.
+    """
+    sums = np.zeros(len(profile.bucket_bytes))
+    reading = float((batch * profile.sample_input_s).max())
+    alone = float(replayed_s(profile, batch=batch, compute=compute, sums_s=sums))
+    if reading >= step_s:
+        return "input"
+    waiting = 1 - alone / step_s
+    if waiting >= _WAITING:
+        return f"network: {waiting:.0%} of the step waits for sums".replace("%", " %")
+    return "compute"
+
+
+def misfit(profile: StepProfile, offer: Offer, *, batch: int) -> str:
+    """Return why a device of this machine cannot hold ``batch`` samples."""
+    memory = offer.device_memory_bytes or 0.0
+    samples = "one sample needs" if batch == 1 else f"{batch} samples need"
+    return (
+        f"{samples} {gib(float(profile.peak_at(batch)))}, a device of {offer} has {gib(memory)}"
+    )
+
+
+def gib(num_bytes: float) -> str:
+    """Return a number of bytes as readable text."""
+    return f"{num_bytes / GIB:.1f} GiB"
+
+
+def spell_s(seconds: float) -> str:
+    """Return a duration as readable text."""
+    if seconds >= 2 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.1f} min" if seconds >= 120 else f"{seconds:.1f} s"

@@ -1,0 +1,141 @@
+"""What a plan of a fleet aims at, and its options."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from thrifty.cloud._fleet import Fleet, Interval
+from thrifty.cloud._hardware_estimates import Beliefs
+from thrifty.cloud._spot import SpotHistory
+from thrifty.core import CloudError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """A deadline, a budget, or neither.
+
+    Args:
+        deadline_s: seconds from renting to the end.
+        budget_usd: total dollars.
+        confidence: whether the high end of the interval must meet the goal, rather than its median.
+
+    Raises:
+        CloudError: both are given, or one is not positive.
+    """
+
+    deadline_s: float | None = None
+    budget_usd: float | None = None
+    confidence: bool = True
+
+    def __post_init__(self) -> None:
+        if self.deadline_s is not None and self.budget_usd is not None:
+            raise CloudError(
+                "give a deadline or a budget, not both: one is met, and the other is made least"
+            )
+        limit = self.limit
+        if limit is not None and not 0 < limit < math.inf:
+            raise CloudError(f"a deadline or a budget is positive and finite, not {limit}")
+
+    @property
+    def limit(self) -> float | None:
+        """Seconds or dollars; None if there is no goal."""
+        return self.deadline_s if self.deadline_s is not None else self.budget_usd
+
+    @property
+    def end(self) -> int:
+        """Index, in (median, low, high), of the end of the interval that must meet the goal."""
+        return 2 if self.confidence else 0
+
+    def best_of(self, time_s: np.ndarray, cost_usd: np.ndarray) -> int | None:
+        """Return the index of the best fleet; None if no fleet meets the goal or there is no goal.
+
+        Args:
+            time_s: seconds of each fleet: median, low, high, [3, fleets].
+            cost_usd: dollars of each fleet: median, low, high, [3, fleets].
+        """
+        limited, other = (
+            (time_s, cost_usd) if self.deadline_s is not None else (cost_usd, time_s)
+        )
+        if self.limit is None:
+            return None
+        meets = np.flatnonzero(limited[self.end] <= self.limit)
+        if not meets.size:
+            return None
+        return int(meets[np.lexsort((limited[0, meets], other[0, meets]))[0]])
+
+    def bound(self, interval: Interval) -> float:
+        """Return the end of the interval that must meet the goal."""
+        return interval.high if self.confidence else interval.median
+
+    def best_fleet(self, fleets: Iterable[Fleet]) -> Fleet | None:
+        """Return the best of these fleets, by the rules of ``best_of``."""
+        some = list(fleets)
+        if not some:
+            return None
+        place = self.best_of(
+            np.array([_ends(fleet.time_s) for fleet in some]).T,
+            np.array([_ends(fleet.cost_usd) for fleet in some]).T,
+        )
+        return None if place is None else some[place]
+
+
+def _ends(interval: Interval) -> tuple[float, float, float]:
+    return interval.median, interval.low, interval.high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetOptions:
+    """Options of ``plan_fleet``, ``replan`` and ``Probes``.
+
+    Args:
+        deadline_s: seconds from renting to the end; the cheapest fleet that meets it is chosen.
+        budget_usd: total dollars; the fastest fleet within it is chosen. If neither a deadline nor
+            a budget is given, no fleet is chosen and the plan has only the front.
+        confidence: whether the high end of the forecast must meet the deadline or budget, rather
+            than its median.
+        beliefs: estimates of devices and networks. By default they come from data sheets, for a
+            profile of one processor core.
+        spot: whether spot machines are allowed.
+        mixed: whether fleets of several on-demand types are allowed.
+        max_nodes: most machines of a fleet.
+        quotas: most machines, by accelerator or instance type.
+        market: prices and evictions of spot machines; None: the offers' prices, and one eviction
+            per ten machine hours.
+
+    Raises:
+        CloudError: an option is out of range, or the options contradict each other.
+
+    >>> FleetOptions(deadline_s=6 * 3600, quotas={"p3.2xlarge": 4}).goal.limit
+    21600
+    """
+
+    deadline_s: float | None = None
+    budget_usd: float | None = None
+    confidence: bool = True
+    beliefs: Beliefs = field(default_factory=Beliefs)
+    spot: bool = False
+    mixed: bool = False
+    max_nodes: int = 64
+    quotas: Mapping[str, int] = field(default_factory=dict)
+    market: SpotHistory | None = None
+
+    def __post_init__(self) -> None:
+        _ = self.goal  # raises CloudError if deadline and budget are invalid
+        if self.max_nodes < 1:
+            raise CloudError(
+                f"a fleet has at least one machine, not max_nodes={self.max_nodes}"
+            )
+        for name, most in self.quotas.items():
+            if most < 0:
+                raise CloudError(f"a quota is 0 or more, not {most} for {name!r}")
+
+    @property
+    def goal(self) -> Goal:
+        """Deadline or budget, and which end of a forecast must meet it."""
+        return Goal(
+            deadline_s=self.deadline_s, budget_usd=self.budget_usd, confidence=self.confidence
+        )

@@ -1,0 +1,305 @@
+"""The cheapest fleet for a deadline, the fastest for a budget, and the Pareto front."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from thrifty.cloud._fleet import Fleet
+from thrifty.cloud._hardware_estimates import Beliefs
+from thrifty.cloud._offer import Offer
+from thrifty.cloud._spot import ASSUMED_PER_H, SpotHistory
+from thrifty.cloud._workload import Workload
+from thrifty.core import CloudError
+
+from ._devices import misfit, spell_s
+from ._mixed import mixed_fleets
+from ._options import FleetOptions, Goal
+from ._table import Table, table_of
+
+
+def known_offers(
+    offers: Sequence[Offer], beliefs: Beliefs
+) -> tuple[list[Offer], tuple[str, ...]]:
+    """Return the offers of devices with a known speed, and the names of the other devices.
+
+    Raises:
+        CloudError: no device has a known speed.
+    """
+    speeds: dict[tuple[str, str, float], bool] = {}
+    known: list[Offer] = []
+    unknown: set[str] = set()
+    for offer in offers:
+        device = offer.accelerator, offer.device, offer.vcpus
+        if device not in speeds:
+            try:
+                beliefs.compute(offer)
+                speeds[device] = True
+            except CloudError:
+                speeds[device] = False
+        if speeds[device]:
+            known.append(offer)
+        else:
+            unknown.add(offer.device)
+    if offers and not known:
+        raise CloudError(
+            f"of none of the devices the speed is known ({', '.join(sorted(unknown))}): "
+            "measure them (probe)"
+        )
+    return known, tuple(sorted(unknown))
+
+
+def notes_on(
+    workload: Workload,
+    best: Fleet | None,
+    *,
+    unknown: Sequence[str],
+    market: SpotHistory | None,
+    spot: bool,
+) -> tuple[str, ...]:
+    """Return the assumptions of the choice that may not hold."""
+    notes = []
+    machines = best.machines if best else ()
+    if unknown:
+        notes.append(f"left out, since nobody knows their speed: {', '.join(unknown)}")
+    if not any(workload.profile.peak_bytes):
+        notes.append(
+            "the model's memory was not measured: whether the samples fit is not known"
+        )
+    for rented in machines:
+        if rented.offer.device_memory_bytes is None:
+            notes.append(
+                f"the memory of {rented.offer} is not known: whether {rented.batch} samples "
+                "fit is not known"
+            )
+    if spot and market is None:
+        notes.append(
+            f"no history of spot machines is given: {ASSUMED_PER_H:g} evictions in an hour of "
+            "each are assumed"
+        )
+    if any(rented.spot for rented in machines):
+        notes.append(
+            "with spot machines the time is the expected one: evictions come when they like"
+        )
+    dates = [rented.offer.priced_on for rented in machines]
+    if None in dates:
+        notes.append("the prices have no date")
+    elif dates:
+        notes.append(f"prices are those of {min(date for date in dates if date)}")
+    return tuple(notes)
+
+
+def missed(nearest: Fleet, goal: Goal, *, max_nodes: int) -> str:
+    """Return by how much the fastest or the cheapest fleet misses the goal."""
+    where = "at the 90 % end" if goal.confidence else "by the median"
+    if goal.deadline_s is not None:
+        least = goal.bound(nearest.time_s)
+        return (
+            f"the fastest fleet ({nearest}) takes {spell_s(least)} {where}, "
+            f"{spell_s(least - goal.deadline_s)} over the deadline of "
+            f"{spell_s(goal.deadline_s)}: "
+            f"set a later one, allow more than {max_nodes} machines, or take other offers"
+        )
+    assert goal.budget_usd is not None
+    least = goal.bound(nearest.cost_usd)
+    return (
+        f"the cheapest fleet ({nearest}) costs ${least:,.2f} {where}, "
+        f"${least - goal.budget_usd:,.2f} over the budget of ${goal.budget_usd:,.2f}: "
+        "raise it, allow spot machines, or take other offers"
+    )
+
+
+def nothing_trains(table: Table) -> str:
+    """Return why no fleet of equal machines can train at all."""
+    workload, batch = table.workload, table.steps.batch
+    allowed = np.flatnonzero(table.allowed)
+    if not allowed.size:
+        return "the quotas allow no machine of any offer: raise one"
+    devices = table.devices
+    smallest = int(devices.per_node[allowed].min())
+    if smallest > workload.global_batch:
+        return (
+            f"a global batch of {workload.global_batch} samples feeds as many devices, and "
+            f"the smallest machine has {smallest}: raise the global batch, or take other "
+            "offers"
+        )
+    if not devices.most[allowed].any():
+        roomy = max(
+            (table.kinds[kind] for kind in allowed),
+            key=lambda kind: kind.device_memory_bytes or 0,
+        )
+        return (
+            f"{misfit(workload.profile, roomy, batch=1)}, and no other has more: take offers "
+            "with larger devices, or a smaller model"
+        )
+    return (
+        "no fleet that may be rented holds the global batch: "
+        f"{_nearest_batch(table, allowed, batch)}: allow more machines, or lower the global batch"
+    )
+
+
+def _nearest_batch(table: Table, allowed: np.ndarray, batch: np.ndarray) -> str:
+    """Describe the fleet whose devices come closest to holding their samples."""
+    most_nodes = np.minimum(
+        table.allowed[allowed],
+        np.maximum(1, table.workload.global_batch // table.devices.per_node[allowed]),
+    )
+    samples = batch[allowed, most_nodes - 1]
+    place = int(np.argmin(samples / np.maximum(1, table.devices.most[allowed])))
+    text = misfit(
+        table.workload.profile, table.kinds[allowed[place]], batch=int(samples[place])
+    )
+    return f"on {most_nodes[place]} machines {text}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetPlan:
+    """Chosen fleet and its alternatives.
+
+    Attributes:
+        best: best fleet for the deadline or the budget; None if neither was given.
+        front: Pareto front of time and cost by their medians, the fastest fleet first.
+        num_considered: number of fleets that were compared.
+        notes: assumptions of the choice that may not hold.
+    """
+
+    best: Fleet | None
+    front: tuple[Fleet, ...]
+    num_considered: int
+    notes: tuple[str, ...] = ()
+
+
+def plan_fleet(
+    workload: Workload, offers: Sequence[Offer], options: FleetOptions | None = None
+) -> FleetPlan:
+    """Return the cheapest fleet that meets a deadline, or the fastest within a budget.
+
+    For equal machines, all numbers of all offers are tried, so the choice is exact. Fleets of
+    several types are searched with a bounded number of integer programs. All machines of a fleet
+    are in one region: all-reduces across regions are not supported.
+
+    Args:
+        workload: training or study.
+        offers: catalogue; filter it for regions, clouds or types.
+        options: goal, and which fleets are allowed.
+
+    Raises:
+        CloudError: an argument is invalid, or no fleet meets the goal; the message says what binds,
+            and by how much.
+
+    >>> from thrifty.cloud import Beliefs
+    >>> from thrifty.perf import StepProfile
+    >>> profile = StepProfile(
+    ...     device="V100",
+    ...     batches=(8, 16),
+    ...     forward_s=(0.1, 0.2),
+    ...     backward_s=(0.2, 0.4),
+    ...     optimizer_s=0.0,
+    ...     peak_bytes=(2e9, 4e9),
+    ...     bucket_bytes=(1e8,),
+    ...     bucket_ready=(1.0,),
+    ... )
+    >>> workload = Workload(profile=profile, steps=100_000, global_batch=64)
+    >>> offers = [
+    ...     Offer(
+    ...         cloud="aws",
+    ...         region="us-east-1",
+    ...         instance_type=name,
+    ...         accelerator="V100",
+    ...         accelerator_count=count,
+    ...         price_usd_h=price,
+    ...         baseline_gbps=10,
+    ...     )
+    ...     for name, count, price in [("p3.2xlarge", 1, 3.06), ("p3.8xlarge", 4, 12.24)]
+    ... ]
+    >>> plan = plan_fleet(
+    ...     workload,
+    ...     offers,
+    ...     FleetOptions(deadline_s=24 * 3600, beliefs=Beliefs(profiled="V100")),
+    ... )
+    >>> str(plan.best), round(plan.best.time_s.high / 3600, 1)
+    ('1 x p3.8xlarge', 16.8)
+    """
+    options = options or FleetOptions()
+    goal, beliefs = options.goal, options.beliefs
+    known, unknown = known_offers(offers, beliefs)
+    table = table_of(
+        workload,
+        known,
+        beliefs=beliefs,
+        max_nodes=options.max_nodes,
+        quotas=options.quotas,
+        spot=options.spot,
+        spot_market=options.market,
+    )
+    fleets = [
+        table.fleet(lot, num, spot_market=options.market) for lot, num in _worth_it(table, goal)
+    ]
+    mix = partial(
+        mixed_fleets,
+        workload,
+        known,
+        beliefs=beliefs,
+        quotas=options.quotas,
+        max_nodes=options.max_nodes,
+    )
+    of_several = mix(goal=goal) if options.mixed else []
+    fleets += of_several
+    if not fleets:
+        raise CloudError(nothing_trains(table))
+    best = goal.best_fleet(fleets)
+    if best is None and goal.limit is not None:
+        # With a deadline, ``mix`` searched only fleets that may meet it.
+        others = mix(goal=Goal(confidence=options.confidence)) if options.mixed else []
+        nearest = _nearest(table, goal, others, market=options.market)
+        raise CloudError(missed(nearest, goal, max_nodes=options.max_nodes))
+    return FleetPlan(
+        best=best,
+        front=unbeaten(fleets),
+        num_considered=table.num_fleets + len(of_several),
+        notes=notes_on(
+            workload, best, unknown=unknown, market=options.market, spot=options.spot
+        ),
+    )
+
+
+def unbeaten(fleets: Iterable[Fleet]) -> tuple[Fleet, ...]:
+    """Return the Pareto front of time and cost by their medians, the fastest fleet first."""
+    out: list[Fleet] = []
+    for fleet in sorted(fleets, key=lambda each: (each.time_s.median, each.cost_usd.median)):
+        if not out or fleet.cost_usd.median < out[-1].cost_usd.median:
+            out.append(fleet)
+    return tuple(out)
+
+
+def _worth_it(table: Table, goal: Goal) -> list[tuple[int, int]]:
+    """Return lot and size of the fleets on the front, and of the best fleet for the goal."""
+    possible = np.flatnonzero(np.isfinite(table.time_s[0]))
+    time_s = table.time_s.reshape(3, -1)[:, possible]
+    cost_usd = table.cost_usd.reshape(3, -1)[:, possible]
+    order = np.lexsort((cost_usd[0], time_s[0]))
+    least = np.minimum.accumulate(np.append(np.inf, cost_usd[0, order]))
+    chosen = order[cost_usd[0, order] < least[:-1]].tolist()
+    best = goal.best_of(time_s, cost_usd)
+    if best is not None and best not in chosen:
+        chosen.append(best)
+    sizes = table.time_s.shape[-1]
+    return [(int(at) // sizes, int(at) % sizes + 1) for at in possible[chosen]]
+
+
+def _nearest(
+    table: Table, goal: Goal, others: Sequence[Fleet], *, market: SpotHistory | None
+) -> Fleet:
+    """Return the fleet that misses the goal by the least."""
+    values = (table.cost_usd if goal.deadline_s is None else table.time_s)[goal.end]
+    lot, size = np.unravel_index(np.argmin(values), values.shape)
+    some = list(others)
+    if np.isfinite(values[lot, size]):
+        some.append(table.fleet(int(lot), int(size) + 1, spot_market=market))
+    return min(
+        some,
+        key=lambda each: goal.bound(each.cost_usd if goal.deadline_s is None else each.time_s),
+    )

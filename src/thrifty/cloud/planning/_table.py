@@ -1,0 +1,191 @@
+"""A table of all fleets to choose from, with time and price."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from thrifty.cloud._estimate import all_steps_s, fleet_of, machines_each
+from thrifty.cloud._fleet import Fleet
+from thrifty.cloud._hardware_estimates import Beliefs
+from thrifty.cloud._offer import Offer
+from thrifty.cloud._spot import SpotHistory, slowdowns, spot_terms
+from thrifty.cloud._workload import Workload
+from thrifty.core import CloudError
+
+from ._devices import Devices, EqualSteps, bound_by, equal_steps, kind_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lot:
+    """An on-demand or spot offer that no other offer of the same kind of machine beats."""
+
+    offer: Offer
+    kind: int
+    usd_h: float
+    spot: bool = False
+    evictions_per_h: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Fleets of 1, 2, ... machines of each lot.
+
+    Times and costs are infinite where a fleet cannot train.
+
+    Attributes:
+        workload: training or study to plan for.
+        lots: rows of the table.
+        kinds: one offer for each kind of machine.
+        devices: estimates for the kinds.
+        allowed: most machines of each kind.
+        steps: steps on machines of each kind.
+        work_s: seconds of all steps: median, low, high, [3, kinds, sizes].
+        time_s: seconds with setup and evictions, [3, lots, sizes].
+        cost_usd: dollars, [3, lots, sizes].
+        num_fleets: fleets of all offers, including offers that others beat.
+    """
+
+    workload: Workload
+    lots: tuple[Lot, ...]
+    kinds: tuple[Offer, ...]
+    devices: Devices
+    allowed: np.ndarray
+    steps: EqualSteps
+    work_s: np.ndarray
+    time_s: np.ndarray
+    cost_usd: np.ndarray
+    num_fleets: int
+
+    def fleet(self, lot: int, num: int, *, spot_market: SpotHistory | None) -> Fleet:
+        """Return the forecast for ``num`` machines of a lot."""
+        row, workload = self.lots[lot], self.workload
+        each = machines_each(workload, self.steps.step_s[0, row.kind, :num]) - 1
+        batch = self.steps.batch[row.kind, each : each + 1]
+        step_s = self.steps.step_s[:, row.kind, each]
+        return fleet_of(
+            workload,
+            [(row.offer, num, row.spot)],
+            batches=[int(batch[0])],
+            step_s=step_s,
+            work_s=self.work_s[:, row.kind, num - 1],
+            spot_market=spot_market,
+            why=bound_by(
+                workload.profile,
+                batch=batch,
+                compute=self.devices.compute[0, row.kind],
+                step_s=float(step_s[0]),
+            ),
+        )
+
+
+def table_of(
+    workload: Workload,
+    offers: Sequence[Offer],
+    *,
+    beliefs: Beliefs,
+    max_nodes: int,
+    quotas: Mapping[str, int],
+    spot: bool,
+    spot_market: SpotHistory | None,
+) -> Table:
+    """Return the table for these offers.
+
+    Machines of one kind take equally long everywhere. So only the cheapest of each kind stays, and
+    those spot machines that are evicted less often than all cheaper ones. Spot machines without a
+    known history are left out.
+
+    Raises:
+        CloudError: there are no offers, or none is allowed.
+    """
+    if not offers:
+        raise CloudError(
+            "there are no offers to choose among: loosen the filters, or load a catalogue"
+        )
+    members: dict[object, list[Offer]] = {}
+    for offer in offers:
+        members.setdefault(kind_of(offer), []).append(offer)
+    groups = list(members.values())
+    kinds = tuple(group[0] for group in groups)
+    devices = Devices.of(kinds, beliefs=beliefs, profile=workload.profile)
+    steps = equal_steps(
+        workload.profile, devices, global_batch=workload.global_batch, most_nodes=max_nodes
+    )
+    allowed = np.array([allowance(offer, quotas, max_nodes) for offer in kinds])
+    work_s = np.where(
+        np.arange(max_nodes) < allowed[:, None], all_steps_s(workload, steps.step_s), np.inf
+    )
+    lots: list[Lot] = []
+    num_rented = np.zeros(len(groups), int)
+    for kind, group in enumerate(groups):
+        offered = list(_offered(group, kind, spot=spot, spot_market=spot_market))
+        num_rented[kind] = len(offered)
+        lots += _unbeaten(offered)
+    if not lots:
+        raise CloudError("no offer has a price on demand: allow spot machines, or load prices")
+    time_s, cost_usd = _times_and_costs(workload, lots, work_s)
+    return Table(
+        workload=workload,
+        lots=tuple(lots),
+        kinds=kinds,
+        devices=devices,
+        allowed=allowed,
+        steps=steps,
+        work_s=work_s,
+        time_s=time_s,
+        cost_usd=cost_usd,
+        num_fleets=int(num_rented @ np.isfinite(work_s[0]).sum(axis=1)),
+    )
+
+
+def allowance(offer: Offer, quotas: Mapping[str, int], most: int) -> int:
+    """Return the most machines of this offer, by the quotas of its type and of its accelerator."""
+    return min(most, quotas.get(offer.instance_type, most), quotas.get(offer.accelerator, most))
+
+
+def _offered(
+    group: Iterable[Offer], kind: int, *, spot: bool, spot_market: SpotHistory | None
+) -> Iterable[Lot]:
+    for offer in group:
+        if offer.price_usd_h is not None:
+            yield Lot(offer=offer, kind=kind, usd_h=offer.price_usd_h)
+        terms = _terms(offer, spot_market) if spot else None
+        if terms is not None:
+            yield Lot(
+                offer=offer, kind=kind, usd_h=terms[0], spot=True, evictions_per_h=terms[1]
+            )
+
+
+def _terms(offer: Offer, spot_market: SpotHistory | None) -> tuple[float, float] | None:
+    try:
+        return spot_terms(offer, spot_market)
+    except CloudError:
+        return None  # the offer may still be used on demand
+
+
+def _unbeaten(lots: Sequence[Lot]) -> list[Lot]:
+    """Return the Pareto front of price and evictions per hour; of equal lots, the first."""
+    out: list[Lot] = []
+    for lot in sorted(lots, key=lambda lot: (lot.usd_h, lot.evictions_per_h)):
+        if not out or lot.evictions_per_h < out[-1].evictions_per_h:
+            out.append(lot)
+    return out
+
+
+def _times_and_costs(
+    workload: Workload, lots: Sequence[Lot], work_s: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    nodes = np.arange(1, work_s.shape[-1] + 1)
+    time_s = work_s[:, [lot.kind for lot in lots]]
+    spot = np.array([lot.spot for lot in lots])
+    if spot.any():
+        rates = np.array([lot.evictions_per_h for lot in lots])[spot, None] * nodes
+        time_s[:, spot] *= slowdowns(workload, rates)[0]
+    time_s += workload.setup_s
+    usd_h = np.array([lot.usd_h for lot in lots])[:, None] * nodes
+    possible = np.isfinite(time_s)
+    # An infinite time must cost an infinite amount even if the hourly price is 0.
+    cost_usd = np.where(possible, time_s, 0.0) / 3600 * usd_h
+    return time_s, np.where(possible, cost_usd, np.inf)

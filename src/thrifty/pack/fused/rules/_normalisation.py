@@ -1,0 +1,219 @@
+"""Batch, group, instance and layer normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from thrifty.pack.fused._packed import Group, Packed
+from thrifty.pack.fused._registry import UnfusableError, register_rule
+
+from ._channels import flat, fold, unfold
+
+
+@register_rule(F.batch_norm)
+def batch_norm(
+    group: Group,
+    input: Any,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Packed:
+    """Compute one batch norm of ``K * C`` channels."""
+    if training and group.rows is not None:
+        raise UnfusableError("batch normalisation over batches that differ in size")
+    return over_channels(
+        group,
+        partial(F.batch_norm, training=training, momentum=momentum, eps=eps),
+        input,
+        running=(running_mean, running_var),
+        affine=(weight, bias),
+        training=training,
+    )
+
+
+def over_channels(
+    group: Group,
+    normalise: Callable[..., torch.Tensor],
+    images: Any,
+    *,
+    running: tuple[Any, Any],
+    affine: tuple[Any, Any],
+    training: bool,
+) -> Packed:
+    """Call ``normalise(x, mean, var, weight, bias)`` for K x C channels.
+
+    In training, the call also updates ``running``.
+    """
+    folded = [flat(group, t) for t in running]
+    out = normalise(fold(group, images), *folded, *[flat(group, t) for t in affine])
+    if training:
+        for whole, changed in zip(running, folded, strict=True):
+            _write_back(group, whole, changed)
+    return unfold(group, out)
+
+
+def _write_back(group: Group, whole: Any, changed: torch.Tensor | None) -> None:
+    if whole is None or changed is None:
+        return
+    if type(whole) is not Packed:
+        raise UnfusableError("running statistics that all trials share")
+    original = group.first(whole)
+    if original.data_ptr() != changed.data_ptr():  # flattening had to make a copy
+        original.copy_(changed.view(original.shape))
+
+
+@register_rule(F.group_norm, torch.group_norm)
+def group_norm(
+    group: Group,
+    input: Any,
+    num_groups: int,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Packed:
+    """Normalise ``K * num_groups`` groups of channels, or ``K * B`` rows, whichever needs no copy.
+
+    A shared input is normalised once for all trials.
+    """
+    if type(input) is not Packed:
+        normal = F.group_norm(input, num_groups, eps=eps).unsqueeze(1)
+        out = affine(normal, _lined_up(group, weight, input), _lined_up(group, bias, input))
+        return group.pack(out.expand(-1, group.size, *out.shape[2:]), 1)
+    if input.axis == 0:
+        x = input.value
+        rows = x.reshape(-1, *x.shape[2:])
+        normal = F.group_norm(rows, num_groups, eps=eps).view(x.shape)
+        w, b = (_lined_up(group, t, input) for t in (weight, bias))
+        return group.pack(affine(normal, _first(w), _first(b)))
+    w, b = flat(group, weight), flat(group, bias)
+    return unfold(group, F.group_norm(fold(group, input), num_groups * group.size, w, b, eps))
+
+
+def _lined_up(group: Group, x: Any, images: Any) -> torch.Tensor | None:
+    """Return a parameter as ``[K, C, 1, ...]``; None stays None."""
+    if x is None:
+        return None
+    whole = group.first(x)
+    return whole.reshape(*whole.shape, *[1] * (images.dim() - 2))
+
+
+def _first(x: torch.Tensor | None) -> torch.Tensor | None:
+    return None if x is None else x.unsqueeze(1)
+
+
+@register_rule(F.instance_norm)
+def instance_norm(
+    group: Group,
+    input: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Packed:
+    """Compute one instance norm of ``K * C`` channels."""
+    training = use_input_stats and running_mean is not None
+    if training and group.rows is not None:
+        raise UnfusableError("running statistics of batches that differ in size")
+    return over_channels(
+        group,
+        partial(F.instance_norm, use_input_stats=use_input_stats, momentum=momentum, eps=eps),
+        input,
+        running=(running_mean, running_var),
+        affine=(weight, bias),
+        training=training,
+    )
+
+
+@register_rule(F.layer_norm, torch.layer_norm)
+def layer_norm(
+    group: Group,
+    input: Any,
+    normalized_shape: Sequence[int],
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Packed:
+    """Compute layer norm; the trial dimension stays among those that are not normalised."""
+    return _norm(
+        group,
+        lambda x: F.layer_norm(x, tuple(normalized_shape), eps=eps),
+        input,
+        num_normalized=len(normalized_shape),
+        weight=weight,
+        bias=bias,
+    )
+
+
+@register_rule(F.rms_norm, torch.rms_norm)
+def rms_norm(
+    group: Group,
+    input: Any,
+    normalized_shape: Sequence[int],
+    weight: Any = None,
+    eps: float | None = None,
+) -> Packed:
+    """Compute RMS norm like layer norm, without a shift."""
+    return _norm(
+        group,
+        lambda x: F.rms_norm(x, tuple(normalized_shape), eps=eps),
+        input,
+        num_normalized=len(normalized_shape),
+        weight=weight,
+        bias=None,
+    )
+
+
+def _norm(
+    group: Group,
+    normalise: Callable[[torch.Tensor], torch.Tensor],
+    x: Any,
+    *,
+    num_normalized: int,
+    weight: Any,
+    bias: Any,
+) -> Packed:
+    if type(x) is not Packed:  # a shared input is normalised only once
+        out = normalise(x)
+        axis = 0
+        shape = out.shape
+    else:
+        axis = x.axis if x.axis <= x.ndim - num_normalized else 0
+        value = x.value if x.axis == axis else x.value.movedim(x.axis, axis)
+        out = normalise(value)
+        shape = x.shape
+    # number of dimensions between the trial dimension and the normalised ones
+    before = len(shape) - num_normalized - axis
+    out = affine(out, _between(group, weight, before), _between(group, bias, before))
+    if out.dim() == len(shape):  # the result is the same for all trials
+        out = out.expand(group.size, *shape)
+    return group.pack(out, axis)
+
+
+def _between(group: Group, x: Any, before: int) -> torch.Tensor | None:
+    if x is None or type(x) is not Packed:
+        return x  # type: ignore[no-any-return]
+    w = group.first(x)
+    return w.reshape(group.size, *[1] * before, *w.shape[1:])
+
+
+def affine(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Return ``x * weight + bias``, where weight and bias may be None."""
+    if weight is None:
+        return x if bias is None else x + bias
+    return x * weight if bias is None else torch.addcmul(bias, x, weight)

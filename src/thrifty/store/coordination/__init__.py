@@ -1,0 +1,1 @@
+"""Coordination of several drivers on one plan: leases, claims, turns."""

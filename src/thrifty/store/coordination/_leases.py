@@ -1,0 +1,370 @@
+"""Leases of drivers, their holders and their heartbeats."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from sqlalchemy import Connection, Engine, Row, delete, extract, func, insert, select, update
+
+from thrifty.core import Clock, StoreBusyError, StoreError, StoreUnreachableError, plain_logger
+from thrifty.store import _schema as schema
+from thrifty.store._engine import user_errors
+from thrifty.store._records import StudyInfo
+
+from ._claims import await_turn, next_revision
+
+
+logger = plain_logger(__name__)
+
+EVERY_S = 10.0
+
+
+class Heartbeat:
+    """A context manager that sends heartbeats of a lease from a thread of its own.
+
+    An epoch may take longer than other processes wait for a heartbeat.
+    """
+
+    def __init__(self, lease: Lease, *, every_s: float = EVERY_S) -> None:
+        self._lease = lease
+        self._every_s = every_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(
+            target=self._beat, name=f"{lease.study.name}-heartbeat", daemon=True
+        )
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        while not self._over.wait(self._every_s):
+            try:
+                self._lease.heartbeat()
+            except StoreBusyError:
+                return  # the next write fails with the same error
+            except StoreError as error:
+                logger.warning("%s", error)
+
+
+STALE_AFTER_S = 60.0
+"""A holder on another machine counts as dead if its last heartbeat is older than this."""
+
+
+def this_process() -> dict[str, Any]:
+    """Return the columns of a lease that identify the process that holds it."""
+    pid = os.getpid()
+    return {"host": socket.gethostname(), "pid": pid, "pid_started": _process_start(pid)}
+
+
+def process_tag() -> str:
+    """Return a name of this process for file names, made of machine, pid and start time.
+
+    It is unique: a later process with the same pid has another name.
+    """
+    pid = os.getpid()
+    return f"{_machine()}-{pid}-{_ticks(_process_start(pid))}"
+
+
+def is_tag_of_dead(tag: str) -> bool:
+    """Return whether a tag is that of a dead process of this machine; False for other machines."""
+    machine, _, rest = tag.partition("-")
+    pid, _, started = rest.partition("-")
+    if machine != _machine() or not (pid.isascii() and pid.isdecimal()) or not started:
+        return False
+    return _ticks(_process_start(int(pid))) != started
+
+
+def is_here(lease: Row[Any]) -> bool:
+    """Return whether a holder is on this machine, so that its process can be looked up."""
+    numbered_by = lease.pid_started.partition("@")[2]
+    return lease.host == socket.gethostname() and numbered_by in ("", _pid_namespace())
+
+
+def lives(lease: Row[Any], *, now: float) -> bool:
+    """Return whether a holder is alive; on another machine only its heartbeat tells."""
+    if is_here(lease):
+        started = _process_start(lease.pid)
+        return started != "" and started == lease.pid_started
+    return bool(now - lease.heartbeat < STALE_AFTER_S)
+
+
+def time_of(connection: Connection, clock: Clock) -> float:
+    """Return the time by a clock that all drivers share: the database server's, if there is one."""
+    if connection.dialect.name == "sqlite":
+        return clock.now()
+    return float(
+        connection.execute(select(extract("epoch", func.clock_timestamp()))).scalar_one()
+    )
+
+
+def standing(
+    connection: Connection, written: Mapping[int, str], *, clock: Clock
+) -> dict[int, str]:
+    """Return the states of studies, by study id, with dead "running" studies as "interrupted".
+
+    ``written`` are the recorded states. A process that is killed cannot record that its study has
+    ended.
+    """
+    states = dict(written)
+    if "running" not in states.values():
+        return states
+    now = time_of(connection, clock)
+    held = {
+        lease.study
+        for lease in connection.execute(select(schema.leases))
+        if lease.study in states and lives(lease, now=now)
+    }
+    return {
+        study: "interrupted" if state == "running" and study not in held else state
+        for study, state in states.items()
+    }
+
+
+def _process_start(pid: int) -> str:
+    """Return when a process started, in kernel ticks, and its pid namespace; "" if it is gone.
+
+    This tells apart processes that have used the same pid.
+    """
+    try:
+        # The command name is in parentheses and may contain spaces. The 20th field after it is
+        # the start time.
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return _without_proc(pid)
+    fields = stat.rpartition(")")[2].split()
+    return "" if fields[0] == "Z" else f"{fields[19]}@{_pid_namespace()}"
+
+
+def _ticks(start: str) -> str:
+    return start.partition("@")[0]
+
+
+def _machine() -> str:
+    """Return a short name of the machine since its last boot, or of the container."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    except OSError:
+        boot = ""
+    name = f"{socket.gethostname()} {boot} {_pid_namespace()}"
+    return hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
+
+
+def _pid_namespace() -> str:
+    """Return the namespace in which pids are unique.
+
+    A container has a namespace of its own, even if it has the host name of its machine.
+    """
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+def _without_proc(pid: int) -> str:
+    if Path("/proc/self/stat").exists():
+        return ""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return ""
+    except PermissionError:
+        return "unknown"
+    return "unknown"
+
+
+SILENT_AFTER_S = 30.0
+"""If our own heartbeat is this late, assume an outage and declare no other driver dead."""
+
+
+class Lease:
+    """A lease by which this process holds a study.
+
+    Args:
+        engine: The database.
+        study: The study to hold.
+        shared: Whether other processes may run other studies of its plan.
+        clock: The clock for a database without a server.
+
+    Raises:
+        StoreBusyError: Another live process holds the study; or it holds the plan, and one of the
+            two processes does not share it.
+    """
+
+    def __init__(self, engine: Engine, study: StudyInfo, *, shared: bool, clock: Clock) -> None:
+        self.owner = secrets.token_hex(16)
+        self.study = study
+        self.shared = shared
+        self._engine = engine
+        self._clock = clock
+        self._beat_at = 0.0
+        """Last heartbeat by the clock of the database, which may be changed."""
+        self._beat_after_s = 0.0
+        """Last heartbeat by the monotonic clock of this process."""
+        self._unsure_until_s = 0.0
+        """Time by the same clock; until then no driver on another machine counts as dead."""
+        self._take()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            self.release()
+        except StoreUnreachableError as error:
+            # A lease without heartbeats expires by itself.
+            logger.warning("%s", error)
+
+    def heartbeat(self) -> None:
+        """Record that the holder is alive.
+
+        Raises:
+            StoreBusyError: Another process has taken over the study, because this one was silent
+                for too long.
+        """
+        with user_errors(self._engine), self._engine.begin() as connection:
+            now = self._now(connection)
+            table = schema.leases
+            changed = connection.execute(
+                update(table).where(table.c.owner == self.owner).values(heartbeat=now)
+            )
+        if changed.rowcount != 1:
+            raise taken_over(self.study.name)
+        if not self._has_beaten(now):
+            self._doubt()
+        self._note_beat(now)
+
+    def bury(self) -> None:
+        """Release the leases and claims of this plan that dead drivers hold.
+
+        While the database is away, no driver can send heartbeats. So a driver whose own heartbeat
+        was late declares no driver on another machine dead until the others have had time for a
+        heartbeat.
+        """
+        with user_errors(self._engine), self._engine.begin() as connection:
+            now = self._now(connection)
+            sure = self._has_beaten(now) and self._clock.monotonic() >= self._unsure_until_s
+            dead = [
+                row.owner
+                for row in self._others(connection)
+                if (sure or is_here(row)) and not lives(row, now=now)
+            ]
+            self._forget(connection, dead + self._without_lease(connection))
+
+    def is_alone(self) -> bool:
+        """Return whether no other live process runs a study of this plan."""
+        with user_errors(self._engine), self._engine.connect() as connection:
+            now = self._now(connection)
+            return not any(lives(row, now=now) for row in self._others(connection))
+
+    def release(self) -> None:
+        """Release the study and all its claims."""
+        with user_errors(self._engine), self._engine.begin() as connection:
+            self._forget(connection, [self.owner])
+
+    def _take(self) -> None:
+        with user_errors(self._engine), self._engine.begin() as connection:
+            await_turn(connection, self.study.plan)  # one process at a time may check leases
+            now = self._now(connection)
+            others = self._others(connection)
+            gone = []
+            for row in others:
+                beside = row.shared and self.shared and row.study != self.study.id
+                if lives(row, now=now):
+                    if not beside:
+                        raise _busy(row, now=now)
+                elif beside and not is_here(row):
+                    # The database may have been away, so give this driver time for a heartbeat.
+                    self._doubt()
+                else:
+                    gone.append(row.owner)
+            self._forget(connection, gone)
+            mine = {
+                "study": self.study.id,
+                "plan": self.study.plan,
+                "owner": self.owner,
+                "name": self.study.name,
+                "shared": self.shared,
+                **this_process(),
+                "since": now,
+                "heartbeat": now,
+            }
+            connection.execute(insert(schema.leases), mine)
+            self._note_beat(now)
+
+    def _has_beaten(self, now: float) -> bool:
+        """Return whether the last heartbeat of this lease is recent by both clocks.
+
+        If it is not, the database was away or its clock was changed, and live drivers look dead.
+        """
+        since_s = self._clock.monotonic() - self._beat_after_s
+        return 0.0 <= now - self._beat_at <= SILENT_AFTER_S and since_s <= SILENT_AFTER_S
+
+    def _note_beat(self, now: float) -> None:
+        self._beat_at, self._beat_after_s = now, self._clock.monotonic()
+
+    def _doubt(self) -> None:
+        self._unsure_until_s = self._clock.monotonic() + STALE_AFTER_S
+
+    def _others(self, connection: Connection) -> list[Row[Any]]:
+        table = schema.leases
+        query = select(table).where(
+            table.c.plan == self.study.plan, table.c.owner != self.owner
+        )
+        return list(connection.execute(query))
+
+    def _without_lease(self, connection: Connection) -> list[str]:
+        """Return the owners of claims that have no lease.
+
+        Their studies were taken over. A driver that did not notice may have claimed nodes after
+        that, and then died.
+        """
+        claims, leases = schema.claims, schema.leases
+        query = (
+            select(claims.c.owner)
+            .where(
+                claims.c.plan == self.study.plan,
+                claims.c.owner.not_in(select(leases.c.owner)),
+            )
+            .distinct()
+        )
+        return list(connection.execute(query).scalars())
+
+    def _forget(self, connection: Connection, owners: list[str]) -> None:
+        if not owners:
+            return
+        await_turn(connection, self.study.plan)
+        claims, leases = schema.claims, schema.leases
+        freed = connection.execute(delete(claims).where(claims.c.owner.in_(owners)))
+        connection.execute(delete(leases).where(leases.c.owner.in_(owners)))
+        if freed.rowcount:  # makes drivers that wait for these nodes look again
+            next_revision(connection, self.study.plan)
+
+    def _now(self, connection: Connection) -> float:
+        return time_of(connection, self._clock)
+
+
+def taken_over(name: str) -> StoreBusyError:
+    """Return the error for a process whose study another process has taken over."""
+    return StoreBusyError(
+        f"another process has taken over study {name!r} while this one was silent for more than "
+        f"{STALE_AFTER_S:.0f} s; stop one of them"
+    )
+
+
+def _busy(held: Row[Any], *, now: float) -> StoreBusyError:
+    return StoreBusyError(
+        f"study {held.name!r} of this task and seed is being run by process {held.pid} on "
+        f"{held.host}, since {max(0.0, now - held.since):.0f} s; wait for it, or stop it"
+    )

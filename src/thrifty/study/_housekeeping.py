@@ -1,0 +1,218 @@
+"""What a running study looks after: packs, passed checkpoints, threads, the garbage collector."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from thrifty.core import (
+    Calibrated,
+    CheckpointRef,
+    Clock,
+    Event,
+    PackShrunk,
+    StoreUnreachableError,
+    UsageError,
+    plain_logger,
+)
+from thrifty.perf import PackCurve
+from thrifty.plan import Chain, Measured, SearchPlan, pack_size, superseded
+from thrifty.run import ExecutorConfig, Local
+from thrifty.run._local import num_cores
+from thrifty.store import Store
+
+from ._ledger import Ledger
+
+
+logger = plain_logger(__name__)
+
+
+class Packing:
+    """The choice of a pack size from the measurements and memory limits of workers.
+
+    Before the first measurement, a worker trains one trial. ``fixed_size`` is a size that the user
+    has set and that replaces the computed one; ``known`` holds the keys of measurements that the
+    store already has.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_workers: int,
+        fixed_size: int | None = None,
+        memory_margin: float = 0.9,
+        known: Collection[str] = (),
+    ) -> None:
+        self._num_workers = num_workers
+        self._fixed_size = fixed_size
+        self._known = set(known)
+        self._margin = memory_margin
+        self._measured: dict[str, Measured] = {}
+        self._limit: int | None = None
+
+    def on_event(self, event: Event, store: Store) -> None:
+        """Record measurements and out-of-memory reductions of a pack."""
+        if isinstance(event, Calibrated):
+            self._measured[event.key] = Measured(
+                curves=tuple(PackCurve.from_json(dict(c)) for c in event.curves),
+                memory_bytes=event.memory_bytes,
+            )
+            if event.key not in self._known:
+                self._known.add(event.key)
+                _keep(event, store)
+        elif isinstance(event, PackShrunk):
+            self._limit = event.size if self._limit is None else min(self._limit, event.size)
+
+    def size(self, plan: SearchPlan, running: Iterable[Chain]) -> int:
+        """Return the number of trials that each worker trains at a time."""
+        size = self._fixed_size
+        if size is None:
+            size = pack_size(
+                plan,
+                list(self._measured.values()),
+                running=running,
+                workers=self._num_workers,
+                memory_margin=self._margin,
+            )
+        return size if self._limit is None else min(size, self._limit)
+
+
+def _keep(event: Calibrated, store: Store) -> None:
+    try:
+        store.curves.put(
+            event.key, device=event.device, structure=event.structure, curves=event.curves
+        )
+    except StoreUnreachableError as error:
+        logger.warning("%s; another run will measure packs again", error)
+
+
+LOOK_S = 5.0
+"""Seconds between reads of other studies' trials if other processes train the plan."""
+
+
+class PassedStates:
+    """A collector that finds and deletes checkpoints from which nothing will start again.
+
+    Args:
+        store: The database and the files.
+        clock: Determines when to read the trials of other studies again.
+        shared: Whether other processes currently train studies of the same plan.
+    """
+
+    def __init__(self, store: Store, *, clock: Clock, shared: bool) -> None:
+        self._store = store
+        self._clock = clock
+        self._shared = shared
+        self._others: set[tuple[int, int]] = set()
+        """The states that trials of other studies have reached, by node and epoch."""
+        self._looked_at: float | None = None
+
+    def find(self, ledger: Ledger) -> Sequence[CheckpointRef]:
+        """Return the checkpoints to delete; delete their records, then call ``delete``."""
+        if not ledger.touched or not self._look(ledger):
+            return ()
+        nodes = sorted(ledger.touched)
+        ledger.touched.clear()
+
+        def stands(node: int, epoch: int) -> bool:
+            return (node, epoch) in ledger.stands or (node, epoch) in self._others
+
+        return [ref for node in nodes for ref in superseded(ledger.plan, node, stands=stands)]
+
+    def delete(self, ledger: Ledger, refs: Sequence[CheckpointRef]) -> None:
+        """Delete the files of checkpoints whose records are gone."""
+        for ref in refs:
+            ledger.plan.drop(ref)
+            ledger.kept_bytes -= ref.num_bytes
+            self._store.checkpoints.delete(ref)
+
+    def _look(self, ledger: Ledger) -> bool:
+        """Read the states of other studies' trials; return False if the read must wait."""
+        now = self._clock.monotonic()
+        if self._looked_at is not None:
+            if not self._shared:
+                return True  # the lease keeps other processes from training
+            if now - self._looked_at < LOOK_S:
+                return False
+        try:
+            ends = self._store.plans.ends(ledger.plan_id, but=ledger.study_id)
+        except StoreUnreachableError:
+            return False  # files may stay a little longer: records cannot be written now either
+        if any(node >= len(ledger.plan.nodes) for node, _ in ends):
+            return False  # another process just added a node; the plan must learn of it
+        self._others = {(ledger.plan.owner(node, epoch).id, epoch) for node, epoch in ends}
+        self._looked_at = now
+        return True
+
+
+def with_threads_of(
+    plan: int, executor: ExecutorConfig, *, store: Store, name: str
+) -> ExecutorConfig:
+    """Return the executor with the number of CPU threads that its plan is trained with.
+
+    The first run fixes the number: the executor's setting, or its default.
+
+    Raises:
+        UsageError: The executor asks for another number than the fixed one.
+    """
+    default = executor.default_threads
+    if default is None:
+        return executor
+    fixed = store.plans.fix_threads(plan, executor.threads or default)
+    if executor.threads not in (None, fixed):
+        kind = type(executor).__name__
+        raise UsageError(
+            f"{kind}(threads={executor.threads}): what study {name!r} shares was trained with "
+            f"{fixed} CPU "
+            f"threads for each worker, and results may depend on that in the last bits; leave "
+            f"threads out, "
+            f"give threads={fixed}, or use another seed or database to begin anew"
+        )
+    total = fixed * executor.num_workers
+    if isinstance(executor, Local) and fixed > 1 and total > max(num_cores(), fixed):
+        logger.warning(
+            "study %r keeps the %d CPU threads for each worker that its first run had: %d "
+            "workers use %d "
+            "threads on %d cores; fewer workers may be as fast",
+            name,
+            fixed,
+            executor.num_workers,
+            total,
+            num_cores(),
+        )
+    return executor.with_threads(fixed)
+
+
+SPARED_S = 60.0
+
+
+@contextmanager
+def spared_heap() -> Iterator[None]:
+    """Freeze existing objects in this context so that the garbage collector skips them.
+
+    With torch loaded, these are a quarter of a million objects, and one full collection takes
+    0.3 s: as long as forty epochs of a small network. The objects are unfrozen after ``SPARED_S``
+    seconds: in a run that long, a full collection costs little, and old garbage may hold a device's
+    memory. A heap that other code has frozen is left unchanged.
+
+    >>> frozen = gc.get_freeze_count() > 0
+    >>> with spared_heap():
+    ...     gc.get_freeze_count() > 0
+    True
+    >>> (gc.get_freeze_count() > 0) == frozen
+    True
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    later = threading.Timer(SPARED_S, gc.unfreeze)
+    later.daemon = True
+    later.start()
+    try:
+        yield
+    finally:
+        later.cancel()
+        gc.unfreeze()

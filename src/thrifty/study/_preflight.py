@@ -1,0 +1,264 @@
+"""Checks of a study before it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, fields
+from typing import Any
+
+import numpy as np
+
+from thrifty.core import (
+    AlgorithmError,
+    TaskError,
+    UsageError,
+    error_text,
+    plain_logger,
+    plain_text,
+)
+from thrifty.pack import TRAIN_LOSS, Optimizer, Task, TaskReport, Trainable, inspect_task
+from thrifty.pack._backend import no_exits
+from thrifty.run import ExecutorConfig
+from thrifty.search import Algorithm
+from thrifty.space import Choice, Domain, Schedule, Space, Timeline
+
+from ._goals import Goals
+from ._stop import StopWhen
+
+
+def option_names(choice: Choice) -> tuple[str, ...]:
+    """Return the options as a user would write them, each different from the others.
+
+    >>> from thrifty.space import Constant, Cosine, Float
+    >>> option_names(Choice(["sgd", 1, Constant(0.1), Cosine(Float(0.1, 0.3))]))
+    ('sgd', '1', 'Constant(0.1)', 'Cosine(*)')
+    """
+    return _distinct([_name(option) for option in choice.options])
+
+
+def short_names(names: Sequence[str], *, limit: int = 22) -> tuple[str, ...]:
+    """Shorten each name to about ``limit`` characters, each still different from the others.
+
+    >>> short_names(
+    ...     ["Step(0.1, (30, 60, 90), gamma=0.1)", "Step(0.1, (30, 60, 90), gamma=0.3)"],
+    ...     limit=16,
+    ... )
+    ('Step(0.1…ma=0.1)', 'Step(0.1…ma=0.3)')
+    """
+    return _distinct([shorten(name, limit=limit) for name in names])
+
+
+def shorten(name: str, *, limit: int) -> str:
+    """Return the beginning and the end of a name.
+
+    >>> shorten("Exponential(0.125)", limit=12)
+    'Expone….125)'
+    """
+    if len(name) <= limit:
+        return name
+    head = limit // 2
+    return f"{name[:head]}…{name[head + 1 - limit :]}"
+
+
+def escaped(name: str) -> str:
+    """Escape a name for matplotlib, which would set text between dollar signs as mathematics.
+
+    >>> print(escaped("cost_$"))
+    cost_\\$
+    """
+    return plain_text(name).replace("$", r"\$")
+
+
+def _name(option: Any) -> str:
+    if isinstance(option, str):
+        return option or "''"
+    if isinstance(option, Domain) and not isinstance(option, Choice):
+        ends = option.levels(2)
+        return f"{ends[0]:.6g} to {ends[-1]:.6g}"
+    return _describe(option)
+
+
+def _describe(value: Any) -> str:
+    """Return a value as a user would write it, with ``*`` for each domain.
+
+    What is picked from a domain is a separate coordinate.
+    """
+    if isinstance(value, Domain):
+        return "*"
+    if isinstance(value, tuple):
+        inside = ", ".join(_describe(item) for item in value)
+        return f"({inside},)" if len(value) == 1 else f"({inside})"
+    if not isinstance(value, Schedule):
+        return f"{value:.6g}" if isinstance(value, float) else repr(value)
+    shown = []
+    for each in fields(value):  # type: ignore[arg-type]  # every schedule is a dataclass
+        item = getattr(value, each.name)
+        if each.default is not MISSING and repr(item) == repr(each.default):
+            continue
+        shown.append(f"{each.name}={_describe(item)}" if each.kw_only else _describe(item))
+    return f"{type(value).__name__}({', '.join(shown)})"
+
+
+def _distinct(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(
+        f"{name} [{index}]" if names.count(name) > 1 else name
+        for index, name in enumerate(names)
+    )
+
+
+MAX_NAME = 255
+MAX_SEED = 2**63 - 1
+
+
+def checked_name(name: object) -> str:
+    """Return the name of a study after checking it.
+
+    Raises:
+        UsageError: The name is not a string, is empty or too long, or has characters that a
+            database cannot store.
+    """
+    if not isinstance(name, str):
+        raise UsageError(f"name is {name!r}; it must be a text such as 'digits'")
+    if not name.strip():
+        raise UsageError(f"name is {name!r}; give the study a name such as 'digits'")
+    if len(name) > MAX_NAME:
+        raise UsageError(f"name has {len(name):,} characters; it may have at most {MAX_NAME}")
+    if "\0" in name or not _is_encodable(name):
+        raise UsageError(
+            f"name is {name!r}; it must not have NULs or characters that UTF-8 cannot encode"
+        )
+    return name
+
+
+def checked_seed(seed: object) -> int:
+    """Return the seed of a study as an int after checking it.
+
+    Raises:
+        UsageError: The seed is not an integer from 0 to 2**63 - 1.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+        raise UsageError(f"seed is {seed!r}; it must be an integer, 0 or more")
+    if not 0 <= seed <= MAX_SEED:
+        raise UsageError(f"seed is {seed}; it must be from 0 to 2**63 - 1 ({MAX_SEED:,})")
+    return int(seed)
+
+
+def check_max_epochs(algorithm: Algorithm) -> None:
+    """Raise AlgorithmError unless ``max_epochs`` is a positive integer."""
+    epochs = getattr(algorithm, "max_epochs", None)
+    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
+        raise AlgorithmError(
+            f"{type(algorithm).__name__}.max_epochs is {epochs!r}; it must be an integer, 1 or more"
+        )
+
+
+def check_run(executor: object, stop: object, observers: object) -> None:
+    """Raise UsageError for arguments of ``Study.run`` of the wrong kind."""
+    if executor is not None and not isinstance(executor, ExecutorConfig):
+        raise UsageError(f"executor is {executor!r}; give one such as thrifty.Local(workers=2)")
+    if stop is not None and not isinstance(stop, StopWhen):
+        raise UsageError(f"stop is {stop!r}; give thrifty.StopWhen(epochs=...) or the like")
+    if not isinstance(observers, Iterable) or not all(
+        callable(getattr(observer, "on_event", None)) for observer in observers
+    ):
+        raise UsageError(
+            f"observers is {observers!r}; give a list of objects with a method on_event(event)"
+        )
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+logger = plain_logger(__name__)
+
+
+def check_arguments(task: object, space: object, *, algorithm: object) -> None:
+    """Raise UsageError for arguments of the wrong kind."""
+    for value, kind, name in (
+        (task, Task | Trainable, "task"),
+        (space, Space, "space"),
+        (algorithm, Algorithm, "algorithm"),
+    ):
+        if isinstance(value, type):
+            raise UsageError(
+                f"{name} is the class {value.__name__}; give an instance: {value.__name__}()"
+            )
+        if not isinstance(value, kind):
+            raise UsageError(
+                f"{name} is a {type(value).__name__}; it must be a {_check_name(kind)}"
+            )
+
+
+def check_study(
+    task: Task | Trainable, space: Space, *, algorithm: Algorithm, goals: Goals, seed: int
+) -> TaskReport | None:
+    """Check that space, task, algorithm and metrics fit together.
+
+    Returns:
+        The report of a dry run; None for a trainable, or if the dry run failed.
+
+    Raises:
+        UsageError: They do not fit together.
+    """
+    if algorithm.max_epochs < 1:
+        raise AlgorithmError(f"max_epochs is {algorithm.max_epochs}; it must be at least 1")
+    space.check(max_epochs=algorithm.max_epochs)
+    if isinstance(task, Trainable):
+        return None
+    _check_names(task, space)
+    config = space.sample(np.random.default_rng(seed))
+    timeline = Timeline(config, epochs=algorithm.max_epochs)
+    moving = _moving(space, algorithm)
+    try:
+        with no_exits():
+            report = inspect_task(task, timeline.at(0), seed=seed, moving=moving)
+    except UsageError:
+        raise
+    except Exception as error:  # noqa: BLE001 (maybe only this configuration fails)
+        logger.warning("the dry run of %s failed: %s", plain_text(config), error_text(error))
+        return None
+    goals.check({*report.metrics, TRAIN_LOSS})
+    for name in sorted(moving & config.keys() - report.structural - report.followed):
+        logger.warning(
+            "%r has a schedule, but %s does not read it; name it in the optimizer or read it "
+            "in adapt",
+            name,
+            type(task).__name__,
+        )
+    return report
+
+
+def _check_names(task: Task, space: Space) -> None:
+    followed: Iterable[str] = ()
+    if isinstance(getattr(task, "optimizer", None), Optimizer):
+        followed = task.optimizer.names()
+    elif not callable(getattr(task, "optimizer", None)) or isinstance(task.optimizer, type):
+        raise TaskError(
+            f"{type(task).__name__} has no optimizer; set one, such as "
+            'optimizer = thrifty.SGD(lr="lr", momentum=0.9)'
+        )
+    batch_size = [task.batch_size] if isinstance(task.batch_size, str) else []
+    for name in (*sorted(followed), *batch_size):
+        if name not in space.names:
+            where = "batch_size" if name in batch_size else "optimizer"
+            raise TaskError(
+                f"{type(task).__name__}.{where} follows hyper-parameter {name!r}, which the "
+                "search space does "
+                f"not have (it has: {', '.join(space.names)}); add it to the space or give a number"
+            )
+
+
+def _moving(space: Space, algorithm: Algorithm) -> frozenset[str]:
+    """Return the hyper-parameters that change in training, by schedule or by the algorithm."""
+    max_epochs = algorithm.max_epochs
+    scheduled = {n for n in space.names if space.changes_over_time(n, max_epochs=max_epochs)}
+    return frozenset(scheduled | set(algorithm.varied))
+
+
+def _check_name(kind: object) -> str:
+    return getattr(kind, "__name__", str(kind).replace("thrifty.pack._task.", ""))

@@ -1,0 +1,365 @@
+"""Where a study keeps its records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from thrifty.core import (
+    CheckpointError,
+    CheckpointRef,
+    Clock,
+    StudyMismatchError,
+    StudyNotFoundError,
+    UsageError,
+    fingerprint,
+    plain_logger,
+)
+from thrifty.pack import TRAIN_LOSS
+from thrifty.plan import SearchPlan
+from thrifty.run import model_of, state_from_arrays, train_alone
+from thrifty.space import Timeline, config_to_json
+from thrifty.store import (
+    CheckpointAdded,
+    NodeRecord,
+    PlanInfo,
+    PlanRecords,
+    PriorRecord,
+    Store,
+    StudyInfo,
+    TrialEnqueued,
+    redact_url,
+)
+from thrifty.store._address import redact_root
+from thrifty.store._spec import is_legacy
+
+from ._identity import Recipe, goals_of
+from ._ledger import Ledger, done, node_record
+from ._warm_start import check_goals, prior_trials, priors_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """A database for the records and a folder for the checkpoints.
+
+    Args:
+        url: The address of an SQLite or PostgreSQL database in SQLAlchemy's format.
+        checkpoints: A folder, or any fsspec address (default: beside the database).
+        disk_budget_bytes: How much the checkpoints of a plan may take, including the files that
+            killed runs have left (default: no limit). Over the budget, the states that are cheapest
+            to train again are deleted first, including those of trials that are done. Three kinds
+            of states stay: those from which a trial may go on, those from which pending work
+            starts, and those of the best trials. If these alone are over the budget, one warning
+            says so. ``load_model`` trains a deleted state again.
+        shared: Whether several processes may run studies of one task and seed at the same time.
+            Together they train each stage only once (default: True on PostgreSQL).
+    """
+
+    url: str = "sqlite:///thrifty.db"
+    checkpoints: str | None = None
+    disk_budget_bytes: float = float("inf")
+    shared: bool | None = None
+
+    def __repr__(self) -> str:
+        parts = [f"url={redact_url(self.url)!r}"]
+        if self.checkpoints is not None:
+            parts.append(f"checkpoints={redact_root(self.checkpoints)!r}")
+        if self.disk_budget_bytes != float("inf"):
+            parts.append(f"disk_budget_bytes={self.disk_budget_bytes!r}")
+        if self.shared is not None:
+            parts.append(f"shared={self.shared!r}")
+        return f"Storage({', '.join(parts)})"
+
+    @classmethod
+    def of(cls, value: Storage | str) -> Storage:
+        """Return a storage unchanged, or the storage for an address.
+
+        Raises:
+            UsageError: The value is neither a storage nor an address.
+        """
+        if not isinstance(value, Storage | str):
+            raise UsageError(
+                f"storage is {value!r}; give an address such as 'sqlite:///thrifty.db', or a "
+                "Storage"
+            )
+        return value if isinstance(value, Storage) else cls(url=value)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes may train for the same plan at the same time."""
+        return self.url.startswith("postgresql") if self.shared is None else self.shared
+
+
+def taken_over(relatives: Sequence[PlanRecords]) -> list[NodeRecord | CheckpointAdded]:
+    """Return the nodes and states of other plans as records of a new plan that has no id yet.
+
+    Epochs are left out: their metrics are computed again, from the states or by training.
+
+    Args:
+        relatives: Plans of the same family. If several have a state, the first one counts.
+    """
+    merged = SearchPlan()
+    states: dict[tuple[int, int], CheckpointRef] = {}
+    for records in relatives:
+        places = {
+            node.node: merged.insert(Timeline(node.config, epochs=node.epochs))
+            for node in records.nodes
+        }
+        losses = {(e.node, e.epoch): e.metrics.get(TRAIN_LOSS) for e in records.epochs}
+        for ref in records.checkpoints:
+            loss = losses.get((ref.node, ref.epoch), ref.train_loss)
+            if loss is None:  # without the training loss, the metrics would be incomplete
+                continue
+            owner = merged.owner(places[ref.node], ref.epoch).id
+            states.setdefault((owner, ref.epoch), replace(ref, node=owner, train_loss=loss))
+    return [
+        *(node_record(node, plan=0) for node in merged.nodes),
+        *(CheckpointAdded(plan=0, ref=ref) for ref in states.values()),
+    ]
+
+
+logger = plain_logger(__name__)
+
+Source = str | tuple["Archive", Ledger]
+"""An earlier study: its name in the same database, or an archive with its ledger."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """Access to the records of one study."""
+
+    recipe: Recipe
+    storage: Storage
+    name: str
+    clock: Clock
+
+    def joined(self) -> Archive:
+        """Return the same archive for a task whose metrics change what is trained."""
+        return replace(self, recipe=replace(self.recipe, apart=False))
+
+    def open(self, *, create: bool = True) -> Store:
+        """Open the store that holds the study, or will hold it."""
+        return Store.open(
+            self.storage.url,
+            checkpoints=self.storage.checkpoints,
+            clock=self.clock,
+            create=create,
+        )
+
+    def find(self, store: Store) -> StudyInfo | None:
+        """Return the study's record, or None if the study does not exist yet.
+
+        Raises:
+            StudyMismatchError: A different study of this name exists.
+        """
+        info = store.studies.find(self.name)
+        if info is not None:
+            where = f"{redact_url(self.storage.url)} has a different study {self.name!r}"
+            recipe = self.recipe.like(info.spec)
+            identity = recipe.plan_identity(legacy=is_legacy(info.spec))
+            same_plan = store.plans.get(info.plan).identity == identity
+            recipe.check_same(info.spec, same_plan=same_plan, where=where)
+        return info
+
+    def open_plan(self, store: Store) -> PlanInfo:
+        """Open the plan that a new study trains in.
+
+        A new plan takes over the states that plans of the same training have kept.
+        """
+        recipe = self.recipe
+        identity, family = recipe.plan_identity(), recipe.family()
+        content: list[NodeRecord | CheckpointAdded] = []
+        if store.plans.find(identity) is None:
+            relatives = store.plans.relatives(family)
+            content = taken_over([store.plans.load(each.id) for each in relatives])
+        return store.plans.open(
+            identity, task=type(recipe.task).__qualname__, family=family, content=content
+        )
+
+    def known(self) -> SearchPlan:
+        """Return what is known of the plan that this study trains in, or would train in."""
+        plan = SearchPlan()
+        try:
+            store = self.open(create=False)
+        except StudyNotFoundError:
+            return plan
+        with store:
+            records = self._known_records(store)
+        for node in records.nodes:
+            plan.insert(Timeline(node.config, epochs=node.epochs))
+        plan.learn([done(epoch) for epoch in records.epochs], records.checkpoints)
+        return plan
+
+    def _known_records(self, store: Store) -> PlanRecords:
+        info = store.studies.find(self.name)
+        if info is not None:
+            return store.plans.load(info.plan)
+        recipe = self.recipe
+        for each in (recipe, replace(recipe, apart=False)):
+            found = store.plans.find(each.plan_identity())
+            if found is not None:
+                return store.plans.load(found.id)
+        relatives = store.plans.relatives(recipe.family())
+        records = taken_over([store.plans.load(each.id) for each in relatives])
+        return PlanRecords(
+            nodes=[each for each in records if isinstance(each, NodeRecord)],
+            epochs=[],
+            checkpoints=[each.ref for each in records if isinstance(each, CheckpointAdded)],
+        )
+
+    def make(
+        self,
+        store: Store,
+        *,
+        plan: int,
+        file: str | None,
+        enqueued: Sequence[Mapping[str, Any]],
+        sources: Sequence[Source],
+    ) -> StudyInfo:
+        """Create the study with the trials of earlier studies.
+
+        If another process has just created the same study, return that one.
+        """
+        try:
+            return store.studies.create(
+                self.name,
+                plan=plan,
+                spec={**self.recipe.spec(), "file": file},
+                enqueued=not_in(enqueued, ()),
+                priors=self.priors(store, sources),
+            )
+        except StudyMismatchError:
+            made = self.find(store)
+            if made is None:
+                raise
+            return made
+
+    def enqueue(
+        self, store: Store, info: StudyInfo, enqueued: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Record the enqueued configurations that are not recorded yet."""
+        known = store.studies.enqueued(info.id)
+        fresh = not_in(enqueued, known)
+        store.record([
+            TrialEnqueued(study=info.id, place=place, config=config)
+            for place, config in enumerate(fresh, start=len(known))
+        ])
+
+    def priors(self, store: Store, sources: Sequence[Source]) -> list[PriorRecord]:
+        """Return the trials of earlier studies.
+
+        Raises:
+            StudyNotFoundError: An earlier study does not exist.
+            StudyMismatchError: An earlier study had different objectives.
+        """
+        out: list[PriorRecord] = []
+        goals, space = self.recipe.goals, self.recipe.space
+        for source in sources:
+            if isinstance(source, str):
+                info = store.studies.get(source)
+                name, theirs = source, goals_of(info.spec)
+                ledger = Ledger(
+                    SearchPlan(),
+                    goals=theirs,
+                    max_epochs=info.spec["max_epochs"],
+                    clock=self.clock,
+                )
+                ledger.load_plan(store.plans.load(info.plan))
+                ledger.load_study(store.studies.load(info.id))
+            else:
+                archive, ledger = source
+                name, theirs = archive.name, archive.recipe.goals
+            check_goals(goals, source=name, theirs=theirs)
+            out += priors_of(ledger, space, source=name, goals=goals)
+        return out
+
+    def load(self, store: Store, info: StudyInfo) -> Ledger:
+        """Rebuild the ledger from the records."""
+        space, max_epochs = self.recipe.space, self.recipe.algorithm.max_epochs
+        branches = space.branches(max_epochs=max_epochs)
+        ledger = Ledger(
+            SearchPlan(
+                cuts=branches.epochs,
+                intervals=branches.intervals,
+                keep_branches=self.storage.is_shared,
+            ),
+            goals=self.recipe.goals,
+            max_epochs=max_epochs,
+            clock=self.clock,
+            prior=prior_trials(store.studies.priors(info.id), self.recipe.goals),
+            study_id=info.id,
+            plan_id=info.plan,
+        )
+        ledger.threads = store.plans.threads(info.plan)
+        ledger.load_plan(store.plans.load(info.plan))
+        ledger.load_study(store.studies.load(info.id))
+        return ledger
+
+    def foreseen(
+        self, enqueued: Sequence[Mapping[str, Any]], sources: Sequence[Source]
+    ) -> tuple[list[Mapping[str, Any]], list[PriorRecord]]:
+        """Return all enqueued configurations and the trials of earlier studies.
+
+        The study itself may not exist yet.
+        """
+        try:
+            store = self.open(create=False)
+        except StudyNotFoundError:
+            if any(isinstance(source, str) for source in sources):
+                raise
+            # Priors from other databases can be read without this one.
+            store = Store.open("sqlite://", clock=self.clock)
+        with store:
+            info = self.find(store)
+            if info is None:
+                return not_in(enqueued, ()), self.priors(store, sources)
+            known = store.studies.enqueued(info.id)
+            return [*known, *not_in(enqueued, known)], list(store.studies.priors(info.id))
+
+    def load_model(self, ledger: Ledger, number: int) -> torch.nn.Module:
+        """Return a trial's trained model, from its checkpoint or trained again."""
+        epochs = ledger.history[number].reached
+        if not epochs:
+            raise UsageError(f"trial {number} has not reported yet: there is no model to load")
+        node = ledger.plan.owner(ledger.node_of[number], epochs)
+        timeline = ledger.plan.nodes[ledger.node_of[number]].timeline
+        ref = node.checkpoints.get(epochs)
+        state = None
+        if ref is not None:
+            with self.open(create=False) as store:
+                try:
+                    state = (epochs, state_from_arrays(*store.checkpoints.read(ref)))
+                except CheckpointError as error:
+                    logger.warning("%s; training trial %d again", error, number)
+        backend, _ = train_alone(
+            self.recipe.task,
+            timeline,
+            seed=self.recipe.seed,
+            epochs=epochs,
+            state=state,
+            threads=ledger.threads,
+        )
+        return model_of(backend)
+
+
+def not_in(
+    configs: Sequence[Mapping[str, Any]], known: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """Return the configurations that are not known yet, each once.
+
+    A script that runs again enqueues the same configurations again.
+    """
+    seen = {_key(config) for config in known}
+    out: list[Mapping[str, Any]] = []
+    for config in configs:
+        if _key(config) not in seen:
+            seen.add(_key(config))
+            out.append(config)
+    return out
+
+
+def _key(config: Mapping[str, Any]) -> str:
+    return fingerprint(config_to_json(config))

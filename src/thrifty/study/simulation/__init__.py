@@ -1,0 +1,1 @@
+"""Simulations of a study on made-up workers."""

@@ -1,0 +1,263 @@
+"""Simulation of a study on simulated workers with a virtual clock: its time and cost."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from thrifty.core import SystemClock, UsageError, derive_seed
+from thrifty.plan import SearchPlan
+from thrifty.run import Faults
+from thrifty.run._simulated import EpochSeconds, Outcome, Simulated, SimulatedExecutor
+from thrifty.search import Algorithm, History
+from thrifty.space import Space, Timeline
+from thrifty.store import Store, StudyMoved
+from thrifty.study._budget import DiskBudget
+from thrifty.study._goals import Goals, Mode
+from thrifty.study._housekeeping import Packing, PassedStates
+from thrifty.study._ledger import Ledger
+from thrifty.study._loop import Parts, run_loop
+
+from ._bounds import UnsharedPlan, least_s
+from ._curves import JointAlgorithm, JointHistory, MadeUpCurve, Member
+from ._report import DecisionTimes, Simulation
+
+
+def simulate(  # noqa: PLR0913 (one argument for each part of a study and a cluster)
+    algorithm: Algorithm | Sequence[Algorithm],
+    space: Space | Sequence[Space],
+    *,
+    metric: str = "score",
+    mode: Mode = "max",
+    workers: int,
+    epoch_s: EpochSeconds,
+    outcome: Outcome | None = None,
+    start_s: float = 0.0,
+    checkpoint_bytes: int = 0,
+    faults: Faults | None = None,
+    share: bool = True,
+    seed: int = 0,
+    storage: str = "sqlite://",
+) -> Simulation:
+    """Simulate a study on ``workers`` workers; everything except the training is real.
+
+    The algorithm, the plan, the loop and the database are those of a real run; time is virtual. The
+    same arguments give the same simulation, except for what is measured in real time.
+
+    Args:
+        algorithm: The algorithm of the study. A list simulates several studies at once on one plan,
+            which share what they train.
+        space: The hyper-parameters. A list gives one space for each study.
+        metric: The metric by which the algorithm compares trials.
+        mode: ``"max"`` or ``"min"``.
+        workers: The number of workers, each training one trial at a time.
+        epoch_s: Seconds of an epoch, or a function of the hyper-parameters' values in that epoch.
+        outcome: ``outcome(timeline, epoch, seed)`` gives the metrics after ``epoch`` epochs. It may
+            use only the timeline's values in these epochs. By default, the metrics are made up.
+        start_s: Seconds until a worker has loaded the state for an assignment.
+        checkpoint_bytes: Size of one checkpoint.
+        faults: Failures, stragglers and preemptions.
+        share: Whether equal prefixes are trained once. If False, each trial trains all of its
+            epochs itself, as if each trial had its own worker (a promoted trial continues from its
+            own checkpoint).
+        seed: Seed of all random draws, by the study and by faults.
+        storage: The address of an empty database.
+
+    Raises:
+        UsageError: There are no workers, a time is invalid, the studies cannot share a plan, or the
+            database is in use.
+
+    >>> import thrifty as th
+    >>> space = th.Space(
+    ...     lr=th.Choice([0.1, th.Step(0.1, [60]), th.Step(0.1, [30]), th.Step(0.1, [30, 60])])
+    ... )
+    >>> grid = th.GridSearch(max_epochs=90)
+    >>> shared, alone = (
+    ...     simulate(grid, space, workers=4, epoch_s=60.0, share=share)
+    ...     for share in (True, False)
+    ... )
+    >>> shared.busy_s / 3600, alone.busy_s / 3600
+    (3.5, 6.0)
+    >>> shared.end_to_end_s == alone.end_to_end_s == shared.bound_s == 90 * 60
+    True
+    """
+    members = _members(algorithm, space, seed=seed)
+    goals = Goals.of(metric, mode)
+    for member in members:
+        member.space.check(max_epochs=member.algorithm.max_epochs)
+    script = _script(members, share=share)
+    config = Simulated(
+        workers=workers,
+        epoch_s=epoch_s,
+        outcome=outcome or MadeUpCurve(metric=metric, mode=mode),
+        start_s=start_s,
+        checkpoint_bytes=checkpoint_bytes,
+        faults=faults or Faults(),
+        seed=seed,
+        shown=script.shown,
+    )
+    executor = config.open()
+    began = time.perf_counter()
+    ledger = _play(script, goals, executor=executor, seed=seed, storage=storage)
+    driver_s = time.perf_counter() - began
+    return _report(ledger, config, executor=executor, share=share, driver_s=driver_s)
+
+
+def _members(
+    algorithm: Algorithm | Sequence[Algorithm], space: Space | Sequence[Space], *, seed: int
+) -> list[Member]:
+    algorithms = [algorithm] if isinstance(algorithm, Algorithm) else list(algorithm)
+    spaces = [space] * len(algorithms) if isinstance(space, Space) else list(space)
+    if not algorithms or len(spaces) != len(algorithms):
+        raise UsageError(
+            f"{len(algorithms)} algorithms and {len(spaces)} spaces: give at least one algorithm, "
+            "and one space for "
+            "each of them, or one for all"
+        )
+    if len({each.max_epochs for each in algorithms}) > 1:
+        raise UsageError(
+            "several studies are simulated on one plan only if they have the same max_epochs; "
+            "these have "
+            f"{', '.join(str(each.max_epochs) for each in algorithms)}"
+        )
+    seeds = [seed, *(derive_seed(seed, "study", i) for i in range(1, len(algorithms)))]
+    return [
+        Member(algorithm=a, space=s, seed=n)
+        for a, s, n in zip(algorithms, spaces, seeds, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Script:
+    """What the loop runs on; ``shown`` maps a timeline of the plan to what workers see."""
+
+    algorithm: Algorithm
+    space: Space
+    history: History
+    plan: SearchPlan
+    shown: Callable[[Timeline], Timeline]
+
+
+def _script(members: Sequence[Member], *, share: bool) -> _Script:
+    epochs = members[0].algorithm.max_epochs
+    if len(members) == 1:  # a single algorithm needs no joint layer
+        algorithm, history = members[0].algorithm, History(max_epochs=epochs)
+    else:
+        algorithm = JointAlgorithm(members)
+        history = JointHistory(len(members), max_epochs=epochs)
+    spaces = [member.space.branches(max_epochs=epochs) for member in members]
+    cuts = sorted({epoch for each in spaces for epoch in each.epochs})
+    intervals = tuple(dict.fromkeys(i for each in spaces for i in each.intervals))
+    alone = UnsharedPlan(history)
+    return _Script(
+        algorithm=algorithm,
+        space=members[0].space,
+        history=history,
+        plan=SearchPlan(cuts=cuts, intervals=intervals) if share else alone,
+        shown=_as_it_is if share else alone.original,
+    )
+
+
+def _as_it_is(timeline: Timeline) -> Timeline:
+    return timeline
+
+
+def _play(
+    script: _Script,
+    goals: Goals,
+    *,
+    executor: SimulatedExecutor,
+    seed: int,
+    storage: str,
+) -> Ledger:
+    """Run a study's loop on real parts; no other function assembles a simulated study."""
+    max_epochs = script.algorithm.max_epochs
+    clock = executor.clock
+    # No state is ever written, so the folder is never created.
+    with Store.open(storage, checkpoints="memory://simulated", clock=clock) as store:
+        plan = store.plans.open("simulated", task="simulated")
+        info = store.studies.create(
+            "simulated",
+            plan=plan.id,
+            spec={"metric": goals.metrics[0], "mode": goals.modes[0], "max_epochs": max_epochs},
+        )
+        ledger = Ledger(
+            script.plan,
+            goals=goals,
+            max_epochs=max_epochs,
+            clock=clock,
+            study_id=info.id,
+            plan_id=plan.id,
+        )
+        ledger.history = script.history
+        with store.lease(info) as lease, _quiet():
+            driver = store.drive(lease)
+            parts = Parts(
+                ledger=ledger,
+                algorithm=script.algorithm,
+                space=script.space,
+                executor=executor,
+                store=store,
+                lease=lease,
+                driver=driver,
+                clock=SystemClock(),  # writes as many records at once as an equally busy real run
+                seed=seed,
+                plan_id=plan.id,
+                budget=DiskBudget(math.inf),
+                observers=(),
+                packing=Packing(num_workers=1, fixed_size=1),
+                passed=PassedStates(store, clock=clock, shared=False),
+            )
+            run_loop(parts, stop_requested=lambda: False)
+            driver.record([StudyMoved(study=info.id, state="done")])
+    return ledger
+
+
+def _report(
+    ledger: Ledger,
+    config: Simulated,
+    *,
+    executor: SimulatedExecutor,
+    share: bool,
+    driver_s: float,
+) -> Simulation:
+    counts, plan = executor.counts, ledger.plan
+    return Simulation(
+        workers=config.workers,
+        shared=share,
+        end_to_end_s=executor.clock.monotonic(),
+        busy_s=counts.busy_s,
+        bound_s=least_s(plan, seconds_of=config.seconds_of, slowdowns=config.slowdowns()),
+        num_trials=len(ledger.history),
+        num_failed=len(ledger.errors),
+        trial_epochs=ledger.trial_epochs,
+        unique_epochs=plan.num_epochs_done,
+        epochs_redone=counts.epochs - plan.num_epochs_done,
+        failures=counts.failures,
+        preemptions=counts.preemptions,
+        kept_bytes=ledger.kept_bytes,
+        best_value=ledger.best_value,
+        decision_s=DecisionTimes.of(counts.decisions_s),
+        driver_s=driver_s,
+    )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the log of simulated failures, which are counted; other threads log as usual."""
+    mine = threading.get_ident()
+
+    def is_real(record: logging.LogRecord) -> bool:
+        return record.thread != mine
+
+    logger = logging.getLogger(Ledger.__module__)
+    logger.addFilter(is_real)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_real)

@@ -1,0 +1,126 @@
+"""API responses, made from the database through the cache, with ETags for browser caching."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends, HTTPException, Path, Request, Response
+from pydantic import BaseModel
+
+from thrifty.store import StudyView, Views
+
+from . import _models as models
+from ._cache import Cache, etag
+from ._poll_throttle import Pace
+
+
+LARGEST = 2**31 - 1
+StudyId = Annotated[int, Path(ge=1, le=LARGEST, description="number of a study")]
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """Makes the responses of the API."""
+
+    views: Views
+    cache: Cache
+    pace: Pace
+
+    def stamp(self, study: int | None = None) -> str:
+        """Return the current revision.
+
+        Raises:
+            HTTPException: The study does not exist.
+        """
+        found = self.cache.get(
+            ("stamp", study), stamp=None, make=lambda: self.views.studies.stamp(study)
+        ).value
+        if found is None:
+            raise HTTPException(404, f"there is no study number {study}")
+        return str(found)
+
+    def study(self, study: int) -> StudyView:
+        """Return the current view of the study.
+
+        Raises:
+            HTTPException: The study does not exist.
+        """
+        stamp = self.stamp(study)
+        kept = self.cache.get(
+            ("view", study), stamp=stamp, make=lambda: self.views.studies.get(study)
+        )
+        if kept.value is None:
+            raise HTTPException(404, f"there is no study number {study}")
+        view: StudyView = kept.value
+        return view
+
+    def answer(
+        self,
+        request: Request,
+        key: tuple[Any, ...],
+        make: Callable[[], BaseModel],
+        *,
+        study: int | None = None,
+    ) -> Response:
+        """Return a response, from the cache if unchanged; 304 if the client's copy is current."""
+        kept = self.cache.get(
+            ("answer", study, *key), stamp=self.stamp(study), make=lambda: _body(make())
+        )
+        body, tag = kept.value
+        headers = {"ETag": tag, "Cache-Control": "no-cache", "X-Revision": str(kept.stamp)}
+        given = request.headers.get("if-none-match", "")
+        if tag in (part.strip() for part in given.split(",")):
+            return Response(status_code=304, headers=headers)
+        return Response(body, media_type="application/json", headers=headers)
+
+    def revision(self, request: Request, study: int | None = None) -> Response:
+        """Return the current revision, which open pages poll, and when to poll again."""
+        stamp = self.stamp(study)
+        response = self.answer(
+            request, ("revision",), lambda: models.Revision(revision=stamp), study=study
+        )
+        response.headers["X-Ask-Again"] = f"{self.pace.again_s():.3f}"
+        return response
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request about a study, with the service that answers it."""
+
+    desk: Desk
+    request: Request
+    study: int
+
+    def answer(
+        self, key: tuple[Any, ...], make: Callable[[Views, StudyView], BaseModel]
+    ) -> Response:
+        """Make a response from the current study; see ``Desk.answer``.
+
+        Raises:
+            HTTPException: The study does not exist.
+        """
+        view = self.desk.study(self.study)
+        return self.desk.answer(
+            self.request, key, lambda: make(self.desk.views, view), study=self.study
+        )
+
+
+# These are coroutines because FastAPI would run plain functions in a thread.
+async def _at_the_desk(request: Request) -> Desk:
+    desk: Desk = request.app.state.desk
+    return desk
+
+
+async def _about_a_study(request: Request, desk: AtDesk, study: StudyId) -> Question:
+    return Question(desk, request, study)
+
+
+AtDesk = Annotated[Desk, Depends(_at_the_desk)]
+AboutStudy = Annotated[Question, Depends(_about_a_study)]
+
+
+def _body(answer: BaseModel) -> tuple[bytes, str]:
+    body = answer.model_dump_json().encode()
+    return body, etag(body)
