@@ -78,7 +78,7 @@ def ask(workers: Sequence[Worker], do: str, **options: Any) -> list[Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Crew:
+class WorkerGroup:
     """The workers: independent ones, one in a group alone, and two in a group."""
 
     single: Sequence[Worker]
@@ -161,7 +161,7 @@ def local_prediction(*, quick: bool, rounds: int = 3) -> dict[str, Any]:
 
 
 def _round(
-    crew: Crew,
+    crew: WorkerGroup,
     model: str,
     sizes: Sequence[int],
     *,
@@ -196,7 +196,7 @@ class _Costs:
         self._hops: list[float] = []
         self._timings: list[CollectiveTiming] = []
 
-    def measure(self, crew: Crew, *, repeats: int) -> None:
+    def measure(self, crew: WorkerGroup, *, repeats: int) -> None:
         hop_s = median(ask(crew.alone, "sum_alone", repeats=10 * repeats))
         self._wrappers.append([
             ask(crew.alone, "exchange", **held, repeats=repeats)[0] for held in HOLDERS
@@ -266,7 +266,7 @@ def _merged(profiles: Sequence[StepProfile]) -> StepProfile:
 
 
 @contextmanager
-def _crew() -> Iterator[Crew]:
+def _crew() -> Iterator[WorkerGroup]:
     with ExitStack() as stack:
         alone, pair = free_port(), free_port()
         started = [
@@ -280,4 +280,4 @@ def _crew() -> Iterator[Crew]:
             )
         ]
         workers = [Worker(process) for process in started]
-        yield Crew(single=workers[:2], alone=workers[2:3], pair=workers[3:])
+        yield WorkerGroup(single=workers[:2], alone=workers[2:3], pair=workers[3:])

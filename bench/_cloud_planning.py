@@ -8,7 +8,7 @@ from statistics import median
 
 import numpy as np
 
-from thrifty.cloud import ACCELERATORS, Beliefs, FleetOptions, Offer, Workload
+from thrifty.cloud import ACCELERATORS, FleetOptions, HardwareEstimates, Offer, Workload
 from thrifty.cloud.planning._planner import plan_fleet
 from thrifty.perf import StepProfile
 
@@ -106,7 +106,7 @@ def _plan(
         offers,
         FleetOptions(
             deadline_s=72 * 3600,
-            beliefs=Beliefs(profiled="V100"),
+            beliefs=HardwareEstimates(profiled="V100"),
             max_nodes=NODES,
             spot=spot,
             mixed=mixed,

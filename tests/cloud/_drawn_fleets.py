@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import settings, strategies as st
 
-from thrifty.cloud import Beliefs, Interval, Offer, Workload
+from thrifty.cloud import HardwareEstimates, Interval, Offer, Workload
 from thrifty.perf import StepProfile
 
 
@@ -55,7 +55,7 @@ def exactly(value):
     return Interval(median=value, low=value, high=value)
 
 
-BELIEFS = Beliefs(
+BELIEFS = HardwareEstimates(
     profiled="V100",
     measured_compute={
         "T4": Interval(median=3.0, low=2.0, high=3.5),
@@ -90,7 +90,7 @@ workloads = st.builds(
     global_batch=st.sampled_from([3, 16, 37]),
     state_bytes=st.sampled_from([0.0, 1e9]),
     setup_s=st.sampled_from([0.0, 180.0]),
-    widths=st.sampled_from([None, None, ((1, 100), (5, 50), (2, 30))]),
+    parallelism_phases=st.sampled_from([None, None, ((1, 100), (5, 50), (2, 30))]),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from thrifty.cloud import ACCELERATORS, Beliefs, Interval, Offer
+from thrifty.cloud import ACCELERATORS, HardwareEstimates, Interval, Offer
 from thrifty.core import CloudError
 
 
@@ -20,18 +20,18 @@ def machine(accelerator="V100", **options):
 @given(names)
 def test_the_profiled_device_takes_the_profiles_time(name):
     same = Interval(median=1.0, low=1.0, high=1.0)
-    assert Beliefs(profiled=name).compute(machine(name)) == same
+    assert HardwareEstimates(profiled=name).compute(machine(name)) == same
 
 
 @given(names, names)
 def test_there_and_back_is_the_same_time(here, there):
-    out = Beliefs(profiled=here).compute(machine(there)).median
-    back = Beliefs(profiled=there).compute(machine(here)).median
+    out = HardwareEstimates(profiled=here).compute(machine(there)).median
+    back = HardwareEstimates(profiled=there).compute(machine(here)).median
     assert out * back == pytest.approx(1.0)
 
 
 def test_a_faster_device_takes_less_time_and_nobody_knows_how_much():
-    factor = Beliefs(profiled="T4").compute(machine("V100"))
+    factor = HardwareEstimates(profiled="T4").compute(machine("V100"))
     # Speeds are the geometric means of arithmetic and memory speed.
     assert factor.median == pytest.approx(((8.1 * 320) / (15.7 * 900)) ** 0.5)
     assert factor.low == pytest.approx(factor.median / 1.5)
@@ -39,16 +39,18 @@ def test_a_faster_device_takes_less_time_and_nobody_knows_how_much():
 
 
 def test_twice_the_processors_take_half_the_time():
-    beliefs = Beliefs(profiled_vcpus=4)
+    beliefs = HardwareEstimates(profiled_vcpus=4)
     assert beliefs.compute(machine("", vcpus=8)).median == pytest.approx(0.5)
     assert beliefs.compute(machine("T4", vcpus=8)).median < 0.1
 
 
 def test_a_probe_replaces_the_guess():
     measured = Interval(median=0.5, low=0.4, high=0.6)
-    beliefs = Beliefs(profiled="T4").probed(compute={"V100": measured})
+    beliefs = HardwareEstimates(profiled="T4").probed(compute={"V100": measured})
     assert beliefs.compute(machine("V100")) == measured
-    assert beliefs.compute(machine("A100")) == Beliefs(profiled="T4").compute(machine("A100"))
+    assert beliefs.compute(machine("A100")) == HardwareEstimates(profiled="T4").compute(
+        machine("A100")
+    )
     network = beliefs.probed(network={"some.type": measured})
     assert network.network(machine()) == measured
     assert network.compute(machine("V100")) == measured
@@ -58,17 +60,19 @@ def test_a_probe_replaces_the_guess():
 
 def test_processors_are_measured_by_the_type_of_machine():
     measured = Interval(median=0.5, low=0.4, high=0.6)
-    beliefs = Beliefs().probed(compute={"some.type": measured})
+    beliefs = HardwareEstimates().probed(compute={"some.type": measured})
     assert beliefs.compute(machine("")) == measured
     assert beliefs.compute(machine("T4")).median != 0.5
 
 
 def test_a_network_is_as_fast_as_it_always_is():
-    link = Beliefs().link(machine(baseline_gbps=10.0, peak_gbps=25.0))
+    link = HardwareEstimates().link(machine(baseline_gbps=10.0, peak_gbps=25.0))
     assert link.bytes_per_s == pytest.approx(1.25e9)
     assert link.inner_bytes_per_s == pytest.approx(60e9)
-    assert Beliefs().link(machine(peak_gbps=25.0)).bytes_per_s == pytest.approx(3.125e9)
-    assert Beliefs().link(machine("")).bytes_per_s == pytest.approx(0.625e9)
+    assert HardwareEstimates().link(machine(peak_gbps=25.0)).bytes_per_s == pytest.approx(
+        3.125e9
+    )
+    assert HardwareEstimates().link(machine("")).bytes_per_s == pytest.approx(0.625e9)
 
 
 @pytest.mark.parametrize(
@@ -83,12 +87,13 @@ def test_a_network_is_as_fast_as_it_always_is():
     ],
 )
 def test_a_network_is_the_less_known_the_less_its_name_says(gbps, low, high):
-    factor = Beliefs().network(machine(**gbps))
+    factor = HardwareEstimates().network(machine(**gbps))
     assert (factor.median, factor.low, factor.high) == pytest.approx((1.0, low, high))
 
 
 @pytest.mark.parametrize(
-    ("beliefs", "accelerator"), [(Beliefs(), "V1000"), (Beliefs(profiled="V1000"), "V100")]
+    ("beliefs", "accelerator"),
+    [(HardwareEstimates(), "V1000"), (HardwareEstimates(profiled="V1000"), "V100")],
 )
 def test_devices_that_nobody_knows(beliefs, accelerator):
     with pytest.raises(
@@ -99,4 +104,4 @@ def test_devices_that_nobody_knows(beliefs, accelerator):
 
 def test_processors_that_nobody_has_counted():
     with pytest.raises(CloudError, match="how many it has is not known: add vCPUs"):
-        Beliefs().compute(machine(""))
+        HardwareEstimates().compute(machine(""))

@@ -19,9 +19,9 @@ from tests.cloud._drawn_fleets import (
     offers,
     workloads,
 )
-from thrifty.cloud import Beliefs, Interval, Offer, Workload
-from thrifty.cloud._estimate import estimate
+from thrifty.cloud import HardwareEstimates, Interval, Offer, Workload
 from thrifty.cloud._spot import spot_seconds
+from thrifty.cloud.planning._estimate import estimate
 from thrifty.core import CloudError
 from thrifty.perf import CollectiveTiming, StepCurve, StepProfile, forecast_split, split_batch
 
@@ -55,7 +55,9 @@ def step_s(workload, offer, num, end):
     return max(max(free, forward + backward) + after, batch * profile.sample_input_s)
 
 
-@given(workloads.filter(lambda some: some.widths is None), offers, st.integers(1, 8))
+@given(
+    workloads.filter(lambda some: some.parallelism_phases is None), offers, st.integers(1, 8)
+)
 @drawn
 def test_equal_machines_take_what_the_replay_says(workload, offer, num):
     expected = [step_s(workload, offer, num, end) for end in ENDS]
@@ -119,7 +121,7 @@ def test_neither_place_nor_price_changes_the_step():
 def test_it_says_what_bounds_the_step(changes, why):
     # 16 samples: 1 + 2 + 0.125 s; from 2 s on two sums of 1 GB at 10 Gb/s, which take 4.125 times
     # 0.8 s each.
-    beliefs = Beliefs(profiled="V100", measured_network={"v1": exactly(4.125)})
+    beliefs = HardwareEstimates(profiled="V100", measured_network={"v1": exactly(4.125)})
     workload = a_workload(profile=a_profile(**changes))
     assert estimate(workload, [(an_offer(), 2, False)], beliefs=beliefs).why == why
 
@@ -128,7 +130,7 @@ def test_it_says_what_bounds_the_step(changes, why):
 
 
 def test_unequal_machines_end_together():
-    beliefs = Beliefs(profiled="V100", measured_compute={"T4": exactly(3.0)})
+    beliefs = HardwareEstimates(profiled="V100", measured_compute={"T4": exactly(3.0)})
     workload = a_workload(profile=a_profile(bucket_bytes=(0.0, 0.0)), global_batch=16)
     fast, slow = an_offer(), an_offer("t4", accelerator="T4")
     fleet = estimate(workload, [(fast, 1, False), (slow, 1, False)], beliefs=beliefs)
@@ -173,7 +175,7 @@ def test_no_split_computes_sooner(nums, global_batch):
 
 def test_memory_limits_the_share_of_a_fast_device():
     # 4 samples need 2 GiB, 8 need 3 GiB.
-    beliefs = Beliefs(profiled="V100", measured_compute={"T4": exactly(9.0)})
+    beliefs = HardwareEstimates(profiled="V100", measured_compute={"T4": exactly(9.0)})
     small = an_offer(accelerator_memory_gib=3.0)
     slow = an_offer("t4", accelerator="T4")
     workload = a_workload(global_batch=16)
@@ -182,7 +184,7 @@ def test_memory_limits_the_share_of_a_fast_device():
 
 
 def test_a_machine_without_samples_does_not_compute():
-    beliefs = Beliefs(profiled="V100", measured_compute={"T4": exactly(1000.0)})
+    beliefs = HardwareEstimates(profiled="V100", measured_compute={"T4": exactly(1000.0)})
     workload = a_workload(profile=a_profile(bucket_bytes=(0.0, 0.0)), global_batch=4)
     machines = [(an_offer(), 1, False), (an_offer("t4", accelerator="T4"), 1, False)]
     fleet = estimate(workload, machines, beliefs=beliefs)
@@ -242,7 +244,7 @@ def test_machines_that_nobody_takes_away():
 
 
 def test_a_study_takes_as_long_as_its_phases():
-    workload = a_workload(widths=((1, 100), (4, 50), (6, 10)), setup_s=10.0)
+    workload = a_workload(parallelism_phases=((1, 100), (4, 50), (6, 10)), setup_s=10.0)
     single = a_workload()
     one, two, four = (
         estimate(single, [(an_offer(), num, False)], beliefs=BELIEFS).step_s.median
@@ -258,21 +260,23 @@ def test_a_study_takes_as_long_as_its_phases():
 def test_a_study_gives_a_training_as_many_machines_as_its_samples_need():
     # 16 samples need 5 GiB.
     offer = an_offer(accelerator_memory_gib=5.0)
-    fleet = estimate(a_workload(widths=((4, 50),)), [(offer, 4, False)], beliefs=BELIEFS)
+    fleet = estimate(
+        a_workload(parallelism_phases=((4, 50),)), [(offer, 4, False)], beliefs=BELIEFS
+    )
     two = estimate(a_workload(), [(offer, 2, False)], beliefs=BELIEFS)
     assert fleet.machines[0].batch == 16
     assert fleet.time_s.median == pytest.approx(180 + 2 * 50 * two.step_s.median)
 
 
 def test_a_narrow_study_has_the_step_of_many_machines():
-    workload = a_workload(widths=((2, 50),))
+    workload = a_workload(parallelism_phases=((2, 50),))
     fleet = estimate(workload, [(an_offer(), 5, False)], beliefs=BELIEFS)
     two = estimate(a_workload(), [(an_offer(), 2, False)], beliefs=BELIEFS)
     assert (fleet.step_s, fleet.machines[0].batch) == (two.step_s, 16)
 
 
 def test_machines_that_a_study_cannot_feed_stay_idle():
-    workload = a_workload(global_batch=2, widths=((1, 50),))
+    workload = a_workload(global_batch=2, parallelism_phases=((1, 50),))
     two, many = (
         estimate(workload, [(an_offer(), num, False)], beliefs=BELIEFS) for num in (2, 5)
     )
@@ -330,7 +334,7 @@ def test_fleets_that_cannot_train(machines, message):
 def test_a_study_on_several_types():
     with pytest.raises(CloudError, match="a study is planned for machines of one type"):
         estimate(
-            a_workload(widths=((2, 10),)),
+            a_workload(parallelism_phases=((2, 10),)),
             [(an_offer(), 1, False), (an_offer("v2", baseline_gbps=1.0), 1, False)],
             beliefs=BELIEFS,
         )
@@ -344,7 +348,7 @@ def test_memory_that_nobody_knows_limits_nothing():
 
 def test_wide_beliefs_make_wide_forecasts():
     def width(high):
-        beliefs = Beliefs(
+        beliefs = HardwareEstimates(
             profiled="V100", measured_compute={"T4": Interval(median=1.0, low=1.0, high=high)}
         )
         offer = an_offer("t4", accelerator="T4")
@@ -386,7 +390,7 @@ def measured_fleet(num, *, sums=(), offers=None):
         price_usd_h=3.06,
         baseline_gbps=10,
     )
-    beliefs = Beliefs(profiled="V100", measured_sums=tuple(sums))
+    beliefs = HardwareEstimates(profiled="V100", measured_sums=tuple(sums))
     return estimate(work, [(offer, num, False)], beliefs=beliefs)
 
 
@@ -406,7 +410,7 @@ def test_sums_of_another_type_say_nothing():
 
 
 def test_sums_that_were_measured_are_no_more_to_be_probed():
-    beliefs = Beliefs(measured_sums=timings("vm"))
+    beliefs = HardwareEstimates(measured_sums=timings("vm"))
     offer = Offer(cloud="aws", region="r", instance_type="vm", price_usd_h=1.0, peak_gbps=10)
     assert beliefs.network(offer) == Interval(median=1.0, low=1.0, high=1.0)
     assert beliefs.collectives([]) is None

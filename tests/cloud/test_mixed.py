@@ -17,8 +17,8 @@ from tests.cloud._drawn_fleets import (
     drawn,
     exactly,
 )
-from thrifty.cloud import Beliefs, FleetOptions
-from thrifty.cloud._estimate import estimate
+from thrifty.cloud import FleetOptions, HardwareEstimates
+from thrifty.cloud.planning._estimate import estimate
 from thrifty.cloud.planning._mixed import mix_of
 from thrifty.cloud.planning._planner import plan_fleet
 from thrifty.core import CloudError, MissingExtraError
@@ -27,7 +27,7 @@ from thrifty.core import CloudError, MissingExtraError
 # Compute times depend on the batch alone and optimisers take no time, so machines of all types can
 # end together.
 PROFILE = a_profile(optimizer_s=0.0, bucket_bytes=(1e8, 3e8))
-EACH = Beliefs(
+EACH = HardwareEstimates(
     profiled="V100",
     measured_compute={"T4": exactly(3.0), "A10": exactly(0.5), "K80": exactly(5.0)},
 )
@@ -196,7 +196,7 @@ def test_a_faster_mix_for_a_budget():
 def test_a_study():
     with pytest.raises(CloudError, match="a study is planned for machines of one type"):
         plan_fleet(
-            a_workload(widths=((2, 10),)),
+            a_workload(parallelism_phases=((2, 10),)),
             [an_offer()],
             FleetOptions(beliefs=BELIEFS, max_nodes=2, mixed=True),
         )

@@ -18,8 +18,8 @@ from tests.cloud._drawn_fleets import (
     offers,
     workloads,
 )
-from thrifty.cloud import Beliefs, FleetOptions
-from thrifty.cloud._estimate import estimate
+from thrifty.cloud import FleetOptions, HardwareEstimates
+from thrifty.cloud.planning._estimate import estimate
 from thrifty.cloud.planning._planner import plan_fleet
 from thrifty.core import CloudError
 
@@ -76,8 +76,8 @@ cases = st.fixed_dictionaries({
 def test_no_fleet_is_better(workload, catalogue, options, data):
     fleets = all_fleets(workload, catalogue, **options)
     assume(fleets)
-    confidence = data.draw(st.booleans())
-    end = "high" if confidence else "median"
+    conservative = data.draw(st.booleans())
+    end = "high" if conservative else "median"
     goal = data.draw(st.sampled_from(["time_s", "cost_usd"]))
     other = "cost_usd" if goal == "time_s" else "time_s"
     limits = sorted({getattr(getattr(fleet, goal), end) for fleet in fleets})
@@ -91,7 +91,7 @@ def test_no_fleet_is_better(workload, catalogue, options, data):
         FleetOptions(
             **{"deadline_s" if goal == "time_s" else "budget_usd": limit},
             beliefs=BELIEFS,
-            confidence=confidence,
+            conservative=conservative,
             **options,
         ),
     )
@@ -132,7 +132,7 @@ def test_the_front_goes_from_the_fastest_to_the_cheapest():
 
 def test_quotas_hold_for_types_and_for_accelerators():
     catalogue = [an_offer("v1"), an_offer("v2", accelerator_count=2)]
-    tight = {"beliefs": BELIEFS, "deadline_s": 600.0, "confidence": False}
+    tight = {"beliefs": BELIEFS, "deadline_s": 600.0, "conservative": False}
     with pytest.raises(CloudError, match=r"\(3 x v2\)"):
         plan_fleet(
             a_workload(), catalogue, FleetOptions(quotas={"v2": 3}, max_nodes=4, **tight)
@@ -184,7 +184,7 @@ def test_the_fastest_fleet_is_too_slow():
         "25.1 min over the deadline of 30.0 min: "
     )
     assert "allow more than 2 machines" in message
-    assert "by the median" in refused(deadline_s=1800.0, confidence=False)
+    assert "by the median" in refused(deadline_s=1800.0, conservative=False)
 
 
 def test_the_cheapest_fleet_is_too_dear():
@@ -279,7 +279,7 @@ def test_left_out_are_devices_of_unknown_speed():
 
 
 def test_a_measured_device_is_not_left_out():
-    beliefs = Beliefs(profiled="V100", measured_compute={"Abacus": exactly(1.0)})
+    beliefs = HardwareEstimates(profiled="V100", measured_compute={"Abacus": exactly(1.0)})
     plan = plan_fleet(
         a_workload(), [an_offer(accelerator="Abacus")], FleetOptions(beliefs=beliefs)
     )

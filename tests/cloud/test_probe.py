@@ -20,10 +20,10 @@ from tests.cloud._drawn_fleets import (
     offers,
     workloads,
 )
-from thrifty.cloud import Beliefs, FleetOptions, Interval
-from thrifty.cloud._estimate import estimate
+from thrifty.cloud import FleetOptions, HardwareEstimates, Interval
 from thrifty.cloud._probe import Measured, Probes
 from thrifty.cloud._probe_gain import measured_interval, outcomes
+from thrifty.cloud.planning._estimate import estimate
 from thrifty.cloud.planning._planner import plan_fleet
 from thrifty.core import CloudError, derive_seed
 
@@ -36,7 +36,7 @@ WORKLOAD = a_workload(steps=100_000, profile=a_profile(bucket_bytes=(0.0, 0.0)))
 NOTHING_TO_SUM = {
     "measured_network": {name: exactly(1.0) for name in ("sure", "rival", "hopeless")}
 }
-UNSURE = Beliefs(
+UNSURE = HardwareEstimates(
     profiled="V100",
     measured_compute={
         "A10": Interval(median=1.2, low=0.8, high=1.8),
@@ -434,17 +434,17 @@ def slow_gain(probe, workload, catalogue, *, goal, seed, draws, **options):
 )
 @settings(drawn, max_examples=60)
 def test_gains_are_those_of_whole_plans(
-    workload, catalogue, room, which, spot, confidence, market
+    workload, catalogue, room, which, spot, conservative, market
 ):
     workload = replace(workload, steps=100_000)
-    options = {"spot": spot, "market": market, "max_nodes": 4, "confidence": confidence}
+    options = {"spot": spot, "market": market, "max_nodes": 4, "conservative": conservative}
     try:
         front = plan_fleet(workload, catalogue, FleetOptions(beliefs=BELIEFS, **options)).front
     except CloudError:
         assume(False)
     some = front[len(front) // 2]
     ends = some.time_s if which == "deadline_s" else some.cost_usd
-    goal = {which: (ends.high if confidence else ends.median) * room}
+    goal = {which: (ends.high if conservative else ends.median) * room}
     probes = Probes(
         workload,
         catalogue,
@@ -499,7 +499,7 @@ def test_probes_lead_to_the_truly_best(seed):
         )
         for name, price in zip(names, [0.9, 0.8, 2.2, 1.6, 6.0], strict=True)
     ]
-    believed = Beliefs(profiled="V100")
+    believed = HardwareEstimates(profiled="V100")
     truth = {
         offer.device: float(outcomes(believed.compute(offer), 1, rng=rng)[0])
         for offer in catalogue

@@ -18,8 +18,8 @@ from tests.cloud._drawn_fleets import (
     workloads,
 )
 from thrifty.cloud import Fleet, FleetOptions, Rented
-from thrifty.cloud._estimate import estimate
 from thrifty.cloud._replan import replan
+from thrifty.cloud.planning._estimate import estimate
 from thrifty.cloud.planning._planner import plan_fleet
 from thrifty.core import CloudError
 
@@ -228,7 +228,7 @@ def test_drift_is_a_belief():
 
 
 def test_of_a_study_the_first_phases_are_done():
-    study = replace(WORKLOAD, widths=((1, 100), (5, 50), (2, 30)))
+    study = replace(WORKLOAD, parallelism_phases=((1, 100), (5, 50), (2, 30)))
     for done, left in [
         (0, ((1, 100), (5, 50), (2, 30))),
         (100, ((5, 50), (2, 30))),
@@ -244,7 +244,9 @@ def test_of_a_study_the_first_phases_are_done():
             done_steps=done,
             gone=gone,
         )
-        assert plan == plan_fleet(replace(study, widths=left), [DEAR], FleetOptions(**GIVEN))
+        assert plan == plan_fleet(
+            replace(study, parallelism_phases=left), [DEAR], FleetOptions(**GIVEN)
+        )
     with pytest.raises(CloudError, match="all 180 steps are trained"):
         replan(a_fleet(CHEAP), study, [CHEAP], options=FleetOptions(**GIVEN), done_steps=180)
 
@@ -283,8 +285,8 @@ def test_going_on_is_never_worse_than_a_plan_for_the_rest(workload, catalogue, p
     assert isinstance(fleet, Fleet)
     whole = (
         workload.steps
-        if workload.widths is None
-        else sum(steps for _, steps in workload.widths)
+        if workload.parallelism_phases is None
+        else sum(steps for _, steps in workload.parallelism_phases)
     )
     plan = replan(
         fleet,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from thrifty.graph.layers import GAT, GIN, SAGE
+from thrifty.graph import GAT, GIN, SAGE
 from torch import nn
 
 from thrifty.core import GraphError

@@ -14,7 +14,7 @@ from threading import Barrier, Event, Semaphore, Thread
 import pytest
 
 from thrifty.core import GraphError
-from thrifty.graph._prefetcher import InOrder
+from thrifty.graph._prefetcher import OrderedPrefetcher
 
 
 def threads_of(iterator):
@@ -51,7 +51,7 @@ class Gate:
 @pytest.mark.parametrize("depth", [1, 2, 7])
 @pytest.mark.parametrize("num", [0, 1, 20])
 def test_everything_comes_once_and_in_order(num, num_threads, depth):
-    made = InOrder(lambda n: -n, num, num_threads=num_threads, depth=depth)
+    made = OrderedPrefetcher(lambda n: -n, num, num_threads=num_threads, depth=depth)
     assert list(made) == [-n for n in range(num)]
 
 
@@ -66,18 +66,18 @@ def test_order_stays_when_the_first_is_the_last_to_be_made():
             others.release()
         return number
 
-    assert list(InOrder(make, 4, num_threads=2, depth=4)) == [0, 1, 2, 3]
+    assert list(OrderedPrefetcher(make, 4, num_threads=2, depth=4)) == [0, 1, 2, 3]
 
 
 def test_threads_work_at_the_same_time():
     together = Barrier(3)
-    made = InOrder(lambda n: together.wait() >= 0, 6, num_threads=3, depth=3)
+    made = OrderedPrefetcher(lambda n: together.wait() >= 0, 6, num_threads=3, depth=3)
     assert list(made) == [True] * 6
 
 
 def test_no_more_than_depth_are_begun_and_not_taken():
     gate = Gate()
-    made = InOrder(gate, 10, num_threads=2, depth=3)
+    made = OrderedPrefetcher(gate, 10, num_threads=2, depth=3)
     gate.let.release(10)
     gate.wait(3)
     # The fourth item cannot start because its number is not in the queue.
@@ -90,7 +90,7 @@ def test_no_more_than_depth_are_begun_and_not_taken():
 
 
 def test_no_more_threads_than_there_is_to_make():
-    made = InOrder(lambda n: n, 2, num_threads=8, depth=8)
+    made = OrderedPrefetcher(lambda n: n, 2, num_threads=8, depth=8)
     assert len(threads_of(made)) == 2
     assert list(made) == [0, 1]
 
@@ -103,7 +103,7 @@ def fail_at_three(number):
 
 @pytest.mark.parametrize("num_threads", [1, 4])
 def test_an_exception_comes_at_its_place(num_threads):
-    made = InOrder(fail_at_three, 9, num_threads=num_threads, depth=8)
+    made = OrderedPrefetcher(fail_at_three, 9, num_threads=num_threads, depth=8)
     assert [next(made) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ZeroDivisionError, match="three") as caught:
         next(made)
@@ -113,7 +113,7 @@ def test_an_exception_comes_at_its_place(num_threads):
 
 
 def test_an_exception_holds_nothing_once_it_is_handled():
-    made = InOrder(fail_at_three, 9, num_threads=2, depth=8)
+    made = OrderedPrefetcher(fail_at_three, 9, num_threads=2, depth=8)
     gone = weakref.ref(made)
     gc.disable()
     try:
@@ -131,11 +131,11 @@ def test_exceptions_that_are_none_of_a_program_come_too(error):
         raise error
 
     with pytest.raises(error):
-        list(InOrder(make, 2, num_threads=1, depth=1))
+        list(OrderedPrefetcher(make, 2, num_threads=1, depth=1))
 
 
 def test_threads_end_with_the_last_number():
-    made = InOrder(lambda n: n, 5, num_threads=3, depth=4)
+    made = OrderedPrefetcher(lambda n: n, 5, num_threads=3, depth=4)
     threads = threads_of(made)
     assert list(made) == list(range(5))
     assert ended(threads)
@@ -143,7 +143,7 @@ def test_threads_end_with_the_last_number():
 
 def test_threads_end_when_the_loop_is_left():
     threads = []
-    for _ in (made := InOrder(lambda n: n, 1000, num_threads=3, depth=4)):
+    for _ in (made := OrderedPrefetcher(lambda n: n, 1000, num_threads=3, depth=4)):
         threads = threads_of(made)
         break
     del made
@@ -154,7 +154,7 @@ def test_threads_end_when_the_loop_fails():
     kept = []
 
     def train():
-        made = InOrder(lambda n: n, 1000, num_threads=3, depth=4)
+        made = OrderedPrefetcher(lambda n: n, 1000, num_threads=3, depth=4)
         kept.extend(threads_of(made))
         for number in made:
             if number == 2:
@@ -166,7 +166,7 @@ def test_threads_end_when_the_loop_fails():
 
 
 def test_threads_end_when_the_iterator_is_garbage():
-    cycle = [InOrder(lambda n: n, 1000, num_threads=3, depth=4)]
+    cycle = [OrderedPrefetcher(lambda n: n, 1000, num_threads=3, depth=4)]
     threads = threads_of(cycle[0])
     cycle.append(cycle)
     del cycle
@@ -175,7 +175,7 @@ def test_threads_end_when_the_iterator_is_garbage():
 
 
 def test_closing_ends_threads_and_iteration():
-    made = InOrder(lambda n: n, 1000, num_threads=3, depth=4)
+    made = OrderedPrefetcher(lambda n: n, 1000, num_threads=3, depth=4)
     next(made)
     made.close()
     made.close()
@@ -185,7 +185,7 @@ def test_closing_ends_threads_and_iteration():
 
 def test_what_is_being_made_when_it_ends_is_the_last():
     gate = Gate()
-    made = InOrder(gate, 1000, num_threads=2, depth=9)
+    made = OrderedPrefetcher(gate, 1000, num_threads=2, depth=9)
     threads = threads_of(made)
     gate.wait(2)
     made.close()
@@ -195,13 +195,15 @@ def test_what_is_being_made_when_it_ends_is_the_last():
 
 
 def test_two_at_once_know_nothing_of_each_other():
-    first, second = (InOrder(lambda n, k=k: k + n, 6, num_threads=2, depth=2) for k in (0, 100))
+    first, second = (
+        OrderedPrefetcher(lambda n, k=k: k + n, 6, num_threads=2, depth=2) for k in (0, 100)
+    )
     pairs = list(zip(first, second, strict=True))
     assert pairs == [(n, 100 + n) for n in range(6)]
 
 
 def test_an_iterator_may_be_shared_by_threads():
-    made = InOrder(lambda n: n, 300, num_threads=2, depth=4)
+    made = OrderedPrefetcher(lambda n: n, 300, num_threads=2, depth=4)
     seen = [[] for _ in range(3)]
     threads = [Thread(target=lambda mine: mine.extend(made), args=(mine,)) for mine in seen]
     for thread in threads:
@@ -215,7 +217,7 @@ def test_nothing_of_a_finished_iteration_is_kept():
     class Value:
         pass
 
-    made = InOrder(lambda n: Value(), 3, num_threads=1, depth=3)
+    made = OrderedPrefetcher(lambda n: Value(), 3, num_threads=1, depth=3)
     gone = [weakref.ref(value) for value in made]
     assert ended(threads_of(made))
     assert [value() for value in gone[:2]] == [None, None]
@@ -224,7 +226,7 @@ def test_nothing_of_a_finished_iteration_is_kept():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_is_told_that_it_has_no_threads():
-    made = InOrder(lambda n: n, 1000, num_threads=1, depth=2)
+    made = OrderedPrefetcher(lambda n: n, 1000, num_threads=1, depth=2)
     next(made)
     child = os.fork()
     if child == 0:
@@ -247,8 +249,8 @@ def run_python(code):
 
 
 LOOP = """
-from thrifty.graph._prefetcher import InOrder
-made = InOrder(lambda n: n, 10**9, num_threads=2, depth=4)
+from thrifty.graph._prefetcher import OrderedPrefetcher
+made = OrderedPrefetcher(lambda n: n, 10**9, num_threads=2, depth=4)
 for number in made:
     if number == 3:
         raise SystemExit(5)
@@ -263,13 +265,13 @@ def test_the_interpreter_ends_in_the_midst_of_an_iteration():
 AT_EXIT = """
 import atexit
 from threading import Event
-from thrifty.graph._prefetcher import InOrder
+from thrifty.graph._prefetcher import OrderedPrefetcher
 begun, ending = Event(), Event()
 def make(number):
     begun.set()
     ending.wait()
     print("made", sum(range(10**7)))
-made = InOrder(make, 5, num_threads=1, depth=5)
+made = OrderedPrefetcher(make, 5, num_threads=1, depth=5)
 begun.wait()
 # what is registered last is called first
 atexit.register(ending.set)
@@ -294,7 +296,7 @@ def test_waiting_can_be_interrupted():
         os.kill(os.getpid(), signal.SIGINT)
         interrupted.wait()
 
-    made = InOrder(make, 1, num_threads=1, depth=1)
+    made = OrderedPrefetcher(make, 1, num_threads=1, depth=1)
     # A process started in the background ignores Ctrl-C.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

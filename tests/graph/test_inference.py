@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from thrifty.graph.layers import GAT, SAGE
+from thrifty.graph import GAT, SAGE
 from torch import nn
 
 from tests.graph.layers._blocks import means

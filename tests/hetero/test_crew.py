@@ -10,7 +10,7 @@ import torch
 from thrifty.core import PeerLostError
 from thrifty.hetero import Power, StepCurve, View
 from thrifty.hetero._report import WorkerInfo
-from thrifty.hetero._worker_group import Crew
+from thrifty.hetero._worker_group import WorkerGroup
 from thrifty.testing.hetero import ThreadCluster
 
 
@@ -37,7 +37,7 @@ def info(speed=1.0, new=True):
 
 
 def crew(members, job):
-    return Crew(members, job, device=torch.device("cpu"))
+    return WorkerGroup(members, job, device=torch.device("cpu"))
 
 
 def test_before_a_meeting_nobody_is_known():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from thrifty.core import HeteroError
-from thrifty.hetero import Growth, StepCurve
+from thrifty.hetero import BatchScaling, StepCurve
 
 
 # Whole seconds, so that the floors are exact.
@@ -28,13 +28,13 @@ def curve(sample_s, fixed_s):
 
 @given(times, efficiencies)
 def test_one_worker_gets_the_smallest_batch_that_is_efficient(time, efficiency):
-    batch = Growth(efficiency=efficiency).batch([curve(*time)], 1)
+    batch = BatchScaling(efficiency=efficiency).batch([curve(*time)], 1)
     assert batch == efficient(*time, efficiency)
 
 
 @given(st.lists(times, min_size=1, max_size=4), efficiencies, st.integers(1, 200))
 def test_every_worker_is_as_efficient_as_asked(workers, efficiency, base):
-    batch = Growth(efficiency=efficiency).batch([curve(*time) for time in workers], base)
+    batch = BatchScaling(efficiency=efficiency).batch([curve(*time) for time in workers], base)
     knees = [efficient(*time, efficiency) for time in workers]
     slowest = max(
         fixed + sample * knee for (sample, fixed), knee in zip(workers, knees, strict=True)
@@ -46,7 +46,7 @@ def test_every_worker_is_as_efficient_as_asked(workers, efficiency, base):
 
 def test_the_others_get_what_they_train_in_the_time_of_the_slowest():
     slow, fast = StepCurve(sample_s=0.1, fixed_s=1.0), StepCurve(sample_s=0.01, fixed_s=0.1)
-    growth = Growth(efficiency=0.5)
+    growth = BatchScaling(efficiency=0.5)
     assert growth.batch([slow], 1) == 10
     assert growth.batch([fast], 1) == 10
     # The slow worker takes 2 s for its 10 samples.
@@ -55,26 +55,26 @@ def test_the_others_get_what_they_train_in_the_time_of_the_slowest():
 
 def test_the_batch_is_bounded():
     workers = [StepCurve(sample_s=0.01, fixed_s=0.1)] * 2
-    assert Growth(most=100).batch(workers, 64) == 100
-    assert Growth(most=50).batch(workers, 64) == 64
+    assert BatchScaling(most=100).batch(workers, 64) == 100
+    assert BatchScaling(most=50).batch(workers, 64) == 64
     full = [StepCurve(sample_s=0.01, fixed_s=0.1, most=20)] * 2
-    assert Growth().batch(full, 16) == 40
+    assert BatchScaling().batch(full, 16) == 40
 
 
 def test_the_rate_follows_the_batch():
-    assert Growth().factor(batch=64, base=16, step=0) == 4.0
-    assert Growth(rule="sqrt").factor(batch=64, base=16, step=0) == 2.0
-    assert Growth(rule="none").factor(batch=64, base=16, step=0) == 1.0
+    assert BatchScaling().factor(batch=64, base=16, step=0) == 4.0
+    assert BatchScaling(rule="sqrt").factor(batch=64, base=16, step=0) == 2.0
+    assert BatchScaling(rule="none").factor(batch=64, base=16, step=0) == 1.0
 
 
 @pytest.mark.parametrize("rule", ["linear", "sqrt"])
 def test_the_rate_grows_step_by_step_while_it_warms_up(rule):
-    growth = Growth(rule=rule, warmup_steps=4)
+    growth = BatchScaling(rule=rule, warmup_steps=4)
     rates = [growth.factor(batch=64, base=16, step=step) for step in range(7)]
     whole = 4.0 if rule == "linear" else 2.0
     steps = [1 + (whole - 1) * step / 4 for step in range(4)]
     assert rates == pytest.approx([*steps, whole, whole, whole])
-    assert Growth(rule="none", warmup_steps=4).factor(batch=64, base=16, step=2) == 1.0
+    assert BatchScaling(rule="none", warmup_steps=4).factor(batch=64, base=16, step=2) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -89,4 +89,4 @@ def test_the_rate_grows_step_by_step_while_it_warms_up(rule):
 )
 def test_options_that_make_no_sense(options, message):
     with pytest.raises(HeteroError, match=message):
-        Growth(**options)
+        BatchScaling(**options)

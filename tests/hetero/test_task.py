@@ -8,7 +8,7 @@ import torch
 
 import thrifty as th
 from thrifty.core import HeteroError
-from thrifty.hetero import Growth, HeteroOptions, HeteroTask
+from thrifty.hetero import BatchScaling, HeteroOptions, HeteroTask
 from thrifty.run import train_alone
 
 
@@ -168,7 +168,7 @@ def test_a_model_is_drawn_as_in_one_process(tmp_path):
 def test_workers_count_for_the_identity_where_they_change_the_answer():
     plain = HeteroTask(Line(), workers=2).identity()
     assert plain == HeteroTask(Line(), workers=3).identity()
-    for options in ({"verify": False}, {"batch_norm": "local"}, {"growth": Growth()}):
+    for options in ({"verify": False}, {"batch_norm": "local"}, {"growth": BatchScaling()}):
         made = HeteroTask(Line(), workers=2, options=HeteroOptions(**options)).identity()
         assert made != plain
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thrifty.integrations._trainers import Made
+from thrifty.integrations._trainers import HpMemo
 from thrifty.pack import HyperParameters
 
 
@@ -14,7 +14,7 @@ class Module:
 
 
 def test_what_is_read_later_counts_too():
-    made = Made(Module)
+    made = HpMemo(Module)
     first = made.get(HyperParameters({"rows": 3, "lr": 0.1}), seed=0)
     assert first.hp.rows == 3
     assert made.get(HyperParameters({"rows": 3, "lr": 0.2}), seed=0) is first
@@ -22,7 +22,7 @@ def test_what_is_read_later_counts_too():
 
 
 def test_what_it_depends_on_counts_as_read():
-    made = Made(lambda hp: hp.rows)
+    made = HpMemo(lambda hp: hp.rows)
     for _ in range(2):
         hp = HyperParameters({"rows": 3, "lr": 0.1})
         made.get(hp, seed=0)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 
 from thrifty.core import LayerError
-from thrifty.nn import Kept, gyro_conv2d, gyro_linear
+from thrifty.nn import KeptGroups, gyro_conv2d, gyro_linear
 from thrifty.nn._kept import Parts, put, take
 
 
@@ -15,7 +15,7 @@ def kept(draw, num_parts):
     size, num = draw(st.integers(1, 3)), draw(st.integers(1, 5))
     left = draw(st.integers(1, num))
     groups = [sorted(draw(st.permutations(range(num)))[:left]) for _ in range(num_parts)]
-    return Kept(torch.tensor(groups), size, num)
+    return KeptGroups(torch.tensor(groups), size, num)
 
 
 @st.composite
@@ -83,7 +83,7 @@ def test_parts(batch, num):
 
 
 def test_what_does_not_fit():
-    some = Kept(torch.tensor([[0]]), 2, 3)
+    some = KeptGroups(torch.tensor([[0]]), 2, 3)
     with pytest.raises(LayerError, match="x has 6 features, and 2 are kept"):
         gyro_linear(torch.ones(1, 4, 6), torch.ones(5, 6), inputs=some)
     with pytest.raises(LayerError, match="x has 6 channels, and 2 are kept"):

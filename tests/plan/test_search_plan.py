@@ -9,7 +9,7 @@ from thrifty.plan import (
     MAX_ATTEMPTS,
     MAX_EVICTIONS,
     SearchPlan,
-    droppable,
+    evictable_checkpoints,
     stage_forest,
     superseded,
 )
@@ -259,9 +259,9 @@ def test_garbage_spares_what_a_live_trial_stands_on():
     node = plan.insert(timeline(Constant(1)))
     plan.request("a", node, 6)
     Driver(plan).run()
-    dropped = droppable(plan, live=[(node, 4)], budget_bytes=1)
+    dropped = evictable_checkpoints(plan, live=[(node, 4)], budget_bytes=1)
     assert [r.epoch for r in dropped] == [2, 6]
-    assert droppable(plan, live=[], budget_bytes=10) == []
+    assert evictable_checkpoints(plan, live=[], budget_bytes=10) == []
 
 
 @given(requests)
@@ -332,7 +332,7 @@ def test_files_of_another_plan_are_not_dropped_and_do_not_count():
     for epoch in (1, 2):
         plan.record(epoch_done(node, epoch))
         plan.restore(borrowed(node, epoch))
-    assert droppable(plan, live=[], budget_bytes=1) == []
+    assert evictable_checkpoints(plan, live=[], budget_bytes=1) == []
 
 
 # -- states that were only passed ----------------------------------------------------------

@@ -45,7 +45,7 @@ class Party:
         self.answers += self.plan.learn(log.epochs[epochs:], log.kept[kept:])
         self._heard = [len(log.epochs), len(log.kept)]
         others = {n: span for n, (who, span) in log.claims.items() if who != self.number}
-        self.plan.occupy(others)
+        self.plan.set_remote_running(others)
 
     def ask(self, trial, schedule, target) -> None:
         self.hear()

@@ -45,7 +45,7 @@ class FakeCluster:
         self.gone = ""
         self.closed = False
 
-    def hire(self):
+    def start_worker(self):
         self.workers += 1
         self.asked.append(self.workers - 1)
         return self.workers - 1
@@ -79,7 +79,7 @@ class FakeCluster:
             raise result
         return result
 
-    def dismiss(self, worker):
+    def stop_worker(self, worker):
         self.dismissed.append(worker)
         self.open.pop(worker, None)
 

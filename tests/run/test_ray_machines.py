@@ -59,7 +59,7 @@ def preparing(config, *what):
     """Start workers that load a task; return them and their calls."""
     cluster = RayCluster(ray, config, cloudpickle.dumps(AtLoading(*what)))
     spec = WorkerSpec(name="w", device="cpu", threads=1, checkpoints="", folder="", curves={})
-    workers = [cluster.hire() for _ in range(config.workers)]
+    workers = [cluster.start_worker() for _ in range(config.workers)]
     return cluster, workers, [cluster.prepare(worker, spec) for worker in workers]
 
 
@@ -82,7 +82,7 @@ def test_each_worker_sees_its_own_gpus(tmp_path, num_gpus, workers, seen):
     assert [cluster.result(call) for call in calls] == [""] * workers
     assert sorted(path.read_text().split()) == seen
     for worker in hired:
-        cluster.dismiss(worker)
+        cluster.stop_worker(worker)
     cluster.close()
 
 

@@ -7,7 +7,7 @@ import pytest
 from thrifty.core import EpochDone, StageDone, StageStarted
 from thrifty.plan import Chain, Stage
 from thrifty.run import Assignment, Report
-from thrifty.run._executor import Seat
+from thrifty.run._executor import WorkerSlot
 from thrifty.space import Timeline
 
 
@@ -26,10 +26,10 @@ def assignment(number=0):
 
 
 def seat_with(*numbers):
-    seat = Seat("w")
+    slot = WorkerSlot("w")
     for number in numbers:
-        seat.take(assignment(number))
-    return seat
+        slot.take(assignment(number))
+    return slot
 
 
 def started(stage):
@@ -61,9 +61,9 @@ def epoch(node, number):
     ],
 )
 def test_which_stage_it_was_at(heard, at):
-    seat = seat_with(7)
-    seat.note(Report(assignment=7, event=event) for event in heard)
-    failed, last = seat.vanish("killed")
+    slot = seat_with(7)
+    slot.note(Report(assignment=7, event=event) for event in heard)
+    failed, last = slot.vanish("killed")
     stage = STAGES[at]
     assert (failed.event.node, failed.event.start, failed.event.stop) == (
         stage.node,
@@ -75,72 +75,72 @@ def test_which_stage_it_was_at(heard, at):
     assert failed.event.worker == "w"
     assert "worker w ended unexpectedly (killed)" in failed.event.message
     assert last == Report(assignment=7)
-    assert not seat.assignments
+    assert not slot.assignments
 
 
 def test_each_assignment_is_remembered_by_itself():
-    seat = seat_with(1, 2)
-    seat.note([Report(assignment=1, event=started(STAGES[2]))])
-    starts = {r.assignment: r.event.start for r in seat.vanish("killed") if r.event}
+    slot = seat_with(1, 2)
+    slot.note([Report(assignment=1, event=started(STAGES[2]))])
+    starts = {r.assignment: r.event.start for r in slot.vanish("killed") if r.event}
     assert starts == {1: 4, 2: 0}
 
 
 def test_what_was_heard_of_another_assignment_of_that_number_is_forgotten():
-    seat = seat_with(1)
-    seat.note([Report(assignment=1, event=started(STAGES[2])), Report(assignment=1)])
-    seat.take(assignment(1))
-    assert seat.vanish("killed")[0].event.start == 0
-    seat.take(assignment(1))
-    seat.note([Report(assignment=1, event=started(STAGES[2]))])
-    seat.clear()
-    seat.take(assignment(1))
-    assert seat.vanish("killed")[0].event.start == 0
+    slot = seat_with(1)
+    slot.note([Report(assignment=1, event=started(STAGES[2])), Report(assignment=1)])
+    slot.take(assignment(1))
+    assert slot.vanish("killed")[0].event.start == 0
+    slot.take(assignment(1))
+    slot.note([Report(assignment=1, event=started(STAGES[2]))])
+    slot.clear()
+    slot.take(assignment(1))
+    assert slot.vanish("killed")[0].event.start == 0
 
 
 def test_one_place_for_each_of_a_pack():
-    seat = seat_with(1)
-    assert seat.num_free(3) == 2
-    assert seat.num_free(1) == 0
-    seat.note([Report(assignment=1)])
-    assert seat.num_free(1) == 1
+    slot = seat_with(1)
+    assert slot.num_free(3) == 2
+    assert slot.num_free(1) == 0
+    slot.note([Report(assignment=1)])
+    assert slot.num_free(1) == 1
 
 
 def test_after_the_death_of_several_each_is_tried_alone():
-    seat = seat_with(1, 2, 3)
-    assert {r.event.kind for r in seat.vanish("killed") if r.event} == {"crowded"}
+    slot = seat_with(1, 2, 3)
+    assert {r.event.kind for r in slot.vanish("killed") if r.event} == {"crowded"}
     free = []
     for number in (1, 2, 3):
-        free.append(seat.num_free(3))
-        seat.take(assignment(number))
+        free.append(slot.num_free(3))
+        slot.take(assignment(number))
         if number == 2:  # this one was at fault
-            assert seat.vanish("killed")[0].event.kind == "lost"
+            assert slot.vanish("killed")[0].event.kind == "lost"
         else:
-            seat.note([Report(assignment=number)])
-    assert [*free, seat.num_free(3)] == [1, 1, 1, 3]
+            slot.note([Report(assignment=number)])
+    assert [*free, slot.num_free(3)] == [1, 1, 1, 3]
 
 
 @pytest.mark.parametrize("num", [1, 3])
 def test_who_is_evicted_is_no_suspect(num):
-    seat = seat_with(*range(num))
-    assert {r.event.kind for r in seat.vanish("no power", evicted=True) if r.event} == {
+    slot = seat_with(*range(num))
+    assert {r.event.kind for r in slot.vanish("no power", evicted=True) if r.event} == {
         "evicted"
     }
-    assert seat.num_free(3) == 3
+    assert slot.num_free(3) == 3
 
 
 def test_an_eviction_clears_no_suspect():
-    seat = seat_with(1, 2)
-    seat.vanish("killed")
-    seat.take(assignment(1))
-    seat.vanish("no power", evicted=True)
+    slot = seat_with(1, 2)
+    slot.vanish("killed")
+    slot.take(assignment(1))
+    slot.vanish("no power", evicted=True)
     for number in (1, 2):
-        assert seat.num_free(3) == 1
-        seat.take(assignment(number))
-        seat.note([Report(assignment=number)])
-    assert seat.num_free(3) == 3
+        assert slot.num_free(3) == 1
+        slot.take(assignment(number))
+        slot.note([Report(assignment=number)])
+    assert slot.num_free(3) == 3
 
 
 def test_the_death_of_an_idle_worker_is_nobody_s_affair():
-    seat = Seat("w")
-    assert seat.vanish("killed") == []
-    assert seat.num_free(3) == 3
+    slot = WorkerSlot("w")
+    assert slot.vanish("killed") == []
+    assert slot.num_free(3) == 3

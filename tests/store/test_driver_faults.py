@@ -177,7 +177,7 @@ def test_a_stage_is_claimed_once(tmp_path):
         arm()
         stages = [Stage(node=0, start=0, stop=2), Stage(node=1, start=2, stop=4)]
         assert mine.claim(stages)
-        theirs.changes(num_nodes=2, anyway=True)
+        theirs.changes(num_nodes=2, force=True)
         assert not theirs.claim(stages[1:])
 
     assert at_each_point(tmp_path, do) > 5
@@ -219,7 +219,7 @@ def test_a_claim_on_a_node_that_is_made_meanwhile(store, tmp_path, request):
                     assert theirs.claim([claimed[0]])
 
             event.listen(ours._engine, "after_cursor_execute", go_on)
-            heard = mine.changes(num_nodes=0, anyway=True)
+            heard = mine.changes(num_nodes=0, force=True)
             event.remove(ours._engine, "after_cursor_execute", go_on)
             known = {n.node for n in heard.news.nodes}
             assert {c.node for c in heard.claims} <= known

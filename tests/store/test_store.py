@@ -386,7 +386,7 @@ def test_what_the_dead_train_is_free(store, info, clock):
         mine = store.drive(lease)
         dead = store.drive(store.lease(other, shared=True))
         dead.record([node(0)])
-        mine.changes(num_nodes=0, anyway=True)
+        mine.changes(num_nodes=0, force=True)
         assert dead.claim([Stage(node=0, start=0, stop=2)])
         assert not mine.claim([Stage(node=0, start=0, stop=2)])
         with store._engine.begin() as connection:
@@ -412,10 +412,10 @@ def test_what_is_claimed_after_a_take_over_is_free_again(store, info, clock):
         mine = store.drive(lease)
         silent = store.drive(store.lease(other, shared=True))
         silent.record([node(0)])
-        mine.changes(num_nodes=0, anyway=True)
+        mine.changes(num_nodes=0, force=True)
         with store._engine.begin() as connection:
             connection.execute(text("UPDATE leases SET pid=999999999 WHERE name='other'"))
-        lease.bury()
+        lease.reap_dead_leases()
         assert silent.claim([Stage(node=0, start=0, stop=2)])
         assert not mine.claim([Stage(node=0, start=0, stop=2)])
         clock.advance(6.0)
@@ -428,7 +428,7 @@ def _watch(lease, clock, *, beats):
     for _ in range(beats):
         clock.advance(10.0)
         lease.heartbeat()
-        lease.bury()
+        lease.reap_dead_leases()
 
 
 def test_who_begins_after_the_database_was_away_takes_nobody_for_dead(store, info, clock):
@@ -438,7 +438,7 @@ def test_who_begins_after_the_database_was_away_takes_nobody_for_dead(store, inf
         connection.execute(text("UPDATE leases SET host='elsewhere'"))
     clock.advance(120.0)
     with store.lease(info, shared=True) as lease:
-        lease.bury()
+        lease.reap_dead_leases()
         far.heartbeat()
         _watch(lease, clock, beats=7)
         with pytest.raises(StoreBusyError, match="taken over"):
@@ -456,9 +456,9 @@ def test_nobody_is_dead_because_the_database_was_away(store, info, clock):
         with store._engine.begin() as connection:
             connection.execute(text("UPDATE leases SET host='elsewhere' WHERE name='other'"))
         clock.advance(120.0)
-        lease.bury()
+        lease.reap_dead_leases()
         lease.heartbeat()
-        lease.bury()
+        lease.reap_dead_leases()
         far.heartbeat()
         _watch(lease, clock, beats=5)
         far.heartbeat()
@@ -496,9 +496,9 @@ def test_others_are_not_dead_because_the_clock_was_set_forward(store, info, cloc
         with store._engine.begin() as connection:
             connection.execute(text("UPDATE leases SET host='elsewhere' WHERE name='other'"))
         clock.jump(86_400.0)
-        lease.bury()
+        lease.reap_dead_leases()
         lease.heartbeat()
-        lease.bury()
+        lease.reap_dead_leases()
         far.heartbeat()
 
 

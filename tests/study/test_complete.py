@@ -7,11 +7,11 @@ from hypothesis import given, strategies as st
 from tests.strategies import seeds, spaces
 from thrifty.core import SpaceError
 from thrifty.space import Choice, Constant, Coordinates, Float, Int, Space, Step
-from thrifty.study._fill_config import complete
+from thrifty.study._fill_config import fill_config
 
 
 def completed(space, given, seed=0):
-    return complete(space, given, rng=np.random.default_rng(seed))
+    return fill_config(space, given, rng=np.random.default_rng(seed))
 
 
 @given(spaces, seeds)

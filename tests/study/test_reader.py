@@ -8,7 +8,7 @@ from thrifty.search import RandomSearch
 from thrifty.space import Float, Space
 from thrifty.store import Store
 from thrifty.study import Storage
-from thrifty.study._repository import Archive
+from thrifty.study._repository import StudyRepository
 
 
 def some(folder, **options):
@@ -23,8 +23,8 @@ def run(study, **options):
 @pytest.fixture
 def reads(monkeypatch):
     """Record the reads of the database."""
-    found, load = [], Archive.load
-    monkeypatch.setattr(Archive, "load", lambda *args: found.append(1) or load(*args))
+    found, load = [], StudyRepository.load
+    monkeypatch.setattr(StudyRepository, "load", lambda *args: found.append(1) or load(*args))
     return found
 
 

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from thrifty.study._housekeeping import SPARED_S, spared_heap
+from thrifty.study._housekeeping import SPARED_S, gc_frozen
 
 
 class Ring:
@@ -27,7 +27,7 @@ def nothing_frozen():
 
 def test_garbage_of_before_waits_and_that_of_within_does_not():
     before = weakref.ref(Ring())
-    with spared_heap():
+    with gc_frozen():
         within = weakref.ref(Ring())
         gc.collect()
         assert (before() is None, within() is None) == (False, True)
@@ -52,7 +52,7 @@ def test_a_long_run_finds_the_garbage_of_before(monkeypatch):
         threading, "Timer", lambda *given: timers.append(Timer(*given)) or timers[0]
     )
     before = weakref.ref(Ring())
-    with spared_heap():
+    with gc_frozen():
         gc.collect()
         assert before() is not None
         timers[0].run()
@@ -61,14 +61,14 @@ def test_a_long_run_finds_the_garbage_of_before(monkeypatch):
 
 
 def test_an_error_thaws_it():
-    with pytest.raises(ZeroDivisionError), spared_heap():
+    with pytest.raises(ZeroDivisionError), gc_frozen():
         _ = 1 / 0
 
 
 def test_a_heap_that_somebody_has_frozen_stays_so():
     gc.freeze()
     try:
-        with spared_heap():
+        with gc_frozen():
             pass
         assert gc.get_freeze_count() > 0
     finally:

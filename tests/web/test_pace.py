@@ -3,13 +3,13 @@ from __future__ import annotations
 import heapq
 from itertools import pairwise
 
-from thrifty.web._poll_throttle import Pace
+from thrifty.web._poll_throttle import PollThrottle
 
 
 def rounds(pages, *, for_s):
     """Return when each page asks, if it follows the server's delays; all start together."""
     clock = [0.0]
-    pace = Pace(least_s=2, spacing_s=0.1, now=lambda: clock[0])
+    pace = PollThrottle(least_s=2, spacing_s=0.1, now=lambda: clock[0])
     due = [(0.0, page) for page in range(pages)]
     asked = []
     while due[0][0] <= for_s:
@@ -34,7 +34,7 @@ def test_many_pages_ask_no_more_often_together_and_all_have_their_turn():
 
 def test_those_who_have_left_keep_nobody_waiting_for_long():
     clock = [0.0]
-    pace = Pace(least_s=2, spacing_s=0.1, now=lambda: clock[0])
+    pace = PollThrottle(least_s=2, spacing_s=0.1, now=lambda: clock[0])
     for _ in range(200):
         pace.again_s()
     clock[0] = 22.0

@@ -7,9 +7,8 @@ here trains a model or touches a tensor: profiles and measurements come in as va
 from ._accelerators import ACCELERATORS as ACCELERATORS, Accelerator as Accelerator
 from ._catalogue import Catalogue as Catalogue
 from ._demand import widths_of as widths_of
-from ._estimate import estimate as estimate
 from ._fleet import Fleet as Fleet, Interval as Interval, Rented as Rented
-from ._hardware_estimates import Beliefs as Beliefs
+from ._hardware_estimates import HardwareEstimates as HardwareEstimates
 from ._market import Life as Life, PriceSeries as PriceSeries, SpotMarket as SpotMarket
 from ._offer import Offer as Offer
 from ._plot import plot_front as plot_front
@@ -36,6 +35,7 @@ from ._spot import (
     young_s as young_s,
 )
 from ._workload import Workload as Workload
+from .planning._estimate import estimate as estimate
 from .planning._options import FleetOptions as FleetOptions
 from .planning._planner import FleetPlan as FleetPlan, plan_fleet as plan_fleet
 
@@ -43,13 +43,13 @@ from .planning._planner import FleetPlan as FleetPlan, plan_fleet as plan_fleet
 __all__ = [
     "ACCELERATORS",
     "Accelerator",
-    "Beliefs",
     "ByExpectedCost",
     "Catalogue",
     "Cheapest",
     "Fleet",
     "FleetOptions",
     "FleetPlan",
+    "HardwareEstimates",
     "Interval",
     "Life",
     "Measured",

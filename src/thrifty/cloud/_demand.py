@@ -15,9 +15,9 @@ def widths_of(
 ) -> tuple[tuple[int, int], ...]:
     """Return how many trainings can run side by side, and for how many steps.
 
-    The result is the ``Workload.widths`` of a stage forest. A stage starts when its parent ends.
-    Completed stages are left out, and so are failed ones with all their descendants. Running stages
-    count in full.
+    The result is the ``Workload.parallelism_phases`` of a stage forest. A stage starts when its
+    parent ends. Completed stages are left out, and so are failed ones with all their
+    descendants. Running stages count in full.
 
     Args:
         stages: the stages that ``stage_forest`` returns, parents first.
@@ -64,7 +64,7 @@ def widths_of(
     return tuple(phases)
 
 
-def study_s(step_s: np.ndarray, widths: Sequence[tuple[int, int]]) -> np.ndarray:
+def study_s(step_s: np.ndarray, parallelism_phases: Sequence[tuple[int, int]]) -> np.ndarray:
     """Return the seconds of a whole study on 1, 2, ... equal machines.
 
     In each phase, trainings run in waves: the trainings of one wave run side by side and share the
@@ -83,20 +83,22 @@ def study_s(step_s: np.ndarray, widths: Sequence[tuple[int, int]]) -> np.ndarray
     """
     # Extra machines that would slow a training down stay idle.
     best = np.minimum.accumulate(np.asarray(step_s, float), axis=0)
-    return np.stack([_phases_s(best[: num + 1], widths) for num in range(len(best))])
+    return np.stack([
+        _phases_s(best[: num + 1], parallelism_phases) for num in range(len(best))
+    ])
 
 
-def _phases_s(best: np.ndarray, widths: Sequence[tuple[int, int]]) -> np.ndarray:
+def _phases_s(best: np.ndarray, parallelism_phases: Sequence[tuple[int, int]]) -> np.ndarray:
     """Return the seconds of all phases on ``len(best)`` machines."""
     num = len(best)
     # Among waves that give each training the same number of machines, the widest is never worse.
     waves = {num // each: best[each - 1] for each in range(1, num + 1)}
     most = 2 * num
     ends = [np.zeros(best.shape[1:])]
-    for width in range(1, min(most, max(width for width, _ in widths)) + 1):
+    for width in range(1, min(most, max(width for width, _ in parallelism_phases)) + 1):
         ends.append(np.min([s + ends[max(0, width - w)] for w, s in waves.items()], axis=0))
     table = np.stack(ends)
-    phases = [steps * _wide_s(table, waves, width) for width, steps in widths]
+    phases = [steps * _wide_s(table, waves, width) for width, steps in parallelism_phases]
     return np.asarray(np.sum(phases, axis=0))
 
 

@@ -38,7 +38,7 @@ _INNER_LATENCY_S = 10e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beliefs:
+class HardwareEstimates:
     """Estimated compute time relative to the profiled device, and network time by bandwidth.
 
     Probes replace both estimates with measurements.
@@ -60,9 +60,9 @@ class Beliefs:
     ...     accelerator="V100",
     ...     price_usd_h=3.06,
     ... )
-    >>> Beliefs(profiled="V100").compute(offer)
+    >>> HardwareEstimates(profiled="V100").compute(offer)
     Interval(median=1.0, low=1.0, high=1.0)
-    >>> measured = Beliefs(profiled="T4").probed(
+    >>> measured = HardwareEstimates(profiled="T4").probed(
     ...     compute={"V100": Interval(median=0.4, low=0.38, high=0.42)}
     ... )
     >>> measured.compute(offer).median
@@ -150,7 +150,7 @@ class Beliefs:
         *,
         compute: Mapping[str, Interval] | None = None,
         network: Mapping[str, Interval] | None = None,
-    ) -> Beliefs:
+    ) -> HardwareEstimates:
         """Return a copy with these measurements added."""
         return replace(
             self,

@@ -12,7 +12,7 @@ import numpy as np
 from thrifty.core import CloudError, derive_seed
 
 from ._fleet import Interval
-from ._hardware_estimates import Beliefs
+from ._hardware_estimates import HardwareEstimates
 from ._offer import Offer
 from ._probe_gain import NOISE, Arena, What, measured_interval, outcomes, subject_of
 from ._workload import Workload
@@ -35,7 +35,7 @@ class Probe:
         offer: offer to rent.
         num: number of machines.
         spot: whether they are rented as spot machines.
-        finds: what is measured: the factors in ``Beliefs`` that it updates.
+        finds: what is measured: the factors in ``HardwareEstimates`` that it updates.
         usd: cost in dollars.
         seconds: time from renting to the end.
         gain: expected improvement of the plan: dollars with a deadline, seconds with a budget.
@@ -64,7 +64,8 @@ class Measured:
 
     Args:
         compute: factors on the profile's seconds that a device takes.
-        network: factors on the seconds of ``Beliefs.link`` that all-reduces over two machines take.
+        network: factors on the seconds of ``HardwareEstimates.link`` that all-reduces over two
+            machines take.
 
     Raises:
         CloudError: a factor is not positive.
@@ -139,7 +140,7 @@ class Probes:
     >>> probes = Probes(
     ...     workload,
     ...     offers,
-    ...     FleetOptions(deadline_s=100 * 3600, beliefs=Beliefs(profiled="T4")),
+    ...     FleetOptions(deadline_s=100 * 3600, beliefs=HardwareEstimates(profiled="T4")),
     ...     cap_usd=2,
     ...     cap_s=600,
     ... )
@@ -180,7 +181,7 @@ class Probes:
         self.plan = self._planned()
 
     @property
-    def beliefs(self) -> Beliefs:
+    def beliefs(self) -> HardwareEstimates:
         """Estimates after all probes so far."""
         return self._options.beliefs
 
@@ -257,7 +258,7 @@ class Probes:
         try:
             return plan_fleet(self._workload, self._offers, self._options)
         except CloudError as error:
-            by_median = replace(self._options, confidence=False)
+            by_median = replace(self._options, conservative=False)
             try:
                 plan = plan_fleet(self._workload, self._offers, by_median)
             except CloudError:
@@ -349,5 +350,5 @@ class Probes:
         return replace(probe, gain=fmean(gains), why=why)
 
 
-def _believed(what: What, offer: Offer, beliefs: Beliefs) -> Interval:
+def _believed(what: What, offer: Offer, beliefs: HardwareEstimates) -> Interval:
     return beliefs.compute(offer) if what == "compute" else beliefs.network(offer)

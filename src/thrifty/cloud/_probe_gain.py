@@ -13,10 +13,10 @@ import numpy as np
 
 from thrifty.core import CloudError
 
-from ._estimate import all_steps_s
 from ._fleet import Interval
 from ._offer import Offer
 from .planning._devices import equal_steps
+from .planning._estimate import all_steps_s
 from .planning._options import Goal
 from .planning._table import Table
 
@@ -33,7 +33,7 @@ _MOST_RIVALS = 60
 """Most offers to compare; all of them must turn out expensive before another can be best."""
 
 What = Literal["compute", "network"]
-"""Factor in ``Beliefs`` that a probe measures."""
+"""Factor in ``HardwareEstimates`` that a probe measures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class Arena:
         """
         choice = goal.best_of(_flat(table.time_s), _flat(table.cost_usd))
         if choice is None:
-            goal = replace(goal, confidence=False)
+            goal = replace(goal, conservative=False)
             choice = goal.best_of(_flat(table.time_s), _flat(table.cost_usd))
         if choice is None:
             raise CloudError(

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from thrifty.core import CloudError
 
-from ._estimate import estimate
 from ._fleet import Fleet, Interval, Rented
-from ._hardware_estimates import Beliefs
+from ._hardware_estimates import HardwareEstimates
 from ._offer import Offer
 from ._spot import SpotHistory
 from ._workload import Workload
+from .planning._estimate import estimate
 from .planning._options import FleetOptions
 from .planning._planner import FleetPlan, plan_fleet, unbeaten
 
@@ -34,7 +34,7 @@ def replan(
         offers: catalogue.
         options: deadline or budget from now on, current estimates, and which fleets are allowed.
         done_steps: completed steps of each training; for a study, completed steps of its
-            ``widths``.
+            ``parallelism_phases``.
         gone: machines that are not available. Those that were rented as spot may still be available
             on demand, the others not at all. A fleet with one of them is given up.
 
@@ -65,7 +65,7 @@ def replan(
     ...     )
     ...     for name, count, price in [("p3.2xlarge", 1, 3.06), ("p3.8xlarge", 4, 12.24)]
     ... ]
-    >>> options = FleetOptions(deadline_s=20 * 3600, beliefs=Beliefs(profiled="V100"))
+    >>> options = FleetOptions(deadline_s=20 * 3600, beliefs=HardwareEstimates(profiled="V100"))
     >>> first = plan_fleet(workload, offers, options).best
     >>> later = replan(
     ...     first, workload, offers, options=options, done_steps=50_000, gone=first.machines
@@ -125,25 +125,29 @@ def _left(workload: Workload, done_steps: int) -> Workload:
     """Return the workload that is left to train."""
     if done_steps < 0:
         raise CloudError(f"done_steps is 0 or more, not {done_steps}")
-    widths = workload.widths
-    whole = workload.steps if widths is None else sum(steps for _, steps in widths)
+    parallelism_phases = workload.parallelism_phases
+    whole = (
+        workload.steps
+        if parallelism_phases is None
+        else sum(steps for _, steps in parallelism_phases)
+    )
     if done_steps >= whole:
         raise CloudError(
             f"all {whole} steps are trained: there is nothing to rent machines for"
         )
-    if widths is None:
+    if parallelism_phases is None:
         return replace(workload, steps=workload.steps - done_steps)
     phases = []
-    for width, steps in widths:
+    for width, steps in parallelism_phases:
         passed = min(done_steps, steps)
         done_steps -= passed
         if steps > passed:
             phases.append((width, steps - passed))
-    return replace(workload, widths=tuple(phases))
+    return replace(workload, parallelism_phases=tuple(phases))
 
 
 def _going_on(
-    fleet: Fleet, left: Workload, *, beliefs: Beliefs, market: SpotHistory | None
+    fleet: Fleet, left: Workload, *, beliefs: HardwareEstimates, market: SpotHistory | None
 ) -> Fleet:
     """Return the forecast for machines that are already running."""
     machines = [(each.offer, each.num, each.spot) for each in fleet.machines]

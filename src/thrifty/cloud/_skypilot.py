@@ -13,7 +13,7 @@ from thrifty.core import CloudError, MissingExtraError
 
 from ._csv import SKYPILOT_FILE
 from ._fleet import Fleet, Rented
-from ._hardware_estimates import Beliefs
+from ._hardware_estimates import HardwareEstimates
 from ._offer import Offer
 
 
@@ -226,7 +226,7 @@ def _kind(rented: Rented) -> tuple[Any, ...]:
 def _equal(fleet: Fleet) -> str:
     """Return the cheapest fleet of one of the types that has the speed of all devices together."""
     try:
-        speeds = [1 / Beliefs().compute(each.offer).median for each in fleet.machines]
+        speeds = [1 / HardwareEstimates().compute(each.offer).median for each in fleet.machines]
     except CloudError:
         speeds = [1.0] * len(fleet.machines)
     speeds = [

@@ -16,9 +16,9 @@ class Workload:
         profile: profile of a step on a device that you have.
         steps: steps of one training.
         global_batch: samples of a step, on all machines of a training together.
-        widths: phases of a study, ``((trainings, steps), ...)``: how many trainings can run side by
-            side, and for how many steps each. This is the width of the stage forest over time.
-            None: one training of ``steps`` steps.
+        parallelism_phases: phases of a study, ``((trainings, steps), ...)``: how many
+            trainings can run side by side, and for how many steps each. This is the width of
+            the stage forest over time. None: one training of ``steps`` steps.
         state_bytes: bytes of model and optimizer in a checkpoint.
         setup_s: seconds from renting a machine until its first step.
 
@@ -29,7 +29,7 @@ class Workload:
     profile: StepProfile
     steps: int
     global_batch: int
-    widths: tuple[tuple[int, int], ...] | None = None
+    parallelism_phases: tuple[tuple[int, int], ...] | None = None
     state_bytes: float = 0.0
     setup_s: float = 180.0
 
@@ -44,9 +44,11 @@ class Workload:
                 f"bytes and seconds are not negative: state_bytes={self.state_bytes}, "
                 f"setup_s={self.setup_s}"
             )
-        if self.widths is not None and (
-            not self.widths or any(width < 1 or steps < 1 for width, steps in self.widths)
+        if self.parallelism_phases is not None and (
+            not self.parallelism_phases
+            or any(width < 1 or steps < 1 for width, steps in self.parallelism_phases)
         ):
             raise CloudError(
-                f"widths are pairs (trainings, steps), both 1 or more, not {self.widths}"
+                "parallelism_phases are pairs (trainings, steps), both 1 or more, "
+                f"not {self.parallelism_phases}"
             )

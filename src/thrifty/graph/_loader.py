@@ -18,7 +18,7 @@ from ._graph import Graph
 from ._make import make_batch
 from ._memory import Memory, pinned_bytes
 from ._order import SeedOrder
-from ._prefetcher import InOrder
+from ._prefetcher import OrderedPrefetcher
 from ._sampler import NeighborSampler, Relabel
 from ._transfer import CudaStreams, Transfer
 
@@ -204,7 +204,9 @@ class NeighborLoader:
 
     def _made(self, make: Callable[[int], Any]) -> Iterator[Any]:
         if self.num_threads:
-            return InOrder(make, len(self), num_threads=self.num_threads, depth=self.depth)
+            return OrderedPrefetcher(
+                make, len(self), num_threads=self.num_threads, depth=self.depth
+            )
         return map(make, range(len(self)))
 
     def _make(self, places: np.ndarray, epoch: int, index: int) -> Batch:

@@ -16,7 +16,7 @@ from thrifty.core import GraphError
 T = TypeVar("T")
 
 
-class InOrder(Iterator[T], Generic[T]):
+class OrderedPrefetcher(Iterator[T], Generic[T]):
     """An iterator over ``make(0)``, ``make(1)``, ..., which threads compute ahead of the consumer.
 
     At most ``depth`` items are started and not yet taken. An exception of ``make`` is raised in
@@ -30,7 +30,7 @@ class InOrder(Iterator[T], Generic[T]):
         num_threads: number of threads, at least 1.
         depth: maximum number of items that are started and not yet taken, at least 1.
 
-    >>> list(InOrder(lambda number: number * number, 4, num_threads=2, depth=3))
+    >>> list(OrderedPrefetcher(lambda number: number * number, 4, num_threads=2, depth=3))
     [0, 1, 4, 9]
     """
 
@@ -53,7 +53,7 @@ class InOrder(Iterator[T], Generic[T]):
         if not num:
             self.close()
 
-    def __iter__(self) -> InOrder[T]:
+    def __iter__(self) -> OrderedPrefetcher[T]:
         return self
 
     def __next__(self) -> T:

@@ -23,7 +23,7 @@ from ._membership import (
     Wait as Wait,
 )
 from ._meter import Meter as Meter, PowerMeter as PowerMeter, ZeusMeter as ZeusMeter
-from ._options import Growth as Growth, HeteroOptions as HeteroOptions
+from ._options import BatchScaling as BatchScaling, HeteroOptions as HeteroOptions
 from ._order import Place as Place, SampleOrder as SampleOrder, Share as Share
 from ._plot import plot_steps as plot_steps
 from ._profile import profile_step as profile_step
@@ -41,9 +41,9 @@ from ._trainer import HeteroTrainer as HeteroTrainer, balance as balance
 
 __all__ = [
     "BalancerOptions",
+    "BatchScaling",
     "ElasticMembership",
     "FixedMembership",
-    "Growth",
     "HeteroOptions",
     "HeteroTask",
     "HeteroTrainer",

@@ -12,7 +12,7 @@ from thrifty.perf import BalancerOptions, Power, StepCurve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
+class BatchScaling:
     """Gives every worker its most efficient batch, and scales the learning rate.
 
     As in Stannis, section 3, the slowest worker gets the smallest batch at which it reaches
@@ -29,7 +29,7 @@ class Growth:
     Raises:
         HeteroError: An option is out of its range.
 
-    >>> growth = Growth(warmup_steps=10)
+    >>> growth = BatchScaling(warmup_steps=10)
     >>> growth.factor(batch=512, base=128, step=5), growth.factor(batch=512, base=128, step=50)
     (2.5, 4.0)
     """
@@ -50,7 +50,7 @@ class Growth:
     def batch(self, curves: Sequence[StepCurve], base: int) -> int:
         """Return the global batch for these workers, at least ``base``.
 
-        >>> Growth().batch([StepCurve(fixed_s=0.1, sample_s=0.01)] * 2, 64)
+        >>> BatchScaling().batch([StepCurve(fixed_s=0.1, sample_s=0.01)] * 2, 64)
         180
         """
         share = self.efficiency / (1 - self.efficiency)
@@ -106,7 +106,7 @@ class HeteroOptions:
     clip_norm: float | None = None
     objective: Literal["throughput", "energy"] = "throughput"
     power: Power | None = None
-    growth: Growth | None = None
+    growth: BatchScaling | None = None
     subsample: bool = False
     balancing: BalancerOptions = field(default_factory=BalancerOptions)
     curve: StepCurve | None = None

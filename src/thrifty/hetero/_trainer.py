@@ -37,7 +37,7 @@ from ._options import HeteroOptions
 from ._order import Place, Share
 from ._report import MembersChanged, StepReport, WorkerInfo
 from ._samples import Collate, PublicAndPrivate
-from ._worker_group import Crew
+from ._worker_group import WorkerGroup
 
 
 _log = plain_logger("thrifty.hetero")
@@ -139,7 +139,7 @@ class HeteroTrainer:
             sum_=self._members.all_reduce if self._options.batch_norm == "global" else None,
             bucket_cap_mb=self._options.bucket_cap_mb,
         )
-        self._crew = Crew(self._members, self, device=self._learner.device)
+        self._group = WorkerGroup(self._members, self, device=self._learner.device)
         self._global_batch = global_batch
         self._seed = seed
         self._meter = meter
@@ -167,12 +167,12 @@ class HeteroTrainer:
     @property
     def split(self) -> tuple[int, ...]:
         """Samples of each worker in a step; empty before the first one."""
-        return self._allocation.split if self._crew.met else ()
+        return self._allocation.split if self._group.met else ()
 
     @property
     def curves(self) -> tuple[StepCurve, ...]:
         """Current speed curves of the workers; empty before the first step."""
-        return self._allocation.curves if self._crew.met else ()
+        return self._allocation.curves if self._group.met else ()
 
     @property
     def bytes_per_step(self) -> int:
@@ -231,7 +231,7 @@ class HeteroTrainer:
     def _try_step(self) -> StepReport | None:
         """Train one step; return None if a worker was lost during it."""
         try:
-            if self._broken or self._crew.is_due(self._options.admit_every):
+            if self._broken or self._group.is_due(self._options.admit_every):
                 self._meet(broken=self._broken)
             if not self._allocation.left(self._place):
                 # The lost worker's private samples are gone, and nothing else is left of this
@@ -266,13 +266,13 @@ class HeteroTrainer:
             self._share_buffers(sizes)
         self._step_s = self._clock.monotonic() - began - self._inspector.seconds
         events, self._events = self._events, []
-        rank = self._crew.view.rank
+        rank = self._group.view.rank
         return StepReport(
             epoch=self._place.epoch,
             step=self.steps,
             loss=loss,
             rank=rank,
-            names=self._crew.view.names,
+            names=self._group.view.names,
             sizes=sizes,
             share=shares[rank],
             busy_s=told.busy_s,
@@ -287,7 +287,7 @@ class HeteroTrainer:
     ) -> tuple[Told, int]:
         """Sum gradients and notes over the workers; also return the number of probed samples."""
         sizes = tuple(len(share) for share in shares)
-        share = shares[self._crew.view.rank]
+        share = shares[self._group.view.rank]
         news = self._learner.news()
         done = self._learner.backward(
             # A changed model is only trained after all workers know of the change.
@@ -312,7 +312,7 @@ class HeteroTrainer:
             weight=done.weight,
             check_s=self._inspector.seconds,
             buffers=done.buffers,
-        ).write(self._learner.gradients.control, rank=self._crew.view.rank)
+        ).write(self._learner.gradients.control, rank=self._group.view.rank)
 
     def _follow(self, news: Sequence[int]) -> None:
         """Agree on a change that a worker has reported.
@@ -320,10 +320,10 @@ class HeteroTrainer:
         Raises:
             HeteroError: A loss cannot be split, or workers train different parameters.
         """
-        names = self._crew.view.names
+        names = self._group.view.names
         if REFUSED in news:
             source, said = news.index(REFUSED), {"why": self._inspector.finding}
-            self._crew.share(lambda: said, said.update, source=source)
+            self._group.share(lambda: said, said.update, source=source)
             raise HeteroError(f"{said['why']} (found by worker {names[source]})")
         if len(set(news)) > 1:
             changed = [name for name, what in zip(names, news, strict=True) if what]
@@ -334,11 +334,11 @@ class HeteroTrainer:
             )
         self._make_room()
         # Each worker has initialised a new parameter differently.
-        self._crew.share_state()
+        self._group.share_state()
         self._inspector.restart()
 
     def _make_room(self) -> None:
-        self._learner.make_room(num_control=Told.num(len(self._crew.view.names)))
+        self._learner.make_room(num_control=Told.num(len(self._group.view.names)))
 
     def _normalise(self, told: Told, *, batch_size: int) -> float:
         """Divide gradient and loss by the weight of the global batch; return the loss."""
@@ -352,7 +352,7 @@ class HeteroTrainer:
         """Send the buffers that a forward pass has changed to workers without a share."""
         source = next(rank for rank, size in enumerate(sizes) if size)
         try:
-            self._crew.share(self._learner.buffers, self._learner.load_buffers, source=source)
+            self._group.share(self._learner.buffers, self._learner.load_buffers, source=source)
         except PeerLostError as error:
             _log.warning("after step %d: %s", self.steps, error)
             self._broken = True
@@ -378,7 +378,7 @@ class HeteroTrainer:
 
     def _probe(self, sizes: Sequence[int]) -> int:
         num = self._allocation.probe(self.steps)
-        if num and not sizes[self._crew.view.rank]:
+        if num and not sizes[self._group.view.rank]:
             self._learner.rehearse(num)
             self._learner.gradients.zero()
         return num
@@ -389,7 +389,7 @@ class HeteroTrainer:
         if change is None:
             return
         self._events.append(change)
-        if self._crew.view.rank:
+        if self._group.view.rank:
             return  # one log line per job is enough
         _log.info(
             "step %d: split %s -> %s (%s; %.0f -> %.0f ms)",
@@ -404,13 +404,13 @@ class HeteroTrainer:
 
     def _meet(self, *, broken: bool) -> None:
         self._broken = False
-        if not self._crew.met:
+        if not self._group.met:
             self._prepare()
-        before = self._crew.view.names if self._crew.met else ()
-        infos = self._crew.meet(self._info, broken=broken)
+        before = self._group.view.names if self._group.met else ()
+        infos = self._group.meet(self._info, broken=broken)
         if infos is None:
             return
-        view = self._crew.view
+        view = self._group.view
         self._allocation = Allocation(
             view.names,
             infos,
@@ -449,13 +449,13 @@ class HeteroTrainer:
 
     def _info(self) -> WorkerInfo:
         """Return what this worker reports about itself."""
-        curve = self.curves[self._crew.view.rank] if self._crew.met else self._curve
+        curve = self.curves[self._group.view.rank] if self._group.met else self._curve
         assert curve is not None
         return WorkerInfo(
             curve=curve,
             num_private=self._learner.samples.num_private,
             power=self._options.power or Power(idle_w=0.0, busy_w=0.0),
-            new=not self._crew.met,
+            new=not self._group.met,
             structure=self._learner.structure(),
             trained=self._learner.trained(),
         )
@@ -468,7 +468,7 @@ class HeteroTrainer:
         )
 
     def _draws(self, share: Share) -> int:
-        whose = self._crew.view.names[self._crew.view.rank] if share.private else "public"
+        whose = self._group.view.names[self._group.view.rank] if share.private else "public"
         first = (share.private or share.public or (0,))[0]
         return step_seed(
             derive_seed(self._seed, "draws", whose, self._place.epoch) + first, self.steps

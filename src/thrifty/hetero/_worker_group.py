@@ -35,7 +35,7 @@ class Job(Protocol):
         ...
 
 
-class Crew:
+class WorkerGroup:
     """The workers that currently train together.
 
     All decisions follow from what every worker knows alike: the view and the rows that the workers

@@ -19,7 +19,15 @@ from thrifty.pack import TRAIN_LOSS, HyperParameters, borrowed_streams
 from thrifty.pack._random import seed_everything
 
 from ._description import described
-from ._trainers import KeptTrainable, Made, check_loss, follow, from_plain, options_of, to_plain
+from ._trainers import (
+    HpMemo,
+    KeptTrainable,
+    check_loss,
+    follow,
+    from_plain,
+    options_of,
+    to_plain,
+)
 
 
 try:
@@ -109,7 +117,7 @@ class HuggingFaceTrainable(KeptTrainable):
         super().__init__(version=version)
         self._make_model = model
         self._datasets = (train_dataset, eval_dataset)
-        self._made = tuple(Made(each) if callable(each) else None for each in self._datasets)
+        self._made = tuple(HpMemo(each) if callable(each) else None for each in self._datasets)
         self._args = args if callable(args) else _checked(args or {})
         self._compute_metrics = compute_metrics
         self._trainer_class = trainer_class or transformers.Trainer

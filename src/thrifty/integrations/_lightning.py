@@ -19,8 +19,8 @@ from thrifty.pack._random import seed_everything
 
 from ._description import described
 from ._trainers import (
+    HpMemo,
     KeptTrainable,
-    Made,
     Options,
     check_loss,
     follow,
@@ -113,7 +113,7 @@ class LightningTrainable(KeptTrainable):
         super().__init__(version=version)
         self._make_module = module
         self._make_data = data
-        self._data = None if data is None else Made(data)
+        self._data = None if data is None else HpMemo(data)
         self._monitor = (monitor,) if isinstance(monitor, str) else tuple(monitor)
         self._max_epochs = max_epochs
         self._options = dict(trainer or {})

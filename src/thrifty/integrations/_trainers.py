@@ -17,14 +17,14 @@ from thrifty.pack._hyperparameters import unread, values_of
 from thrifty.pack._random import seed_everything
 
 
-class Made:
+class HpMemo:
     """Calls ``make(hp)`` once for each combination of the hyper-parameters that it reads.
 
     Random draws of ``make`` depend only on the trial's seed, so the result does not depend on which
     trial came first. The cache is not sent to other processes with the task: each process makes its
     own objects.
 
-    >>> rows = Made(lambda hp: list(range(hp.rows)))
+    >>> rows = HpMemo(lambda hp: list(range(hp.rows)))
     >>> first = rows.get(HyperParameters({"rows": 3, "lr": 0.1}), seed=0)
     >>> first is rows.get(HyperParameters({"rows": 3, "lr": 0.2}), seed=0)
     True
@@ -40,7 +40,7 @@ class Made:
     def __setstate__(self, make: Callable[[HyperParameters], Any]) -> None:
         self._make, self._known = make, []
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Made:
+    def __deepcopy__(self, memo: dict[int, Any]) -> HpMemo:
         return self  # each trial has its own task, and all share this cache
 
     def get(self, hp: HyperParameters, *, seed: int) -> Any:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from thrifty.core import LayerError
 
 from ._check import check_integers, check_rate
-from ._kept import Kept
+from ._kept import KeptGroups
 from ._masks import draw_groups, draw_masks, multiply_parts, unit_dim
 from ._schedule import GyroSchedule, Order
 
@@ -232,9 +232,9 @@ class BlockGyroDropout(GyroLayer):
         """Factor of kept units, which exactly keeps the mean over all groups."""
         return self.num_groups / self.kept.shape[-1]
 
-    def kept_of(self, subnetworks: Tensor) -> Kept:
+    def kept_of(self, subnetworks: Tensor) -> KeptGroups:
         """Return the groups that some subnetworks, shape ``(num,)``, keep."""
-        return Kept(self.kept[subnetworks], self.group_size, self.num_groups)
+        return KeptGroups(self.kept[subnetworks], self.group_size, self.num_groups)
 
     def rows(self, subnetworks: Tensor, *, dtype: torch.dtype) -> Tensor:
         """Return the factors that subnetworks multiply units by.

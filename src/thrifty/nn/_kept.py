@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-class Kept(NamedTuple):
+class KeptGroups(NamedTuple):
     """The groups of units that each part of a batch keeps.
 
     Attributes:
@@ -31,7 +31,7 @@ class Kept(NamedTuple):
         within = torch.arange(self.group_size, device=self.groups.device)
         return (self.groups.unsqueeze(-1) * self.group_size + within).flatten(1)
 
-    def spread(self, factor: int) -> Kept:
+    def spread(self, factor: int) -> KeptGroups:
         """Return the same groups after each unit became ``factor`` units side by side.
 
         Flattened channels are an example.
@@ -89,7 +89,7 @@ class Parts(NamedTuple):
         return x if self.samples is None else x.index_select(0, self.samples)
 
 
-def take(x: Tensor, kept: Kept, *, dim: int) -> Tensor:
+def take(x: Tensor, kept: KeptGroups, *, dim: int) -> Tensor:
     """Return the kept units of each part.
 
     Args:
@@ -102,7 +102,7 @@ def take(x: Tensor, kept: Kept, *, dim: int) -> Tensor:
     ])
 
 
-def put(x: Tensor, kept: Kept, *, dim: int) -> Tensor:
+def put(x: Tensor, kept: KeptGroups, *, dim: int) -> Tensor:
     """Return all units, with zeros for those that were not kept."""
     shape = list(x.shape)
     shape[dim] = kept.num_groups * kept.group_size

@@ -16,7 +16,7 @@ from thrifty.core import LayerError, plain_logger
 from thrifty.perf import SlicedProduct, SlicingCosts
 
 from ._gyro import BlockGyroDropout
-from ._kept import Kept, Parts, put, take
+from ._kept import KeptGroups, Parts, put, take
 from ._schedule import GyroSchedule
 from ._sliced import gyro_conv2d, gyro_linear
 from ._trust import is_plain, is_transformed, is_trusted
@@ -47,7 +47,7 @@ class _Split:
 
     x: Tensor
     parts: Parts
-    kept: Kept | None = None
+    kept: KeptGroups | None = None
     dim: int = 2
 
     def whole(self) -> Tensor:
@@ -167,7 +167,7 @@ class GyroSequential(nn.Sequential):
         position: int,
         now: _Split,
         *,
-        kept_by: Mapping[BlockGyroDropout | None, Kept],
+        kept_by: Mapping[BlockGyroDropout | None, KeptGroups],
     ) -> tuple[int, Callable[[_Split], _Split] | None]:
         """Find how to compute a layer, or a product up to its dropout, without dropped units.
 
@@ -205,7 +205,7 @@ class GyroSequential(nn.Sequential):
             return position + 1, _flattened
         return position, None
 
-    def _pays(self, layer: nn.Module, now: _Split, outputs: Kept | None) -> bool:
+    def _pays(self, layer: nn.Module, now: _Split, outputs: KeptGroups | None) -> bool:
         """Return whether to slice the product."""
         inputs = now.kept
         if inputs is None and outputs is None:
@@ -345,7 +345,7 @@ def _same_units(drop: BlockGyroDropout, product: nn.Module, x: Tensor) -> bool:
     return drop.dim == -1 or (drop.dim is None and x.dim() < 5)
 
 
-def _product(layer: nn.Module, now: _Split, *, outputs: Kept | None) -> _Split:
+def _product(layer: nn.Module, now: _Split, *, outputs: KeptGroups | None) -> _Split:
     options: dict[str, Any] = {"inputs": now.kept, "outputs": outputs}
     if type(layer) is nn.Conv2d:
         options |= {
@@ -365,7 +365,7 @@ def _dropped(
     now: _Split,
     *,
     drop: BlockGyroDropout,
-    outputs: Kept | None,
+    outputs: KeptGroups | None,
 ) -> _Split:
     """Compute a product and what follows it up to its dropout, for the kept units only."""
     now = _product(layer, now, outputs=outputs)
@@ -375,7 +375,7 @@ def _dropped(
     return replace(now, x=now.x * drop.scale)
 
 
-def _taken(now: _Split, *, drop: BlockGyroDropout, kept: Kept) -> _Split:
+def _taken(now: _Split, *, drop: BlockGyroDropout, kept: KeptGroups) -> _Split:
     """Return what a dropout keeps."""
     drop.schedule.watch()
     dim = now.x.dim() - 1 if drop.dim == -1 else _unit_dim(now.x)

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from thrifty.core import LayerError
 
-from ._kept import Kept
+from ._kept import KeptGroups
 
 
 def gyro_linear(
@@ -20,8 +20,8 @@ def gyro_linear(
     weight: Tensor,
     bias: Tensor | None = None,
     *,
-    inputs: Kept | None = None,
-    outputs: Kept | None = None,
+    inputs: KeptGroups | None = None,
+    outputs: KeptGroups | None = None,
 ) -> Tensor:
     """Apply ``F.linear`` to each part of a batch, with the rows and columns that the part keeps.
 
@@ -41,7 +41,7 @@ def gyro_linear(
         LayerError: ``x`` does not have as many features as are kept.
 
     >>> x, weight = torch.ones(2, 3, 2), torch.eye(4)
-    >>> kept = Kept(torch.tensor([[0], [1]]), group_size=2, num_groups=2)
+    >>> kept = KeptGroups(torch.tensor([[0], [1]]), group_size=2, num_groups=2)
     >>> gyro_linear(x, weight, inputs=kept).sum((0, 1))
     tensor([3., 3., 3., 3.])
     """
@@ -67,8 +67,8 @@ def gyro_conv2d(
     weight: Tensor,
     bias: Tensor | None = None,
     *,
-    inputs: Kept | None = None,
-    outputs: Kept | None = None,
+    inputs: KeptGroups | None = None,
+    outputs: KeptGroups | None = None,
     **options: Any,
 ) -> Tensor:
     """Apply ``F.conv2d`` to each part of a batch, with the channels that the part keeps.
@@ -88,7 +88,7 @@ def gyro_conv2d(
         LayerError: ``x`` does not have as many channels as are kept.
 
     >>> x, weight = torch.ones(2, 3, 2, 5, 5), torch.ones(4, 4, 3, 3)
-    >>> kept = Kept(torch.tensor([[0], [1]]), group_size=2, num_groups=2)
+    >>> kept = KeptGroups(torch.tensor([[0], [1]]), group_size=2, num_groups=2)
     >>> gyro_conv2d(x, weight, inputs=kept, outputs=kept, padding=1).shape
     torch.Size([2, 3, 2, 5, 5])
     """
@@ -119,7 +119,7 @@ def _by_parts(x: Tensor, blocks: Tensor) -> bool:
 
 
 def _places(
-    weight: Tensor, *, num_parts: int, inputs: Kept | None, outputs: Kept | None
+    weight: Tensor, *, num_parts: int, inputs: KeptGroups | None, outputs: KeptGroups | None
 ) -> Tensor:
     """Return the places of each part's kept blocks; int64, shape ``(parts, blocks)``.
 
@@ -133,7 +133,7 @@ def _places(
     return (rows.unsqueeze(-1) * num_groups + inputs.groups.unsqueeze(1)).flatten(1)
 
 
-def _of_outputs(bias: Tensor, outputs: Kept | None) -> Tensor:
+def _of_outputs(bias: Tensor, outputs: KeptGroups | None) -> Tensor:
     """Return the bias of the kept outputs; shape ``(parts or 1, 1, outputs kept)``."""
     if outputs is None:
         return bias.reshape(1, 1, -1)

@@ -15,7 +15,7 @@ from ._backend import Backend, EpochPlan, Member, Outcome, TimeShare, Unverified
 from ._company import check_parameters
 from ._concatenated import ConcatenatedBackend
 from ._fused import FusedBackend
-from ._fusion_policy import Calibration, Judge
+from ._fusion_policy import Calibration, FusionPolicy
 from ._solo import SoloBackend
 from ._state import State
 from ._state_probe import Trial
@@ -67,7 +67,7 @@ class AutoBackend(Backend):
         self._fused: FusedBackend | None = None
         if isinstance(task, Task) and prefer in ("auto", "fused"):
             self._fused = FusedBackend(task, device=device, refused=refused)
-        self._judge = Judge(
+        self._judge = FusionPolicy(
             task,
             torch.device(device),
             known=known or {},

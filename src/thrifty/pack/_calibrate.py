@@ -33,7 +33,7 @@ Shorter steps are measured three times or more, after two warm-up steps.
 """
 MAX_STEP_S = 2.0
 """The seconds a joint step may take before larger packs are no longer tried."""
-HOPE = 0.9
+EXPLORE_RATIO = 0.9
 """A larger pack is measured if its time per trial may shrink to this fraction."""
 GAIN = 0.97
 """A larger pack is worth using if its time per trial shrinks to this fraction."""
@@ -106,7 +106,7 @@ def _promises_more(step_s: Mapping[int, float]) -> bool:
         return True
     j = sizes[-2]
     limit = (step_s[k] - step_s[j]) / (k - j)
-    return limit < HOPE * min(step_s[k] / k for k in sizes)
+    return limit < EXPLORE_RATIO * min(step_s[k] / k for k in sizes)
 
 
 def _up_to_the_best(curve: PackCurve) -> PackCurve:

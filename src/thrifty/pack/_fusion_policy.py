@@ -32,7 +32,7 @@ Nothing is measured until plain training of a model and its relatives has cost a
 study never loses more than it might have gained (the ski-rental rule: rent until the rents add up
 to the price).
 """
-CLEAR = 1.15
+TRUST_RATIO = 1.15
 """A relative's measurement is used if fusing was at least this factor faster, or slower, there."""
 MOST_PADDING = 1.5
 """The largest factor by which zero padding may enlarge a batch."""
@@ -92,7 +92,7 @@ class Calibration:
         return self.gain(num) > 1
 
 
-class Judge:
+class FusionPolicy:
     """A judge of which back-end is best for a trial, measuring where it does not know.
 
     Options:
@@ -200,7 +200,7 @@ class Judge:
         name = self._name(traits.identity)
         if name not in self._known:
             relative = self._relatives.get(traits.kin)
-            if relative is not None and not 1 / CLEAR < relative.gain(num) < CLEAR:
+            if relative is not None and not 1 / TRUST_RATIO < relative.gain(num) < TRUST_RATIO:
                 if relative.fuses(num):
                     _configure(fused, trial, relative, values=values)
                 return relative

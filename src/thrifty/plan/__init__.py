@@ -5,7 +5,7 @@ from ._forest import (
     StageState as StageState,
     stage_forest as stage_forest,
 )
-from ._garbage import droppable as droppable, superseded as superseded
+from ._garbage import evictable_checkpoints as evictable_checkpoints, superseded as superseded
 from ._policies import (
     Measured as Measured,
     batch_size_packs as batch_size_packs,
@@ -33,7 +33,7 @@ __all__ = [
     "Stage",
     "StageState",
     "batch_size_packs",
-    "droppable",
+    "evictable_checkpoints",
     "nearest_packs",
     "pack_size",
     "random_packs",

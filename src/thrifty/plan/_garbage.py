@@ -46,7 +46,7 @@ def superseded(
     ]
 
 
-def droppable(
+def evictable_checkpoints(
     plan: SearchPlan, *, live: Iterable[tuple[int, int]], budget_bytes: float
 ) -> list[CheckpointRef]:
     """Return the checkpoints to delete to fit the budget, cheapest to train again first.

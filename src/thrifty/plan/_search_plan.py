@@ -209,7 +209,7 @@ class SearchPlan:
             self._agenda.settle(self.nodes[node_id])
         return answers
 
-    def occupy(self, spans: Mapping[int, tuple[int, int]]) -> None:
+    def set_remote_running(self, spans: Mapping[int, tuple[int, int]]) -> None:
         """Set what other drivers are training now; this driver does not train these nodes.
 
         ``spans`` gives the first and the last epoch by node.

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from thrifty.core import StoreWriteError, UsageError, WorkerLostError, plain_logger
 
-from ._executor import Assignment, Executor, Refusal, Report, Seat
+from ._executor import Assignment, Executor, Refusal, Report, WorkerSlot
 from ._remote import TURN_S, Turn
 from ._worker import WorkerSpec
 
@@ -38,7 +38,7 @@ class Cluster(Protocol):
     Workers and calls are opaque objects.
     """
 
-    def hire(self) -> Any:
+    def start_worker(self) -> Any:
         """Request a worker (a ``RemoteWorker``); it starts when there is room."""
         ...
 
@@ -70,7 +70,7 @@ class Cluster(Protocol):
         """
         ...
 
-    def dismiss(self, worker: Any) -> None:
+    def stop_worker(self, worker: Any) -> None:
         """Stop a worker now, or cancel the request for it."""
         ...
 
@@ -110,7 +110,8 @@ class ClusterExecutor(Executor):
         self._needs = needs
         self._clock = clock
         self._hands = [
-            _Hand(spec, cluster, clock, expected=i < expected) for i, spec in enumerate(specs)
+            WorkerHandle(spec, cluster, clock, expected=i < expected)
+            for i, spec in enumerate(specs)
         ]
         self._stopping = False
         self._through: list[Report] = []
@@ -122,19 +123,19 @@ class ClusterExecutor(Executor):
     def num_free(self, *, pack_size: int = 1) -> int:
         """Return how many more assignments fit on workers that run or should soon."""
         self._pack_size = pack_size
-        free = sum(hand.num_free(pack_size) for hand in self._hands if hand.counted)
-        if any(hand.up or hand.waiting for hand in self._hands):
+        free = sum(handle.num_free(pack_size) for handle in self._hands if handle.counted)
+        if any(handle.up or handle.waiting for handle in self._hands):
             return free
         return max(free, 1)  # no worker is requested before there is an assignment
 
     def submit(self, assignment: Assignment) -> None:
         """Give an assignment to the worker with the least work, preferably one that is running."""
-        hand = min(
+        handle = min(
             self._hands,
             key=lambda h: (not h.counted, h.load, not h.up, not h.starting),
         )
-        hand.waiting.append(assignment)
-        self._move(hand)
+        handle.waiting.append(assignment)
+        self._move(handle)
         if self.num_free(pack_size=self._pack_size) == 0:
             self._ask_for_more()
 
@@ -144,7 +145,7 @@ class ClusterExecutor(Executor):
         while True:
             reports, self._through = self._through, []
             self._look_after()
-            calls = {hand.call: hand for hand in self._hands if hand.call is not None}
+            calls = {handle.call: handle for handle in self._hands if handle.call is not None}
             if not calls:
                 return reports
             left_s = 0.0 if reports else max(0.0, until - self._clock())
@@ -161,37 +162,37 @@ class ClusterExecutor(Executor):
 
     def refuse(self, key: str, reason: str) -> None:
         """Tell all workers, with their next call or when they start, not to fuse a structure."""
-        for hand in self._hands:
-            hand.refuse(Refusal(key=key, reason=reason))
+        for handle in self._hands:
+            handle.refuse(Refusal(key=key, reason=reason))
 
     def stop(self) -> None:
         """Ask all workers to save their current states and finish."""
         self._stopping = True
-        for hand in self._hands:
-            self._through += [Report(assignment=each.number) for each in hand.waiting]
-            hand.waiting.clear()
+        for handle in self._hands:
+            self._through += [Report(assignment=each.number) for each in handle.waiting]
+            handle.waiting.clear()
 
     def close(self) -> None:
         """Stop all workers now, and disconnect from the cluster."""
-        for hand in self._hands:
-            hand.end()
+        for handle in self._hands:
+            handle.end()
         self._cluster.close()
 
     # -- life cycle of workers -----------------------------------------------------------------
 
-    def _move(self, hand: _Hand) -> None:
+    def _move(self, handle: WorkerHandle) -> None:
         """Start a worker that has work, or call it if it is idle."""
-        if hand.worker is None:
-            hand.start()
-        elif hand.call is None:
-            hand.go(stop=self._stopping)
+        if handle.worker is None:
+            handle.start()
+        elif handle.call is None:
+            handle.go(stop=self._stopping)
 
-    def _come_up(self, hand: _Hand) -> bool:
+    def _come_up(self, handle: WorkerHandle) -> bool:
         """Handle the end of a worker's start; return whether it runs and has no work."""
         try:
-            trouble = self._cluster.result(hand.call)
+            trouble = self._cluster.result(handle.call)
         except WorkerLostError as error:
-            hand.end()
+            handle.end()
             self._failed_starts += not isinstance(error, WorkerEvictedError)
             if self._failed_starts == MAX_STARTS:
                 raise WorkerLostError(
@@ -199,8 +200,8 @@ class ClusterExecutor(Executor):
                     "before they were up, "
                     f"the last one because of this: {error}"
                 ) from error
-            if hand.waiting:
-                hand.start()
+            if handle.waiting:
+                handle.start()
             return False
         if trouble:
             raise UsageError(
@@ -209,27 +210,27 @@ class ClusterExecutor(Executor):
                 f"Ray(runtime_env={{'working_dir': '.'}}). What the worker says:\n{trouble}"
             )
         self._failed_starts = 0
-        hand.come_up()
-        if hand.waiting:
-            hand.go(stop=self._stopping)
+        handle.come_up()
+        if handle.waiting:
+            handle.go(stop=self._stopping)
             return False
         return True
 
-    def _end_turn(self, hand: _Hand) -> Sequence[Report]:
+    def _end_turn(self, handle: WorkerHandle) -> Sequence[Report]:
         """Return the reports of a call that has ended, and start the worker's next call."""
         try:
-            turn: Turn = self._cluster.result(hand.call)
+            turn: Turn = self._cluster.result(handle.call)
         except WorkerLostError as error:
-            hand.end()
-            if hand.waiting:
-                hand.start()
-            return hand.seat.vanish(str(error), evicted=isinstance(error, WorkerEvictedError))
-        hand.seat.note(turn.reports)
-        hand.rest()
+            handle.end()
+            if handle.waiting:
+                handle.start()
+            return handle.slot.vanish(str(error), evicted=isinstance(error, WorkerEvictedError))
+        handle.slot.note(turn.reports)
+        handle.rest()
         if turn.unwritable:
             self._unwritable = turn.unwritable
-        elif hand.load:
-            hand.go(stop=self._stopping)
+        elif handle.load:
+            handle.go(stop=self._stopping)
         return turn.reports
 
     def _end_hung(self) -> list[Report]:
@@ -238,12 +239,16 @@ class ClusterExecutor(Executor):
         A call contains at most one epoch that is longer than ``TURN_S``.
         """
         reports: list[Report] = []
-        for hand in self._hands:
-            if hand.up and hand.call is not None and hand.turn_s >= self._limit_s + TURN_S:
-                hand.end()
-                reports += hand.seat.time_out(self._limit_s)
-                if hand.waiting:
-                    hand.start()
+        for handle in self._hands:
+            if (
+                handle.up
+                and handle.call is not None
+                and handle.turn_s >= self._limit_s + TURN_S
+            ):
+                handle.end()
+                reports += handle.slot.time_out(self._limit_s)
+                if handle.waiting:
+                    handle.start()
         return reports
 
     def _share(self) -> None:
@@ -259,26 +264,28 @@ class ClusterExecutor(Executor):
 
     def _ask_for_more(self) -> None:
         """Request further workers, so that a cluster that scales with demand grows."""
-        num_up = sum(hand.up for hand in self._hands)
-        num_asked = sum(hand.starting and not hand.counted for hand in self._hands)
-        idle = [hand for hand in self._hands if hand.worker is None and not hand.counted]
-        for hand in idle[: max(0, max(1, num_up) - num_asked)]:
-            hand.start()
+        num_up = sum(handle.up for handle in self._hands)
+        num_asked = sum(handle.starting and not handle.counted for handle in self._hands)
+        idle = [
+            handle for handle in self._hands if handle.worker is None and not handle.counted
+        ]
+        for handle in idle[: max(0, max(1, num_up) - num_asked)]:
+            handle.start()
 
     def _look_after(self) -> None:
         """Raise errors that only the user can fix, and stop workers that have long been idle."""
         if self._unwritable:
             raise StoreWriteError(self._unwritable)
         self._cluster.check()
-        for hand in self._hands:
-            if hand.up and not hand.load and self._clock() - hand.since >= IDLE_S:
-                hand.end()
+        for handle in self._hands:
+            if handle.up and not handle.load and self._clock() - handle.since >= IDLE_S:
+                handle.end()
         self._warn()
 
     def _warn(self) -> None:
         """Warn once if no worker starts, and say why that may be."""
-        asked = [hand.since for hand in self._hands if hand.starting]
-        if self._warned or not asked or any(hand.up for hand in self._hands):
+        asked = [handle.since for handle in self._hands if handle.starting]
+        if self._warned or not asked or any(handle.up for handle in self._hands):
             return
         if self._clock() - min(asked) >= START_S:
             self._warned = True
@@ -290,7 +297,7 @@ class ClusterExecutor(Executor):
             )
 
 
-class _Hand:
+class WorkerHandle:
     """A worker slot: its worker, if it has one, and the assignments running and waiting."""
 
     def __init__(
@@ -305,7 +312,7 @@ class _Hand:
         self._cluster = cluster
         self._clock = clock
         self._expected = expected
-        self.seat = Seat(spec.name)
+        self.slot = WorkerSlot(spec.name)
         self.waiting: deque[Assignment] = deque()
         self._refusals: list[Refusal] = []
         """Refusals that the worker has not received yet."""
@@ -333,10 +340,10 @@ class _Hand:
 
     @property
     def load(self) -> int:
-        return len(self.seat.assignments) + len(self.waiting)
+        return len(self.slot.assignments) + len(self.waiting)
 
     def num_free(self, pack_size: int) -> int:
-        return max(0, self.seat.num_free(pack_size) - len(self.waiting))
+        return max(0, self.slot.num_free(pack_size) - len(self.waiting))
 
     def refuse(self, refusal: Refusal) -> None:
         refused = {**self._spec.refused, refusal.key: refusal.reason}
@@ -346,7 +353,7 @@ class _Hand:
 
     def start(self) -> None:
         self._refusals.clear()  # the specification already contains them
-        self.worker = self._cluster.hire()
+        self.worker = self._cluster.start_worker()
         self.call = self._cluster.prepare(self.worker, self._spec)
         self.since = self._clock()
 
@@ -364,7 +371,7 @@ class _Hand:
         assignments = list(self.waiting)
         self.waiting.clear()
         for assignment in assignments:
-            self.seat.take(assignment)
+            self.slot.take(assignment)
         refusals, self._refusals = self._refusals, []
         self.call = self._cluster.advance(
             self.worker, assignments, refusals=refusals, stop=stop
@@ -373,6 +380,6 @@ class _Hand:
 
     def end(self) -> None:
         if self.worker is not None:
-            self._cluster.dismiss(self.worker)
+            self._cluster.stop_worker(self.worker)
         self.worker = self.call = None
         self.up = False

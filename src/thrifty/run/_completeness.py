@@ -9,7 +9,7 @@ import torch
 from thrifty.pack import AutoBackend, Member, State, StateCheck, Task, Trainable, Trial
 
 from ._alone import plan_of
-from ._running_chain import Course
+from ._running_chain import RunningChain
 from ._states import state_from_arrays, state_to_arrays
 
 
@@ -32,7 +32,9 @@ class Completeness:
         """Register a new trial before it is trained."""
         self._check.note(trial)
 
-    def at_end(self, course: Course, backend: AutoBackend, state: State) -> Exception | None:
+    def at_end(
+        self, course: RunningChain, backend: AutoBackend, state: State
+    ) -> Exception | None:
         """Compare a trial that has ended a stage with a trial restored from its state.
 
         The comparison removes the trial from the back-end; its course continues from ``state``.
@@ -67,7 +69,7 @@ class Completeness:
             return error
         return None
 
-    def at_begin(self, course: Course, member: Member) -> None:
+    def at_begin(self, course: RunningChain, member: Member) -> None:
         """Compare a trial that begins in this process with one that begins in a new process.
 
         Values that other trials have left in shared variables must not influence this trial.
@@ -80,7 +82,9 @@ class Completeness:
             if self._check.is_due(live):
                 self._compare(course, live, member.state, epoch=course.epoch)
 
-    def _compare(self, course: Course, live: Trial, state: State | None, *, epoch: int) -> None:
+    def _compare(
+        self, course: RunningChain, live: Trial, state: State | None, *, epoch: int
+    ) -> None:
         plan = plan_of(live.num_steps, course.chain.timeline, epoch=epoch)
         member = course.member(state, epoch=epoch)
         self._check.check(live, member, plan, seconds=course.epoch_s)

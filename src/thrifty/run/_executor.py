@@ -162,7 +162,7 @@ def check_options(config: Any) -> None:
             raise UsageError(f"{name}({option}={value}): needs at least one")
 
 
-class Seat:
+class WorkerSlot:
     """One worker's assignments, their last events, and which trials may have crashed it."""
 
     def __init__(self, name: str) -> None:

@@ -23,7 +23,7 @@ from ._executor import (
     ExecutorConfig,
     Refusal,
     Report,
-    Seat,
+    WorkerSlot,
     check_options,
 )
 from ._worker import Worker, WorkerSpec
@@ -103,13 +103,13 @@ class ProcessExecutor(Executor):
 
     def num_free(self, *, pack_size: int = 1) -> int:
         """Return how many more assignments can start."""
-        return sum(worker.seat.num_free(pack_size) for worker in self._workers)
+        return sum(worker.slot.num_free(pack_size) for worker in self._workers)
 
     def submit(self, assignment: Assignment) -> None:
         """Give an assignment to the worker with the least work, preferably one that is running."""
         worker = min(
             self._workers,
-            key=lambda w: (w.seat.num_free(1) <= 0, len(w.seat.assignments), not w.alive),
+            key=lambda w: (w.slot.num_free(1) <= 0, len(w.slot.assignments), not w.alive),
         )
         worker.give(assignment, task=self._task)
 
@@ -120,7 +120,7 @@ class ProcessExecutor(Executor):
             StoreWriteError: A worker cannot write checkpoints.
             UsageError: A worker cannot load the task.
         """
-        busy = {w.child: w for w in self._workers if w.child and w.seat.assignments}
+        busy = {w.child: w for w in self._workers if w.child and w.slot.assignments}
         if not busy:
             return []
         left_s = min(worker.left_s() for worker in busy.values())
@@ -157,7 +157,7 @@ class _Process:
         self._heard_at = math.inf
         """When the process last sent a message or got work while idle; infinity while it starts."""
         self.child: Child | None = None
-        self.seat = Seat(spec.name)
+        self.slot = WorkerSlot(spec.name)
 
     @property
     def alive(self) -> bool:
@@ -167,9 +167,9 @@ class _Process:
         if not self.alive:
             self._start(task)
         assert self.child is not None
-        if not self.seat.assignments and self._heard_at < math.inf:
+        if not self.slot.assignments and self._heard_at < math.inf:
             self._heard_at = self._clock()  # it was idle, so its silence does not count
-        self.seat.take(assignment)
+        self.slot.take(assignment)
         self.child.send(assignment)
 
     def receive(self) -> list[Report]:
@@ -180,20 +180,20 @@ class _Process:
             messages = self.child.receive()
         except ChildEndedError as error:
             self.end()
-            return self.seat.vanish(str(error))
+            return self.slot.vanish(str(error))
         for message in messages:
             self._heard_at = self._clock()
             if isinstance(message, WriteError):
-                self.seat.clear()
+                self.slot.clear()
                 raise StoreWriteError(message.message)
             if isinstance(message, LoadError):
-                self.seat.clear()
+                self.slot.clear()
                 raise UsageError(
                     "the task cannot be loaded by a worker process; see that the modules it "
                     "needs can be imported there. "
                     f"What the worker says:\n{message.traceback}"
                 )
-            self.seat.note(message)
+            self.slot.note(message)
             reports.extend(message)
         return reports
 
@@ -202,10 +202,10 @@ class _Process:
         return self._heard_at + self._limit_s - self._clock()
 
     def end_if_hung(self) -> list[Report]:
-        if self.child is None or not self.seat.assignments or self.left_s() > 0:
+        if self.child is None or not self.slot.assignments or self.left_s() > 0:
             return []
         self.end()
-        return self.seat.time_out(self._limit_s)
+        return self.slot.time_out(self._limit_s)
 
     def refuse(self, refusal: Refusal) -> None:
         refused = {**self._spec.refused, refusal.key: refusal.reason}
@@ -214,7 +214,7 @@ class _Process:
             self.child.send(refusal)
 
     def ask_to_stop(self) -> None:
-        if self.seat.assignments and self.child is not None:
+        if self.slot.assignments and self.child is not None:
             self.child.send("stop")
 
     def end(self) -> None:

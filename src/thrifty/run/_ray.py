@@ -190,7 +190,7 @@ class RayCluster:
         """Return the machines of the cluster that are alive."""
         return [node for node in self._ray.nodes() if node["Alive"]]
 
-    def hire(self) -> Any:
+    def start_worker(self) -> Any:
         """Request an actor."""
         return self._actor.remote()
 
@@ -244,7 +244,7 @@ class RayCluster:
             error.preempted or "its node has died" in str(error)
         )
 
-    def dismiss(self, worker: Any) -> None:
+    def stop_worker(self, worker: Any) -> None:
         """Kill an actor now, or cancel the request for it."""
         if not self._lost:
             self._ray.kill(worker)

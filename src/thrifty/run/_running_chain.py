@@ -12,7 +12,7 @@ from ._alone import member_at
 from ._executor import Assignment, Report
 
 
-class Course:
+class RunningChain:
     """An assignment in progress: its current epoch, and its checkpoints still being written."""
 
     def __init__(self, assignment: Assignment) -> None:

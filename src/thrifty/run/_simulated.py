@@ -160,7 +160,7 @@ class Counts:
     decisions_s: array[float] = field(default_factory=lambda: array("d"))
 
 
-class Course:
+class RunningChain:
     """The progress of an assignment."""
 
     __slots__ = ("_index", "assignment", "epoch", "seconds", "stages", "timeline")
@@ -211,7 +211,7 @@ class SimulatedWorker:
         self.name = f"simulated-{number}"
         self.slowdown = slowdown
         self.life = 0
-        self.course: Course | None = None
+        self.course: RunningChain | None = None
         self.began = 0.0
         """When the worker got its current assignment."""
         self.free = False
@@ -366,8 +366,8 @@ class _What(Enum):
     BEGINS = 0
     EPOCH_ENDS = 1
     FAILS = 2
-    IS_ANNOUNCED = 3
-    IS_TAKEN = 4
+    PREEMPT_NOTICE = 3
+    PREEMPTED = 4
     IS_THERE = 5
 
 
@@ -413,7 +413,7 @@ class SimulatedExecutor(Executor):
         """Give an assignment to a free worker."""
         self._decided()
         worker, number = self._take_free()
-        worker.course = Course(assignment)
+        worker.course = RunningChain(assignment)
         worker.began = self.clock.now()
         worker.asked_to_stop = self._stopping
         self._num_busy += 1
@@ -464,9 +464,9 @@ class SimulatedExecutor(Executor):
             self._end_epoch(worker, number, reports)
         elif what is _What.IS_THERE:
             self._arrive(number)
-        elif what is _What.IS_ANNOUNCED:
+        elif what is _What.PREEMPT_NOTICE:
             self._announce(worker, number)
-        elif what is _What.IS_TAKEN:
+        elif what is _What.PREEMPTED:
             self._leave(
                 number, reports, kind="evicted", back_after_s=self._config.faults.replace_s
             )
@@ -487,7 +487,7 @@ class SimulatedExecutor(Executor):
         reports.append(course.report(_started(course.stage, worker)))
         self._train(worker, course, number)
 
-    def _train(self, worker: SimulatedWorker, course: Course, number: int) -> None:
+    def _train(self, worker: SimulatedWorker, course: RunningChain, number: int) -> None:
         nominal_s = self._config.seconds_of(course.timeline, course.epoch + 1)
         course.seconds = nominal_s * worker.slowdown
         self._foresee(course.seconds, _What.EPOCH_ENDS, number)
@@ -546,7 +546,7 @@ class SimulatedExecutor(Executor):
         worker.asked_to_stop = self._stopping
         self._list(number)
         self._foresee(worker.failures.gap_s(), _What.FAILS, number)
-        self._foresee(worker.preemptions.gap_s(), _What.IS_ANNOUNCED, number)
+        self._foresee(worker.preemptions.gap_s(), _What.PREEMPT_NOTICE, number)
 
     def _announce(self, worker: SimulatedWorker, number: int) -> None:
         """Handle the notice of a preemption.
@@ -556,7 +556,7 @@ class SimulatedExecutor(Executor):
         self.counts.preemptions += 1
         worker.asked_to_stop = True
         self._unlist(worker)
-        self._foresee(self._config.faults.notice_s, _What.IS_TAKEN, number)
+        self._foresee(self._config.faults.notice_s, _What.PREEMPTED, number)
 
     def _leave(
         self, number: int, reports: list[Report], *, kind: str, back_after_s: float

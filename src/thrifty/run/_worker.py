@@ -54,7 +54,7 @@ from thrifty.store import CheckpointFolder
 from ._alone import epoch_plan
 from ._completeness import Completeness
 from ._executor import Assignment, Report
-from ._running_chain import Course
+from ._running_chain import RunningChain
 from ._states import (
     RecentStates,
     evaluated,
@@ -126,9 +126,9 @@ class Worker:
         self._newly_refused: list[tuple[str, str]] = []
         self._backend = self._new_backend()
         self._complete = Completeness(task, device=torch.device(spec.device))
-        self._waiting: deque[Course] = deque()
-        self._courses: dict[int, Course] = {}
-        self._closing: list[Course] = []
+        self._waiting: deque[RunningChain] = deque()
+        self._courses: dict[int, RunningChain] = {}
+        self._closing: list[RunningChain] = []
         self._unusable: set[tuple[int, int, str]] = set()
         """States from which the task could not resume.
 
@@ -144,7 +144,7 @@ class Worker:
 
     def submit(self, assignment: Assignment) -> None:
         """Add an assignment."""
-        self._waiting.append(Course(assignment))
+        self._waiting.append(RunningChain(assignment))
 
     def refuse(self, key: str, reason: str) -> None:
         """Stop fusing trials of a structure, because another worker's check has failed."""
@@ -199,14 +199,14 @@ class Worker:
             if course.epoch == course.stage.start and not course.is_again:
                 out.append(course.report(self._started(course)))
 
-    def _lose(self, course: Course, error: CheckpointError) -> None:
+    def _lose(self, course: RunningChain, error: CheckpointError) -> None:
         """Report that the state from which a chain was to resume is lost and must be retrained."""
         resume = course.resume
         assert resume is not None
         course.finale = CheckpointLost(checkpoint=resume, reason=str(error), worker=self.name)
         self._closing.append(course)
 
-    def _cannot_use(self, course: Course, error: CheckpointError) -> None:
+    def _cannot_use(self, course: RunningChain, error: CheckpointError) -> None:
         """Handle a state from which the task cannot resume although its file is intact."""
         resume = course.resume
         if resume is None or (resume.node, resume.epoch, resume.digest) in self._unusable:
@@ -216,24 +216,24 @@ class Worker:
         self._unusable.add((resume.node, resume.epoch, resume.digest))
         self._lose(course, error)
 
-    def _member(self, course: Course) -> Member:
+    def _member(self, course: RunningChain) -> Member:
         if course.parked is not None:
             return course.parked
         return course.member(self._state_to_begin_with(course))
 
-    def _state_to_begin_with(self, course: Course) -> State | None:
+    def _state_to_begin_with(self, course: RunningChain) -> State | None:
         if course.passed is not None:
             return course.passed
         resume = course.resume
         return None if resume is None else self._load(resume)
 
-    def _leave(self, course: Course) -> None:
+    def _leave(self, course: RunningChain) -> None:
         """Release the slot of a course; its pending writes continue."""
         self._courses.pop(course.number, None)
         self._backend.release(course.number)
         self._closing.append(course)
 
-    def _fail(self, course: Course, error: Exception) -> None:
+    def _fail(self, course: RunningChain, error: Exception) -> None:
         course.finale = self._failed(course, error)
         self._leave(course)
 
@@ -301,7 +301,7 @@ class Worker:
             course.under_way = True
         return plans
 
-    def _is_ready(self, course: Course, *, stopping: bool) -> bool:
+    def _is_ready(self, course: RunningChain, *, stopping: bool) -> bool:
         """Return whether a course trains its next epoch.
 
         If the worker may run out of memory, this first saves the state that the course needs to
@@ -326,7 +326,7 @@ class Worker:
             course.parked = course.member(state)
         return True
 
-    def _take(self, course: Course, outcome: Outcome, out: list[Report]) -> None:
+    def _take(self, course: RunningChain, outcome: Outcome, out: list[Report]) -> None:
         course.under_way = False
         course.parked = None
         if isinstance(outcome, UnverifiedError):
@@ -360,13 +360,13 @@ class Worker:
         self._keep(course, state)
         self._end_stage(course, out)
 
-    def _end_stage(self, course: Course, out: list[Report]) -> None:
+    def _end_stage(self, course: RunningChain, out: list[Report]) -> None:
         if course.next_stage():
             out.append(course.report(self._started(course)))
         else:
             self._leave(course)
 
-    def _train_again(self, course: Course) -> None:
+    def _train_again(self, course: RunningChain) -> None:
         """Discard what a course has trained since its last verified state, and train it alone."""
         self._courses.pop(course.number)
         self._backend.release(course.number)
@@ -403,12 +403,12 @@ class Worker:
                 self._end_stage(course, out)
         return passed
 
-    def _evaluated(self, course: Course, ref: CheckpointRef, state: State) -> EpochDone:
+    def _evaluated(self, course: RunningChain, ref: CheckpointRef, state: State) -> EpochDone:
         assert isinstance(self._task, Task)
         member = course.member(state)
         return evaluated(self._task, ref, member, device=self._spec.device, worker=self.name)
 
-    def _catch_up(self, course: Course) -> bool:
+    def _catch_up(self, course: RunningChain) -> bool:
         """Load the state that a course has skipped to into the back-end; False if that fails."""
         assert course.passed is not None
         member, course.passed = course.member(course.passed), None
@@ -422,14 +422,14 @@ class Worker:
         return True
 
     @contextmanager
-    def _checking(self, course: Course) -> Iterator[None]:
+    def _checking(self, course: RunningChain) -> Iterator[None]:
         """Add the time of state comparisons within the context to the time of a course."""
         before = self._complete.spent_s
         yield
         seconds = self._complete.spent_s - before
         course.spent = course.spent.plus(TimeShare(seconds=seconds, checks=seconds))
 
-    def _epoch_done(self, course: Course, metrics: Mapping[str, float]) -> EpochDone:
+    def _epoch_done(self, course: RunningChain, metrics: Mapping[str, float]) -> EpochDone:
         spent, dropped = course.spent, course.dropped
         course.spent = course.dropped = TimeShare()
         own_s = spent.seconds - spent.checks
@@ -447,7 +447,7 @@ class Worker:
         )
         return self._with_time_alone(course, _plus(done, dropped))
 
-    def _with_time_alone(self, course: Course, done: EpochDone) -> EpochDone:
+    def _with_time_alone(self, course: RunningChain, done: EpochDone) -> EpochDone:
         """Add the time that a fused trial's epoch would take alone, if that is known by now."""
         if done.seconds_alone is not None or not self._backend.is_fused(course.number):
             return done
@@ -513,7 +513,7 @@ class Worker:
         self._refused[key] = reason
         self._newly_refused.append((key, reason))
 
-    def _report_refused(self, course: Course, out: list[Report]) -> None:
+    def _report_refused(self, course: RunningChain, out: list[Report]) -> None:
         for key, reason in self._newly_refused:
             event = Refused(
                 key=key, structure=type(self._task).__name__, reason=reason, worker=self.name
@@ -521,7 +521,7 @@ class Worker:
             out.append(course.report(event))
         self._newly_refused.clear()
 
-    def _report_calibrations(self, course: Course, out: list[Report]) -> None:
+    def _report_calibrations(self, course: RunningChain, out: list[Report]) -> None:
         for calibration in self._calibrated:
             event = Calibrated(
                 key=calibration.key,
@@ -536,13 +536,13 @@ class Worker:
 
     # -- states ------------------------------------------------------------------------------
 
-    def _started(self, course: Course) -> StageStarted:
+    def _started(self, course: RunningChain) -> StageStarted:
         stage = course.stage
         return StageStarted(
             node=stage.node, start=stage.start, stop=stage.stop, worker=self.name
         )
 
-    def _state_of(self, course: Course) -> State | None:
+    def _state_of(self, course: RunningChain) -> State | None:
         """Return the state of a trial; if the task's code fails, fail the trial and return None."""
         try:
             with self._own_process_state():
@@ -553,7 +553,7 @@ class Worker:
             self._fail(course, error)
             return None
 
-    def _save(self, course: Course) -> bool:
+    def _save(self, course: RunningChain) -> bool:
         """Start to write the state of a trial; return False if the trial has failed instead."""
         state = self._state_of(course)
         if state is None:
@@ -561,7 +561,7 @@ class Worker:
         self._keep(course, state)
         return True
 
-    def _keep(self, course: Course, state: State) -> None:
+    def _keep(self, course: RunningChain, state: State) -> None:
         stage, epoch = course.stage, course.epoch
         self._recent.add((stage.node, epoch), state)
         kept = Stage(node=stage.node, start=stage.start, stop=epoch)
@@ -573,7 +573,7 @@ class Worker:
             self._spec.folder, node=node, epoch=epoch, tensors=arrays, meta=meta
         )
 
-    def _written(self, course: Course, out: list[Report], *, wait: bool) -> None:
+    def _written(self, course: RunningChain, out: list[Report], *, wait: bool) -> None:
         """Report the stages of a course whose final state is on disk, in order."""
         while course.writes and (wait or course.writes[0][1].done()):
             stage, future = course.writes.pop(0)
@@ -599,7 +599,7 @@ class Worker:
         return state
 
     def _failed(
-        self, course: Course, error: Exception, *, kind: str | None = None
+        self, course: RunningChain, error: Exception, *, kind: str | None = None
     ) -> StageFailed:
         if kind is None:
             kind = next((k for each, k in _KINDS.items() if isinstance(error, each)), "error")

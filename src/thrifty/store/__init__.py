@@ -2,6 +2,7 @@
 
 from ._address import redact_url as redact_url
 from ._checkpoints import CheckpointFolder as CheckpointFolder
+from ._driver import Driver as Driver
 from ._frames import FrameBackend as FrameBackend, frame as frame
 from ._front import best_trials as best_trials, nondominated as nondominated
 from ._optuna import export_optuna as export_optuna, optuna_storage as optuna_storage
@@ -42,7 +43,6 @@ from ._views import (
     Views as Views,
     sortable as sortable,
 )
-from .coordination._driver import Driver as Driver
 from .coordination._leases import Heartbeat as Heartbeat, Lease as Lease
 
 

@@ -14,13 +14,13 @@ from thrifty.core import Clock, SystemClock
 from ._address import read_address
 from ._checkpoints import CheckpointFolder
 from ._curves import Curves
+from ._driver import Driver
 from ._engine import open_engine, user_errors
 from ._leftovers import Leftovers, remove_leftovers
 from ._plans import Plans
 from ._records import Record, StudyInfo
 from ._studies import Studies
 from ._writer import write
-from .coordination._driver import Driver
 from .coordination._leases import Lease
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from thrifty.core import StoreUnreachableError, plain_logger
-from thrifty.plan import droppable
+from thrifty.plan import evictable_checkpoints
 from thrifty.store import CheckpointRemoved, Driver, Store
 
 from ._ledger import Ledger
@@ -48,7 +48,7 @@ class DiskBudget:
             live += store.plans.standing(ledger.plan_id, but=ledger.study_id)
         except StoreUnreachableError:
             return  # try again later: without the server, other studies' needs are unknown
-        refs = droppable(ledger.plan, live=live, budget_bytes=max(left, 0.0))
+        refs = evictable_checkpoints(ledger.plan, live=live, budget_bytes=max(left, 0.0))
         # Delete the record first: a file without a record is harmless, the opposite is not.
         driver.record([
             CheckpointRemoved(plan=ledger.plan_id, node=r.node, epoch=r.epoch) for r in refs

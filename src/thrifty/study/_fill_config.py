@@ -15,7 +15,7 @@ from thrifty.space import Choice, Coordinate, Coordinates, Domain, Float, Int, S
 _MAX_DRAWS = 1000
 
 
-def complete(
+def fill_config(
     space: Space, given: Mapping[str, Any], *, rng: np.random.Generator
 ) -> dict[str, Any]:
     """Return a configuration of the space with the given values; the others are drawn.
@@ -30,7 +30,7 @@ def complete(
     >>> space = Space(
     ...     lr=Float(0.0, 1.0), kind=Choice(["sgd", "adam"]), m=Choice([0.9]).when(kind="sgd")
     ... )
-    >>> complete(space, {"lr": 1, "m": 0.9}, rng=np.random.default_rng(0))
+    >>> fill_config(space, {"lr": 1, "m": 0.9}, rng=np.random.default_rng(0))
     {'lr': 1.0, 'kind': 'sgd', 'm': 0.9}
     """
     picked: dict[str, Any] = {}

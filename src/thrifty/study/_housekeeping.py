@@ -189,7 +189,7 @@ SPARED_S = 60.0
 
 
 @contextmanager
-def spared_heap() -> Iterator[None]:
+def gc_frozen() -> Iterator[None]:
     """Freeze existing objects in this context so that the garbage collector skips them.
 
     With torch loaded, these are a quarter of a million objects, and one full collection takes
@@ -198,7 +198,7 @@ def spared_heap() -> Iterator[None]:
     memory. A heap that other code has frozen is left unchanged.
 
     >>> frozen = gc.get_freeze_count() > 0
-    >>> with spared_heap():
+    >>> with gc_frozen():
     ...     gc.get_freeze_count() > 0
     True
     >>> (gc.get_freeze_count() > 0) == frozen

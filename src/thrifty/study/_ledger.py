@@ -388,7 +388,9 @@ class Ledger:
     def learn(self, changes: Changes) -> None:
         """Apply what other drivers have done, and what they are training now."""
         self._learn(changes.news)
-        self.plan.occupy({claim.node: (claim.start, claim.stop) for claim in changes.claims})
+        self.plan.set_remote_running({
+            claim.node: (claim.start, claim.stop) for claim in changes.claims
+        })
 
     def _learn(self, records: PlanRecords) -> None:
         # Decisions of this study that are not recorded yet have added no nodes: nodes are

@@ -85,7 +85,7 @@ def run_loop(parts: Parts, *, stop_requested: Callable[[], bool]) -> bool:
             parts.executor.submit(Assignment(number=num_assigned, chain=chain, seed=parts.seed))
             num_assigned += 1
         if chains:
-            _hear(parts, chains)
+            drain_events(parts, chains)
         elif stopping or not _others_train(parts):
             _write(parts)
             return not stopping
@@ -102,7 +102,7 @@ def _others_train(parts: Parts) -> bool:
     return parts.driver.shared and parts.ledger.history.num_running > 0
 
 
-def _hear(parts: Parts, chains: dict[int, Chain]) -> None:
+def drain_events(parts: Parts, chains: dict[int, Chain]) -> None:
     """Apply the reports of the workers."""
     for report in parts.executor.poll(GROUP_S):
         if report.event is None:
@@ -168,7 +168,7 @@ def _next_chain(parts: Parts, num_free: int) -> Chain | None:
                 return chain
             # Another driver has claimed or changed this work, so read its changes first.
             ledger.plan.abandon(chain)
-            _learn(parts, anyway=True)
+            _learn(parts, force=True)
             continue
         decisions = parts.algorithm.ask(
             ledger.history,
@@ -202,10 +202,10 @@ def _is_new(decision: Decision) -> bool:
     return isinstance(decision, Proposal) and decision.config is not None
 
 
-def _learn(parts: Parts, *, anyway: bool = False) -> None:
+def _learn(parts: Parts, *, force: bool = False) -> None:
     """Read and apply what other drivers have done."""
     ledger = parts.ledger
-    changes = parts.driver.changes(num_nodes=len(ledger.plan.nodes), anyway=anyway)
+    changes = parts.driver.changes(num_nodes=len(ledger.plan.nodes), force=force)
     if changes is not None:
         ledger.learn(changes)
         tell_news(parts.observers, ledger)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class Pictures:
+class PlotMixin:
     """The read-only part of ``Study``: importance and plots.
 
     The attributes that it needs are declared here and defined in ``Study``.

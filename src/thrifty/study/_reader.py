@@ -12,7 +12,7 @@ from thrifty.core import StoreUnreachableError, plain_logger
 from thrifty.store import Store, StudyInfo
 
 from ._ledger import Ledger
-from ._repository import Archive
+from ._repository import StudyRepository
 
 
 logger = plain_logger(__name__)
@@ -30,7 +30,7 @@ class Reader:
         """State of the database when the ledger was read (None: unknown)."""
         self._is_running = False
 
-    def current(self, archive: Archive) -> Ledger:
+    def current(self, archive: StudyRepository) -> Ledger:
         """Return the current ledger.
 
         Raises:
@@ -47,7 +47,7 @@ class Reader:
             logger.warning("%s; this is what was read of the study before", error)
             return self._ledger
 
-    def read(self, archive: Archive, store: Store) -> Ledger:
+    def read(self, archive: StudyRepository, store: Store) -> Ledger:
         """Return the ledger of a study that this process is not running."""
         mark = store.studies.mark(archive.name)
         if self._ledger is None or mark is None or mark != self._mark:
@@ -56,7 +56,9 @@ class Reader:
         return self._ledger
 
     @contextmanager
-    def running(self, archive: Archive, store: Store, info: StudyInfo) -> Iterator[Ledger]:
+    def running(
+        self, archive: StudyRepository, store: Store, info: StudyInfo
+    ) -> Iterator[Ledger]:
         """Provide the ledger with which this process runs the study in this context."""
         self._ledger, self._mark = archive.load(store, info), None
         self._is_running = True
@@ -68,7 +70,7 @@ class Reader:
             self._is_running = False
 
 
-def _is_in_memory(archive: Archive) -> bool:
+def _is_in_memory(archive: StudyRepository) -> bool:
     """Return whether the database is in memory and vanishes when the run ends."""
     url = make_url(archive.storage.url)
     return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")

@@ -123,12 +123,12 @@ def taken_over(relatives: Sequence[PlanRecords]) -> list[NodeRecord | Checkpoint
 
 logger = plain_logger(__name__)
 
-Source = str | tuple["Archive", Ledger]
+Source = str | tuple["StudyRepository", Ledger]
 """An earlier study: its name in the same database, or an archive with its ledger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Archive:
+class StudyRepository:
     """Access to the records of one study."""
 
     recipe: Recipe
@@ -136,7 +136,7 @@ class Archive:
     name: str
     clock: Clock
 
-    def joined(self) -> Archive:
+    def joined(self) -> StudyRepository:
         """Return the same archive for a task whose metrics change what is trained."""
         return replace(self, recipe=replace(self.recipe, apart=False))
 

@@ -14,12 +14,12 @@ from thrifty.run import ExecutorConfig
 from thrifty.store import Heartbeat, Lease, PlanInfo, Store, StudyInfo, StudyMoved
 
 from ._budget import DiskBudget
-from ._housekeeping import Packing, PassedStates, spared_heap, with_threads_of
+from ._housekeeping import Packing, PassedStates, gc_frozen, with_threads_of
 from ._ledger import Ledger
 from ._loop import Observer, Parts, run_loop, tell, tell_news
 from ._progress import Progress
 from ._provenance import Provenance
-from ._repository import Archive
+from ._repository import StudyRepository
 from ._results import best_of
 from ._stop import StopOnSignal, StopWhen
 from ._trial_events import StudyBegan, StudyEnded, TrialAdvanced, TrialBegan, TrialEnded
@@ -29,7 +29,7 @@ logger = plain_logger(__name__)
 
 
 def train(
-    archive: Archive,
+    archive: StudyRepository,
     ledger: Ledger,
     *,
     store: Store,
@@ -48,7 +48,7 @@ def train(
     driver.record([StudyMoved(study=ledger.study_id, state="running")])
     watching = [*observers]
     with contextlib.ExitStack() as stack:
-        stack.enter_context(spared_heap())
+        stack.enter_context(gc_frozen())
         if lease.shared:
             stack.enter_context(Heartbeat(lease))
         if progress:
@@ -118,7 +118,9 @@ def train(
         )
 
 
-def say_where_from(archive: Archive, ledger: Ledger, *, store: Store, progress: bool) -> None:
+def say_where_from(
+    archive: StudyRepository, ledger: Ledger, *, store: Store, progress: bool
+) -> None:
     """Print where the results of a run come from, on the terminal or in the log."""
     found = Provenance.of(ledger)
     text = found.text(store.studies.made() if found.known else {}, own=ledger.study_id)
@@ -133,7 +135,7 @@ def say_where_from(archive: Archive, ledger: Ledger, *, store: Store, progress: 
 
 
 def _begin(
-    archive: Archive,
+    archive: StudyRepository,
     ledger: Ledger,
     observers: Sequence[Observer],
     *,

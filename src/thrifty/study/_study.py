@@ -26,13 +26,13 @@ from thrifty.search import Algorithm
 from thrifty.space import Space
 from thrifty.store import FrameBackend, frame, nondominated, redact_url
 
-from ._fill_config import complete
+from ._fill_config import fill_config
 from ._forecast import Forecast, forecast
 from ._goals import Bound, Goals, Mode
 from ._identity import Recipe
 from ._ledger import Ledger
 from ._loop import Observer
-from ._plot_mixin import Pictures
+from ._plot_mixin import PlotMixin
 from ._preflight import (
     check_arguments,
     check_max_epochs,
@@ -42,7 +42,7 @@ from ._preflight import (
     checked_seed,
 )
 from ._reader import Reader
-from ._repository import Archive, Source, Storage
+from ._repository import Source, Storage, StudyRepository
 from ._results import Savings, TrialResult, candidates, rows, savings, trial_result
 from ._session import say_where_from, train
 from ._stop import StopWhen
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 
-class Study(Pictures):
+class Study(PlotMixin):
     """A study that tunes a task over a space, training every shared step once.
 
     Nothing is opened or trained before ``run``.
@@ -247,7 +247,7 @@ class Study(Pictures):
         {'lr': 0.05}
         """
         rng = np.random.default_rng(derive_seed(self.seed, "enqueue", len(self._enqueued)))
-        self._enqueued.append(complete(self.space, config, rng=rng))
+        self._enqueued.append(fill_config(self.space, config, rng=rng))
         archive = self._archive()
         with contextlib.suppress(StudyNotFoundError), archive.open(create=False) as store:
             info = archive.find(store)
@@ -406,7 +406,7 @@ class Study(Pictures):
 
     # -- internals --------------------------------------------------------------------
 
-    def _archive(self) -> Archive:
+    def _archive(self) -> StudyRepository:
         recipe = Recipe(
             task=self.task,
             space=self.space,
@@ -415,7 +415,9 @@ class Study(Pictures):
             seed=self.seed,
             warm_start=tuple(s if isinstance(s, str) else s.name for s in self._earlier),
         )
-        return Archive(recipe=recipe, storage=self.storage, name=self.name, clock=self._clock)
+        return StudyRepository(
+            recipe=recipe, storage=self.storage, name=self.name, clock=self._clock
+        )
 
     def _sources(self) -> list[Source]:
         return [s if isinstance(s, str) else (s._archive(), s._books()) for s in self._earlier]

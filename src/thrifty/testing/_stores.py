@@ -262,7 +262,7 @@ def check_a_race_has_one_winner(url: str) -> None:
 
             def race(place: int) -> set[int]:
                 rng = np.random.default_rng(place)
-                drivers[place].changes(num_nodes=0, anyway=True)
+                drivers[place].changes(num_nodes=0, force=True)
                 mine: set[int] = set()
                 for _ in range(10):
                     nodes = sorted({int(n) for n in rng.integers(num_nodes, size=2)} - mine)
@@ -321,7 +321,7 @@ def _all_driving(store: Store, studies: Sequence[StudyInfo]) -> Iterator[list[Dr
 
 
 def _hear(driver: Driver, *, num_nodes: int) -> Changes:
-    heard = driver.changes(num_nodes=num_nodes, anyway=True)
+    heard = driver.changes(num_nodes=num_nodes, force=True)
     assert heard is not None
     return heard
 

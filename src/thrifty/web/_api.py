@@ -17,7 +17,7 @@ from . import (
     _studies as studies,
     _trials as trials,
 )
-from ._responses import LARGEST, AboutStudy, AtDesk, Desk
+from ._responses import LARGEST, AboutStudy, AtDesk, ResponseService
 
 
 TrialNumber = Annotated[int, Path(ge=0, le=LARGEST, description="number of a trial")]
@@ -190,7 +190,7 @@ def trial(asked: AboutStudy, number: TrialNumber) -> Response:
 router.include_router(_study)
 
 
-def _forest(desk: Desk, view: StudyView) -> forests.StageForest:
+def _forest(desk: ResponseService, view: StudyView) -> forests.StageForest:
     """Return the stage forest, cached for both the drawing and the pages of trials."""
     kept = desk.cache.get(
         ("forest", view.id),

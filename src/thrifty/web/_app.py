@@ -18,9 +18,9 @@ from thrifty.store import Views
 
 from ._api import router
 from ._cache import Cache
-from ._poll_throttle import Pace
-from ._responses import Desk
-from ._security import Gate
+from ._poll_throttle import PollThrottle
+from ._responses import ResponseService
+from ._security import SecurityMiddleware
 
 
 STATIC = Path(__file__).with_name("static")
@@ -47,7 +47,7 @@ def application(views: Views, *, token: str | None, only_here: bool, cache: Cach
         redoc_url=None,
         lifespan=living,
     )
-    app.state.desk = Desk(views, cache, Pace())
+    app.state.desk = ResponseService(views, cache, PollThrottle())
     app.include_router(router)
 
     @app.get("/", include_in_schema=False)
@@ -57,7 +57,7 @@ def application(views: Views, *, token: str | None, only_here: bool, cache: Cach
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     app.add_exception_handler(StoreError, _unreadable)
     app.add_exception_handler(SQLAlchemyError, _unreadable)
-    app.add_middleware(Gate, token=token, only_here=only_here)
+    app.add_middleware(SecurityMiddleware, token=token, only_here=only_here)
     return app
 
 

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 
 
-class Pace:
+class PollThrottle:
     """Staggers polling: each page is told when to poll again, no two within ``spacing_s``.
 
     A poll costs the server some milliseconds of CPU time that training may need. A single page
     polls again after ``least_s`` seconds; two hundred pages take turns.
 
-    >>> pace = Pace(least_s=2, spacing_s=0.5, now=lambda: 0.0)
+    >>> pace = PollThrottle(least_s=2, spacing_s=0.5, now=lambda: 0.0)
     >>> [pace.again_s() for _ in range(3)]
     [2.0, 2.5, 3.0]
     """

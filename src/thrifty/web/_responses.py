@@ -13,7 +13,7 @@ from thrifty.store import StudyView, Views
 
 from . import _models as models
 from ._cache import Cache, etag
-from ._poll_throttle import Pace
+from ._poll_throttle import PollThrottle
 
 
 LARGEST = 2**31 - 1
@@ -21,12 +21,12 @@ StudyId = Annotated[int, Path(ge=1, le=LARGEST, description="number of a study")
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class ResponseService:
     """Makes the responses of the API."""
 
     views: Views
     cache: Cache
-    pace: Pace
+    pace: PollThrottle
 
     def stamp(self, study: int | None = None) -> str:
         """Return the current revision.
@@ -86,17 +86,17 @@ class Desk:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class StudyRequest:
     """A request about a study, with the service that answers it."""
 
-    desk: Desk
+    desk: ResponseService
     request: Request
     study: int
 
     def answer(
         self, key: tuple[Any, ...], make: Callable[[Views, StudyView], BaseModel]
     ) -> Response:
-        """Make a response from the current study; see ``Desk.answer``.
+        """Make a response from the current study; see ``ResponseService.answer``.
 
         Raises:
             HTTPException: The study does not exist.
@@ -108,17 +108,17 @@ class Question:
 
 
 # These are coroutines because FastAPI would run plain functions in a thread.
-async def _at_the_desk(request: Request) -> Desk:
-    desk: Desk = request.app.state.desk
+async def _at_the_desk(request: Request) -> ResponseService:
+    desk: ResponseService = request.app.state.desk
     return desk
 
 
-async def _about_a_study(request: Request, desk: AtDesk, study: StudyId) -> Question:
-    return Question(desk, request, study)
+async def _about_a_study(request: Request, desk: AtDesk, study: StudyId) -> StudyRequest:
+    return StudyRequest(desk, request, study)
 
 
-AtDesk = Annotated[Desk, Depends(_at_the_desk)]
-AboutStudy = Annotated[Question, Depends(_about_a_study)]
+AtDesk = Annotated[ResponseService, Depends(_at_the_desk)]
+AboutStudy = Annotated[StudyRequest, Depends(_about_a_study)]
 
 
 def _body(answer: BaseModel) -> tuple[bytes, str]:

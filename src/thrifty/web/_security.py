@@ -30,7 +30,7 @@ HEADERS = {
 }
 
 
-class Gate:
+class SecurityMiddleware:
     """Middleware that checks the Host header and the token, and sets the headers of every response.
 
     ``only_here`` rejects every Host except this machine's own names. Thus a foreign page whose name

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings, strategies as st
 from tests.perf._draw import drawn
 from thrifty.perf.steptime import Setup
 from thrifty.perf.steptime._model import Columns
-from thrifty.perf.steptime._published import Alone
+from thrifty.perf.steptime._published import SingleDeviceTime
 
 
 profiles = st.dictionaries(st.integers(1, 500), st.floats(1e-3, 10.0), min_size=1, max_size=6)
@@ -20,7 +20,9 @@ profiles = st.dictionaries(st.integers(1, 500), st.floats(1e-3, 10.0), min_size=
 def alone(*rows):
     """Return a model of one device, fitted to (placement, batch, seconds)."""
     setups = [Setup(placement=placement, batch=batch) for placement, batch, _ in rows]
-    return Alone(Columns.of(setups), np.array([seconds for *_, seconds in rows], float))
+    return SingleDeviceTime(
+        Columns.of(setups), np.array([seconds for *_, seconds in rows], float)
+    )
 
 
 def of_one(profile):

@@ -14,10 +14,10 @@ from rich.console import Console
 
 from thrifty.cloud import (
     ACCELERATORS,
-    Beliefs,
     Catalogue,
     FleetOptions,
     FleetPlan,
+    HardwareEstimates,
     Measured,
     Offer,
     Probe,
@@ -80,7 +80,7 @@ def load_market(asked: Asked) -> SpotMarket | None:
     return replace(market, unknown_evictions_per_h=asked.evictions)
 
 
-def beliefs_of(device: str, *, named: str | None) -> Beliefs:
+def beliefs_of(device: str, *, named: str | None) -> HardwareEstimates:
     """Return the hardware estimates for a profiled device.
 
     Args:
@@ -98,9 +98,9 @@ def beliefs_of(device: str, *, named: str | None) -> Beliefs:
                 f"--device {named}: use one of {', '.join(sorted(ACCELERATORS))}, or an empty name "
                 "for processors"
             )
-        return Beliefs(profiled=named, profiled_vcpus=vcpus)
+        return HardwareEstimates(profiled=named, profiled_vcpus=vcpus)
     if threads:
-        return Beliefs(profiled_vcpus=vcpus)
+        return HardwareEstimates(profiled_vcpus=vcpus)
     words = {word.upper() for word in re.split(r"[^A-Za-z0-9]+", device)}
     known = [name for name in ACCELERATORS if set(name.upper().split("-")) <= words]
     if not known:
@@ -108,7 +108,7 @@ def beliefs_of(device: str, *, named: str | None) -> Beliefs:
             f"the profile is of {device!r}, which is none of {', '.join(sorted(ACCELERATORS))}: "
             "say by --device which of them it is most like"
         )
-    return Beliefs(profiled=max(known, key=len))
+    return HardwareEstimates(profiled=max(known, key=len))
 
 
 _STATE = 3
@@ -144,8 +144,8 @@ def load_workload(file: Path, asked: Asked) -> tuple[Workload, Mapping[str, Any]
     each = steps_of(source, batch)
     workload = _of(profile, steps=asked.steps or epochs * each, batch=batch)
     if asked.study:
-        widths = widths_of(study.plan().forest, steps_per_epoch=each)
-        workload = replace(workload, widths=widths)
+        parallelism_phases = widths_of(study.plan().forest, steps_per_epoch=each)
+        workload = replace(workload, parallelism_phases=parallelism_phases)
     return workload, {} if stored else subject.values
 
 
@@ -192,7 +192,7 @@ class Scene:
     workload: Workload
     values: Mapping[str, Any]
     offers: tuple[Offer, ...]
-    beliefs: Beliefs
+    beliefs: HardwareEstimates
     market: SpotMarket | None
 
     @property
@@ -202,7 +202,7 @@ class Scene:
         return FleetOptions(
             deadline_s=asked.deadline,
             budget_usd=asked.budget,
-            confidence=not asked.median,
+            conservative=not asked.median,
             beliefs=self.beliefs,
             spot=asked.spot,
             mixed=asked.mixed,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from thrifty.cloud._fleet import Interval
-from thrifty.cloud._hardware_estimates import Beliefs
+from thrifty.cloud._hardware_estimates import HardwareEstimates
 from thrifty.cloud._offer import GIB, Offer
 from thrifty.perf import CollectiveModel, Link, StepProfile, iteration_s, ring_s
 
@@ -42,7 +42,9 @@ class Devices:
     collectives: CollectiveModel | None
 
     @classmethod
-    def of(cls, offers: Sequence[Offer], *, beliefs: Beliefs, profile: StepProfile) -> Devices:
+    def of(
+        cls, offers: Sequence[Offer], *, beliefs: HardwareEstimates, profile: StepProfile
+    ) -> Devices:
         """Return the estimates, with one kind for each offer.
 
         Raises:

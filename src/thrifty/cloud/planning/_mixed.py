@@ -9,11 +9,11 @@ from functools import partial
 
 import numpy as np
 
-from thrifty.cloud._estimate import Machines, estimate
 from thrifty.cloud._fleet import Fleet
-from thrifty.cloud._hardware_estimates import Beliefs
+from thrifty.cloud._hardware_estimates import HardwareEstimates
 from thrifty.cloud._offer import Offer
 from thrifty.cloud._workload import Workload
+from thrifty.cloud.planning._estimate import Machines, estimate
 from thrifty.core import CloudError, MissingExtraError
 from thrifty.perf import StepProfile
 
@@ -172,7 +172,7 @@ def mixed_fleets(
     workload: Workload,
     offers: Sequence[Offer],
     *,
-    beliefs: Beliefs,
+    beliefs: HardwareEstimates,
     goal: Goal,
     quotas: Mapping[str, int],
     max_nodes: int,
@@ -187,7 +187,7 @@ def mixed_fleets(
         CloudError: the workload is a study.
         MissingExtraError: scipy is not installed.
     """
-    if workload.widths is not None:
+    if workload.parallelism_phases is not None:
         raise CloudError(
             "a study is planned for machines of one type: leave out mixed, or widths"
         )
@@ -205,7 +205,7 @@ def mixed_fleets(
         best = goal.best_fleet(found)
         if best is not None:
             # The optimum lies between the step times that were tried before and after the best one.
-            step_s = best.step_s.high if goal.confidence else best.step_s.median
+            step_s = best.step_s.high if goal.conservative else best.step_s.median
             finer = np.geomspace(step_s * _SHORTER, step_s / _SHORTER, _FINER)
             found += [fleet for each in finer.tolist() if (fleet := make(step_s=each))]
         fleets |= {f"{fleet} {local[0].region}": fleet for fleet in found}
@@ -216,7 +216,7 @@ def mix_of(
     workload: Workload,
     offers: Sequence[Offer],
     *,
-    beliefs: Beliefs,
+    beliefs: HardwareEstimates,
     end: int,
     quotas: Mapping[str, int],
     max_nodes: int,
@@ -246,7 +246,7 @@ def _regions(
     workload: Workload,
     offers: Sequence[Offer],
     *,
-    beliefs: Beliefs,
+    beliefs: HardwareEstimates,
     quotas: Mapping[str, int],
     most: int,
 ) -> list[list[Offer]]:
@@ -290,7 +290,12 @@ def _longest_s(workload: Workload, mix: Mix, goal: Goal) -> float:
 
 
 def _fleet(
-    workload: Workload, offers: Sequence[Offer], *, mix: Mix, beliefs: Beliefs, step_s: float
+    workload: Workload,
+    offers: Sequence[Offer],
+    *,
+    mix: Mix,
+    beliefs: HardwareEstimates,
+    step_s: float,
 ) -> Fleet | None:
     """Return the fleet with the lowest hourly price for this step time, with its true forecast."""
     nums = mix.cheapest(step_s)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from thrifty.cloud._fleet import Fleet, Interval
-from thrifty.cloud._hardware_estimates import Beliefs
+from thrifty.cloud._hardware_estimates import HardwareEstimates
 from thrifty.cloud._spot import SpotHistory
 from thrifty.core import CloudError
 
@@ -21,7 +21,8 @@ class Goal:
     Args:
         deadline_s: seconds from renting to the end.
         budget_usd: total dollars.
-        confidence: whether the high end of the interval must meet the goal, rather than its median.
+        conservative: whether the high end of the interval must meet the goal, rather than its
+            median.
 
     Raises:
         CloudError: both are given, or one is not positive.
@@ -29,7 +30,7 @@ class Goal:
 
     deadline_s: float | None = None
     budget_usd: float | None = None
-    confidence: bool = True
+    conservative: bool = True
 
     def __post_init__(self) -> None:
         if self.deadline_s is not None and self.budget_usd is not None:
@@ -48,7 +49,7 @@ class Goal:
     @property
     def end(self) -> int:
         """Index, in (median, low, high), of the end of the interval that must meet the goal."""
-        return 2 if self.confidence else 0
+        return 2 if self.conservative else 0
 
     def best_of(self, time_s: np.ndarray, cost_usd: np.ndarray) -> int | None:
         """Return the index of the best fleet; None if no fleet meets the goal or there is no goal.
@@ -69,7 +70,7 @@ class Goal:
 
     def bound(self, interval: Interval) -> float:
         """Return the end of the interval that must meet the goal."""
-        return interval.high if self.confidence else interval.median
+        return interval.high if self.conservative else interval.median
 
     def best_fleet(self, fleets: Iterable[Fleet]) -> Fleet | None:
         """Return the best of these fleets, by the rules of ``best_of``."""
@@ -95,7 +96,7 @@ class FleetOptions:
         deadline_s: seconds from renting to the end; the cheapest fleet that meets it is chosen.
         budget_usd: total dollars; the fastest fleet within it is chosen. If neither a deadline nor
             a budget is given, no fleet is chosen and the plan has only the front.
-        confidence: whether the high end of the forecast must meet the deadline or budget, rather
+        conservative: whether the high end of the forecast must meet the deadline or budget, rather
             than its median.
         beliefs: estimates of devices and networks. By default they come from data sheets, for a
             profile of one processor core.
@@ -115,8 +116,8 @@ class FleetOptions:
 
     deadline_s: float | None = None
     budget_usd: float | None = None
-    confidence: bool = True
-    beliefs: Beliefs = field(default_factory=Beliefs)
+    conservative: bool = True
+    beliefs: HardwareEstimates = field(default_factory=HardwareEstimates)
     spot: bool = False
     mixed: bool = False
     max_nodes: int = 64
@@ -137,5 +138,7 @@ class FleetOptions:
     def goal(self) -> Goal:
         """Deadline or budget, and which end of a forecast must meet it."""
         return Goal(
-            deadline_s=self.deadline_s, budget_usd=self.budget_usd, confidence=self.confidence
+            deadline_s=self.deadline_s,
+            budget_usd=self.budget_usd,
+            conservative=self.conservative,
         )

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from thrifty.cloud._fleet import Fleet
-from thrifty.cloud._hardware_estimates import Beliefs
+from thrifty.cloud._hardware_estimates import HardwareEstimates
 from thrifty.cloud._offer import Offer
 from thrifty.cloud._spot import ASSUMED_PER_H, SpotHistory
 from thrifty.cloud._workload import Workload
@@ -22,7 +22,7 @@ from ._table import Table, table_of
 
 
 def known_offers(
-    offers: Sequence[Offer], beliefs: Beliefs
+    offers: Sequence[Offer], beliefs: HardwareEstimates
 ) -> tuple[list[Offer], tuple[str, ...]]:
     """Return the offers of devices with a known speed, and the names of the other devices.
 
@@ -94,7 +94,7 @@ def notes_on(
 
 def missed(nearest: Fleet, goal: Goal, *, max_nodes: int) -> str:
     """Return by how much the fastest or the cheapest fleet misses the goal."""
-    where = "at the 90 % end" if goal.confidence else "by the median"
+    where = "at the 90 % end" if goal.conservative else "by the median"
     if goal.deadline_s is not None:
         least = goal.bound(nearest.time_s)
         return (
@@ -190,7 +190,7 @@ def plan_fleet(
         CloudError: an argument is invalid, or no fleet meets the goal; the message says what binds,
             and by how much.
 
-    >>> from thrifty.cloud import Beliefs
+    >>> from thrifty.cloud import HardwareEstimates
     >>> from thrifty.perf import StepProfile
     >>> profile = StepProfile(
     ...     device="V100",
@@ -218,7 +218,7 @@ def plan_fleet(
     >>> plan = plan_fleet(
     ...     workload,
     ...     offers,
-    ...     FleetOptions(deadline_s=24 * 3600, beliefs=Beliefs(profiled="V100")),
+    ...     FleetOptions(deadline_s=24 * 3600, beliefs=HardwareEstimates(profiled="V100")),
     ... )
     >>> str(plan.best), round(plan.best.time_s.high / 3600, 1)
     ('1 x p3.8xlarge', 16.8)
@@ -253,7 +253,7 @@ def plan_fleet(
     best = goal.best_fleet(fleets)
     if best is None and goal.limit is not None:
         # With a deadline, ``mix`` searched only fleets that may meet it.
-        others = mix(goal=Goal(confidence=options.confidence)) if options.mixed else []
+        others = mix(goal=Goal(conservative=options.conservative)) if options.mixed else []
         nearest = _nearest(table, goal, others, market=options.market)
         raise CloudError(missed(nearest, goal, max_nodes=options.max_nodes))
     return FleetPlan(

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from thrifty.cloud._estimate import all_steps_s, fleet_of, machines_each
 from thrifty.cloud._fleet import Fleet
-from thrifty.cloud._hardware_estimates import Beliefs
+from thrifty.cloud._hardware_estimates import HardwareEstimates
 from thrifty.cloud._offer import Offer
 from thrifty.cloud._spot import SpotHistory, slowdowns, spot_terms
 from thrifty.cloud._workload import Workload
+from thrifty.cloud.planning._estimate import all_steps_s, fleet_of, machines_each
 from thrifty.core import CloudError
 
 from ._devices import Devices, EqualSteps, bound_by, equal_steps, kind_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lot:
+class PricedOffer:
     """An on-demand or spot offer that no other offer of the same kind of machine beats."""
 
     offer: Offer
@@ -49,7 +49,7 @@ class Table:
     """
 
     workload: Workload
-    lots: tuple[Lot, ...]
+    lots: tuple[PricedOffer, ...]
     kinds: tuple[Offer, ...]
     devices: Devices
     allowed: np.ndarray
@@ -85,7 +85,7 @@ def table_of(
     workload: Workload,
     offers: Sequence[Offer],
     *,
-    beliefs: Beliefs,
+    beliefs: HardwareEstimates,
     max_nodes: int,
     quotas: Mapping[str, int],
     spot: bool,
@@ -117,7 +117,7 @@ def table_of(
     work_s = np.where(
         np.arange(max_nodes) < allowed[:, None], all_steps_s(workload, steps.step_s), np.inf
     )
-    lots: list[Lot] = []
+    lots: list[PricedOffer] = []
     num_rented = np.zeros(len(groups), int)
     for kind, group in enumerate(groups):
         offered = list(_offered(group, kind, spot=spot, spot_market=spot_market))
@@ -147,13 +147,13 @@ def allowance(offer: Offer, quotas: Mapping[str, int], most: int) -> int:
 
 def _offered(
     group: Iterable[Offer], kind: int, *, spot: bool, spot_market: SpotHistory | None
-) -> Iterable[Lot]:
+) -> Iterable[PricedOffer]:
     for offer in group:
         if offer.price_usd_h is not None:
-            yield Lot(offer=offer, kind=kind, usd_h=offer.price_usd_h)
+            yield PricedOffer(offer=offer, kind=kind, usd_h=offer.price_usd_h)
         terms = _terms(offer, spot_market) if spot else None
         if terms is not None:
-            yield Lot(
+            yield PricedOffer(
                 offer=offer, kind=kind, usd_h=terms[0], spot=True, evictions_per_h=terms[1]
             )
 
@@ -165,9 +165,9 @@ def _terms(offer: Offer, spot_market: SpotHistory | None) -> tuple[float, float]
         return None  # the offer may still be used on demand
 
 
-def _unbeaten(lots: Sequence[Lot]) -> list[Lot]:
+def _unbeaten(lots: Sequence[PricedOffer]) -> list[PricedOffer]:
     """Return the Pareto front of price and evictions per hour; of equal lots, the first."""
-    out: list[Lot] = []
+    out: list[PricedOffer] = []
     for lot in sorted(lots, key=lambda lot: (lot.usd_h, lot.evictions_per_h)):
         if not out or lot.evictions_per_h < out[-1].evictions_per_h:
             out.append(lot)
@@ -175,7 +175,7 @@ def _unbeaten(lots: Sequence[Lot]) -> list[Lot]:
 
 
 def _times_and_costs(
-    workload: Workload, lots: Sequence[Lot], work_s: np.ndarray
+    workload: Workload, lots: Sequence[PricedOffer], work_s: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     nodes = np.arange(1, work_s.shape[-1] + 1)
     time_s = work_s[:, [lot.kind for lot in lots]]

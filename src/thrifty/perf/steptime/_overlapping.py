@@ -11,7 +11,7 @@ import numpy as np
 from thrifty.core import MissingExtraError
 
 from ._model import Columns, Setup, checked
-from ._published import Alone
+from ._published import SingleDeviceTime
 
 
 _STARTS = (1.5, 6.0)
@@ -47,7 +47,7 @@ class Overlapping:
     [2.0]
     """
 
-    _alone: Alone
+    _alone: SingleDeviceTime
     _fitted: _Fitted
 
     def fit(self, setups: Sequence[Setup], step_s: Sequence[float]) -> None:
@@ -59,7 +59,7 @@ class Overlapping:
         """
         times = checked(setups, step_s)
         columns = Columns.of(setups)
-        self._alone = Alone(columns, times)
+        self._alone = SingleDeviceTime(columns, times)
         self._fitted = _fit(terms(columns), self._alone(columns.batch), times)
 
     def predict(self, setups: Sequence[Setup]) -> np.ndarray:

@@ -12,7 +12,7 @@ from thrifty.perf._nonnegative import relative_fit
 from ._model import Columns, Setup, checked, least_of
 
 
-class Alone:
+class SingleDeviceTime:
     """Step time of one device.
 
     Measured times are used as they are. Between measured sizes the curve is a straight line in
@@ -48,11 +48,11 @@ class PerfectScaling:
     [2.0]
     """
 
-    _alone: Alone
+    _alone: SingleDeviceTime
 
     def fit(self, setups: Sequence[Setup], step_s: Sequence[float]) -> None:
         """Fit one device's step times."""
-        self._alone = Alone(Columns.of(setups), checked(setups, step_s))
+        self._alone = SingleDeviceTime(Columns.of(setups), checked(setups, step_s))
 
     def predict(self, setups: Sequence[Setup]) -> np.ndarray:
         """Return the step times of one device."""
@@ -109,14 +109,14 @@ class Paleo:
     [1.75]
     """
 
-    _alone: Alone
+    _alone: SingleDeviceTime
     _weights: np.ndarray
     _least: float
 
     def fit(self, setups: Sequence[Setup], step_s: Sequence[float]) -> None:
         """Fit the cost of the rings."""
         times = checked(setups, step_s)
-        self._alone = Alone(Columns.of(setups), times)
+        self._alone = SingleDeviceTime(Columns.of(setups), times)
         self._weights = relative_fit(self._terms(setups), times)
         self._least = least_of(times)
 

@@ -10,7 +10,7 @@ from thrifty.core import UsageError
 
 from ._model import Columns, Setup, checked
 from ._overlapping import Overlapping, overlapped
-from ._published import Alone
+from ._published import SingleDeviceTime
 
 
 _VOLUMES = np.exp(np.linspace(np.log(1e-3), np.log(1e3), 601))
@@ -64,7 +64,7 @@ class Transfer:
         """
         times = checked(setups, step_s)
         columns = Columns.of(setups)
-        self._alone = Alone(columns, times)
+        self._alone = SingleDeviceTime(columns, times)
         several = columns.devices > 1
         probes = [setup for setup, more in zip(setups, several, strict=True) if more]
         alone = self._alone(columns.batch)[several]

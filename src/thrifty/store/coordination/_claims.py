@@ -28,7 +28,7 @@ _OURS = int.from_bytes(b"plan", "big")
 """Key that separates our advisory locks from those of other programs in the same database."""
 
 
-def await_turn(connection: Connection, plan: int) -> None:
+def lock_plan(connection: Connection, plan: int) -> None:
     """Lock a plan for this transaction; wait until no other transaction writes about it."""
     _queue(connection, plan)
     same = {"revision": schema.plans.c.revision}

@@ -18,7 +18,7 @@ from thrifty.store import _schema as schema
 from thrifty.store._engine import user_errors
 from thrifty.store._records import StudyInfo
 
-from ._claims import await_turn, next_revision
+from ._claims import lock_plan, next_revision
 
 
 logger = plain_logger(__name__)
@@ -92,7 +92,7 @@ def is_here(lease: Row[Any]) -> bool:
     return lease.host == socket.gethostname() and numbered_by in ("", _pid_namespace())
 
 
-def lives(lease: Row[Any], *, now: float) -> bool:
+def is_alive(lease: Row[Any], *, now: float) -> bool:
     """Return whether a holder is alive; on another machine only its heartbeat tells."""
     if is_here(lease):
         started = _process_start(lease.pid)
@@ -124,7 +124,7 @@ def standing(
     held = {
         lease.study
         for lease in connection.execute(select(schema.leases))
-        if lease.study in states and lives(lease, now=now)
+        if lease.study in states and is_alive(lease, now=now)
     }
     return {
         study: "interrupted" if state == "running" and study not in held else state
@@ -245,7 +245,7 @@ class Lease:
             self._doubt()
         self._note_beat(now)
 
-    def bury(self) -> None:
+    def reap_dead_leases(self) -> None:
         """Release the leases and claims of this plan that dead drivers hold.
 
         While the database is away, no driver can send heartbeats. So a driver whose own heartbeat
@@ -258,7 +258,7 @@ class Lease:
             dead = [
                 row.owner
                 for row in self._others(connection)
-                if (sure or is_here(row)) and not lives(row, now=now)
+                if (sure or is_here(row)) and not is_alive(row, now=now)
             ]
             self._forget(connection, dead + self._without_lease(connection))
 
@@ -266,7 +266,7 @@ class Lease:
         """Return whether no other live process runs a study of this plan."""
         with user_errors(self._engine), self._engine.connect() as connection:
             now = self._now(connection)
-            return not any(lives(row, now=now) for row in self._others(connection))
+            return not any(is_alive(row, now=now) for row in self._others(connection))
 
     def release(self) -> None:
         """Release the study and all its claims."""
@@ -275,13 +275,13 @@ class Lease:
 
     def _take(self) -> None:
         with user_errors(self._engine), self._engine.begin() as connection:
-            await_turn(connection, self.study.plan)  # one process at a time may check leases
+            lock_plan(connection, self.study.plan)  # one process at a time may check leases
             now = self._now(connection)
             others = self._others(connection)
             gone = []
             for row in others:
                 beside = row.shared and self.shared and row.study != self.study.id
-                if lives(row, now=now):
+                if is_alive(row, now=now):
                     if not beside:
                         raise _busy(row, now=now)
                 elif beside and not is_here(row):
@@ -344,7 +344,7 @@ class Lease:
     def _forget(self, connection: Connection, owners: list[str]) -> None:
         if not owners:
             return
-        await_turn(connection, self.study.plan)
+        lock_plan(connection, self.study.plan)
         claims, leases = schema.claims, schema.leases
         freed = connection.execute(delete(claims).where(claims.c.owner.in_(owners)))
         connection.execute(delete(leases).where(leases.c.owner.in_(owners)))

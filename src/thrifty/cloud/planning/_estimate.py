@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 
+from thrifty.cloud._demand import study_s
+from thrifty.cloud._fleet import Fleet, Interval, Rented
+from thrifty.cloud._hardware_estimates import HardwareEstimates
+from thrifty.cloud._offer import Offer
+from thrifty.cloud._spot import SpotHistory, slowdowns, spot_terms
+from thrifty.cloud._workload import Workload
 from thrifty.core import CloudError, UsageError
 from thrifty.perf import StepCurve, split_batch
 
-from ._demand import study_s
-from ._fleet import Fleet, Interval, Rented
-from ._hardware_estimates import Beliefs
-from ._offer import Offer
-from ._spot import SpotHistory, slowdowns, spot_terms
-from ._workload import Workload
-from .planning._devices import Devices, bound_by, equal_steps, kind_of, misfit, replayed_s
+from ._devices import Devices, bound_by, equal_steps, kind_of, misfit, replayed_s
 
 
 Machines = Sequence[tuple[Offer, int, bool]]
@@ -27,7 +27,7 @@ def estimate(
     workload: Workload,
     machines: Machines,
     *,
-    beliefs: Beliefs,
+    beliefs: HardwareEstimates,
     spot_market: SpotHistory | None = None,
 ) -> Fleet:
     """Estimate the seconds and dollars of a training on these machines, with intervals.
@@ -69,7 +69,9 @@ def estimate(
     ...     accelerator="V100",
     ...     price_usd_h=3.06,
     ... )
-    >>> fleet = estimate(workload, [(offer, 2, False)], beliefs=Beliefs(profiled="V100"))
+    >>> fleet = estimate(
+    ...     workload, [(offer, 2, False)], beliefs=HardwareEstimates(profiled="V100")
+    ... )
     >>> round(fleet.time_s.median), round(fleet.cost_usd.median, 2), fleet.why
     (6001, 10.2, 'compute')
     """
@@ -159,9 +161,9 @@ def fleet_of(
 
 def all_steps_s(workload: Workload, step_s: np.ndarray) -> np.ndarray:
     """Return the seconds of all steps from those of one, on 1, 2, ... machines: [..., sizes]."""
-    if workload.widths is None:
+    if workload.parallelism_phases is None:
         return workload.steps * step_s
-    return np.moveaxis(study_s(np.moveaxis(step_s, -1, 0), workload.widths), 0, -1)
+    return np.moveaxis(study_s(np.moveaxis(step_s, -1, 0), workload.parallelism_phases), 0, -1)
 
 
 def machines_each(workload: Workload, step_s: np.ndarray) -> int:
@@ -173,9 +175,9 @@ def machines_each(workload: Workload, step_s: np.ndarray) -> int:
         workload: training or study.
         step_s: seconds of a step on 1, 2, ... machines; infinite where the samples do not fit.
     """
-    if workload.widths is None:
+    if workload.parallelism_phases is None:
         return len(step_s)
-    fair = max(1, len(step_s) // max(width for width, _ in workload.widths))
+    fair = max(1, len(step_s) // max(width for width, _ in workload.parallelism_phases))
     possible = np.flatnonzero(np.isfinite(step_s)) + 1
     enough = possible[possible >= fair]
     return int(enough[0] if enough.size else possible[-1])
@@ -221,7 +223,7 @@ def _unequal(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return samples per device of each kind, seconds of a step and seconds of all steps."""
     profile = workload.profile
-    if workload.widths is not None:
+    if workload.parallelism_phases is not None:
         raise CloudError(
             "a study is planned for machines of one type: leave out widths, or take equal machines"
         )

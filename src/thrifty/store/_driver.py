@@ -12,14 +12,21 @@ from sqlalchemy import Connection, Engine, exists, func, select, update
 
 from thrifty.core import Clock, StoreBusyError, StoreUnreachableError, plain_logger
 from thrifty.plan import Stage
-from thrifty.store import _schema as schema
-from thrifty.store._engine import user_errors
-from thrifty.store._plans import news_of
-from thrifty.store._records import Changes, NodeRecord, Record
-from thrifty.store._writer import write
 
-from ._claims import await_turn, claim, claims_of_others, next_revision, release, spans_of
-from ._leases import Lease, taken_over
+from . import _schema as schema
+from ._engine import user_errors
+from ._plans import news_of
+from ._records import Changes, NodeRecord, Record
+from ._writer import write
+from .coordination._claims import (
+    claim,
+    claims_of_others,
+    lock_plan,
+    next_revision,
+    release,
+    spans_of,
+)
+from .coordination._leases import Lease, taken_over
 
 
 logger = plain_logger(__name__)
@@ -109,7 +116,7 @@ class Driver:
         def attempt() -> None:
             nonlocal pending
             with user_errors(self._engine), self._engine.begin() as connection:
-                await_turn(connection, self._plan)
+                lock_plan(connection, self._plan)
                 if pending is None:
                     changes = self._read(connection, num_nodes=num_nodes)
                     pending = add(changes)
@@ -124,24 +131,24 @@ class Driver:
         self._batch += 1
         self._done.clear()
 
-    def changes(self, *, num_nodes: int, anyway: bool = False) -> Changes | None:
+    def changes(self, *, num_nodes: int, force: bool = False) -> Changes | None:
         """Return the changes by other drivers since the last call; None if there are none.
 
         Args:
             num_nodes: The number of nodes that the caller knows.
-            anyway: Whether to read the claims of other drivers even if nothing was written.
+            force: Whether to read the claims of other drivers even if nothing was written.
         """
         if not self.shared:
             return None
 
         def attempt() -> Changes | None:
             with user_errors(self._engine), self._engine.connect() as connection:
-                if not anyway and self._revision(connection) == self._seen:
+                if not force and self._revision(connection) == self._seen:
                     return None
                 return self._read(connection, num_nodes=num_nodes)
 
         if self._clock.monotonic() - self._looked >= LOOK_S:
-            self._again(self._lease.bury)
+            self._again(self._lease.reap_dead_leases)
             self._looked = self._clock.monotonic()
         changes = self._again(attempt)
         if changes is not None:
