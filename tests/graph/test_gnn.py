@@ -5,11 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from thrifty.graph import GAT, GIN, SAGE
 from torch import nn
 
 from thrifty.core import GraphError
-from thrifty.graph import Graph, NeighborSampler
+from thrifty.graph import GAT, GIN, SAGE, Graph, NeighborSampler
 from thrifty.graph._gnn import GNN
 
 

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from thrifty.graph import GAT, SAGE
 from torch import nn
 
 from tests.graph.layers._blocks import means
 from thrifty.core import GraphError
-from thrifty.graph import Block, Graph
+from thrifty.graph import GAT, SAGE, Block, Graph
 from thrifty.graph._gnn import GNN
 from thrifty.graph._inference import infer_layerwise, infer_sampled
 

@@ -6,12 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from thrifty.graph import GAT, GIN, SAGE
 from torch import nn
 
 from tests.graph.layers._blocks import pyg
 from thrifty.core import GraphError, MissingExtraError
-from thrifty.graph import Graph, NeighborSampler
+from thrifty.graph import GAT, GIN, SAGE, Graph, NeighborSampler
 from thrifty.graph._gnn import GNN
 
 
