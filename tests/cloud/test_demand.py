@@ -189,7 +189,7 @@ def test_what_is_trained_counts_no_more():
 
 @pytest.mark.parametrize("stages", [[], [stage(0, None, 3, state="done")]])
 def test_nothing_is_left(stages):
-    with pytest.raises(CloudError, match="no stage is left to be trained"):
+    with pytest.raises(CloudError, match="no stage is left to train"):
         widths_of(stages)
 
 

@@ -275,7 +275,7 @@ def test_all_is_known():
 
 def test_left_out_are_devices_of_unknown_speed():
     found = notes([an_offer(), an_offer("x", accelerator="Abacus", price_usd_h=0.01)])
-    assert "left out, since nobody knows their speed: Abacus" in found
+    assert "left out, because their speed is unknown: Abacus" in found
 
 
 def test_a_measured_device_is_not_left_out():

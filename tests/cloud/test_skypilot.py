@@ -255,9 +255,9 @@ def test_estimates_are_whole_seconds():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"instance_type": "p4d"}, "the catalogue has no AWS p4d in any region: restrict"),
+        ({"instance_type": "p4d"}, "the catalogue has no AWS p4d in any region; restrict"),
         ({"cloud": "GCP"}, "the catalogue has no GCP p3.8xlarge"),
-        ({"region": "us-west-2"}, "no AWS p3.8xlarge in us-west-2: "),
+        ({"region": "us-west-2"}, "no AWS p3.8xlarge in us-west-2; "),
         ({"accelerators": {"V100": 8}}, "no AWS p3.8xlarge"),
         ({"instance_type": "g4dn.xlarge", "accelerators": None, "use_spot": True}, "as spot"),
     ],

@@ -140,9 +140,9 @@ def _check_owner(path: Path) -> None:
         else:
             continue
         raise UsageError(
-            f"the database says that {plain_text(path)} defines this study, and {why}, so somebody "
-            "else may have written "
-            "what would be run; look at it, and give --trust-file if it is as it should be"
+            f"the database says that {plain_text(path)} defines this study, and {why}, so another "
+            "user may have written the code that would run; read the file, and pass --trust-file "
+            "if it is yours"
         )
 
 

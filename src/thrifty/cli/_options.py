@@ -41,9 +41,9 @@ def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--quiet", is_flag=True, help="No progress display."),
         click.option(
-            "--stop-epochs", type=int, help="Stop when so many unique epochs were trained."
+            "--stop-epochs", type=int, help="Stop after this number of unique epochs."
         ),
-        click.option("--stop-seconds", type=float, help="Stop after so many seconds."),
+        click.option("--stop-seconds", type=float, help="Stop after this number of seconds."),
         click.option("--target", type=float, help="Stop when the metric is as good as this."),
     )):
         command = option(command)

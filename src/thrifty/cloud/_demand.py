@@ -52,9 +52,7 @@ def widths_of(
         change[start] = change.get(start, 0) + 1
         change[end] = change.get(end, 0) - 1
     if not ends:
-        raise CloudError(
-            "no stage is left to be trained: there is nothing to rent machines for"
-        )
+        raise CloudError("no stage is left to train, so no machines are needed")
     phases: list[tuple[int, int]] = []
     at = width = 0
     for moment in sorted(moment for moment, more in change.items() if more):

@@ -304,8 +304,8 @@ class SpotMarket:
             unknown = self.unknown_evictions_per_h
             if unknown is None:
                 raise CloudError(
-                    f"{offer}: how often it is taken away is not known: give SpotMarket lives "
-                    "of such machines, or unknown_evictions_per_h"
+                    f"{offer}: its eviction rate is unknown; give SpotMarket lives of such "
+                    "machines, or unknown_evictions_per_h"
                 )
             hours = _WEIGHT / unknown if unknown else math.inf
         return evicted + _WEIGHT, hours

@@ -117,7 +117,7 @@ class _Without:
 
     def spot_usd_h(self, offer: Offer) -> float:
         if _place(offer) in self.lost:
-            raise CloudError(f"{offer} is not to be had as spot now")
+            raise CloudError(f"{offer} is not available as spot now")
         return self.market.spot_usd_h(offer)
 
 
@@ -132,9 +132,7 @@ def _left(workload: Workload, done_steps: int) -> Workload:
         else sum(steps for _, steps in parallelism_phases)
     )
     if done_steps >= whole:
-        raise CloudError(
-            f"all {whole} steps are trained: there is nothing to rent machines for"
-        )
+        raise CloudError(f"all {whole} steps are trained, so no machines are needed")
     if parallelism_phases is None:
         return replace(workload, steps=workload.steps - done_steps)
     phases = []

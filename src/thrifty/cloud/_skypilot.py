@@ -150,8 +150,8 @@ def time_estimator(
         if not priced:
             raise CloudError(
                 f"the catalogue has no {cloud} {kind} in "
-                f"{resources.region or 'any region'}{' as spot' if spot else ''}: restrict "
-                "the task's resources to what it has, or load one that has it"
+                f"{resources.region or 'any region'}{' as spot' if spot else ''}; restrict "
+                "the task's resources to what it lists, or load another catalogue"
             )
         _, offer = min(priced, key=lambda pair: pair[0])
         return math.ceil(seconds(offer, num, spot))

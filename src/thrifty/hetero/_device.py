@@ -19,7 +19,7 @@ def device_of(model: nn.Module) -> torch.device:
     """
     for parameter in model.parameters():
         return parameter.device
-    raise HeteroError("the model has no parameters: there is nothing to train")
+    raise HeteroError("the model has no parameters to train")
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

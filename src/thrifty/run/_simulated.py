@@ -81,8 +81,8 @@ class Faults:
             )
         if not 1 <= self.slowdown < math.inf:
             raise UsageError(
-                f"Faults(slowdown={self.slowdown!r}): an epoch takes so many times as long; "
-                "use 1 or more"
+                f"Faults(slowdown={self.slowdown!r}): the factor by which an epoch is "
+                "slower must be 1 or more"
             )
 
     def slowdowns(self, workers: int, *, seed: int) -> list[float]:

@@ -224,7 +224,7 @@ def _check_options(self: PopulationBasedTraining) -> None:
         )
     if self.population < 2:
         raise AlgorithmError(
-            "PopulationBasedTraining(population=1): there is nobody to learn from; use 2 or more"
+            "PopulationBasedTraining(population=1): a trial needs another to copy; use 2 or more"
         )
     if self.interval >= self.max_epochs:
         raise AlgorithmError(

@@ -45,9 +45,8 @@ def read_address(url: str) -> URL:
     stray = "%40" not in url and "@" in str(address.database or "")
     if "sqlite" not in address.drivername and ("@" in str(address.host or "") or stray):
         raise UsageError(
-            f"the database address {redact_url(url)} has more than one @, so that nobody can "
-            "tell where its "
-            "password ends; write @ as %40 in it"
+            f"the database address {redact_url(url)} has more than one @, so it is unclear "
+            "where its password ends; write each @ of the password as %40"
         )
     return address
 

@@ -309,7 +309,7 @@ def _train_all(
             number, chain = waiting.popleft()
             active.add(number)
             executor.submit(_assignment(chain, number=number))
-        assert active, "nobody is at work, and there is no place for anybody"
+        assert active, "no worker is busy, and none is free"
         for report in _poll(executor):
             told.setdefault(report.assignment, []).append(report.event)
             if report.event is None:

@@ -136,4 +136,6 @@ def _other_user() -> str:
             return pwd.getpwnam(name).pw_name
         except KeyError:
             continue
-    raise StoreError("PostgreSQL does not run as root, and there is no user postgres or nobody")
+    raise StoreError(
+        "PostgreSQL does not run as root, and the users postgres and 'nobody' do not exist"
+    )

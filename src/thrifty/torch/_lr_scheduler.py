@@ -180,9 +180,9 @@ class LRScheduler(torch.optim.lr_scheduler.LRScheduler):
             if self.relative and f"initial_{self.name}" not in group:
                 raise ScheduleError(
                     f"last_step with relative=True: parameter group {number} has no "
-                    f"'initial_{self.name}', so nobody knows what "
-                    "it had at first; load the optimiser's state before, or leave last_step "
-                    "out and use load_state_dict"
+                    f"'initial_{self.name}', so its first value is "
+                    "unknown; load the optimizer's state first, or leave last_step out and "
+                    "use load_state_dict"
                 )
             group.setdefault("initial_lr", group["lr"])  # torch requires it
 

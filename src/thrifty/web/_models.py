@@ -110,8 +110,8 @@ class Curves(Answer):
 
     metric: str
     mode: str
-    names: list[str] = Field(description="metrics that there are")
-    every: int = Field(description="only every so manieth epoch is shown")
+    names: list[str] = Field(description="names of all metrics")
+    every: int = Field(description="step between the epochs shown")
     curves: list[Curve]
     total: int
 

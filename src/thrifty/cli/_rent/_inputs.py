@@ -127,7 +127,8 @@ def load_workload(file: Path, asked: Asked) -> tuple[Workload, Mapping[str, Any]
     stored = None if asked.profile is None else _stored(asked.profile)
     if stored is not None and asked.steps and asked.batch and not asked.study:
         return _of(stored, steps=asked.steps, batch=asked.batch), {}
-    from thrifty.cli._rent._task import load_subject, steps_of  # noqa: PLC0415 -- importing torch takes seconds
+    # Imported here because it imports torch, which takes seconds.
+    from thrifty.cli._rent._task import load_subject, steps_of  # noqa: PLC0415
 
     subject = load_subject(file, name=asked.name, hp=dict(asked.hp))
     study, batch = subject.study, asked.batch or subject.batch_size

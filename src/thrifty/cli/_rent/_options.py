@@ -191,9 +191,11 @@ _OPTIONS = (
         "--mixed", is_flag=True, help="Several VM types in one fleet may be taken, too."
     ),
     click.option(
-        "--deadline", type=Duration(), help="The cheapest that ends in time: 90m, 6h, 2d."
+        "--deadline",
+        type=Duration(),
+        help="Find the cheapest fleet that ends in time: 90m, 6h, 2d.",
     ),
-    click.option("--budget", type=Dollars(), help="The fastest for so many dollars."),
+    click.option("--budget", type=Dollars(), help="Find the fastest fleet within this budget."),
     click.option(
         "--median",
         is_flag=True,
@@ -202,7 +204,7 @@ _OPTIONS = (
     click.option(
         "--probe",
         type=Dollars(),
-        help="Say what is worth measuring first, for so many dollars at most.",
+        help="Suggest what to measure first, for at most this price.",
     ),
     click.option(
         "--probe-time",

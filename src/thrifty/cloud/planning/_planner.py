@@ -64,7 +64,7 @@ def notes_on(
     notes = []
     machines = best.machines if best else ()
     if unknown:
-        notes.append(f"left out, since nobody knows their speed: {', '.join(unknown)}")
+        notes.append(f"left out, because their speed is unknown: {', '.join(unknown)}")
     if not any(workload.profile.peak_bytes):
         notes.append(
             "the model's memory was not measured: whether the samples fit is not known"

@@ -184,7 +184,7 @@ def _check_ways(nodes: np.ndarray, split: np.ndarray, children: tuple[str, str])
 def _check_range(numbers: np.ndarray, end: int | None) -> None:
     found = numbers.astype(np.int64)
     if np.any(found < 0) or (end is not None and np.any(found >= end)):
-        raise ValueError("a tree that looks at features or categories that there are not")
+        raise ValueError("a tree that refers to features or categories that do not exist")
 
 
 def _module(name: str) -> Any:

@@ -218,7 +218,9 @@ def _all_alone(
     copies = [deepcopy(model) for model in models]
     watch = Watch({"task": task, "model": copies[0]}, ignored=rate_places(copies[0]))
     if watch.unwatchable:
-        raise UnfusableError(f"{watch.unwatchable} is an iterator, whose place nobody can see")
+        raise UnfusableError(
+            f"{watch.unwatchable} is an iterator, whose position cannot be read"
+        )
     try:
         steps = [
             train_alone(task, model, batch, seed=k)
