@@ -260,7 +260,8 @@ def test_few_lives_are_helped_out_by_those_elsewhere():
 def test_what_was_never_seen_has_to_be_said():
     market = SpotMarket.from_lives([life(0, 3, evicted=True, kind="p3.2xlarge")])
     with pytest.raises(
-        CloudError, match=r"p2.xlarge in us-east-1a: its eviction rate .* unknown_evictions_per_h"
+        CloudError,
+        match=r"p2.xlarge in us-east-1a: its eviction rate .* unknown_evictions_per_h",
     ):
         market.evictions_per_h(offer())
     said = SpotMarket(unknown_evictions_per_h=0.2)
