@@ -293,7 +293,9 @@ def test_waiting_can_be_interrupted():
 
     def make(number):
         waiting.wait()
-        os.kill(os.getpid(), signal.SIGINT)
+        # To the main thread: the kernel may give a signal for the process to any thread, and then
+        # nothing wakes a main thread that waits for a lock.
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         interrupted.wait()
 
     made = OrderedPrefetcher(make, 1, num_threads=1, depth=1)
