@@ -126,7 +126,7 @@ def test_an_address_that_was_cleaned_stays_as_it_is(address):
 
 
 def test_where_a_password_is_not_escaped_the_mend_is_said():
-    with pytest.raises(UsageError, match="write @ as %40"):
+    with pytest.raises(UsageError, match="write each @ of the password as %40"):
         read_address("postgresql://me:se@cret@host/db")
     with pytest.raises(UsageError, match="as %40 %3A"):
         read_address("postgresql://me:secret")
