@@ -49,7 +49,7 @@ def train(task, config, *, epochs: int, run_epochs: int, seed: int) -> list[dict
         for step, indices in enumerate(batches):
             for group in optimizer.param_groups:
                 group["lr"] = at(epoch, step, len(batches))["lr"]
-            torch.manual_seed(step_seed(epoch_seed, step))
+            torch.default_generator.manual_seed(step_seed(epoch_seed, step))
             optimizer.zero_grad()
             loss = task.loss(model, (x[indices], y[indices]))
             loss.backward()
@@ -64,6 +64,7 @@ def train(task, config, *, epochs: int, run_epochs: int, seed: int) -> list[dict
 
 
 def everything(seed: int) -> None:
+    """Seed all generators; ``torch.manual_seed`` would also record the stack for three devices."""
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)

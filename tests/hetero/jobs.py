@@ -24,7 +24,7 @@ def data(dtype=torch.float64):
 
 
 def model(norm=False, dtype=torch.float64):
-    torch.manual_seed(3)
+    torch.default_generator.manual_seed(3)
     middle = [nn.BatchNorm1d(8)] if norm else []
     return nn.Sequential(nn.Linear(FEATURES, 8), *middle, nn.Tanh(), nn.Linear(8, 3)).to(dtype)
 

@@ -592,7 +592,7 @@ def test_normalised_weights_are_trained_as_by_one_process(kind):
             if kind == "old"
             else (parametrizations.spectral_norm, parametrizations.weight_norm)
         )
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         spectral(made[0])
         weight(made[2])
         return made.double()

@@ -14,7 +14,7 @@ from thrifty.pack._followed_optimizer import FollowedOptimizer
 
 
 def net():
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
 
 

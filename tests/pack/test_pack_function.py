@@ -21,7 +21,7 @@ def loss(model, batch):
 
 
 def mlps(num, *, rates=(0.0,)):
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     return [
         nn.Sequential(
             nn.Linear(6, 8), nn.Tanh(), nn.Dropout(rates[k % len(rates)]), nn.Linear(8, 1)
@@ -46,7 +46,7 @@ def plain(models, steps, *, optimizer, values, seeds=None, loss=loss):
         for number, (each, now) in enumerate(steps):
             spec.param_groups[0].update(optimizer.resolve(now[k]))
             model.train()
-            torch.manual_seed(step_seed(derive_seed(seed, "pack"), number))
+            torch.default_generator.manual_seed(step_seed(derive_seed(seed, "pack"), number))
             spec.zero_grad()
             value = loss(model, each[k])
             value.backward()
@@ -138,7 +138,7 @@ def test_equal_seeds_draw_equal_masks(seeds):
 
 def test_the_callers_random_streams_are_left_alone():
     packed = th.pack(mlps(2, rates=(0.5,)), loss=loss, optimizer=th.SGD(lr=0.1))
-    torch.manual_seed(3)
+    torch.default_generator.manual_seed(3)
     before = torch.get_rng_state()
     packed.step(batch(0))
     packed.step(batch(1))
@@ -159,7 +159,7 @@ def test_a_dropout_rate_may_change_between_steps():
 @pytest.mark.parametrize("toy", [Images, BatchNormed, Attending, Dropping])
 def test_other_models(toy):
     task = toy()
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     models = [task.network({}) for _ in range(2)]
     arrays = task.data({}).train
     each = tuple(t[:8] for t in arrays)

@@ -98,7 +98,7 @@ def plain_loop(task, values, *, seed, epochs, clip_norm):
         )
 
     data = task.data({})
-    torch.manual_seed(derive_seed(seed, "model"))
+    torch.default_generator.manual_seed(derive_seed(seed, "model"))
     model = task.model({})
     parameters = dict(model.named_parameters())
     optimizer = torch.optim.AdamW(
@@ -113,7 +113,9 @@ def plain_loop(task, values, *, seed, epochs, clip_norm):
                 optimizer.param_groups, plain_groups(parameters, *now), strict=True
             ):
                 group.update(lr=new["lr"], weight_decay=new["weight_decay"])
-            torch.manual_seed(step_seed(derive_seed(seed, "epoch", epoch), step))
+            torch.default_generator.manual_seed(
+                step_seed(derive_seed(seed, "epoch", epoch), step)
+            )
             optimizer.zero_grad()
             task.loss(model, [array[rows] for array in data.train]).backward()
             nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
@@ -346,7 +348,7 @@ def loss(model, batch):
 
 
 def packed(optimizer, *, in_turn):
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     base = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
     models = [copy.deepcopy(base).double() for _ in range(3)]
     values = [{"lr": 0.1 * (k + 1), "wd": 0.1, "m": 0.9} for k in range(3)]
@@ -384,7 +386,7 @@ def test_packed_models_whose_factory_makes_groups_are_trained_in_turn():
 
 
 def test_packed_models_with_other_members_in_their_groups_are_trained_in_turn(caplog):
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     models = [nn.Linear(6, 1), nn.Linear(6, 1)]
     models[1].weight.own = True
     spec = SGD(lr=0.1, groups={lambda p: hasattr(p, "own"): {"lr": 0.2}})

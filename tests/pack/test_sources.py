@@ -41,6 +41,7 @@ class Scaled(LineTask):
 def fresh(monkeypatch):
     monkeypatch.setattr(Scaled, "loads", 0)
     MADE.clear()
+    gc.freeze()  # so that each collection looks at the objects of this test alone
 
 
 @pytest.mark.parametrize("pack", ["solo", "concatenated", "fused"])

@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 
+from thrifty.study import _housekeeping
 from thrifty.study._housekeeping import SPARED_S, gc_frozen
 
 
@@ -15,8 +16,9 @@ class Ring:
 
 
 @pytest.fixture(autouse=True)
-def nothing_frozen():
+def nothing_frozen(monkeypatch):
     """Start without frozen objects; afterwards freeze what the session had frozen."""
+    monkeypatch.setattr(_housekeeping, "_FROZEN_BY_OTHERS", threading.Event())
     gc.unfreeze()
     gc.disable()  # it must not run by itself in between
     yield
@@ -65,11 +67,25 @@ def test_an_error_thaws_it():
         _ = 1 / 0
 
 
-def test_a_heap_that_somebody_has_frozen_stays_so():
+def test_a_heap_that_somebody_has_frozen_stays_so_and_is_counted_once(monkeypatch):
     gc.freeze()
     try:
         with gc_frozen():
             pass
         assert gc.get_freeze_count() > 0
+        with monkeypatch.context() as patch:
+            patch.delattr(gc, "get_freeze_count")
+            with gc_frozen():
+                pass
     finally:
         gc.unfreeze()
+
+
+def test_a_run_within_a_run_leaves_the_heap_to_the_outer_one():
+    with gc_frozen():
+        with gc_frozen():
+            pass
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0
+    with gc_frozen():
+        assert gc.get_freeze_count() > 0

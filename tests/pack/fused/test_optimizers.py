@@ -77,7 +77,7 @@ OPTIONS = [
 
 @pytest.fixture(autouse=True)
 def seeded():
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
 
 
 def rows_of(kind, size, *, seed=0, dtype=torch.float64):

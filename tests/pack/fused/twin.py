@@ -128,7 +128,7 @@ class _Twins:
         self.size = size
         self.seed = seed
         self.num_rows = num_rows
-        torch.manual_seed(seed + 77)
+        torch.default_generator.manual_seed(seed + 77)
         self.modules = [make().double().train(training) for _ in range(size)]
         for module in self.modules:  # fresh norm layers all have the same values
             for tensor in [*module.parameters(), *module.buffers()]:
@@ -142,7 +142,7 @@ class _Twins:
         shared_grads = [torch.zeros_like(x.value) for x in self.inputs]
         for k, module in enumerate(self.modules):
             module = copy.deepcopy(module)
-            torch.manual_seed(self.seed + k)
+            torch.default_generator.manual_seed(self.seed + k)
             leaves = [self._alone_input(x, k) for x in self.inputs]
             out = _tensors(self.forward(module, *[x * 1 if _float(x) else x for x in leaves]))
             wanted = [*module.parameters(), *[x for x in leaves if x.requires_grad]]

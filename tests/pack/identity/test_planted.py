@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import sys
 import textwrap
+from types import ModuleType
 
 import pytest
 import torch
@@ -185,6 +186,28 @@ def test_what_is_put_back_is_no_longer_found(monkeypatch):
         patch.setattr(F, "mse_loss", lambda a, b: a - b)
         assert [each.name for each in planted_in({"torch"})] == ["torch.nn.functional.mse_loss"]
     assert planted_in({"torch"}) == ()
+
+
+def test_code_that_moves_to_another_name_is_found_there(monkeypatch):
+    def mine():
+        """Do nothing."""
+
+    for name in ("planted_first", "planted_second"):  # each is the last name of its module
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.nn.functional, name, mine, raising=False)
+            (found,) = planted_in({"torch"})
+            assert found.name == f"torch.nn.functional.{name}"
+            assert planted_in({"torch"}) == (found,)
+
+
+def test_code_of_a_module_that_changes_its_package_is_found(monkeypatch):
+    module = ModuleType("no_package")
+    module.mine = lambda: None
+    for name, wanted in (("torch.planted", True), ("other.planted", False)):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, name, module)
+            for _ in range(2):
+                assert bool(planted_in({"torch"})) == wanted
 
 
 def test_how_a_hook_is_called_counts(identity):

@@ -25,40 +25,77 @@ def planted_in(packages: Collection[str]) -> tuple[Place, ...]:
     It finds functions, classes, objects of the user's classes, and what wraps them, where a module
     or a class has them as an attribute.
     """
-    places: list[Place] = []
-    seen: set[int] = set()
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] not in packages or not isinstance(module, ModuleType):
-            continue
-        if id(module) not in seen:
-            seen.add(id(module))
-            _look_into(module, name, places=places, seen=seen, packages=packages)
-    return tuple(places)
+    key = frozenset(packages)
+    known = _SEARCHES.get(key)
+    if known is not None and known.still_holds():
+        return known.places
+    search = _Search(key)
+    _SEARCHES[key] = search
+    while len(_SEARCHES) > _MAX_SEARCHES:
+        del _SEARCHES[next(iter(_SEARCHES))]
+    return search.places
 
 
-def _look_into(
-    module: ModuleType,
-    name: str,
-    *,
-    places: list[Place],
-    seen: set[int],
-    packages: Collection[str],
-) -> None:
-    names = vars(module)
-    found = _scan(module)
-    for key in found.own:
-        places.append(Place(name=f"{name}.{key}", kind="global", holder=names, key=key))
-    for kind in found.classes:
-        if id(kind) in seen:
-            continue
-        seen.add(id(kind))
-        if not _is_of(kind, packages):
-            continue
-        where = f"{kind.__module__}.{kind.__qualname__}"
-        for key in _scan(kind).own:
-            places.append(
-                Place(name=f"{where}.{key}", kind="class attribute", holder=kind, key=key)
-            )
+class _Search:
+    """A search of the loaded modules, which holds as long as no attribute is another object.
+
+    Comparing all attributes takes a third of the time of searching again. Names are compared, too,
+    where they name user code: an attribute may be deleted and set again under another name.
+    """
+
+    def __init__(self, packages: frozenset[str]) -> None:
+        self._packages = packages
+        self._modules = dict(sys.modules)
+        self._seen: set[int] = set()
+        self._namespaces: list[tuple[Mapping[str, Any], list[Any]]] = []
+        self._named: list[tuple[Mapping[str, Any], list[str]]] = [
+            (sys.modules, [*self._modules])
+        ]
+        places: list[Place] = []
+        for name, module in self._modules.items():
+            if name.partition(".")[0] not in packages or not isinstance(module, ModuleType):
+                continue
+            if id(module) not in self._seen:
+                self._seen.add(id(module))
+                places += self._places_in(module, name)
+        self.places = tuple(places)
+
+    def still_holds(self) -> bool:
+        return (
+            _are_same(self._modules.values(), sys.modules)
+            and all(_are_same(values, names) for names, values in self._namespaces)
+            and all([*names] == keys for names, keys in self._named)
+        )
+
+    def _places_in(self, module: ModuleType, name: str) -> Iterator[Place]:
+        found = self._scan(module)
+        for key in found.own:
+            yield Place(name=f"{name}.{key}", kind="global", holder=vars(module), key=key)
+        for kind in found.classes:
+            if id(kind) in self._seen:
+                continue
+            self._seen.add(id(kind))
+            if not _is_of(kind, self._packages):
+                continue
+            for key in self._scan(kind).own:
+                where = f"{kind.__module__}.{kind.__qualname__}.{key}"
+                yield Place(name=where, kind="class attribute", holder=kind, key=key)
+
+    def _scan(self, holder: ModuleType | type) -> _Found:
+        found = _scan(holder)
+        self._namespaces.append((vars(holder), found.values))
+        if found.own:
+            self._named.append((vars(holder), [*vars(holder)]))
+        return found
+
+
+_SEARCHES: dict[frozenset[str], _Search] = {}
+_MAX_SEARCHES = 16
+
+
+def _are_same(values: Collection[Any], names: Mapping[str, Any]) -> bool:
+    """Return whether the values of a namespace are still these objects, in this order."""
+    return len(values) == len(names) and all(map(operator.is_, values, names.values()))
 
 
 def _is_of(kind: type, packages: Collection[str]) -> bool:
@@ -87,14 +124,9 @@ Searching anew each time takes ten times as long.
 
 def _scan(holder: ModuleType | type) -> _Found:
     known = _FOUND.get(id(holder))
-    names = vars(holder)
-    if (
-        known is not None
-        and len(known[1].values) == len(names)
-        and all(map(operator.is_, known[1].values, names.values()))
-    ):
+    if known is not None and not known[1].own and _are_same(known[1].values, vars(holder)):
         return known[1]
-    items = list(names.items())
+    items = list(vars(holder).items())
     possible = [(key, value) for key, value in items if type(value) not in _NO_CODE]
     found = _Found(
         values=[value for _, value in items],
