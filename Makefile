@@ -9,7 +9,7 @@ demo: .venv/ready-demo
 	$(BIN)/thrifty demo
 
 test: .venv/ready-test
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 check: .venv/ready-test
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
