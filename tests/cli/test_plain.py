@@ -15,7 +15,7 @@ import thrifty
 from tests.study.helpers import make_study
 from thrifty import cli
 from thrifty.cli._completion import complete_study
-from thrifty.cli._say import cell, say
+from thrifty.cli._options import cell, say
 from thrifty.core import ThriftyError, UsageError, plain_logger
 from thrifty.store import Store
 from thrifty.study._progress import Progress
@@ -255,7 +255,7 @@ def test_all_that_is_printed_goes_through_one_function():
     """Commands print with ``say`` and ``cell``, and modules log with ``plain_logger``."""
     root = Path(thrifty.__file__).parent
     allowed = {
-        "cli/_say.py",
+        "cli/_options.py",
         "cli/_best.py",  # JSON, which is plain
         "cli/_doctor.py",
         "cli/_rent/_command.py",

@@ -15,8 +15,8 @@ import torch
 from tests.graph.graphs import as_lists, random_graph
 from thrifty.core import GraphError
 from thrifty.graph import NeighborSampler
+from thrifty.graph._gnn import make_batch
 from thrifty.graph._loader import NeighborLoader
-from thrifty.graph._make import make_batch
 
 
 NUM_NODES = 60

@@ -7,7 +7,7 @@ import torch
 from hypothesis import assume, given, strategies as st
 
 from thrifty.core import GraphError
-from thrifty.graph._order import SeedOrder
+from thrifty.graph._loader import SeedOrder
 from thrifty.pack import epoch_order
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from thrifty.graph._relu_dropout import relu_dropout
+from thrifty.graph._gnn import relu_dropout
 from thrifty.graph.kernels import COMPILED
 
 

@@ -14,8 +14,7 @@ from torch.utils.data import Dataset
 
 from thrifty.core import HeteroError
 from thrifty.hetero._flat import gradient_buckets
-from thrifty.hetero._profile import profile_step
-from thrifty.hetero._profile_cache import device_name
+from thrifty.hetero._profile import device_name, profile_step
 from thrifty.hetero._rehearsal import _Stopwatch
 from thrifty.testing import VirtualClock
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 
 from thrifty.core import LayerError
 from thrifty.nn import KeptGroups, gyro_conv2d, gyro_linear
-from thrifty.nn._kept import Parts, put, take
+from thrifty.nn._masks import Parts, put, take
 
 
 @st.composite

@@ -21,7 +21,7 @@ from thrifty.search import GridSearch
 from thrifty.space import Choice, Constant, Space, Step
 from thrifty.store import Store
 from thrifty.study import Storage, Study
-from thrifty.study._provenance import Provenance
+from thrifty.study._reader import Provenance
 from thrifty.testing import LineTask
 
 

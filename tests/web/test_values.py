@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from thrifty.space import Constant, Cosine, MultiStep, Step, Timeline, config_to_json
-from thrifty.web._charts import busy, lanes
+from thrifty.web._charts import busy, lanes, shares
 from thrifty.web._columns import Column, columns, flatten, texts
-from thrifty.web._importance import shares
 from thrifty.web._models import finite
 from thrifty.web._trials import lines
 

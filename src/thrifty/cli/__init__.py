@@ -9,7 +9,7 @@ import click
 from thrifty import __version__
 from thrifty.core import ThriftyError, error_traceback, plain_text
 
-from ._say import say
+from ._options import say
 
 
 COMMANDS = (

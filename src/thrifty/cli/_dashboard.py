@@ -11,7 +11,7 @@ import click
 from thrifty.store import redact_url
 from thrifty.web import serve
 
-from ._say import say
+from ._options import say
 
 
 @click.command("dashboard")

@@ -12,7 +12,7 @@ import torch
 
 import thrifty as th
 
-from ._say import say
+from ._options import say
 from ._show import show_results
 
 

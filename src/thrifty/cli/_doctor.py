@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ._checkup import Finding, State, findings
-from ._say import cell
+from ._options import cell
 
 
 _COLOURS: dict[State, str] = {

@@ -12,8 +12,7 @@ from thrifty.store import Store, StudyInfo
 from thrifty.store._spec import is_legacy, likeness
 
 from ._completion import complete_study
-from ._options import storage_option
-from ._say import say
+from ._options import say, storage_option
 
 
 @click.command("explain")

@@ -17,8 +17,7 @@ from thrifty.space import config_to_json
 from thrifty.store import Store, StudyInfo, TrialRecord, export_optuna, frame
 
 from ._completion import complete_study
-from ._options import storage_option
-from ._say import say
+from ._options import say, storage_option
 
 
 @click.command("export")

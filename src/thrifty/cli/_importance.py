@@ -11,8 +11,7 @@ from rich.table import Table
 
 from ._completion import complete_study
 from ._load import load_stored_study
-from ._options import storage_option, trust_option
-from ._say import cell
+from ._options import cell, storage_option, trust_option
 
 
 @click.command("importance")

@@ -16,7 +16,7 @@ from thrifty.core import ThriftyError, UsageError, error_text, is_from_user, pla
 from thrifty.store import Store
 from thrifty.study import Study
 
-from ._say import say
+from ._options import say
 
 
 _DEMO = Path(__file__).resolve().with_name("_demo.py")

@@ -1,4 +1,4 @@
-"""Options shared by several commands."""
+"""Options that several commands share, and how they print."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from rich.text import Text
+
+from thrifty.core import plain_text
 
 from ._completion import complete_storage
 
@@ -48,3 +51,16 @@ def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )):
         command = option(command)
     return command
+
+
+def say(text: object, **options: Any) -> None:
+    """Print some lines; ``options`` are those of ``click.secho``.
+
+    Pass a name within a line as ``plain_text(name)``, so that it contains no newlines.
+    """
+    click.secho(plain_text(text, lines=True), **options)
+
+
+def cell(value: object, *, style: str = "") -> Text:
+    """Return a text for a table of rich, without interpreting markup."""
+    return Text(plain_text(value), style=style)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ._load import load_study
-from ._say import say
+from ._options import say
 
 
 @click.command("plan")

@@ -13,8 +13,7 @@ from thrifty.study import Study
 
 from ._completion import complete_study
 from ._load import load_stored_study
-from ._options import storage_option, trust_option
-from ._say import say
+from ._options import say, storage_option, trust_option
 
 
 if TYPE_CHECKING:

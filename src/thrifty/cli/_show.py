@@ -9,7 +9,7 @@ from rich.table import Table
 
 from thrifty.study import Study, TrialResult
 
-from ._say import cell
+from ._options import cell
 
 
 def show_results(study: Study) -> None:

@@ -7,8 +7,7 @@ import click
 from thrifty.core import plain_text
 from thrifty.store import Store, StudySummary, redact_url
 
-from ._options import storage_option
-from ._say import say
+from ._options import say, storage_option
 
 
 _GONE = " (its process is gone; run it again to go on)"

@@ -4,10 +4,15 @@ The planner picks a fleet for a deadline or a budget, after Srifty (Luo et al., 
 here trains a model or touches a tensor: profiles and measurements come in as values.
 """
 
-from ._accelerators import ACCELERATORS as ACCELERATORS, Accelerator as Accelerator
 from ._catalogue import Catalogue as Catalogue
-from ._demand import widths_of as widths_of
-from ._fleet import Fleet as Fleet, Interval as Interval, Rented as Rented
+from ._demand import (
+    Fleet as Fleet,
+    Interval as Interval,
+    Rented as Rented,
+    Workload as Workload,
+    widths_of as widths_of,
+)
+from ._hardware import ACCELERATORS as ACCELERATORS, Accelerator as Accelerator
 from ._hardware_estimates import HardwareEstimates as HardwareEstimates
 from ._market import Life as Life, PriceSeries as PriceSeries, SpotMarket as SpotMarket
 from ._offer import Offer as Offer
@@ -34,7 +39,6 @@ from ._spot import (
     spot_seconds as spot_seconds,
     young_s as young_s,
 )
-from ._workload import Workload as Workload
 from .planning._estimate import estimate as estimate
 from .planning._options import FleetOptions as FleetOptions
 from .planning._planner import FleetPlan as FleetPlan, plan_fleet as plan_fleet

@@ -17,9 +17,7 @@ from typing import Any
 
 from thrifty.core import CloudError
 
-from ._accelerators import ACCELERATORS
-from ._bandwidth import AWS_GBPS
-from ._hosts import attached
+from ._hardware import ACCELERATORS, AWS_GBPS, attached
 from ._offer import Offer
 
 

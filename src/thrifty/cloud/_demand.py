@@ -1,13 +1,63 @@
-"""Parallelism of a study: the width of its stage forest, and how trainings share machines."""
+"""What a training run needs: its workload, its demands and its fleet."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from thrifty.core import CloudError
+from thrifty.perf import StepProfile
 from thrifty.plan import ForestStage
+
+from ._offer import Offer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One training, or many that run side by side.
+
+    Args:
+        profile: profile of a step on a device that you have.
+        steps: steps of one training.
+        global_batch: samples of a step, on all machines of a training together.
+        parallelism_phases: phases of a study, ``((trainings, steps), ...)``: how many
+            trainings can run side by side, and for how many steps each. This is the width of
+            the stage forest over time. None: one training of ``steps`` steps.
+        state_bytes: bytes of model and optimizer in a checkpoint.
+        setup_s: seconds from renting a machine until its first step.
+
+    Raises:
+        CloudError: a number is out of range.
+    """
+
+    profile: StepProfile
+    steps: int
+    global_batch: int
+    parallelism_phases: tuple[tuple[int, int], ...] | None = None
+    state_bytes: float = 0.0
+    setup_s: float = 180.0
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.global_batch < 1:
+            raise CloudError(
+                f"there is at least one step of one sample, not steps={self.steps}, "
+                f"global_batch={self.global_batch}"
+            )
+        if not (self.state_bytes >= 0 and self.setup_s >= 0):
+            raise CloudError(
+                f"bytes and seconds are not negative: state_bytes={self.state_bytes}, "
+                f"setup_s={self.setup_s}"
+            )
+        if self.parallelism_phases is not None and (
+            not self.parallelism_phases
+            or any(width < 1 or steps < 1 for width, steps in self.parallelism_phases)
+        ):
+            raise CloudError(
+                "parallelism_phases are pairs (trainings, steps), both 1 or more, "
+                f"not {self.parallelism_phases}"
+            )
 
 
 def widths_of(
@@ -111,3 +161,73 @@ def _wide_s(table: np.ndarray, waves: dict[int, np.ndarray], width: int) -> np.n
     num = -(-(width - len(table) + 1) // each)
     rest = np.take_along_axis(table, width - num * each, axis=0)
     return np.asarray((num * np.take_along_axis(seconds, quickest, axis=0) + rest)[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """Forecast: its median, and the range that holds in nine cases of ten."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rented:
+    """Equal machines in a fleet.
+
+    Attributes:
+        offer: offer that is rented.
+        num: number of machines.
+        batch: samples per device in a step.
+        spot: whether they are rented as spot machines.
+    """
+
+    offer: Offer
+    num: int
+    batch: int
+    spot: bool = False
+
+    @property
+    def usd_h(self) -> float:
+        """Price of all of them together, in dollars per hour."""
+        price = self.offer.usd_h(spot=self.spot)
+        assert price is not None
+        return self.num * price
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """All machines of a training, and the forecast for it.
+
+    Attributes:
+        machines: machines of one VM type, or of several.
+        step_s: seconds of a step.
+        time_s: seconds from renting to the end.
+        cost_usd: total cost in dollars.
+        checkpoint_s: seconds between two checkpoints; None: no spot machines.
+        why: what bounds the step, in words.
+    """
+
+    machines: tuple[Rented, ...]
+    step_s: Interval
+    time_s: Interval
+    cost_usd: Interval
+    checkpoint_s: float | None = None
+    why: str = ""
+
+    @property
+    def usd_h(self) -> float:
+        """Price of the fleet in dollars per hour."""
+        return sum(rented.usd_h for rented in self.machines)
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices that compute."""
+        return sum(rented.num * rented.offer.accelerator_count for rented in self.machines)
+
+    def __str__(self) -> str:
+        return " + ".join(
+            f"{rented.num} x {rented.offer.instance_type}{' (spot)' if rented.spot else ''}"
+            for rented in self.machines
+        )

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from thrifty.core import CloudError
 from thrifty.perf import CollectiveModel, CollectiveTiming, Link
 
-from ._accelerators import ACCELERATORS, VCPU
-from ._fleet import Interval
+from ._demand import Interval
+from ._hardware import ACCELERATORS, VCPU
 from ._offer import Offer
 
 

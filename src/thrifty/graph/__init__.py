@@ -5,8 +5,7 @@ A plain PyTorch library: it does not depend on search, plans or databases. Needs
 """
 
 from . import _pack_rules as _pack_rules
-from ._batch import Batch as Batch, Mode as Mode
-from ._block import Block as Block
+from ._batch import Batch as Batch, Block as Block, Mode as Mode
 from ._convert import (
     from_edge_index as from_edge_index,
     from_networkx as from_networkx,
@@ -14,9 +13,14 @@ from ._convert import (
     from_scipy as from_scipy,
 )
 from ._data import GraphData as GraphData
-from ._feature_cache import FeatureCache as FeatureCache
+from ._features import FeatureCache as FeatureCache
 from ._gnn import GNN as GNN
-from ._graph import Graph as Graph
+from ._graph import (
+    Graph as Graph,
+    check_symmetric as check_symmetric,
+    is_symmetric as is_symmetric,
+    symmetric as symmetric,
+)
 from ._inclusion import (
     inclusion_probabilities as inclusion_probabilities,
     top_nodes as top_nodes,
@@ -31,11 +35,6 @@ from ._loader import NeighborLoader as NeighborLoader
 from ._memory import tune_allocator as tune_allocator
 from ._sampler import NeighborSampler as NeighborSampler
 from ._saved import load_graph as load_graph, save_graph as save_graph
-from ._symmetry import (
-    check_symmetric as check_symmetric,
-    is_symmetric as is_symmetric,
-    symmetric as symmetric,
-)
 
 
 __all__ = [

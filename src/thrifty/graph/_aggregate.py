@@ -17,7 +17,7 @@ from torch.autograd import Function
 from torch.autograd.forward_ad import unpack_dual
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from ._block import Block
+from ._batch import Block
 from ._by_rows import by_rows
 from .kernels._aggregate import gather, gather_back
 from .kernels._csr import transpose

@@ -12,7 +12,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from ._aggregate import transposed, uses_kernels
-from ._block import Block
+from ._batch import Block
 from ._by_rows import by_rows
 from .kernels._aggregate import (
     edge_products,

@@ -10,8 +10,7 @@ import torch
 
 from thrifty.core import GraphError, MissingExtraError
 
-from ._check import at_least
-from ._graph import MAX_NODES, Graph, as_array
+from ._graph import MAX_NODES, Graph, as_array, at_least
 from .kernels._csr import group
 
 

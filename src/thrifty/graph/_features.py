@@ -1,14 +1,23 @@
-"""Features of the nodes of a batch, in the dtype of the batch."""
+"""Features of nodes: where they lie, which are cached, how they reach the device."""
 
 from __future__ import annotations
+
+import weakref
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from thrifty.core import GraphError
 
+from ._batch import Batch, copied
+from ._graph import checked_nodes
 from ._memory import Memory
-from .kernels._rows import gather_bfloat16, gather_float16, gather_rows
+from .kernels._csr import gather_bfloat16, gather_float16, gather_rows
 
 
 def gather_features(
@@ -72,3 +81,259 @@ def batch_dtype(stored: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
 
 def _bits(halves: torch.Tensor) -> np.ndarray:
     return halves.view(torch.int16).numpy().view(np.uint16)
+
+
+class FeatureCache:
+    """A cache that keeps the features of some nodes on a device, so that only others are sent.
+
+    After SALIENT++ (Kaler et al., MLSys 2023), on one machine. Choose the nodes by `top_nodes` of
+    `inclusion_probabilities`. Besides the kept rows, the cache takes 4 bytes of main memory for
+    each node of the graph. `hit_rate` says what it saves.
+
+    Args:
+        features: shape ``(num_nodes, num_features)``, in main memory; may be memory-mapped.
+        nodes_kept: nodes whose rows are kept on the device, without duplicates, shape ``(num,)``.
+        device: device that keeps the rows.
+
+    Raises:
+        GraphError: the features are not rows in main memory, or a node does not exist or is
+            listed twice.
+
+    >>> features = torch.arange(8.0).reshape(4, 2)
+    >>> cache = FeatureCache(features, [3, 0], "cpu")
+    >>> cache.gather(torch.tensor([1, 3]))
+    tensor([[2., 3.],
+            [6., 7.]])
+    >>> cache.hit_rate(torch.tensor([1, 3]))
+    0.5
+    """
+
+    def __init__(self, features: torch.Tensor, nodes_kept: Any, device: Any = "cuda") -> None:
+        if not isinstance(features, torch.Tensor) or features.dim() != 2:
+            shape = tuple(getattr(features, "shape", ()))
+            raise GraphError(
+                f"features are a {type(features).__name__} of shape {shape}; give a tensor "
+                "(num_nodes, num_features)"
+            )
+        if features.device.type != "cpu":
+            raise GraphError(f"features lie on {features.device} already; give features.cpu()")
+        self._features = features.detach()
+        self.device = torch.device(device)
+        kept = self._checked(nodes_kept)
+        self._slots = torch.full((len(features),), -1, dtype=torch.int32)
+        self._slots[kept] = torch.arange(len(kept), dtype=torch.int32)
+        if int((self._slots >= 0).sum()) < len(kept):
+            twice = int(np.flatnonzero(np.bincount(kept.numpy()) > 1)[0])
+            raise GraphError(f"node {twice} is listed twice among those to keep; list it once")
+        self._rows = self._features[kept].to(self.device)
+
+    @property
+    def num_kept(self) -> int:
+        """Number of nodes whose features are on the device."""
+        return len(self._rows)
+
+    def gather(self, nodes: Any) -> torch.Tensor:
+        """Return ``features[nodes]`` on the device.
+
+        Args:
+            nodes: node numbers, shape ``(num,)``.
+
+        Returns:
+            Shape ``(num, num_features)``, in the dtype of the features.
+
+        Raises:
+            GraphError: a node does not exist, or the numbers are not integers.
+        """
+        wanted = self._checked(nodes)
+        slots = self._slots[wanted]
+        hits = (slots >= 0).nonzero().flatten()
+        misses = (slots < 0).nonzero().flatten()
+        sent = self._sent(torch.index_select(wanted, 0, misses))
+        if not len(hits):
+            return sent
+        rows = sent.new_empty(len(wanted), self._features.shape[1])
+        rows[self._moved(misses)] = sent
+        rows[self._moved(hits)] = self._rows[self._moved(slots[hits].long())]
+        return rows
+
+    def hit_rate(self, nodes: Any) -> float:
+        """Return the share of ``nodes`` that is kept on the device, or 1 without nodes.
+
+        ``nodes`` are node numbers, shape ``(num,)``.
+
+        Raises:
+            GraphError: a node does not exist, or the numbers are not integers.
+        """
+        wanted = self._checked(nodes)
+        return float((self._slots[wanted] >= 0).double().mean()) if len(wanted) else 1.0
+
+    def __repr__(self) -> str:
+        return (
+            f"FeatureCache(num_kept={self.num_kept} of {len(self._features)}, "
+            f"device={str(self.device)!r})"
+        )
+
+    def _checked(self, nodes: Any) -> torch.Tensor:
+        checked = checked_nodes(nodes, num_nodes=len(self._features), name="node")
+        return torch.from_numpy(checked)
+
+    def _sent(self, nodes: torch.Tensor) -> torch.Tensor:
+        """Return rows from main memory, sent through memory that the device reads by itself."""
+        shape = (len(nodes), self._features.shape[1])
+        out = torch.empty(shape, dtype=self._features.dtype, pin_memory=self._pinned)
+        torch.index_select(self._features, 0, nodes, out=out)
+        return self._moved(out)
+
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        # The allocator of pinned memory does not reuse it before the copy is done.
+        return tensor.to(self.device, non_blocking=self._pinned)
+
+    @property
+    def _pinned(self) -> bool:
+        return self.device.type == "cuda"
+
+
+class Event(Protocol):
+    """A point in the work of a stream, such as ``torch.cuda.Event``."""
+
+    def query(self) -> bool:
+        """Return whether all work before it is done."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until all work before it is done."""
+        ...
+
+
+class Streams(Protocol):
+    """A device's copy stream, which runs beside its computation."""
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Start to copy page-locked memory; the result is ready after a later event."""
+        ...
+
+    def record(self) -> Event:
+        """Return an event behind all copies so far."""
+        ...
+
+    def wait(self, event: Event) -> None:
+        """Make the calling thread's computation wait for the event; the CPU does not wait."""
+        ...
+
+    def use(self, tensor: torch.Tensor) -> None:
+        """Note that the calling thread's computation reads a copy.
+
+        Its memory is not given to another copy before that computation is done.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A batch whose copies have been started."""
+
+    batch: Batch
+    arrays: tuple[torch.Tensor, ...]
+    event: Event
+
+
+class Transfer:
+    """A sender of batches to a device that does not wait for the copies.
+
+    Memory that is being copied from is held until the copy is done. Loader threads call ``send``;
+    the training thread calls ``receive`` before it uses a batch. After SALIENT (Kaler et al.,
+    MLSys 2022, section 4.3).
+
+    Args:
+        streams: streams of the device.
+        memory: page-locked memory; arrays outside it are copied to it first.
+    """
+
+    def __init__(self, streams: Streams, memory: Memory) -> None:
+        self._streams = streams
+        self._memory = memory
+        self._held: deque[tuple[Event, list[torch.Tensor]]] = deque()
+        # One batch at a time: its event must not be recorded amid the copies of another batch.
+        self._sending = Lock()
+        weakref.finalize(self, _release_all, self._held)
+
+    def send(self, batch: Batch) -> Sent:
+        """Start to copy a batch whose ``x`` is already in page-locked memory."""
+        pinned: list[torch.Tensor] = []
+        arrays: list[torch.Tensor] = []
+
+        def copy(array: torch.Tensor) -> torch.Tensor:
+            pinned.append(self._pinned(array))
+            arrays.append(self._streams.copy(pinned[-1]))
+            return arrays[-1]
+
+        with self._sending:
+            _release_done(self._held)
+            try:
+                moved = copied(batch, copy)
+            finally:
+                # Also if a copy failed, say for lack of device memory: earlier copies are still
+                # in progress.
+                event = self._streams.record()
+                self._held.append((event, pinned))
+        return Sent(moved, tuple(arrays), event)
+
+    def receive(self, sent: Sent) -> Batch:
+        """Return the batch, ready for the calling thread's computation."""
+        self._streams.wait(sent.event)
+        for array in sent.arrays:
+            self._streams.use(array)
+        return sent.batch
+
+    def _pinned(self, array: torch.Tensor) -> torch.Tensor:
+        if array.is_pinned():
+            return array
+        return self._memory.array(array.shape, array.dtype).copy_(array)
+
+
+class CudaStreams:
+    """A side stream of a CUDA device.
+
+    Args:
+        device: device of the stream; ``cuda`` is the current one.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Start to copy page-locked memory; the result is ready after a later event."""
+        with torch.cuda.stream(self._stream):
+            return tensor.to(self._stream.device, non_blocking=True)
+
+    def record(self) -> Event:
+        """Return an event behind all copies so far."""
+        return self._stream.record_event()
+
+    def wait(self, event: Event) -> None:
+        """Make the calling thread's computation wait for the event; the CPU does not wait."""
+        self._current().wait_event(event)
+
+    def use(self, tensor: torch.Tensor) -> None:
+        """Note that the calling thread's computation reads a copy.
+
+        Its memory is not given to another copy before that computation is done.
+        """
+        tensor.record_stream(self._current())
+
+    def _current(self) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(self._stream.device)
+
+
+def _release_done(held: deque[tuple[Event, list[torch.Tensor]]]) -> None:
+    while held and held[0][0].query():
+        held.popleft()
+
+
+def _release_all(held: deque[tuple[Event, list[torch.Tensor]]]) -> None:
+    # No lock, because a thread may still be sending: the exit of the process must not wait for it.
+    with suppress(IndexError):
+        while True:
+            # This name keeps the memory until the copy is done.
+            kept = held.popleft()
+            kept[0].synchronize()

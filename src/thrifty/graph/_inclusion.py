@@ -9,8 +9,7 @@ import numpy as np
 
 from thrifty.core import GraphError
 
-from ._check import at_least, checked_nodes
-from ._graph import Graph, as_array
+from ._graph import Graph, as_array, at_least, checked_nodes
 from ._sampler import NeighborSampler
 from .kernels._sampling import push
 

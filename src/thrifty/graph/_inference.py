@@ -14,12 +14,10 @@ from torch import Tensor, nn
 
 from thrifty.core import GraphError
 
-from ._batch import Batch
-from ._block import Block
-from ._check import at_least, checked_nodes
-from ._graph import Graph
+from ._batch import Batch, Block
+from ._gnn import make_batch
+from ._graph import Graph, at_least, checked_nodes
 from ._loader import NeighborLoader
-from ._make import make_batch
 from ._sampler import NeighborSampler
 
 

@@ -13,8 +13,8 @@ from thrifty.core import GraphError
 
 from ._aggregate import mean_and_own, neighbor_mean, neighbor_sum
 from ._attend import attended_sum, attention
-from ._block import Block
-from ._check import at_least
+from ._batch import Block
+from ._graph import at_least
 
 
 def check_input(

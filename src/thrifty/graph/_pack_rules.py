@@ -6,10 +6,10 @@ import torch.nn.functional as F
 
 from thrifty.pack import Group, Packed, register_rule
 
-from . import _aggregate, _relu_dropout
+from . import _aggregate, _gnn
 from ._aggregate import mean_and_own, neighbor_mean, neighbor_sum, uses_kernels
-from ._block import Block
-from ._relu_dropout import draw_key, relu_dropout
+from ._batch import Block
+from ._gnn import draw_key, relu_dropout
 
 
 @register_rule(neighbor_mean)
@@ -42,7 +42,7 @@ def drop(group: Group, x: Packed, p: float, *, inplace: bool = False) -> Packed:
         (rate, draw_key(generator) if 0.0 < rate < 1.0 else 0)
         for rate, generator in zip(randomness.rates_of(p), randomness.generators, strict=True)
     ]
-    out = _relu_dropout.of_each(value, draws, inplace=inplace)
+    out = _gnn.of_each(value, draws, inplace=inplace)
     if inplace:
         x.value, x.axis = out, 0
         return x

@@ -12,10 +12,8 @@ import torch
 
 from thrifty.core import GraphError, derive_seed
 
-from ._batch import Batch, Mode
-from ._block import Block
-from ._check import checked_nodes
-from ._graph import Graph
+from ._batch import Batch, Block, Mode
+from ._graph import Graph, checked_nodes
 from ._relabeler import DenseRelabeler, HashRelabeler
 from ._workspace import Workspace
 from .kernels import wrapping

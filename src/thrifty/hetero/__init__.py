@@ -13,16 +13,15 @@ from thrifty.perf import (
 )
 
 from ._batch_norm import WholeBatchNorm as WholeBatchNorm
-from ._collectives import measure_all_reduce as measure_all_reduce
-from ._elastic import ElasticMembership as ElasticMembership
-from ._fixed import FixedMembership as FixedMembership
-from ._measure import measure_curve as measure_curve
-from ._membership import (
-    Membership as Membership,
-    View as View,
-    Wait as Wait,
+from ._elastic import ElasticMembership as ElasticMembership, FixedMembership as FixedMembership
+from ._flat import measure_all_reduce as measure_all_reduce
+from ._measure import (
+    Meter as Meter,
+    PowerMeter as PowerMeter,
+    ZeusMeter as ZeusMeter,
+    measure_curve as measure_curve,
 )
-from ._meter import Meter as Meter, PowerMeter as PowerMeter, ZeusMeter as ZeusMeter
+from ._membership import Membership as Membership, View as View, Wait as Wait
 from ._options import BatchScaling as BatchScaling, HeteroOptions as HeteroOptions
 from ._order import Place as Place, SampleOrder as SampleOrder, Share as Share
 from ._plot import plot_steps as plot_steps

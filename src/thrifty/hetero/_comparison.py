@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._objective import Reduction
+from ._allocation import Reduction
 
 
 _NOISE = 0.01

@@ -1,8 +1,12 @@
-"""Measures the parts of one training step of a model on one device."""
+"""Profiles of workers, and where they are kept."""
 
 from __future__ import annotations
 
+import json
+import os
+import platform
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -10,17 +14,18 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
-from thrifty.core import Clock, HeteroError, SystemClock
+from thrifty.core import Clock, HeteroError, SystemClock, fingerprint, plain_logger
 from thrifty.pack import out_of_memory
 from thrifty.perf import StepProfile
 
+from ._allocation import Loss
 from ._device import to_device
 from ._flat import gradient_buckets, median_shape
-from ._objective import Loss
-from ._profile_cache import device_name, profile_key, read_profile, write_profile
+from ._learner import device_of
 from ._rehearsal import Rehearsal
 from ._samples import Samples
 
@@ -184,3 +189,65 @@ def _sizes(batches: Sequence[int], data: Dataset[Any] | Make) -> tuple[list[int]
             "smaller batches"
         )
     return enough, lambda num: samples.batch(range(num))
+
+
+_log = plain_logger("thrifty.hetero")
+
+
+def device_name(device: torch.device) -> str:
+    """Return the device's model name; for a CPU also the number of threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = models[0] if models else platform.processor() or platform.machine()
+    return f"{name}, {torch.get_num_threads()} thread(s)"
+
+
+def profile_key(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, *, sizes: Sequence[int]
+) -> str:
+    """Return a digest of everything that a profile depends on, except the loss."""
+    return fingerprint({
+        "parameters": [
+            [list(each.shape), str(each.dtype), each.requires_grad]
+            for each in model.parameters()
+        ],
+        "model": repr(model),
+        "training": [module.training for module in model.modules()],
+        "optimizer": type(optimizer).__qualname__,
+        "batch": [
+            [list(each.shape), str(each.dtype)]
+            if isinstance(each, Tensor)
+            else type(each).__name__
+            for each in tree_leaves(batch)
+        ],
+        "sizes": list(sizes),
+        "device": device_name(device_of(model)),
+        "torch": torch.__version__,
+    })
+
+
+def read_profile(path: Path) -> StepProfile | None:
+    """Return the cached profile, or None if there is none or it cannot be read."""
+    try:
+        return StepProfile.from_json(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        _log.warning("%s holds no profile (%s): measured again", path, error)
+        return None
+
+
+def write_profile(path: Path, profile: StepProfile) -> None:
+    """Write a profile atomically; log a warning if the folder cannot be written."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(profile.to_json()))
+        temporary.replace(path)
+    except OSError as error:
+        _log.warning("a profile cannot be kept in %s: %s", path.parent, error)
+        with suppress(OSError):
+            temporary.unlink()

@@ -32,8 +32,8 @@ from thrifty.pack import (
     open_source,
 )
 from thrifty.pack._followed_optimizer import FollowedOptimizer
+from thrifty.pack._hyperparameters import Readings
 from thrifty.pack._random import seed_everything
-from thrifty.pack._readings import Readings
 
 
 _TIMEOUT = timedelta(seconds=300)

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from thrifty.core import LayerError
 
 from ._check import check_integers, check_rate
-from ._kept import KeptGroups
-from ._masks import draw_groups, draw_masks, multiply_parts, unit_dim
+from ._masks import KeptGroups, draw_groups, draw_masks, multiply_parts, unit_dim
 from ._schedule import GyroSchedule, Order
 
 

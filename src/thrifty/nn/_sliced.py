@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from thrifty.core import LayerError
 
-from ._kept import KeptGroups
+from ._masks import KeptGroups
 
 
 def gyro_linear(

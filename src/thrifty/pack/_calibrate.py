@@ -17,8 +17,8 @@ from ._backend import EpochPlan, Member, UnverifiedError, out_of_memory
 from ._fused import FusedBackend, Structures
 from ._task import Task
 from ._trial import TaskTrial
-from .fused._options import BlockOptions
 from .fused._registry import UnfusableError
+from .fused._step import BlockOptions
 
 
 SIZES = {"cpu": (1, 4, 16, 32), "cuda": (1, 4, 16, 64, 256)}

@@ -18,9 +18,8 @@ from typing import Any
 import torch
 
 from ._backend import Backend, EpochPlan, Member, Outcome, UnverifiedError, guarded
-from ._batches import LastingError, own_copy
 from ._company import STREAMS_MOVED, Company, InterferenceError, check_parameters
-from ._data import Batch, WholeBatch
+from ._data import Batch, LastingError, WholeBatch, own_copy
 from ._state import State
 from ._task import Task
 from ._trial import TaskTrial

@@ -8,10 +8,9 @@ from thrifty.core import StateError, derive_seed
 
 from ._data import Source, open_source
 from ._hyperparameters import HyperParameters
-from ._own_task import own_task
 from ._random import seed_everything
 from ._sources import sources_of
-from ._task import Task
+from ._task import Task, own_task
 from ._trial import TaskTrial
 from .verify import same, stand_in
 

@@ -28,14 +28,13 @@ from ._random import seed_everything
 from ._state import State
 from ._task import Task
 from .fused._block import Block
-from .fused._denormals import denormals_flushed
 from .fused._dry_run import NUM_ROWS, dry_run, fits_inside
 from .fused._feed import ArrayFeed, Feed, IteratorFeed
 from .fused._member import FeedError, FusedTrial
-from .fused._options import BlockOptions
 from .fused._registry import UnfusableError
 from .fused._row_state import steps_taken
 from .fused._signature import check_memory, dropout_rates, family, kin, settings
+from .fused._step import BlockOptions, denormals_flushed
 from .fused._structure import Structure
 from .fused._tape import Arena
 from .fused.optimizers import GroupedOptimizer, grouped_optimizer

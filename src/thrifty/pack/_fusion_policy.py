@@ -21,7 +21,7 @@ from ._data import num_valid_of
 from ._fused import FusedBackend, Traits
 from ._task import Task, Trainable
 from .fused._member import FusedTrial
-from .fused._options import BlockOptions
+from .fused._step import BlockOptions
 
 
 PRICE_STEPS = 100

@@ -13,13 +13,11 @@ import torch
 from thrifty.core import TaskError, derive_seed
 
 from ._followed_optimizer import FollowedOptimizer
-from ._hyperparameters import HyperParameters
+from ._hyperparameters import HyperParameters, Readings
 from ._metrics import check_metrics
-from ._own_task import own_task
 from ._random import borrowed_streams, seed_everything
-from ._readings import Readings
 from ._sources import sources_of
-from ._task import Task
+from ._task import Task, own_task
 from .identity import places_of
 from .identity._plain import Names
 from .identity._values import Values

@@ -11,7 +11,7 @@ import torch
 
 from thrifty.core import PackMismatchError, UsageError, derive_seed, plain_logger, step_seed
 
-from ._batches import own_copy
+from ._data import own_copy
 from ._followed_optimizer import FollowedOptimizer
 from ._hyperparameters import HyperParameters
 from ._optimizer import Optimizer
@@ -19,13 +19,12 @@ from ._random import borrowed_streams, seed_everything, seed_step
 from ._state import step_counters
 from ._task import Task
 from .fused._block import Block
-from .fused._denormals import denormals_flushed
 from .fused._dry_run import dry_run
 from .fused._feed import IteratorFeed
 from .fused._member import FusedTrial
-from .fused._options import BlockOptions
 from .fused._registry import UnfusableError
 from .fused._signature import check_memory, dropout_rates, rate_places, signature
+from .fused._step import BlockOptions, denormals_flushed
 from .fused._tape import Arena
 from .fused.optimizers import grouped_optimizer
 from .verify import CheckBudget, OwnState, Watch, own_state

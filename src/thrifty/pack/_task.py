@@ -1,17 +1,60 @@
-"""What one trial trains: the interface that users implement."""
+"""The class that users write, and its identity."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from typing import Any
+from copy import copy, deepcopy
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from torch.utils.data import Dataset
 
 from ._data import Batch
 from ._hyperparameters import HyperParameters
 from ._optimizer import Optimizer
 from .identity import TaskIdentity, identify, is_legacy_asked, legacy_identity
+
+
+LARGE_BYTES = 2**20
+"""The size in bytes from which arrays are shared, so that trials do not each copy a data set."""
+
+AnyTask = TypeVar("AnyTask")
+
+
+def own_task(task: AnyTask) -> AnyTask:
+    """Copy a task for one trial, its attributes included.
+
+    Data sets, large arrays, and attributes that cannot be copied are shared.
+
+    >>> class Noting:
+    ...     def __init__(self):
+    ...         self.notes = []
+    >>> task = Noting()
+    >>> own_task(task).notes.append(1)
+    >>> task.notes
+    []
+    """
+    out = copy(task)
+    memo: dict[int, Any] = {id(task): out}
+    for name, value in vars(task).items():
+        if not _is_shared(value):
+            try:
+                vars(out)[name] = deepcopy(value, memo)
+            except Exception:  # noqa: BLE001 (an attribute may be a lock, a generator, a file)
+                continue
+    return out
+
+
+def _is_shared(value: Any) -> bool:
+    if isinstance(value, Dataset):
+        return True
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return bool(value.nbytes >= LARGE_BYTES)
+    if isinstance(value, list | tuple):
+        return any(map(_is_shared, value))
+    return isinstance(value, dict) and any(map(_is_shared, value.values()))
 
 
 class _Identified:

@@ -10,13 +10,11 @@ import torch
 from thrifty.core import TaskError, derive_seed
 
 from ._backend import EpochPlan, Member
-from ._hyperparameters import HyperParameters
+from ._hyperparameters import HyperParameters, Readings
 from ._metrics import as_number, check_metrics
-from ._own_task import own_task
 from ._random import seed_everything
-from ._readings import Readings
 from ._state import State, pack_state, unpack_state
-from ._task import Trainable
+from ._task import Trainable, own_task
 
 
 class TrainableTrial:

@@ -16,15 +16,13 @@ from thrifty.core import DivergedError, TaskError, derive_seed, step_seed
 from ._backend import EpochPlan, Member
 from ._data import Batch, Source, steps_of
 from ._followed_optimizer import FollowedOptimizer
-from ._hyperparameters import HyperParameters
+from ._hyperparameters import HyperParameters, Readings
 from ._metrics import MetricSums, check_loss, check_metrics
 from ._optimizer import Optimizer
-from ._own_task import own_task
 from ._random import seed_everything, seed_step
-from ._readings import Readings
 from ._sources import sources_of
 from ._state import State, pack_state, step_counters, unpack_state
-from ._task import Task, adapts
+from ._task import Task, adapts, own_task
 from .verify import Watch
 
 

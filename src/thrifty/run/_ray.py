@@ -22,8 +22,7 @@ from thrifty.store._address import redact_root
 
 from ._cluster import ClusterExecutor, WorkerEvictedError
 from ._executor import Assignment, Executor, ExecutorConfig, Refusal, check_options
-from ._pulse import Pulse
-from ._remote import RemoteWorker, user_paths
+from ._remote import Pulse, RemoteWorker, user_paths
 from ._worker import WorkerSpec
 
 

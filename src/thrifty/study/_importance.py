@@ -14,7 +14,7 @@ import numpy.typing as npt
 from thrifty.core import MissingExtraError, UsageError
 from thrifty.space import Choice, Space
 
-from ._comparable import Comparable, comparable, enough
+from ._identity import Comparable, comparable, enough
 from ._optuna_terms import distribution, empty_study, external, load_optuna
 from ._results import TrialResult
 

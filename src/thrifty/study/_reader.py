@@ -1,9 +1,12 @@
-"""The ledger behind a study object, as recent as the database or more recent."""
+"""Reading a study's state, and where its results come from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import make_url
@@ -13,6 +16,81 @@ from thrifty.store import Store, StudyInfo
 
 from ._ledger import Ledger
 from ._repository import StudyRepository
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """The sources of the epochs that a study's trials have reached, each epoch counted once.
+
+    Attributes:
+        trained: Epochs that this run trained.
+        evaluated: Epochs that this run did not train: their kept states were evaluated again.
+        known: Epochs known before, by the id of the study that trained them (None: deleted study).
+    """
+
+    trained: int
+    evaluated: int
+    known: Mapping[int | None, int]
+
+    @classmethod
+    def of(cls, ledger: Ledger) -> Provenance:
+        """Count the epochs that the trials of a study have reached."""
+        places: set[tuple[int, int]] = set()
+        for number in range(len(ledger.history)):
+            node = ledger.node_of[number]
+            for epoch in range(ledger.history[number].reached, 0, -1):
+                place = ledger.plan.owner(node, epoch).id, epoch
+                if place in places:
+                    break  # all earlier epochs are counted as well
+                places.add(place)
+        fresh = places - ledger.origins.keys()
+        evaluated = len(fresh & ledger.evaluated)
+        return cls(
+            trained=len(fresh) - evaluated,
+            evaluated=evaluated,
+            known=Counter(ledger.origins[place] for place in places - fresh),
+        )
+
+    def text(self, studies: Mapping[int, StudyInfo], *, own: int) -> str:
+        """Return the sources in one line, or an empty string if no trial has reported.
+
+        Args:
+            studies: The studies of the database, by id.
+            own: The id of this study.
+        """
+        num_known = sum(self.known.values())
+        total = num_known + self.evaluated + self.trained
+        if not total:
+            return ""
+        parts = []
+        if num_known:
+            parts.append(
+                f"{num_known:,} of {total:,} epochs known from {self._from(studies, own)}"
+            )
+        if self.evaluated:
+            of = "" if num_known else f" of {total:,} epochs"
+            parts.append(f"{self.evaluated:,}{of} evaluated again with kept states")
+        if not self.trained:
+            return f"{', '.join(parts)}; nothing to train"
+        epochs = "" if parts else " epoch" if total == 1 else " epochs"
+        return ", ".join([*parts, f"{self.trained:,}{epochs} trained"])
+
+    def _from(self, studies: Mapping[int, StudyInfo], own: int) -> str:
+        first, *rest = sorted(self.known, key=lambda study: -self.known[study])
+        info = None if first is None else studies.get(first)
+        if info is None:
+            name = "a study that was deleted"
+        else:
+            day = time.strftime("%Y-%m-%d", time.localtime(info.created_at))
+            name = f"this study ({day})" if first == own else f"study {info.name!r} ({day})"
+        more = (
+            ""
+            if not rest
+            else " and another one"
+            if len(rest) == 1
+            else f" and {len(rest)} others"
+        )
+        return name + more
 
 
 logger = plain_logger(__name__)

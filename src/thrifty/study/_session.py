@@ -18,7 +18,7 @@ from ._housekeeping import Packing, PassedStates, gc_frozen, with_threads_of
 from ._ledger import Ledger
 from ._loop import Observer, Parts, run_loop, tell, tell_news
 from ._progress import Progress
-from ._provenance import Provenance
+from ._reader import Provenance
 from ._repository import StudyRepository
 from ._results import best_of
 from ._stop import StopOnSignal, StopWhen

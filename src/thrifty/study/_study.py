@@ -26,7 +26,6 @@ from thrifty.search import Algorithm
 from thrifty.space import Space
 from thrifty.store import FrameBackend, frame, nondominated, redact_url
 
-from ._fill_config import fill_config
 from ._forecast import Forecast, forecast
 from ._goals import Bound, Goals, Mode
 from ._identity import Recipe
@@ -46,7 +45,7 @@ from ._repository import Source, Storage, StudyRepository
 from ._results import Savings, TrialResult, candidates, rows, savings, trial_result
 from ._session import say_where_from, train
 from ._stop import StopWhen
-from ._warm_start import prior_trials
+from ._warm_start import fill_config, prior_trials
 from .simulation._report import Simulation
 from .simulation._simulate import simulate
 

@@ -17,8 +17,8 @@ from ._algorithms import (
 )
 from ._clock import VirtualClock as VirtualClock
 from ._executors import EXECUTOR_CHECKS as EXECUTOR_CHECKS
-from ._flaky_proxy import FlakyProxy as FlakyProxy
 from ._postgresql import (
+    FlakyProxy as FlakyProxy,
     PrivatePostgreSQL as PrivatePostgreSQL,
     postgresql_programs as postgresql_programs,
 )

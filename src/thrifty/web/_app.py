@@ -18,8 +18,7 @@ from thrifty.store import Views
 
 from ._api import router
 from ._cache import Cache
-from ._poll_throttle import PollThrottle
-from ._responses import ResponseService
+from ._responses import PollThrottle, ResponseService
 from ._security import SecurityMiddleware
 
 

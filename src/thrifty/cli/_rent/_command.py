@@ -11,7 +11,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from thrifty.cli._say import cell, say
+from thrifty.cli._options import cell, say
 from thrifty.cloud import FleetPlan, launch, plot_front, to_skypilot
 from thrifty.core import UsageError, plain_text
 

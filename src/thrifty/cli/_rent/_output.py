@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from thrifty.cli._say import cell
+from thrifty.cli._options import cell
 from thrifty.cloud import Fleet, FleetPlan, Interval, Probe
 
 

@@ -1,7 +1,7 @@
 """The inner loops, compiled by numba."""
 
 from ._compile import COMPILED as COMPILED, mix as mix, wrapping as wrapping
-from ._rows import read_neighbors as read_neighbors
+from ._csr import read_neighbors as read_neighbors
 from ._sampling import (
     choose as choose,
     count_edges as count_edges,

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from ._compile import GOLDEN, kernel, mix
-from ._rows import LINE, fetch_row
+from ._csr import LINE, fetch_row
 
 
 AHEAD = 8

@@ -16,15 +16,13 @@ from thrifty.pack._trial import TRAIN_LOSS, check_finite
 from thrifty.pack.verify import CheckBudget, OwnState, SoloTimes
 
 from ._checking import StepCheck
-from ._denormals import denormals_flushed
 from ._evaluation import Evaluation
 from ._feed import ArrayFeed
-from ._loss_history import LossHistory
-from ._masks import draw_masks
 from ._member import FusedTrial
-from ._options import BlockOptions
 from ._programs import Bound, Programs
+from ._randomness import draw_masks
 from ._row_state import RowState
+from ._step import BlockOptions, LossHistory, denormals_flushed
 from ._structure import Structure
 from ._tape import Arena
 from ._whole import whole_step

@@ -24,11 +24,11 @@ from thrifty.pack.verify import (
     relative_tolerance,
 )
 
+from ._checking import metrics_agree_in_double
 from ._member import FusedTrial
 from ._programs import Programs
 from ._registry import UnfusableError
 from ._row_state import RowState
-from ._second_opinion import metrics_agree_in_double
 from ._structure import Structure
 from ._whole import evaluate_whole
 

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from thrifty.pack._data import WholeBatch
 
-from ._layout import corner
+from ._packed import corner
 from ._randomness import Randomness, fill
 from ._registry import UnfusableError
 from ._signature import dropout_rates

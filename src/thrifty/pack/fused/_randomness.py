@@ -1,9 +1,4 @@
-"""Random draws of a pack, which give each trial the same numbers as alone.
-
-Alone, a trial seeds torch's random stream at every step and layers draw from it. In a pack, each
-trial has a generator that is seeded the same way. Each draw is made once per trial, in the same
-order and of the same shape, so the numbers are the same, independent of the other trials.
-"""
+"""Random numbers and masks of trials in a block."""
 
 from __future__ import annotations
 
@@ -13,6 +8,41 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
+
+from ._member import FusedTrial
+
+
+def draw_masks(
+    draws: Sequence[Draw], trials: Sequence[FusedTrial], *, num_rows: Sequence[int] | None
+) -> None:
+    """Fill each trial's dropout masks.
+
+    Trials at the same position of the same random stream get the same masks, drawn only once.
+
+    Args:
+        draws: The random numbers that the program needs.
+        trials: The trials in the first rows.
+        num_rows: Number of real rows of each trial's batch where these differ, else None.
+    """
+    first: dict[Any, int] = {}
+    same = [
+        first.setdefault((t.draw_key, num_rows and num_rows[k]), k)
+        for k, t in enumerate(trials)
+    ]
+    drawing = [k for k in range(len(same)) if same[k] == k]
+    for k in drawing:
+        trials[k].seed_step()
+    for draw in draws:
+        for k in drawing:
+            fill(
+                Draw(noise=draw.noise[k : k + 1], path=draw.path, p=draw.p),
+                generators=[trials[k].generator],
+                rates=[trials[k].rates],
+                num_rows=None if num_rows is None else [num_rows[k]],
+            )
+        for k, source in enumerate(same):
+            if source != k:
+                draw.noise[k].copy_(draw.noise[source])
 
 
 class TrialValue(float):

@@ -1,9 +1,10 @@
-"""One training step, of one trial alone and packed."""
+"""One step of a block: its options, its program and its loss history."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,85 @@ import torch
 
 from thrifty.pack._task import Task
 
-from ._layout import corner
+from ._packed import corner
 from ._registry import UnfusableError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockOptions:
+    """Options for fusing one structure.
+
+    ``compile`` and ``cuda_graphs`` keep a block's steps at its full size, so that trials can come
+    and go without anything being built again.
+
+    Attributes:
+        size: Number of trials per block.
+        max_padding: Maximum ratio of the largest to the smallest batch size in a block.
+        channels_last: Whether images are stored in channels-last layout.
+        compile: Whether training steps go through ``torch.compile``.
+        cuda_graphs: Whether training steps are captured as CUDA graphs.
+    """
+
+    size: int = 8
+    max_padding: float = 1.5
+    channels_last: bool = False
+    compile: bool = False
+    cuda_graphs: bool = False
+
+    @property
+    def fixed(self) -> bool:
+        """Whether steps always have the full size, so that free rows train too, with no use."""
+        return self.compile or self.cuda_graphs
+
+
+@contextmanager
+def denormals_flushed() -> Iterator[None]:
+    """Treat denormal numbers as zero while a pack trains, then restore this thread's mode."""
+    # torch can set the mode but cannot report it, so multiply two normal numbers to find out
+    flushed = bool(torch.tensor(1e-30) * torch.tensor(1e-10) == 0)
+    if not flushed:
+        torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        if not flushed:
+            torch.set_flush_denormal(False)
+
+
+class LossHistory:
+    """A ring buffer of the losses of each step; ``tick`` counts all steps ever added."""
+
+    def __init__(self, capacity: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._steps = torch.zeros(0, capacity, dtype=dtype, device=device)
+        self.tick = 0
+
+    def make_room(self, num_steps: int) -> None:
+        """Make room for the steps of an epoch that begins now."""
+        steps = self._steps
+        if num_steps <= len(steps):
+            return
+        longer = steps.new_zeros(2 * num_steps, steps.shape[1])
+        for tick in range(max(0, self.tick - len(steps)), self.tick):
+            longer[tick % len(longer)] = steps[tick % len(steps)]
+        self._steps = longer
+
+    def note(self, losses: torch.Tensor) -> None:
+        """Add the losses of one more step."""
+        self._steps[self.tick % len(self._steps), : len(losses)].copy_(losses)
+        self.tick += 1
+
+    def move(self, source: int, target: int) -> None:
+        """Move a trial's losses from one row to another."""
+        self._steps[:, target].copy_(self._steps[:, source])
+
+    def mean(self, row: int, *, since: int) -> float:
+        """Return the mean loss of the trial in a row over all steps from tick ``since`` on."""
+        ticks = torch.arange(since, self.tick, device=self._steps.device)
+        return float(self._steps[ticks % len(self._steps), row].mean())
+
+    def last(self, num: int) -> torch.Tensor:
+        """Return a copy of the losses of the first rows in the last step, ``[num]``."""
+        return self._steps[(self.tick - 1) % len(self._steps), :num].clone()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,7 @@ from thrifty.pack._state import step_counters
 from thrifty.pack._task import Task
 
 from . import rules as rules
-from ._layout import Layout
-from ._packed import Group, Packed
+from ._packed import Group, Layout, Packed
 from ._randomness import Draw, Randomness, TrialValue, plain
 from ._record import Program, record
 from ._registry import UnfusableError

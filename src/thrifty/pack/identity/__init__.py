@@ -1,7 +1,7 @@
 """The identity of a task by content: code and values that training and evaluation depend on."""
 
 from ._arrays import parts_of as parts_of
-from ._contents import held_by as held_by
+from ._contents import held_by as held_by, is_iterator as is_iterator
 from ._legacy import (
     asking_legacy as asking_legacy,
     is_legacy_asked as is_legacy_asked,
@@ -18,7 +18,6 @@ from ._task import (
     places_of as places_of,
 )
 from ._values import content_digest as content_digest
-from ._without_content import is_iterator as is_iterator
 
 
 __all__ = [

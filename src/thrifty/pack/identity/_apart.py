@@ -7,10 +7,10 @@ from types import FunctionType
 from typing import Any
 
 from ._members import members_of
-from ._mentions import mentions
 from ._own import is_own
 from ._place import slots_of, vars_of
 from ._reach import Reach
+from ._syntax import mentions
 
 
 def only_evaluated(

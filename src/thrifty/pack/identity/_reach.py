@@ -20,10 +20,10 @@ import torch
 
 from ._contents import CONTAINERS, NEUTRAL, PLAIN, elements, inside_of, is_a, short
 from ._members import members_of
-from ._mentions import Import, mentions
 from ._own import import_name, is_installed, is_own, is_own_module, is_there, module_name
 from ._place import MISSING, Place, PlaceKind, slots_of, vars_of
 from ._plain import Names
+from ._syntax import Import, mentions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

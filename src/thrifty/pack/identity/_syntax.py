@@ -1,9 +1,14 @@
-"""The normal form of a function's syntax tree: the same on every Python, whatever its layout."""
+"""Code as a tree that is the same on every Python, and the names it mentions."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import dis
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 
@@ -142,3 +147,156 @@ def _flat(targets: list[ast.expr]) -> list[ast.expr]:
 
 
 _LAYOUT = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Import:
+    """An import inside a function: ``from module import names`` or ``import module``.
+
+    ``guessed`` means that the function calls ``import_module``, and that this text may be what it
+    imports.
+    """
+
+    module: str
+    level: int = 0
+    names: tuple[str, ...] = ()
+    guessed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mentions:
+    """The names in a function and in the functions inside it.
+
+    Attributes:
+        globals: Globals that the code reads.
+        chains: Each global with the attributes read from it, ``("a", "b")`` for ``a.b``.
+        handed_on: Globals used in any way other than reading an attribute. If one is a module, code
+            that does not name it may read it.
+        attributes: Each name that may be an attribute that is read. Constants such as the one in
+            ``getattr(x, "scale")`` are included.
+        stored: Names that are assigned.
+        imports: Imports inside the function.
+        assigns: Whether the code assigns to a global, or to an attribute of an object it was given.
+        computes: Whether it may read attributes whose names it computes.
+        reads_all: Whether it may do so with the globals of its module.
+    """
+
+    globals: frozenset[str]
+    chains: frozenset[tuple[str, ...]]
+    handed_on: frozenset[str]
+    attributes: frozenset[str]
+    stored: frozenset[str]
+    imports: tuple[Import, ...]
+    assigns: bool
+    computes: bool
+    reads_all: bool
+
+
+_READS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
+_READS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+_NAMED = frozenset(dis.hasname)
+_NAMESPACES = frozenset({"globals", "eval", "exec"})
+_COMPUTED = frozenset({"getattr", "vars", "dir", "__dict__", "getmembers", "attrgetter"})
+_IMPORTERS = frozenset({"import_module", "__import__"})
+
+
+@functools.lru_cache(maxsize=4096)
+def mentions(code: CodeType) -> Mentions:
+    """Return the names in a code object, together with those in the code objects inside it."""
+    read: set[str] = set()
+    chains: set[tuple[str, ...]] = set()
+    handed_on: set[str] = set()
+    attributes: set[str] = set()
+    imports: list[Import] = []
+    stored: set[str] = set()
+    texts: set[str] = set()
+    assigns = False
+    for each in _with_nested(code):
+        for constant in each.co_consts:
+            texts.update(_identifiers(constant))
+        steps = list(dis.get_instructions(each))
+        for step in steps:
+            if step.opcode in _NAMED:
+                (stored if step.opname.startswith("STORE") else attributes).add(step.argval)
+        chains.update(_chains(steps))
+        _read_instructions(steps, read, handed_on=handed_on, imports=imports)
+        assigns = assigns or _assigns(each, steps)
+    named = read | attributes
+    if named & _IMPORTERS:
+        imports += [Import(module=text, guessed=True) for text in sorted(texts)]
+    texts = {text for text in texts if text.isidentifier()}
+    return Mentions(
+        globals=frozenset(read),
+        chains=frozenset(chains),
+        handed_on=frozenset(handed_on),
+        attributes=frozenset(attributes | texts),
+        stored=frozenset(stored),
+        imports=tuple(imports),
+        assigns=assigns,
+        computes=bool(named & _COMPUTED),
+        reads_all=bool(read & _NAMESPACES),
+    )
+
+
+def _read_instructions(
+    steps: Sequence[dis.Instruction],
+    read: set[str],
+    *,
+    handed_on: set[str],
+    imports: list[Import],
+) -> None:
+    for index, step in enumerate(steps):
+        if step.opname in _READS_GLOBAL:
+            read.add(step.argval)
+            after = steps[index + 1].opname if index + 1 < len(steps) else ""
+            if after not in _READS_ATTRIBUTE:
+                handed_on.add(step.argval)
+        elif step.opname == "IMPORT_NAME":
+            level, names = steps[index - 2].argval, steps[index - 1].argval
+            imports.append(
+                Import(
+                    module=step.argval,
+                    level=level if isinstance(level, int) else 0,
+                    names=names if isinstance(names, tuple) else (),
+                )
+            )
+
+
+def _chains(steps: Sequence[dis.Instruction]) -> Iterator[tuple[str, ...]]:
+    """Yield ``("a", "b", "c")`` for ``a.b.c`` if ``a`` is a global."""
+    steps = [step for step in steps if step.opname != "EXTENDED_ARG"]
+    for index, step in enumerate(steps):
+        if step.opname in _READS_GLOBAL:
+            after = itertools.takewhile(
+                lambda each: each.opname in _READS_ATTRIBUTE, steps[index + 1 :]
+            )
+            yield (step.argval, *(each.argval for each in after))
+
+
+def _assigns(code: CodeType, steps: Sequence[dis.Instruction]) -> bool:
+    made_here = set(code.co_varnames[code.co_argcount + code.co_kwonlyargcount :])
+    for before, step in itertools.pairwise(steps):
+        if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            return True
+        if step.opname in ("STORE_ATTR", "DELETE_ATTR"):
+            # the previous step loaded the object; its argument may be two names loaded at once
+            name = before.argval[-1] if isinstance(before.argval, tuple) else before.argval
+            if not (before.opname.startswith("LOAD_FAST") and name in made_here):
+                return True
+    return False
+
+
+def _with_nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _with_nested(constant)
+
+
+def _identifiers(constant: Any) -> Iterator[str]:
+    """Yield texts in a constant that may be names, with or without dots."""
+    if isinstance(constant, str) and all(map(str.isidentifier, constant.split("."))):
+        yield constant
+    elif isinstance(constant, tuple | frozenset):
+        for each in constant:
+            yield from _identifiers(each)

@@ -15,9 +15,8 @@ from thrifty.core import TaskError
 from ._apart import only_evaluated
 from ._classes import class_digest
 from ._contents import is_a
-from ._moved import MOVES, Key, Texts
 from ._own import import_name, is_importable, is_installed, is_own, module_name
-from ._place import MISSING, Place
+from ._place import MISSING, MOVES, Key, Place, Texts
 from ._plain import Names, digest, short_text, versions
 from ._planted import planted_in, registered
 from ._reach import Reach, reach

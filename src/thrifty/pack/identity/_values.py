@@ -23,13 +23,23 @@ from typing import Any
 import torch
 
 from ._arrays import writer_for
-from ._contents import CACHED, compiled_from, held_by, is_a, short
+from ._contents import (
+    BUILT_IN,
+    CACHED,
+    compiled_from,
+    held_by,
+    is_a,
+    is_iterator,
+    neutral_name,
+    no_content,
+    short,
+    why_no_content,
+)
 from ._members import members_of
 from ._own import is_installed, is_own
 from ._place import MISSING, slots_of, vars_of
 from ._plain import LISTABLE, PLAIN_WRITERS, SUBCLASSED, Names
 from ._source import code_digest, content, extension_digest
-from ._without_content import BUILT_IN, is_iterator, neutral_name, no_content, why_no_content
 
 
 HOOK = "__thrifty_identity__"

@@ -4,7 +4,12 @@ This is plain PyTorch on values: nothing here knows of blocks, back-ends or stud
 ``docs/design/trust.md``.
 """
 
-from ._budget import CheckBudget as CheckBudget
+from ._budget import (
+    AloneTime as AloneTime,
+    CheckBudget as CheckBudget,
+    SoloTimes as SoloTimes,
+    median_interval as median_interval,
+)
 from ._compare import (
     Difference as Difference,
     MetricsDifference as MetricsDifference,
@@ -13,13 +18,13 @@ from ._compare import (
     compare_step as compare_step,
     differences as differences,
     relative_tolerance as relative_tolerance,
+    same as same,
 )
 from ._keeper import (
     Keeper as Keeper,
     as_it_was as as_it_was,
     training_places as training_places,
 )
-from ._nudged import are_metrics_rounding as are_metrics_rounding, is_rounding as is_rounding
 from ._probe import (
     FIRST_BATCH as FIRST_BATCH,
     Probe as Probe,
@@ -31,17 +36,13 @@ from ._probe import (
 from ._reference import (
     OwnState as OwnState,
     StepAlone as StepAlone,
+    are_metrics_rounding as are_metrics_rounding,
     exchanged as exchanged,
     gradients_alone as gradients_alone,
+    is_rounding as is_rounding,
     own_state as own_state,
     own_tensors as own_tensors,
     step_alone as step_alone,
-)
-from ._same import same as same
-from ._solo_times import (
-    AloneTime as AloneTime,
-    SoloTimes as SoloTimes,
-    median_interval as median_interval,
 )
 from ._watch import Change as Change, Watch as Watch
 

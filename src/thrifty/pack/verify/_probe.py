@@ -20,7 +20,7 @@ import torch
 
 from thrifty.pack.identity import parts_of, vars_of
 
-from ._same import same
+from ._compare import same
 
 
 FIRST_BATCH = "the first batch of the epoch"

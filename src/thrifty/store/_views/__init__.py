@@ -4,9 +4,8 @@ The database counts, sorts and samples, so that work in Python does not grow wit
 trials unless it must.
 """
 
-from ._database import Views as Views
 from ._plans import Paths as Paths
-from ._studies import StudyView as StudyView
+from ._studies import StudyView as StudyView, Views as Views
 from ._trials import (
     COLUMNS as COLUMNS,
     Order as Order,

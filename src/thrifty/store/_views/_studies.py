@@ -1,4 +1,4 @@
-"""Summaries of studies."""
+"""Queries about studies and the database."""
 
 from __future__ import annotations
 
@@ -6,15 +6,78 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Self
 
 from sqlalchemy import ColumnElement, Engine, Row, Select, and_, func, or_, select
 
-from thrifty.core import SystemClock
+from thrifty.core import SystemClock, UsageError
 from thrifty.store import _schema as schema
+from thrifty.store._address import redact_url
+from thrifty.store._engine import forbid_writing, open_engine
 from thrifty.store.coordination._leases import standing
 
-from ._trials import counting, reading
+from ._plans import PlanViews
+from ._trials import TrialSamples, TrialViews, counting, reading
+
+
+class Views:
+    """Read-only views of a database that other processes write.
+
+    ``studies`` are summaries of the studies, ``trials`` is the table of their trials, ``samples``
+    are as many trials as a chart can show, and ``plans`` is what was trained.
+
+    >>> from thrifty.store import Store
+    >>> import tempfile
+    >>> url = f"sqlite:///{tempfile.mkdtemp()}/t.db"
+    >>> with Store.open(url) as store:
+    ...     plan = store.plans.open("what is trained", task="Digits").id
+    ...     made = store.studies.create(
+    ...         "first", plan=plan, spec={"metric": "loss", "mode": "min"}
+    ...     )
+    >>> with Views.open(url) as views:
+    ...     [(study.name, study.metrics) for study in views.studies.list()]
+    [('first', ('loss',))]
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.studies = StudyViews(engine)
+        self.trials = TrialViews(engine)
+        self.samples = TrialSamples(engine)
+        self.plans = PlanViews(engine)
+
+    @classmethod
+    def open(cls, url: str) -> Self:
+        """Open a database on read-only connections, after a migration if it needs one.
+
+        Raises:
+            UsageError: ``url`` is not a database address, or names a database in memory.
+            StudyNotFoundError: There is no such file.
+            StoreVersionError: A newer thrifty wrote the database.
+            StoreUnreachableError: The database server does not answer.
+            MissingExtraError: PostgreSQL's driver is not installed.
+        """
+        engine = open_engine(url, create=False)
+        sqlite = engine.dialect.name == "sqlite"
+        if sqlite and engine.url.database in (None, "", ":memory:"):
+            engine.dispose()
+            raise UsageError(
+                f"{redact_url(url)} is a database in memory, which only its own process sees; "
+                "name a file"
+            )
+        engine.dispose()  # close the connection that may have migrated it, which can write
+        forbid_writing(engine)
+        return cls(engine)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
 
 _t, _e, _s = schema.trials, schema.epochs, schema.studies

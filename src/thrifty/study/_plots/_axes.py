@@ -15,7 +15,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from thrifty.core import UsageError
 from thrifty.space import Choice, Coordinate, Float
-from thrifty.study._comparable import Comparable, is_log
+from thrifty.study._identity import Comparable, is_log
 from thrifty.study._preflight import escaped, option_names, short_names, shorten
 
 

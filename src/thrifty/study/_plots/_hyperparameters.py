@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from thrifty.core import UsageError
 from thrifty.space import Choice, Coordinate, Space
-from thrifty.study._comparable import Comparable, comparable, is_log
+from thrifty.study._identity import Comparable, comparable, is_log
 from thrifty.study._preflight import escaped, shorten
 from thrifty.study._results import TrialResult
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from thrifty.core import UsageError
 from thrifty.plan import ForestStage
-from thrifty.study._comparable import objective_values
+from thrifty.study._identity import objective_values
 from thrifty.study._preflight import escaped
 from thrifty.study._results import TrialResult
 

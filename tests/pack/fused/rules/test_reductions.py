@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.pack.fused.twin import check, normal, refused
-from thrifty.pack.fused.rules._reductions import OTHERS
+from thrifty.pack.fused.rules._shapes import OTHERS
 
 
 ROWS = (5, 2, 4)

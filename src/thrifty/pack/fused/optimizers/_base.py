@@ -1,4 +1,4 @@
-"""The interface of optimizers over rows."""
+"""What fused optimizers have in common: their base class, groups and clipping."""
 
 from __future__ import annotations
 
@@ -115,3 +115,62 @@ def advance(rows: Rows, num: int) -> None:
     """Count one update of each of the first ``num`` rows."""
     for row in range(num):
         rows.steps[row] += 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedOptimizer:
+    """One optimizer over rows for each param group.
+
+    Attributes:
+        names: Names of the parameters of each group.
+        optimizers: The optimizer of each group.
+    """
+
+    names: tuple[tuple[str, ...], ...]
+    optimizers: tuple[RowOptimizer, ...]
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """Names of the buffers that the optimizers keep."""
+        return self.optimizers[0].moments
+
+    def stepper(
+        self, rows: Sequence[Rows | None], options: Sequence[Sequence[Options]]
+    ) -> Callable[[], None]:
+        """Return a function that does one update, for use at several steps with the same options.
+
+        Args:
+            rows: The part of the rows that belongs to each group; None where no parameter of the
+                group is trained.
+            options: The options of each group, for each trial.
+        """
+        steps = [
+            optimizer.stepper(own, [each[number] for each in options])
+            for number, (optimizer, own) in enumerate(zip(self.optimizers, rows, strict=True))
+            if own is not None
+        ]
+        return steps[0] if len(steps) == 1 else partial(_each, steps)
+
+
+def _each(steps: Sequence[Callable[[], None]]) -> None:
+    for step in steps:
+        step()
+
+
+def clip_rows(gradients: torch.Tensor, max_norms: Sequence[float | None]) -> None:
+    """Clip each row of ``[K, P]`` in place like ``torch.nn.utils.clip_grad_norm_``.
+
+    A limit of None leaves the row unchanged.
+    """
+    if all(limit is None for limit in max_norms):
+        return
+    limits = torch.tensor(
+        [float("inf") if limit is None else limit for limit in max_norms],
+        dtype=gradients.dtype,
+        device=gradients.device,
+    )
+    norms = torch.linalg.vector_norm(gradients, dim=1)
+    factors = (limits / (norms + 1e-6)).clamp_(max=1.0)
+    # without a limit, keep the factor at 1: a non-finite norm would spoil the row's finite values
+    factors.masked_fill_(limits.isinf(), 1.0)
+    gradients.mul_(factors.unsqueeze(1))

@@ -11,12 +11,8 @@ from thrifty.pack._followed_optimizer import FollowedOptimizer
 from thrifty.pack._optimizer import Optimizer
 from thrifty.pack.fused._registry import UnfusableError
 
-from ._adagrad import Adagrad
-from ._adam import Adam, AdamW
-from ._base import RowOptimizer
-from ._grouped import GroupedOptimizer
-from ._rmsprop import RMSprop
-from ._sgd import SGD
+from ._base import GroupedOptimizer, RowOptimizer
+from ._rules import SGD, Adagrad, Adam, AdamW, RMSprop
 
 
 KINDS: dict[Any, type[RowOptimizer]] = {

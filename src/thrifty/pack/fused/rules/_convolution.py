@@ -1,7 +1,4 @@
-"""Rules for convolutions: one grouped convolution over K x channels.
-
-Where all trials see the same images, the convolution is ungrouped.
-"""
+"""Rules of convolutions, pooling and channels."""
 
 from __future__ import annotations
 
@@ -11,10 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thrifty.pack.fused._packed import Group, Packed
+from thrifty.pack.fused._packed import Group, Packed, by_vmap
 from thrifty.pack.fused._registry import RULES
-
-from ._channels import flat, fold, laid_out, unfold
 
 
 def convolution(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,3 +86,50 @@ for _function in (F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torc
     RULES[_function] = convolution(_function)
 for _function in (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d):
     RULES[_function] = transposed_convolution(_function)
+
+
+def pooling(function: Callable[..., Any], *, num_spatial: int) -> Callable[..., Any]:
+    """Return the rule for a pooling function over the last ``num_spatial`` dimensions."""
+
+    def rule(group: Group, input: Packed, *args: Any, **kwargs: Any) -> Any:
+        if input.dim() != num_spatial + 2 or kwargs.get("return_indices"):
+            return by_vmap(group, function, (input, *args), kwargs)
+        return unfold(group, function(fold(group, input), *args, **kwargs))
+
+    return rule
+
+
+for _spatial, _functions in {
+    1: (F.max_pool1d, F.avg_pool1d, F.adaptive_avg_pool1d, F.adaptive_max_pool1d),
+    2: (F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d),
+    3: (F.max_pool3d, F.avg_pool3d, F.adaptive_avg_pool3d, F.adaptive_max_pool3d),
+}.items():
+    for _function in _functions:
+        RULES[_function] = pooling(_function, num_spatial=_spatial)
+
+
+def fold(group: Group, images: Any) -> torch.Tensor:
+    """Return images of K x C channels, ``[B, K * C, ...]``."""
+    x = group.second(images)
+    return laid_out(group, x.reshape(x.shape[0], -1, *x.shape[3:]))
+
+
+def laid_out(group: Group, images: torch.Tensor) -> torch.Tensor:
+    """Give one-channel images channels-last strides where the group uses channels last.
+
+    One channel looks the same in memory in both layouts. Only the strides say which layout is
+    meant, and the functions that follow keep to it.
+    """
+    if group.channels_last and images.dim() == 4 and images.shape[1] == 1:
+        return images.squeeze(1).unsqueeze(-1).permute(0, 3, 1, 2)
+    return images
+
+
+def unfold(group: Group, out: torch.Tensor) -> Packed:
+    """Return a packed tensor from one of shape ``[B, K * C, ...]``."""
+    return group.pack(out.view(out.shape[0], group.size, -1, *out.shape[2:]), 1)
+
+
+def flat(group: Group, x: Any) -> torch.Tensor | None:
+    """Return a parameter of K x C channels as ``[K * C]``; None stays None."""
+    return None if x is None else group.first(x).reshape(-1)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from thrifty.pack.fused._packed import Group, Packed, by_vmap
 from thrifty.pack.fused._registry import RULES, UnfusableError
 
-from ._reductions import mean_of_rows, sum_of_rows
+from ._shapes import mean_of_rows, sum_of_rows
 
 
 PADDED = "while batches differ in size"

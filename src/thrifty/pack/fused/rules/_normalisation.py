@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from thrifty.pack.fused._packed import Group, Packed
 from thrifty.pack.fused._registry import UnfusableError, register_rule
 
-from ._channels import flat, fold, unfold
+from ._convolution import flat, fold, unfold
 
 
 @register_rule(F.batch_norm)

@@ -1,4 +1,4 @@
-"""Changes of shape, new tensors, and questions about tensors."""
+"""Rules of views, reductions and changes of shape."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from thrifty.pack.fused._packed import Group, Packed
+from thrifty.pack.fused._packed import Group, Packed, by_vmap
 from thrifty.pack.fused._registry import RULES, UnfusableError, register_rule
 
 
@@ -106,3 +106,153 @@ def _reshaped(group: Group, x: Packed, shape: Sequence[int]) -> Packed:
             x = group.pack(x.value.contiguous(), 1)
         return group.pack(x.value.reshape(shape[0], group.size, *shape[1:]), 1)
     return group.pack(group.first(x).reshape(group.size, *shape))
+
+
+OTHERS: dict[str, tuple[int, int | None]] = {
+    **dict.fromkeys(
+        ("all", "amax", "amin", "any", "argmax", "argmin", "cummax", "cummin", "cumprod", "cumsum",
+         "logcumsumexp", "logsumexp", "max", "median", "min", "nanmean", "nanmedian", "nansum",
+         "prod", "softmax", "log_softmax", "softmin", "std", "std_mean", "var", "var_mean"),
+        (0, None),
+    ),
+    **dict.fromkeys(("argsort", "mode", "sort"), (0, -1)),
+    **dict.fromkeys(("norm", "quantile", "nanquantile", "vector_norm"), (1, None)),
+    "topk": (1, -1),
+    "kthvalue": (1, -1),
+}  # fmt: skip
+"""Functions that would mix padding with real rows.
+
+For each name: the position of ``dim`` among the arguments after the input, and its default.
+"""
+
+
+def mean_of_rows(group: Group, values: torch.Tensor) -> torch.Tensor:
+    """Return the mean over the rows of each trial; ``values`` is ``[K, B, ...]``."""
+    if values.dim() > 2:
+        values = values.flatten(2).mean(2)
+    if group.rows is None:
+        return values.mean(1)
+    _check_rows(group, values)
+    return (values * group.rows).sum(1)
+
+
+def sum_of_rows(group: Group, values: torch.Tensor) -> torch.Tensor:
+    """Return the sum over the rows of each trial; ``values`` is ``[K, B, ...]``."""
+    if group.rows is not None:
+        _check_rows(group, values)
+        values = _real_rows(group, values)
+    return values.flatten(1).sum(1)
+
+
+def _check_rows(group: Group, values: torch.Tensor) -> None:
+    """Raise ``UnfusableError`` if the rows of ``[K, B, ...]`` are not those of the batch."""
+    if values.dim() < 2 or values.shape[1] != group.batch:
+        raise UnfusableError(
+            "a loss over other rows than the batch's, while batches differ in size"
+        )
+
+
+def _rows_of(group: Group, x: torch.Tensor) -> torch.Tensor:
+    """Return the weights of the rows, shaped to broadcast against ``[K, B, ...]``."""
+    assert group.rows is not None
+    return group.rows.view(*group.rows.shape, *[1] * (x.dim() - 2))
+
+
+def over_batch(group: Group, x: Any, dim: Any) -> bool:
+    """Return whether a reduction over ``dim`` (None for all) mixes rows, some of which are padding.
+
+    Raises:
+        UnfusableError: This cannot be determined, as rows were merged with another dimension.
+    """
+    if group.rows is None or type(x) is not Packed or not x.dim():
+        return False
+    dims = (
+        range(x.dim()) if dim is None or dim == () else [dim] if isinstance(dim, int) else dim
+    )
+    if 0 not in [d % x.dim() for d in dims]:
+        return False
+    num = x.shape[0]
+    if num > group.batch and num % group.batch == 0:
+        raise UnfusableError(
+            f"a sum over {num} rows, a multiple of the batch's, while batches differ in size"
+        )
+    return num == group.batch
+
+
+def _reduction(
+    function: Callable[..., Any],
+    *,
+    total: Callable[[Group, torch.Tensor], torch.Tensor],
+    weighed: Callable[[Group, torch.Tensor], torch.Tensor],
+) -> Callable[..., Any]:
+    """Return the rule for ``sum`` or ``mean``.
+
+    Args:
+        function: The function.
+        total: Used where padding would count; ``total(group, x)`` reduces all dimensions of each
+            trial.
+        weighed: Used where padding would count; ``weighed(group, x)`` returns numbers that can be
+            reduced as if all rows were real.
+    """
+
+    def rule(group: Group, input: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
+        dim = kwargs.pop("axis", dim)
+        padded = over_batch(group, input, dim)
+        if dim is None and not args and not kwargs:
+            if not input.dim():
+                return group.pack(input.value)
+            x = group.first(input)
+            return group.pack(total(group, x) if padded else function(x.flatten(1), 1))
+        if padded:
+            input = group.pack(weighed(group, group.first(input)))
+        if dim is not None:
+            args = (dim, *args)
+        return by_vmap(group, function, (input, *args), kwargs)
+
+    return rule
+
+
+def _real_rows(group: Group, x: torch.Tensor) -> torch.Tensor:
+    """Replace padding by zeros."""
+    return torch.where(_rows_of(group, x) > 0, x, 0)
+
+
+def _scaled_rows(group: Group, x: torch.Tensor) -> torch.Tensor:
+    """Replace padding by zeros and scale real rows up to make up for it."""
+    rows = _rows_of(group, x)
+    return torch.where(rows > 0, x * (rows * group.batch), 0)
+
+
+def _refused(
+    function: Callable[..., Any], place: int, default: int | None
+) -> Callable[..., Any]:
+    """Return a rule that goes through vmap but refuses reductions over a batch with padding."""
+
+    def rule(group: Group, input: Any, *args: Any, **kwargs: Any) -> Any:
+        other = next((a for a in args if isinstance(a, torch.Tensor)), None)
+        # with a second tensor, the function works element by element and mixes no rows
+        if group.rows is not None and other is None:
+            dim = kwargs.get("dim", kwargs.get("axis", default))
+            if len(args) > place and not isinstance(args[place], bool):
+                dim = args[place]
+            if over_batch(group, input, dim):
+                raise UnfusableError(
+                    f"{function.__name__} over the rows of batches that differ in size"
+                )
+        return by_vmap(group, function, (input, *args), kwargs)
+
+    return rule
+
+
+def _register() -> None:
+    for home in (torch, torch.Tensor, torch.nn.functional, torch.linalg):
+        for name, (place, default) in OTHERS.items():
+            function = getattr(home, name, None)
+            if callable(function):
+                RULES[function] = _refused(function, place, default)
+    for home in (torch, torch.Tensor):
+        RULES[home.sum] = _reduction(home.sum, total=sum_of_rows, weighed=_real_rows)
+        RULES[home.mean] = _reduction(home.mean, total=mean_of_rows, weighed=_scaled_rows)
+
+
+_register()
