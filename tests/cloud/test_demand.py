@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from tests.cloud._drawn_fleets import drawn
-from thrifty.cloud._demand import study_s, widths_of
+from thrifty.cloud._workload import study_s, widths_of
 from thrifty.core import CloudError
 from thrifty.plan import ForestStage, SearchPlan, stage_forest
 from thrifty.space import Constant, Step, Timeline

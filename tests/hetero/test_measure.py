@@ -14,8 +14,8 @@ from torch.utils.data import TensorDataset
 
 from thrifty.core import HeteroError
 from thrifty.hetero import measure_curve
-from thrifty.hetero._allocation import Objective
 from thrifty.hetero._learner import Learner
+from thrifty.hetero._objective import Objective
 from thrifty.hetero._samples import PublicAndPrivate
 from thrifty.testing import VirtualClock
 

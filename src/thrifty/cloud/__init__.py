@@ -5,13 +5,7 @@ here trains a model or touches a tensor: profiles and measurements come in as va
 """
 
 from ._catalogue import Catalogue as Catalogue
-from ._demand import (
-    Fleet as Fleet,
-    Interval as Interval,
-    Rented as Rented,
-    Workload as Workload,
-    widths_of as widths_of,
-)
+from ._fleet import Fleet as Fleet, Interval as Interval, Rented as Rented
 from ._hardware import ACCELERATORS as ACCELERATORS, Accelerator as Accelerator
 from ._hardware_estimates import HardwareEstimates as HardwareEstimates
 from ._market import Life as Life, PriceSeries as PriceSeries, SpotMarket as SpotMarket
@@ -39,6 +33,7 @@ from ._spot import (
     spot_seconds as spot_seconds,
     young_s as young_s,
 )
+from ._workload import Workload as Workload, widths_of as widths_of
 from .planning._estimate import estimate as estimate
 from .planning._options import FleetOptions as FleetOptions
 from .planning._planner import FleetPlan as FleetPlan, plan_fleet as plan_fleet

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from thrifty.core import CloudError
 from thrifty.perf import CollectiveModel, CollectiveTiming, Link
 
-from ._demand import Interval
+from ._fleet import Interval
 from ._hardware import ACCELERATORS, VCPU
 from ._offer import Offer
 

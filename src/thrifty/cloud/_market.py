@@ -14,7 +14,7 @@ from typing import Self
 
 from thrifty.core import CloudError, MissingExtraError
 
-from ._demand import Interval
+from ._fleet import Interval
 from ._offer import Offer
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from thrifty.core import CloudError, MissingExtraError
 
-from ._demand import Fleet, Interval
+from ._fleet import Fleet, Interval
 from .planning._planner import FleetPlan
 
 

@@ -11,10 +11,11 @@ import numpy as np
 
 from thrifty.core import CloudError, derive_seed
 
-from ._demand import Interval, Workload
+from ._fleet import Interval
 from ._hardware_estimates import HardwareEstimates
 from ._offer import Offer
 from ._probe_gain import NOISE, Arena, What, measured_interval, outcomes, subject_of
+from ._workload import Workload
 from .planning._options import FleetOptions
 from .planning._planner import FleetPlan, known_offers, plan_fleet
 from .planning._table import allowance, table_of

@@ -13,7 +13,7 @@ import numpy as np
 
 from thrifty.core import CloudError
 
-from ._demand import Interval
+from ._fleet import Interval
 from ._offer import Offer
 from .planning._devices import equal_steps
 from .planning._estimate import all_steps_s

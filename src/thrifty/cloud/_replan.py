@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 from thrifty.core import CloudError
 
-from ._demand import Fleet, Interval, Rented, Workload
+from ._fleet import Fleet, Interval, Rented
 from ._hardware_estimates import HardwareEstimates
 from ._offer import Offer
 from ._spot import SpotHistory
+from ._workload import Workload
 from .planning._estimate import estimate
 from .planning._options import FleetOptions
 from .planning._planner import FleetPlan, plan_fleet, unbeaten

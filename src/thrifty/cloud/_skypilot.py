@@ -12,7 +12,7 @@ from typing import Any
 from thrifty.core import CloudError, MissingExtraError
 
 from ._csv import SKYPILOT_FILE
-from ._demand import Fleet, Rented
+from ._fleet import Fleet, Rented
 from ._hardware_estimates import HardwareEstimates
 from ._offer import Offer
 

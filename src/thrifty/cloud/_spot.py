@@ -9,8 +9,8 @@ import numpy as np
 
 from thrifty.core import CloudError
 
-from ._demand import Workload
 from ._offer import Offer
+from ._workload import Workload
 
 
 _HOUR_S = 3600.0

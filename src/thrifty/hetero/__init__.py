@@ -13,15 +13,20 @@ from thrifty.perf import (
 )
 
 from ._batch_norm import WholeBatchNorm as WholeBatchNorm
-from ._elastic import ElasticMembership as ElasticMembership, FixedMembership as FixedMembership
-from ._flat import measure_all_reduce as measure_all_reduce
+from ._collectives import measure_all_reduce as measure_all_reduce
+from ._elastic import ElasticMembership as ElasticMembership
 from ._measure import (
     Meter as Meter,
     PowerMeter as PowerMeter,
     ZeusMeter as ZeusMeter,
     measure_curve as measure_curve,
 )
-from ._membership import Membership as Membership, View as View, Wait as Wait
+from ._membership import (
+    FixedMembership as FixedMembership,
+    Membership as Membership,
+    View as View,
+    Wait as Wait,
+)
 from ._options import BatchScaling as BatchScaling, HeteroOptions as HeteroOptions
 from ._order import Place as Place, SampleOrder as SampleOrder, Share as Share
 from ._plot import plot_steps as plot_steps

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._allocation import Reduction
+from ._objective import Reduction
 
 
 _NOISE = 0.01

@@ -15,12 +15,12 @@ from thrifty.pack import borrowed_streams, step_counters
 from thrifty.pack._random import seed_everything
 from thrifty.perf import StepCurve
 
-from ._allocation import Objective
 from ._batch_norm import SharedSums, Sum, WholeBatchNorm, whole_batch_norm
 from ._device import device_of as device_of, to_device
 from ._flat import Begin, FlatGradients
 from ._kept import KeptBuffers, untouched
 from ._measure import measure_curve
+from ._objective import Objective
 from ._order import Share
 from ._samples import PublicAndPrivate, Taken
 from ._state import from_bytes, to_bytes

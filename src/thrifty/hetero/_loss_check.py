@@ -19,11 +19,11 @@ from thrifty.core import HeteroError, plain_logger
 from thrifty.pack import borrowed_streams
 from thrifty.pack._random import seed_everything
 
-from ._allocation import Objective
 from ._comparison import Comparison, Pass, close, largest_difference
 from ._device import to_device
 from ._equal_draws import equal_draws
 from ._kept import Kept, untouched
+from ._objective import Objective
 from ._samples import Taken
 
 

@@ -1,18 +1,19 @@
-"""Who takes part: membership and groups of workers."""
+"""Who takes part, and the group that is fixed from the start."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from datetime import timedelta
+from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from thrifty.core import HeteroError, PeerLostError, plain_logger
-
-from ._report import WorkerInfo
-from ._state import from_bytes, to_bytes
+from thrifty.core import PeerLostError, TooFewWorkersError
 
 
 Wait = Callable[[], None]
@@ -93,164 +94,76 @@ class Membership(Protocol):
         ...
 
 
-_log = plain_logger("thrifty.hetero")
+class FixedMembership:
+    """The default group of ``torch.distributed``, or a single worker where none was started.
 
-
-class Job(Protocol):
-    """The training job, as far as workers have to agree on it.
-
-    Attributes:
-        steps: Steps trained.
-    """
-
-    steps: int
-
-    def state(self) -> dict[str, Any]:
-        """Return everything needed to resume."""
-        ...
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state`` returned."""
-        ...
-
-
-class WorkerGroup:
-    """The workers that currently train together.
-
-    All decisions follow from what every worker knows alike: the view and the rows that the workers
-    send each other. When a worker is lost during a step, some workers may have completed the step
-    and others not. This needs no vote: the workers that completed it have the whole gradient, so
-    the worker that has trained most steps sends its state to the others.
+    When started with plain ``torchrun --nproc-per-node=4 train.py``, it creates the group, with
+    NCCL for CUDA devices and gloo otherwise. A worker that dies ends the job, and torchrun restarts
+    all of them. ``ElasticMembership`` continues without it.
 
     Args:
-        members: Membership that carries the messages.
-        job: The training job.
-        device: Device of the messages.
+        device: Device of the model.
+        timeout_s: Timeout of every exchange.
+
+    >>> members = FixedMembership()
+    >>> members.agree(step=0).names
+    ('0',)
     """
 
-    def __init__(self, members: Membership, job: Job, *, device: torch.device) -> None:
-        self._members = members
-        self._job = job
-        self._device = device
-        self._view: View | None = None
-        self._met_at = -1
+    def __init__(self, *, device: torch.device | str = "cpu", timeout_s: float = 300.0) -> None:
+        self._owns = False
+        if dist.is_available() and not dist.is_initialized() and "RANK" in os.environ:
+            backend = "nccl" if torch.device(device).type == "cuda" else "gloo"
+            dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+            self._owns = True
+        self._together = dist.is_available() and dist.is_initialized()
 
-    @property
-    def view(self) -> View:
-        """The view of the workers that all of them share; available after the first meeting."""
-        if self._view is None:
-            raise AssertionError("the workers have not met")
-        return self._view
-
-    @property
-    def met(self) -> bool:
-        """Whether the workers have met."""
-        return self._view is not None
-
-    def is_due(self, every: int) -> bool:
-        """Return whether the workers meet before the next step, as every ``every`` steps."""
-        steps = self._job.steps
-        return not self.met or not (steps % every or self._met_at == steps)
-
-    def meet(
-        self, me: Callable[[], WorkerInfo], *, broken: bool = False
-    ) -> tuple[WorkerInfo, ...] | None:
-        """Agree on the workers, and bring those that are behind up to date.
-
-        Args:
-            me: Returns what this worker reports about itself. It is called if the workers have
-                changed.
-            broken: Whether connections have failed.
-
-        Returns:
-            What each worker reported, by rank; None if the workers are the same as before.
-
-        Raises:
-            TooFewWorkersError: Not enough workers are left.
-            HeteroError: The workers' models differ.
-        """
-        while True:
-            view = self._members.agree(step=self._job.steps, broken=broken)
-            if self._view is not None and view.generation == self._view.generation:
-                self._met_at = self._job.steps
-                return None
-            try:
-                infos = self._exchange(view, me())
-                _check_structure(view, infos)
-                self._catch_up(view, infos)
-            except PeerLostError as error:
-                _log.warning("while workers met: %s", error)
-                broken = True
-                continue
-            self._view, self._met_at = view, self._job.steps
-            return infos
-
-    def _exchange(self, view: View, mine: WorkerInfo) -> tuple[WorkerInfo, ...]:
-        table = torch.zeros(len(view.names), WorkerInfo.NUM, dtype=torch.float64)
-        table[view.rank] = torch.tensor(mine.to_row(), dtype=torch.float64)
-        table = table.to(self._device)
-        self._members.all_reduce(table)
-        return tuple(WorkerInfo.from_row(row) for row in table.tolist())
-
-    def share(
-        self, give: Callable[[], Any], take: Callable[[Any], None], *, source: int
-    ) -> None:
-        """Send nested dicts and lists of tensors and plain values to all other workers.
-
-        Args:
-            give: Returns the value to send. It is called only at the source.
-            take: Receives the value on the other workers.
-            source: Rank of the sender.
-
-        Raises:
-            PeerLostError: A worker is gone.
-        """
-        self._send(self.view, give, take, source=source)
-
-    def share_state(self) -> None:
-        """Copy the state of the worker that has trained most steps to all others.
-
-        Raises:
-            PeerLostError: A worker is gone.
-        """
-        self.share(self._job.state, self._job.load_state, source=self.view.furthest)
-
-    def _catch_up(self, view: View, infos: tuple[WorkerInfo, ...]) -> None:
-        alike = len(set(view.steps)) == 1 and not any(info.new for info in infos)
-        if not alike:
-            self._send(view, self._job.state, self._job.load_state, source=view.furthest)
-        elif len({info.trained for info in infos}) > 1:
-            raise HeteroError(
-                f"workers {', '.join(view.names)} train different parameters; freeze and unfreeze "
-                "parameters after the same step on all workers"
+    def agree(self, *, step: int, broken: bool = False) -> View:
+        """Return the group as it was started."""
+        if broken:
+            raise TooFewWorkersError(
+                "a worker was lost, and this group cannot go on without it; give the trainer an "
+                "ElasticMembership to have it go on, or let torchrun start all workers again"
             )
+        size = dist.get_world_size() if self._together else 1
+        rank = dist.get_rank() if self._together else 0
+        names = tuple(str(rank) for rank in range(size))
+        return View(generation=0, rank=rank, names=names, steps=(step,) * size)
 
-    def _send(
-        self,
-        view: View,
-        give: Callable[[], Any],
-        take: Callable[[Any], None],
-        *,
-        source: int,
-    ) -> None:
-        if len(view.names) == 1:
-            return
-        data = to_bytes(give()) if view.rank == source else None
-        size = torch.tensor([0 if data is None else len(data)], device=self._device)
-        self._members.broadcast(size, source=source)
-        if data is None:
-            data = torch.empty(int(size), dtype=torch.uint8)
-        data = data.to(self._device)
-        self._members.broadcast(data, source=source)
-        if view.rank != source:
-            take(from_bytes(data))
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sum a tensor over the group."""
+        self.begin_all_reduce(tensor)()
+
+    def begin_all_reduce(self, tensor: Tensor) -> Wait:
+        """Begin to sum a tensor over the group."""
+
+        def wait() -> None:
+            if work is not None:
+                with _losses("a sum over all workers"):
+                    work.wait()
+
+        work = None
+        if self._together:
+            with _losses("a sum over all workers"):
+                work = dist.all_reduce(tensor, async_op=True)
+        return wait
+
+    def broadcast(self, tensor: Tensor, *, source: int) -> None:
+        """Broadcast a tensor to the group."""
+        if self._together:
+            with _losses("a broadcast to all workers"):
+                dist.broadcast(tensor, source)
+
+    def close(self) -> None:
+        """Destroy the group if this object created it."""
+        if self._owns and dist.is_initialized():
+            dist.destroy_process_group()
+        self._owns = self._together = False
 
 
-def _check_structure(view: View, infos: tuple[WorkerInfo, ...]) -> None:
-    """Raise ``HeteroError`` unless all workers train the same model."""
-    for name, info in zip(view.names, infos, strict=True):
-        if info.structure != infos[0].structure:
-            raise HeteroError(
-                f"workers {view.names[0]} and {name} train different models: names, shapes or "
-                "types of parameters or buffers differ; build the same model on all workers"
-            )
+@contextmanager
+def _losses(what: str) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLostError(f"{what} failed: {error}") from error

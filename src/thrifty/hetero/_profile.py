@@ -22,10 +22,10 @@ from thrifty.core import Clock, HeteroError, SystemClock, fingerprint, plain_log
 from thrifty.pack import out_of_memory
 from thrifty.perf import StepProfile
 
-from ._allocation import Loss
 from ._device import to_device
 from ._flat import gradient_buckets, median_shape
 from ._learner import device_of
+from ._objective import Loss
 from ._rehearsal import Rehearsal
 from ._samples import Samples
 

@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 from thrifty.core import Clock, HeteroError
 from thrifty.pack import borrowed_streams
 
-from ._allocation import Loss
 from ._device import device_of
+from ._objective import Loss
 
 
 class Rehearsal:

@@ -17,7 +17,7 @@ from thrifty.core._child import Child, ChildEndedError, wait_for
 from thrifty.pack import HyperParameters, Task, TaskIdentity, Trainable, task_identity
 from thrifty.pack.identity import identify
 
-from ._allocation import Objective, Reduction, Weight
+from ._objective import Objective, Reduction, Weight
 from ._options import HeteroOptions
 from ._state import from_bytes, to_bytes
 

@@ -11,7 +11,7 @@ All curves are plain numbers, measured elsewhere and kept by the store. Nothing 
 tensor or a device.
 """
 
-from ._nonnegative import SlicedProduct as SlicedProduct, SlicingCosts as SlicingCosts
+from ._slicing_costs import SlicedProduct as SlicedProduct, SlicingCosts as SlicingCosts
 from .balancing import (
     Balancer as Balancer,
     BalancerOptions as BalancerOptions,

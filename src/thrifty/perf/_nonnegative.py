@@ -1,8 +1,6 @@
-"""Least squares without negative weights, and the cost of slicing."""
+"""Least squares with non-negative coefficients, because times are never negative."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -42,81 +40,3 @@ def relative_fit(basis: np.ndarray, times: np.ndarray) -> np.ndarray:
     found, _ = nnls(rows, wanted, maxiter=100 * num)
     out: np.ndarray = found / size
     return out
-
-
-_MOVED = 6
-"""Numbers that move to or from memory for each kept weight.
-
-The weight is gathered twice, and its gradient is computed and added to the existing one. All other
-accesses hit the cache.
-"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlicedProduct:
-    """Product of a batch in parts with a weight matrix, of which each part keeps a block.
-
-    Attributes:
-        parts: number of parts of the batch.
-        rows: samples in each part.
-        inputs: input features.
-        outputs: output features.
-        inputs_kept: input features that a part keeps.
-        outputs_kept: output features that a part keeps.
-    """
-
-    parts: int
-    rows: int
-    inputs: int
-    outputs: int
-    inputs_kept: int
-    outputs_kept: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlicingCosts:
-    """Time of a layer's three products, in units of one floating-point operation.
-
-    The products are the forward one, and the backward ones for inputs and weight. With slicing,
-    each part of the batch gathers its blocks of the weight twice and adds its gradient to them.
-    With masking, everything is multiplied.
-
-    The numbers were fitted to 108 products of 768 to 3072 features and batches of 96 to 1536 on two
-    CPU cores. `python -m bench.bench_gyro --fit` prints how well they predict them.
-
-    Args:
-        flops_per_byte: floating-point operations that take as long as moving one byte.
-        half_rows: samples in a part at which products run at half their speed.
-        margin: factor by which slicing must be faster.
-
-    >>> wide = {"inputs": 4096, "outputs": 4096, "inputs_kept": 2048, "outputs_kept": 2048}
-    >>> costs = SlicingCosts()
-    >>> costs.pays(SlicedProduct(parts=4, rows=64, **wide))
-    True
-    >>> costs.pays(SlicedProduct(parts=64, rows=4, **wide))
-    False
-    """
-
-    flops_per_byte: float = 25.0
-    half_rows: float = 8.0
-    margin: float = 1.05
-
-    def share(self, product: SlicedProduct) -> float:
-        """Return the time with slicing as a share of the time with masking."""
-        weights = product.inputs * product.outputs
-        kept = product.inputs_kept * product.outputs_kept
-        masked = self._products(product.parts * product.rows, weights) + self._bytes(
-            3 * weights
-        )
-        of_part = self._products(product.rows, kept) + self._bytes(_MOVED * kept)
-        return (product.parts * of_part + self._bytes(weights)) / masked
-
-    def pays(self, product: SlicedProduct) -> bool:
-        """Return whether slicing is faster, by at least the margin."""
-        return self.margin * self.share(product) < 1
-
-    def _products(self, rows: int, weights: int) -> float:
-        return 6.0 * weights * (rows + self.half_rows)
-
-    def _bytes(self, numbers: int) -> float:
-        return self.flops_per_byte * 4 * numbers

@@ -1,6 +1,6 @@
 """Search spaces, schedules as data, and timelines that compute their common prefix."""
 
-from ._branches import Branches as Branches, BranchInterval as BranchInterval
+from ._conditions import Branches as Branches, BranchInterval as BranchInterval
 from ._coordinates import Coordinate as Coordinate, Coordinates as Coordinates
 from ._domain import (
     Choice as Choice,

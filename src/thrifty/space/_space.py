@@ -11,7 +11,7 @@ import numpy as np
 from thrifty.core import ScheduleError, SpaceError, check_hyperparameter_names
 
 from . import _template
-from ._branches import Branches, branches_of, conditions_of, order_of
+from ._conditions import Branches, branches_of, conditions_of, order_of
 from ._domain import Domain, freeze
 from ._pieces import Hold
 from ._variants import every_value, templates_of, variants

@@ -34,7 +34,8 @@ from ._records import (
 )
 from ._schema import VERSION as VERSION
 from ._store import Store as Store
-from ._views import (
+from .coordination._leases import Heartbeat as Heartbeat, Lease as Lease
+from .queries import (
     COLUMNS as COLUMNS,
     Order as Order,
     Paths as Paths,
@@ -43,7 +44,6 @@ from ._views import (
     Views as Views,
     sortable as sortable,
 )
-from .coordination._leases import Heartbeat as Heartbeat, Lease as Lease
 
 
 __all__ = [

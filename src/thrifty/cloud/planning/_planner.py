@@ -8,10 +8,11 @@ from functools import partial
 
 import numpy as np
 
-from thrifty.cloud._demand import Fleet, Workload
+from thrifty.cloud._fleet import Fleet
 from thrifty.cloud._hardware_estimates import HardwareEstimates
 from thrifty.cloud._offer import Offer
 from thrifty.cloud._spot import ASSUMED_PER_H, SpotHistory
+from thrifty.cloud._workload import Workload
 from thrifty.core import CloudError
 
 from ._devices import misfit, spell_s

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from thrifty.cloud._demand import Fleet, Workload
+from thrifty.cloud._fleet import Fleet
 from thrifty.cloud._hardware_estimates import HardwareEstimates
 from thrifty.cloud._offer import Offer
 from thrifty.cloud._spot import SpotHistory, slowdowns, spot_terms
+from thrifty.cloud._workload import Workload
 from thrifty.cloud.planning._estimate import all_steps_s, fleet_of, machines_each
 from thrifty.core import CloudError
 

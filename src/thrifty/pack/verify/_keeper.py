@@ -21,8 +21,8 @@ import torch
 
 from thrifty.pack.identity import MISSING, Place, Reach, held_by, reach, vars_of
 
-from ._budget import SETTINGS
 from ._compare import same
+from ._settings import SETTINGS
 
 
 MAX_BYTES = 64 * 2**20

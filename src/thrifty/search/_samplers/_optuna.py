@@ -14,7 +14,7 @@ from thrifty.search._observations import coordinates_of, observe
 from thrifty.space import Space
 
 from ._optuna_study import OptunaStudy, Seen, look, quiet
-from ._prefix import Source, SuggestingSampler, load
+from ._suggesting import Source, SuggestingSampler, load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

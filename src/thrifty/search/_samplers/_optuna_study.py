@@ -16,7 +16,7 @@ from thrifty.search._history import History, Trial
 from thrifty.search._observations import Observations
 from thrifty.space import Choice, Config, Coordinate, Coordinates, Float
 
-from ._prefix import load
+from ._suggesting import load
 
 
 _MAX_REMEMBERED = 20_000

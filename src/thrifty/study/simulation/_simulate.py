@@ -24,14 +24,8 @@ from thrifty.study._ledger import Ledger
 from thrifty.study._loop import Parts, run_loop
 
 from ._bounds import UnsharedPlan, least_s
-from ._report import (
-    DecisionTimes,
-    JointAlgorithm,
-    JointHistory,
-    MadeUpCurve,
-    Member,
-    Simulation,
-)
+from ._curves import JointAlgorithm, JointHistory, MadeUpCurve, Member
+from ._report import DecisionTimes, Simulation
 
 
 def simulate(  # noqa: PLR0913 (one argument for each part of a study and a cluster)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from thrifty.pack.fused._packed import Group, Packed, by_vmap
 from thrifty.pack.fused._registry import UnfusableError, register_rule
 
-from ._linear import drops, linear, noise_like
+from ._layers import drops, linear, noise_like
 
 
 @register_rule(F.scaled_dot_product_attention)

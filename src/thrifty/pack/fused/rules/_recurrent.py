@@ -13,7 +13,7 @@ import torch
 from thrifty.pack.fused._packed import Group, Packed
 from thrifty.pack.fused._registry import RULES, UnfusableError, register_rule
 
-from ._linear import linear
+from ._layers import linear
 
 
 @register_rule(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)

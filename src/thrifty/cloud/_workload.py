@@ -1,4 +1,4 @@
-"""What a training run needs: its workload, its demands and its fleet."""
+"""What a training run needs: its workload, and what it demands over time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import numpy as np
 from thrifty.core import CloudError
 from thrifty.perf import StepProfile
 from thrifty.plan import ForestStage
-
-from ._offer import Offer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,73 +159,3 @@ def _wide_s(table: np.ndarray, waves: dict[int, np.ndarray], width: int) -> np.n
     num = -(-(width - len(table) + 1) // each)
     rest = np.take_along_axis(table, width - num * each, axis=0)
     return np.asarray((num * np.take_along_axis(seconds, quickest, axis=0) + rest)[0])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
-    """Forecast: its median, and the range that holds in nine cases of ten."""
-
-    median: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rented:
-    """Equal machines in a fleet.
-
-    Attributes:
-        offer: offer that is rented.
-        num: number of machines.
-        batch: samples per device in a step.
-        spot: whether they are rented as spot machines.
-    """
-
-    offer: Offer
-    num: int
-    batch: int
-    spot: bool = False
-
-    @property
-    def usd_h(self) -> float:
-        """Price of all of them together, in dollars per hour."""
-        price = self.offer.usd_h(spot=self.spot)
-        assert price is not None
-        return self.num * price
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
-    """All machines of a training, and the forecast for it.
-
-    Attributes:
-        machines: machines of one VM type, or of several.
-        step_s: seconds of a step.
-        time_s: seconds from renting to the end.
-        cost_usd: total cost in dollars.
-        checkpoint_s: seconds between two checkpoints; None: no spot machines.
-        why: what bounds the step, in words.
-    """
-
-    machines: tuple[Rented, ...]
-    step_s: Interval
-    time_s: Interval
-    cost_usd: Interval
-    checkpoint_s: float | None = None
-    why: str = ""
-
-    @property
-    def usd_h(self) -> float:
-        """Price of the fleet in dollars per hour."""
-        return sum(rented.usd_h for rented in self.machines)
-
-    @property
-    def num_devices(self) -> int:
-        """Number of devices that compute."""
-        return sum(rented.num * rented.offer.accelerator_count for rented in self.machines)
-
-    def __str__(self) -> str:
-        return " + ".join(
-            f"{rented.num} x {rented.offer.instance_type}{' (spot)' if rented.spot else ''}"
-            for rented in self.machines
-        )

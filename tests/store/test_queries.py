@@ -24,8 +24,8 @@ from thrifty.store import (
     _schema as schema,
     best_trials,
 )
-from thrifty.store._views import TrialFilter, Views, sortable
-from thrifty.store._views._trials import reading
+from thrifty.store.queries import TrialFilter, Views, sortable
+from thrifty.store.queries._trials import reading
 
 
 EPOCHS = 9
