@@ -13,7 +13,8 @@ from thrifty.pack import Source
 from ._batch import Batch, Mode
 from ._graph import Graph
 from ._loader import NeighborLoader
-from ._memory import Entry, SharedEpoch, Sharing, tune_allocator
+from ._memory import tune_allocator
+from ._sharing import Entry, SharedEpoch, Sharing
 
 
 class GraphData:
