@@ -3,6 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+# Compiled files are kept, whatever the shell says: tests start many processes.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test check format bench docs clean
 
 demo: .venv/ready-demo

@@ -6,14 +6,14 @@ from sqlalchemy import create_engine, text
 
 from tests.study.helpers import make_study
 from thrifty.core import EpochDone
-from thrifty.store import EpochAgain, EpochRecord, RefusalRecord, Store, _engine
+from thrifty.store import EpochAgain, EpochRecord, RefusalRecord, Store, _migrate
 
 
 def old_database(url, version, monkeypatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(_engine, "VERSION", version)
+        patch.setattr(_migrate, "VERSION", version)
         with create_engine(url).begin() as connection:
-            _engine.upgrade(connection)
+            _migrate.upgrade(connection)
 
 
 def copied(new, old, monkeypatch) -> None:

@@ -36,7 +36,7 @@ from thrifty.store import (
     TrialReported,
     TrialStopped,
 )
-from thrifty.store._engine import upgrade
+from thrifty.store._migrate import upgrade
 from thrifty.store._schema import metadata
 from thrifty.testing import VirtualClock
 

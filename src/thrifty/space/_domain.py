@@ -195,9 +195,11 @@ class Choice(Domain):
         options = tuple(freeze(option) for option in self.options)
         if not options:
             raise SpaceError("Choice([]): the space is empty; give at least one option")
-        for index, option in enumerate(options):
-            if any(option == o and type(option) is type(o) for o in options[:index]):
+        seen = set()
+        for option in options:
+            if (type(option), option) in seen:  # 1 and True are equal, and two options
                 raise SpaceError(f"Choice: {option!r} is there twice; drop one")
+            seen.add((type(option), option))
         object.__setattr__(self, "options", options)
 
     def sample(self, rng: np.random.Generator) -> Any:

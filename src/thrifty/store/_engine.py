@@ -1,4 +1,4 @@
-"""Engines of databases, and their migration."""
+"""Opening a database: its engine, settings and schema version, and errors that users understand."""
 
 from __future__ import annotations
 
@@ -11,9 +11,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from alembic import command
-from alembic.config import Config
-from sqlalchemy import URL, Connection, Engine, create_engine, event, insert, inspect, text
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    create_engine,
+    event,
+    insert,
+    inspect,
+    text,
+)
 from sqlalchemy.exc import (
     DatabaseError,
     DBAPIError,
@@ -36,14 +43,6 @@ from thrifty.core import (
 from ._address import read_address, redact, redact_url
 from ._readonly import ReadOnlyFile, can_write
 from ._schema import VERSION, metadata, version_table
-
-
-def upgrade(connection: Connection) -> None:
-    """Run the migrations that a database lacks, in the transaction of the connection."""
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-    config.attributes["connection"] = connection
-    command.upgrade(config, VERSION)
 
 
 # A silent network must be noticed, and a driver that is cut off must not hold locks for ever.
@@ -314,7 +313,7 @@ def _bring_up_to_date(connection: Connection, url: str) -> None:
         metadata.create_all(connection)
         connection.execute(insert(version_table).values(version_num=VERSION))
     else:
-        import_module("thrifty.store._engine").upgrade(connection)
+        import_module("thrifty.store._migrate").upgrade(connection)
     connection.commit()
 
 
