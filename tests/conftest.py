@@ -4,8 +4,9 @@ import gc
 import os
 
 
-# Set before torch is imported: threads that wait for work sleep, and leave the cores to other
-# tests.
+# Set before NumPy and torch are imported. Threads of OpenMP and OpenBLAS spin while they wait for
+# each other: on busy cores, a test with two of them takes four times as long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
