@@ -14,7 +14,6 @@ PACKAGES = [
     "pack",
     "graph",
     "nn",
-    "torch",
     "search",
     "plan",
     "store",

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         integrations as integrations,
         nn as nn,
         pack as pack,
-        torch as torch,
     )
     from thrifty.core import (
         AlgorithmError as AlgorithmError,
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
         UsageError as UsageError,
         WorkerLostError as WorkerLostError,
     )
+    from thrifty.integrations import LRScheduler as LRScheduler
     from thrifty.pack import (
         SGD as SGD,
         Adagrad as Adagrad,
@@ -132,6 +132,7 @@ _HOMES = {
         "StoreVersionError StoreWriteError StudyMismatchError StudyNotFoundError TaskError "
         "ThriftyError TooFewWorkersError TrainingError UsageError WorkerLostError"
     ),
+    "integrations": "LRScheduler",
     "pack": (
         "Adagrad Adam AdamW ArrayData DatasetPair HyperParameters Optimizer RMSprop SGD "
         "Task Trainable times"
@@ -163,7 +164,7 @@ __all__ = sorted(_HOME_OF)
 if not TYPE_CHECKING:  # else the type checker would not report unknown names
 
     def __getattr__(name: str) -> Any:
-        if name in {"graph", "hetero", "integrations", "nn", "pack", "torch"}:
+        if name in {"graph", "hetero", "integrations", "nn", "pack"}:
             # These are subpackages. `pack` is also callable: thrifty.pack([...]).
             return import_module(f"thrifty.{name}")
         if name in _HOME_OF:

@@ -3,11 +3,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from thrifty.cli import main
+from thrifty.cli import COMMANDS, main
 
 
 STUDY = """
@@ -192,6 +193,30 @@ def test_status_of_a_study_that_was_killed(folder, monkeypatch, capsys):
         store.studies.create("s", plan=plan, spec={"metric": "loss", "mode": "min"})
     thrifty("status", "--storage", "sqlite:///t.db", monkeypatch=monkeypatch)
     assert "interrupted (its process is gone; run it again to go on)" in capsys.readouterr().out
+
+
+def test_the_help_of_all_commands_is_that_of_each():
+    for name, sentence in COMMANDS.items():
+        command = import_module(f"thrifty.cli._{name}").command
+        assert command.name == name
+        assert command.get_short_help_str(limit=200) == sentence
+
+
+def test_the_help_does_not_wait_for_what_commands_need():
+    code = """
+import sys
+from thrifty.cli import COMMANDS, main
+sys.argv = ["thrifty", "--help"]
+try:
+    main()
+finally:
+    assert not {"torch", "sqlalchemy", "numpy"} & set(sys.modules), sorted(sys.modules)
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    assert "dashboard" in run.stdout
 
 
 def test_status_does_not_wait_for_torch():

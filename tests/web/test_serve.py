@@ -12,14 +12,9 @@ import urllib.request
 import pytest
 
 from tests.web.conftest import serving
-from thrifty.cli import COMMANDS, main
+from thrifty.cli import main
 from thrifty.core import MissingExtraError, StudyNotFoundError, UsageError
 from thrifty.web import Server, _connections, create_app, serve
-
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    monkeypatch.setattr("thrifty.cli.COMMANDS", {*COMMANDS, "dashboard"})
 
 
 def read(address, path="/api/studies", **headers):
@@ -114,6 +109,42 @@ def test_the_command(database, monkeypatch, capsys):
     assert re.search(r"http://127\.0\.0\.1:\d+/", said)
     assert "ran" in seen
     assert seen["nice"] > 0
+
+
+@pytest.mark.parametrize("way", ["argument", "option", "environment"])
+def test_the_command_takes_the_address_as_other_commands_do(database, monkeypatch, way):
+    monkeypatch.setattr("os.nice", lambda by: None)
+    monkeypatch.setattr(Server, "run", lambda self: self.socket.close())
+    url = f"sqlite:///{database}"
+    words = {"argument": [url], "option": ["--storage", url], "environment": []}[way]
+    if way == "environment":
+        monkeypatch.setenv("THRIFTY_STORAGE", url)
+    monkeypatch.setattr(sys, "argv", ["thrifty", "dashboard", "--port", "0", *words])
+    main()
+
+
+def test_the_command_with_two_addresses(monkeypatch, capsys):
+    arguments = ["dashboard", "sqlite:///a.db", "--storage", "postgresql://me:secret@h/b"]
+    monkeypatch.setattr(sys, "argv", ["thrifty", *arguments])
+    with pytest.raises(SystemExit):
+        main()
+    said = capsys.readouterr().err
+    assert "has two addresses" in said
+    assert "secret" not in said
+
+
+def test_ctrl_c_ends_the_command_as_it_ends_others(database, monkeypatch):
+    def interrupted(self):
+        self.socket.close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.nice", lambda by: None)
+    monkeypatch.setattr(Server, "run", interrupted)
+    arguments = ["dashboard", f"sqlite:///{database}", "--port", "0"]
+    monkeypatch.setattr(sys, "argv", ["thrifty", *arguments])
+    with pytest.raises(SystemExit) as leaving:
+        main()
+    assert leaving.value.code == 130
 
 
 def test_the_command_without_a_database(tmp_path, monkeypatch, capsys):

@@ -8,12 +8,8 @@ from pathlib import Path
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
-from sqlalchemy import create_engine, text
-from sqlalchemy.exc import SQLAlchemyError
 
 from thrifty.core import ThriftyError, plain_text
-from thrifty.store._address import read_address
-from thrifty.store._readonly import ReadOnlyFile
 
 
 _VARIABLE = "_THRIFTY_COMPLETE"
@@ -55,9 +51,7 @@ def complete_study(
     Without a readable database there are no suggestions.
     """
     url = ctx.params.get("storage") or os.environ.get("THRIFTY_STORAGE") or _DEFAULT
-    names: list[str] = []
-    with suppress(SQLAlchemyError, ThriftyError, ImportError, OSError):
-        names = _study_names(url)
+    names = _study_names(url)
     # Omit names with special characters, which the shell would interpret.
     return [
         CompletionItem(name)
@@ -98,23 +92,32 @@ def _files(begun: str) -> list[CompletionItem]:
 
 
 def _study_names(url: str) -> list[str]:
-    """Read study names without changing anything.
+    """Read study names without changing anything; of an unreadable database there are none.
 
     Pressing a key must neither create nor upgrade a database.
     """
-    address = read_address(url)
-    options: dict[str, object] = {"connect_timeout": 2}
-    if address.get_backend_name() == "sqlite":
-        if not address.database or not Path(address.database).is_file():
-            return []
-        engine = ReadOnlyFile(Path(address.database).resolve(), timeout_s=1.0).engine(address)
-    else:
-        if address.drivername == "postgresql":
-            address = address.set(drivername="postgresql+psycopg")
-        engine = create_engine(address, connect_args=options)
+    # Imported late: ``thrifty --help`` does not wait for the database's library.
+    from sqlalchemy import create_engine, text  # noqa: PLC0415
+    from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415
+
+    from thrifty.store._address import read_address  # noqa: PLC0415
+    from thrifty.store._readonly import ReadOnlyFile  # noqa: PLC0415
+
     query = text("SELECT name FROM studies ORDER BY id DESC LIMIT :most")
-    try:
-        with engine.connect() as connection:
-            return list(connection.execute(query, {"most": _MOST}).scalars())
-    finally:
-        engine.dispose()
+    with suppress(SQLAlchemyError, ThriftyError, ImportError, OSError):
+        address = read_address(url)
+        if address.get_backend_name() == "sqlite":
+            if not address.database or not Path(address.database).is_file():
+                return []
+            file = Path(address.database).resolve()
+            engine = ReadOnlyFile(file, timeout_s=1.0).engine(address)
+        else:
+            if address.drivername == "postgresql":
+                address = address.set(drivername="postgresql+psycopg")
+            engine = create_engine(address, connect_args={"connect_timeout": 2})
+        try:
+            with engine.connect() as connection:
+                return list(connection.execute(query, {"most": _MOST}).scalars())
+        finally:
+            engine.dispose()
+    return []

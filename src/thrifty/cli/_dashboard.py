@@ -1,21 +1,22 @@
-"""The command ``thrifty dashboard [URL]``."""
+"""The command ``thrifty dashboard``."""
 
 from __future__ import annotations
 
 import os
 import webbrowser
-from contextlib import suppress
 
 import click
 
+from thrifty.core import UsageError
 from thrifty.store import redact_url
 from thrifty.web import serve
 
-from ._options import say
+from ._options import say, storage_option
 
 
 @click.command("dashboard")
-@click.argument("url", default="sqlite:///thrifty.db", envvar="THRIFTY_STORAGE")
+@click.argument("url", required=False)
+@storage_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port",
@@ -30,13 +31,32 @@ from ._options import say
     help="What readers need; made up for any host but this machine's own.",
 )
 @click.option("--open", "browse", is_flag=True, help="Open it in the browser.")
-def command(*, url: str, host: str, port: int, token: str | None, browse: bool) -> None:
-    """Show the studies of database URL in the browser, also while they run."""
+@click.pass_context
+def command(
+    ctx: click.Context,
+    *,
+    url: str | None,
+    storage: str,
+    host: str,
+    port: int,
+    token: str | None,
+    browse: bool,
+) -> None:
+    """Show the studies in a database in the browser, also while they run.
+
+    URL is the database's address, as --storage is.
+    """
+    given = ctx.get_parameter_source("storage") is click.core.ParameterSource.COMMANDLINE
+    if url is not None and given:
+        raise UsageError(
+            f"thrifty dashboard has two addresses, {redact_url(url)!r} and --storage "
+            f"{redact_url(storage)!r}: give one of them"
+        )
+    url = storage if url is None else url
     server = serve(url, host=host, port=port, token=token)
     if hasattr(os, "nice"):
         os.nice(15)  # training has priority
     say(f"dashboard of {redact_url(url)}: {server.address}\nCtrl-C ends it")
     if browse:
         webbrowser.open(server.address)
-    with suppress(KeyboardInterrupt):
-        server.run()
+    server.run()

@@ -1,7 +1,8 @@
 """Integrations with other libraries, each imported when it is first used.
 
 Loggers (``TensorBoard``, ``MLflow``, ``WandB``) are observers:
-``study.run(observers=[TensorBoard("runs")])``.
+``study.run(observers=[TensorBoard("runs")])``. ``LRScheduler`` follows a schedule in a training
+loop of your own.
 """
 
 from importlib import import_module
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ._huggingface import HuggingFaceTrainable as HuggingFaceTrainable
     from ._lightning import LightningTrainable as LightningTrainable
+    from ._lr_scheduler import LRScheduler as LRScheduler
     from ._mlflow import MLflow as MLflow
     from ._tensorboard import TensorBoard as TensorBoard
     from ._wandb import WandB as WandB
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "HuggingFaceTrainable": "_huggingface",
+    "LRScheduler": "_lr_scheduler",
     "LightningTrainable": "_lightning",
     "MLflow": "_mlflow",
     "TensorBoard": "_tensorboard",
@@ -27,6 +30,7 @@ _HOMES = {
 
 __all__ = [
     "HuggingFaceTrainable",
+    "LRScheduler",
     "LightningTrainable",
     "MLflow",
     "TensorBoard",

@@ -1,4 +1,4 @@
-"""``thrifty.torch.LRScheduler`` against torch's own schedulers and the study's timeline."""
+"""``thrifty.LRScheduler`` against torch's own schedulers and the study's timeline."""
 
 import io
 import logging
@@ -8,7 +8,6 @@ import torch
 from torch.optim import lr_scheduler as theirs
 
 import thrifty as th
-from thrifty import torch as package
 from thrifty.space import Timeline
 
 
@@ -54,7 +53,7 @@ TORCH = [
     ("schedule", "epochs", "make"), TORCH, ids=lambda value: repr(value)[:24]
 )
 def test_equals_torch_step_for_step(schedule, epochs, make):
-    ours = th.torch.LRScheduler(schedule, make_optimizer(momentum=0.9), epochs=epochs)
+    ours = th.LRScheduler(schedule, make_optimizer(momentum=0.9), epochs=epochs)
     expected = follow([make(make_optimizer(momentum=0.9))], epochs + 1)
     assert follow([ours], epochs + 1) == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
@@ -64,13 +63,13 @@ def test_equals_torch_step_for_step(schedule, epochs, make):
 )
 def test_equals_torch_after_a_break(schedule, epochs, make):
     expected = follow([make(make_optimizer(momentum=0.9))], epochs + 1)
-    first = th.torch.LRScheduler(schedule, make_optimizer(momentum=0.9), epochs=epochs)
+    first = th.LRScheduler(schedule, make_optimizer(momentum=0.9), epochs=epochs)
     head = follow([first], 5)
     file = io.BytesIO()
     torch.save({"opt": first.optimizer.state_dict(), "sched": first.state_dict()}, file)
     file.seek(0)
     saved = torch.load(file, weights_only=True)
-    second = th.torch.LRScheduler(schedule, make_optimizer(momentum=0.9), epochs=epochs)
+    second = th.LRScheduler(schedule, make_optimizer(momentum=0.9), epochs=epochs)
     second.optimizer.load_state_dict(saved["opt"])
     second.load_state_dict(saved["sched"])
     assert second.get_last_lr() == first.get_last_lr()
@@ -84,8 +83,8 @@ def test_a_second_scheduler_follows_the_momentum_of_one_cycle():
     # Momentum falls to 0.85 while the rate rises, and rises again while the rate falls.
     momentum = th.Cosine(0.95, floor=0.85, epochs=3).then(th.Cosine(0.85, floor=0.95), at=3)
     both = [
-        th.torch.LRScheduler(th.OneCycle(0.1, warmup=3 / 11), optimizer, epochs=11),
-        th.torch.LRScheduler(momentum, optimizer, epochs=11, name="momentum"),
+        th.LRScheduler(th.OneCycle(0.1, warmup=3 / 11), optimizer, epochs=11),
+        th.LRScheduler(momentum, optimizer, epochs=11, name="momentum"),
     ]
     assert follow(both, 12, option="momentum") == pytest.approx(expected, rel=1e-12)
     assert both[1].get_last_lr() == [optimizer.param_groups[0]["momentum"]]
@@ -110,20 +109,20 @@ def test_equals_the_timeline_of_a_study(schedule):
     for epoch in range(7):
         values = timeline.values("lr", epoch, num_steps=4)
         expected += values if isinstance(values, list) else [values] * 4
-    ours = th.torch.LRScheduler(schedule, make_optimizer(), epochs=7, steps_per_epoch=4)
+    ours = th.LRScheduler(schedule, make_optimizer(), epochs=7, steps_per_epoch=4)
     assert follow([ours], 28) == expected
 
 
 def test_rex_is_the_papers():
-    ours = th.torch.LRScheduler(th.REX(1.0), make_optimizer(), epochs=5)
+    ours = th.LRScheduler(th.REX(1.0), make_optimizer(), epochs=5)
     assert follow([ours], 6) == pytest.approx([1, 8 / 9, 3 / 4, 4 / 7, 1 / 3, 0], abs=1e-12)
-    hundred = follow([th.torch.LRScheduler(th.REX(1.0), make_optimizer(), epochs=100)], 100)
+    hundred = follow([th.LRScheduler(th.REX(1.0), make_optimizer(), epochs=100)], 100)
     moments = [hundred[50], hundred[75], hundred[90]]
     assert moments == pytest.approx([2 / 3, 2 / 5, 2 / 11], rel=1e-12)
 
 
 def test_afterwards_the_last_value_stays_and_is_warned_of_once(caplog):
-    ours = th.torch.LRScheduler(th.Linear(1.0, floor=0.2), make_optimizer(), epochs=2)
+    ours = th.LRScheduler(th.Linear(1.0, floor=0.2), make_optimizer(), epochs=2)
     with caplog.at_level(logging.WARNING):
         assert follow([ours], 5) == pytest.approx([1.0, 0.6, 0.2, 0.2, 0.2])
     (record,) = caplog.records
@@ -138,7 +137,7 @@ def groups(*rates):
 
 def test_plain_values_are_for_all_groups():
     optimizer = groups(0.1, 0.5)
-    scheduler = th.torch.LRScheduler(th.Linear(1.0), optimizer, epochs=2)
+    scheduler = th.LRScheduler(th.Linear(1.0), optimizer, epochs=2)
     follow([scheduler], 1)
     assert [g["lr"] for g in optimizer.param_groups] == scheduler.get_last_lr() == [0.5, 0.5]
 
@@ -146,7 +145,7 @@ def test_plain_values_are_for_all_groups():
 def test_relative_values_are_factors_as_in_lambda_lr():
     rex = th.REX(1.0)
     ours, other = groups(0.1, 0.5), groups(0.1, 0.5)
-    scheduler = th.torch.LRScheduler(rex, ours, epochs=4, relative=True)
+    scheduler = th.LRScheduler(rex, ours, epochs=4, relative=True)
     factors = rex.values(0, 4, epochs=4)
     judge = theirs.LambdaLR(other, lambda step: factors[step])
     for _ in range(3):
@@ -159,7 +158,7 @@ def test_relative_values_are_factors_as_in_lambda_lr():
 
 def test_groups_added_later_follow():
     optimizer = groups(0.1)
-    scheduler = th.torch.LRScheduler(th.Linear(1.0), optimizer, epochs=4, relative=True)
+    scheduler = th.LRScheduler(th.Linear(1.0), optimizer, epochs=4, relative=True)
     follow([scheduler], 1)
     optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 2.0})
     follow([scheduler], 1)
@@ -172,7 +171,7 @@ def test_other_options_follow_and_the_rest_stays(name):
     optimizer = torch.optim.AdamW(
         [torch.nn.Parameter(torch.zeros(1))], lr=0.3, betas=(0.9, 0.99)
     )
-    scheduler = th.torch.LRScheduler(th.Linear(0.8), optimizer, epochs=4, name=name)
+    scheduler = th.LRScheduler(th.Linear(0.8), optimizer, epochs=4, name=name)
     follow([scheduler], 1)
     (group,) = optimizer.param_groups
     value = group["betas"][0] if name == "betas[0]" else group[name]
@@ -185,7 +184,7 @@ def test_tensors_stay_the_same_tensor():
     optimizer = torch.optim.Adam(
         [torch.nn.Parameter(torch.zeros(1))], lr=rate, capturable=False
     )
-    scheduler = th.torch.LRScheduler(th.Linear(1.0), optimizer, epochs=4)
+    scheduler = th.LRScheduler(th.Linear(1.0), optimizer, epochs=4)
     follow([scheduler], 1)
     scheduler.load_state_dict(scheduler.state_dict())
     assert optimizer.param_groups[0]["lr"] is rate
@@ -193,13 +192,13 @@ def test_tensors_stay_the_same_tensor():
 
 
 def test_goes_on_by_hand():
-    first = th.torch.LRScheduler(th.REX(1.0), groups(0.1), epochs=8, relative=True)
+    first = th.LRScheduler(th.REX(1.0), groups(0.1), epochs=8, relative=True)
     whole = follow([first], 8)
-    half = th.torch.LRScheduler(th.REX(1.0), groups(0.1), epochs=8, relative=True)
+    half = th.LRScheduler(th.REX(1.0), groups(0.1), epochs=8, relative=True)
     follow([half], 4)
     fresh = groups(0.1)
     fresh.load_state_dict(half.optimizer.state_dict())
-    second = th.torch.LRScheduler(th.REX(1.0), fresh, epochs=8, relative=True, last_step=3)
+    second = th.LRScheduler(th.REX(1.0), fresh, epochs=8, relative=True, last_step=3)
     assert follow([second], 4) == whole[4:]
 
 
@@ -207,25 +206,25 @@ def test_within_sequential_lr():
     optimizer = make_optimizer()
     parts = [
         theirs.ConstantLR(optimizer, 0.5),
-        th.torch.LRScheduler(th.Linear(0.1), optimizer, epochs=4),
+        th.LRScheduler(th.Linear(0.1), optimizer, epochs=4),
     ]
     both = theirs.SequentialLR(optimizer, parts, milestones=[2])
     assert follow([both], 6)[2:] == pytest.approx([0.1, 0.075, 0.05, 0.025])
 
 
 def test_a_number_stays():
-    assert follow([th.torch.LRScheduler(0.25, make_optimizer(), epochs=3)], 3) == [0.25] * 3
+    assert follow([th.LRScheduler(0.25, make_optimizer(), epochs=3)], 3) == [0.25] * 3
 
 
 def test_state_of_another_run_is_refused():
     optimizer = make_optimizer()
-    saved = th.torch.LRScheduler(th.REX(0.1), optimizer, epochs=5).state_dict()
-    other = th.torch.LRScheduler(th.Linear(0.1), optimizer, epochs=5)
+    saved = th.LRScheduler(th.REX(0.1), optimizer, epochs=5).state_dict()
+    other = th.LRScheduler(th.Linear(0.1), optimizer, epochs=5)
     with pytest.raises(
         th.ScheduleError, match=r"schedule=REX\(0.1\), this scheduler schedule=Linear"
     ):
         other.load_state_dict(saved)
-    longer = th.torch.LRScheduler(th.REX(0.1), optimizer, epochs=6)
+    longer = th.LRScheduler(th.REX(0.1), optimizer, epochs=6)
     with pytest.raises(th.ScheduleError, match="epochs=5, this scheduler epochs=6"):
         longer.load_state_dict(saved)
     with pytest.raises(th.ScheduleError, match="not the state of a thrifty"):
@@ -248,18 +247,17 @@ def test_state_of_another_run_is_refused():
 )
 def test_what_cannot_work_is_said_at_once(options, message):
     with pytest.raises(th.ScheduleError, match=message):
-        th.torch.LRScheduler(th.REX(0.1), make_optimizer(), **options)
+        th.LRScheduler(th.REX(0.1), make_optimizer(), **options)
 
 
 def test_a_schedule_must_fit_the_run():
     with pytest.raises(th.ScheduleError, match="needs at least 31 epochs"):
-        th.torch.LRScheduler(th.Step(0.1, [30]), make_optimizer(), epochs=10)
+        th.LRScheduler(th.Step(0.1, [30]), make_optimizer(), epochs=10)
     with pytest.raises(th.ScheduleError, match="sample the space first"):
-        th.torch.LRScheduler(th.REX(th.Float(0.1, 1.0)), make_optimizer(), epochs=10)
+        th.LRScheduler(th.REX(th.Float(0.1, 1.0)), make_optimizer(), epochs=10)
 
 
-def test_is_a_torch_scheduler_and_shadows_nothing():
-    assert issubclass(th.torch.LRScheduler, theirs.LRScheduler)
-    assert th.torch is package
-    assert th.torch.__all__ == ["LRScheduler"]
-    assert torch.__name__ == "torch"
+def test_is_a_torch_scheduler_and_no_name_of_ours_shadows_torch():
+    assert issubclass(th.LRScheduler, theirs.LRScheduler)
+    assert th.LRScheduler is th.integrations.LRScheduler
+    assert not hasattr(th, "torch")

@@ -47,7 +47,7 @@ class LRScheduler(torch.optim.lr_scheduler.LRScheduler):
 
     >>> import torch, thrifty as th
     >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    >>> scheduler = th.torch.LRScheduler(th.REX(1.0), optimizer, epochs=5)
+    >>> scheduler = th.LRScheduler(th.REX(1.0), optimizer, epochs=5)
     >>> values = []
     >>> for _ in range(5):
     ...     values += scheduler.get_last_lr()
@@ -129,7 +129,7 @@ class LRScheduler(torch.optim.lr_scheduler.LRScheduler):
         missing = {*_IDENTITY, "last_epoch", "step_count"} - set(state_dict)
         if missing:
             raise ScheduleError(
-                f"not the state of a thrifty.torch.LRScheduler: {', '.join(sorted(missing))} "
+                f"not the state of a thrifty.LRScheduler: {', '.join(sorted(missing))} "
                 "missing; load what its "
                 "state_dict() returned"
             )
