@@ -45,7 +45,10 @@ if TYPE_CHECKING:
         UsageError as UsageError,
         WorkerLostError as WorkerLostError,
     )
-    from thrifty.integrations import LRScheduler as LRScheduler
+    from thrifty.integrations import (
+        LRScheduler as LRScheduler,
+        optuna_storage as optuna_storage,
+    )
     from thrifty.pack import (
         SGD as SGD,
         Adagrad as Adagrad,
@@ -109,7 +112,6 @@ if TYPE_CHECKING:
         cooldowns as cooldowns,
         schedule_for as schedule_for,
     )
-    from thrifty.store import optuna_storage as optuna_storage
     from thrifty.study import (
         Forecast as Forecast,
         Observer as Observer,
@@ -132,7 +134,7 @@ _HOMES = {
         "StoreVersionError StoreWriteError StudyMismatchError StudyNotFoundError TaskError "
         "ThriftyError TooFewWorkersError TrainingError UsageError WorkerLostError"
     ),
-    "integrations": "LRScheduler",
+    "integrations": "LRScheduler optuna_storage",
     "pack": (
         "Adagrad Adam AdamW ArrayData DatasetPair HyperParameters Optimizer RMSprop SGD "
         "Task Trainable times"
@@ -150,7 +152,6 @@ _HOMES = {
         "MultiStep OneCycle Polynomial "
         "REX Schedule Space Step Timeline WSD Warmup common_prefix cooldowns schedule_for"
     ),
-    "store": "optuna_storage",
     "study": (
         "Forecast Observer Savings Simulation StopWhen Storage Study TrialResult at_least "
         "at_most simulate"

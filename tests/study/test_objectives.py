@@ -6,8 +6,9 @@ import pytest
 
 from tests.study.helpers import SOLO, Sized, make_study, trained
 from thrifty.core import StudyMismatchError, TaskError, ThriftyError, UsageError
+from thrifty.integrations import optuna_storage
 from thrifty.search import SuccessiveHalving
-from thrifty.store import Store, optuna_storage
+from thrifty.store import Store
 from thrifty.study import Storage, at_least
 
 

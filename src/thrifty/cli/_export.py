@@ -13,8 +13,9 @@ from typing import Any
 import click
 
 from thrifty.core import UsageError
+from thrifty.integrations import export_optuna
 from thrifty.space import config_to_json
-from thrifty.store import Store, StudyInfo, TrialRecord, export_optuna, frame
+from thrifty.store import Store, StudyInfo, TrialRecord, frame
 
 from ._completion import complete_study
 from ._options import say, storage_option

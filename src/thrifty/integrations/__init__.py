@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from ._mlflow import MLflow as MLflow
     from ._tensorboard import TensorBoard as TensorBoard
     from ._wandb import WandB as WandB
+    from .optuna._storage import (
+        export_optuna as export_optuna,
+        optuna_storage as optuna_storage,
+    )
     from .sklearn._search import ThriftySearchCV as ThriftySearchCV
 
 _HOMES = {
@@ -26,6 +30,8 @@ _HOMES = {
     "TensorBoard": "_tensorboard",
     "ThriftySearchCV": "sklearn._search",
     "WandB": "_wandb",
+    "export_optuna": "optuna._storage",
+    "optuna_storage": "optuna._storage",
 }
 
 __all__ = [
@@ -36,6 +42,8 @@ __all__ = [
     "TensorBoard",
     "ThriftySearchCV",
     "WandB",
+    "export_optuna",
+    "optuna_storage",
 ]
 
 

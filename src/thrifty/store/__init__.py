@@ -5,7 +5,6 @@ from ._checkpoints import CheckpointFolder as CheckpointFolder
 from ._driver import Driver as Driver
 from ._frames import FrameBackend as FrameBackend, frame as frame
 from ._front import best_trials as best_trials, nondominated as nondominated
-from ._optuna import export_optuna as export_optuna, optuna_storage as optuna_storage
 from ._records import (
     Changes as Changes,
     CheckpointAdded as CheckpointAdded,
@@ -85,10 +84,8 @@ __all__ = [
     "TrialStopped",
     "Views",
     "best_trials",
-    "export_optuna",
     "frame",
     "nondominated",
-    "optuna_storage",
     "redact_url",
     "sortable",
 ]

@@ -7,8 +7,8 @@ import pytest
 
 from tests.study.helpers import make_study
 from thrifty.core import MissingExtraError, StoreError, StudyNotFoundError, UsageError
+from thrifty.integrations import export_optuna, optuna_storage
 from thrifty.search import SuccessiveHalving
-from thrifty.store import export_optuna, optuna_storage
 
 
 @pytest.fixture

@@ -20,9 +20,7 @@ from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
 
 from thrifty.core import StoreError
-
-from ._records import StudyInfo, TrialRecord
-from ._store import Store
+from thrifty.store import Store, StudyInfo, TrialRecord
 
 
 # thrifty numbers the trials of each study from zero, but Optuna wants ids unique in a database.

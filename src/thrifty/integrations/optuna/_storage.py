@@ -1,7 +1,6 @@
 """Access to a thrifty database with Optuna's tools.
 
-Optuna is optional and slow to import, so it is imported on the first call.
-"""
+Optuna is optional and slow to import, so it is imported on the first call."""
 
 from __future__ import annotations
 
@@ -52,4 +51,4 @@ def _view() -> Any:
         import_module("optuna")
     except ImportError:
         raise MissingExtraError("optuna", extra="optuna") from None
-    return import_module("thrifty.store._optuna_view")
+    return import_module("thrifty.integrations.optuna._view")
