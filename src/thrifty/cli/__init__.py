@@ -71,7 +71,8 @@ def main() -> None:
     except click.exceptions.Exit as leaving:
         raise SystemExit(leaving.exit_code) from None
     except click.ClickException as error:
-        error.message = plain_text(error.message, lines=True)
+        # the message may quote what a file or a database holds
+        error.message = plain_text(error.message, lines=True)  # type: ignore[misc]
         error.show()
         raise SystemExit(error.exit_code) from None
     except click.Abort:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -34,7 +35,7 @@ def command(*, name: str, storage: str, as_json: bool) -> None:
         click.echo(json.dumps(found if isinstance(info.spec.get("metric"), list) else found[0]))
         return
     for trial in best:
-        values = trial.objectives or {"": trial.value}
+        values: Mapping[str, float | None] = trial.objectives or {"": trial.value}
         said = ", ".join(
             f"{plain_text(metric)} {value:.6g}".strip() for metric, value in values.items()
         )

@@ -11,6 +11,7 @@ import traceback
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import TypeGuard
 
 from thrifty.core import ThriftyError, UsageError, error_text, is_from_user, plain_text
 from thrifty.store import Store
@@ -112,7 +113,7 @@ def load_stored_study(name: str, *, storage: str, trust_file: bool = False) -> S
     return study
 
 
-def _is_file(file: object) -> bool:
+def _is_file(file: object) -> TypeGuard[str]:
     """Return whether a database entry names an existing file."""
     try:
         return isinstance(file, str) and Path(file).is_file()

@@ -104,7 +104,7 @@ class RunningChain:
 
     def keep(self, stage: Stage, writing: Future[CheckpointRef]) -> None:
         """Note that the state at the end of a stage is being written."""
-        self.writes.append((stage, writing))
+        self.writes.append((stage, writing))  # type: ignore[arg-type] # futures are only read
         self._start = (self.epoch, writing)
 
     def member(self, state: State | None, *, epoch: int | None = None) -> Member:

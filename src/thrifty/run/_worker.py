@@ -471,7 +471,7 @@ class Worker:
         self._limit_to(max(1, len(courses) // 2), error, out)
         self._courses.clear()
         self._backend = self._new_backend()
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
         for course in reversed(courses):
             if len(courses) == 1:

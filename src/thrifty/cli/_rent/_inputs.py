@@ -143,8 +143,9 @@ def load_workload(file: Path, asked: Asked) -> tuple[Workload, Mapping[str, Any]
         with Console(stderr=True).status("timing the model on this machine ..."):
             profile = subject.profile(source, batch=batch, cache=_cache(asked))
     each = steps_of(source, batch)
-    workload = _of(profile, steps=asked.steps or epochs * each, batch=batch)
-    if asked.study:
+    steps = asked.steps or (epochs or 0) * each
+    workload = _of(profile, steps=steps, batch=batch)
+    if asked.study and study is not None:
         parallelism_phases = widths_of(study.plan().forest, steps_per_epoch=each)
         workload = replace(workload, parallelism_phases=parallelism_phases)
     return workload, {} if stored else subject.values

@@ -52,7 +52,7 @@ class Asked:
     as_json: bool
 
 
-class Duration(click.ParamType):
+class Duration(click.ParamType):  # type: ignore[type-arg]
     """A duration in seconds, written as 90m, 6h, 2d or 1h30m."""
 
     name = "duration"
@@ -70,7 +70,7 @@ class Duration(click.ParamType):
         return float(sum(float(number) * _SECONDS[unit] for number, unit in parts))
 
 
-class Dollars(click.ParamType):
+class Dollars(click.ParamType):  # type: ignore[type-arg]
     """An amount in dollars, written as 50 or $50."""
 
     name = "dollars"
@@ -88,7 +88,7 @@ class Dollars(click.ParamType):
         return usd
 
 
-class Pair(click.ParamType):
+class Pair(click.ParamType):  # type: ignore[type-arg]
     """A name and a value, written as NAME=VALUE; the value is JSON or plain text."""
 
     def __init__(self, *, whole: bool) -> None:

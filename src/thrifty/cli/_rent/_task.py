@@ -155,7 +155,8 @@ def _plain(task: Any) -> Task:
         return task.task
     if isinstance(task, type):
         try:
-            return task()
+            made: Task = task()
+            return made
         except TypeError as error:
             raise UsageError(
                 f"{task.__name__} cannot be made without arguments ({error}); write `task = "

@@ -12,7 +12,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import scipy.sparse
@@ -153,6 +153,7 @@ class _Writer:
         return {"is": "array", **self._array(value)}
 
     def _array(self, value: np.ndarray) -> dict[str, Node]:
+        order: Literal["C", "F"]
         order = "C" if value.flags.c_contiguous or not value.flags.f_contiguous else "F"
         begin = len(self.data)
         if value.dtype.names is not None:
@@ -403,7 +404,8 @@ def _dtype_of(node: Node) -> np.dtype:
     elif "base" in node:
         dtype = np.dtype((_dtype_of(node["base"]), _shape(node["shape"])))
     else:
-        dtype = np.dtype({**node, "formats": [_dtype_of(each) for each in node["formats"]]})
+        fields: Any = {**node, "formats": [_dtype_of(each) for each in node["formats"]]}
+        dtype = np.dtype(fields)
     if dtype.hasobject:
         raise TypeError("an array of addresses")
     return dtype

@@ -50,7 +50,7 @@ def _best_has(name: str) -> Any:
     return has
 
 
-class ThriftySearchCV(MetaEstimatorMixin, BaseEstimator):
+class ThriftySearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc] # without types
     """Searches the hyper-parameters of a scikit-learn estimator.
 
     Each configuration is trained only as far as its results justify.
@@ -337,27 +337,27 @@ class ThriftySearchCV(MetaEstimatorMixin, BaseEstimator):
 
     # -- the best estimator -----------------------------------------------------------
 
-    @available_if(_best_has("predict"))
+    @available_if(_best_has("predict"))  # type: ignore[untyped-decorator]
     def predict(self, X: Any) -> Any:
         """Predict with the best estimator."""
         return self._best().predict(X)
 
-    @available_if(_best_has("predict_proba"))
+    @available_if(_best_has("predict_proba"))  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Any:
         """Return the best estimator's class probabilities."""
         return self._best().predict_proba(X)
 
-    @available_if(_best_has("predict_log_proba"))
+    @available_if(_best_has("predict_log_proba"))  # type: ignore[untyped-decorator]
     def predict_log_proba(self, X: Any) -> Any:
         """Return the logarithms of the best estimator's class probabilities."""
         return self._best().predict_log_proba(X)
 
-    @available_if(_best_has("decision_function"))
+    @available_if(_best_has("decision_function"))  # type: ignore[untyped-decorator]
     def decision_function(self, X: Any) -> Any:
         """Return the best estimator's decision function."""
         return self._best().decision_function(X)
 
-    @available_if(_best_has("transform"))
+    @available_if(_best_has("transform"))  # type: ignore[untyped-decorator]
     def transform(self, X: Any) -> Any:
         """Transform the samples with the best estimator."""
         return self._best().transform(X)

@@ -2,3 +2,27 @@
 
 Importing this package registers them.
 """
+
+from . import (
+    _attention,
+    _convolution,
+    _layers,
+    _losses,
+    _normalisation,
+    _pointwise,
+    _recurrent,
+    _shapes,
+)
+
+
+FAMILIES = (
+    _attention,
+    _convolution,
+    _layers,
+    _losses,
+    _normalisation,
+    _pointwise,
+    _recurrent,
+    _shapes,
+)
+"""The modules whose import has registered the rules."""
