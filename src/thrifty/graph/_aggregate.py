@@ -52,8 +52,8 @@ def neighbor_mean(x: Tensor, block: Block) -> Tensor:
     tensor([[3.]])
     """
     if has_torch_function_unary(x):
-        return handle_torch_function(neighbor_mean, (x,), x, block)  # type: ignore[no-any-return]
-    return _aggregate(x, block, _How(mean=True, own=False))
+        return handle_torch_function(neighbor_mean, (x,), x, block)
+    return _aggregate(x, block, _How(mean=True, own=False))  # type: ignore[no-any-return]
 
 
 def neighbor_sum(x: Tensor, block: Block) -> Tensor:
@@ -71,8 +71,8 @@ def neighbor_sum(x: Tensor, block: Block) -> Tensor:
     tensor([[6.]])
     """
     if has_torch_function_unary(x):
-        return handle_torch_function(neighbor_sum, (x,), x, block)  # type: ignore[no-any-return]
-    return _aggregate(x, block, _How(mean=False, own=False))
+        return handle_torch_function(neighbor_sum, (x,), x, block)
+    return _aggregate(x, block, _How(mean=False, own=False))  # type: ignore[no-any-return]
 
 
 def mean_and_own(x: Tensor, block: Block) -> Tensor:
@@ -90,8 +90,8 @@ def mean_and_own(x: Tensor, block: Block) -> Tensor:
     tensor([[3., 1.]])
     """
     if has_torch_function_unary(x):
-        return handle_torch_function(mean_and_own, (x,), x, block)  # type: ignore[no-any-return]
-    return _aggregate(x, block, _How(mean=True, own=True))
+        return handle_torch_function(mean_and_own, (x,), x, block)
+    return _aggregate(x, block, _How(mean=True, own=True))  # type: ignore[no-any-return]
 
 
 def of_each(x: Tensor, block: Block, *, mean: bool, own: bool) -> Tensor:
@@ -140,11 +140,12 @@ class _Remembered(NamedTuple):
         return same and self.out_version == self.out._version
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _aggregate(x: Tensor, block: Block, how: _How) -> Tensor:
     # Forward-mode derivatives travel on tensors that need no gradient, and inference tensors do
     # not say when they change, so neither kind can be cached.
-    if x.requires_grad or x.is_inference() or unpack_dual(x).tangent is not None:
+    no_cache = x.requires_grad or x.is_inference()
+    if no_cache or unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
         return _Gather.apply(x, block, how)  # type: ignore[no-any-return, no-untyped-call]
     return _remembered(x, block, how) if block.shared else _gather(x, block, how)
 

@@ -26,7 +26,7 @@ from .kernels._aggregate import (
 _NO_EDGES = np.empty(0, dtype=np.int32)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def attention(source: Tensor, destination: Tensor, block: Block, *, slope: float) -> Tensor:
     """Return the softmax of ``leaky_relu(source + destination)`` over each destination's edges.
 
@@ -51,7 +51,7 @@ def attention(source: Tensor, destination: Tensor, block: Block, *, slope: float
     return _softmax_by_index(source, destination, block, slope=slope)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def attended_sum(weights: Tensor, x: Tensor, block: Block) -> Tensor:
     """Return the sum of the neighbours' rows, each head's part weighted by that head's weights.
 
@@ -161,7 +161,9 @@ def _softmax_by_index(
 
 def _weighted_sum_by_index(weights: Tensor, x: Tensor, block: Block) -> Tensor:
     heads, dtype = weights.shape[1], torch.promote_types(x.dtype, torch.float32)
-    sent = x.index_select(0, block.indices).unflatten(1, (heads, x.shape[1] // heads))
+    sent: Tensor = x.index_select(0, block.indices).unflatten(  # type: ignore[no-untyped-call]
+        1, (heads, x.shape[1] // heads)
+    )
     sent = (weights[:, :, None].to(dtype) * sent).flatten(1)
     out = sent.new_zeros(block.num_dst, x.shape[1])
     return out.index_add(0, block.destinations(), sent).to(x.dtype)

@@ -94,7 +94,7 @@ class GraphData:
         self.fanouts, self.valid_fanouts = tuple(fanouts), tuple(valid_fanouts)
         self.keep_bytes = keep_bytes
         self.tuned = tuned
-        self._options = {
+        self._options: dict[str, Any] = {
             "mode": mode,
             "replace": replace,
             "num_threads": num_threads,
@@ -137,7 +137,7 @@ class GraphData:
 
 
 class _GraphSource:
-    arrays = None
+    arrays: tuple[torch.Tensor, ...] | None = None
 
     def __init__(self, data: GraphData, device: torch.device) -> None:
         self._data = data

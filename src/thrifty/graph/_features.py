@@ -299,7 +299,7 @@ class CudaStreams:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """Start to copy page-locked memory; the result is ready after a later event."""
@@ -308,11 +308,12 @@ class CudaStreams:
 
     def record(self) -> Event:
         """Return an event behind all copies so far."""
-        return self._stream.record_event()
+        return self._stream.record_event()  # type: ignore[no-any-return]
 
     def wait(self, event: Event) -> None:
         """Make the calling thread's computation wait for the event; the CPU does not wait."""
-        self._current().wait_event(event)
+        # Events come from record(), so they are those of CUDA.
+        self._current().wait_event(event)  # type: ignore[arg-type]
 
     def use(self, tensor: torch.Tensor) -> None:
         """Note that the calling thread's computation reads a copy.

@@ -29,7 +29,7 @@ from .kernels import _aggregate as kernels
 _NUM_DRAWS = 2**32
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def relu_dropout(x: Tensor, p: float, *, inplace: bool = False) -> Tensor:
     """Return ``dropout(relu(x), p)`` as in training.
 
@@ -282,7 +282,7 @@ class GNN(nn.Module):
         if self.activation is not torch.relu:
             return F.dropout(self.activation(x), self.dropout, training=self.training)
         if self.training:
-            return relu_dropout(x, self.dropout, inplace=inplace)
+            return relu_dropout(x, self.dropout, inplace=inplace)  # type: ignore[no-any-return]
         return x.relu_() if inplace else x.relu()
 
 
@@ -291,5 +291,5 @@ def _has_hooks(layer: nn.Module) -> bool:
         layer._forward_hooks
         or layer._backward_hooks
         or layer._backward_pre_hooks
-        or torch_module._has_any_global_hook()
+        or torch_module._has_any_global_hook()  # type: ignore[no-untyped-call]
     )

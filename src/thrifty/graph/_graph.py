@@ -56,8 +56,8 @@ def checked_nodes(nodes: Any, *, num_nodes: int, name: str) -> np.ndarray:
 def _array(nodes: Any, *, name: str) -> np.ndarray:
     if isinstance(nodes, torch.Tensor):
         # NumPy does not know all dtypes of torch; none of those it lacks are integers.
-        nodes = nodes.detach().cpu()
-        return nodes.double().numpy() if nodes.is_floating_point() else nodes.numpy()
+        tensor = nodes.detach().cpu()
+        return tensor.double().numpy() if tensor.is_floating_point() else tensor.numpy()
     try:
         return np.asarray(nodes)
     except ValueError as error:

@@ -57,7 +57,7 @@ def inclusion_probabilities(
             push(graph.indptr, graph.indices, weights, spread)
             reached = np.abs(np.expm1(spread))
             left_out += spread
-    return np.abs(np.expm1(left_out))
+    return np.abs(np.expm1(left_out))  # type: ignore[no-any-return]
 
 
 def top_nodes(probabilities: Any, num: int) -> np.ndarray:

@@ -102,7 +102,7 @@ class SAGE(nn.Module):
         self.in_features, self.out_features = in_features, out_features
         self.weight = nn.Parameter(torch.empty(out_features, 2 * in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
-        self.register_load_state_dict_pre_hook(_from_pyg)
+        self.register_load_state_dict_pre_hook(_from_pyg)  # type: ignore[no-untyped-call]
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -128,7 +128,9 @@ class SAGE(nn.Module):
         check_input(x, block, in_features=self.in_features, weight=self.weight)
         if not self._narrows_first(x, block):
             return F.linear(mean_and_own(x, block), self.weight, self.bias)
-        of_neighbors, of_own = self.weight.split(self.in_features, dim=1)
+        of_neighbors, of_own = self.weight.split(  # type: ignore[no-untyped-call]
+            self.in_features, dim=1
+        )
         own = F.linear(x[: block.num_dst], of_own, self.bias)
         return own + neighbor_mean(F.linear(x, of_neighbors), block)
 
@@ -247,7 +249,7 @@ class GAT(nn.Module):
         destination = F.linear(x[: block.num_dst], self._scorer(self.att_dst))
         weights = attention(source, destination, block, slope=self.negative_slope)
         weights = F.dropout(weights, self.dropout, training=self.training)
-        out = attended_sum(weights, self.lin(x), block)
+        out: Tensor = attended_sum(weights, self.lin(x), block)
         if not self.concat:
             out = out.view(-1, self.heads, self.out_features).mean(dim=1)
         return out if self.bias is None else out + self.bias

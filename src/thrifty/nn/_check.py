@@ -25,6 +25,7 @@ def check_rate(p: Any) -> float:
     Raises:
         LayerError: it is not a probability, or no unit would be left.
     """
-    if isinstance(p, bool) or not isinstance(p, Real) or not 0.0 <= p < 1.0:
+    is_number = isinstance(p, Real) and not isinstance(p, bool)
+    if not (is_number and 0.0 <= p < 1.0):
         raise LayerError(f"p={p!r}; give a probability from 0 up to, but not, 1")
     return float(p)

@@ -19,6 +19,8 @@ from ._trust import is_plain
 
 _PLAIN = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
+_Dropout = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d
+"""A layer of one of these types."""
 _Place = tuple[int, int | None, torch.device]
 """A layer's number of units, their dimension if it is not the usual one, and the device."""
 
@@ -111,7 +113,7 @@ def gyro_(  # noqa: PLR0913 -- the options of a schedule; all are keywords
     )
     layers = list(dict.fromkeys(found.values()))
     schedules = [make_schedule() for _ in layers[: 1 if shared else None]]
-    made = {
+    made: dict[nn.Module, nn.Module] = {
         layer: _gyro(
             layer,
             places[layer],
@@ -127,7 +129,7 @@ def gyro_(  # noqa: PLR0913 -- the options of a schedule; all are keywords
 
 
 def _gyro(
-    layer: nn.Module,
+    layer: _Dropout,
     place: _Place,
     *,
     p: float | None,

@@ -38,6 +38,8 @@ class SubnetworkEnsemble(nn.Module):
     torch.Size([2, 1])
     """
 
+    chosen: Tensor
+
     def __init__(
         self,
         model: nn.Module,

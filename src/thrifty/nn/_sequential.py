@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeGuard, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,9 @@ from ._trust import is_plain, is_transformed, is_trusted
 logger = plain_logger(__name__)
 
 Execution = Literal["auto", "sliced", "masked"]
+
+_Product = nn.Linear | nn.Conv2d
+"""A layer that multiplies by a weight."""
 
 _ZERO_STAYS = (
     nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Mish, nn.ELU, nn.SELU,
@@ -122,11 +125,13 @@ class GyroSequential(nn.Sequential):
         layers = list(self)
         drops = [layer for layer in layers if isinstance(layer, BlockGyroDropout)]
         if self._is_masked(x, drops):
-            return super().forward(x)
+            return super().forward(x)  # type: ignore[no-any-return, no-untyped-call]
         active = drops[0].schedule.active()
         parts = Parts.of(len(x), num=len(active), device=x.device)
         now = _Split(parts.split(x), parts)
-        kept_by = {drop: drop.kept_of(active) for drop in drops}
+        kept_by: dict[BlockGyroDropout | None, KeptGroups] = {
+            drop: drop.kept_of(active) for drop in drops
+        }
         position = 0
         while position < len(layers):
             end, quick = self._quick(layers, position, now, kept_by=kept_by)
@@ -192,7 +197,7 @@ class GyroSequential(nn.Sequential):
             kept = kept_by[layer]
             after = _product_after(layers, position, now.x)
             if after is not None and self._pays(
-                layers[after],
+                cast("_Product", layers[after]),
                 replace(now, kept=kept),
                 # Slicing one side alone may not pay where slicing both does.
                 kept_by.get(_dropout_after(layers, after, now.x)[1]),
@@ -205,7 +210,7 @@ class GyroSequential(nn.Sequential):
             return position + 1, _flattened
         return position, None
 
-    def _pays(self, layer: nn.Module, now: _Split, outputs: KeptGroups | None) -> bool:
+    def _pays(self, layer: _Product, now: _Split, outputs: KeptGroups | None) -> bool:
         """Return whether to slice the product."""
         inputs = now.kept
         if inputs is None and outputs is None:
@@ -280,7 +285,7 @@ class GyroMLP(GyroSequential):
         super().__init__(*layers, nn.Linear(before, out_features), execution=execution)
 
 
-def _is_product(layer: nn.Module) -> bool:
+def _is_product(layer: nn.Module) -> TypeGuard[_Product]:
     if not is_plain(layer):
         return False
     if type(layer) is nn.Conv2d:
@@ -288,7 +293,7 @@ def _is_product(layer: nn.Module) -> bool:
     return type(layer) is nn.Linear
 
 
-def _drops(layer: nn.Module) -> bool:
+def _drops(layer: nn.Module) -> TypeGuard[BlockGyroDropout]:
     """Return whether a layer is a dropout that can be sliced and drops units now."""
     if type(layer) is not BlockGyroDropout:
         return False
@@ -306,12 +311,11 @@ def _dropout_after(
     layers: Sequence[nn.Module], position: int, x: Tensor
 ) -> tuple[int, BlockGyroDropout | None]:
     """Return the dropout whose units are a product's outputs, after its position."""
-    product = layers[position]
+    product = cast("_Product", layers[position])
     allowed = _BY_UNIT + _BY_CHANNEL if type(product) is nn.Conv2d else _BY_UNIT
     for end in range(position + 1, len(layers)):
         layer = layers[end]
         if _drops(layer):
-            assert isinstance(layer, BlockGyroDropout)
             fits = (
                 _same_units(layer, product, x) and layer.num_features == product.weight.shape[0]
             )
@@ -335,7 +339,7 @@ def _product_after(layers: Sequence[nn.Module], position: int, x: Tensor) -> int
     return None
 
 
-def _same_units(drop: BlockGyroDropout, product: nn.Module, x: Tensor) -> bool:
+def _same_units(drop: BlockGyroDropout, product: _Product, x: Tensor) -> bool:
     """Return whether both layers have their units in the same dimension.
 
     ``x`` is the input of the first of them, in parts.
@@ -345,7 +349,7 @@ def _same_units(drop: BlockGyroDropout, product: nn.Module, x: Tensor) -> bool:
     return drop.dim == -1 or (drop.dim is None and x.dim() < 5)
 
 
-def _product(layer: nn.Module, now: _Split, *, outputs: KeptGroups | None) -> _Split:
+def _product(layer: _Product, now: _Split, *, outputs: KeptGroups | None) -> _Split:
     options: dict[str, Any] = {"inputs": now.kept, "outputs": outputs}
     if type(layer) is nn.Conv2d:
         options |= {
@@ -360,7 +364,7 @@ def _product(layer: nn.Module, now: _Split, *, outputs: KeptGroups | None) -> _S
 
 
 def _dropped(
-    layer: nn.Module,
+    layer: _Product,
     between: Sequence[nn.Module],
     now: _Split,
     *,
@@ -406,7 +410,7 @@ def _flattened(now: _Split) -> _Split:
     return replace(now, x=now.x.flatten(2), kept=now.kept.spread(beside))
 
 
-def _num_rows(layer: nn.Module, x: Tensor) -> int:
+def _num_rows(layer: _Product, x: Tensor) -> int:
     """Return the number of rows of one part that a weight is multiplied with."""
     if type(layer) is nn.Conv2d:
         return x.shape[1] * x.shape[3] * x.shape[4]
@@ -416,7 +420,7 @@ def _num_rows(layer: nn.Module, x: Tensor) -> int:
 _said: set[tuple[int, int, int]] = set()
 
 
-def _say_once(layer: nn.Module, parts: Parts) -> None:
+def _say_once(layer: _Product, parts: Parts) -> None:
     key = (*layer.weight.shape[:2], parts.num)
     if key not in _said:
         _said.add(key)

@@ -52,7 +52,7 @@ def gyro_linear(
     places = _places(weight, num_parts=len(x), inputs=inputs, outputs=outputs)
     blocks = weight.reshape(-1, weight.shape[1] // (1 if inputs is None else inputs.num_groups))
     if _by_parts(rows, blocks):
-        out = _ByParts.apply(rows, blocks, places)
+        out: Tensor = _ByParts.apply(rows, blocks, places)  # type: ignore[no-untyped-call]
     else:
         chosen = blocks.index_select(0, places.flatten()).reshape(len(x), -1, x.shape[-1])
         out = torch.bmm(rows, chosen.transpose(1, 2))

@@ -72,7 +72,7 @@ def is_plain(layer: nn.Module) -> bool:
     return not (
         any(own.get(name) for name in _HOOKS)
         or "forward" in own
-        or torch_module._has_any_global_hook()
+        or torch_module._has_any_global_hook()  # type: ignore[no-untyped-call]
     )
 
 

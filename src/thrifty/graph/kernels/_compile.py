@@ -21,7 +21,7 @@ except ImportError:
 import llvmlite.ir as ir
 
 
-COMPILED = not numba.config.DISABLE_JIT
+COMPILED: bool = not numba.config.DISABLE_JIT  # type: ignore[attr-defined]
 """Whether kernels are compiled.
 
 False under ``NUMBA_DISABLE_JIT=1``: kernels are then plain Python, slow and easy to step through.
@@ -33,7 +33,7 @@ def kernel(function: Callable[..., Any]) -> Any:
 
     Other threads run while it does, and the compiled code is cached on disk between processes.
     """
-    options = {"nogil": True, "error_model": "numpy"}
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     try:
         return numba.njit(cache=True, **options)(function)
     except RuntimeError:
@@ -61,23 +61,26 @@ def _prefetch_code(context: Any, builder: Any, signature: Any, args: Any) -> Any
     i32 = ir.IntType(32)
     function_type = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, i32, i32, i32])
     name = "llvm.prefetch.p0" if cgutils.voidptr_t.is_opaque else "llvm.prefetch.p0i8"
-    function = cgutils.get_or_insert_function(builder.module, function_type, name)
+    function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
+        builder.module, function_type, name
+    )
     # The flags mean: for reading, into all levels of the cache, data.
     builder.call(function, [byte, i32(0), i32(3), i32(1)])
     return context.get_dummy_value()
 
 
-if COMPILED:
+# The plain function comes first: a type checker takes the arguments from it.
+if not COMPILED:
+
+    def prefetch(array: np.ndarray, index: int) -> None:
+        """Do nothing: Python would not gain from prefetching."""
+
+else:
 
     @intrinsic
     def prefetch(_typing: Any, array: Any, index: Any) -> Any:
         """Fetch ``array[index]`` into the cache; any index is allowed and none is checked."""
         return types.void(array, index), _prefetch_code
-
-else:
-
-    def prefetch(array: np.ndarray, index: int) -> None:
-        """Do nothing: Python would not gain from prefetching."""
 
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -98,11 +101,11 @@ def mix(z: np.uint64) -> np.uint64:
 @inlined
 def stream(key: np.uint64, number: int) -> np.uint64:
     """Return the random state of one row; add ``GOLDEN`` before each number, and mix."""
-    return mix(key + np.uint64(number) * GOLDEN)
+    return mix(key + np.uint64(number) * GOLDEN)  # type: ignore[no-any-return]
 
 
 @inlined
-def below(word: np.uint64, bound: int) -> int:
+def below(word: np.uint64, bound: int) -> np.int64:
     """Return 0 to ``bound - 1``, each with the same probability to within ``2**-16`` of it."""
     if bound < _SMALL:
         return np.int64(((word >> _32) * np.uint64(bound)) >> _32)

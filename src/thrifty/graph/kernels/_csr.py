@@ -109,11 +109,11 @@ def _unite_row(
     i, i_end = first[0][row], first[0][row + 1]
     j, j_end = second[0][row], second[0][row + 1]
     loop_is_due = loops == ADD
-    last = -1
+    last: int | np.int64 = -1
     while i < i_end or j < j_end or loop_is_due:
         from_first = i < i_end and (j >= j_end or first[1][i] <= second[1][j])
         if from_first:
-            node = np.int64(first[1][i])
+            node: int | np.int64 = np.int64(first[1][i])
         elif j < j_end:
             node = np.int64(second[1][j])
         else:
@@ -180,7 +180,7 @@ _MOST_ROWS_AHEAD = 32
 def rows_ahead(features: np.ndarray) -> int:
     """Return the number of rows between prefetch and use: many narrow ones or few wide ones."""
     lines = 1 + features.shape[1] * features.itemsize // LINE
-    return max(1, min(_MOST_ROWS_AHEAD, _LINES_AHEAD // lines))
+    return max(1, min(_MOST_ROWS_AHEAD, _LINES_AHEAD // lines))  # type: ignore[no-any-return]
 
 
 @inlined

@@ -225,7 +225,7 @@ def free_slots(keys: np.ndarray, slots: np.ndarray) -> None:
 
 
 @inlined
-def _home(node: int, last: int) -> int:
+def _home(node: int, last: int) -> np.int64:
     """Return the first slot to look at."""
     return np.int64((np.uint64(node) * _MULTIPLIER) >> _32) & last
 
