@@ -31,6 +31,8 @@ class WholeBatchNorm(_BatchNorm):
         shared: Sums over the workers, and records what was summed.
     """
 
+    _shared: SharedSums
+
     def __init__(self, layer: _BatchNorm, shared: SharedSums) -> None:
         nn.Module.__init__(self)
         self.__dict__.update({
@@ -42,7 +44,7 @@ class WholeBatchNorm(_BatchNorm):
         object.__setattr__(self, "_shared", shared)
 
     def _check_input_dim(self, input: Tensor) -> None:
-        self._of._check_input_dim(self, input)
+        self._of._check_input_dim(self, input)  # type: ignore[no-untyped-call]
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise as ``nn.BatchNorm`` does."""
@@ -78,6 +80,9 @@ class WholeBatchNorm(_BatchNorm):
     def _track(self, mean: Tensor, var: Tensor, total: Tensor) -> None:
         if not self.track_running_stats:
             return
+        assert self.num_batches_tracked is not None
+        assert self.running_mean is not None
+        assert self.running_var is not None
         self.num_batches_tracked.add_(1)
         rate = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
         kind = self.running_mean.dtype
@@ -123,7 +128,7 @@ class SharedSums:
 
     def add(self, value: Tensor) -> Tensor:
         """Return the sum over all workers. Its gradient is the sum of their gradients."""
-        return _Added.apply(value, self)
+        return _Added.apply(value, self)  # type: ignore[no-any-return, no-untyped-call]
 
     def ran(self, layer: WholeBatchNorm, like: Tensor) -> None:
         """Record that a layer ran in this pass."""

@@ -202,10 +202,10 @@ class ElasticMembership:
         if len(view.names) > 1:
             host, _, port = store.rpartition(":")
             soon = min(self._timeout, timedelta(seconds=_CONNECT_S))
-            self._stores = dist.TCPStore(
+            self._stores = dist.TCPStore(  # type: ignore[attr-defined]
                 host, int(port), is_master=False, wait_for_workers=False, timeout=soon
             )
-            meeting = dist.PrefixStore(f"thrifty/{key[0]}/{key[1]}", self._stores)
+            meeting = dist.PrefixStore(f"thrifty/{key[0]}/{key[1]}", self._stores)  # type: ignore[attr-defined]
             self._group = gloo_group(
                 meeting, view.rank, len(view.names), host=self._host, timeout=soon
             )

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class EqualDraws(TorchDispatchMode):
+class EqualDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that fills each random tensor with one number, drawn once for the whole tensor.
 
     A batch and its parts are then comparable: they draw equally often and get the same numbers.
@@ -29,7 +29,7 @@ class EqualDraws(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.unequal: set[str] = set()
         self.eps = 0.0
 
@@ -38,7 +38,8 @@ class EqualDraws(TorchDispatchMode):
 
         The text contains a question mark if equality cannot be determined.
         """
-        state = np.random.get_state()  # noqa: NPY002 -- reads the state, does not draw
+        # This reads the state and does not draw.
+        state = cast("tuple[Any, ...]", np.random.get_state())  # noqa: NPY002
         streams = hash((random.getstate(), bytes(state[1]), state[2]))
         return f"{streams}{'?' if self.unequal else ''}"
 

@@ -110,7 +110,7 @@ class FlatGradients:
         self._begin: Begin | None = None
         self._waits: list[Wait] = []
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(self._touch, at))
+            parameter.register_post_accumulate_grad_hook(partial(self._touch, at))  # type: ignore[no-untyped-call]
             for at, parameter in enumerate(members)
         ]
 

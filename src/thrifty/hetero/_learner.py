@@ -284,7 +284,7 @@ class Learner:
                     )
                 return 0.0
             loss = loss * factor
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach())
 
 

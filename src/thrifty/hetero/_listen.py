@@ -30,7 +30,7 @@ def open_store(host: str, *, timeout: timedelta) -> Any:
     """
     listening = _listen(host)
     port = listening.getsockname()[1]
-    return dist.TCPStore(
+    return dist.TCPStore(  # type: ignore[attr-defined]
         host,
         port,
         is_master=True,
@@ -42,7 +42,7 @@ def open_store(host: str, *, timeout: timedelta) -> Any:
 
 def gloo_group(store: Any, rank: int, size: int, *, host: str, timeout: timedelta) -> Any:
     """Create a gloo process group. Its sockets use the loopback interface if ``host`` does."""
-    options = dist.ProcessGroupGloo._Options()
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     device = {"hostname": host} if is_loopback(host) else {}
     options._devices = [
         dist.ProcessGroupGloo.create_device(**device)

@@ -179,7 +179,7 @@ class LossCheck:
                 model.eval()
             for module in model.modules():
                 if isinstance(module, _BatchNorm):
-                    module.forward = _with_fixed_statistics(module)
+                    module.forward = _with_fixed_statistics(module)  # type: ignore[method-assign]
                 if getattr(type(module), "by_position", False):
                     module.training = False
             for each in parameters:

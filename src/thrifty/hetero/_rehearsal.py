@@ -62,7 +62,7 @@ class Rehearsal:
             arrived[at] = self._watch.mark()
 
         hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(arrive, at))
+            parameter.register_post_accumulate_grad_hook(partial(arrive, at))  # type: ignore[no-untyped-call]
             for at, parameter in enumerate(self.parameters)
         ]
         try:
@@ -122,7 +122,7 @@ class Rehearsal:
         self._optimizer.zero_grad(set_to_none=True)
         loss = self._loss(self._model, batch)
         forward = mark()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         backward = mark()
         self._optimizer.step()
         end = mark()
@@ -144,7 +144,7 @@ class _Stopwatch:
     def mark(self) -> Any:
         if not self._cuda:
             return self._clock.monotonic()
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
 

@@ -167,7 +167,7 @@ class PublicAndPrivate:
 class _Rows:
     """Rows of tensors; each batch is a copy."""
 
-    reused = None
+    reused: int | None = None
 
     def __init__(self, tensors: Sequence[Tensor], indices: Sequence[int]) -> None:
         self._tensors = tensors

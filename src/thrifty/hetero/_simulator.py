@@ -167,7 +167,8 @@ def simulate(  # noqa: PLR0913 -- all but `workers` are keyword-only
     heapq.heapify(coming)
     present: list[SimulatedWorker] = []
     rule: Policy | None = None
-    now, joules, lost, steps = 0.0, 0.0, 0, []
+    now, joules, lost = 0.0, 0.0, 0
+    steps: list[SimulatedStep] = []
     while len(steps) < num_steps:
         if not present and coming:
             now = max(now, coming[0][0])

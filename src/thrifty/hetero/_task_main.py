@@ -139,7 +139,7 @@ def _serve(connection: Connection) -> None:
         store = open_store(LOOPBACK, timeout=_TIMEOUT)
         connection.send(("port", store.port))
     meeting = connection.recv()
-    store = store or dist.TCPStore(LOOPBACK, meeting["port"], is_master=False, timeout=_TIMEOUT)
+    store = store or dist.TCPStore(LOOPBACK, meeting["port"], is_master=False, timeout=_TIMEOUT)  # type: ignore[attr-defined]
     keep_gloo_here()
     dist.init_process_group(
         "gloo", store=store, rank=begin["rank"], world_size=meeting["workers"], timeout=_TIMEOUT

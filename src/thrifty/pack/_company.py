@@ -9,6 +9,7 @@ from torch.utils.data import Dataset
 from thrifty.core import TaskError
 
 from ._random import loose_streams
+from ._trainable_trial import TrainableTrial
 from ._trial import TaskTrial
 from .verify import Change, Watch
 
@@ -126,7 +127,7 @@ def _is_shared(change: Change, others: Iterable[Watch]) -> bool:
     return any(not change.objects.isdisjoint(other.objects()) for other in others)
 
 
-def check_parameters(trial: TaskTrial, others: Iterable[TaskTrial]) -> None:
+def check_parameters(trial: TaskTrial, others: Iterable[TaskTrial | TrainableTrial]) -> None:
     """Check that no other trial trains a parameter of this one; frozen ones may be shared.
 
     Raises:

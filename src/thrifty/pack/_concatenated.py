@@ -177,9 +177,7 @@ class ConcatenatedBackend(Backend):
 
     def _stream(self, slot: int) -> AbstractContextManager[Any]:
         stream = self._streams.get(slot)
-        return (  # type: ignore[no-any-return]
-            nullcontext() if stream is None else torch.cuda.stream(stream)
-        )
+        return nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
 def _batches_key(trial: TaskTrial, plan: EpochPlan) -> tuple[Any, ...]:

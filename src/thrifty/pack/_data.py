@@ -162,7 +162,8 @@ def num_valid_of(source: Source) -> int | None:
 
 class _ArraySource:
     def __init__(self, data: ArrayData, device: torch.device) -> None:
-        self.arrays = self._train = tuple(t.to(device) for t in data.train)
+        self._train = tuple(t.to(device) for t in data.train)
+        self.arrays: tuple[torch.Tensor, ...] | None = self._train
         self._valid = tuple(t.to(device) for t in data.valid)
         self._device = device
         self.num_train = len(self._train[0])
@@ -171,7 +172,7 @@ class _ArraySource:
     def train_batches(self, *, seed: int, epoch: int, batch_size: int) -> Iterator[Batch]:
         order = epoch_order(self.num_train, seed=seed, epoch=epoch).to(self._device)
         shuffled = tuple(t[order] for t in self._train)
-        return zip(*(t.split(batch_size) for t in shuffled), strict=True)
+        return zip(*(t.split(batch_size) for t in shuffled), strict=True)  # type: ignore[no-untyped-call]
 
     def valid_batches(self, *, batch_size: int) -> Iterator[tuple[Batch, int]]:
         for start in range(0, len(self._valid[0]), batch_size):
@@ -181,7 +182,7 @@ class _ArraySource:
 
 
 class _DatasetSource:
-    arrays = None
+    arrays: tuple[torch.Tensor, ...] | None = None
 
     def __init__(self, data: DatasetPair, device: torch.device) -> None:
         self._data = data
@@ -261,6 +262,7 @@ def _to_device(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, list | tuple):
         named = hasattr(batch, "_fields")
         return type(batch)(*map(move, batch)) if named else type(batch)(map(move, batch))
+    moved: Any
     if isinstance(batch, MutableMapping):
         moved = copy(batch)
         moved.update({key: move(value) for key, value in batch.items()})

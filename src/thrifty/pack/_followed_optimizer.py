@@ -73,7 +73,7 @@ class FollowedOptimizer:
         self.read_when_built = frozenset(hp.names_read - read)
         self._check_made()
         self._given = [dict(groups[number]) for number in self._numbers]
-        self._built = [
+        self._built: list[dict[str, tuple[Any, Any]]] = [
             {option: (value, group.get(option)) for option, value in given.items()}
             for given, group in zip(self._given, self.torch.param_groups, strict=True)
         ]
@@ -253,7 +253,7 @@ class FollowedOptimizer:
     def _probed(self, place: int, option: str, part: int | None) -> float | None:
         """Return the ratio where 0 became 0, by building another optimizer for stand-ins."""
         options = resolved(self._spec.options, self._values)
-        value = PROBE
+        value: float | tuple[Any, ...] = PROBE
         if part is not None:
             value = tuple(PROBE if n == part else v for n, v in enumerate(options[option]))
         stand_ins = [

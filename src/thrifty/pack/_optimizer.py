@@ -415,7 +415,7 @@ def _lookup(value: Any, values: Mapping[str, Any], *, where: str) -> Any:
 
 
 def _product(product: Times, values: Mapping[str, Any], *, where: str) -> Any:
-    out = 1
+    out: float | torch.Tensor = 1
     for part in (product.value, product.factor):
         number = _lookup(part, values, where=where)
         if not is_number(number) and not isinstance(number, torch.Tensor):

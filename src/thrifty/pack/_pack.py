@@ -84,7 +84,7 @@ class Pack:
         self._task = _LossTask(loss, optimizer)
         self._device = _device_of(models[0])
         self._block: Block | None = None
-        self._trials = [
+        self._trials: Sequence[_GivenTrial] = [
             _GivenTrial(self._task, model, values=v, seed=s, device=self._device)
             for model, v, s in zip(self.models, self.values, self._seeds, strict=True)
         ]
@@ -285,7 +285,7 @@ class Pack:
             trial.model.train()
             trial.optimizer.zero_grad(set_to_none=True)
             loss = self._task.loss(trial.model, own_copy(batch))
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             limit = trial.followed.clip_norm
             if limit is not None:
                 torch.nn.utils.clip_grad_norm_(trial.model.parameters(), limit)

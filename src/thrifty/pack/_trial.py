@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from thrifty.core import DivergedError, TaskError, derive_seed, step_seed
 
@@ -75,7 +75,7 @@ class TaskTrial:
 
     def _check_model(self) -> None:
         for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
-            if isinstance(tensor, UninitializedTensorMixin):
+            if is_lazy(tensor):
                 raise TaskError(
                     f"{type(self._owner).__name__}.model returns a lazy layer whose {name!r} has "
                     "no shape yet; give the layer its sizes, or run the model on a batch before "
@@ -220,7 +220,7 @@ class TaskTrial:
         seed_step(step_seed(self._epoch_seed, step), self.device)
         self.optimizer.zero_grad(set_to_none=True)
         loss = check_loss(self.task.loss(self.model, batch), task=type(self.task).__name__)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         if self.followed.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.followed.clip_norm)
         self.optimizer.step()

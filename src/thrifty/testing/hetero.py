@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -288,7 +289,7 @@ def check_sums_begun(make: MakeMember) -> None:
         mine = [torch.full((size,), float(view.rank + 1)) for size in (3, 1, 100_000)]
         for wait in [member.begin_all_reduce(each) for each in mine]:
             wait()
-        return [each.unique().tolist() for each in mine]
+        return [each.unique().tolist() for each in mine]  # type: ignore[no-untyped-call]
 
     results = _together(dict.fromkeys(("a", "b"), job), make)
     assert list(results.values()) == [[[3.0]] * 3] * 2
@@ -380,7 +381,7 @@ def _together(jobs: dict[str, Job], make: MakeMember) -> dict[str, Any]:
     members = {name: make(name) for name in jobs}
     with ThreadPoolExecutor(len(jobs)) as pool:
         futures = {
-            name: pool.submit(_closing, job, lambda name=name: members[name])
+            name: pool.submit(_closing, job, partial(members.__getitem__, name))
             for name, job in jobs.items()
         }
         return {name: future.result() for name, future in futures.items()}

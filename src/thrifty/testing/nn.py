@@ -80,7 +80,8 @@ def check_gradients(make_layer: MakeDropout) -> None:
 
 def check_checkpointed(make_layer: MakeDropout) -> None:
     """Check that activation checkpointing, which runs the layer twice a step, changes nothing."""
-    gradients = []
+    gradients: list[Tensor] = []
+    run: Callable[[nn.Module, Tensor], Tensor]
     for run in (
         lambda layer, x: layer(x),
         lambda layer, x: checkpoint(layer, x, use_reentrant=False),
@@ -88,6 +89,7 @@ def check_checkpointed(make_layer: MakeDropout) -> None:
         layer, x = _seeded(make_layer), _x(5, _UNITS).requires_grad_()
         torch.manual_seed(0)
         run(layer, x).square().sum().backward()
+        assert x.grad is not None
         gradients.append(x.grad)
     assert torch.equal(*gradients)
 
@@ -150,7 +152,7 @@ def check_packed(make_layer: MakeDropout) -> None:
     """Check that models trained in one pack become what each becomes in its own pack."""
 
     def models() -> list[nn.Module]:
-        made = []
+        made: list[nn.Module] = []
         for seed in range(3):
             torch.manual_seed(seed)
             made.append(

@@ -208,7 +208,7 @@ class StepCheck:
         self._rows = rows
         self._row = row
         self.before = rows.own_state(trial, row)
-        self._gradients: dict[str, torch.Tensor | None] = {}
+        self._gradients: dict[str, torch.Tensor] = {}
         self.seconds = time.perf_counter() - began
 
     def note_gradients(self) -> None:

@@ -21,7 +21,7 @@ class ArrayFeed:
         self.arrays = arrays
         self._order = order
         self._batch_size = batch_size
-        self._parts = order.split(batch_size)
+        self._parts: tuple[torch.Tensor, ...] = order.split(batch_size)  # type: ignore[no-untyped-call]
         self.sizes = tuple(len(part) for part in self._parts)
         self.rows_at_most = max(self.sizes)
         self._row_shapes = tuple((tuple(array.shape[1:]), array.dtype) for array in arrays)

@@ -173,7 +173,7 @@ class Group:
     def second(self, x: Any) -> torch.Tensor:
         """Return the plain tensor with the trials as its second dimension, after the batch."""
         if type(x) is not Packed:
-            return x.unsqueeze(1).expand(x.shape[0], self.size, *x.shape[1:])
+            return x.unsqueeze(1).expand(x.shape[0], self.size, *x.shape[1:])  # type: ignore[no-any-return]
         value = x.value if x.axis == 1 else x.value.movedim(x.axis, 1)
         if self.channels_last and value.dim() == 5:
             # this permutation is its own inverse: [B, K, C, H, W] <-> [B, H, W, K, C]
@@ -197,7 +197,7 @@ class Packed(torch.Tensor):
             )
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         raise UnfusableError(f"{func} reached a packed tensor below autograd")
@@ -216,7 +216,7 @@ class Packed(torch.Tensor):
     # -- the view of one trial ----------------------------------------------------------
 
     @property
-    def shape(self) -> torch.Size:
+    def shape(self) -> torch.Size:  # type: ignore[override]
         """Shape that one trial sees."""
         whole = self.value.shape
         return torch.Size(whole[: self.axis] + whole[self.axis + 1 :])
@@ -226,7 +226,7 @@ class Packed(torch.Tensor):
         return self.shape if dim is None else self.shape[dim]
 
     @property
-    def ndim(self) -> int:
+    def ndim(self) -> int:  # type: ignore[override]
         """Number of dimensions that one trial sees."""
         return self.value.dim() - 1
 
@@ -244,7 +244,7 @@ class Packed(torch.Tensor):
         """Return the number of dimensions that one trial sees."""
         return self.value.dim() - 1
 
-    def __repr__(self) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]
         return f"Packed({self.group.size} x {tuple(self.shape)})"
 
     def __hash__(self) -> int:

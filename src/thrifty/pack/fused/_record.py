@@ -118,14 +118,14 @@ def record(
     return program, outputs
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that records calls and numbers their tensors.
 
     It identifies a tensor by object, or by memory where autograd has made another object for it.
     """
 
     def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self.tensors: list[torch.Tensor] = []
         self.foreign: dict[int, torch.Tensor] = {}

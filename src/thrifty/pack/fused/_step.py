@@ -155,7 +155,7 @@ def train_alone(task: Task, model: torch.nn.Module, batch: Any, *, seed: int) ->
         torch.cuda.manual_seed(seed)
     model.train()
     loss = task.loss(model, batch)
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     if before != _other_streams():
         raise UnfusableError("it draws from Python's or NumPy's random stream")
     return Step(

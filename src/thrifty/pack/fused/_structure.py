@@ -306,7 +306,7 @@ def _places(model: torch.nn.Module) -> dict[str, list[tuple[dict[str, Any], str]
                 if tensor is None:
                     continue
                 name = first.setdefault(id(tensor), f"{path}.{key}" if path else key)
-                places.setdefault(name, []).append((home, key))  # type: ignore[arg-type]
+                places.setdefault(name, []).append((home, key))
     return places
 
 

@@ -228,7 +228,7 @@ def token(value: Any, depth: int = 0) -> Any:
     kind = type(value)
     if kind in _IMMUTABLE:
         return (kind, value)
-    make = _maker(kind)
+    make = _maker(kind)  # type: ignore[arg-type]  # mypy: a class is not hashable
     if make is not None and depth < MAX_DEPTH:
         return make(value, depth)
     if isinstance(value, torch.Tensor):
@@ -318,7 +318,7 @@ def _namespace(place: Place) -> Mapping[str, Any] | None:
 
 def _has_contents(value: Any) -> bool:
     """Return whether something in a value may change while the value stays the same object."""
-    return _maker(type(value)) is not None or isinstance(
+    return _maker(type(value)) is not None or isinstance(  # type: ignore[arg-type]
         value, torch.Tensor | torch.Generator | np.random.Generator
     )
 

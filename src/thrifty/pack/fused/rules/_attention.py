@@ -31,7 +31,7 @@ def scaled_dot_product_attention(
 
     With dropout it is computed step by step, since each trial has its own masks.
     """
-    options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     ndim = query.dim()
     leading = {
         tuple(x.shape[:-2] if not enable_gqa else x.shape[:-3]) for x in (query, key, value)
@@ -48,10 +48,11 @@ def scaled_dot_product_attention(
     mask = _mask(group, attn_mask, ndim=ndim, batch=shape[1])
     if drops(dropout_p):
         if mask is not None:
-            mask = mask.unflatten(0, shape if len(mask) > 1 else (1, 1))
+            mask = mask.unflatten(0, shape if len(mask) > 1 else (1, 1))  # type: ignore[no-untyped-call]
         return group.pack(_with_dropout(group, q, k, v, mask, dropout_p, **options))
-    out = F.scaled_dot_product_attention(*[x.flatten(0, 1) for x in (q, k, v)], mask, **options)
-    return group.pack(out.unflatten(0, shape))
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    out = F.scaled_dot_product_attention(q, k, v, mask, **options)
+    return group.pack(out.unflatten(0, shape))  # type: ignore[no-untyped-call]
 
 
 def _mask(group: Group, mask: Any, *, ndim: int, batch: int) -> torch.Tensor | None:
@@ -91,7 +92,7 @@ def _with_dropout(
     if mask is not None:
         scores = scores + _additive(mask, q.dtype)
     # softmax that gives zeros where everything is masked
-    weights = torch.ops.aten._safe_softmax(scores, -1)
+    weights: torch.Tensor = torch.ops.aten._safe_softmax(scores, -1)
     return (weights * noise_like(group, weights, dropout_p)) @ v
 
 
@@ -147,16 +148,16 @@ def multi_head_attention(
         weights = (q_proj_weight, k_proj_weight, v_proj_weight)
     heads = _project(group, (query, key, value), weights, in_proj_bias, num_heads=num_heads)
     p = dropout_p if training else 0.0
-    seen = None
+    seen: Packed | None = None
     if is_causal and key_padding_mask is None and not need_weights:
         attn_mask = None  # trust the hint that attn_mask is causal
     else:
         is_causal = False
     mask = _merged(group, attn_mask, key_padding_mask, like=heads[0])
     if need_weights:
-        out, seen = _by_hand(group, heads, mask, p)
-        seen = seen.mean(2) if average_attn_weights else seen
-        seen = group.pack(seen if batched else seen.squeeze(1))
+        out, used = _by_hand(group, heads, mask, p)
+        used = used.mean(2) if average_attn_weights else used
+        seen = group.pack(used if batched else used.squeeze(1))
     else:
         out = scaled_dot_product_attention(group, *heads, mask, p, is_causal).value
     rows = group.pack(out.permute(0, 3, 1, 2, 4).flatten(3))  # [K, L, B, E]

@@ -82,6 +82,7 @@ def _unfolded(group: Group, out: torch.Tensor, *, batched: bool) -> Packed:
     return packed if batched else group.pack(packed.value.squeeze(0))
 
 
+_function: Callable[..., Any]
 for _function in (F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d):
     RULES[_function] = convolution(_function)
 for _function in (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d):

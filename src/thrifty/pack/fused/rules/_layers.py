@@ -33,7 +33,7 @@ def linear(group: Group, input: Any, weight: Any, bias: Any = None) -> Packed:
         x = group.first(input)
         rows = x.reshape(group.size, -1, x.shape[-1])
         shape = x.shape[1:-1]
-    out = _Linear.apply(rows, w, b)
+    out = _Linear.apply(rows, w, b)  # type: ignore[no-untyped-call]
     if out.dim() != len(shape) + 2:
         out = out.reshape(group.size, *shape, w.shape[1])
     # otherwise avoid a reshape: writing into a view costs a copy of its gradient
@@ -133,7 +133,7 @@ def embedding(
     table = group.first(weight)
     if padding_idx is not None and padding_idx < 0:
         padding_idx += table.shape[1]
-    return group.pack(_Embedding.apply(table, indices, padding_idx))
+    return group.pack(_Embedding.apply(table, indices, padding_idx))  # type: ignore[no-untyped-call]
 
 
 @register_rule(F.embedding_bag)

@@ -159,6 +159,7 @@ def _refused(function: Callable[..., Any]) -> Callable[..., Any]:
     return rule
 
 
+_function: Callable[..., Any]
 for _function in (F.cross_entropy, F.nll_loss):
     RULES[_function] = of_classes(_function)
 for _function in (

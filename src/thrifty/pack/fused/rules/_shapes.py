@@ -40,6 +40,7 @@ def left_aligned(group: Group, input: Any, mask: Any) -> bool:
     )
 
 
+_function: Callable[..., Any]
 for _function in (torch.is_floating_point, torch.is_complex):
     RULES[_function] = query(_function)
 
