@@ -3,12 +3,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
+import click
 import pytest
 
-from thrifty.cli import COMMANDS, main
+from thrifty.cli import COMMANDS, _app, main
 
 
 STUDY = """
@@ -197,7 +197,7 @@ def test_status_of_a_study_that_was_killed(folder, monkeypatch, capsys):
 
 def test_the_help_of_all_commands_is_that_of_each():
     for name, sentence in COMMANDS.items():
-        command = import_module(f"thrifty.cli._{name}").command
+        command = _app.get_command(click.Context(_app), name)
         assert command.name == name
         assert command.get_short_help_str(limit=200) == sentence
 

@@ -1,4 +1,4 @@
-"""The command line: one module per command, imported when the command is called."""
+"""The command line; a command's module is imported when the command is called."""
 
 from __future__ import annotations
 
@@ -32,6 +32,18 @@ COMMANDS = {
 """The commands and the first sentence of their help, which needs no import of their modules."""
 
 
+_MODULES = {
+    "plan": "_train",
+    "run": "_train",
+    "resume": "_train",
+    "status": "_status",
+    "best": "_status",
+    "plot": "_plot",
+    "importance": "_plot",
+}
+"""The modules of commands that share one; other commands have a module of their name."""
+
+
 class _Lazy(click.Group):
     """Imports a command's module only when it is needed: ``status`` must not wait for torch."""
 
@@ -41,7 +53,10 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"thrifty.cli._{cmd_name}").command
+        module = import_module(f"thrifty.cli.{_MODULES.get(cmd_name, f'_{cmd_name}')}")
+        command: click.Command = getattr(
+            module, f"{cmd_name}_command" if cmd_name in _MODULES else "command"
+        )
         return command
 
     def format_commands(

@@ -13,7 +13,7 @@ import torch
 import thrifty as th
 
 from ._options import say
-from ._show import show_results
+from ._train import show_results
 
 
 class Digits(th.Task):

@@ -53,7 +53,7 @@ def show_probes(probes: Sequence[Probe], ended: str, *, console: Console) -> Non
 
 def show_values(values: Mapping[str, Any]) -> str:
     """Return hyper-parameters in one line."""
-    from thrifty.cli._show import format_value  # noqa: PLC0415 -- torch takes seconds
+    from thrifty.cli._train import format_value  # noqa: PLC0415 -- torch takes seconds
 
     return ", ".join(f"{name} = {format_value(value)}" for name, value in values.items())
 
