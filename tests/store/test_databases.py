@@ -6,7 +6,7 @@ import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import inspect
+from sqlalchemy import Inspector, inspect
 
 from tests.servers import needs_postgresql, postgresql, server  # noqa: F401 (fixtures)
 from thrifty.core import MissingExtraError, StoreUnreachableError, UsageError
@@ -47,6 +47,21 @@ def test_many_may_open_a_new_database_at_once(url):
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(opened, range(8))) == [0] * 8
+
+
+def test_tables_that_another_process_makes_meanwhile_are_ours(tmp_path, monkeypatch):
+    """The other process commits between the question for the version and that for the tables."""
+    url = f"sqlite:///{tmp_path}/t.db"
+    names = Inspector.get_table_names
+
+    def after_the_other(self, *args, **options):
+        monkeypatch.undo()
+        Store.open(url).close()
+        return names(self, *args, **options)
+
+    monkeypatch.setattr(Inspector, "get_table_names", after_the_other)
+    with Store.open(url) as store:
+        assert store.studies.list() == []
 
 
 class Cursor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 from sqlalchemy import create_engine, text
 
 from tests.study.helpers import make_study
@@ -52,6 +54,18 @@ def test_a_study_of_an_older_version_is_read_and_run(tmp_path, monkeypatch):
         summary = store.studies.summary("s")
         assert summary.best_trial == study.best_trial.number
         assert store.studies.priors(1) == store.studies.enqueued(1) == []
+
+
+def test_many_may_open_an_older_database_at_once(tmp_path, monkeypatch):
+    url = f"sqlite:///{tmp_path}/old.db"
+    old_database(url, "0001", monkeypatch)
+
+    def opened(_: int) -> int:
+        with Store.open(url) as store:
+            return len(store.studies.list())
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(opened, range(8))) == [0] * 8
 
 
 def test_what_an_older_version_has_not_measured_is_not_known(tmp_path, monkeypatch):

@@ -301,11 +301,12 @@ def _bring_up_to_date(connection: Connection, url: str) -> None:
             f"knows {VERSION}); "
             "upgrade with: pip install --upgrade thrifty"
         )
-    if version is None and connection.dialect.name == "sqlite":
-        # Of several processes that find no tables, only one may create them. On PostgreSQL an
-        # advisory lock ensures that.
+    if connection.dialect.name == "sqlite":
+        # Of several processes that find no tables, or old ones, only one may change them. On
+        # PostgreSQL an advisory lock ensures that.
         connection.exec_driver_sql("BEGIN IMMEDIATE")
-        if _version(connection, url) == VERSION:
+        version = _version(connection, url)
+        if version == VERSION:
             return
     if version is None:
         # A new database needs no migration, so do not wait for the slow import of Alembic. A test
@@ -319,17 +320,24 @@ def _bring_up_to_date(connection: Connection, url: str) -> None:
 
 def _version(connection: Connection, url: str) -> str | None:
     try:
-        found: str | None = connection.execute(
-            text("SELECT version_num FROM thrifty_version")
-        ).scalar()
+        return _selected_version(connection)
     except DatabaseError as error:
         if _is_passing(error):
             raise
         if connection.dialect.name != "sqlite":
             connection.rollback()  # PostgreSQL rejects all statements after an error
-        if inspect(connection).get_table_names():
+        names = inspect(connection).get_table_names()
+        if version_table.name in names:  # another process has made the tables just now
+            return _selected_version(connection)
+        if names:
             raise StoreError(
                 f"{redact_url(url)} is another program's database; name a new one"
             ) from error
         return None
+
+
+def _selected_version(connection: Connection) -> str | None:
+    found: str | None = connection.execute(
+        text("SELECT version_num FROM thrifty_version")
+    ).scalar()
     return found
