@@ -12,7 +12,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
-from thrifty.core import CloudError, MissingExtraError
+from thrifty.core import (
+    CloudError,
+    require,
+)
 
 from ._fleet import Interval
 from ._offer import Offer
@@ -286,10 +289,7 @@ class SpotMarket:
             CloudError: as in ``evictions_per_h``.
             MissingExtraError: scipy is not installed.
         """
-        try:
-            from scipy.stats import chi2  # noqa: PLC0415
-        except ImportError as error:
-            raise MissingExtraError("scipy", extra="cloud") from error
+        chi2 = require("scipy.stats", extra="cloud").chi2
         shape, hours = self._posterior(offer)
         low, high = (float(chi2.ppf(share, 2 * shape)) / (2 * hours) for share in (0.05, 0.95))
         return Interval(median=shape / hours, low=low, high=high)

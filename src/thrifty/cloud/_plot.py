@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from thrifty.core import CloudError, MissingExtraError
+from thrifty.core import (
+    CloudError,
+    require,
+)
 
 from ._fleet import Fleet, Interval
 from .planning._planner import FleetPlan
@@ -37,13 +40,10 @@ def plot_front(
         CloudError: the plan has no fleets.
         MissingExtraError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 (an extra)
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", extra="plots") from error
+    library = require("matplotlib.figure", extra="plots")
     if not plan.front:
         raise CloudError("the plan has no fleets to draw")
-    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
+    figure: Figure = library.Figure(figsize=(7.2, 4.6), layout="constrained")
     axes = figure.add_subplot()
     others = [fleet for fleet in plan.front if fleet != plan.best]
     axes.plot(

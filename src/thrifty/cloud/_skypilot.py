@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from thrifty.core import CloudError, MissingExtraError
+from thrifty.core import (
+    CloudError,
+    require,
+)
 
 from ._csv import SKYPILOT_FILE
 from ._fleet import Fleet, Rented
@@ -294,7 +296,4 @@ def _yaml() -> Any:
 
 
 def _need(module: str, package: str, extra: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise MissingExtraError(package, extra=extra) from error
+    return require(module, package=package, extra=extra)

@@ -28,6 +28,7 @@ from ._errors import (
     TrainingError as TrainingError,
     UsageError as UsageError,
     WorkerLostError as WorkerLostError,
+    require as require,
 )
 from ._events import (
     Calibrated as Calibrated,
@@ -104,5 +105,6 @@ __all__ = [
     "is_from_user",
     "plain_logger",
     "plain_text",
+    "require",
     "step_seed",
 ]

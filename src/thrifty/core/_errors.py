@@ -34,6 +34,9 @@ Messages say what is wrong, where, and how to fix it.
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Any
+
 from ._text import plain_text
 
 
@@ -151,3 +154,23 @@ class MissingExtraError(ThriftyError, ImportError):
             f"{package} is not installed; run: pip install 'thrifty[{extra}]' "
             f"(or: pip install {package})"
         )
+
+
+def require(module: str, *, extra: str, package: str | None = None) -> Any:
+    """Import a module of an optional dependency.
+
+    Args:
+        module: The module, such as ``"scipy.optimize"``.
+        extra: The extra of thrifty that installs it.
+        package: The name under which it is installed, where that is not the module's first part.
+
+    Raises:
+        MissingExtraError: It is not installed.
+
+    >>> require("json", extra="none").dumps([1])
+    '[1]'
+    """
+    try:
+        return import_module(module)
+    except ImportError:
+        raise MissingExtraError(package or module.partition(".")[0], extra=extra) from None

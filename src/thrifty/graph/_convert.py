@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from thrifty.core import GraphError, MissingExtraError
+from thrifty.core import (
+    GraphError,
+    require,
+)
 
 from ._graph import MAX_NODES, Graph, as_array, at_least
 from .kernels._csr import group
@@ -270,10 +273,7 @@ def pyg_data(
     Raises:
         MissingExtraError: PyG is not installed.
     """
-    try:
-        from torch_geometric.data import Data  # noqa: PLC0415 -- optional
-    except ImportError:
-        raise MissingExtraError("torch-geometric", extra="pyg") from None
+    Data = require("torch_geometric.data", package="torch-geometric", extra="pyg").Data
     return Data(
         x=x,
         y=y,

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from thrifty.core import (
     HeteroError,
-    MissingExtraError,
     PeerLostError,
     TooFewWorkersError,
     plain_logger,
+    require,
 )
 
 from ._listen import gloo_group, open_store
@@ -251,10 +251,7 @@ def _losses(what: str) -> Iterator[None]:
 
 def _connect(address: str, timeout: timedelta) -> Any:
     os.environ.setdefault("RUST_LOG", "warn")  # otherwise torchft logs every quorum
-    try:
-        from torchft.coordination import LighthouseClient  # noqa: PLC0415
-    except ImportError as error:
-        raise MissingExtraError("torchft", extra="elastic") from error
+    LighthouseClient = require("torchft.coordination", extra="elastic").LighthouseClient
     try:
         return LighthouseClient(address, timeout)
     except (RuntimeError, TimeoutError) as error:

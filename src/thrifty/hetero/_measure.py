@@ -6,7 +6,11 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any, Protocol
 
-from thrifty.core import Clock, HeteroError, MissingExtraError
+from thrifty.core import (
+    Clock,
+    HeteroError,
+    require,
+)
 from thrifty.pack import out_of_memory
 from thrifty.perf import Power, StepCurve
 
@@ -84,10 +88,7 @@ class ZeusMeter:
 
 
 def _monitor(gpus: list[int], cpus: list[int]) -> Any:
-    try:
-        from zeus.monitor import ZeusMonitor  # noqa: PLC0415
-    except ImportError as error:
-        raise MissingExtraError("zeus", extra="energy") from error
+    ZeusMonitor = require("zeus.monitor", extra="energy").ZeusMonitor
     try:
         return ZeusMonitor(gpu_indices=gpus, cpu_indices=cpus, approx_instant_energy=True)
     except Exception as error:

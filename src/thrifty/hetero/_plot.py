@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from thrifty.core import HeteroError, MissingExtraError
+from thrifty.core import (
+    HeteroError,
+    require,
+)
 from thrifty.perf import SplitChange
 
 from ._report import MembersChanged
@@ -47,14 +50,11 @@ def plot_steps(steps: Sequence[Step]) -> Figure:
         HeteroError: There are no steps.
         MissingExtraError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 (optional dependency)
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", extra="plots") from error
+    library = require("matplotlib.figure", extra="plots")
     if not steps:
         raise HeteroError("there are no steps to draw")
     names = sorted({name for step in steps for name in step.names})
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    figure: Figure = library.Figure(figsize=(8, 5), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
     at = range(1, len(steps) + 1)
     sizes = [[_of(step, step.sizes, name) for step in steps] for name in names]

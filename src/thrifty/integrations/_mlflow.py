@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from importlib import import_module
 from typing import Any
 
-from thrifty.core import MissingExtraError
+from thrifty.core import (
+    require,
+)
 from thrifty.study import (
     StudyBegan,
     StudyEnded,
@@ -198,7 +199,4 @@ def _name(name: str) -> str:
 
 def _mlflow(part: str) -> Any:
     """Import a part of MLflow that mlflow-skinny contains, too."""
-    try:
-        return import_module(f"mlflow.{part}")
-    except ImportError:
-        raise MissingExtraError("mlflow-skinny", extra="mlflow") from None
+    return require(f"mlflow.{part}", package="mlflow-skinny", extra="mlflow")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from thrifty.core import MissingExtraError, UsageError, fingerprint
+from thrifty.core import (
+    UsageError,
+    fingerprint,
+    require,
+)
 from thrifty.study import (
     StudyBegan,
     StudyEnded,
@@ -124,7 +127,4 @@ class _Group:
 
 
 def _wandb() -> Any:
-    try:
-        return import_module("wandb")
-    except ImportError:
-        raise MissingExtraError("wandb", extra="wandb") from None
+    return require("wandb", extra="wandb")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from thrifty.core import MissingExtraError
+from thrifty.core import (
+    require,
+)
 
 
 _RIDGE = 1e-6
@@ -27,10 +29,7 @@ def relative_fit(basis: np.ndarray, times: np.ndarray) -> np.ndarray:
     >>> relative_fit(np.array([[1.0, 1.0], [1.0, 2.0]]), np.array([3.0, 5.0])).round(6).tolist()
     [1.0, 2.0]
     """
-    try:
-        from scipy.optimize import nnls  # noqa: PLC0415
-    except ImportError as error:
-        raise MissingExtraError("scipy", extra="cloud") from error
+    nnls = require("scipy.optimize", extra="cloud").nnls
     scaled = basis / times[:, None]
     # Normalise the columns, because scipy's solver depends on the conditioning.
     size = np.maximum(np.linalg.norm(scaled, axis=0), 1e-300)

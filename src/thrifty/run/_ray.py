@@ -16,7 +16,12 @@ from typing import Any
 
 import cloudpickle
 
-from thrifty.core import MissingExtraError, UsageError, WorkerLostError, plain_logger
+from thrifty.core import (
+    UsageError,
+    WorkerLostError,
+    plain_logger,
+    require,
+)
 from thrifty.pack import Prefer, Task, Trainable
 from thrifty.store._address import redact_root
 
@@ -306,10 +311,7 @@ class _Connection:
 
 
 def _import_ray() -> ModuleType:
-    try:
-        import ray  # noqa: PLC0415
-    except ImportError as error:
-        raise MissingExtraError("ray", extra="ray") from error
+    ray: ModuleType = require("ray", extra="ray")
     return ray
 
 

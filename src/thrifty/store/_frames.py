@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import import_module
 from typing import Any, Literal
 
-from thrifty.core import MissingExtraError, UsageError
+from thrifty.core import (
+    UsageError,
+    require,
+)
 
 
 FrameBackend = Literal["pandas", "polars"]
@@ -26,10 +28,7 @@ def frame(rows: Sequence[Mapping[str, Any]], *, backend: FrameBackend = "pandas"
     """
     if backend not in _EXTRAS:
         raise UsageError(f"backend is {backend!r}; it is one of 'pandas', 'polars'")
-    try:
-        library = import_module(backend)
-    except ImportError:
-        raise MissingExtraError(backend, extra=_EXTRAS[backend]) from None
+    library = require(backend, extra=_EXTRAS[backend])
     return library.DataFrame([dict(r) for r in rows] if backend == "pandas" else columns(rows))
 
 

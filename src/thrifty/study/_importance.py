@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from thrifty.core import MissingExtraError, UsageError
+from thrifty.core import (
+    UsageError,
+    require,
+)
 from thrifty.space import Choice, Space
 
 from ._identity import Comparable, comparable, enough
@@ -85,10 +87,7 @@ def _leaf_boxes(tree: Any, num_coordinates: int) -> FloatArray:
 
 
 def _ensemble() -> Any:
-    try:
-        return import_module("sklearn.ensemble")
-    except ImportError:
-        raise MissingExtraError("scikit-learn", extra="search") from None
+    return require("sklearn.ensemble", package="scikit-learn", extra="search")
 
 
 Method = Literal["fanova", "ped-anova"]

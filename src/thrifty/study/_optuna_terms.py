@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from thrifty.core import MissingExtraError
+from thrifty.core import (
+    require,
+)
 from thrifty.space import Choice, Coordinate, Int
 
 from ._preflight import option_names
@@ -41,10 +42,7 @@ def load_optuna() -> Any:
     Raises:
         MissingExtraError: Optuna is not installed.
     """
-    try:
-        return import_module("optuna")
-    except ImportError:
-        raise MissingExtraError("optuna", extra="optuna") from None
+    return require("optuna", extra="optuna")
 
 
 @contextlib.contextmanager

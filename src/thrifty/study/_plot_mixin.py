@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from thrifty.core import MissingExtraError
+from thrifty.core import (
+    require,
+)
 from thrifty.plan import ForestStage
 from thrifty.space import Space
 
@@ -180,8 +182,5 @@ class PlotMixin:
 
 
 def _plots() -> Any:
-    try:
-        import_module("matplotlib")
-    except ImportError:
-        raise MissingExtraError("matplotlib", extra="plots") from None
+    require("matplotlib", extra="plots")
     return import_module("thrifty.study._plots")

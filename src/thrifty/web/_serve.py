@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from thrifty.core import MissingExtraError, UsageError
+from thrifty.core import (
+    UsageError,
+    require,
+)
 
 
 if TYPE_CHECKING:
@@ -166,7 +169,4 @@ def _module(package: str, name: str) -> Any:
 
 
 def _library(package: str) -> Any:
-    try:
-        return import_module(package)
-    except ImportError:
-        raise MissingExtraError(package, extra="web") from None
+    return require(package, extra="web")

@@ -27,7 +27,11 @@ from thrifty.cloud import (
     plan_fleet,
     widths_of,
 )
-from thrifty.core import CloudError, MissingExtraError, UsageError
+from thrifty.core import (
+    CloudError,
+    UsageError,
+    require,
+)
 from thrifty.perf import StepProfile
 
 from ._options import Asked
@@ -170,10 +174,7 @@ def _stored(path: Path) -> StepProfile:
 def _cache(asked: Asked) -> Path:
     if asked.cache is not None:
         return asked.cache
-    try:
-        from platformdirs import user_cache_path  # noqa: PLC0415 (optional dependency)
-    except ImportError as error:
-        raise MissingExtraError("platformdirs", extra="cloud") from error
+    user_cache_path = require("platformdirs", extra="cloud").user_cache_path
     return Path(user_cache_path("thrifty"))
 
 

@@ -14,7 +14,10 @@ from thrifty.cloud._hardware_estimates import HardwareEstimates
 from thrifty.cloud._offer import Offer
 from thrifty.cloud._workload import Workload
 from thrifty.cloud.planning._estimate import Machines, estimate
-from thrifty.core import CloudError, MissingExtraError
+from thrifty.core import (
+    CloudError,
+    require,
+)
 from thrifty.perf import StepProfile
 
 from ._devices import Devices, kind_of, replayed_s
@@ -138,10 +141,10 @@ class Mix:
 
     def _program(self, samples: np.ndarray, num: int) -> np.ndarray | None:
         """Return the cheapest ``num`` machines that can train the global batch, or None."""
-        try:
-            from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415
-        except ImportError as error:
-            raise MissingExtraError("scipy", extra="cloud") from error
+        optimize = require("scipy.optimize", extra="cloud")
+        Bounds = optimize.Bounds
+        LinearConstraint = optimize.LinearConstraint
+        milp = optimize.milp
         rows = [LinearConstraint(samples, self.global_batch, np.inf)]
         rows.append(LinearConstraint(np.ones(len(samples)), num, num))
         for places, most in self.shared:

@@ -8,7 +8,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thrifty.core import MissingExtraError, UsageError
+from thrifty.core import (
+    UsageError,
+    require,
+)
 
 
 if TYPE_CHECKING:
@@ -47,8 +50,5 @@ def export_optuna(url: str, name: str, *, file: Path) -> None:
 
 
 def _view() -> Any:
-    try:
-        import_module("optuna")
-    except ImportError:
-        raise MissingExtraError("optuna", extra="optuna") from None
+    require("optuna", extra="optuna")
     return import_module("thrifty.integrations.optuna._view")

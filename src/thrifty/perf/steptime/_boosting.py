@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from thrifty.core import MissingExtraError, UsageError
+from thrifty.core import (
+    UsageError,
+    require,
+)
 
 from ._model import Columns, Setup, StepTimeModel, checked
 from ._overlapping import Overlapping
@@ -96,10 +99,9 @@ class Boosting:
     """
 
     def __init__(self, *, seed: int = 0) -> None:
-        try:
-            from sklearn.ensemble import GradientBoostingRegressor  # noqa: PLC0415
-        except ImportError as error:
-            raise MissingExtraError("scikit-learn", extra="cloud") from error
+        GradientBoostingRegressor = require(
+            "sklearn.ensemble", package="scikit-learn", extra="cloud"
+        ).GradientBoostingRegressor
         self._learner = GradientBoostingRegressor(random_state=seed)
 
     def fit(self, setups: Sequence[Setup], step_s: Sequence[float]) -> None:
@@ -212,10 +214,9 @@ def _features_with_physics(setups: Sequence[Setup]) -> np.ndarray:
 
 
 def _trees(seed: int) -> Any:
-    try:
-        from sklearn.ensemble import HistGradientBoostingRegressor  # noqa: PLC0415
-    except ImportError as error:
-        raise MissingExtraError("scikit-learn", extra="cloud") from error
+    HistGradientBoostingRegressor = require(
+        "sklearn.ensemble", package="scikit-learn", extra="cloud"
+    ).HistGradientBoostingRegressor
     return HistGradientBoostingRegressor(
         loss="absolute_error",
         max_iter=300,

@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from thrifty.core import MissingExtraError, UsageError
+from thrifty.core import (
+    UsageError,
+    require,
+)
 
 from ._model import Columns, Setup, StepTimeModel
 
@@ -35,10 +38,9 @@ class LocalErrors:
         self._trees: Any = None
         if len(errors) < _MANY:
             return
-        try:
-            from sklearn.ensemble import HistGradientBoostingRegressor  # noqa: PLC0415
-        except ImportError as error:
-            raise MissingExtraError("scikit-learn", extra="cloud") from error
+        HistGradientBoostingRegressor = require(
+            "sklearn.ensemble", package="scikit-learn", extra="cloud"
+        ).HistGradientBoostingRegressor
         self._trees = HistGradientBoostingRegressor(
             loss="absolute_error",
             max_iter=60,

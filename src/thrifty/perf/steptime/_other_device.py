@@ -9,7 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from thrifty.core import MissingExtraError, UsageError
+from thrifty.core import (
+    UsageError,
+    require,
+)
 
 
 _ANY = 4.0
@@ -227,10 +230,7 @@ def _squares(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 def _likeliest(steps: _Steps) -> np.ndarray:
     """Return the variances and rates with the highest posterior probability for these steps."""
-    try:
-        from scipy.optimize import minimize  # noqa: PLC0415
-    except ImportError as error:
-        raise MissingExtraError("scipy", extra="cloud") from error
+    minimize = require("scipy.optimize", extra="cloud").minimize
     spread = steps.inputs.std(axis=0)
     paces = _USUAL[_PACES] / np.where(spread > 1e-9, spread, 1.0) ** 2
     usual = np.log(np.concatenate([_USUAL[:_PACES], paces]))

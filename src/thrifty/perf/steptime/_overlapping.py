@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from thrifty.core import MissingExtraError
+from thrifty.core import (
+    require,
+)
 
 from ._model import Columns, Setup, checked
 from ._published import SingleDeviceTime
@@ -148,10 +150,7 @@ class _Loss(NamedTuple):
 
 
 def _fit(basis: np.ndarray, alone_s: np.ndarray, times: np.ndarray) -> _Fitted:
-    try:
-        from scipy.optimize import minimize  # noqa: PLC0415
-    except ImportError as error:
-        raise MissingExtraError("scipy", extra="cloud") from error
+    minimize = require("scipy.optimize", extra="cloud").minimize
     # Scale all terms to the size of a step, so that the penalty means the same for each of them. A
     # term that no measurement shows stays 0.
     most = basis.max(axis=0)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from thrifty.core import MissingExtraError
+from thrifty.core import (
+    require,
+)
 from thrifty.perf._nonnegative import relative_fit
 
 from ._model import Columns, Setup, checked, least_of
@@ -162,10 +164,7 @@ class Pollux:
             MissingExtraError: scipy is not installed.
         """
         times = checked(setups, step_s)
-        try:
-            from scipy.optimize import minimize  # noqa: PLC0415
-        except ImportError as error:
-            raise MissingExtraError("scipy", extra="cloud") from error
+        minimize = require("scipy.optimize", extra="cloud").minimize
         columns = Columns.of(setups)
         # Use typical steps and batches as units: numerical gradients need parameters of similar
         # size.

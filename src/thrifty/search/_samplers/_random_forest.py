@@ -11,7 +11,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from thrifty.core import MissingExtraError
+from thrifty.core import (
+    require,
+)
 from thrifty.search._check import check_counts, check_shares
 from thrifty.search._history import History
 from thrifty.search._observations import Observations, coordinates_of, observe, points_of
@@ -120,10 +122,7 @@ def check_sklearn() -> None:
 
     Samplers call it on the first draw, so that the error does not come in the middle of a study.
     """
-    try:
-        import_module("sklearn.tree")
-    except ImportError:
-        raise MissingExtraError("scikit-learn", extra="search") from None
+    require("sklearn.tree", package="scikit-learn", extra="search")
 
 
 _NUM_BEST = 10

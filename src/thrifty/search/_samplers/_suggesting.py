@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,10 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from thrifty.core import AlgorithmError, MissingExtraError
+from thrifty.core import (
+    AlgorithmError,
+    require,
+)
 from thrifty.search._check import check_counts
 from thrifty.search._history import History
 from thrifty.space import Config, Space
@@ -100,7 +102,5 @@ def load(package: str) -> ModuleType:
     Raises:
         MissingExtraError: it is not installed.
     """
-    try:
-        return importlib.import_module(package)
-    except ImportError:
-        raise MissingExtraError(package, extra="search") from None
+    module: ModuleType = require(package, extra="search")
+    return module
