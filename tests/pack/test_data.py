@@ -4,10 +4,11 @@ import collections
 import dataclasses
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from thrifty.core import TaskError
 from thrifty.pack import ArrayData, DatasetPair, open_source
@@ -213,3 +214,31 @@ def test_batches_are_never_parts_of_the_data():
             assert all(bool((t == 1).all()) for t in tensors)
             for tensor in tensors:
                 tensor.zero_()
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        (torch.zeros(8, 2), torch.zeros(8, 2)),
+        (torch.zeros(8, 2), torch.zeros(8)),
+        [torch.zeros(8, 2), torch.zeros(8)],
+        (np.zeros((8, 2)), np.zeros(8)),
+    ],
+    ids=["equal shapes", "tuple", "list", "NumPy"],
+)
+@pytest.mark.parametrize("as_pair", [False, True])
+def test_a_tuple_of_arrays_is_not_taken_for_samples(dataset, as_pair):
+    data = DatasetPair(train=dataset, valid=dataset) if as_pair else (dataset, dataset)
+    with pytest.raises(TaskError, match=r"of arrays .*return thrifty.ArrayData"):
+        open_source(data, device=CPU)
+
+
+def test_a_list_of_samples_is_a_dataset():
+    source = open_source(([torch.zeros(2)] * 8, [torch.zeros(2)] * 4), device=CPU)
+    assert (source.num_train, source.num_valid) == (8, 4)
+
+
+def test_a_loader_is_not_taken_for_a_dataset():
+    loader = DataLoader(Rows(8), batch_size=2)
+    with pytest.raises(TaskError, match=r"returned a DataLoader .*DatasetPair"):
+        open_source((loader, loader), device=CPU)

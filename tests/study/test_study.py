@@ -83,6 +83,14 @@ def test_a_task_without_optimizer(tmp_path):
     refuses(tmp_path, TaskError, "has no optimizer", task=Task())
 
 
+@pytest.mark.parametrize("given", ["sgd", torch.optim.SGD], ids=["a name", "a class of torch"])
+def test_an_optimizer_that_thrifty_cannot_make(tmp_path, given):
+    class Task(LineTask):
+        optimizer = given
+
+    refuses(tmp_path, TaskError, "neither an optimizer of thrifty nor a method", task=Task())
+
+
 def test_a_structural_schedule_that_nobody_follows(tmp_path):
     class Stiff(LineTask):
         adapt = LineTask.__mro__[1].adapt

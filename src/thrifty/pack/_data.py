@@ -117,7 +117,7 @@ def open_source(data: Any, *, device: torch.device) -> Source:
     if (
         isinstance(data, tuple)
         and len(data) == 2
-        and all(hasattr(d, "__getitem__") for d in data)
+        and all(hasattr(d, "__getitem__") or isinstance(d, DataLoader) for d in data)
     ):
         return _DatasetSource(DatasetPair(train=data[0], valid=data[1]), device)
     raise TaskError(
@@ -185,6 +185,8 @@ class _DatasetSource:
     arrays: tuple[torch.Tensor, ...] | None = None
 
     def __init__(self, data: DatasetPair, device: torch.device) -> None:
+        _check_dataset(data.train, name="train")
+        _check_dataset(data.valid, name="valid")
         self._data = data
         self._device = device
         self.has_workers = bool(data.loader.get("num_workers"))
@@ -273,6 +275,29 @@ def _to_device(batch: Any, device: torch.device) -> Any:
             object.__setattr__(moved, name, move(getattr(batch, name)))
         return moved
     return batch
+
+
+def _check_dataset(data: Any, *, name: str) -> None:
+    """Refuse what is no dataset, but has a length and items as a dataset has.
+
+    Of a tuple ``(x, y)`` of arrays, a loader would take ``x`` for the first sample.
+    """
+    if isinstance(data, DataLoader):
+        raise TaskError(
+            f"Task.data returned a DataLoader ({name}); return the datasets, as "
+            "thrifty.DatasetPair(train=..., valid=..., num_workers=...): thrifty makes the loaders"
+        )
+    if not isinstance(data, list | tuple):
+        return
+    if not data or not all(isinstance(each, torch.Tensor | np.ndarray) for each in data):
+        return
+    if isinstance(data, tuple) or len({tuple(each.shape) for each in data}) > 1:
+        shapes = ", ".join(str(tuple(each.shape)) for each in data[:3])
+        raise TaskError(
+            f"Task.data returned a {type(data).__name__} of arrays ({name}, shapes {shapes}"
+            f"{', ...' if len(data) > 3 else ''}); return thrifty.ArrayData(train=(x, y), "
+            "valid=(x, y)) for arrays, or a list if each array is one sample"
+        )
 
 
 def _tensors(arrays: Sequence[Any], *, name: str) -> tuple[torch.Tensor, ...]:

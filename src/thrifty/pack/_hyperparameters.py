@@ -46,8 +46,9 @@ class HyperParameters(Mapping[str, Any]):
         except KeyError:
             known = ", ".join(self._values) or "none"
             raise TaskError(
-                f"the task reads hyper-parameter {name!r}, which the search space does not have "
-                f"(it has: {known}); add it to the space, or read it with hp.get({name!r}, default)"
+                f"the task reads hyper-parameter {name!r}, which this trial does not have (it has: "
+                f"{known}); add it to the space, or, if it has a condition (.when), read it with "
+                f"hp.get({name!r}, default)"
             ) from None
 
     def __iter__(self) -> Iterator[str]:

@@ -238,8 +238,14 @@ def _check_names(task: Task, space: Space) -> None:
     if isinstance(getattr(task, "optimizer", None), Optimizer):
         followed = task.optimizer.names()
     elif not callable(getattr(task, "optimizer", None)) or isinstance(task.optimizer, type):
+        given = getattr(task, "optimizer", None)
+        has = (
+            "no optimizer"
+            if given is None
+            else f"optimizer = {given!r}, which is neither an optimizer of thrifty nor a method"
+        )
         raise TaskError(
-            f"{type(task).__name__} has no optimizer; set one, such as "
+            f"{type(task).__name__} has {has}; set one, such as "
             'optimizer = thrifty.SGD(lr="lr", momentum=0.9)'
         )
     batch_size = [task.batch_size] if isinstance(task.batch_size, str) else []
