@@ -80,13 +80,6 @@ def test_a_hyper_parameter_of_a_group_that_is_not_in_the_space(tmp_path):
     )
 
 
-def test_an_optimizer_class_instead_of_a_specification(tmp_path):
-    class Task(LineTask):
-        optimizer = torch.optim.SGD
-
-    refuses(tmp_path, TaskError, "has no optimizer; set one", task=Task())
-
-
 def test_a_relation_that_cannot_be_kept(tmp_path):
     class Task(LineTask):
         optimizer = th.Optimizer(
