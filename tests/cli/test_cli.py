@@ -196,7 +196,7 @@ def test_status_of_a_study_that_was_killed(folder, monkeypatch, capsys):
 
 
 def test_the_help_of_all_commands_is_that_of_each():
-    for name, sentence in COMMANDS.items():
+    for name, (_, sentence) in COMMANDS.items():
         command = _app.get_command(click.Context(_app), name)
         assert command.name == name
         assert command.get_short_help_str(limit=200) == sentence

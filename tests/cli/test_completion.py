@@ -14,7 +14,7 @@ from click.shell_completion import BashComplete
 
 from tests.cli.test_cli import thrifty
 from thrifty.cli import _app
-from thrifty.cli._completion import command, complete_storage, complete_study
+from thrifty.cli._completion import complete_storage, complete_study, completion_command
 from thrifty.store import Store
 
 
@@ -30,14 +30,18 @@ def folder(tmp_path, monkeypatch):
 
 
 def studies(incomplete="", **params):
-    ctx = click.Context(command)
+    ctx = click.Context(completion_command)
     ctx.params = params
-    return [item.value for item in complete_study(ctx, command.params[0], incomplete)]
+    return [
+        item.value for item in complete_study(ctx, completion_command.params[0], incomplete)
+    ]
 
 
 def storages(incomplete):
-    ctx = click.Context(command)
-    return [item.value for item in complete_storage(ctx, command.params[0], incomplete)]
+    ctx = click.Context(completion_command)
+    return [
+        item.value for item in complete_storage(ctx, completion_command.params[0], incomplete)
+    ]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from tests.study.helpers import make_study
 from thrifty.cli import _checkup, _tiny_step
 from thrifty.cli._checkup import extras_of
-from thrifty.cli._doctor import command
+from thrifty.cli._doctor import doctor_command
 from thrifty.store import Store
 
 
@@ -34,7 +34,7 @@ def as_installed(monkeypatch):
 
 
 def doctor(*args, code=0):
-    result = CliRunner().invoke(command, [*args, "--json"])
+    result = CliRunner().invoke(doctor_command, [*args, "--json"])
     assert code in (None, result.exit_code), result.output
     found = json.loads(result.output)
     assert found["ok"] == (result.exit_code == 0)
@@ -56,7 +56,7 @@ def alter(folder, statement):
 
 def test_a_table_for_people(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    result = CliRunner().invoke(command, [])
+    result = CliRunner().invoke(doctor_command, [])
     assert result.exit_code == 0
     for word in ("versions", "extras", "devices", "back-ends", "kernels", "drivers", " ok"):
         assert word in result.output
@@ -141,7 +141,7 @@ def test_a_storage_in_memory():
 
 def test_a_password_is_not_shown():
     url = "postgresql+psycopg://me:secret@localhost:1/x"
-    result = CliRunner().invoke(command, ["--storage", url, "--json"])
+    result = CliRunner().invoke(doctor_command, ["--storage", url, "--json"])
     assert "secret" not in result.output
 
 
@@ -190,7 +190,7 @@ def test_a_check_that_fails_stops_no_other(monkeypatch):
     monkeypatch.setattr(_checkup, "_cpu", broken)
     monkeypatch.setitem(_tiny_step._BACKENDS, "fused", broken)
     monkeypatch.setattr(_checkup.metadata, "requires", broken)
-    result = CliRunner().invoke(command, ["--json"])
+    result = CliRunner().invoke(doctor_command, ["--json"])
     found = {each["name"]: each for each in json.loads(result.output)["checks"]}
     assert result.exit_code == 0
     assert found[""]["detail"].startswith("what they are is not known: RuntimeError")

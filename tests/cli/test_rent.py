@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from thrifty.cli._rent._command import command
+from thrifty.cli._rent._command import rent_command
 from thrifty.cli._rent._inputs import beliefs_of
 from thrifty.cli._rent._options import Dollars, Duration, Pair
 from thrifty.cli._rent._output import span
@@ -74,7 +74,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def rent(*args, file="rented.py", answer=None):
-    result = CliRunner().invoke(command, [file, *args], input=answer)
+    result = CliRunner().invoke(rent_command, [file, *args], input=answer)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
@@ -414,8 +414,8 @@ def test_where_profiles_are_kept(folder, monkeypatch):
 def test_torch_is_not_needed_for_a_stored_profile(folder):
     program = (
         "import sys; from click.testing import CliRunner; "
-        "from thrifty.cli._rent._command import command; "
-        f"result = CliRunner().invoke(command, {['rented.py', *LONG, '--deadline', '2d']!r}); "
+        "from thrifty.cli._rent._command import rent_command; "
+        f"result = CliRunner().invoke(rent_command, {['rented.py', *LONG, '--deadline', '2d']!r}); "
         "assert result.exit_code == 0, result; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

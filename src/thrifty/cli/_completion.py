@@ -27,7 +27,7 @@ COMP_WORDBREAKS=${COMP_WORDBREAKS//:}
 @click.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
-def command(ctx: click.Context, *, shell: str) -> None:
+def completion_command(ctx: click.Context, *, shell: str) -> None:
     """Print a script that lets SHELL complete commands, options, studies and databases.
 
     \b

@@ -32,7 +32,7 @@ from ._options import say, storage_option
 )
 @click.option("--open", "browse", is_flag=True, help="Open it in the browser.")
 @click.pass_context
-def command(
+def dashboard_command(
     ctx: click.Context,
     *,
     url: str | None,

@@ -34,7 +34,7 @@ _COLOURS: dict[State, str] = {
 @click.option("--device", help="Where training steps are tried  [default: a GPU, or cpu]")
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
 @click.pass_context
-def command(
+def doctor_command(
     ctx: click.Context,
     *,
     storage: str | None,

@@ -19,7 +19,7 @@ from ._options import say, storage_option
 @click.argument("name", shell_complete=complete_study)
 @click.argument("other", required=False, shell_complete=complete_study)
 @storage_option
-def command(*, name: str, other: str | None, storage: str) -> None:
+def explain_command(*, name: str, other: str | None, storage: str) -> None:
     """Explain why studies NAME and OTHER do or do not share training.
 
     Without OTHER, NAME is compared with the study of the database whose task is most similar.

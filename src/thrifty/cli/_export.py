@@ -44,7 +44,7 @@ from ._options import say, storage_option
 @click.option(
     "--optuna", type=click.Path(path_type=Path), help="Write an Optuna database (SQLite)."
 )
-def command(
+def export_command(
     *,
     name: str,
     storage: str,

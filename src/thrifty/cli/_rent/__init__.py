@@ -1,3 +1,3 @@
 """The command ``thrifty rent``."""
 
-from ._command import command as command
+from ._command import rent_command as rent_command

@@ -23,7 +23,7 @@ from ._output import plan_json, probe_json, show_plan, show_probes
 @click.command("rent")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @rent_options
-def command(*, file: Path, **given: Any) -> None:
+def rent_command(*, file: Path, **given: Any) -> None:
     """Show which machines to rent for the study or the task in FILE.
 
     The model is timed on this machine's device, which takes some seconds. The speed of other
