@@ -120,6 +120,23 @@ def test_parts_are_the_whole_batch(kind, options, parts):
     assert_same_layers(workers, layer)
 
 
+@pytest.mark.parametrize("momentum", [0.2, None])
+@pytest.mark.parametrize(
+    "removed",
+    [["num_batches_tracked"], ["running_mean", "running_var"]],
+    ids=["counter", "statistics"],
+)
+def test_removed_buffers_are_not_tracked_as_in_torch(removed, momentum):
+    layer = layer_of(nn.BatchNorm1d, momentum=momentum)
+    for name in removed:
+        layer.register_buffer(name, None)
+    batches = [batch_of(nn.BatchNorm1d, seed) for seed in (1, 2)]
+    workers = in_parts(layer, (7, 4), *batches)
+    for batch in batches:
+        alone(layer, *batch)
+    assert_same_layers(workers, layer)
+
+
 def test_three_dimensions_and_frozen_weights():
     layer = layer_of(nn.BatchNorm3d).requires_grad_(False)
     x, weight = batch_of(nn.BatchNorm3d)

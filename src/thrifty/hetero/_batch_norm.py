@@ -80,11 +80,13 @@ class WholeBatchNorm(_BatchNorm):
     def _track(self, mean: Tensor, var: Tensor, total: Tensor) -> None:
         if not self.track_running_stats:
             return
-        assert self.num_batches_tracked is not None
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        self.num_batches_tracked.add_(1)
-        rate = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        rate = self.momentum or 0.0  # torch's default where nothing counts the batches
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                rate = 1.0 / float(self.num_batches_tracked)
+        if self.running_mean is None or self.running_var is None:
+            return  # a user has removed the statistics, and torch tracks none either
         kind = self.running_mean.dtype
         self.running_mean.lerp_(mean.to(kind), rate)
         self.running_var.lerp_((var * total / (total - 1).clamp(min=1)).to(kind), rate)
