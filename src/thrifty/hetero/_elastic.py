@@ -6,8 +6,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -16,14 +15,13 @@ from torch import Tensor
 
 from thrifty.core import (
     HeteroError,
-    PeerLostError,
     TooFewWorkersError,
     plain_logger,
     require,
 )
 
 from ._listen import gloo_group, open_store
-from ._membership import View, Wait
+from ._membership import View, Wait, peer_losses
 
 
 _log = plain_logger("thrifty.hetero")
@@ -221,12 +219,12 @@ class ElasticMembership:
     def _begin(self, what: str, start: Callable[[Any], Any]) -> Wait:
         def wait() -> None:
             if work is not None:
-                with _losses(what):
+                with peer_losses(what):
                     work.wait(self._timeout)
 
         work = None
         if self._group is not None:
-            with _losses(what):
+            with peer_losses(what):
                 work = start(self._group)
         return wait
 
@@ -237,16 +235,6 @@ class ElasticMembership:
                 client.heartbeat(self.name)
             except (RuntimeError, TimeoutError):
                 continue  # the lighthouse may come back; until then `agree` raises
-
-
-@contextmanager
-def _losses(what: str) -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        # The first sentence of gloo's message says what happened. The rest is advice for its
-        # developers.
-        raise PeerLostError(f"{what} failed: {str(error).partition('. ')[0]}") from error
 
 
 def _connect(address: str, timeout: timedelta) -> Any:

@@ -139,19 +139,19 @@ class FixedMembership:
 
         def wait() -> None:
             if work is not None:
-                with _losses("a sum over all workers"):
+                with peer_losses("a sum over all workers"):
                     work.wait()
 
         work = None
         if self._together:
-            with _losses("a sum over all workers"):
+            with peer_losses("a sum over all workers"):
                 work = dist.all_reduce(tensor, async_op=True)
         return wait
 
     def broadcast(self, tensor: Tensor, *, source: int) -> None:
         """Broadcast a tensor to the group."""
         if self._together:
-            with _losses("a broadcast to all workers"):
+            with peer_losses("a broadcast to all workers"):
                 dist.broadcast(tensor, source)
 
     def close(self) -> None:
@@ -162,8 +162,11 @@ class FixedMembership:
 
 
 @contextmanager
-def _losses(what: str) -> Iterator[None]:
+def peer_losses(what: str) -> Iterator[None]:
+    """Turn errors of a group into the error that a peer is gone."""
     try:
         yield
     except RuntimeError as error:
-        raise PeerLostError(f"{what} failed: {error}") from error
+        # The first sentence of gloo's message says what happened. The rest is advice for its
+        # developers.
+        raise PeerLostError(f"{what} failed: {str(error).partition('. ')[0]}") from error
