@@ -200,7 +200,7 @@ def test_named_tuples_and_dropped_batches_in_every_back_end(pack):
 
 def test_batches_are_never_parts_of_the_data():
     """A forward pass that changes its input does not affect other trials and epochs."""
-    rows = [torch.ones(2), torch.ones(2)]
+    rows = [torch.ones(2) for _ in range(4)]
     pair = DatasetPair(train=rows, valid=rows, collate_fn=lambda batch: batch[0])
     arrays = ArrayData(train=(torch.ones(2, 2),), valid=(torch.ones(2, 2),))
     for data in (pair, arrays):
@@ -222,9 +222,10 @@ def test_batches_are_never_parts_of_the_data():
         (torch.zeros(8, 2), torch.zeros(8, 2)),
         (torch.zeros(8, 2), torch.zeros(8)),
         [torch.zeros(8, 2), torch.zeros(8)],
+        [torch.zeros(8, 1), torch.zeros(8, 1)],
         (np.zeros((8, 2)), np.zeros(8)),
     ],
-    ids=["equal shapes", "tuple", "list", "NumPy"],
+    ids=["equal shapes", "tuple", "list", "list of equal shapes", "NumPy"],
 )
 @pytest.mark.parametrize("as_pair", [False, True])
 def test_a_tuple_of_arrays_is_not_taken_for_samples(dataset, as_pair):

@@ -277,10 +277,14 @@ def _to_device(batch: Any, device: torch.device) -> Any:
     return batch
 
 
+_FEW_ARRAYS = 3
+"""A list of so few arrays is taken for inputs and targets rather than for samples."""
+
+
 def _check_dataset(data: Any, *, name: str) -> None:
     """Refuse what is no dataset, but has a length and items as a dataset has.
 
-    Of a tuple ``(x, y)`` of arrays, a loader would take ``x`` for the first sample.
+    Of a pair ``(x, y)`` of arrays, a loader would take ``x`` for the first sample.
     """
     if isinstance(data, DataLoader):
         raise TaskError(
@@ -291,12 +295,13 @@ def _check_dataset(data: Any, *, name: str) -> None:
         return
     if not data or not all(isinstance(each, torch.Tensor | np.ndarray) for each in data):
         return
-    if isinstance(data, tuple) or len({tuple(each.shape) for each in data}) > 1:
+    few = len(data) <= _FEW_ARRAYS
+    if isinstance(data, tuple) or few or len({tuple(each.shape) for each in data}) > 1:
         shapes = ", ".join(str(tuple(each.shape)) for each in data[:3])
         raise TaskError(
             f"Task.data returned a {type(data).__name__} of arrays ({name}, shapes {shapes}"
             f"{', ...' if len(data) > 3 else ''}); return thrifty.ArrayData(train=(x, y), "
-            "valid=(x, y)) for arrays, or a list if each array is one sample"
+            "valid=(x, y)) for arrays, or a torch Dataset if each array is one sample"
         )
 
 
