@@ -172,5 +172,5 @@ def require(module: str, *, extra: str, package: str | None = None) -> Any:
     """
     try:
         return import_module(module)
-    except ImportError:
-        raise MissingExtraError(package or module.partition(".")[0], extra=extra) from None
+    except ImportError as error:  # the cause tells a broken installation from a missing one
+        raise MissingExtraError(package or module.partition(".")[0], extra=extra) from error

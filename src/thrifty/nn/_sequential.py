@@ -316,6 +316,7 @@ def _dropout_after(
     for end in range(position + 1, len(layers)):
         layer = layers[end]
         if _drops(layer):
+            assert isinstance(layer, BlockGyroDropout)
             fits = (
                 _same_units(layer, product, x) and layer.num_features == product.weight.shape[0]
             )

@@ -31,8 +31,8 @@ def planted_in(packages: Collection[str]) -> tuple[Place, ...]:
         return known.places
     search = _Search(key)
     _SEARCHES[key] = search
-    while len(_SEARCHES) > _MAX_SEARCHES:
-        del _SEARCHES[next(iter(_SEARCHES))]
+    for oldest in [*_SEARCHES][:-_MAX_SEARCHES]:
+        _SEARCHES.pop(oldest, None)  # another thread may have removed it
     return search.places
 
 
