@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.pack.fused.twin import Each, Shared, check, normal, refused
+from tests.pairs import pairwise
 
 
 def mask_of(*shape, seed, shared=False, boolean=True):
@@ -19,11 +20,11 @@ def mask_of(*shape, seed, shared=False, boolean=True):
 # -- scaled_dot_product_attention ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("p", [0.0, 0.3])
-@pytest.mark.parametrize("leading", [(2,), (2, 3), (2, 2, 3)])
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.7}])
-@pytest.mark.parametrize(
-    "where", [(0, 0, 0), (1, 0, 2), ("shared", 0, 0), (0, "shared", "shared")]
+@pairwise(
+    p=[0.0, 0.3],
+    leading=[(2,), (2, 3), (2, 2, 3)],
+    options=[{}, {"is_causal": True}, {"scale": 0.7}],
+    where=[(0, 0, 0), (1, 0, 2), ("shared", 0, 0), (0, "shared", "shared")],
 )
 def test_scaled_dot_product_attention(p, leading, options, where):
     def inputs(seed):
@@ -43,12 +44,12 @@ def test_scaled_dot_product_attention(p, leading, options, where):
     )
 
 
-@pytest.mark.parametrize("p", [0.0, 0.3])
-@pytest.mark.parametrize(
-    "shape", [(5, 6), (1, 6), (1, 1, 5, 6), (2, 1, 5, 6), (2, 3, 5, 6), (3, 5, 6), (2, 1, 1, 6)]
+@pairwise(
+    p=[0.0, 0.3],
+    shape=[(5, 6), (1, 6), (1, 1, 5, 6), (2, 1, 5, 6), (2, 3, 5, 6), (3, 5, 6), (2, 1, 1, 6)],
+    shared=[False, True],
+    boolean=[False, True],
 )
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("boolean", [False, True])
 def test_masks(p, shape, shared, boolean):
     def inputs(seed):
         return [
@@ -123,12 +124,12 @@ class Attention(nn.Module):
         return self.drop(out), weights
 
 
-@pytest.mark.parametrize("p", [0.0, 0.3])
-@pytest.mark.parametrize("batch_first", [False, True])
-@pytest.mark.parametrize(
-    "options", [{"need_weights": False}, {}, {"average_attn_weights": False}]
+@pairwise(
+    p=[0.0, 0.3],
+    batch_first=[False, True],
+    options=[{"need_weights": False}, {}, {"average_attn_weights": False}],
+    where=[0, 1, 2, "shared"],
 )
-@pytest.mark.parametrize("where", [0, 1, 2, "shared"])
 def test_self_attention(p, batch_first, options, where):
     place = {"shared": True} if where == "shared" else {"axis": where}
     check(
@@ -175,15 +176,16 @@ def test_without_a_batch(need_weights, p):
     )
 
 
-@pytest.mark.parametrize("p", [0.0, 0.3])
-@pytest.mark.parametrize("need_weights", [False, True])
-@pytest.mark.parametrize("attention", [None, (5, 5), (8, 5, 5)])
-@pytest.mark.parametrize("padding", [False, True])
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("boolean", [False, True])
+@pairwise(
+    unless=lambda attention, padding, **_: attention is None and not padding,
+    p=[0.0, 0.3],
+    need_weights=[False, True],
+    attention=[None, (5, 5), (8, 5, 5)],
+    padding=[False, True],
+    shared=[False, True],
+    boolean=[False, True],
+)
 def test_masks_of_layers(p, need_weights, attention, padding, shared, boolean):
-    if attention is None and not padding:
-        return
 
     def inputs(seed):
         out = [normal(4, 5, 6, seed=seed)]

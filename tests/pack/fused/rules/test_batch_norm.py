@@ -1,20 +1,22 @@
 from __future__ import annotations
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from tests.pack.fused.twin import check, group_of, normal, refused
+from tests.pairs import pairwise
 
 
 KINDS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
 
 
-@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 5), (4, 3, 4, 3), (2, 3, 2, 3, 2)])
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("options", [{}, {"affine": False}, {"track_running_stats": False}])
-@pytest.mark.parametrize("where", [0, 1, "shared"])
+@pairwise(
+    shape=[(4, 3), (4, 3, 5), (4, 3, 4, 3), (2, 3, 2, 3, 2)],
+    training=[False, True],
+    options=[{}, {"affine": False}, {"track_running_stats": False}],
+    where=[0, 1, "shared"],
+)
 def test_batch_norm(shape, training, options, where):
     place = {"shared": True} if where == "shared" else {"axis": where}
     check(

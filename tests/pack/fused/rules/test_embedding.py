@@ -6,11 +6,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.pack.fused.twin import check, group_of, integers, normal, refused
+from tests.pairs import pairwise
 
 
-@pytest.mark.parametrize("shape", [(), (4,), (4, 5), (2, 3, 4)])
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("padding_idx", [None, 0, 3, -1])
+@pairwise(
+    shape=[(), (4,), (4, 5), (2, 3, 4)],
+    shared=[False, True],
+    padding_idx=[None, 0, 3, -1],
+)
 def test_embedding(shape, shared, padding_idx):
     check(
         lambda m, x: m(x),

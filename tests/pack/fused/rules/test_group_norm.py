@@ -1,17 +1,19 @@
 from __future__ import annotations
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from tests.pack.fused.twin import check, normal
+from tests.pairs import pairwise
 
 
-@pytest.mark.parametrize("shape", [(3, 6), (3, 6, 5), (2, 6, 4, 3)])
-@pytest.mark.parametrize("num_groups", [1, 2, 6])
-@pytest.mark.parametrize("affine", [False, True])
-@pytest.mark.parametrize("where", [0, 1, 2, "shared"])
+@pairwise(
+    shape=[(3, 6), (3, 6, 5), (2, 6, 4, 3)],
+    num_groups=[1, 2, 6],
+    affine=[False, True],
+    where=[0, 1, 2, "shared"],
+)
 def test_group_norm(shape, num_groups, affine, where):
     options = {"shared": True} if where == "shared" else {"axis": where}
     check(

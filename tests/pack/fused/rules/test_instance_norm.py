@@ -1,16 +1,18 @@
 from __future__ import annotations
 
-import pytest
 from torch import nn
 
 from tests.pack.fused.twin import check, normal, refused
+from tests.pairs import pairwise
 
 
-@pytest.mark.parametrize("shape", [(4, 3, 5), (2, 3, 4, 3)])
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("affine", [False, True])
-@pytest.mark.parametrize("track", [False, True])
-@pytest.mark.parametrize("where", [0, 1, "shared"])
+@pairwise(
+    shape=[(4, 3, 5), (2, 3, 4, 3)],
+    training=[False, True],
+    affine=[False, True],
+    track=[False, True],
+    where=[0, 1, "shared"],
+)
 def test_instance_norm(shape, training, affine, track, where):
     place = {"shared": True} if where == "shared" else {"axis": where}
     kind = nn.InstanceNorm1d if len(shape) == 3 else nn.InstanceNorm2d

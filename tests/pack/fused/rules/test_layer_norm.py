@@ -6,11 +6,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.pack.fused.twin import check, normal
+from tests.pairs import pairwise
 
 
-@pytest.mark.parametrize("axis", range(4))
-@pytest.mark.parametrize("num_normalized", [1, 2])
-@pytest.mark.parametrize("options", [{}, {"bias": False}, {"elementwise_affine": False}])
+@pairwise(
+    axis=range(4),
+    num_normalized=[1, 2],
+    options=[{}, {"bias": False}, {"elementwise_affine": False}],
+)
 def test_layer_norm(axis, num_normalized, options):
     shape = (4, 3, 5)
     check(

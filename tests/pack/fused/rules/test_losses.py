@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.pack.fused.twin import Each, Shared, check, integers, normal, refused
+from tests.pairs import pairwise
 
 
 ROWS = (5, 2, 4)
@@ -17,32 +18,29 @@ def ignored(x, *, where):
     return type(x)(value)
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
+@pairwise(
+    unless=lambda num_rows, reduction, where, **_: (
+        num_rows is not None and (reduction == "none" or where == "shared")
+    ),
+    function=[
         F.cross_entropy,
         lambda x, y, **o: F.nll_loss(
             F.log_softmax(x, 1), y, **{k: v for k, v in o.items() if k != "label_smoothing"}
         ),
     ],
-)
-@pytest.mark.parametrize("extra", [(), (3,), (2, 2)])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize(
-    "options",
-    [
+    extra=[(), (3,), (2, 2)],
+    reduction=["mean", "sum", "none"],
+    options=[
         {},
         {"weight": WEIGHTS},
         {"ignore_index": 1},
         {"label_smoothing": 0.1},
         {"weight": WEIGHTS, "label_smoothing": 0.1, "ignore_index": 2},
     ],
+    num_rows=[None, ROWS],
+    where=[0, 1, "shared"],
 )
-@pytest.mark.parametrize("num_rows", [None, ROWS])
-@pytest.mark.parametrize("where", [0, 1, "shared"])
 def test_classes(function, extra, reduction, options, num_rows, where):
-    if num_rows is not None and (reduction == "none" or where == "shared"):
-        return
     place = (
         {"shared": True} if where == "shared" else {"axis": where if num_rows is None else 0}
     )
@@ -126,13 +124,16 @@ PAIRS = [
 
 
 @pytest.mark.filterwarnings("ignore:reduction. 'mean' divides", "ignore:.*performance drop")
-@pytest.mark.parametrize("loss", PAIRS)
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("num_rows", [None, ROWS])
-@pytest.mark.parametrize("shared", [False, True])
+@pairwise(
+    unless=lambda num_rows, reduction, shared, **_: (
+        num_rows is not None and (reduction == "none" or shared)
+    ),
+    loss=PAIRS,
+    reduction=["mean", "sum", "none"],
+    num_rows=[None, ROWS],
+    shared=[False, True],
+)
 def test_losses_of_elements(loss, reduction, num_rows, shared):
-    if num_rows is not None and (reduction == "none" or shared):
-        return
     check(
         lambda m, x, y: loss(x, y, reduction=reduction),
         lambda s: [normal(5, 4, seed=s), normal(5, 4, seed=s + 5, shared=shared)],

@@ -4,17 +4,18 @@ import pytest
 import torch.nn.functional as F
 
 from tests.pack.fused.twin import check, normal
+from tests.pairs import pairwise
 
 
 SHAPES = {1: (2, 3, 8), 2: (2, 3, 8, 6), 3: (2, 2, 4, 6, 4)}
 
 
-@pytest.mark.parametrize("num_spatial", [1, 2, 3])
-@pytest.mark.parametrize(
-    "kind", ["max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool", "lp_pool"]
+@pairwise(
+    num_spatial=[1, 2, 3],
+    kind=["max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool", "lp_pool"],
+    axis=[0, 1],
+    batched=[False, True],
 )
-@pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("batched", [False, True])
 def test_pooling(num_spatial, kind, axis, batched):
     function = getattr(F, f"{kind}{num_spatial}d")
     shape = SHAPES[num_spatial] if batched else SHAPES[num_spatial][1:]
