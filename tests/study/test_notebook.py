@@ -142,6 +142,13 @@ def test_a_database_that_cannot_be_read_is_said(tmp_path):
     assert page(make_study(tmp_path)).facts["state"].startswith("cannot be read: ")
 
 
+def test_a_different_study_of_the_same_name_is_not_shown_as_this_one(tmp_path):
+    make_study(tmp_path, space=SMALL).run(progress=False, executor=SOLO)
+    facts = page(make_study(tmp_path)).facts
+    assert "has a different study 's'" in facts["state"]
+    assert "best" not in facts
+
+
 def test_a_database_that_does_not_answer_leaves_what_was_read(tmp_path, monkeypatch):
     study = make_study(tmp_path, space=SMALL).run(progress=False, executor=SOLO)
 

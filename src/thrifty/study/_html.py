@@ -19,7 +19,7 @@ MAX_COLUMNS = 8
 """Hyper-parameters that a table of trials has a column for."""
 MAX_VALUES = 20
 """Hyper-parameters that a list of facts names."""
-MAX_CHARS = 200
+MAX_CHARS = 400
 """Characters of a cell; the middle of a longer text is cut."""
 _LEFT = ' style="text-align:left"'  # notebooks align cells to the right
 
@@ -64,7 +64,7 @@ def lines(title: str, texts: Iterable[object]) -> str:
 
 def details(title: str, text: str) -> str:
     """Return a long text, with its newlines, behind a title that unfolds it."""
-    content = html.escape(plain_text(text, lines=True, limit=50 * MAX_CHARS))
+    content = html.escape(plain_text(text, lines=True, limit=25 * MAX_CHARS))
     return f"<details><summary>{_escaped(title)}</summary><pre>{content}</pre></details>"
 
 
@@ -90,7 +90,8 @@ def config_rows(
 
 
 def _block(title: str, content: str, *, notes: Sequence[object]) -> str:
-    caption = f'<caption style="text-align:left;color:inherit">{_escaped(title)}</caption>'
+    style = "text-align:left;color:inherit"
+    caption = f'<caption style="{style}"><strong>{_escaped(title)}</strong></caption>'
     below = "".join(f"<p>{_escaped(note)}</p>" for note in notes)
     return f"<div><table>{caption}{content}</table>{below}</div>"
 

@@ -130,6 +130,7 @@ class Reader:
 
         Raises:
             StudyNotFoundError: The study does not exist.
+            StudyMismatchError: The database has a different study of this name.
         """
         if self._is_running:
             return "running"
@@ -137,6 +138,7 @@ class Reader:
             return ""
         try:
             with archive.open(create=False) as store:
+                archive.find(store)
                 return store.studies.summary(archive.name).state
         except StoreUnreachableError:
             return "unknown; its database does not answer"
