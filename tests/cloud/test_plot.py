@@ -110,6 +110,10 @@ def test_it_can_be_written(tmp_path):
     assert (tmp_path / "front.png").read_bytes()[1:4] == b"PNG"
 
 
+def test_it_shows_itself_in_a_notebook():
+    assert plot_front(a_plan())._repr_png_()[1:4] == b"PNG"
+
+
 def test_there_is_something_to_draw():
     with pytest.raises(CloudError, match="no fleets to draw"):
         plot_front(a_plan(best=None, front=()))

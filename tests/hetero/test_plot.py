@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from thrifty.core import HeteroError
+from thrifty.core import HeteroError, MissingExtraError
 from thrifty.hetero import Load, SimulatedWorker, StepCurve, plot_steps, simulate
 from thrifty.testing.hetero import ThreadCluster
 
@@ -18,7 +20,9 @@ def test_a_simulation():
     ]
     loads = [Load(worker="fast", begin_s=100.0, end_s=1e9, slowness=2.0)]
     run = simulate(workers, batch=12, num_steps=60, loads=loads)
-    above, below = plot_steps(run.steps).axes
+    figure = plot_steps(run.steps)
+    assert figure._repr_png_()[1:4] == b"PNG"
+    above, below = figure.axes
     assert [text.get_text() for text in above.get_legend().get_texts()] == ["fast", "slow"]
     changes = sum(step.change is not None for step in run.steps)
     # Each axis has a line for each change, and the lower one has a line for each worker.
@@ -37,4 +41,12 @@ def test_a_job():
 
 def test_no_steps():
     with pytest.raises(HeteroError, match="no steps to draw"):
+        plot_steps([])
+
+
+def test_matplotlib_is_an_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(
+        MissingExtraError, match=r"matplotlib is not installed.*thrifty\[plots\]"
+    ):
         plot_steps([])

@@ -174,9 +174,9 @@ def test_the_plan_counts_them(tmp_path, algorithm):
     assert forecast.num_trials == len(study.trials)
     low, high = forecast.unique_range
     assert low <= num_epochs <= high
-    assert (
-        str(make(tmp_path, **options).plan()).splitlines()[:3] == str(forecast).splitlines()[:3]
-    )
+    again = make(tmp_path, **options).plan()
+    assert again.num_trials == forecast.num_trials
+    assert again.unique_epochs == num_epochs
     if isinstance(algorithm, GridSearch):
         without = make(tmp_path, **{**options, "enqueue": ()}, name="t").plan()
         assert forecast.unique_epochs == without.unique_epochs + 6 + 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from thrifty.core import (
@@ -40,10 +41,11 @@ def plot_front(
         CloudError: the plan has no fleets.
         MissingExtraError: matplotlib is not installed.
     """
-    library = require("matplotlib.figure", extra="plots")
+    require("matplotlib.figure", extra="plots")
     if not plan.front:
         raise CloudError("the plan has no fleets to draw")
-    figure: Figure = library.Figure(figsize=(7.2, 4.6), layout="constrained")
+    library = import_module("thrifty.core._figure")
+    figure: Figure = library.NotebookFigure(figsize=(7.2, 4.6), layout="constrained")
     axes = figure.add_subplot()
     others = [fleet for fleet in plan.front if fleet != plan.best]
     axes.plot(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
 from thrifty.core import (
@@ -50,11 +51,12 @@ def plot_steps(steps: Sequence[Step]) -> Figure:
         HeteroError: There are no steps.
         MissingExtraError: matplotlib is not installed.
     """
-    library = require("matplotlib.figure", extra="plots")
+    require("matplotlib.figure", extra="plots")
     if not steps:
         raise HeteroError("there are no steps to draw")
     names = sorted({name for step in steps for name in step.names})
-    figure: Figure = library.Figure(figsize=(8, 5), layout="constrained")
+    library = import_module("thrifty.core._figure")
+    figure: Figure = library.NotebookFigure(figsize=(8, 5), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
     at = range(1, len(steps) + 1)
     sizes = [[_of(step, step.sizes, name) for step in steps] for name in names]

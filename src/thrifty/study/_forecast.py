@@ -17,6 +17,9 @@ from thrifty.search import Algorithm, History, Proposal, Trial
 from thrifty.space import Config, Space, Timeline
 
 from ._goals import Goals
+from ._html import lines
+from ._ledger import Ledger
+from ._unique_epochs import unique_epochs
 
 
 NUM_SIMULATIONS = 8
@@ -48,12 +51,15 @@ class Forecast:
     An adaptive algorithm promotes trials by their results, which are not known yet. It is therefore
     simulated on made-up results eight times, or at least four times if the study is large and the
     simulations agree to 1 %. ``unique_epochs`` is the mean, and ``unique_range`` the minimum and
-    the maximum. ``exact`` is True if all simulations agree. ``seconds`` is the time that the unique
-    epochs take. It is known once an earlier run has timed epochs of this task (None before).
+    the maximum. ``exact`` is True if all simulations agree. If they do not, the text calls each
+    number that depends on them an estimate. The simulations start from the beginning, also if a
+    part of the study has run. A study that is done is not simulated: the numbers are its own.
+    ``seconds`` is the time that the unique epochs take. It is known once an earlier run has timed
+    epochs of this task (None before).
 
     Of the unique epochs, ``known_epochs`` are known already, from this study or another one of its
     plan. ``evaluated_epochs`` are only evaluated again: their states are kept, but the metrics have
-    changed. The rest is trained.
+    changed. The rest is trained. ``known_exact`` is True if all simulations agree on both.
     """
 
     num_trials: int
@@ -65,6 +71,7 @@ class Forecast:
     forest: tuple[ForestStage, ...]
     known_epochs: float = 0.0
     evaluated_epochs: float = 0.0
+    known_exact: bool = True
 
     @property
     def epochs_to_train(self) -> float:
@@ -84,25 +91,42 @@ class Forecast:
         return self.trial_epochs / max(self.unique_epochs, 1)
 
     def __str__(self) -> str:
-        low, high = self.unique_range
-        span = "" if self.exact else f" ({low:,} to {high:,}, depending on the results)"
+        return "\n".join(self._lines())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return lines("Forecast", self._lines())
+
+    def _lines(self) -> list[str]:
+        """Return the text, with "about" before each number that depends on made-up results."""
+        is_exact = self.exact and self.known_exact
         about = "" if self.exact else "about "
-        left_s = self.seconds_to_train
-        time = "" if left_s is None else f"\nforecast: {left_s:,.1f} s of training"
-        known = ""
+        low, high = self.unique_range
+        span = "" if self.exact else f" ({low:,} to {high:,} in simulations)"
+        saved = 1 - 1 / max(self.merge_rate, 1)
+        rate = f"merge rate {about}{self.merge_rate:.2f}"
+        out = [
+            f"{self.num_trials:,} trials, {about}{self.trial_epochs:,.0f} trial-epochs",
+            f"{about}{self.unique_epochs:,.0f} unique epochs to train{span}",
+            f"{rate}: sharing saves {about}{saved:.0%} of the trial-epochs",
+        ]
         if self.known_epochs or self.evaluated_epochs:
-            known = (
-                f"\n{self.known_epochs:,.0f} epochs known already, {self.evaluated_epochs:,.0f} "
-                f"evaluated again with kept states: {about}{self.epochs_to_train:,.0f} "
-                "left to train"
+            known, again, left = (
+                f"{'about ' if value and not is_exact else ''}{value:,.0f}"
+                for value in (self.known_epochs, self.evaluated_epochs, self.epochs_to_train)
             )
-        return (
-            f"{self.num_trials:,} trials, {about}{self.trial_epochs:,.0f} trial-epochs\n"
-            f"{about}{self.unique_epochs:,.0f} unique epochs to train{span}\n"
-            f"merge rate {self.merge_rate:.2f}: sharing saves "
-            f"{1 - 1 / max(self.merge_rate, 1):.0%} of the "
-            f"trial-epochs{known}{time}"
-        )
+            out.append(
+                f"{known} epochs known already, {again} evaluated again with kept states: "
+                f"{left} left to train"
+            )
+        left_s = self.seconds_to_train
+        if left_s is not None:
+            about = "about " if left_s and not is_exact else ""
+            out.append(f"forecast: {about}{left_s:,.1f} s of training")
+        if not is_exact:
+            out.append("estimated: the algorithm decides by results, so they were made up")
+        return out
 
 
 def forecast(
@@ -151,6 +175,24 @@ def forecast(
         forest=tuple(forest),
         known_epochs=known_epochs,
         evaluated_epochs=evaluated,
+        known_exact=len(set(counts)) <= 1,
+    )
+
+
+def trained_forecast(
+    ledger: Ledger, *, forest: Sequence[ForestStage], epoch_seconds: float | None
+) -> Forecast:
+    """Return the size of a study that is done; nothing of it is simulated."""
+    unique = unique_epochs(ledger)[-1] if len(ledger.history) else 0
+    return Forecast(
+        num_trials=len(ledger.history),
+        trial_epochs=ledger.trial_epochs,
+        unique_epochs=unique,
+        unique_range=(unique, unique),
+        exact=True,
+        seconds=None if epoch_seconds is None else unique * epoch_seconds,
+        forest=tuple(forest),
+        known_epochs=unique,
     )
 
 

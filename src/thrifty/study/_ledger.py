@@ -466,6 +466,11 @@ class Ledger:
                 if answer is not None:
                     self._answered(answer)
 
+    def count_as_known(self) -> None:
+        """Count what this study's run has trained as known, as if it was read from the store."""
+        for place in self.times.keys() - self.origins.keys():
+            self.origins[place] = self.study_id
+
     def live(self) -> Iterable[tuple[int, int]]:
         """Yield the node and the epoch of each trial whose training may go on.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.util import find_spec
 from typing import Self
 
 from rich.console import Console, RenderableType
@@ -50,7 +51,7 @@ class Progress:
             TextColumn("unique epochs"),
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}", markup=False),
-            console=Console(stderr=True),
+            console=_console(),
             refresh_per_second=8,
         )
         self._task = self._bar.add_task(plain_text(name), total=None, left="")
@@ -63,6 +64,8 @@ class Progress:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        if self._bar.console.is_jupyter:
+            self._bar.refresh()  # in a notebook, stopping does not draw the last state
         self._bar.stop()
 
     def on_event(self, event: object) -> None:
@@ -95,3 +98,15 @@ class Progress:
             total=max(needed, done),
             left=f"about {left_s:.0f} s left" if needed > done else "",
         )
+
+
+def _console() -> Console:
+    """Return the console of the progress display.
+
+    In a notebook rich needs ipywidgets. Without them it would warn and show nothing, so the bar is
+    printed once, at the end, as on any other output that is not a terminal.
+    """
+    console = Console(stderr=True)
+    if console.is_jupyter and find_spec("ipywidgets") is None:
+        return Console(stderr=True, force_jupyter=False)
+    return console

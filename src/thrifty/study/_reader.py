@@ -125,6 +125,24 @@ class Reader:
             logger.warning("%s; this is what was read of the study before", error)
             return self._ledger
 
+    def state(self, archive: StudyRepository) -> str:
+        """Return the study's state as in ``StudySummary``, or "" if it is unknown.
+
+        Raises:
+            StudyNotFoundError: The study does not exist.
+            StudyMismatchError: The database has a different study of this name.
+        """
+        if self._is_running:
+            return "running"
+        if _is_in_memory(archive):
+            return ""
+        try:
+            with archive.open(create=False) as store:
+                archive.find(store)
+                return store.studies.summary(archive.name).state
+        except StoreUnreachableError:
+            return "unknown; its database does not answer"
+
     def read(self, archive: StudyRepository, store: Store) -> Ledger:
         """Return the ledger of a study that this process is not running."""
         mark = store.studies.mark(archive.name)
@@ -132,6 +150,15 @@ class Reader:
             self._ledger = archive.load(store, store.studies.get(archive.name))
             self._mark = mark
         return self._ledger
+
+    def finished(
+        self, archive: StudyRepository, store: Store, info: StudyInfo
+    ) -> Ledger | None:
+        """Return the ledger of a study that has nothing left to try, or None."""
+        if info.state != "done":
+            return None
+        ledger = self.read(archive, store)
+        return None if ledger.history.enqueued else ledger
 
     @contextmanager
     def running(
@@ -142,6 +169,7 @@ class Reader:
         self._is_running = True
         try:
             yield self._ledger
+            self._ledger.count_as_known()
             if not archive.storage.is_shared:
                 self._mark = store.studies.mark(archive.name)
         finally:

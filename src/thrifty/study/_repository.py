@@ -241,12 +241,18 @@ class StudyRepository:
         self, store: Store, info: StudyInfo, enqueued: Sequence[Mapping[str, Any]]
     ) -> None:
         """Record the enqueued configurations that are not recorded yet."""
-        known = store.studies.enqueued(info.id)
-        fresh = not_in(enqueued, known)
+        num_known = len(store.studies.enqueued(info.id))
+        fresh = self.not_enqueued(store, info, enqueued)
         store.record([
             TrialEnqueued(study=info.id, place=place, config=config)
-            for place, config in enumerate(fresh, start=len(known))
+            for place, config in enumerate(fresh, start=num_known)
         ])
+
+    def not_enqueued(
+        self, store: Store, info: StudyInfo, enqueued: Sequence[Mapping[str, Any]]
+    ) -> list[Mapping[str, Any]]:
+        """Return the configurations that are not recorded yet."""
+        return not_in(enqueued, store.studies.enqueued(info.id))
 
     def priors(self, store: Store, sources: Sequence[Source]) -> list[PriorRecord]:
         """Return the trials of earlier studies.

@@ -15,7 +15,11 @@ from thrifty.store import nondominated
 
 from ._epoch_times import EpochTimes
 from ._goals import Goals
+from ._html import config_rows, details, facts, value_text
 from ._ledger import Ledger
+
+
+TrialState = Literal["done", "running", "paused", "stopped", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +44,7 @@ class TrialResult:
 
     number: int
     config: Mapping[str, Any]
-    state: Literal["done", "running", "paused", "stopped", "failed"]
+    state: TrialState
     epochs: int
     value: float | None
     curve: tuple[float, ...]
@@ -58,6 +62,23 @@ class TrialResult:
         """
         assert self._load is not None
         return self._load()
+
+    def _repr_html_(self) -> str:
+        """Return the result as a table for notebooks."""
+        message, _, traceback = self.error.partition("\n")
+        config, notes = config_rows(self.config, source="trial.config")
+        rows: list[tuple[str, object]] = [("state", self.state), ("epochs", self.epochs)]
+        if self.parent is not None:
+            number, epoch = self.parent
+            rows.append(("branched off", f"trial {number} at epoch {epoch}"))
+        rows += [(metric, value_text(value)) for metric, value in self.values.items()]
+        if self.violation:
+            rows.append(("violation", value_text(self.violation)))
+        rows += config
+        if message:
+            rows.append(("error", message))
+        shown = facts(f"Trial {self.number}", rows, notes=notes)
+        return shown + details("Traceback", traceback) if traceback else shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +194,13 @@ def _short(value: float) -> str:
     return f"{value:,.1f}" if value >= 0.95 else f"{value:.2g}"
 
 
+def state_of(trial: Trial, *, max_epochs: int) -> TrialState:
+    """Return a trial's state; a waiting trial is done or paused."""
+    if trial.state != "waiting":
+        return trial.state
+    return "done" if trial.reached >= max_epochs else "paused"
+
+
 def trial_result(
     ledger: Ledger, number: int, *, load: Callable[[], torch.nn.Module]
 ) -> TrialResult:
@@ -180,14 +208,11 @@ def trial_result(
     trial, goals = ledger.history[number], ledger.goals
     metrics = ledger.curve(number)
     curve = tuple(goals.value(m) for m in metrics)
-    state: Any = trial.state
-    if state == "waiting":
-        state = "done" if trial.reached >= ledger.max_epochs else "paused"
     _, message, traceback = ledger.errors.get(number, ("", "", ""))
     return TrialResult(
         number=number,
         config=trial.config,
-        state=state,
+        state=state_of(trial, max_epochs=ledger.max_epochs),
         epochs=trial.reached,
         value=curve[-1] if curve and math.isfinite(curve[-1]) else None,
         curve=curve,

@@ -119,11 +119,24 @@ def train(
 
 
 def say_where_from(
-    archive: StudyRepository, ledger: Ledger, *, store: Store, progress: bool
+    archive: StudyRepository,
+    ledger: Ledger,
+    *,
+    store: Store,
+    progress: bool,
+    finished: bool = False,
 ) -> None:
-    """Print where the results of a run come from, on the terminal or in the log."""
+    """Print where the results of a run come from, on the terminal or in the log.
+
+    ``finished`` says that the study was done before this run. It then says that nothing is left,
+    even if no epoch is known because all trials have failed.
+    """
     found = Provenance.of(ledger)
     text = found.text(store.studies.made() if found.known else {}, own=ledger.study_id)
+    if not text and finished:
+        text = (
+            f"{len(ledger.errors):,} of {len(ledger.history):,} trials failed; nothing to train"
+        )
     if not text:
         return
     if progress:

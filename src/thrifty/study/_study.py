@@ -26,11 +26,12 @@ from thrifty.search import Algorithm
 from thrifty.space import Space
 from thrifty.store import FrameBackend, frame, nondominated, redact_url
 
-from ._forecast import Forecast, forecast
+from ._forecast import Forecast, forecast, trained_forecast
 from ._goals import Bound, Goals, Mode
 from ._identity import Recipe
 from ._ledger import Ledger
 from ._loop import Observer
+from ._overview import Trials, overview
 from ._plot_mixin import PlotMixin
 from ._preflight import (
     check_arguments,
@@ -130,6 +131,11 @@ class Study(PlotMixin):
     def __repr__(self) -> str:
         return f"Study({self.name!r}, {self.algorithm!r}, storage={redact_url(self.storage.url)!r})"
 
+    def _repr_html_(self) -> str:
+        """Return an overview for notebooks; it reads the database and creates nothing."""
+        archive = self._archive()
+        return overview(archive, self._reader, result=self._result)
+
     @property
     def metric(self) -> str:
         """The metric to optimise; the first one if there are several."""
@@ -145,6 +151,8 @@ class Study(PlotMixin):
     def plan(self) -> Forecast:
         """Return how much there is to train, with and without sharing; train nothing.
 
+        What an algorithm decides by results is estimated; see ``Forecast``.
+
         Raises:
             UsageError: Space, task, algorithm and metric do not fit together.
             StudyNotFoundError: A study given in ``warm_start`` does not exist.
@@ -152,6 +160,11 @@ class Study(PlotMixin):
         self.space.check(max_epochs=self.algorithm.max_epochs)
         archive = self._archive()
         enqueued, priors = archive.foreseen(self._enqueued, self._sources())
+        finished = self._finished(archive)
+        if finished is not None:
+            return trained_forecast(
+                finished, forest=self.forest(), epoch_seconds=self._epoch_seconds()
+            )
         return forecast(
             self.algorithm,
             self.space,
@@ -285,11 +298,12 @@ class Study(PlotMixin):
             info = archive.find(store)
             if info is not None:
                 archive.enqueue(store, info, self._enqueued)
-                if info.state == "done":
-                    known = self._reader.read(archive, store)
-                    if not known.history.enqueued:
-                        say_where_from(archive, known, store=store, progress=progress)
-                        return self
+                finished = self._reader.finished(archive, store, info)
+                if finished is not None:
+                    say_where_from(
+                        archive, finished, store=store, progress=progress, finished=True
+                    )
+                    return self
             with archive.recipe.watched(fresh=info is None):
                 report = check_study(
                     self.task,
@@ -327,9 +341,10 @@ class Study(PlotMixin):
 
     @property
     def trials(self) -> list[TrialResult]:
-        """All trials so far, in order."""
+        """All trials so far, in order; a notebook shows the best ones as a table."""
         ledger = self._books()
-        return [self._result(ledger, number) for number in range(len(ledger.history))]
+        found = (self._result(ledger, number) for number in range(len(ledger.history)))
+        return Trials(found, goals=self.goals)
 
     @property
     def best_trial(self) -> TrialResult:
@@ -366,7 +381,8 @@ class Study(PlotMixin):
         ledger = self._books()
         found = candidates(ledger, name=self.name)
         front = nondominated([trial.objectives for trial in found])
-        return [self._result(ledger, found[index].number) for index in front]
+        best = (self._result(ledger, found[index].number) for index in front)
+        return Trials(best, goals=self.goals, source="best_trials")
 
     @property
     def savings(self) -> Savings:
@@ -417,6 +433,14 @@ class Study(PlotMixin):
         return StudyRepository(
             recipe=recipe, storage=self.storage, name=self.name, clock=self._clock
         )
+
+    def _finished(self, archive: StudyRepository) -> Ledger | None:
+        """Return the ledger if the study exists and has nothing left to try, else None."""
+        with contextlib.suppress(StudyNotFoundError), archive.open(create=False) as store:
+            info = archive.find(store)
+            if info is not None and not archive.not_enqueued(store, info, self._enqueued):
+                return self._reader.finished(archive, store, info)
+        return None
 
     def _sources(self) -> list[Source]:
         return [s if isinstance(s, str) else (s._archive(), s._books()) for s in self._earlier]

@@ -12,6 +12,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 from thrifty.core import UsageError
+from thrifty.core._figure import NotebookFigure
 from thrifty.space import Choice, Coordinate, Space
 from thrifty.study._identity import Comparable, comparable, is_log
 from thrifty.study._preflight import escaped, shorten
@@ -37,7 +38,7 @@ from ._axes import (
 def importance(shares: Mapping[str, float], *, metric: str) -> Figure:
     """Plot a bar for each share, the largest on top."""
     ranked = sorted(shares.items(), key=lambda item: item[1])
-    figure = Figure(figsize=(7, 1.2 + 0.32 * len(ranked)), layout="constrained")
+    figure = NotebookFigure(figsize=(7, 1.2 + 0.32 * len(ranked)), layout="constrained")
     axes: Axes = figure.add_subplot()
     names = [escaped(shorten(name, limit=40)) for name, _ in ranked]
     bars = axes.barh(range(len(ranked)), [share for _, share in ranked], color="C0", height=0.7)
@@ -75,7 +76,7 @@ def parallel_coordinates(
     """
     seen = comparable(trials, space)
     shown = chosen(seen, names)[:_MAX_AXES]
-    figure = Figure(figsize=(2.2 + 1.4 * len(shown), 4.8), layout="constrained")
+    figure = NotebookFigure(figsize=(2.2 + 1.4 * len(shown), 4.8), layout="constrained")
     axes: Axes = figure.add_subplot()
     colours = colours_of(seen.values, mode=mode)
     sign = 1.0 if mode == "max" else -1.0
@@ -192,7 +193,7 @@ def contour(
     values = [seen.values[index] for index in both]
     colours = colours_of(values, mode=mode)
     low, high, num_outside = limits(values, mode=mode)
-    figure = Figure(figsize=(7.2, 5), layout="constrained")
+    figure = NotebookFigure(figsize=(7.2, 5), layout="constrained")
     axes: Axes = figure.add_subplot()
     if not isinstance(x.domain, Choice) and not isinstance(y.domain, Choice):
         landscape = _landscape(seen, x, y, both=both, low=low, high=high)
@@ -288,7 +289,9 @@ def slice_plot(
     shown = chosen(seen, names)[:_MAX_PANELS]
     columns = min(_MAX_COLUMNS, max(len(shown), 1))
     rows = -(-len(shown) // columns)
-    figure = Figure(figsize=(1.2 + 2.9 * columns, 0.6 + 2.9 * rows), layout="constrained")
+    figure = NotebookFigure(
+        figsize=(1.2 + 2.9 * columns, 0.6 + 2.9 * rows), layout="constrained"
+    )
     low, high, num_outside = limits(seen.values, mode=mode)
     room = 0.05 * (high - low) or 1.0
     best = best_of(seen, range(len(seen)), mode=mode)

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from thrifty.core import UsageError
+from thrifty.core._figure import NotebookFigure
 from thrifty.plan import ForestStage
 from thrifty.study._identity import objective_values
 from thrifty.study._preflight import escaped
@@ -34,7 +35,7 @@ def history(
     ones counted once; without it, the axis counts trials. Failed trials are left out, and far worse
     values appear only as a number.
     """
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    figure = NotebookFigure(figsize=(8, 4.5), layout="constrained")
     axes: Axes = figure.add_subplot()
     shown = [t for t in trials if t.value is not None and t.state != "failed"]
     places = {
@@ -87,7 +88,7 @@ def _draw_best(
 
 def learning_curves(trials: Sequence[TrialResult], *, metric: str, mode: str) -> Figure:
     """Plot the metric of each trial over epochs, with the best trial emphasised."""
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    figure = NotebookFigure(figsize=(8, 4.5), layout="constrained")
     axes: Axes = figure.add_subplot()
     shown = [trial for trial in trials if trial.curve]
     for trial in shown:
@@ -145,7 +146,7 @@ def pareto_front(
     columns = min(3, len(pairs))
     rows = -(-len(pairs) // columns)
     size = (6.4, 4.6) if len(pairs) == 1 else (4.2 * columns, 3.8 * rows)
-    figure = Figure(figsize=size, layout="constrained")
+    figure = NotebookFigure(figsize=size, layout="constrained")
     for panel, (first, second) in enumerate(pairs):
         axes: Axes = figure.add_subplot(rows, columns, panel + 1)
         groups: dict[str, list[Point]] = {}
@@ -215,7 +216,7 @@ def stage_forest(stages: Sequence[ForestStage], *, metric: str, saved_epochs: in
     """
     rows, num_rows = _layout(stages)
     height = min(max(2.5, 0.11 * num_rows + 1.2), 40)
-    figure = Figure(figsize=(9, height), layout="constrained")
+    figure = NotebookFigure(figsize=(9, height), layout="constrained")
     axes: Axes = figure.add_subplot()
     values = [
         s.metrics[metric]
