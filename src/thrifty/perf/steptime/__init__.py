@@ -4,18 +4,13 @@ A setup is a placement (devices on each machine) and a batch. One model is for o
 type of device. scipy and scikit-learn are in the extra ``cloud``.
 """
 
-from ._boosting import Bagged as Bagged, Boosting as Boosting, Hybrid as Hybrid
-from ._intervals import Intervals as Intervals, smallest_margin as smallest_margin
-from ._model import Setup as Setup, StepTimeModel as StepTimeModel
-from ._other_device import OnBoth as OnBoth, OtherDevice as OtherDevice
-from ._overlapping import Overlapping as Overlapping
-from ._published import (
-    Ernest as Ernest,
-    Paleo as Paleo,
-    PerfectScaling as PerfectScaling,
-    Pollux as Pollux,
-)
-from ._transfer import Transfer as Transfer
+from ._boosting import Bagged, Boosting, Hybrid
+from ._intervals import Intervals, smallest_margin
+from ._model import Setup, StepTimeModel
+from ._other_device import OnBoth, OtherDevice
+from ._overlapping import Overlapping
+from ._published import Ernest, Paleo, PerfectScaling, Pollux
+from ._transfer import Transfer
 
 
 __all__ = [
