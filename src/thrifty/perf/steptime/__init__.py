@@ -1,30 +1,25 @@
-"""Step-time models of data-parallel setups: our own, and published baselines.
+"""Step-time models of data-parallel setups.
 
 A setup is a placement (devices on each machine) and a batch. One model is for one network on one
 type of device. scipy and scikit-learn are in the extra ``cloud``.
 """
 
-from ._boosting import Bagged, Boosting, Hybrid
+from ._boosting import Bagged, Hybrid
 from ._intervals import Intervals, smallest_margin
-from ._model import Setup, StepTimeModel
+from ._model import PerfectScaling, Setup, StepTimeModel
 from ._other_device import OnBoth, OtherDevice
 from ._overlapping import Overlapping
-from ._published import Ernest, Paleo, PerfectScaling, Pollux
 from ._transfer import Transfer
 
 
 __all__ = [
     "Bagged",
-    "Boosting",
-    "Ernest",
     "Hybrid",
     "Intervals",
     "OnBoth",
     "OtherDevice",
     "Overlapping",
-    "Paleo",
     "PerfectScaling",
-    "Pollux",
     "Setup",
     "StepTimeModel",
     "Transfer",
