@@ -13,7 +13,6 @@ from ._offer import Offer
 from ._plot import plot_front
 from ._probe import Measured, Probe, Probes
 from ._replan import replan
-from ._replay import ByExpectedCost, Cheapest, Replayed, SpotJob, SpotPlace, SpotPolicy, replay
 from ._skypilot import launch, time_estimator, to_skypilot
 from ._spot import SpotHistory, daly_s, spot_seconds, young_s
 from ._workload import Workload, widths_of
@@ -25,9 +24,7 @@ from .planning._planner import FleetPlan, plan_fleet
 __all__ = [
     "ACCELERATORS",
     "Accelerator",
-    "ByExpectedCost",
     "Catalogue",
-    "Cheapest",
     "Fleet",
     "FleetOptions",
     "FleetPlan",
@@ -40,12 +37,8 @@ __all__ = [
     "Probe",
     "Probes",
     "Rented",
-    "Replayed",
     "SpotHistory",
-    "SpotJob",
     "SpotMarket",
-    "SpotPlace",
-    "SpotPolicy",
     "Workload",
     "daly_s",
     "estimate",
@@ -53,7 +46,6 @@ __all__ = [
     "plan_fleet",
     "plot_front",
     "replan",
-    "replay",
     "spot_seconds",
     "time_estimator",
     "to_skypilot",

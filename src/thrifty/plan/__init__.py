@@ -2,7 +2,7 @@
 
 from ._forest import ForestStage, StageState, stage_forest
 from ._garbage import evictable_checkpoints, superseded
-from ._policies import Measured, batch_size_packs, nearest_packs, pack_size, random_packs
+from ._policies import Measured, pack_size
 from ._search_plan import MAX_ATTEMPTS, MAX_EVICTIONS, SearchPlan
 from ._stages import Answer, Chain, Node, Stage
 
@@ -18,11 +18,8 @@ __all__ = [
     "SearchPlan",
     "Stage",
     "StageState",
-    "batch_size_packs",
     "evictable_checkpoints",
-    "nearest_packs",
     "pack_size",
-    "random_packs",
     "stage_forest",
     "superseded",
 ]
