@@ -17,7 +17,6 @@ from ._algorithms import (
 )
 from ._clock import VirtualClock
 from ._executors import EXECUTOR_CHECKS
-from ._postgresql import FlakyProxy, PrivatePostgreSQL, postgresql_programs
 from ._stores import STORE_CHECKS
 from ._tasks import FaultyTask, LineTask
 
@@ -28,9 +27,7 @@ __all__ = [
     "STORE_CHECKS",
     "FakeStudy",
     "FaultyTask",
-    "FlakyProxy",
     "LineTask",
-    "PrivatePostgreSQL",
     "VirtualClock",
     "check_algorithm",
     "check_any_sign",
@@ -42,6 +39,5 @@ __all__ = [
     "check_pure",
     "check_same_seed",
     "learning_curve",
-    "postgresql_programs",
     "replay",
 ]
