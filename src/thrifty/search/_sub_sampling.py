@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count, repeat
 from typing import Literal
@@ -16,11 +16,9 @@ import numpy as np
 from thrifty.core import AlgorithmError
 from thrifty.space import Space
 
-from ._algorithm import Algorithm, check_sampler, draw
-from ._asha import best, rungs_between
-from ._check import check_counts, check_halving
+from ._algorithm import draw
+from ._asha import RungAlgorithm, best
 from ._history import Decision, History, Leaderboard, Proposal, Trial
-from ._samplers import RandomSampler, Sampler
 from ._sorted_list import SortedList
 
 
@@ -228,7 +226,7 @@ class _Replay:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubSampling(Algorithm):
+class SubSampling(RungAlgorithm):
     """Sub-sampling in rounds: trains the trials that hold their own against the leader.
 
     No trial is dropped for good. This is SS of Huang et al., "Bandit evaluation by sub-samples",
@@ -258,23 +256,6 @@ class SubSampling(Algorithm):
     >>> SubSampling(max_epochs=27, num_trials=27).rungs()
     (1, 3, 9, 27)
     """
-
-    max_epochs: int
-    num_trials: int
-    eta: int = 3
-    min_epochs: int = 1
-    sampler: Sampler = field(default_factory=RandomSampler)
-
-    def __post_init__(self) -> None:
-        check_counts(self, num_trials=self.num_trials)
-        check_halving(
-            self, eta=self.eta, min_epochs=self.min_epochs, max_epochs=self.max_epochs
-        )
-        check_sampler(self, self.sampler)
-
-    def rungs(self) -> tuple[int, ...]:
-        """Return the epochs of the rounds; the last is ``max_epochs``."""
-        return rungs_between(self.min_epochs, self.max_epochs, eta=self.eta)
 
     def ask(
         self, history: History, space: Space, *, num: int, rng: np.random.Generator
