@@ -18,6 +18,7 @@ from thrifty.pack.verify import (
     StepTaken,
     compare_metrics,
     compare_step,
+    exchanged,
     gradients_alone,
     is_rounding,
     own_tensors,
@@ -152,23 +153,8 @@ def _in_double_for_a_while(
 
     It is the module itself, since a copy may compute something else (hooks, object identities).
     """
-    own: dict[str, torch.Tensor] = {
-        **dict(model.named_parameters()),
-        **dict(model.named_buffers()),
-    }
-    homes = {name: tensor.data for name, tensor in own.items()}
-    modes = {module: module.training for module in model.modules()}
-    try:
-        for name, tensor in own.items():
-            tensor.grad = None
-            tensor.data = _double([state[name]])[0]
+    with exchanged(model, {name: _double([tensor])[0] for name, tensor in state.items()}):
         yield model
-    finally:
-        for name, tensor in own.items():
-            tensor.grad = None
-            tensor.data = homes[name]
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def _in_double(structure: Structure) -> Structure:
