@@ -183,14 +183,12 @@ class StepCheck:
         seconds: Seconds that the check has taken so far.
         solo_s: Seconds that the step took alone. None before ``judge``, and for a first step, which
             takes longer than others because its optimizer has no state yet.
-        tie: Whether single precision differed and double precision agreed.
     """
 
     def __init__(self, trial: FusedTrial, rows: RowState, row: int) -> None:
         began = time.perf_counter()
         self.trial = trial
         self.solo_s: float | None = None
-        self.tie = False
         self._rows = rows
         self._row = row
         self.before = rows.own_state(trial, row)
@@ -269,7 +267,7 @@ class StepCheck:
             )
         if found is None or not found.is_rounding_possible:
             return found
-        self.tie = agrees_in_double(
+        agrees = agrees_in_double(
             structure, trial, self.before.tensors, is_current=is_current
         ) and is_rounding(
             packed,
@@ -278,7 +276,7 @@ class StepCheck:
             step=partial(gradients_alone, trial.model, compute_loss=compute_loss),
             num_terms=num_terms,
         )
-        return None if self.tie else found
+        return None if agrees else found
 
 
 def _num_numbers(batch: Any) -> int:
