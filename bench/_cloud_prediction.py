@@ -17,14 +17,11 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from bench.steptime_helpers import Boosting, Ernest, Paleo, Pollux
 from thrifty.perf.steptime import (
-    Boosting,
-    Ernest,
     Hybrid,
     Intervals,
-    Paleo,
     PerfectScaling,
-    Pollux,
     Setup,
     StepTimeModel,
     Transfer,

@@ -16,9 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from thrifty.cloud._market import Life, PriceSeries, SpotMarket
-from thrifty.cloud._offer import Offer
-from thrifty.cloud._replay import (
+from bench.spot_helpers import (
     ByExpectedCost,
     Cheapest,
     Replayed,
@@ -26,6 +24,8 @@ from thrifty.cloud._replay import (
     SpotPlace,
     replay,
 )
+from thrifty.cloud._market import Life, PriceSeries, SpotMarket
+from thrifty.cloud._offer import Offer
 
 from ._data import data_folder
 from ._harness import table

@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from bench.steptime_helpers import Ernest, Pollux
 from thrifty.cloud import ACCELERATORS
 from thrifty.perf._nonnegative import relative_fit
-from thrifty.perf.steptime import Ernest, OnBoth, OtherDevice, Pollux, Setup, StepTimeModel
+from thrifty.perf.steptime import OnBoth, OtherDevice, Setup, StepTimeModel
 
 from ._cloud_prediction import one_thread
 from ._data import data_folder

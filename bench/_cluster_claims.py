@@ -11,8 +11,8 @@ import numpy as np
 
 from bench._cluster_claimer import claimer
 from bench._harness import Goal, at_least, equal, table
+from bench.postgresql_helpers import PrivatePostgreSQL
 from thrifty.store import NodeRecord, Record, Store
-from thrifty.testing import PrivatePostgreSQL
 
 
 def claims(args: argparse.Namespace) -> tuple[dict[str, Any], list[Goal]]:

@@ -17,11 +17,11 @@ from typing import Any
 import thrifty as th
 from bench._digits_task import Digits
 from bench._harness import Goal, equal, table
+from bench.postgresql_helpers import PrivatePostgreSQL
 from thrifty.core import EpochDone
 from thrifty.plan import SearchPlan
 from thrifty.space import Timeline
 from thrifty.store import Store
-from thrifty.testing import PrivatePostgreSQL
 
 
 class _Trained:

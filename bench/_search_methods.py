@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import log_ndtr, ndtr
 
 from bench._search_tables import MAX_EPOCHS
+from bench.sub_sampling_helpers import LiteralSubSampling
 from thrifty.search import (
     ASHA,
     BOHB,
@@ -140,9 +140,7 @@ def methods() -> list[Method]:
         ),
         Method("BOHB", lambda n: BOHB(max_epochs=R, num_trials=TRIALS_OF_A_PASS * n)),
         Method("SS", lambda n: SubSampling(max_epochs=R, num_trials=K * n)),
-        Method(
-            "SS literal", lambda n: SubSampling(max_epochs=R, num_trials=K * n, width="literal")
-        ),
+        Method("SS literal", lambda n: LiteralSubSampling(max_epochs=R, num_trials=K * n)),
         Method(
             "SS asynchronous", lambda n: AsyncSubSampling(max_epochs=R, num_trials=3 * K * n)
         ),
@@ -154,28 +152,20 @@ def boss_variants() -> list[Method]:
 
     Only the winner on the first half of the tasks is judged.
     """
-    return [_boss(*variant) for variant in product(BOSS_SAMPLERS, BOSS_RULES)]
+    return [_boss(sampler) for sampler in BOSS_SAMPLERS]
 
 
 BOSS_SAMPLERS: dict[str, Sampler] = {
     "forest": RandomForestSampler(num_trees=20),
     "KDE": KDESampler(),
 }
-BOSS_RULES: dict[str, dict[str, Any]] = {
-    "": {"ladder": "hyperband"},
-    ", widest": {"ladder": "widest"},
-    ", literal": {"width": "literal", "ladder": "hyperband"},
-    ", literal, log": {"width": "literal", "threshold": "log", "ladder": "hyperband"},
-    ", literal, log, widest": {"width": "literal", "threshold": "log", "ladder": "widest"},
-}
-"""Return a variant of BOSS; the threshold matters in literal rounds only."""
 
 
-def _boss(sampler: str, rule: str) -> Method:
-    options = {"sampler": BOSS_SAMPLERS[sampler], **BOSS_RULES[rule]}
-    # Five of the widest brackets take a little more than a pass.
-    num_trials = 5 * WIDEST if "widest" in rule else TRIALS_OF_A_PASS
+def _boss(sampler: str) -> Method:
     return Method(
-        f"BOSS {sampler}{rule}",
-        lambda n: BOSS(max_epochs=MAX_EPOCHS, num_trials=num_trials * n, **options),
+        f"BOSS {sampler}, widest",
+        # Five of the widest brackets take a little more than a pass.
+        lambda n: BOSS(
+            max_epochs=MAX_EPOCHS, num_trials=5 * WIDEST * n, sampler=BOSS_SAMPLERS[sampler]
+        ),
     )

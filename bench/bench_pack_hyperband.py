@@ -39,6 +39,7 @@ import torch
 
 from bench import _mnist as mnist
 from bench._harness import Goal, at_least, at_most, equal, finish, parser, table
+from bench.packing_helpers import batch_size_packs, nearest_packs, random_packs
 from thrifty.pack import (
     AutoBackend,
     Backend,
@@ -51,7 +52,6 @@ from thrifty.pack import (
     Task,
     borrowed_streams,
 )
-from thrifty.plan import batch_size_packs, nearest_packs, random_packs
 from thrifty.search import Hyperband
 
 

@@ -91,7 +91,7 @@ def test_no_fleet_of_this_step_time_costs_less_an_hour(offers, global_batch, dat
         st.dictionaries(st.sampled_from(["V100", "T4", "A10"]), st.integers(0, 3), max_size=2)
     )
     fleets = all_mixes(workload, offers, quotas=quotas)
-    mix = mix_of(workload, offers, beliefs=EACH, end=2, quotas=quotas, max_nodes=MOST)
+    mix = mix_of(workload, offers, FleetOptions(beliefs=EACH, quotas=quotas, max_nodes=MOST))
     assume(fleets)
     step_s = data.draw(st.sampled_from(sorted({fleet.step_s.high for fleet in fleets})))
     cheapest = min(fleet.usd_h for fleet in fleets if fleet.step_s.high <= step_s)
@@ -151,7 +151,11 @@ def test_a_quota_of_an_accelerator_is_shared():
     offers = [an_offer(), an_offer("v2", price_usd_h=4.0)]
 
     def machines(quotas):
-        mix = mix_of(workload, offers, beliefs=EACH, end=0, quotas=quotas, max_nodes=4)
+        mix = mix_of(
+            workload,
+            offers,
+            FleetOptions(beliefs=EACH, conservative=False, quotas=quotas, max_nodes=4),
+        )
         nums = mix.cheapest(1.6)
         return None if nums is None else nums.tolist()
 
@@ -205,13 +209,19 @@ def test_a_study():
 def test_without_scipy(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     offers = [an_offer(price_usd_h=5.0), an_offer("a10", accelerator="A10", price_usd_h=4.0)]
-    mix = mix_of(a_workload(), offers, beliefs=EACH, end=0, quotas={"A10": 1}, max_nodes=3)
+    mix = mix_of(
+        a_workload(),
+        offers,
+        FleetOptions(beliefs=EACH, conservative=False, quotas={"A10": 1}, max_nodes=3),
+    )
     with pytest.raises(MissingExtraError, match=r"thrifty\[cloud\]"):
         mix.cheapest(2.5)
 
 
 def test_steps_that_no_fleet_makes():
     offers = [an_offer(), an_offer("a10", accelerator="A10")]
-    mix = mix_of(a_workload(), offers, beliefs=EACH, end=0, quotas={}, max_nodes=3)
+    mix = mix_of(
+        a_workload(), offers, FleetOptions(beliefs=EACH, conservative=False, max_nodes=3)
+    )
     assert mix.cheapest(1e-3) is None
     assert np.sum(mix.cheapest(1e3)) == 1

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from bench.sub_sampling_helpers import is_good
 from tests.counting import lines_run
 from tests.search._drive import SPACE, ask, follow, to_the_end, with_scores
 from thrifty.core import AlgorithmError
 from thrifty.search import AsyncSubSampling, History, Proposal, Stop
-from thrifty.search._sub_sampling import difference, is_good, threshold
+from thrifty.search._sub_sampling import difference, threshold
 from thrifty.testing import FakeStudy
 
 
@@ -273,6 +274,10 @@ def test_follows_its_own_advice():
     ("options", "message"),
     [
         ({"threshold": -1}, "a positive number of epochs"),
+        ({"threshold": "loglog"}, "'sqrt-log', 'log' or a positive number"),
+        ({"threshold": 0}, "threshold=0"),
+        ({"threshold": True}, "threshold=True"),
+        ({"threshold": float("nan")}, "threshold=nan"),
         ({"num_trials": 0}, "num_trials=0"),
         ({"min_epochs": 10}, "lower it"),
         ({"sampler": 3}, "give a sampler"),

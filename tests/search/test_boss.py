@@ -10,7 +10,6 @@ from thrifty.search import (
     BOSS,
     GridSampler,
     History,
-    Hyperband,
     KDESampler,
     RandomSampler,
     Sampler,
@@ -32,17 +31,12 @@ class Learner(Sampler):
         ]
 
 
-RANDOM = BOSS(max_epochs=9, ladder="hyperband", sampler=RandomSampler())
-LEARNING = BOSS(max_epochs=9, ladder="hyperband", sampler=Learner())
+RANDOM = BOSS(max_epochs=9, sampler=RandomSampler())
+LEARNING = BOSS(max_epochs=9, sampler=Learner())
 
 
 def seen(decision):
     return round((decision.config["lr"] - 0.01) * 1000)
-
-
-def test_the_brackets_are_hyperbands():
-    for options in ({"max_epochs": 81}, {"max_epochs": 100, "eta": 4, "num_trials": 300}):
-        assert BOSS(ladder="hyperband", **options).brackets() == Hyperband(**options).brackets()
 
 
 def test_learns_unless_told_otherwise():
@@ -51,16 +45,12 @@ def test_learns_unless_told_otherwise():
 
 
 def test_all_is_proposed_at_once_if_nothing_is_learnt():
-    assert Counter(p.group for p in ask(RANDOM)) == {0: 9, 1: 5, 2: 3}
+    assert Counter(p.group for p in ask(RANDOM)) == {0: 9, 1: 9, 2: 9}
 
 
 def test_widths_inside_the_brackets():
     history = to_the_end(RANDOM)
-    assert [ends(history, group=g) for g in range(3)] == [
-        {1: 6, 3: 2, 9: 1},
-        {3: 4, 9: 1},
-        {9: 3},
-    ]
+    assert [ends(history, group=g) for g in range(3)] == [{1: 6, 3: 2, 9: 1}] * 3
 
 
 def test_brackets_come_one_after_the_other_and_are_learnt_from():
@@ -72,7 +62,7 @@ def test_brackets_come_one_after_the_other_and_are_learnt_from():
             if decision.trial is None:
                 known.append(seen(decision))
     assert groups == sorted(groups)
-    assert known == [0] * 9 + [9] * 5 + [14] * 3, "the model is fitted once for each bracket"
+    assert known == [0] * 9 + [9] * 9 + [18] * 9, "the model is fitted once for each bracket"
     check_algorithm(LEARNING)
 
 
@@ -84,8 +74,8 @@ def test_whoever_would_idle_begins_with_the_next_bracket():
         history.record_scores(number, [number])
     # Trial 8 still trains, so its round is not over.
     asked = ask(LEARNING, history, num=2)
-    assert [d.group for d in asked] == [1] * 5
-    assert [d.target for d in asked] == [3] * 5
+    assert [d.group for d in asked] == [1] * 9
+    assert [d.target for d in asked] == [1] * 9
     history.record_decision(asked[0])
     history.record_scores(8, [8])
     assert [d.trial for d in ask(LEARNING, history, num=2)] == [8, 7, 6]
@@ -100,14 +90,6 @@ def test_a_trial_left_behind_is_recalled_within_its_bracket():
     assert history[9].reached == history[10].reached == 9
 
 
-def test_literal_rounds():
-    history = to_the_end(
-        BOSS(max_epochs=9, num_trials=9, width="literal", threshold=1, sampler=RandomSampler()),
-        score=lambda k, e: -k - 0.5 / e,
-    )
-    assert ends(history) == {1: 8, 9: 1}
-
-
 def test_small_grid_ends_in_the_first_bracket():
     space = Space(lr=Choice([0.1, 0.2, 0.3]))
     history = to_the_end(BOSS(max_epochs=9, sampler=GridSampler()), space=space)
@@ -119,8 +101,6 @@ def test_small_grid_ends_in_the_first_bracket():
     [
         ({"max_epochs": 0}, "max_epochs=0"),
         ({"num_trials": 0}, "num_trials=0"),
-        ({"width": "wide"}, "'fixed' or 'literal'"),
-        ({"threshold": 3}, "leave it out"),
         ({"sampler": 3}, "give a sampler"),
     ],
 )
@@ -129,8 +109,6 @@ def test_is_refused(options, message):
         BOSS(**{"max_epochs": 9, **options})
 
 
-def test_all_brackets_may_be_as_wide_as_the_first():
+def test_all_brackets_are_as_wide_as_the_first():
     boss = BOSS(max_epochs=9)
     assert boss.brackets() == ((9, (1, 3, 9)),) * 3
-    with pytest.raises(AlgorithmError, match="ladder='steep'"):
-        BOSS(max_epochs=9, ladder="steep")

@@ -2,6 +2,7 @@
 
 import pytest
 
+from bench.sub_sampling_helpers import LiteralSubSampling
 from thrifty.search import (
     ASHA,
     BOSS,
@@ -36,13 +37,13 @@ ALGORITHMS = [
     SuccessiveHalving(max_epochs=9, num_trials=18, sampler=CMAESSampler(num_startup=5)),
     RandomSearch(max_epochs=4, num_trials=24, sampler=NSGAIISampler(population=5, share=2)),
     SubSampling(max_epochs=27, num_trials=27),
-    SubSampling(max_epochs=27, num_trials=27, levels="trial"),
-    SubSampling(max_epochs=27, num_trials=27, width="literal"),
-    SubSampling(max_epochs=20, num_trials=9, width="literal", levels="trial", threshold="log"),
+    SubSampling(max_epochs=20, num_trials=9),
+    LiteralSubSampling(max_epochs=27, num_trials=27),
+    LiteralSubSampling(max_epochs=20, num_trials=9, threshold="log"),
     AsyncSubSampling(max_epochs=27, num_trials=40),
     AsyncSubSampling(max_epochs=9, num_trials=2, eta=4, min_epochs=2, threshold=1),
     BOSS(max_epochs=27, sampler=RandomSampler()),
-    BOSS(max_epochs=9, eta=2, num_trials=30, width="literal", sampler=GridSampler(levels=2)),
+    BOSS(max_epochs=9, eta=2, num_trials=30, sampler=GridSampler(levels=2)),
     MedianStopping(max_epochs=12, num_trials=12, grace_epochs=3, interval=2, min_trials=3),
     PopulationBasedTraining(max_epochs=14, population=8, interval=3, explore=("lr", "width")),
     PopulationBasedTraining(

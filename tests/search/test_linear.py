@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 
+from bench.sub_sampling_helpers import LiteralSubSampling
 from thrifty.core import derive_seed
 from thrifty.search import (
     ASHA,
@@ -108,7 +109,7 @@ ALGORITHMS = {
     "boss": lambda n: BOSS(max_epochs=9, num_trials=n, sampler=RandomSampler()),
     "boss that learns": lambda n: BOSS(max_epochs=9, num_trials=n, sampler=Cheap()),
     "rounds": lambda n: SubSampling(max_epochs=9, num_trials=n),
-    "literal rounds": lambda n: SubSampling(max_epochs=9, num_trials=n, width="literal"),
+    "literal rounds": lambda n: LiteralSubSampling(max_epochs=9, num_trials=n),
     "population": lambda n: PopulationBasedTraining(
         max_epochs=6, population=n, interval=2, explore=("lr",)
     ),

@@ -1,12 +1,12 @@
 import pytest
 
-from tests.search._drive import ask, ends, follow, to_the_end
+from bench.sub_sampling_helpers import LiteralSubSampling
+from tests.search._drive import ask, ends, follow
 from thrifty.core import AlgorithmError
 from thrifty.search import History, Proposal, SubSampling
 
 
 FIXED = SubSampling(max_epochs=27, num_trials=27)
-LITERAL = SubSampling(max_epochs=27, num_trials=27, width="literal", levels="trial")
 
 
 def rising(number, epoch):
@@ -40,43 +40,22 @@ def test_the_first_promotion_is_by_score():
     assert sorted(d.trial for d in played[1]) == list(range(9, 18))
 
 
-@pytest.mark.parametrize("levels", ["trial", "round"])
-def test_literal_widths_on_frozen_rising_curves(levels):
-    algorithm = SubSampling(max_epochs=27, num_trials=27, width="literal", levels=levels)
-    assert widths(algorithm)[:4] == [27, 1, 26, 1]
+def test_literal_rounds_with_frozen_rising_curves_are_wide_or_narrow():
+    assert widths(LiteralSubSampling(max_epochs=27, num_trials=27))[:4] == [27, 1, 26, 1]
 
 
-def test_literal_with_little_exploration_is_greedy():
+def test_literal_rounds_with_little_exploration_are_greedy():
     # The leader won after one epoch and its later blocks are better: no trial ever beats it.
-    algorithm = SubSampling(max_epochs=27, num_trials=27, width="literal", threshold=1)
-    assert widths(algorithm) == [27, 1, 1, 1]
-
-
-def test_levels():
-    played, _ = rounds(LITERAL)
-    assert [{d.target for d in decisions} for decisions in played] == [{1}, {3}, {3}, {9}, {27}]
-    round_wise = SubSampling(max_epochs=27, num_trials=27, width="literal", levels="round")
-    played, _ = rounds(round_wise)
-    assert [{d.target for d in decisions} for decisions in played] == [{1}, {3}, {9}, {27}]
-
-
-def test_forced_exploration_uses_the_threshold_as_it_is():
-    # 3 epochs: sqrt(log(5)) is 1.27, which is 1 when floored.
-    algorithm = SubSampling(max_epochs=9, num_trials=3, width="literal", levels="trial")
+    algorithm = LiteralSubSampling(max_epochs=27, num_trials=27, threshold=1)
     played, _ = rounds(algorithm)
-    assert [len(decisions) for decisions in played] == [3, 1, 2, 1]
-    history = to_the_end(
-        SubSampling(max_epochs=9, num_trials=3, width="literal", levels="trial", threshold=1)
-    )
-    assert ends(history) == {1: 2, 9: 1}
+    assert [len(decisions) for decisions in played] == [27, 1, 1, 1]
+    assert [{d.target for d in decisions} for decisions in played] == [{1}, {3}, {9}, {27}]
 
 
 def test_all_who_are_good_go_on_in_literal_rounds():
     # With noise, the leader's second epoch is worse than the others' first.
     curves = {0: [0.9, 0.1, 0.9], 1: [0.5], 2: [0.3], 3: [0.05]}
-    algorithm = SubSampling(
-        max_epochs=27, num_trials=4, width="literal", levels="trial", threshold=1
-    )
+    algorithm = LiteralSubSampling(max_epochs=27, num_trials=4, threshold=1)
     history = History()
     follow(history, ask(algorithm, history), score=lambda k, e: curves[k][0])
     assert follow(history, ask(algorithm, history), score=lambda k, e: curves[k][e - 1]) == [
@@ -142,9 +121,9 @@ def test_failed_trials_lose_and_the_next_best_leads():
     assert history[12].reached == 27
 
 
-@pytest.mark.parametrize("width", ["fixed", "literal"])
-def test_the_leader_that_fails_at_last_is_followed_by_another(width):
-    algorithm = SubSampling(max_epochs=27, num_trials=9, width=width)
+@pytest.mark.parametrize("kind", [SubSampling, LiteralSubSampling])
+def test_the_leader_that_fails_at_last_is_followed_by_another(kind):
+    algorithm = kind(max_epochs=27, num_trials=9)
     history, failed = History(), None
     while decisions := ask(algorithm, history):
         for decision in decisions:
@@ -164,8 +143,8 @@ def test_scores_that_are_not_numbers_on_the_way_are_the_worst():
     def score(number, epoch):
         return float("nan") if epoch == 2 and number == 13 else rising(number, epoch)
 
-    for width in ("fixed", "literal"):
-        _, history = rounds(SubSampling(max_epochs=27, num_trials=27, width=width), score=score)
+    for kind in (SubSampling, LiteralSubSampling):
+        _, history = rounds(kind(max_epochs=27, num_trials=27), score=score)
         assert max(t.reached for t in history) == 27
 
 
@@ -177,13 +156,6 @@ def test_fewer_trials_than_a_round_has_places():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"threshold": "loglog"}, "'sqrt-log', 'log' or a positive number"),
-        ({"threshold": 0}, "threshold=0"),
-        ({"threshold": True}, "threshold=True"),
-        ({"threshold": float("nan")}, "threshold=nan"),
-        ({"width": "wide"}, "'fixed' or 'literal'"),
-        ({"levels": "rung"}, "'round' or 'trial'"),
-        ({"threshold": 2}, "give width='literal'"),
         ({"num_trials": 0}, "num_trials=0"),
         ({"eta": 1}, "use 2 or more"),
         ({"sampler": 3}, "give a sampler"),

@@ -15,7 +15,13 @@ from psycopg import errors
 from sqlalchemy import Engine, event
 from sqlalchemy.engine import make_url
 
-from tests.servers import needs_postgresql, postgresql, server  # noqa: F401 (fixtures)
+from bench.postgresql_helpers import PrivatePostgreSQL
+from tests.servers import (  # noqa: F401 (fixtures)
+    FlakyProxy,
+    needs_postgresql,
+    postgresql,
+    server,
+)
 from tests.study.helpers import make_study, records
 from tests.study.processes import At, die, exit_code, started
 from thrifty.core import StoreWriteError, SystemClock
@@ -23,7 +29,6 @@ from thrifty.run import Local
 from thrifty.search import SuccessiveHalving
 from thrifty.store import CheckpointFolder, Store
 from thrifty.study import Storage
-from thrifty.testing import FlakyProxy, PrivatePostgreSQL
 
 
 pytestmark = needs_postgresql

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.pack.identity._projects import load, write
-from tests.study.helpers import SOLO, StopAfter
+from tests.study.helpers import SOLO, StopAfter, make_study, trained
 from tests.study.legacy_task import legacy_study
 from thrifty.core import EpochDone, StudyMismatchError, TaskError
 from thrifty.run import Local
-from thrifty.search import GridSearch
+from thrifty.search import BOSS, GridSearch, RandomSampler, SubSampling
 from thrifty.space import Choice, Constant, Space, Step
 from thrifty.store import Store
 from thrifty.study import Storage, Study
@@ -482,3 +482,31 @@ def test_a_study_of_an_older_version_needs_no_content(legacy, monkeypatch):
     monkeypatch.setattr("thrifty.study._identity.task_identity", fails)
     assert run(legacy_study(legacy)).trained == 0
     assert run(legacy_study(legacy, name="stopped")).trained > 0
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "removed"),
+    [
+        (
+            SubSampling(max_epochs=6, num_trials=3),
+            ", threshold='sqrt-log', width='fixed', levels='round'",
+        ),
+        (
+            BOSS(max_epochs=6, sampler=RandomSampler()),
+            ", threshold='sqrt-log', width='fixed', ladder='widest'",
+        ),
+    ],
+)
+def test_a_study_that_names_removed_options_of_its_algorithm_is_resumed(
+    tmp_path, algorithm, removed
+):
+    assert trained(make_study(tmp_path, algorithm=algorithm)) > 0
+    with sqlite3.connect(tmp_path / "t.db") as connection:
+        (text,) = connection.execute("SELECT spec FROM studies").fetchone()
+        before = repr(algorithm).replace(", sampler=", f"{removed}, sampler=")
+        assert repr(algorithm) in text
+        connection.execute(
+            "UPDATE studies SET spec = ?", (text.replace(repr(algorithm), before),)
+        )
+    connection.close()
+    assert trained(make_study(tmp_path, algorithm=algorithm)) == 0

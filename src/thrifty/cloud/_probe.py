@@ -18,7 +18,7 @@ from ._probe_gain import NOISE, Arena, What, measured_interval, outcomes, subjec
 from ._workload import Workload
 from .planning._options import FleetOptions
 from .planning._planner import FleetPlan, known_offers, plan_fleet
-from .planning._table import allowance, table_of
+from .planning._table import table_of
 
 
 _FINDS: tuple[What, ...] = ("compute", "network")
@@ -269,16 +269,7 @@ class Probes:
 
     def _arena(self) -> Arena:
         known, _ = known_offers(self._offers, self.beliefs)
-        table = table_of(
-            self._workload,
-            known,
-            beliefs=self.beliefs,
-            max_nodes=self._options.max_nodes,
-            quotas=self._options.quotas,
-            spot=self._options.spot,
-            spot_market=self._options.market,
-        )
-        return Arena.of(table, self._goal)
+        return Arena.of(table_of(self._workload, known, self._options), self._goal)
 
     def _possible(self, arena: Arena) -> list[Probe]:
         """Return the cheapest probe for each factor of the rivals that is not known well enough."""
@@ -295,7 +286,7 @@ class Probes:
         seconds = self._workload.setup_s + self._probe_s
         probes: dict[tuple[What, str], Probe] = {}
         for usd_h, _, offer, spot in machines:
-            allowed = allowance(offer, self._options.quotas, self._options.max_nodes)
+            allowed = self._options.allowance(offer)
             mine = tuple(what for what in _FINDS if (what, subject_of(what, offer)) in unsure)
             for what in mine:
                 num = _FINDS.index(what) + 1

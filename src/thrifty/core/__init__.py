@@ -1,60 +1,51 @@
 """Errors, seeds, clocks and events that every other package may import."""
 
-from ._clock import Clock as Clock, SystemClock as SystemClock
+from ._clock import Clock, SystemClock
 from ._errors import (
-    AlgorithmError as AlgorithmError,
-    CheckpointError as CheckpointError,
-    CloudError as CloudError,
-    DivergedError as DivergedError,
-    GraphError as GraphError,
-    HeteroError as HeteroError,
-    LayerError as LayerError,
-    MissingExtraError as MissingExtraError,
-    PackMismatchError as PackMismatchError,
-    PeerLostError as PeerLostError,
-    ScheduleError as ScheduleError,
-    SpaceError as SpaceError,
-    StateError as StateError,
-    StoreBusyError as StoreBusyError,
-    StoreError as StoreError,
-    StoreUnreachableError as StoreUnreachableError,
-    StoreVersionError as StoreVersionError,
-    StoreWriteError as StoreWriteError,
-    StudyMismatchError as StudyMismatchError,
-    StudyNotFoundError as StudyNotFoundError,
-    TaskError as TaskError,
-    ThriftyError as ThriftyError,
-    TooFewWorkersError as TooFewWorkersError,
-    TrainingError as TrainingError,
-    UsageError as UsageError,
-    WorkerLostError as WorkerLostError,
-    require as require,
+    AlgorithmError,
+    CheckpointError,
+    CloudError,
+    DivergedError,
+    GraphError,
+    HeteroError,
+    LayerError,
+    MissingExtraError,
+    PackMismatchError,
+    PeerLostError,
+    ScheduleError,
+    SpaceError,
+    StateError,
+    StoreBusyError,
+    StoreError,
+    StoreUnreachableError,
+    StoreVersionError,
+    StoreWriteError,
+    StudyMismatchError,
+    StudyNotFoundError,
+    TaskError,
+    ThriftyError,
+    TooFewWorkersError,
+    TrainingError,
+    UsageError,
+    WorkerLostError,
+    require,
 )
 from ._events import (
-    Calibrated as Calibrated,
-    CheckpointLost as CheckpointLost,
-    CheckpointRef as CheckpointRef,
-    EpochDone as EpochDone,
-    Event as Event,
-    PackShrunk as PackShrunk,
-    Refused as Refused,
-    StageDone as StageDone,
-    StageFailed as StageFailed,
-    StageStarted as StageStarted,
+    Calibrated,
+    CheckpointLost,
+    CheckpointRef,
+    EpochDone,
+    Event,
+    PackShrunk,
+    Refused,
+    StageDone,
+    StageFailed,
+    StageStarted,
 )
-from ._interrupt import StopNow as StopNow, is_from_user as is_from_user
-from ._names import check_hyperparameter_names as check_hyperparameter_names
-from ._seeds import (
-    derive_seed as derive_seed,
-    fingerprint as fingerprint,
-    step_seed as step_seed,
-)
-from ._text import (
-    error_text as error_text,
-    error_traceback as error_traceback,
-    plain_logger as plain_logger,
-    plain_text as plain_text,
-)
+from ._interrupt import StopNow, is_from_user
+from ._names import check_hyperparameter_names
+from ._seeds import derive_seed, fingerprint, step_seed
+from ._text import error_text, error_traceback, plain_logger, plain_text
 
 
 __all__ = [

@@ -106,9 +106,7 @@ def of_each(x: Tensor, block: Block, *, mean: bool, own: bool) -> Tensor:
     Returns:
         Shape ``(trials, block.num_dst, features)``, twice as many features with ``own``.
     """
-    return _Gather.apply(  # type: ignore[no-any-return, no-untyped-call]
-        x, block, _How(mean=mean, own=own)
-    )
+    return _apply(x, block, _How(mean=mean, own=own))
 
 
 def uses_kernels(x: Tensor) -> bool:
@@ -146,7 +144,7 @@ def _aggregate(x: Tensor, block: Block, how: _How) -> Tensor:
     # not say when they change, so neither kind can be cached.
     no_cache = x.requires_grad or x.is_inference()
     if no_cache or unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
-        return _Gather.apply(x, block, how)  # type: ignore[no-any-return, no-untyped-call]
+        return _apply(x, block, how)
     return _remembered(x, block, how) if block.shared else _gather(x, block, how)
 
 
@@ -172,54 +170,30 @@ def _remembered(x: Tensor, block: Block, how: _How) -> Tensor:
 
 
 class _Gather(Function):
-    """Aggregation from sources to destinations, as an autograd function."""
+    """Aggregation from sources to destinations, or ``back``, as an autograd function.
 
-    @staticmethod
-    def forward(x: Tensor, block: Block, how: _How) -> Tensor:
-        return _gather(x, block, how)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, _output: Any) -> None:
-        _, ctx.block, ctx.how = inputs
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return (
-            _GatherBack.apply(grads[0], ctx.block, ctx.how),  # type: ignore[no-untyped-call]
-            None,
-            None,
-        )
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        return _Gather.apply(tangents[0], ctx.block, ctx.how)  # type: ignore[no-untyped-call]
-
-
-class _GatherBack(Function):
-    """Aggregation from destinations back to sources, as an autograd function.
-
-    Both functions are linear, so each is its own forward-mode derivative.
+    Both directions are linear, so each is its own forward-mode derivative.
     """
 
     @staticmethod
-    def forward(grad: Tensor, block: Block, how: _How) -> Tensor:
-        return _gather_back(grad, block, how)
+    def forward(x: Tensor, block: Block, how: _How, back: bool) -> Tensor:  # noqa: FBT001, PLR0917
+        return _gather_back(x, block, how) if back else _gather(x, block, how)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, _output: Any) -> None:
-        _, ctx.block, ctx.how = inputs
+        _, ctx.block, ctx.how, ctx.back = inputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return (
-            _Gather.apply(grads[0], ctx.block, ctx.how),  # type: ignore[no-untyped-call]
-            None,
-            None,
-        )
+        return _apply(grads[0], ctx.block, ctx.how, back=not ctx.back), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        return _GatherBack.apply(tangents[0], ctx.block, ctx.how)  # type: ignore[no-untyped-call]
+        return _apply(tangents[0], ctx.block, ctx.how, back=ctx.back)
+
+
+def _apply(x: Tensor, block: Block, how: _How, *, back: bool = False) -> Tensor:
+    return _Gather.apply(x, block, how, back)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _gather(x: Tensor, block: Block, how: _How) -> Tensor:

@@ -34,17 +34,7 @@ _HOMES = {
     "optuna_storage": "optuna._storage",
 }
 
-__all__ = [
-    "HuggingFaceTrainable",
-    "LRScheduler",
-    "LightningTrainable",
-    "MLflow",
-    "TensorBoard",
-    "ThriftySearchCV",
-    "WandB",
-    "export_optuna",
-    "optuna_storage",
-]
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

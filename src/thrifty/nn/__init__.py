@@ -3,13 +3,13 @@
 A plain PyTorch library: it does not depend on search, plans or databases.
 """
 
-from ._convert import gyro_ as gyro_
-from ._ensemble import SubnetworkEnsemble as SubnetworkEnsemble, subnetwork as subnetwork
-from ._gyro import BlockGyroDropout as BlockGyroDropout, GyroDropout as GyroDropout
-from ._masks import KeptGroups as KeptGroups
-from ._schedule import GyroSchedule as GyroSchedule
-from ._sequential import GyroMLP as GyroMLP, GyroSequential as GyroSequential
-from ._sliced import gyro_conv2d as gyro_conv2d, gyro_linear as gyro_linear
+from ._convert import gyro_
+from ._ensemble import SubnetworkEnsemble, subnetwork
+from ._gyro import BlockGyroDropout, GyroDropout
+from ._masks import KeptGroups
+from ._schedule import GyroSchedule
+from ._sequential import GyroMLP, GyroSequential
+from ._sliced import gyro_conv2d, gyro_linear
 
 
 __all__ = [

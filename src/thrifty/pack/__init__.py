@@ -8,65 +8,34 @@ import sys as _sys
 from types import ModuleType as _ModuleType
 from typing import Any as _Any
 
-from ._auto import AutoBackend as AutoBackend, Prefer as Prefer
+from ._auto import AutoBackend, Prefer
 from ._backend import (
-    Backend as Backend,
-    EpochPlan as EpochPlan,
-    Member as Member,
-    Outcome as Outcome,
-    TimeShare as TimeShare,
-    UnverifiedError as UnverifiedError,
-    out_of_memory as out_of_memory,
+    Backend,
+    EpochPlan,
+    Member,
+    Outcome,
+    TimeShare,
+    UnverifiedError,
+    out_of_memory,
 )
-from ._concatenated import ConcatenatedBackend as ConcatenatedBackend
-from ._data import (
-    ArrayData as ArrayData,
-    DatasetPair as DatasetPair,
-    Source as Source,
-    SourceData as SourceData,
-    epoch_order as epoch_order,
-    open_source as open_source,
-)
-from ._evaluate import evaluate_state as evaluate_state
-from ._fused import FusedBackend as FusedBackend
-from ._fusion_policy import Calibration as Calibration
-from ._hyperparameters import HyperParameters as HyperParameters
-from ._inspect import TaskReport as TaskReport, inspect_task as inspect_task
-from ._optimizer import (
-    SGD as SGD,
-    Adagrad as Adagrad,
-    Adam as Adam,
-    AdamW as AdamW,
-    Optimizer as Optimizer,
-    RMSprop as RMSprop,
-    times as times,
-)
-from ._pack import Pack as Pack, pack as pack
-from ._random import borrowed_streams as borrowed_streams, seed_step as seed_step
-from ._solo import SoloBackend as SoloBackend
-from ._state import (
-    State as State,
-    pack_state as pack_state,
-    step_counters as step_counters,
-    unpack_state as unpack_state,
-)
-from ._state_check import StateCheck as StateCheck
-from ._state_probe import Trial as Trial
-from ._task import (
-    Task as Task,
-    Trainable as Trainable,
-    optimizer_of as optimizer_of,
-    task_identity as task_identity,
-)
-from ._trial import TRAIN_LOSS as TRAIN_LOSS, evaluate as evaluate
-from .fused import (
-    BlockOptions as BlockOptions,
-    Group as Group,
-    Packed as Packed,
-    UnfusableError as UnfusableError,
-    register_rule as register_rule,
-)
-from .identity import TaskIdentity as TaskIdentity
+from ._concatenated import ConcatenatedBackend
+from ._data import ArrayData, DatasetPair, Source, SourceData, epoch_order, open_source
+from ._evaluate import evaluate_state
+from ._fused import FusedBackend
+from ._fusion_policy import Calibration
+from ._hyperparameters import HyperParameters
+from ._inspect import TaskReport, inspect_task
+from ._optimizer import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop, times
+from ._pack import Pack, pack
+from ._random import borrowed_streams, seed_step
+from ._solo import SoloBackend
+from ._state import State, pack_state, step_counters, unpack_state
+from ._state_check import StateCheck
+from ._state_probe import Trial
+from ._task import Task, Trainable, optimizer_of, task_identity
+from ._trial import TRAIN_LOSS, evaluate
+from .fused import BlockOptions, Group, Packed, UnfusableError, register_rule
+from .identity import TaskIdentity
 
 
 __all__ = [

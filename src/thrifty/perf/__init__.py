@@ -11,34 +11,20 @@ All curves are plain numbers, measured elsewhere and kept by the store. Nothing 
 tensor or a device.
 """
 
-from ._slicing_costs import SlicedProduct as SlicedProduct, SlicingCosts as SlicingCosts
+from ._slicing_costs import SlicedProduct, SlicingCosts
 from .balancing import (
-    Balancer as Balancer,
-    BalancerOptions as BalancerOptions,
-    SplitChange as SplitChange,
-    SplitForecast as SplitForecast,
-    forecast_split as forecast_split,
-    split_batch as split_batch,
-    split_for_energy as split_for_energy,
-    step_seconds as step_seconds,
+    Balancer,
+    BalancerOptions,
+    SplitChange,
+    SplitForecast,
+    forecast_split,
+    split_batch,
+    split_for_energy,
+    step_seconds,
 )
-from .network import (
-    CollectiveModel as CollectiveModel,
-    CollectiveTiming as CollectiveTiming,
-    Link as Link,
-    ring_s as ring_s,
-)
-from .packing import (
-    PackChoice as PackChoice,
-    PackCurve as PackCurve,
-    choose_pack as choose_pack,
-)
-from .profiles import (
-    Power as Power,
-    StepCurve as StepCurve,
-    StepProfile as StepProfile,
-    iteration_s as iteration_s,
-)
+from .network import CollectiveModel, CollectiveTiming, Link, ring_s
+from .packing import PackChoice, PackCurve, choose_pack
+from .profiles import Power, StepCurve, StepProfile, iteration_s
 
 
 __all__ = [

@@ -1,24 +1,10 @@
 """The search plan and the stage forest: pure data structures, without files or tensors."""
 
-from ._forest import (
-    ForestStage as ForestStage,
-    StageState as StageState,
-    stage_forest as stage_forest,
-)
-from ._garbage import evictable_checkpoints as evictable_checkpoints, superseded as superseded
-from ._policies import (
-    Measured as Measured,
-    batch_size_packs as batch_size_packs,
-    nearest_packs as nearest_packs,
-    pack_size as pack_size,
-    random_packs as random_packs,
-)
-from ._search_plan import (
-    MAX_ATTEMPTS as MAX_ATTEMPTS,
-    MAX_EVICTIONS as MAX_EVICTIONS,
-    SearchPlan as SearchPlan,
-)
-from ._stages import Answer as Answer, Chain as Chain, Node as Node, Stage as Stage
+from ._forest import ForestStage, StageState, stage_forest
+from ._garbage import evictable_checkpoints, superseded
+from ._policies import Measured, pack_size
+from ._search_plan import MAX_ATTEMPTS, MAX_EVICTIONS, SearchPlan
+from ._stages import Answer, Chain, Node, Stage
 
 
 __all__ = [
@@ -32,11 +18,8 @@ __all__ = [
     "SearchPlan",
     "Stage",
     "StageState",
-    "batch_size_packs",
     "evictable_checkpoints",
-    "nearest_packs",
     "pack_size",
-    "random_packs",
     "stage_forest",
     "superseded",
 ]

@@ -38,6 +38,35 @@ class Report:
     event: Event | None = None
 
 
+class ChainProgress:
+    """The progress of an assignment: its current stage and epoch."""
+
+    __slots__ = ("_index", "assignment", "chain", "epoch", "number")
+
+    def __init__(self, assignment: Assignment) -> None:
+        self.assignment = assignment
+        self.number = assignment.number
+        self.chain = assignment.chain
+        self._index = 0
+        self.epoch = self.stage.start
+
+    @property
+    def stage(self) -> Stage:
+        """The current stage."""
+        return self.chain.stages[self._index]
+
+    def next_stage(self) -> bool:
+        """Move to the next stage; return False if there is none."""
+        if self._index + 1 == len(self.chain.stages):
+            return False
+        self._index += 1
+        return True
+
+    def report(self, event: Event | None) -> Report:
+        """Return a report of an event of this assignment."""
+        return Report(assignment=self.number, event=event)
+
+
 class Executor(ABC):
     """A set of workers, each of which trains assignments and reports their events.
 

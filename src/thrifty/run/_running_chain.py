@@ -9,18 +9,14 @@ from thrifty.pack import Member, State, TimeShare
 from thrifty.plan import Stage
 
 from ._alone import member_at
-from ._executor import Assignment, Report
+from ._executor import Assignment, ChainProgress, Report
 
 
-class RunningChain:
+class RunningChain(ChainProgress):
     """An assignment in progress: its current epoch, and its checkpoints still being written."""
 
     def __init__(self, assignment: Assignment) -> None:
-        self.assignment = assignment
-        self.number = assignment.number
-        self.chain = assignment.chain
-        self._index = 0
-        self.epoch = self.stage.start
+        super().__init__(assignment)
         self.under_way = False
         self.spent = TimeShare()
         """Time spent on the current epoch so far."""
@@ -97,11 +93,6 @@ class RunningChain:
         lost = TimeShare(seconds=event.seconds, checks=event.seconds_checks)
         self.dropped = self.dropped.plus(lost)
 
-    @property
-    def stage(self) -> Stage:
-        """The current stage."""
-        return self.chain.stages[self._index]
-
     def keep(self, stage: Stage, writing: Future[CheckpointRef]) -> None:
         """Note that the state at the end of a stage is being written."""
         self.writes.append((stage, writing))  # type: ignore[arg-type] # futures are only read
@@ -117,15 +108,3 @@ class RunningChain:
             state=state,
             alone=self.is_alone,
         )
-
-    def next_stage(self) -> bool:
-        """Move to the next stage; return False if there is none."""
-        if self._index + 1 == len(self.chain.stages):
-            return False
-        self._index += 1
-        self.is_again = False
-        return True
-
-    def report(self, event: Event | None) -> Report:
-        """Return a report of an event of this assignment."""
-        return Report(assignment=self.number, event=event)

@@ -16,7 +16,6 @@ import numpy as np
 from thrifty.core import (
     CheckpointRef,
     EpochDone,
-    Event,
     StageDone,
     StageFailed,
     StageStarted,
@@ -27,7 +26,7 @@ from thrifty.pack import Task, Trainable
 from thrifty.plan import Stage
 from thrifty.space import Timeline
 
-from ._executor import Assignment, Executor, ExecutorConfig, Report
+from ._executor import Assignment, ChainProgress, Executor, ExecutorConfig, Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,33 +159,15 @@ class Counts:
     decisions_s: array[float] = field(default_factory=lambda: array("d"))
 
 
-class RunningChain:
-    """The progress of an assignment."""
+class SimulatedChain(ChainProgress):
+    """The progress of a simulated assignment."""
 
-    __slots__ = ("_index", "assignment", "epoch", "seconds", "stages", "timeline")
+    __slots__ = ("seconds",)
 
     def __init__(self, assignment: Assignment) -> None:
-        self.assignment = assignment
-        self.stages = assignment.chain.stages
-        self.timeline = assignment.chain.timeline
-        self._index = 0
-        self.epoch = self.stage.start
+        super().__init__(assignment)
         self.seconds = 0.0
         """Seconds that the current epoch takes."""
-
-    @property
-    def stage(self) -> Stage:
-        """The current stage."""
-        return self.stages[self._index]
-
-    def next_stage(self) -> bool:
-        """Move to the next stage; return False if there is none."""
-        self._index += 1
-        return self._index < len(self.stages)
-
-    def report(self, event: Event | None) -> Report:
-        """Return a report of an event of this assignment."""
-        return Report(assignment=self.assignment.number, event=event)
 
 
 class SimulatedWorker:
@@ -211,7 +192,7 @@ class SimulatedWorker:
         self.name = f"simulated-{number}"
         self.slowdown = slowdown
         self.life = 0
-        self.course: RunningChain | None = None
+        self.course: SimulatedChain | None = None
         self.began = 0.0
         """When the worker got its current assignment."""
         self.free = False
@@ -413,7 +394,7 @@ class SimulatedExecutor(Executor):
         """Give an assignment to a free worker."""
         self._decided()
         worker, number = self._take_free()
-        worker.course = RunningChain(assignment)
+        worker.course = SimulatedChain(assignment)
         worker.began = self.clock.now()
         worker.asked_to_stop = self._stopping
         self._num_busy += 1
@@ -487,8 +468,8 @@ class SimulatedExecutor(Executor):
         reports.append(course.report(_started(course.stage, worker)))
         self._train(worker, course, number)
 
-    def _train(self, worker: SimulatedWorker, course: RunningChain, number: int) -> None:
-        nominal_s = self._config.seconds_of(course.timeline, course.epoch + 1)
+    def _train(self, worker: SimulatedWorker, course: SimulatedChain, number: int) -> None:
+        nominal_s = self._config.seconds_of(course.chain.timeline, course.epoch + 1)
         course.seconds = nominal_s * worker.slowdown
         self._foresee(course.seconds, _What.EPOCH_ENDS, number)
 
@@ -502,7 +483,7 @@ class SimulatedExecutor(Executor):
             node=stage.node,
             epoch=course.epoch,
             metrics=self._config.outcome(
-                self._config.shown(course.timeline), course.epoch, course.assignment.seed
+                self._config.shown(course.chain.timeline), course.epoch, course.assignment.seed
             ),
             seconds=course.seconds,
             seconds_alone=course.seconds,

@@ -362,6 +362,7 @@ class Worker:
 
     def _end_stage(self, course: RunningChain, out: list[Report]) -> None:
         if course.next_stage():
+            course.is_again = False
             out.append(course.report(self._started(course)))
         else:
             self._leave(course)

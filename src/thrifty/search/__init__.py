@@ -1,43 +1,26 @@
 """Search algorithms: each decides, from the history alone, what to train and for how long."""
 
-from ._algorithm import Algorithm as Algorithm
-from ._asha import ASHA as ASHA
-from ._async_sub_sampling import AsyncSubSampling as AsyncSubSampling
-from ._baselines import (
-    GridSearch as GridSearch,
-    MedianStopping as MedianStopping,
-    RandomSearch as RandomSearch,
-)
-from ._boss import BOSS as BOSS
-from ._history import (
-    Decision as Decision,
-    History as History,
-    Leaderboard as Leaderboard,
-    Proposal as Proposal,
-    Stop as Stop,
-    Trial as Trial,
-    TrialState as TrialState,
-)
-from ._hyperband import (
-    BOHB as BOHB,
-    Bracket as Bracket,
-    Hyperband as Hyperband,
-    SuccessiveHalving as SuccessiveHalving,
-)
-from ._population import PopulationBasedTraining as PopulationBasedTraining
+from ._algorithm import Algorithm
+from ._asha import ASHA
+from ._async_sub_sampling import AsyncSubSampling
+from ._baselines import GridSearch, MedianStopping, RandomSearch
+from ._boss import BOSS
+from ._history import Decision, History, Leaderboard, Proposal, Stop, Trial, TrialState
+from ._hyperband import BOHB, Bracket, Hyperband, SuccessiveHalving
+from ._population import PopulationBasedTraining
 from ._samplers import (
-    CMAESSampler as CMAESSampler,
-    GPSampler as GPSampler,
-    GriddedSampler as GriddedSampler,
-    GridSampler as GridSampler,
-    KDESampler as KDESampler,
-    NSGAIISampler as NSGAIISampler,
-    RandomForestSampler as RandomForestSampler,
-    RandomSampler as RandomSampler,
-    Sampler as Sampler,
-    TPESampler as TPESampler,
+    CMAESSampler,
+    GPSampler,
+    GriddedSampler,
+    GridSampler,
+    KDESampler,
+    NSGAIISampler,
+    RandomForestSampler,
+    RandomSampler,
+    Sampler,
+    TPESampler,
 )
-from ._sub_sampling import SubSampling as SubSampling
+from ._sub_sampling import SubSampling
 
 
 __all__ = [

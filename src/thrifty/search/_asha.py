@@ -96,18 +96,8 @@ def best(board: Leaderboard, num: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ASHA(Algorithm):
-    """Asynchronous successive halving, which never waits for a rung to fill.
-
-    A trial is promoted as soon as it is in the top ``1 / eta`` of its rung; otherwise a new trial
-    starts (Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020,
-    algorithm 2). Trials that are not promoted are paused, and may be promoted later. At the very
-    end, if no trial has reached ``max_epochs``, the best trial of the highest rung is trained to
-    there. This matters only with few trials.
-
-    >>> ASHA(max_epochs=81, num_trials=1000, min_epochs=3).rungs()
-    (3, 9, 27, 81)
-    """
+class RungAlgorithm(Algorithm):
+    """An algorithm that trains ``num_trials`` trials from rung to rung."""
 
     max_epochs: int
     num_trials: int
@@ -125,6 +115,21 @@ class ASHA(Algorithm):
     def rungs(self) -> tuple[int, ...]:
         """Return the epochs at which trials are compared; the last is ``max_epochs``."""
         return rungs_between(self.min_epochs, self.max_epochs, eta=self.eta)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ASHA(RungAlgorithm):
+    """Asynchronous successive halving, which never waits for a rung to fill.
+
+    A trial is promoted as soon as it is in the top ``1 / eta`` of its rung; otherwise a new trial
+    starts (Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020,
+    algorithm 2). Trials that are not promoted are paused, and may be promoted later. At the very
+    end, if no trial has reached ``max_epochs``, the best trial of the highest rung is trained to
+    there. This matters only with few trials.
+
+    >>> ASHA(max_epochs=81, num_trials=1000, min_epochs=3).rungs()
+    (3, 9, 27, 81)
+    """
 
     def ask(
         self, history: History, space: Space, *, num: int, rng: np.random.Generator

@@ -15,7 +15,7 @@ import numpy as np
 from thrifty.space import Space
 
 from ._algorithm import Algorithm, check_sampler, draw
-from ._asha import Halving, halve, rungs_between
+from ._asha import Halving, RungAlgorithm, halve
 from ._check import check_counts, check_halving
 from ._history import Decision, History
 from ._samplers import KDESampler, RandomSampler, Sampler
@@ -175,7 +175,7 @@ def _standard_brackets(max_epochs: int, *, eta: int) -> list[Bracket]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SuccessiveHalving(Algorithm):
+class SuccessiveHalving(RungAlgorithm):
     """Trains all trials briefly, then promotes the best ``1 / eta`` at each rung.
 
     Promoted trials train ``eta`` times as long. Jamieson and Talwalkar, "Non-stochastic Best Arm
@@ -187,23 +187,6 @@ class SuccessiveHalving(Algorithm):
     >>> halving.rungs()
     (1, 3, 9, 27, 81)
     """
-
-    max_epochs: int
-    num_trials: int
-    eta: int = 3
-    min_epochs: int = 1
-    sampler: Sampler = field(default_factory=RandomSampler)
-
-    def __post_init__(self) -> None:
-        check_counts(self, num_trials=self.num_trials)
-        check_halving(
-            self, eta=self.eta, min_epochs=self.min_epochs, max_epochs=self.max_epochs
-        )
-        check_sampler(self, self.sampler)
-
-    def rungs(self) -> tuple[int, ...]:
-        """Return the epochs at which trials are compared; the last is ``max_epochs``."""
-        return rungs_between(self.min_epochs, self.max_epochs, eta=self.eta)
 
     def ask(
         self,

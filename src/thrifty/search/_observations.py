@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -130,20 +131,23 @@ def _score(trial: Trial, epoch: int) -> float:
     return trial.scores[epoch - 1]
 
 
-class _Points:
-    """Cache of the points of configurations.
+Derived = TypeVar("Derived")
+
+
+class ConfigCache(Generic[Derived]):
+    """Cache of what is computed from configurations.
 
     A history returns the same objects every time, so they are looked up by identity, without
     hashing all their values. The cache keeps each object alive, so that no other object can get its
     identity.
     """
 
-    def __init__(self, coordinates: Coordinates) -> None:
-        self._coordinates = coordinates
-        self._found: dict[int, tuple[Config, Sequence[float] | None]] = {}
+    def __init__(self, compute: Callable[[Config], Derived]) -> None:
+        self._compute = compute
+        self._found: dict[int, tuple[Config, Derived]] = {}
 
-    def of(self, config: Config) -> Sequence[float] | None:
-        """Return the coordinates in the unit cube, or None if ``config`` is outside this space."""
+    def of(self, config: Config) -> Derived:
+        """Return what ``compute`` returns for a configuration."""
         found = self._found.get(id(config))
         if found is None:
             if len(self._found) >= _MAX_REMEMBERED:
@@ -151,14 +155,16 @@ class _Points:
             found = self._found[id(config)] = config, self._compute(config)
         return found[1]
 
-    def _compute(self, config: Config) -> Sequence[float] | None:
+
+@lru_cache(maxsize=16)
+def _points(coordinates: Coordinates) -> ConfigCache[Sequence[float] | None]:
+    """Return the cache of coordinates in the unit cube, None for a configuration outside of it."""
+
+    def point(config: Config) -> Sequence[float] | None:
         try:
-            return tuple(self._coordinates.to_unit(config).tolist())
+            return tuple(coordinates.to_unit(config).tolist())
         # The configuration is from an earlier study, or the user enqueued it on purpose.
         except SpaceError:
             return None
 
-
-@lru_cache(maxsize=16)
-def _points(coordinates: Coordinates) -> _Points:
-    return _Points(coordinates)
+    return ConfigCache(point)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count, repeat
-from typing import Literal, get_args
+from typing import Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -16,11 +16,9 @@ import numpy as np
 from thrifty.core import AlgorithmError
 from thrifty.space import Space
 
-from ._algorithm import Algorithm, check_sampler, draw
-from ._asha import best, rungs_between
-from ._check import check_counts, check_halving
+from ._algorithm import draw
+from ._asha import RungAlgorithm, best
 from ._history import Decision, History, Leaderboard, Proposal, Trial
-from ._samplers import RandomSampler, Sampler
 from ._sorted_list import SortedList
 
 
@@ -63,47 +61,6 @@ def threshold(num: int, kind: Threshold) -> float:
         return float(kind)
     log = math.log(max(num, 1))
     return math.sqrt(log) if kind == "sqrt-log" else log
-
-
-def leader(scores: Mapping[int, Sequence[float]], *, previous: int | None = None) -> int:
-    """Return the trial with the most observations.
-
-    Ties go to the best mean, then to the previous leader, then to the lowest number. The rule is
-    that of the code of Baudry et al., "Sub-sampling for Efficient Non-Parametric Bandit
-    Exploration", NeurIPS 2020, which draws lots where this takes the lowest number.
-
-    >>> leader({0: [0.9], 1: [0.1, 0.2], 2: [0.3, 0.1]})
-    2
-    """
-    # For equally many observations, totals compare as means do.
-    return max(
-        scores, key=lambda k: (len(scores[k]), total(tuple(scores[k])), k == previous, -k)
-    )
-
-
-def is_good(challenger: Sequence[float], leader: Sequence[float], *, c: float) -> bool:
-    """Return whether a challenger, rather than the leader, deserves another observation.
-
-    It must have fewer observations than the leader. In addition, it must have fewer than ``c``
-    (forced exploration), or a mean no worse than that of the leader's worst block of as many
-    consecutive observations (Huang et al., "Bandit evaluation by sub-samples", MLSys 2022, after
-    the authors' manual: vega, algorithms/hpo.md, 6.4). A challenger with a score of ``-inf`` or NaN
-    is never good.
-
-    >>> is_good([0.3], [0.2, 0.5, 0.6], c=1.0), is_good([0.1], [0.2, 0.5, 0.6], c=1.0)
-    (True, False)
-    >>> is_good([0.1], [0.2, 0.5, 0.6], c=1.2)
-    True
-    """
-    num = len(challenger)
-    if num >= len(leader):
-        return False
-    if not num:
-        return True  # it has no observations yet
-    mine = total(tuple(challenger))
-    if mine == -math.inf:
-        return False
-    return num < c or mine >= _worst_total(tuple(leader), num)
 
 
 def bar(leader: Sequence[float], num: int) -> float:
@@ -169,28 +126,6 @@ def _worst_if_nan(score: float) -> float:
     return -math.inf if math.isnan(score) else score
 
 
-Width = Literal["fixed", "literal"]
-Levels = Literal["round", "trial"]
-
-
-def check_rounds(
-    owner: object, *, threshold: object, width: object, levels: object = "round"
-) -> None:
-    """Raise AlgorithmError unless the options of sub-sampling are known and compatible."""
-    name = type(owner).__name__
-    check_threshold(owner, threshold)
-    if width not in get_args(Width):
-        raise AlgorithmError(f"{name}(width={width!r}): give 'fixed' or 'literal'")
-    if levels not in get_args(Levels):
-        raise AlgorithmError(f"{name}(levels={levels!r}): give 'round' or 'trial'")
-    if width == "fixed" and threshold != "sqrt-log":
-        raise AlgorithmError(
-            f"{name}(threshold={threshold!r}): rounds of fixed width explore by their width "
-            "and have no threshold; "
-            "leave it out, or give width='literal'"
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
     """Rule that decides which trials each round trains.
@@ -201,9 +136,6 @@ class Rounds:
 
     rungs: tuple[int, ...]
     eta: int
-    threshold: Threshold = "sqrt-log"
-    width: Width = "fixed"
-    levels: Levels = "round"
 
     def decide(self, history: History, *, group: Hashable = 0) -> list[Decision]:
         """Return the open decisions of the first unfinished round.
@@ -235,34 +167,21 @@ class Rounds:
             return {}
         first = self._leader(replay)
         if number >= len(self.rungs):
-            # The rounds are over. The leader falls short of the end only after a failure, or if
-            # each trial moves up by one rung of its own.
+            # The rounds are over. The leader falls short of the end only after a failure.
             unfinished = replay.epochs[first] < self.rungs[-1]
             return {first: self.rungs[-1]} if unfinished else {}
-        return {k: self._target(replay.epochs[k], number) for k in self._best(replay, number)}
+        return dict.fromkeys(self._best(replay, first, number=number), self.rungs[number])
 
     def _leader(self, replay: _Replay) -> int:
-        if self.width == "literal":
-            replay.leader = leader(replay.scores, previous=replay.leader)
-        else:
-            replay.leader = max(replay.scores, key=replay.standing)
-        return replay.leader
+        return max(replay.scores, key=replay.standing)
 
-    def _best(self, replay: _Replay, number: int) -> list[int]:
-        assert replay.leader is not None
-        top = replay.scores[replay.leader]
-        others = [k for k in replay.scores if k != replay.leader]
-        if self.width == "literal":
-            c = threshold(sum(replay.epochs.values()), self.threshold)
-            return [k for k in others if is_good(replay.scores[k], top, c=c)] or [replay.leader]
+    def _best(self, replay: _Replay, first: int, *, number: int) -> list[int]:
+        """Return the trials that round ``number`` trains, of which ``first`` leads."""
+        top = replay.scores[first]
+        others = [k for k in replay.scores if k != first]
         places = max(len(replay.trials) // self.eta**number, 1)
         board = Leaderboard(SortedList((-difference(replay.scores[k], top), k) for k in others))
-        return [replay.leader, *(best(board, places - 1) if places > 1 else ())]
-
-    def _target(self, reached: int, number: int) -> int:
-        if self.levels == "round":
-            return self.rungs[number]
-        return next(rung for rung in self.rungs if rung > reached)
+        return [first, *(best(board, places - 1) if places > 1 else ())]
 
 
 _OVER: WeakKeyDictionary[History, set[tuple[Rounds, Hashable]]] = WeakKeyDictionary()
@@ -281,7 +200,6 @@ class _Replay:
     """Epoch that each trial was asked to reach; trials that failed on the way count as observed."""
     scores: dict[int, tuple[float, ...]]
     """One score for each epoch, of the trials that had not failed."""
-    leader: int | None = None
 
     @classmethod
     def of(cls, history: History, group: Hashable) -> _Replay:
@@ -308,7 +226,7 @@ class _Replay:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubSampling(Algorithm):
+class SubSampling(RungAlgorithm):
     """Sub-sampling in rounds: trains the trials that hold their own against the leader.
 
     No trial is dropped for good. This is SS of Huang et al., "Bandit evaluation by sub-samples",
@@ -320,71 +238,30 @@ class SubSampling(Algorithm):
     ``max_epochs``. After the last round, if the leader has not reached ``max_epochs``, it is
     trained to there; if it fails, the next trial is.
 
-    ``width="fixed"``: round ``r`` trains ``num_trials // eta**r`` trials (at least one). They are
-    the leader, which is the best of the trials trained longest, and the next best by difference at
-    the last epoch that both have reached. This costs as much as successive halving and keeps as
-    many workers busy, but a trial left behind comes back when the others disappoint.
-
-    ``width="literal"``: a round trains all trials that are good against the leader, or the leader
-    alone if none is. The leader has the most epochs, and of those trials the best mean. A trial is
-    good if it has fewer epochs than the leader, and either fewer than ``threshold`` or a mean no
-    worse than that of the leader's worst block of as many epochs. On rising curves that block is
-    the leader's first, which hardly any trial beats. There all exploration comes from the
-    threshold, and rounds are very wide or very narrow.
+    Round ``r`` trains ``num_trials // eta**r`` trials (at least one) to its rung. They are the
+    leader, which is the best of the trials trained longest, and the next best by difference at the
+    last epoch that both have reached. This costs as much as successive halving and keeps as many
+    workers busy, but a trial left behind comes back when the others disappoint.
 
     Args:
         max_epochs: most epochs that a trial is trained.
         num_trials: number of trials.
         eta: ratio between the epochs of successive rounds.
         min_epochs: epochs of the first round.
-        threshold: ``"sqrt-log"`` or ``"log"`` of the number of all epochs trained, or a number; for
-            literal rounds only.
-        width: how a round chooses its trials, ``"fixed"`` or ``"literal"``.
-        levels: ``"round"``: the chosen trials are trained to the round's rung; ``"trial"``: each of
-            them is trained to the rung after its own (the paper can be read both ways). With the
-            latter, the leader may not have come far when the rounds are over.
         sampler: source of the configurations.
 
     Raises:
-        AlgorithmError: an option is out of range, or a threshold is given for rounds of fixed
-            width.
+        AlgorithmError: an option is out of range.
 
     >>> SubSampling(max_epochs=27, num_trials=27).rungs()
     (1, 3, 9, 27)
     """
 
-    max_epochs: int
-    num_trials: int
-    eta: int = 3
-    min_epochs: int = 1
-    threshold: Threshold = "sqrt-log"
-    width: Width = "fixed"
-    levels: Levels = "round"
-    sampler: Sampler = field(default_factory=RandomSampler)
-
-    def __post_init__(self) -> None:
-        check_counts(self, num_trials=self.num_trials)
-        check_halving(
-            self, eta=self.eta, min_epochs=self.min_epochs, max_epochs=self.max_epochs
-        )
-        check_rounds(self, threshold=self.threshold, width=self.width, levels=self.levels)
-        check_sampler(self, self.sampler)
-
-    def rungs(self) -> tuple[int, ...]:
-        """Return the epochs of the rounds; the last is ``max_epochs``."""
-        return rungs_between(self.min_epochs, self.max_epochs, eta=self.eta)
-
     def ask(
         self, history: History, space: Space, *, num: int, rng: np.random.Generator
     ) -> Sequence[Decision]:
         """Return all trials that are not in the history yet, or the next round if one is due."""
-        rounds = Rounds(
-            rungs=self.rungs(),
-            eta=self.eta,
-            threshold=self.threshold,
-            width=self.width,
-            levels=self.levels,
-        )
+        rounds = Rounds(rungs=self.rungs(), eta=self.eta)
         starts = repeat((0, rounds.rungs[0]), max(self.num_trials - len(history), 0))
         fresh = draw(self.sampler, history, space, starts=starts, num=num, rng=rng)
         return fresh or rounds.decide(history)

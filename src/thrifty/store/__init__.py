@@ -1,48 +1,40 @@
 """Storage of studies and plans in a SQL database, and of checkpoints in files."""
 
-from ._address import redact_url as redact_url
-from ._checkpoints import CheckpointFolder as CheckpointFolder
-from ._driver import Driver as Driver
-from ._frames import FrameBackend as FrameBackend, frame as frame
-from ._front import best_trials as best_trials, nondominated as nondominated
+from ._address import redact_url
+from ._checkpoints import CheckpointFolder
+from ._driver import Driver
+from ._frames import FrameBackend, frame
+from ._front import best_trials, nondominated
 from ._records import (
-    Changes as Changes,
-    CheckpointAdded as CheckpointAdded,
-    CheckpointRemoved as CheckpointRemoved,
-    Claim as Claim,
-    EpochAgain as EpochAgain,
-    EpochRecord as EpochRecord,
-    LogRecord as LogRecord,
-    NodeRecord as NodeRecord,
-    PlanInfo as PlanInfo,
-    PlanRecords as PlanRecords,
-    PriorRecord as PriorRecord,
-    Record as Record,
-    RefusalRecord as RefusalRecord,
-    StageRecord as StageRecord,
-    StudyInfo as StudyInfo,
-    StudyMoved as StudyMoved,
-    StudyRecords as StudyRecords,
-    StudySummary as StudySummary,
-    TrialAsked as TrialAsked,
-    TrialEnqueued as TrialEnqueued,
-    TrialFailed as TrialFailed,
-    TrialRecord as TrialRecord,
-    TrialReported as TrialReported,
-    TrialStopped as TrialStopped,
+    Changes,
+    CheckpointAdded,
+    CheckpointRemoved,
+    Claim,
+    EpochAgain,
+    EpochRecord,
+    LogRecord,
+    NodeRecord,
+    PlanInfo,
+    PlanRecords,
+    PriorRecord,
+    Record,
+    RefusalRecord,
+    StageRecord,
+    StudyInfo,
+    StudyMoved,
+    StudyRecords,
+    StudySummary,
+    TrialAsked,
+    TrialEnqueued,
+    TrialFailed,
+    TrialRecord,
+    TrialReported,
+    TrialStopped,
 )
-from ._schema import VERSION as VERSION
-from ._store import Store as Store
-from .coordination._leases import Heartbeat as Heartbeat, Lease as Lease
-from .queries import (
-    COLUMNS as COLUMNS,
-    Order as Order,
-    Paths as Paths,
-    StudyView as StudyView,
-    TrialFilter as TrialFilter,
-    Views as Views,
-    sortable as sortable,
-)
+from ._schema import VERSION
+from ._store import Store
+from .coordination._leases import Heartbeat, Lease
+from .queries import COLUMNS, Order, Paths, StudyView, TrialFilter, Views, sortable
 
 
 __all__ = [

@@ -155,6 +155,12 @@ VERSION = 3
 LEGACY_VERSION = 2
 """The version that identified tasks by their source only. Its studies keep their plans."""
 
+_REMOVED_OPTIONS = (
+    ", threshold='sqrt-log', width='fixed', levels='round'",  # of SubSampling
+    ", threshold='sqrt-log', width='fixed', ladder='widest'",  # of BOSS
+)
+"""Options in the text of older studies' algorithms, with the values that always hold now."""
+
 _NOT_COMPARED = ("file", "task")  # a task is compared by its plan
 
 
@@ -249,6 +255,7 @@ class Recipe:
     def check_same(self, found: Mapping[str, Any], *, same_plan: bool, where: str) -> None:
         """Raise StudyMismatchError unless the stored spec is that of this study."""
         legacy = is_legacy(found)
+        found = {**found, "algorithm": _without_removed_options(found.get("algorithm", ""))}
         mine = self.like(found).spec(legacy=legacy)
         differing = [
             f"{key} was {found.get(key)!r} and is {mine.get(key)!r}"
@@ -270,6 +277,12 @@ class Recipe:
     def _legacy_task(self) -> dict[str, str]:
         with asking_legacy():
             return dict(self.task.identity())
+
+
+def _without_removed_options(algorithm: str) -> str:
+    for options in _REMOVED_OPTIONS:
+        algorithm = algorithm.replace(options, "")
+    return algorithm
 
 
 def _difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:

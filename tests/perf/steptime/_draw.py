@@ -5,14 +5,11 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
+from bench.steptime_helpers import Boosting, Ernest, Paleo, Pollux
 from thrifty.perf.steptime import (
-    Boosting,
-    Ernest,
     Hybrid,
     Overlapping,
-    Paleo,
     PerfectScaling,
-    Pollux,
     Setup,
 )
 from thrifty.perf.steptime._transfer import Transfer

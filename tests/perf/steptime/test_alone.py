@@ -10,8 +10,7 @@ from hypothesis import example, given, settings, strategies as st
 
 from tests.perf._draw import drawn
 from thrifty.perf.steptime import Setup
-from thrifty.perf.steptime._model import Columns
-from thrifty.perf.steptime._published import SingleDeviceTime
+from thrifty.perf.steptime._model import Columns, SingleDeviceTime
 
 
 profiles = st.dictionaries(st.integers(1, 500), st.floats(1e-3, 10.0), min_size=1, max_size=6)

@@ -7,8 +7,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from bench.steptime_helpers import Paleo
 from thrifty.core import UsageError
-from thrifty.perf.steptime import Bagged, Paleo, Setup
+from thrifty.perf.steptime import Bagged, Setup
 
 
 SETUPS = [

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from bench.steptime_helpers import Boosting, Pollux
 from tests.perf._draw import drawn
 from thrifty.core import MissingExtraError, UsageError
-from thrifty.perf.steptime import Boosting, Hybrid, Overlapping, Pollux, Setup
+from thrifty.perf.steptime import Hybrid, Overlapping, Setup
 from thrifty.perf.steptime._overlapping import _fit
 
 from . import _draw

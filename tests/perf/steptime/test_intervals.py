@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from bench.steptime_helpers import Ernest
 from tests.perf._draw import drawn
 from thrifty.core import UsageError
-from thrifty.perf.steptime import Ernest, Intervals, PerfectScaling, Setup
+from thrifty.perf.steptime import Intervals, PerfectScaling, Setup
 from thrifty.perf.steptime._intervals import LocalErrors, _crossed, _quantile
 
 from ._draw import grid, noisy

@@ -6,14 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from bench.steptime_helpers import Boosting, Ernest, Paleo, Pollux
 from tests.perf._draw import drawn
 from thrifty.perf.steptime import (
-    Boosting,
-    Ernest,
     Overlapping,
-    Paleo,
     PerfectScaling,
-    Pollux,
     Setup,
 )
 from thrifty.perf.steptime._model import Columns

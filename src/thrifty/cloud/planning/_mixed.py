@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,8 +21,7 @@ from thrifty.core import (
 from thrifty.perf import StepProfile
 
 from ._devices import Devices, kind_of, replayed_s
-from ._options import Goal
-from ._table import allowance
+from ._options import FleetOptions, Goal
 
 
 _MOST_PROGRAMS = 30
@@ -172,13 +171,7 @@ _SHORTER = 0.7
 
 
 def mixed_fleets(
-    workload: Workload,
-    offers: Sequence[Offer],
-    *,
-    beliefs: HardwareEstimates,
-    goal: Goal,
-    quotas: Mapping[str, int],
-    max_nodes: int,
+    workload: Workload, offers: Sequence[Offer], options: FleetOptions
 ) -> list[Fleet]:
     """Return good on-demand fleets that may mix several types.
 
@@ -194,12 +187,11 @@ def mixed_fleets(
         raise CloudError(
             "a study is planned for machines of one type: leave out mixed, or widths"
         )
+    goal = options.goal
     fleets: dict[str, Fleet] = {}
-    for local in _regions(workload, offers, beliefs=beliefs, quotas=quotas, most=max_nodes):
-        mix = mix_of(
-            workload, local, beliefs=beliefs, end=goal.end, quotas=quotas, max_nodes=max_nodes
-        )
-        make = partial(_fleet, workload, local, mix=mix, beliefs=beliefs)
+    for local in _regions(workload, offers, options):
+        mix = mix_of(workload, local, options)
+        make = partial(_fleet, workload, local, mix=mix, beliefs=options.beliefs)
         step_s = _longest_s(workload, mix, goal)
         found: list[Fleet] = []
         while len(found) < _TRIES and (fleet := make(step_s=step_s)) is not None:
@@ -215,29 +207,22 @@ def mixed_fleets(
     return list(fleets.values())
 
 
-def mix_of(
-    workload: Workload,
-    offers: Sequence[Offer],
-    *,
-    beliefs: HardwareEstimates,
-    end: int,
-    quotas: Mapping[str, int],
-    max_nodes: int,
-) -> Mix:
+def mix_of(workload: Workload, offers: Sequence[Offer], options: FleetOptions) -> Mix:
     """Return the input of the integer program for these offers."""
+    quotas = options.quotas
     accelerators = {offer.accelerator for offer in offers}
     return Mix(
         profile=workload.profile,
         global_batch=workload.global_batch,
-        devices=Devices.of(offers, beliefs=beliefs, profile=workload.profile),
-        end=end,
+        devices=Devices.of(offers, beliefs=options.beliefs, profile=workload.profile),
+        end=options.goal.end,
         usd_h=np.array([_usd_h(offer) for offer in offers]),
-        allowed=np.array([allowance(offer, quotas, max_nodes) for offer in offers]),
+        allowed=np.array([options.allowance(offer) for offer in offers]),
         shared=[
             (np.array([offer.accelerator == name for offer in offers]), quotas[name])
             for name in sorted(accelerators & quotas.keys())
         ],
-        max_nodes=max_nodes,
+        max_nodes=options.max_nodes,
     )
 
 
@@ -246,23 +231,18 @@ def _usd_h(offer: Offer) -> float:
 
 
 def _regions(
-    workload: Workload,
-    offers: Sequence[Offer],
-    *,
-    beliefs: HardwareEstimates,
-    quotas: Mapping[str, int],
-    most: int,
+    workload: Workload, offers: Sequence[Offer], options: FleetOptions
 ) -> list[list[Offer]]:
     """Return the best types of the best regions, ranked by the price of compute."""
     regions: dict[tuple[str, str], dict[object, Offer]] = {}
     for offer in sorted(offers, key=_usd_h):
-        if allowance(offer, quotas, most) > 0:
+        if options.allowance(offer) > 0:
             local = regions.setdefault((offer.cloud, offer.region), {})
             local.setdefault(kind_of(offer), offer)
     ranked: list[tuple[float, list[Offer]]] = []
     for local in regions.values():
         some = list(local.values())
-        devices = Devices.of(some, beliefs=beliefs, profile=workload.profile)
+        devices = Devices.of(some, beliefs=options.beliefs, profile=workload.profile)
         usd = np.array([_usd_h(offer) for offer in some])
         usd = np.where(devices.most > 0, usd * devices.compute[0] / devices.per_node, np.inf)
         order = np.argsort(usd, kind="stable")[: min(_MOST_TYPES, int(np.isfinite(usd).sum()))]

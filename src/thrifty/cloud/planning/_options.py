@@ -10,6 +10,7 @@ import numpy as np
 
 from thrifty.cloud._fleet import Fleet, Interval
 from thrifty.cloud._hardware_estimates import HardwareEstimates
+from thrifty.cloud._offer import Offer
 from thrifty.cloud._spot import SpotHistory
 from thrifty.core import CloudError
 
@@ -133,6 +134,14 @@ class FleetOptions:
         for name, most in self.quotas.items():
             if most < 0:
                 raise CloudError(f"a quota is 0 or more, not {most} for {name!r}")
+
+    def allowance(self, offer: Offer) -> int:
+        """Return the most machines of an offer, by the quotas of its type and its accelerator."""
+        most = self.max_nodes
+        quotas = self.quotas
+        return min(
+            most, quotas.get(offer.instance_type, most), quotas.get(offer.accelerator, most)
+        )
 
     @property
     def goal(self) -> Goal:

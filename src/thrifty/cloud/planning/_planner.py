@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from thrifty.cloud._fleet import Fleet
 from thrifty.cloud._hardware_estimates import HardwareEstimates
 from thrifty.cloud._offer import Offer
-from thrifty.cloud._spot import ASSUMED_PER_H, SpotHistory
+from thrifty.cloud._spot import ASSUMED_PER_H
 from thrifty.cloud._workload import Workload
 from thrifty.core import CloudError
 
@@ -53,12 +52,7 @@ def known_offers(
 
 
 def notes_on(
-    workload: Workload,
-    best: Fleet | None,
-    *,
-    unknown: Sequence[str],
-    market: SpotHistory | None,
-    spot: bool,
+    workload: Workload, best: Fleet | None, options: FleetOptions, *, unknown: Sequence[str]
 ) -> tuple[str, ...]:
     """Return the assumptions of the choice that may not hold."""
     notes = []
@@ -75,7 +69,7 @@ def notes_on(
                 f"the memory of {rented.offer} is not known: whether {rented.batch} samples "
                 "fit is not known"
             )
-    if spot and market is None:
+    if options.spot and options.market is None:
         notes.append(
             f"no history of spot machines is given: {ASSUMED_PER_H:g} evictions in an hour of "
             "each are assumed"
@@ -224,45 +218,26 @@ def plan_fleet(
     ('1 x p3.8xlarge', 16.8)
     """
     options = options or FleetOptions()
-    goal, beliefs = options.goal, options.beliefs
-    known, unknown = known_offers(offers, beliefs)
-    table = table_of(
-        workload,
-        known,
-        beliefs=beliefs,
-        max_nodes=options.max_nodes,
-        quotas=options.quotas,
-        spot=options.spot,
-        spot_market=options.market,
-    )
-    fleets = [
-        table.fleet(lot, num, spot_market=options.market) for lot, num in _worth_it(table, goal)
-    ]
-    mix = partial(
-        mixed_fleets,
-        workload,
-        known,
-        beliefs=beliefs,
-        quotas=options.quotas,
-        max_nodes=options.max_nodes,
-    )
-    of_several = mix(goal=goal) if options.mixed else []
+    goal = options.goal
+    known, unknown = known_offers(offers, options.beliefs)
+    table = table_of(workload, known, options)
+    fleets = [table.fleet(lot, num) for lot, num in _worth_it(table, goal)]
+    of_several = mixed_fleets(workload, known, options) if options.mixed else []
     fleets += of_several
     if not fleets:
         raise CloudError(nothing_trains(table))
     best = goal.best_fleet(fleets)
     if best is None and goal.limit is not None:
-        # With a deadline, ``mix`` searched only fleets that may meet it.
-        others = mix(goal=Goal(conservative=options.conservative)) if options.mixed else []
-        nearest = _nearest(table, goal, others, market=options.market)
+        # With a deadline, ``mixed_fleets`` searched only fleets that may meet it.
+        free = replace(options, deadline_s=None, budget_usd=None)
+        others = mixed_fleets(workload, known, free) if options.mixed else []
+        nearest = _nearest(table, goal, others)
         raise CloudError(missed(nearest, goal, max_nodes=options.max_nodes))
     return FleetPlan(
         best=best,
         front=unbeaten(fleets),
         num_considered=table.num_fleets + len(of_several),
-        notes=notes_on(
-            workload, best, unknown=unknown, market=options.market, spot=options.spot
-        ),
+        notes=notes_on(workload, best, options, unknown=unknown),
     )
 
 
@@ -290,15 +265,13 @@ def _worth_it(table: Table, goal: Goal) -> list[tuple[int, int]]:
     return [(int(at) // sizes, int(at) % sizes + 1) for at in possible[chosen]]
 
 
-def _nearest(
-    table: Table, goal: Goal, others: Sequence[Fleet], *, market: SpotHistory | None
-) -> Fleet:
+def _nearest(table: Table, goal: Goal, others: Sequence[Fleet]) -> Fleet:
     """Return the fleet that misses the goal by the least."""
     values = (table.cost_usd if goal.deadline_s is None else table.time_s)[goal.end]
     lot, size = np.unravel_index(np.argmin(values), values.shape)
     some = list(others)
     if np.isfinite(values[lot, size]):
-        some.append(table.fleet(int(lot), int(size) + 1, spot_market=market))
+        some.append(table.fleet(int(lot), int(size) + 1))
     return min(
         some,
         key=lambda each: goal.bound(each.cost_usd if goal.deadline_s is None else each.time_s),

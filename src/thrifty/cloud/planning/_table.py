@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from thrifty.cloud._fleet import Fleet
-from thrifty.cloud._hardware_estimates import HardwareEstimates
 from thrifty.cloud._offer import Offer
 from thrifty.cloud._spot import SpotHistory, slowdowns, spot_terms
 from thrifty.cloud._workload import Workload
@@ -16,6 +15,7 @@ from thrifty.cloud.planning._estimate import all_steps_s, fleet_of, machines_eac
 from thrifty.core import CloudError
 
 from ._devices import Devices, EqualSteps, bound_by, equal_steps, kind_of
+from ._options import FleetOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,7 @@ class Table:
         time_s: seconds with setup and evictions, [3, lots, sizes].
         cost_usd: dollars, [3, lots, sizes].
         num_fleets: fleets of all offers, including offers that others beat.
+        market: prices and evictions of spot machines.
     """
 
     workload: Workload
@@ -58,8 +59,9 @@ class Table:
     time_s: np.ndarray
     cost_usd: np.ndarray
     num_fleets: int
+    market: SpotHistory | None
 
-    def fleet(self, lot: int, num: int, *, spot_market: SpotHistory | None) -> Fleet:
+    def fleet(self, lot: int, num: int) -> Fleet:
         """Return the forecast for ``num`` machines of a lot."""
         row, workload = self.lots[lot], self.workload
         each = machines_each(workload, self.steps.step_s[0, row.kind, :num]) - 1
@@ -71,7 +73,7 @@ class Table:
             batches=[int(batch[0])],
             step_s=step_s,
             work_s=self.work_s[:, row.kind, num - 1],
-            spot_market=spot_market,
+            spot_market=self.market,
             why=bound_by(
                 workload.profile,
                 batch=batch,
@@ -81,16 +83,7 @@ class Table:
         )
 
 
-def table_of(
-    workload: Workload,
-    offers: Sequence[Offer],
-    *,
-    beliefs: HardwareEstimates,
-    max_nodes: int,
-    quotas: Mapping[str, int],
-    spot: bool,
-    spot_market: SpotHistory | None,
-) -> Table:
+def table_of(workload: Workload, offers: Sequence[Offer], options: FleetOptions) -> Table:
     """Return the table for these offers.
 
     Machines of one kind take equally long everywhere. So only the cheapest of each kind stays, and
@@ -109,18 +102,23 @@ def table_of(
         members.setdefault(kind_of(offer), []).append(offer)
     groups = list(members.values())
     kinds = tuple(group[0] for group in groups)
-    devices = Devices.of(kinds, beliefs=beliefs, profile=workload.profile)
+    devices = Devices.of(kinds, beliefs=options.beliefs, profile=workload.profile)
     steps = equal_steps(
-        workload.profile, devices, global_batch=workload.global_batch, most_nodes=max_nodes
+        workload.profile,
+        devices,
+        global_batch=workload.global_batch,
+        most_nodes=options.max_nodes,
     )
-    allowed = np.array([allowance(offer, quotas, max_nodes) for offer in kinds])
+    allowed = np.array([options.allowance(offer) for offer in kinds])
     work_s = np.where(
-        np.arange(max_nodes) < allowed[:, None], all_steps_s(workload, steps.step_s), np.inf
+        np.arange(options.max_nodes) < allowed[:, None],
+        all_steps_s(workload, steps.step_s),
+        np.inf,
     )
     lots: list[PricedOffer] = []
     num_rented = np.zeros(len(groups), int)
     for kind, group in enumerate(groups):
-        offered = list(_offered(group, kind, spot=spot, spot_market=spot_market))
+        offered = list(_offered(group, kind, options))
         num_rented[kind] = len(offered)
         lots += _unbeaten(offered)
     if not lots:
@@ -137,21 +135,15 @@ def table_of(
         time_s=time_s,
         cost_usd=cost_usd,
         num_fleets=int(num_rented @ np.isfinite(work_s[0]).sum(axis=1)),
+        market=options.market,
     )
 
 
-def allowance(offer: Offer, quotas: Mapping[str, int], most: int) -> int:
-    """Return the most machines of this offer, by the quotas of its type and of its accelerator."""
-    return min(most, quotas.get(offer.instance_type, most), quotas.get(offer.accelerator, most))
-
-
-def _offered(
-    group: Iterable[Offer], kind: int, *, spot: bool, spot_market: SpotHistory | None
-) -> Iterable[PricedOffer]:
+def _offered(group: Iterable[Offer], kind: int, options: FleetOptions) -> Iterable[PricedOffer]:
     for offer in group:
         if offer.price_usd_h is not None:
             yield PricedOffer(offer=offer, kind=kind, usd_h=offer.price_usd_h)
-        terms = _terms(offer, spot_market) if spot else None
+        terms = _terms(offer, options.market) if options.spot else None
         if terms is not None:
             yield PricedOffer(
                 offer=offer, kind=kind, usd_h=terms[0], spot=True, evictions_per_h=terms[1]

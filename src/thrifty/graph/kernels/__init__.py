@@ -1,15 +1,8 @@
 """The inner loops, compiled by numba."""
 
-from ._compile import COMPILED as COMPILED, mix as mix, wrapping as wrapping
-from ._csr import read_neighbors as read_neighbors
-from ._sampling import (
-    choose as choose,
-    count_edges as count_edges,
-    free_slots as free_slots,
-    num_taken as num_taken,
-    relabel_dense as relabel_dense,
-    relabel_hashed as relabel_hashed,
-)
+from ._compile import COMPILED, mix, wrapping
+from ._csr import read_neighbors
+from ._sampling import choose, count_edges, free_slots, num_taken, relabel_dense, relabel_hashed
 
 
 __all__ = [

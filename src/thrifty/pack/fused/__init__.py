@@ -5,11 +5,11 @@ once on packed tensors (``_packed``, ``rules``). Its computation is recorded (``
 replayed on fixed memory (``_tape``) for the trials of a block (``_block``).
 """
 
-from ._block import Block as Block
-from ._dry_run import dry_run as dry_run
-from ._packed import Group as Group, Packed as Packed
-from ._registry import UnfusableError as UnfusableError, register_rule as register_rule
-from ._step import BlockOptions as BlockOptions
+from ._block import Block
+from ._dry_run import dry_run
+from ._packed import Group, Packed
+from ._registry import UnfusableError, register_rule
+from ._step import BlockOptions
 
 
 __all__ = [

@@ -221,7 +221,6 @@ class Block:
             check.trial.note_check(difference)
             self._budget.spend(check.seconds)
             self.check_s = check.seconds
-            self._budget.num_ties += check.tie
             if difference is not None:
                 # the other trials may have the same defect, so check them at their next step
                 for trial in self.trials:

@@ -18,6 +18,7 @@ from thrifty.pack.verify import (
     StepTaken,
     compare_metrics,
     compare_step,
+    exchanged,
     gradients_alone,
     is_rounding,
     own_tensors,
@@ -152,23 +153,8 @@ def _in_double_for_a_while(
 
     It is the module itself, since a copy may compute something else (hooks, object identities).
     """
-    own: dict[str, torch.Tensor] = {
-        **dict(model.named_parameters()),
-        **dict(model.named_buffers()),
-    }
-    homes = {name: tensor.data for name, tensor in own.items()}
-    modes = {module: module.training for module in model.modules()}
-    try:
-        for name, tensor in own.items():
-            tensor.grad = None
-            tensor.data = _double([state[name]])[0]
+    with exchanged(model, {name: _double([tensor])[0] for name, tensor in state.items()}):
         yield model
-    finally:
-        for name, tensor in own.items():
-            tensor.grad = None
-            tensor.data = homes[name]
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def _in_double(structure: Structure) -> Structure:
@@ -197,14 +183,12 @@ class StepCheck:
         seconds: Seconds that the check has taken so far.
         solo_s: Seconds that the step took alone. None before ``judge``, and for a first step, which
             takes longer than others because its optimizer has no state yet.
-        tie: Whether single precision differed and double precision agreed.
     """
 
     def __init__(self, trial: FusedTrial, rows: RowState, row: int) -> None:
         began = time.perf_counter()
         self.trial = trial
         self.solo_s: float | None = None
-        self.tie = False
         self._rows = rows
         self._row = row
         self.before = rows.own_state(trial, row)
@@ -283,7 +267,7 @@ class StepCheck:
             )
         if found is None or not found.is_rounding_possible:
             return found
-        self.tie = agrees_in_double(
+        agrees = agrees_in_double(
             structure, trial, self.before.tensors, is_current=is_current
         ) and is_rounding(
             packed,
@@ -292,7 +276,7 @@ class StepCheck:
             step=partial(gradients_alone, trial.model, compute_loss=compute_loss),
             num_terms=num_terms,
         )
-        return None if self.tie else found
+        return None if agrees else found
 
 
 def _num_numbers(batch: Any) -> int:

@@ -126,7 +126,6 @@ class Evaluation:
         )
         difference = compare_metrics(found, alone, tolerance=tolerance)
         if difference is not None and self._is_tie(trial, found, alone, tolerance=tolerance):
-            self._budget.num_ties += 1
             difference = None
         self._budget.spend(time.perf_counter() - began)
         if difference is None:

@@ -23,14 +23,12 @@ class CheckBudget:
         trained_s: Seconds of training in blocks.
         spent_s: Seconds of all checks.
         num_checks: Checks so far.
-        num_ties: Checks that differed in single precision and agreed in double precision.
     """
 
     share: float = SHARE
     trained_s: float = 0.0
     spent_s: float = 0.0
     num_checks: int = 0
-    num_ties: int = 0
 
     def spend(self, seconds: float) -> None:
         """Add the cost of a check."""

@@ -136,13 +136,13 @@ def exchanged(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> It
     training = {module: module.training for module in model.modules()}
     try:
         for name, tensor in own.items():
+            tensor.grad = None  # first: it has the type of the data
             tensor.data = tensors[name]
-            tensor.grad = None
         yield
     finally:
         for name, tensor in own.items():
-            tensor.data = homes[name]
             tensor.grad = None
+            tensor.data = homes[name]
         for module, mode in training.items():
             module.training = mode
 

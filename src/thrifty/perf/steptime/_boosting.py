@@ -7,14 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from thrifty.core import (
-    UsageError,
-    require,
-)
+from thrifty.core import UsageError, require
 
-from ._model import Columns, Setup, StepTimeModel, checked
+from ._model import Columns, PerfectScaling, Setup, StepTimeModel, checked
 from ._overlapping import Overlapping
-from ._published import PerfectScaling
 
 
 _LEAST = 3
@@ -36,12 +32,12 @@ class Bagged:
     Raises:
         UsageError: a number is out of range.
 
-    >>> from thrifty.perf.steptime import Paleo
-    >>> model = Bagged(Paleo)
+    >>> from thrifty.perf.steptime import Overlapping
+    >>> model = Bagged(Overlapping)
     >>> setups = [Setup(placement=(1,) * n, batch=8) for n in (1, 2, 4, 8)]
     >>> model.fit(setups, [1.0, 1.5, 1.75, 1.875])
-    >>> model.predict([Setup(placement=(1,) * 16, batch=8)]).round(2).tolist()
-    [1.94]
+    >>> model.predict([Setup(placement=(1,) * 16, batch=8)]).round(1).tolist()
+    [2.1]
     """
 
     def __init__(
@@ -89,43 +85,6 @@ class Bagged:
             np.mean([np.log(model.predict(setups)) for model in self._models], axis=0)
         )
         return out
-
-
-class Boosting:
-    """Scikit-learn's ``GradientBoostingRegressor`` with its defaults, on the log time.
-
-    Args:
-        seed: seed of the learner.
-    """
-
-    def __init__(self, *, seed: int = 0) -> None:
-        GradientBoostingRegressor = require(
-            "sklearn.ensemble", package="scikit-learn", extra="cloud"
-        ).GradientBoostingRegressor
-        self._learner = GradientBoostingRegressor(random_state=seed)
-
-    def fit(self, setups: Sequence[Setup], step_s: Sequence[float]) -> None:
-        """Fit the trees."""
-        self._learner.fit(_features(setups), np.log(checked(setups, step_s)))
-
-    def predict(self, setups: Sequence[Setup]) -> np.ndarray:
-        """Return the trees' forecasts; beyond the measurements they are constant."""
-        out: np.ndarray = np.exp(self._learner.predict(_features(setups)))
-        return out
-
-
-def _features(setups: Sequence[Setup]) -> np.ndarray:
-    columns = Columns.of(setups)
-    return np.stack(
-        [
-            np.log(columns.batch),
-            np.log2(columns.nodes),
-            np.log2(columns.devices),
-            columns.most,
-            columns.least,
-        ],
-        1,
-    )
 
 
 _FEW = 12

@@ -1,4 +1,4 @@
-"""The interface of models of step times, and the setups that they forecast."""
+"""The interface of models of step times, the setups that they forecast, and one device's time."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from thrifty.core import UsageError
+from thrifty.perf._nonnegative import relative_fit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +102,6 @@ class StepTimeModel(Protocol):
         ...
 
 
-_LEAST = 1e-6
-"""Lower bound of forecasts, as a share of the shortest measured step."""
-
-
 def checked(setups: Sequence[Setup], step_s: Sequence[float]) -> np.ndarray:
     """Return measured times as an array.
 
@@ -121,9 +118,48 @@ def checked(setups: Sequence[Setup], step_s: Sequence[float]) -> np.ndarray:
     return times
 
 
-def least_of(times: np.ndarray) -> float:
-    """Return the lower bound of forecasts.
+class SingleDeviceTime:
+    """Step time of one device.
 
-    It keeps a sum positive when all its terms vanish, as exchange terms do for one device.
+    Measured times are used as they are. Between measured sizes the curve is a straight line in
+    logarithms, beyond them it follows ``a + c b``. If no single device was measured, ``a + c b``
+    through the smallest placements is used instead.
     """
-    return _LEAST * float(times.min())
+
+    def __init__(self, columns: Columns, step_s: np.ndarray) -> None:
+        fewest = columns.devices == columns.devices.min()
+        batches, times = columns.batch[fewest], step_s[fewest]
+        self._sizes = np.unique(batches)
+        self._times = np.array([np.mean(times[batches == size]) for size in self._sizes])
+        line = relative_fit(np.stack([np.ones_like(batches), batches], 1), times)
+        self._line = (float(line[0]), float(line[1]))
+
+    def __call__(self, batch: np.ndarray) -> np.ndarray:
+        """Return seconds, [batches]."""
+        inside = np.exp(np.interp(np.log(batch), np.log(self._sizes), np.log(self._times)))
+        clipped = np.clip(batch, self._sizes[0], self._sizes[-1])
+        out: np.ndarray = inside * self._along(batch) / self._along(clipped)
+        return out
+
+    def _along(self, batch: np.ndarray) -> np.ndarray:
+        return self._line[0] + self._line[1] * batch
+
+
+class PerfectScaling:
+    """Step time of one device with its batch: the bound that no placement beats for long.
+
+    >>> model = PerfectScaling()
+    >>> model.fit([Setup(placement=(1,), batch=8), Setup(placement=(1,), batch=16)], [1.0, 2.0])
+    >>> model.predict([Setup(placement=(4, 4), batch=16)]).round(6).tolist()
+    [2.0]
+    """
+
+    _alone: SingleDeviceTime
+
+    def fit(self, setups: Sequence[Setup], step_s: Sequence[float]) -> None:
+        """Fit one device's step times."""
+        self._alone = SingleDeviceTime(Columns.of(setups), checked(setups, step_s))
+
+    def predict(self, setups: Sequence[Setup]) -> np.ndarray:
+        """Return the step times of one device."""
+        return self._alone(Columns.of(setups).batch)

@@ -12,8 +12,7 @@ from thrifty.core import (
     require,
 )
 
-from ._model import Columns, Setup, checked
-from ._published import SingleDeviceTime
+from ._model import Columns, Setup, SingleDeviceTime, checked
 
 
 _STARTS = (1.5, 6.0)

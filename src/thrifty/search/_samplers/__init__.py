@@ -1,19 +1,10 @@
 """Samplers, one per file: they propose the configurations of new trials."""
 
-from ._base import (
-    GriddedSampler as GriddedSampler,
-    GridSampler as GridSampler,
-    RandomSampler as RandomSampler,
-    Sampler as Sampler,
-)
-from ._cma_es import CMAESSampler as CMAESSampler
-from ._kde import KDESampler as KDESampler
-from ._optuna import (
-    GPSampler as GPSampler,
-    NSGAIISampler as NSGAIISampler,
-    TPESampler as TPESampler,
-)
-from ._random_forest import RandomForestSampler as RandomForestSampler
+from ._base import GriddedSampler, GridSampler, RandomSampler, Sampler
+from ._cma_es import CMAESSampler
+from ._kde import KDESampler
+from ._optuna import GPSampler, NSGAIISampler, TPESampler
+from ._random_forest import RandomForestSampler
 
 
 __all__ = [
@@ -21,7 +12,9 @@ __all__ = [
     "GPSampler",
     "GridSampler",
     "GriddedSampler",
+    "KDESampler",
     "NSGAIISampler",
+    "RandomForestSampler",
     "RandomSampler",
     "Sampler",
     "TPESampler",

@@ -13,13 +13,10 @@ from itertools import chain
 from typing import Any
 
 from thrifty.search._history import History, Trial
-from thrifty.search._observations import Observations
+from thrifty.search._observations import ConfigCache, Observations
 from thrifty.space import Choice, Config, Coordinate, Coordinates, Float
 
 from ._suggesting import load
-
-
-_MAX_REMEMBERED = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,11 +232,14 @@ class _Trials:
         self._trials[trial_id].system_attrs[key] = value
 
 
-class _Terms:
-    """Cache of configurations in Optuna's terms.
+_InTerms = tuple[dict[str, Any], dict[str, Any]]
+"""Parameters and their distributions."""
 
-    A history returns the same objects every time, so they are looked up by identity. The cache
-    keeps each object alive, so that no other object can get its identity.
+
+class _Terms(ConfigCache[_InTerms]):
+    """Cache of configurations in Optuna's terms, which must not be changed.
+
+    Configurations with the same hyper-parameters get the same object of distributions.
     """
 
     def __init__(self, coordinates: Coordinates) -> None:
@@ -249,21 +249,9 @@ class _Terms:
             c.name: _distribution(optuna, c) for c in coordinates.coordinates
         }
         self._kinds: dict[frozenset[str], dict[str, Any]] = {}
-        self._found: dict[int, tuple[Config, tuple[dict[str, Any], dict[str, Any]]]] = {}
+        super().__init__(self._in_terms)
 
-    def of(self, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the parameters and their distributions, which must not be changed.
-
-        Configurations with the same hyper-parameters get the same object of distributions.
-        """
-        found = self._found.get(id(config))
-        if found is None:
-            if len(self._found) >= _MAX_REMEMBERED:
-                self._found.clear()
-            found = self._found[id(config)] = config, self._compute(config)
-        return found[1]
-
-    def _compute(self, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _in_terms(self, config: Config) -> _InTerms:
         picked = self._coordinates.values(config)
         params = {
             c.name: _param(c, picked[c.name])

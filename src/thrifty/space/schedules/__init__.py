@@ -1,28 +1,9 @@
 """Schedules, one file each: frozen data that reduces to the same few pieces."""
 
-from ._base import (
-    Constant as Constant,
-    Schedule as Schedule,
-    Then as Then,
-    last_value as last_value,
-    schedule_from_json as schedule_from_json,
-)
-from ._budgeted import (
-    REX as REX,
-    WSD as WSD,
-    Warmup as Warmup,
-    cooldowns as cooldowns,
-    schedule_for as schedule_for,
-)
-from ._cyclic import CosineRestarts as CosineRestarts, Cyclic as Cyclic, OneCycle as OneCycle
-from ._decay import (
-    Cosine as Cosine,
-    Exponential as Exponential,
-    Linear as Linear,
-    MultiStep as MultiStep,
-    Polynomial as Polynomial,
-    Step as Step,
-)
+from ._base import Constant, Schedule, Then, last_value, schedule_from_json
+from ._budgeted import REX, WSD, Warmup, cooldowns, schedule_for
+from ._cyclic import CosineRestarts, Cyclic, OneCycle
+from ._decay import Cosine, Exponential, Linear, MultiStep, Polynomial, Step
 
 
 __all__ = [

@@ -36,8 +36,9 @@ class Schedule(ABC):
     _strict: str
     _template: bool
 
-    def __init_subclass__(cls) -> None:
-        _KINDS[cls.__name__] = cls
+    def __init_subclass__(cls, *, abstract: bool = False) -> None:
+        if not abstract:
+            _KINDS[cls.__name__] = cls
 
     @abstractmethod
     def profile(self, epochs: float) -> tuple[Segment, ...]:

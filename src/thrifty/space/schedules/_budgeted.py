@@ -11,7 +11,7 @@ import numpy as np
 
 from thrifty.core import ScheduleError
 from thrifty.space._domain import Choice
-from thrifty.space._pieces import Segment, cosine_arc, hold, ramp, rex_arc, values_at
+from thrifty.space._pieces import Piece, Segment, cosine_arc, hold, ramp, rex_arc, values_at
 
 from ._base import (
     Number,
@@ -23,11 +23,11 @@ from ._base import (
     shift,
     with_tail,
 )
-from ._decay import Linear
+from ._decay import Linear, OneArc
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class REX(Schedule):
+class REX(OneArc):
     """REX decay from ``value`` to ``floor``: ``z / ((1 - d) + d z)`` with ``z = 1 - t / epochs``.
 
     ``d=0.5`` is the paper's value, ``d=0`` is linear, and ``d`` near 1 drops late. ``epochs`` is
@@ -48,24 +48,12 @@ class REX(Schedule):
     epochs: Number | None = field(default=None, kw_only=True)
     sample: SampleRate = field(default="step", kw_only=True)
 
-    def profile(self, epochs: float) -> tuple[Segment, ...]:
-        """Return one arc, then a hold."""
-        length = float(self.epochs or epochs)
-        arc = (
-            Segment(0.0, length, rex_arc(self.value, self.floor, 0.0, length, d=float(self.d))),
-        )
-        return with_tail(
-            sampled(arc, self.sample, length=length), last=self.floor, epochs=epochs
-        )
+    def arc(self, length: float) -> Piece:
+        """Return the arc."""
+        return rex_arc(self.value, self.floor, 0.0, length, d=float(self.d))
 
-    def span(self) -> float:
-        """Return the fewest epochs that a run needs."""
-        return float(self.epochs or 0.0)
-
-    def validate(self) -> None:
-        """Raise ScheduleError for invalid field values."""
-        check_positive(self, epochs=self.epochs)
-        check_rate(self, self.sample)
+    def check_shape(self) -> None:
+        """Raise ScheduleError for a ``d`` that is out of range."""
         if not 0.0 <= self.d < 1.0:
             raise ScheduleError(f"{self!r}: d must be in [0, 1), not {self.d!r}")
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass, field
 
 from thrifty.core import ScheduleError
-from thrifty.space._pieces import Segment, cosine_arc, decay, hold, power_arc, ramp
+from thrifty.space._pieces import Piece, Segment, cosine_arc, decay, hold, power_arc, ramp
 
 from ._base import (
     Number,
@@ -128,8 +129,41 @@ class Exponential(Schedule):
         check_rate(self, self.sample)
 
 
+class OneArc(Schedule, abstract=True):
+    """One arc from ``value`` to ``floor`` over ``epochs`` epochs, then a hold."""
+
+    __slots__ = ()
+    value: Number
+    floor: Number
+    epochs: Number | None
+    sample: SampleRate
+
+    @abstractmethod
+    def arc(self, length: float) -> Piece:
+        """Return the arc over the first ``length`` epochs."""
+
+    def check_shape(self) -> None:
+        """Raise ScheduleError for an invalid field of this kind of arc."""
+
+    def profile(self, epochs: float) -> tuple[Segment, ...]:
+        """Return the arc, then a hold."""
+        length = float(self.epochs or epochs)
+        arc = sampled((Segment(0.0, length, self.arc(length)),), self.sample, length=length)
+        return with_tail(arc, last=self.floor, epochs=epochs)
+
+    def span(self) -> float:
+        """Return the fewest epochs that a run needs."""
+        return float(self.epochs or 0.0)
+
+    def validate(self) -> None:
+        """Raise ScheduleError for invalid field values."""
+        check_positive(self, epochs=self.epochs)
+        check_rate(self, self.sample)
+        self.check_shape()
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Linear(Schedule):
+class Linear(OneArc):
     """A straight line from ``value`` to ``floor``.
 
     ``epochs`` is its length (default: what is left of the run); afterwards the last value stays.
@@ -144,26 +178,13 @@ class Linear(Schedule):
     epochs: Number | None = field(default=None, kw_only=True)
     sample: SampleRate = field(default="step", kw_only=True)
 
-    def profile(self, epochs: float) -> tuple[Segment, ...]:
-        """Return one arc, then a hold."""
-        length = float(self.epochs or epochs)
-        arc = (Segment(0.0, length, ramp(self.value, self.floor, 0.0, length)),)
-        return with_tail(
-            sampled(arc, self.sample, length=length), last=self.floor, epochs=epochs
-        )
-
-    def span(self) -> float:
-        """Return the fewest epochs that a run needs."""
-        return float(self.epochs or 0.0)
-
-    def validate(self) -> None:
-        """Raise ScheduleError for invalid field values."""
-        check_positive(self, epochs=self.epochs)
-        check_rate(self, self.sample)
+    def arc(self, length: float) -> Piece:
+        """Return the arc."""
+        return ramp(self.value, self.floor, 0.0, length)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Polynomial(Schedule):
+class Polynomial(OneArc):
     """Polynomial decay from ``value`` to ``floor`` as ``(1 - t / epochs) ** power``.
 
     ``epochs`` is its length (default: what is left of the run); afterwards the last value stays.
@@ -179,33 +200,17 @@ class Polynomial(Schedule):
     epochs: Number | None = field(default=None, kw_only=True)
     sample: SampleRate = field(default="step", kw_only=True)
 
-    def profile(self, epochs: float) -> tuple[Segment, ...]:
-        """Return one arc, then a hold."""
-        length = float(self.epochs or epochs)
-        arc = (
-            Segment(
-                0.0,
-                length,
-                power_arc(self.value, self.floor, 0.0, length, power=float(self.power)),
-            ),
-        )
-        return with_tail(
-            sampled(arc, self.sample, length=length), last=self.floor, epochs=epochs
-        )
+    def arc(self, length: float) -> Piece:
+        """Return the arc."""
+        return power_arc(self.value, self.floor, 0.0, length, power=float(self.power))
 
-    def span(self) -> float:
-        """Return the fewest epochs that a run needs."""
-        return float(self.epochs or 0.0)
-
-    def validate(self) -> None:
-        """Raise ScheduleError for invalid field values."""
-        check_positive(self, epochs=self.epochs)
-        check_rate(self, self.sample)
+    def check_shape(self) -> None:
+        """Raise ScheduleError for a power that is not positive."""
         check_positive(self, power=self.power)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Cosine(Schedule):
+class Cosine(OneArc):
     """Half a cosine from ``value`` to ``floor`` (Loshchilov and Hutter, 2017).
 
     ``epochs`` is its length (default: what is left of the run); afterwards the last value stays.
@@ -220,19 +225,6 @@ class Cosine(Schedule):
     epochs: Number | None = field(default=None, kw_only=True)
     sample: SampleRate = field(default="step", kw_only=True)
 
-    def profile(self, epochs: float) -> tuple[Segment, ...]:
-        """Return one arc, then a hold."""
-        length = float(self.epochs or epochs)
-        arc = (Segment(0.0, length, cosine_arc(self.value, self.floor, 0.0, length)),)
-        return with_tail(
-            sampled(arc, self.sample, length=length), last=self.floor, epochs=epochs
-        )
-
-    def span(self) -> float:
-        """Return the fewest epochs that a run needs."""
-        return float(self.epochs or 0.0)
-
-    def validate(self) -> None:
-        """Raise ScheduleError for invalid field values."""
-        check_positive(self, epochs=self.epochs)
-        check_rate(self, self.sample)
+    def arc(self, length: float) -> Piece:
+        """Return the arc."""
+        return cosine_arc(self.value, self.floor, 0.0, length)

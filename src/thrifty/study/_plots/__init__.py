@@ -1,17 +1,7 @@
 """Plots of a study (matplotlib), one file each; loaded on first use."""
 
-from ._hyperparameters import (
-    contour as contour,
-    importance as importance,
-    parallel_coordinates as parallel_coordinates,
-    slice_plot as slice_plot,
-)
-from ._outcomes import (
-    history as history,
-    learning_curves as learning_curves,
-    pareto_front as pareto_front,
-    stage_forest as stage_forest,
-)
+from ._hyperparameters import contour, importance, parallel_coordinates, slice_plot
+from ._outcomes import history, learning_curves, pareto_front, stage_forest
 
 
 __all__ = [

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from bench.packing_helpers import batch_size_packs, nearest_packs, random_packs
 from thrifty.core import UsageError
-from thrifty.plan import batch_size_packs, nearest_packs, random_packs
 
 
 VALUES = {

@@ -1,4 +1,4 @@
-"""Published models of step times: perfect scaling, Ernest, Paleo, Pollux."""
+"""Published models of step times, with which ours are compared: Ernest, Paleo, Pollux, boosting."""
 
 from __future__ import annotations
 
@@ -6,71 +6,28 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from thrifty.core import (
-    require,
-)
+from thrifty.core import require
 from thrifty.perf._nonnegative import relative_fit
+from thrifty.perf.steptime import Setup
+from thrifty.perf.steptime._model import Columns, SingleDeviceTime, checked
 
-from ._model import Columns, Setup, checked, least_of
+
+_LEAST = 1e-6
+"""Lower bound of forecasts, as a share of the shortest measured step."""
 
 
-class SingleDeviceTime:
-    """Step time of one device.
+def least_of(times: np.ndarray) -> float:
+    """Return the lower bound of forecasts.
 
-    Measured times are used as they are. Between measured sizes the curve is a straight line in
-    logarithms, beyond them it follows ``a + c b``. If no single device was measured, ``a + c b``
-    through the smallest placements is used instead.
+    It keeps a sum positive when all its terms vanish, as exchange terms do for one device.
     """
-
-    def __init__(self, columns: Columns, step_s: np.ndarray) -> None:
-        fewest = columns.devices == columns.devices.min()
-        batches, times = columns.batch[fewest], step_s[fewest]
-        self._sizes = np.unique(batches)
-        self._times = np.array([np.mean(times[batches == size]) for size in self._sizes])
-        line = relative_fit(np.stack([np.ones_like(batches), batches], 1), times)
-        self._line = (float(line[0]), float(line[1]))
-
-    def __call__(self, batch: np.ndarray) -> np.ndarray:
-        """Return seconds, [batches]."""
-        inside = np.exp(np.interp(np.log(batch), np.log(self._sizes), np.log(self._times)))
-        clipped = np.clip(batch, self._sizes[0], self._sizes[-1])
-        out: np.ndarray = inside * self._along(batch) / self._along(clipped)
-        return out
-
-    def _along(self, batch: np.ndarray) -> np.ndarray:
-        return self._line[0] + self._line[1] * batch
-
-
-class PerfectScaling:
-    """Step time of one device with its batch: the bound that no placement beats for long.
-
-    >>> model = PerfectScaling()
-    >>> model.fit([Setup(placement=(1,), batch=8), Setup(placement=(1,), batch=16)], [1.0, 2.0])
-    >>> model.predict([Setup(placement=(4, 4), batch=16)]).round(6).tolist()
-    [2.0]
-    """
-
-    _alone: SingleDeviceTime
-
-    def fit(self, setups: Sequence[Setup], step_s: Sequence[float]) -> None:
-        """Fit one device's step times."""
-        self._alone = SingleDeviceTime(Columns.of(setups), checked(setups, step_s))
-
-    def predict(self, setups: Sequence[Setup]) -> np.ndarray:
-        """Return the step times of one device."""
-        return self._alone(Columns.of(setups).batch)
+    return _LEAST * float(times.min())
 
 
 class Ernest:
     """``t = a + b scale / m + c log m + d m``, by non-negative least squares.
 
     For a training step, the scale per machine is the batch of one device.
-
-    >>> model = Ernest()
-    >>> setups = [Setup(placement=(1,), batch=size) for size in (8, 16)]
-    >>> model.fit(setups, [1.0, 2.0])
-    >>> model.predict([Setup(placement=(1,), batch=32)]).round(6).tolist()
-    [4.0]
     """
 
     _weights: np.ndarray
@@ -102,13 +59,6 @@ class Paleo:
     The published model takes bytes, FLOPs and peak speeds, and fits which share of its peak a
     platform reaches. Fitted coefficients of the three terms have the same freedom, and need no data
     sheets.
-
-    >>> model = Paleo()
-    >>> model.fit(
-    ...     [Setup(placement=(1,), batch=8), Setup(placement=(1, 1), batch=8)], [1.0, 1.5]
-    ... )
-    >>> model.predict([Setup(placement=(1,) * 4, batch=8)]).round(6).tolist()
-    [1.75]
     """
 
     _alone: SingleDeviceTime
@@ -146,12 +96,6 @@ class Pollux:
     inside a machine. L-BFGS-B fits the seven parameters to the root mean squared log error, plus
     ``1e-3 (g - 1)^2`` and ``1e-2 (b_n / a_n)^2`` for both networks. Parameters that no measurement
     determines are held fixed (AdaptDL's ``fit_perf_params``).
-
-    >>> model = Pollux()
-    >>> setups = [Setup(placement=(1,), batch=size) for size in (8, 16, 32)]
-    >>> model.fit(setups, [1.0, 1.5, 2.5])
-    >>> float(model.predict([Setup(placement=(1,), batch=64)])[0].round(2))
-    4.5
     """
 
     _params: np.ndarray
@@ -218,3 +162,40 @@ def _seconds(params: np.ndarray, columns: Columns) -> np.ndarray:
     top = np.maximum(compute, net)
     out: np.ndarray = top * ((compute / top) ** gamma + (net / top) ** gamma) ** (1 / gamma)
     return out
+
+
+class Boosting:
+    """Scikit-learn's ``GradientBoostingRegressor`` with its defaults, on the log time.
+
+    Args:
+        seed: seed of the learner.
+    """
+
+    def __init__(self, *, seed: int = 0) -> None:
+        GradientBoostingRegressor = require(
+            "sklearn.ensemble", package="scikit-learn", extra="cloud"
+        ).GradientBoostingRegressor
+        self._learner = GradientBoostingRegressor(random_state=seed)
+
+    def fit(self, setups: Sequence[Setup], step_s: Sequence[float]) -> None:
+        """Fit the trees."""
+        self._learner.fit(_features(setups), np.log(checked(setups, step_s)))
+
+    def predict(self, setups: Sequence[Setup]) -> np.ndarray:
+        """Return the trees' forecasts; beyond the measurements they are constant."""
+        out: np.ndarray = np.exp(self._learner.predict(_features(setups)))
+        return out
+
+
+def _features(setups: Sequence[Setup]) -> np.ndarray:
+    columns = Columns.of(setups)
+    return np.stack(
+        [
+            np.log(columns.batch),
+            np.log2(columns.nodes),
+            np.log2(columns.devices),
+            columns.most,
+            columns.least,
+        ],
+        1,
+    )

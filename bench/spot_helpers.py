@@ -10,11 +10,8 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import Protocol
 
+from thrifty.cloud import Offer, PriceSeries, SpotMarket, spot_seconds
 from thrifty.core import CloudError
-
-from ._market import PriceSeries, SpotMarket
-from ._offer import Offer
-from ._spot import spot_seconds
 
 
 _HOUR_S = 3600.0

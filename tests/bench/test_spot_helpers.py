@@ -7,15 +7,15 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from thrifty.cloud import Offer
-from thrifty.cloud._market import Life, PriceSeries, SpotMarket
-from thrifty.cloud._replay import (
+from bench.spot_helpers import (
     ByExpectedCost,
     Cheapest,
     SpotJob,
     SpotPlace,
     replay,
 )
+from thrifty.cloud import Offer
+from thrifty.cloud._market import Life, PriceSeries, SpotMarket
 from thrifty.cloud._spot import spot_seconds
 from thrifty.core import CloudError
 
