@@ -3,6 +3,10 @@
 from ._address import redact_url as redact_url
 from ._checkpoints import CheckpointFolder as CheckpointFolder
 from ._driver import Driver as Driver
+from ._failures import (
+    FailureGroup as FailureGroup,
+    failure_groups as failure_groups,
+)
 from ._frames import FrameBackend as FrameBackend, frame as frame
 from ._front import best_trials as best_trials, nondominated as nondominated
 from ._records import (
@@ -56,6 +60,7 @@ __all__ = [
     "Driver",
     "EpochAgain",
     "EpochRecord",
+    "FailureGroup",
     "FrameBackend",
     "Heartbeat",
     "Lease",
@@ -84,6 +89,7 @@ __all__ = [
     "TrialStopped",
     "Views",
     "best_trials",
+    "failure_groups",
     "frame",
     "nondominated",
     "redact_url",
