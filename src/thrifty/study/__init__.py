@@ -2,6 +2,7 @@
 
 from ._forecast import Forecast as Forecast
 from ._goals import Bound as Bound, at_least as at_least, at_most as at_most
+from ._importance import Importance as Importance
 from ._loop import Observer as Observer
 from ._repository import Storage as Storage
 from ._results import Savings as Savings, TrialResult as TrialResult
@@ -23,6 +24,7 @@ __all__ = [
     "Bound",
     "DecisionTimes",
     "Forecast",
+    "Importance",
     "Observer",
     "Savings",
     "Simulation",
