@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from thrifty.cli import COMMANDS, _app, main
 
@@ -118,6 +119,88 @@ def test_stop_conditions(folder, monkeypatch, capsys):
     assert "epochs must be a whole number" in capsys.readouterr().err
 
 
+FAILING = """
+import thrifty as th
+from thrifty.testing import LineTask
+
+class Failing(LineTask):
+    def model(self, hp):
+        if hp.option >= FIRST:
+            raise ValueError("no model for option " + str(hp.option))
+        return super().model(hp)
+
+study = th.Study(
+    Failing(), th.Space(lr=0.1, option=th.Choice(list(range(7)))),
+    algorithm=th.GridSearch(max_epochs=2),
+    metric="mse", mode="min", storage="sqlite:///t.db", name="line",
+)
+"""
+STORAGE = ("--storage", "sqlite:///t.db")
+
+
+def test_a_run_in_which_all_trials_fail_has_exit_code_2(folder, monkeypatch, capsys):
+    Path("failing.py").write_text(FAILING.replace("FIRST", "0"))
+    for _ in range(2):  # the second run finds a study that is done
+        thrifty("run", "failing.py", "--quiet", monkeypatch=monkeypatch, fails=True)
+        said = capsys.readouterr().err
+        assert "error: all 7 trials of study 'line' failed; trial 0: ValueError" in said
+        assert "in model" in said, "the traceback"
+    thrifty("status", *STORAGE, monkeypatch=monkeypatch)
+    assert "best        none, because all trials failed" in capsys.readouterr().out
+    thrifty("best", "line", *STORAGE, monkeypatch=monkeypatch, fails=True)
+    assert "trials 0, 1, 2 and 4 more failed" in capsys.readouterr().err
+
+
+def test_status_says_each_error_once(folder, monkeypatch, capsys):
+    Path("failing.py").write_text(FAILING.replace("FIRST", "2"))
+    thrifty("run", "failing.py", "--quiet", monkeypatch=monkeypatch)
+    shown = "5 trials failed; thrifty status --name line --traceback"
+    assert shown in capsys.readouterr().out
+    thrifty("status", *STORAGE, monkeypatch=monkeypatch)
+    said = capsys.readouterr().out
+    assert "trials 2, 3, 4 and 2 more failed: ValueError: no model for option 2" in said
+    assert said.count("ValueError") == 1
+    thrifty("status", *STORAGE, "--traceback", monkeypatch=monkeypatch)
+    assert "trial 2: Traceback" in capsys.readouterr().out
+
+
+def test_status_and_best_name_the_epoch_at_which_trials_are_compared(
+    folder, monkeypatch, capsys
+):
+    thrifty("run", "line_study.py", "--quiet", monkeypatch=monkeypatch)
+    capsys.readouterr()
+    thrifty("status", *STORAGE, monkeypatch=monkeypatch)
+    status = capsys.readouterr().out
+    thrifty("best", "line", *STORAGE, monkeypatch=monkeypatch)
+    number = capsys.readouterr().out.partition(":")[0]
+    assert f"({number} after 4 epochs)" in status
+
+
+def test_a_deleted_study_frees_its_name(folder, monkeypatch, capsys):
+    Path("failing.py").write_text(FAILING.replace("FIRST", "0"))
+    thrifty("run", "failing.py", "--quiet", monkeypatch=monkeypatch, fails=True)
+    Path("mended.py").write_text(FAILING.replace("FIRST", "9"))
+    thrifty("run", "mended.py", "--quiet", monkeypatch=monkeypatch, fails=True)
+    assert "thrifty delete line --storage sqlite:///t.db" in capsys.readouterr().err
+    thrifty("delete", "line", *STORAGE, "--yes", monkeypatch=monkeypatch)
+    assert "deleted study line" in capsys.readouterr().out
+    thrifty("run", "mended.py", "--quiet", monkeypatch=monkeypatch)
+    assert "best of 7 trials" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("answer", "is_deleted"), [("y\n", True), ("n\n", False), ("", False)])
+def test_a_study_is_deleted_after_a_question(folder, monkeypatch, capsys, answer, is_deleted):
+    from thrifty.store import Store  # noqa: PLC0415
+
+    with Store.open("sqlite:///t.db") as store:
+        store.studies.create("s", plan=store.plans.open("x", task="T").id, spec={})
+    result = CliRunner().invoke(_app, ["delete", "s", *STORAGE], input=answer)
+    assert "delete study s with its 0 trials?" in result.output
+    assert (result.exit_code == 0) == is_deleted
+    with Store.open("sqlite:///t.db") as store:
+        assert (store.studies.find("s") is None) == is_deleted
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -127,6 +210,7 @@ def test_stop_conditions(folder, monkeypatch, capsys):
         (("run", "notes.txt"), "not a Python file"),
         (("status", "--storage", "sqlite:///none.db"), "there is no database"),
         (("best", "none", "--storage", "sqlite:///t.db"), "no study 'none'"),
+        (("delete", "none", "--storage", "sqlite:///t.db", "--yes"), "no study 'none'"),
         (("best", "fresh", "--storage", "sqlite:///t.db"), "has no results yet"),
         (("export", "line", "--storage", "sqlite:///t.db"), "say what to write"),
         (("resume", "fresh", "--storage", "sqlite:///t.db"), "is not known or gone"),

@@ -46,8 +46,9 @@ def folder(trained, monkeypatch):
 
 def test_importance_has_a_bar_for_each(folder, monkeypatch, capsys):
     thrifty("importance", "line", *STORAGE, monkeypatch=monkeypatch)
-    first, *rows = capsys.readouterr().out.splitlines()
+    first, basis, *rows = capsys.readouterr().out.splitlines()
     assert "mse" in first
+    assert basis == "fanova: mse after epoch 3 of 12 trials (12 done)"
     shares = {row.split()[0]: float(row.split()[1].rstrip("%")) for row in rows}
     assert set(shares) == {"lr", "dropout"}
     assert sum(shares.values()) == pytest.approx(100, abs=0.2)

@@ -182,7 +182,7 @@ def test_a_summary_counts_and_finds_the_best(store, study):
     store.record([failed, epoch(0, 1, loss=0.5), stage])
     summary = store.studies.summary("s")
     assert summary.num_trials == {"waiting": 2, "running": 1, "failed": 1}
-    assert (summary.best_trial, summary.best_value) == (1, 0.2)
+    assert (summary.best_trial, summary.best_value, summary.best_epochs) == (1, 0.2, 1)
     assert (summary.plan_epochs, summary.seconds, summary.trial_epochs) == (1, 0.5, 4)
 
 
@@ -287,6 +287,24 @@ def test_a_deleted_study_leaves_its_plan(store, study):
     store.studies.delete("s")
     assert store.studies.list() == []
     assert len(store.plans.load(1).epochs) == 1
+
+
+def test_a_study_that_a_process_runs_is_not_deleted(store, study):
+    with (
+        store.lease(store.studies.get("s")),
+        pytest.raises(StoreBusyError, match="stop that process first"),
+    ):
+        store.studies.delete("s")
+    store.studies.delete("s")
+    assert store.studies.find("s") is None
+
+
+def test_failures_are_kept_by_trial(store, study):
+    store.record([asked(study, 0), asked(study, 1), reported(study, 0, 0.5)])
+    assert store.studies.failures(study) == {}
+    failed = TrialFailed(study=study, trial=1, epoch=1, kind="k", message="m", traceback="t")
+    store.record([failed])
+    assert store.studies.failures(study) == {1: ("k", "m", "t")}
 
 
 def test_one_identity_is_one_plan(store):

@@ -161,6 +161,20 @@ def test_equally_good_trials_have_no_important_hyperparameter():
     assert shares == {"lr": 0.0, "depth": 0.0, "act": 0.0}
 
 
+def test_shares_say_which_trials_and_which_epoch_they_are_of():
+    drawn = trials_of(FLAT, by_rate, num=30, epochs=lambda number: 3 if number % 3 else 9)
+    states = {0: "done", 1: "stopped", 2: "failed"}
+    trials = [replace(trial, state=states[trial.number % 3]) for trial in drawn]
+    shares = importance(trials, FLAT, **LOSS)
+    assert (shares.epoch, shares.states, shares.num_left_out) == (9, {"done": 10}, 20)
+    shares = importance(trials, FLAT, method="ped-anova", **LOSS)
+    assert (shares.epoch, shares.num_trials) == (3, 20)
+    assert (
+        shares.basis
+        == "loss after epoch 3 of 20 trials (10 done, 10 stopped); 10 others left out"
+    )
+
+
 # -- errors ---------------------------------------------------------------------------
 
 
@@ -172,6 +186,19 @@ def test_too_few_trials_are_an_error_that_says_how_many(method, num_needed):
         UsageError, match=rf"needs {num_needed} trials.*there are {num_needed - 1}"
     ):
         importance(trials[1:], FLAT, method=method, **LOSS)
+
+
+def test_the_error_about_too_few_trials_counts_what_the_others_lack():
+    trials = trials_of(FLAT, by_rate, num=9)
+    trials[0] = replace(trials[0], state="failed")
+    trials[1] = replace(trials[1], curve=(), value=None, epochs=0, state="running")
+    trials[2] = replace(trials[2], config={"lr": 5.0})
+    lacks = (
+        r"there are 6 of 9 \(1 failed, 1 have not reported, "
+        "1 have no finite loss or are not of this space"
+    )
+    with pytest.raises(UsageError, match=lacks):
+        importance(trials, FLAT, **LOSS)
 
 
 @pytest.mark.parametrize("option", [{"method": "anova"}, {"level": "node"}])

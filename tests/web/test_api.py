@@ -53,6 +53,7 @@ def test_a_study_says_what_it_was_made_from(client, store):
     assert detail["best_config"]["lr"] == str(best.config["lr"])
     assert [p["name"] for p in detail["space"]] == ["lr", "width", "dropout"]
     assert detail["max_epochs"] == 6
+    assert detail["best_epochs"] == best.reached
 
 
 def test_history_ends_with_the_best(client):

@@ -38,6 +38,9 @@ COMMANDS = {
         "_status",
         "Show the best trial of study NAME, or its Pareto front if it has several objectives.",
     ),
+    "delete": _Command(
+        "_status", "Delete study NAME with its trials, so that its name is free."
+    ),
     "explain": _Command(
         "_explain",
         "Explain why studies NAME and OTHER do or do not share training.",

@@ -90,7 +90,11 @@ def plot_command(
 def importance_command(
     *, name: str, storage: str, trust_file: bool, method: Any, level: Any
 ) -> None:
-    """Show which hyper-parameters of study NAME matter."""
+    """Show which hyper-parameters of study NAME matter.
+
+    The shares sum to 100 %. Trials are compared at the largest epoch that enough of them have
+    reached. Failed trials are left out.
+    """
     study = load_stored_study(name, storage=storage, trust_file=trust_file)
     shares = study.importance(method=method, level=level)
     largest = max(shares.values(), default=0.0) or 1.0
@@ -102,4 +106,8 @@ def importance_command(
         table.add_row(cell(key), f"{share:.1%}", Bar(largest, 0, share, color="blue"))
     console = Console()
     console.print(cell(f"share in what makes trials differ in {study.metric}"))
-    console.print(table)
+    console.print(cell(f"{method}: {shares.basis}"), soft_wrap=True)
+    if any(shares.values()):
+        console.print(table)
+    else:
+        console.print("no hyper-parameter explains a difference between these trials")

@@ -1,16 +1,25 @@
-"""The commands ``status`` and ``best``."""
+"""The commands ``status``, ``best`` and ``delete``."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
 from thrifty.core import ThriftyError, plain_text
 from thrifty.space import config_to_json
-from thrifty.store import Store, StudySummary, TrialRecord, best_trials, redact_url
+from thrifty.store import (
+    FailureGroup,
+    Store,
+    StudySummary,
+    TrialRecord,
+    best_trials,
+    failure_groups,
+    redact_url,
+)
+from thrifty.store._failures import failure_lines
 
 from ._completion import complete_study
 from ._options import say, storage_option
@@ -22,25 +31,50 @@ _GONE = " (its process is gone; run it again to go on)"
 @click.command("status")
 @storage_option
 @click.option("--name", help="Only this study.")
-def status_command(*, storage: str, name: str | None) -> None:
-    """Show the studies in a database, also while they run."""
+@click.option("--traceback", is_flag=True, help="Show the traceback of each error of trials.")
+def status_command(*, storage: str, name: str | None, traceback: bool) -> None:
+    """Show the studies in a database, also while they run.
+
+    The best trial is the one whose metric is best at the epoch that it has reached. Trials that are
+    not finished count. Failed trials and those that break a constraint do not.
+    """
     with Store.open(storage, create=False) as store:
         summaries = [store.studies.summary(name)] if name else store.studies.list()
+        failures = {
+            s.name: failure_groups(store.studies.failures(store.studies.get(s.name).id))
+            for s in summaries
+            if s.num_trials.get("failed")
+        }
     if not summaries:
         say(f"{redact_url(storage)} has no studies yet")
     for s in summaries:
-        counts = ", ".join(
-            f"{count:,} {plain_text(state)}" for state, count in _states(s).items()
-        )
-        say(plain_text(s.name), bold=True, nl=False)
-        say(f"  {plain_text(s.state)}{_GONE if s.state == 'interrupted' else ''}")
-        say(f"  trials      {sum(s.num_trials.values()):,} ({counts or 'none'})")
-        if s.best_value is not None:
-            say(f"  best        {s.best_value:.6g} (trial {s.best_trial})")
-        say(
-            f"  epochs      {s.trial_epochs:,} asked for, {s.plan_epochs:,} trained in its plan"
-        )
-        say(f"  training    {s.seconds:,.1f} s")
+        _say_study(s, failures.get(s.name, []), traceback=traceback)
+
+
+def _say_study(s: StudySummary, failures: Sequence[FailureGroup], *, traceback: bool) -> None:
+    num_trials = sum(s.num_trials.values())
+    counts = ", ".join(f"{count:,} {plain_text(state)}" for state, count in _states(s).items())
+    say(plain_text(s.name), bold=True, nl=False)
+    say(f"  {plain_text(s.state)}{_GONE if s.state == 'interrupted' else ''}")
+    say(f"  trials      {num_trials:,} ({counts or 'none'})")
+    if s.best_value is not None:
+        where = f"trial {s.best_trial} after {_epochs(s.best_epochs or 0)}"
+        say(f"  best        {s.best_value:.6g} ({where})")
+    elif num_trials and s.num_trials.get("failed") == num_trials:
+        say("  best        none, because all trials failed")
+    for line in failure_lines(failures):
+        say(f"  errors      {plain_text(line)}")
+    say(f"  epochs      {s.trial_epochs:,} asked for, {s.plan_epochs:,} trained in its plan")
+    say(f"  training    {s.seconds:,.1f} s")
+    if traceback:
+        for group in failures:
+            say(f"trial {group.trials[0]}: {group.traceback or group.message}".rstrip())
+    elif any(group.traceback for group in failures):
+        say("  --traceback shows where these errors come from")
+
+
+def _epochs(number: int) -> str:
+    return f"{number:,} epoch{'' if number == 1 else 's'}"
 
 
 def _states(summary: StudySummary) -> dict[str, int]:
@@ -55,15 +89,17 @@ def _states(summary: StudySummary) -> dict[str, int]:
 @storage_option
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object, or a list of them.")
 def best_command(*, name: str, storage: str, as_json: bool) -> None:
-    """Show the best trial of study NAME, or its Pareto front if it has several objectives."""
+    """Show the best trial of study NAME, or its Pareto front if it has several objectives.
+
+    Trials are compared by their metric at the epoch that each has reached. Trials that are not
+    finished count. Failed trials and those that break a constraint do not.
+    """
     with Store.open(storage, create=False) as store:
         info = store.studies.get(name)
         trials = store.studies.load(info.id).trials
     best = best_trials(info, trials)
     if not best:
-        reported = any(t.value is not None and t.state != "failed" for t in trials)
-        why = "has no trial that keeps its constraints" if reported else "has no results yet"
-        raise ThriftyError(f"study {name!r} {why}")
+        raise ThriftyError(f"study {name!r} {_why_none(trials)}")
     if as_json:
         found = [_plain(trial) for trial in best]
         click.echo(json.dumps(found if isinstance(info.spec.get("metric"), list) else found[0]))
@@ -73,9 +109,40 @@ def best_command(*, name: str, storage: str, as_json: bool) -> None:
         said = ", ".join(
             f"{plain_text(metric)} {value:.6g}".strip() for metric, value in values.items()
         )
-        say(f"trial {trial.number}: {said} after {trial.reached} epochs")
+        say(f"trial {trial.number}: {said} after {_epochs(trial.reached)}")
         for key, value in trial.config.items():
             say(f"  {plain_text(key)} = {plain_text(value)}")
+
+
+def _why_none(trials: Sequence[TrialRecord]) -> str:
+    """Return why a study has no best trial, as the end of a sentence."""
+    failed = {trial.number: trial.error for trial in trials if trial.state == "failed"}
+    if any(trial.value is not None and trial.state != "failed" for trial in trials):
+        return "has no trial that keeps its constraints"
+    if failed and len(failed) == len(trials):
+        listed = "\n".join(failure_lines(failure_groups(failed)))
+        return f"has no results, because all its trials failed:\n{listed}"
+    return "has no results yet"
+
+
+@click.command("delete")
+@click.argument("name", shell_complete=complete_study)
+@storage_option
+@click.option("--yes", is_flag=True, help="Do not ask before.")
+def delete_command(*, name: str, storage: str, yes: bool) -> None:
+    """Delete study NAME with its trials, so that its name is free.
+
+    What it trained stays in the database: a study of the same task and seed does not train it
+    again. A study that a process runs is not deleted.
+    """
+    with Store.open(storage, create=False) as store:
+        summary = store.studies.summary(name)
+        if not yes:
+            num_trials = sum(summary.num_trials.values())
+            shown = f"{plain_text(name)} with its {num_trials:,} trials"
+            click.confirm(f"delete study {shown}?", abort=True)
+        store.studies.delete(name)
+    say(f"deleted study {plain_text(name)}")
 
 
 def _plain(trial: TrialRecord) -> dict[str, Any]:

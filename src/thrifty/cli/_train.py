@@ -9,7 +9,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from thrifty.core import ThriftyError
 from thrifty.run import Local
+from thrifty.store._address import shell_command
 from thrifty.study import StopWhen, Study, TrialResult
 
 from ._completion import complete_study
@@ -21,20 +23,33 @@ def show_results(study: Study) -> None:
     """Print the best trials and the savings.
 
     With several objectives, the best trials are the Pareto front.
+
+    Raises:
+        ThriftyError: All trials have failed, or none keeps the constraints.
     """
     console = Console()
     trials = study.trials
     if not any(trial.epochs or trial.error for trial in trials):
         console.print(cell(f"study {study.name!r}: no trial has reported yet"))
         return
+    failed = [trial for trial in trials if trial.state == "failed"]
+    if len(failed) == len(trials):
+        # The log has grouped the errors already; here is the whole text of one of them.
+        raise ThriftyError(
+            f"all {len(trials):,} trials of study {study.name!r} failed; "
+            f"trial {failed[0].number}: {failed[0].error}"
+        )
     best = study.best_trials if len(study.goals.metrics) > 1 else [study.best_trial]
     which = "best" if len(best) == 1 else f"the {len(best)} best"
     console.print(cell(f"study {study.name!r}: {which} of {len(trials)} trials"))
     for trial in best:
         console.print(_table(trial))
-    failed = sum(trial.state == "failed" for trial in trials)
     if failed:
-        console.print(f"{failed} trials failed; see [bold]study.trials[i].error[/bold]")
+        count = f"{len(failed):,} trial{'' if len(failed) == 1 else 's'} failed"
+        command = shell_command(
+            "status", "--name", study.name, "--traceback", url=study.storage.url
+        )
+        console.print(cell(f"{count}; {command} shows why"), soft_wrap=True)
     console.print(cell(study.savings, style="green"))
 
 
@@ -92,7 +107,10 @@ def plan_command(*, file: Path, name: str | None) -> None:
 @click.option("--name", help="Which study, if the file defines several.")
 @training_options
 def run_command(*, file: Path, name: str | None, **training: Any) -> None:
-    """Run the study that FILE defines, or resume it."""
+    """Run the study that FILE defines, or resume it.
+
+    The exit code is 2 if all trials have failed.
+    """
     train(load_study(file, name=name), **training)
 
 
@@ -102,5 +120,8 @@ def run_command(*, file: Path, name: str | None, **training: Any) -> None:
 @trust_option
 @training_options
 def resume_command(*, name: str, storage: str, trust_file: bool, **training: Any) -> None:
-    """Resume study NAME, from the file that defined it."""
+    """Resume study NAME, from the file that defined it.
+
+    The exit code is 2 if all trials have failed.
+    """
     train(load_stored_study(name, storage=storage, trust_file=trust_file), **training)

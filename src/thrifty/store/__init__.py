@@ -3,6 +3,10 @@
 from ._address import redact_url
 from ._checkpoints import CheckpointFolder
 from ._driver import Driver
+from ._failures import (
+    FailureGroup,
+    failure_groups,
+)
 from ._frames import FrameBackend, frame
 from ._front import best_trials, nondominated
 from ._records import (
@@ -48,6 +52,7 @@ __all__ = [
     "Driver",
     "EpochAgain",
     "EpochRecord",
+    "FailureGroup",
     "FrameBackend",
     "Heartbeat",
     "Lease",
@@ -76,6 +81,7 @@ __all__ = [
     "TrialStopped",
     "Views",
     "best_trials",
+    "failure_groups",
     "frame",
     "nondominated",
     "redact_url",

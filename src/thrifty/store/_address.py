@@ -7,6 +7,7 @@ where the end of a password is unclear, it hides everything that may belong to t
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from urllib.parse import unquote
 
@@ -76,6 +77,15 @@ def redact_url(url: object) -> str:
         place, question, query = rest.partition("?")
         return f"{scheme}{mark}{place}{question}{_without_secrets(query)}"
     return f"{scheme}{mark}{_without_password(rest)}"
+
+
+def shell_command(*words: str, url: str) -> str:
+    """Return a thrifty command on a database as one types it in a shell, passwords hidden.
+
+    >>> shell_command("delete", "my study", url="sqlite:///t.db")
+    "thrifty delete 'my study' --storage sqlite:///t.db"
+    """
+    return shlex.join(["thrifty", *words, "--storage", redact_url(url)])
 
 
 def redact_root(root: str) -> str:

@@ -55,8 +55,9 @@ def _sweep(ranked: np.ndarray) -> list[int]:
 def best_trials(info: StudyInfo, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Return the best recorded trial of a study, or its Pareto front if it has several objectives.
 
-    The result is empty if no trial is feasible. If trials tie in a single objective, the first
-    trial is the best.
+    Trials are compared by their metric at the epoch that each has reached. A trial counts if it has
+    reported, has not failed and keeps the constraints, whether or not its training goes on. The
+    result is empty if there is none. If trials tie in a single objective, the first is the best.
     """
     valued = [t for t in trials if t.state != "failed" and t.value is not None and t.feasible]
     metric, mode = info.spec.get("metric"), info.spec.get("mode")

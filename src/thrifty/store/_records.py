@@ -322,7 +322,8 @@ class StudySummary:
     """A summary of a study.
 
     ``num_trials`` counts trials by state, and ``num_done`` those that reached ``max_epochs``.
-    ``state`` is "interrupted" if the study was running and its process is gone.
+    ``state`` is "interrupted" if the study was running and its process is gone. ``best_value`` is
+    the value of the best trial (see ``best_trials``) at ``best_epochs``, the epoch it has reached.
     """
 
     name: str
@@ -332,6 +333,7 @@ class StudySummary:
     num_done: int
     best_value: float | None
     best_trial: int | None
+    best_epochs: int | None
     trial_epochs: int
     plan_epochs: int
     seconds: float

@@ -11,7 +11,13 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Row, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from thrifty.core import Clock, StudyMismatchError, StudyNotFoundError, plain_text
+from thrifty.core import (
+    Clock,
+    StoreBusyError,
+    StudyMismatchError,
+    StudyNotFoundError,
+    plain_text,
+)
 from thrifty.space import config_from_json, config_to_json
 
 from . import _schema as schema
@@ -129,15 +135,34 @@ class Studies:
 
         Raises:
             StudyNotFoundError: There is no such study.
+            StoreBusyError: A process runs the study.
         """
-        study = self.get(name).id
+        info = self.get(name)
+        study = info.id
         with user_errors(self._engine), self._engine.begin() as connection:
+            states = standing(connection, {study: info.state}, clock=self._clock)
+            if states[study] == "running":
+                raise StoreBusyError(
+                    f"study {name!r} cannot be deleted while a process runs it; stop that process "
+                    "first (Ctrl-C)"
+                )
             for table in (schema.log, schema.trials, schema.priors, schema.leases):
                 connection.execute(delete(table).where(table.c.study == study))
             # The next study may get this study's id, so clear the references to it.
             trained = update(schema.epochs).where(schema.epochs.c.study == study)
             connection.execute(trained.values(study=None))
             connection.execute(delete(schema.studies).where(schema.studies.c.id == study))
+
+    def failures(self, study: int) -> dict[int, tuple[str, str, str]]:
+        """Return kind, message and traceback of each failed trial, by number."""
+        t = schema.trials
+        query = (
+            select(t.c.number, t.c.error)
+            .where(t.c.study == study, t.c.state == "failed")
+            .order_by(t.c.number)
+        )
+        with user_errors(self._engine), self._engine.connect() as connection:
+            return {row.number: _error(row.error) for row in connection.execute(query)}
 
     def load(self, study: int) -> StudyRecords:
         """Return all trials of a study, and its log in chronological order."""
@@ -273,7 +298,6 @@ def _curve(
 
 
 def _trial(row: Row[Any]) -> TrialRecord:
-    kind, message, traceback = row.error or ("", "", "")
     return TrialRecord(
         number=row.number,
         config=config_from_json(row.config),
@@ -284,10 +308,16 @@ def _trial(row: Row[Any]) -> TrialRecord:
         target=row.target,
         reached=row.reached,
         value=row.value,
-        error=(kind, plain_text(message, lines=True), plain_text(traceback, lines=True)),
+        error=_error(row.error),
         objectives=row.objectives,
         violation=row.violation,
     )
+
+
+def _error(stored: Sequence[str] | None) -> tuple[str, str, str]:
+    """Return kind, message and traceback as printable text; empty if the trial has not failed."""
+    kind, message, traceback = stored or ("", "", "")
+    return kind, plain_text(message, lines=True), plain_text(traceback, lines=True)
 
 
 def _prior_row(study: int, number: int, prior: PriorRecord) -> dict[str, Any]:
@@ -329,6 +359,12 @@ def _summary(connection: Connection, study: Row[Any], *, state: str) -> StudySum
         .order_by(order, t.c.number)
         .limit(1)
     ).first()
+    # The index of the query above does not hold this column.
+    best_epochs = connection.execute(
+        select(t.c.reached).where(
+            t.c.study == study.id, t.c.number == (-1 if best is None else best.number)
+        )
+    ).scalar()
     num_epochs, seconds = connection.execute(
         select(func.count(), func.coalesce(func.sum(e.c.seconds), 0.0)).where(
             e.c.plan == study.plan
@@ -348,6 +384,7 @@ def _summary(connection: Connection, study: Row[Any], *, state: str) -> StudySum
         num_done=num_done,
         best_value=None if best is None else best.value,
         best_trial=None if best is None else best.number,
+        best_epochs=best_epochs,
         trial_epochs=sum(targets for _, _, targets in counts),
         plan_epochs=num_epochs,
         seconds=seconds,

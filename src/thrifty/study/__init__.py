@@ -2,6 +2,7 @@
 
 from ._forecast import Forecast
 from ._goals import Bound, at_least, at_most
+from ._importance import Importance
 from ._loop import Observer
 from ._repository import Storage
 from ._results import Savings, TrialResult
@@ -23,6 +24,7 @@ __all__ = [
     "Bound",
     "DecisionTimes",
     "Forecast",
+    "Importance",
     "Observer",
     "Savings",
     "Simulation",

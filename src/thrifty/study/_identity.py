@@ -26,6 +26,7 @@ class Comparable:
     Attributes:
         epoch: The epoch at which the values were taken (0: there are no values).
         numbers: The trials' numbers.
+        states: The trials' states.
         picked: For each trial its picks by coordinate (options by their index).
         values: For each trial the metric after ``epoch`` epochs, finite.
         feasible: For each trial whether it keeps the study's constraints at the epoch it has
@@ -35,6 +36,7 @@ class Comparable:
 
     epoch: int
     numbers: tuple[int, ...]
+    states: tuple[str, ...]
     picked: tuple[Mapping[str, Any], ...]
     values: tuple[float, ...]
     feasible: tuple[bool, ...]
@@ -77,6 +79,7 @@ def comparable(trials: Sequence[TrialResult], space: Space, *, at_least: int = 0
     return Comparable(
         epoch=epoch,
         numbers=tuple(trial.number for trial, _ in usable),
+        states=tuple(trial.state for trial, _ in usable),
         picked=tuple(picked for _, picked in usable),
         values=tuple(trial.curve[epoch - 1] for trial, _ in usable),
         feasible=tuple(not trial.violation for trial, _ in usable),

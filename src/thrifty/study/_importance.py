@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -99,6 +100,66 @@ _NUM_FILLS = 4
 """How often a trial that lacks coordinates is shown to the forest, each time with random values."""
 
 
+class Importance(dict[str, float]):
+    """Shares by hyper-parameter, the largest first, and what they were computed from.
+
+    The shares sum to one, or they are all zero if no hyper-parameter explains the differences.
+
+    Attributes:
+        metric: The metric whose differences are explained.
+        method: "fanova" or "ped-anova".
+        epoch: The epoch at which the metric of all these trials was compared.
+        states: How many trials were compared, by state.
+        num_left_out: Trials of the study that were not compared: they have not reached the epoch,
+            have failed, have no finite metric there, or have values that are not of the space.
+
+    >>> shares = Importance(
+    ...     {"lr": 0.8, "width": 0.2},
+    ...     metric="loss",
+    ...     method="fanova",
+    ...     epoch=3,
+    ...     states={"stopped": 7, "done": 2},
+    ...     num_left_out=4,
+    ... )
+    >>> shares["lr"], shares.num_trials, shares.basis
+    (0.8, 9, 'loss after epoch 3 of 9 trials (2 done, 7 stopped); 4 others left out')
+    """
+
+    def __init__(
+        self,
+        shares: Mapping[str, float],
+        *,
+        metric: str,
+        method: Method,
+        epoch: int,
+        states: Mapping[str, int],
+        num_left_out: int,
+    ) -> None:
+        super().__init__(shares)
+        self.metric = metric
+        self.method = method
+        self.epoch = epoch
+        self.states = dict(sorted(states.items()))
+        self.num_left_out = num_left_out
+
+    @property
+    def num_trials(self) -> int:
+        """The number of trials that were compared."""
+        return sum(self.states.values())
+
+    @property
+    def basis(self) -> str:
+        """What was compared, in one line."""
+        states = ", ".join(f"{count:,} {state}" for state, count in self.states.items())
+        others = ""
+        if self.num_left_out:
+            others = f"; {self.num_left_out:,} other{'s' * (self.num_left_out > 1)} left out"
+        return (
+            f"{self.metric} after epoch {self.epoch} of {self.num_trials:,} trials ({states})"
+            f"{others}"
+        )
+
+
 def importance(
     trials: Sequence[TrialResult],
     space: Space,
@@ -108,11 +169,12 @@ def importance(
     method: Method = "fanova",
     level: Level = "hyperparameter",
     seed: int = 0,
-) -> dict[str, float]:
+) -> Importance:
     """Return each hyper-parameter's share in the differences between trials, largest first.
 
     The shares sum to one. If all trials are equally good, all shares are zero. Trials are compared
-    at the largest epoch that enough of them have reached (see ``comparable``).
+    at the largest epoch that enough of them have reached (see ``comparable``), in whatever state
+    they are, unless they have failed. The result says which epoch and which trials these are.
 
     - ``method="fanova"``: a random forest learns the metric, and a share is the part of its
       variance over the whole space that one coordinate explains alone (Hutter et al., ICML 2014).
@@ -146,7 +208,7 @@ def importance(
         raise UsageError(f"level={level!r}: use 'hyperparameter' or 'coordinate'")
     at_least = _NUM_FOR_PED_ANOVA if method == "ped-anova" else 0
     seen = comparable(trials, space, at_least=at_least)
-    _check_number(seen, method=method, at_least=at_least)
+    _check_number(seen, trials, metric=metric, method=method, at_least=at_least)
     if not seen.coordinates:
         raise UsageError(
             f"nothing varies in {space!r}: every hyper-parameter has one value only"
@@ -161,17 +223,44 @@ def importance(
         shares = _summed(shares, space.names)
     total = sum(shares.values())
     ranked = sorted(shares.items(), key=lambda item: -item[1])
-    return {name: share / total if total else 0.0 for name, share in ranked}
+    return Importance(
+        {name: share / total if total else 0.0 for name, share in ranked},
+        metric=metric,
+        method=method,
+        epoch=seen.epoch,
+        states=Counter(seen.states),
+        num_left_out=len(trials) - len(seen),
+    )
 
 
-def _check_number(seen: Comparable, *, method: Method, at_least: int) -> None:
+def _check_number(
+    seen: Comparable,
+    trials: Sequence[TrialResult],
+    *,
+    metric: str,
+    method: Method,
+    at_least: int,
+) -> None:
+    """Raise UsageError if there are too few comparable trials, and say what the others lack."""
     num_needed = max(enough(num_coordinates=len(seen.coordinates)), at_least)
-    if len(seen) < num_needed:
-        raise UsageError(
-            f"importance ({method}) needs {num_needed} trials of this space that have reported and "
-            "not failed; "
-            f"there are {len(seen)}; run more of the study first"
+    if len(seen) >= num_needed:
+        return
+    num_failed = sum(trial.state == "failed" for trial in trials)
+    num_silent = sum(not trial.curve and trial.state != "failed" for trial in trials)
+    num_other = len(trials) - len(seen) - num_failed - num_silent
+    lacks = ", ".join(
+        f"{number:,} {what}"
+        for number, what in (
+            (num_failed, "failed"),
+            (num_silent, "have not reported"),
+            (num_other, f"have no finite {metric} or are not of this space"),
         )
+        if number
+    )
+    raise UsageError(
+        f"importance ({method}) needs {num_needed} trials with a finite {metric}, there are "
+        f"{len(seen)} of {len(trials)}{f' ({lacks})' if lacks else ''}; run more trials first"
+    )
 
 
 def _fanova(seen: Comparable, *, mode: str, seed: int) -> dict[str, float]:

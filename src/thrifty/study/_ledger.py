@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -37,6 +38,7 @@ from thrifty.store import (
     TrialReported,
     TrialStopped,
 )
+from thrifty.store._failures import error_key, listed_trials
 
 from ._epoch_times import EpochTimes
 from ._goals import Goals
@@ -86,8 +88,10 @@ class Ledger:
         """Nodes with checkpoints that may have become superseded since the last check."""
         self.stands: Counter[tuple[int, int]] = Counter()
         """How many trials have each state as their latest one, by node and epoch."""
-        self.best_value: float | None = None
-        """The best value of the first objective that a feasible trial has reported."""
+        # The trials that the log has named for each error, by the error's key.
+        self.said: dict[str, list[int]] = {}
+        # A heap of (-first objective, trial, epoch). Outdated entries stay until they are popped.
+        self._ranked: list[tuple[float, int, int]] = []
         self.trial_epochs = 0
         """Epochs that the trials have reached, each trial counted separately."""
         self.epochs_trained = 0
@@ -126,6 +130,26 @@ class Ledger:
             answer = self.plan.request(number, self.node_of[number], decision.target)
             if answer is not None:
                 self._answered(answer)
+
+    @property
+    def best_trial(self) -> Trial | None:
+        """The feasible trial whose first objective is best at the epoch that it has reached.
+
+        Failed trials do not count. Of equally good trials, the first is the best.
+        """
+        while self._ranked:
+            _, number, epoch = self._ranked[0]
+            trial = self.history[number]
+            if trial.state != "failed" and trial.reached == epoch:
+                return trial
+            heapq.heappop(self._ranked)
+        return None
+
+    @property
+    def best_value(self) -> float | None:
+        """The first objective of the best trial, as the task measured it."""
+        best = self.best_trial
+        return None if best is None else self.goals.sign * best.objectives[0]
 
     def curve(self, number: int) -> list[Mapping[str, float]]:
         """Return all metrics of a trial after epochs 1, 2, ... up to the epoch it has reached."""
@@ -173,7 +197,7 @@ class Ledger:
         for answer in answers:
             self._answered(answer)
         if isinstance(event, StageFailed) and event.kind != "task":  # "task" errors are raised
-            _say_failure(event, answers)
+            self._say_failure(event, answers)
 
     def _epoch_done(self, event: EpochDone) -> None:
         key, times = (event.node, event.epoch), EpochTimes.of(event)
@@ -299,12 +323,7 @@ class Ledger:
             violation=violation,
         )
         if not violation:
-            value, best = goals.value(metrics), self.best_value
-            self.best_value = (
-                value
-                if best is None
-                else goals.sign * max(goals.sign * best, goals.sign * value)
-            )
+            heapq.heappush(self._ranked, (-goals.objectives(metrics)[0], number, epoch))
         return curve
 
     def _stand(self, number: int, epoch: int) -> None:
@@ -333,6 +352,23 @@ class Ledger:
                 traceback=traceback,
             )
         )
+
+    def _say_failure(self, event: StageFailed, answers: Sequence[Answer]) -> None:
+        """Log which trials failed with the training, each error once.
+
+        No trial fails if the stage is tried again, or if no trial requests it any more.
+        """
+        failed = [answer.trial for answer in answers if answer.failure is not None]
+        numbers = sorted(number for number in failed if isinstance(number, int))
+        if not numbers:
+            logger.warning("training failed, but no trial for that: %s", event.message)
+            return
+        key = error_key(event.message)
+        if key in self.said:
+            return  # the end of the run counts these trials
+        self.said[key] = numbers
+        where = f" (traceback: study.trials[{numbers[0]}].error)" if event.traceback else ""
+        logger.warning("%s failed: %s%s", listed_trials(numbers), event.message, where)
 
     def _log_stage(self, event: StageDone | StageFailed, *, state: str) -> None:
         began, began_s = self._stage_began.pop((event.node, event.start), self._moment())
@@ -508,18 +544,3 @@ def done(epoch: EpochRecord) -> EpochDone:
 
 def _hashable(group: Any) -> Any:
     return tuple(_hashable(item) for item in group) if isinstance(group, list) else group
-
-
-def _say_failure(event: StageFailed, answers: Sequence[Answer]) -> None:
-    """Log which trials failed with the training.
-
-    No trial fails if the stage is tried again, or if no trial requests it any more.
-    """
-    failed = [answer.trial for answer in answers if answer.failure is not None]
-    numbers = sorted(number for number in failed if isinstance(number, int))
-    if not numbers:
-        logger.warning("training failed, but no trial for that: %s", event.message)
-    elif len(numbers) == 1:
-        logger.warning("trial %d failed: %s", numbers[0], event.message)
-    else:
-        logger.warning("trials %s failed: %s", ", ".join(map(str, numbers)), event.message)

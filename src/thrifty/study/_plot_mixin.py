@@ -13,7 +13,7 @@ from thrifty.plan import ForestStage
 from thrifty.space import Space
 
 from ._goals import Goals, Mode
-from ._importance import Level, Method, importance
+from ._importance import Importance, Level, Method, importance
 from ._ledger import Ledger
 from ._results import Savings, TrialResult
 from ._unique_epochs import unique_epochs
@@ -50,10 +50,13 @@ class PlotMixin:
 
     def importance(
         self, *, method: Method = "fanova", level: Level = "hyperparameter"
-    ) -> dict[str, float]:
+    ) -> Importance:
         """Return each hyper-parameter's share in the differences between trials, largest first.
 
-        Trials are compared at the largest epoch that enough of them have reached.
+        The result is a dictionary whose values sum to one. Its ``basis`` says which trials were
+        compared at which epoch: the largest that enough trials have reached. Trials of all states
+        but ``"failed"`` are compared, and at least 8 are needed.
+
         ``method="fanova"`` explains the metric over the whole space; ``"ped-anova"`` explains what
         the best tenth of the trials have in common (through Optuna). With ``level="coordinate"``,
         every domain inside a schedule or a choice counts separately.
@@ -118,7 +121,7 @@ class PlotMixin:
             MissingExtraError: matplotlib, scikit-learn or Optuna is not installed.
         """
         shares = self.importance(method=method, level=level)
-        figure: Figure = _plots().importance(shares, metric=self.metric)
+        figure: Figure = _plots().importance(shares, metric=self.metric, basis=shares.basis)
         return figure
 
     def plot_parallel(self, names: Sequence[str] | None = None) -> Figure:

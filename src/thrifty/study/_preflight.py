@@ -220,7 +220,8 @@ def check_study(
     except UsageError:
         raise
     except Exception as error:  # noqa: BLE001 (maybe only this configuration fails)
-        logger.warning("the dry run of %s failed: %s", plain_text(config), error_text(error))
+        # A trial with this error says it as a warning.
+        logger.info("the dry run of %s failed: %s", plain_text(config), error_text(error))
         return None
     goals.check({*report.metrics, TRAIN_LOSS})
     for name in sorted(moving & config.keys() - report.structural - report.followed):

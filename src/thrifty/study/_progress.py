@@ -91,7 +91,8 @@ class Progress:
             else f"  best {self._metric} {ledger.best_value:.4g}"
         )
         saved = ledger.trial_epochs - min(done, ledger.trial_epochs)
-        self._bar.detail = f"{len(history)} trials{best}  {saved:,} epochs saved"
+        failed = f" ({len(ledger.errors)} failed)" if ledger.errors else ""
+        self._bar.detail = f"{len(history)} trials{failed}{best}  {saved:,} epochs saved"
         self._bar.update(
             self._task,
             completed=done,

@@ -114,7 +114,7 @@ class Reader:
         Raises:
             StudyNotFoundError: The study does not exist.
         """
-        if self._ledger is not None and (self._is_running or _is_in_memory(archive)):
+        if self._ledger is not None and (self._is_running or is_in_memory(archive)):
             return self._ledger
         try:
             with archive.open(create=False) as store:
@@ -176,7 +176,7 @@ class Reader:
             self._is_running = False
 
 
-def _is_in_memory(archive: StudyRepository) -> bool:
+def is_in_memory(archive: StudyRepository) -> bool:
     """Return whether the database is in memory and vanishes when the run ends."""
     url = make_url(archive.storage.url)
     return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")

@@ -33,7 +33,7 @@ from thrifty.store import (
     TrialEnqueued,
     redact_url,
 )
-from thrifty.store._address import redact_root
+from thrifty.store._address import redact_root, shell_command
 from thrifty.store._spec import is_legacy
 
 from ._identity import Recipe, goals_of
@@ -136,6 +136,11 @@ class StudyRepository:
     name: str
     clock: Clock
 
+    @property
+    def delete_command(self) -> str:
+        """The shell command that deletes the study of this name."""
+        return shell_command("delete", self.name, url=self.storage.url)
+
     def joined(self) -> StudyRepository:
         """Return the same archive for a task whose metrics change what is trained."""
         return replace(self, recipe=replace(self.recipe, apart=False))
@@ -161,8 +166,22 @@ class StudyRepository:
             recipe = self.recipe.like(info.spec)
             identity = recipe.plan_identity(legacy=is_legacy(info.spec))
             same_plan = store.plans.get(info.plan).identity == identity
-            recipe.check_same(info.spec, same_plan=same_plan, where=where)
+            try:
+                recipe.check_same(info.spec, same_plan=same_plan, where=where)
+            except StudyMismatchError as error:
+                raise StudyMismatchError(
+                    f"{error}{self._how_to_replace(store, info)}"
+                ) from None
         return info
+
+    def _how_to_replace(self, store: Store, info: StudyInfo) -> str:
+        """Return how to free the name of the stored study, as the last sentence of a message."""
+        has_results = (
+            store.studies.summary(self.name).best_value is not None
+            or "constraints" in info.spec  # its trials may all break them
+        )
+        which = "" if has_results else ", which has no results"
+        return f". To replace the stored study{which}, delete it first: {self.delete_command}"
 
     def open_plan(self, store: Store) -> PlanInfo:
         """Open the plan that a new study trains in.

@@ -11,7 +11,8 @@ import torch
 
 from thrifty.core import ThriftyError
 from thrifty.search import Trial
-from thrifty.store import nondominated
+from thrifty.store import failure_groups, nondominated
+from thrifty.store._failures import failure_lines
 
 from ._epoch_times import EpochTimes
 from ._goals import Goals
@@ -31,7 +32,7 @@ class TrialResult:
         config: The trial's hyper-parameters; schedules stay schedules.
         state: ``"done"`` (fully trained), ``"running"``, ``"paused"``, ``"stopped"`` or
             ``"failed"``.
-        epochs: The number of epochs that the trial has reached.
+        epochs: The number of epochs that the trial has reached: those up to its latest report.
         value: The study's metric there (None before the first report). If there are several
             objectives, the first one.
         curve: The same metric after epochs 1, 2, ...
@@ -238,19 +239,12 @@ def candidates(ledger: Ledger, *, name: str) -> list[Trial]:
         raise ThriftyError(_none_feasible(ledger, reported, name=name))
     if not ledger.errors:
         raise ThriftyError(f"study {name!r} has no results yet; run it first")
-    _, message, traceback = ledger.errors[min(ledger.errors)]
+    groups = failure_groups(ledger.errors)
+    listed = "\n".join(failure_lines(groups))
     raise ThriftyError(
-        f"all trials of study {name!r} that ended have failed; the first one: {message}\n"
-        f"{traceback}"
+        f"study {name!r} has no results, because all trials that ended have failed:\n{listed}\n"
+        f"{groups[0].traceback}".rstrip()
     )
-
-
-def best_of(ledger: Ledger) -> Trial | None:
-    """Return the feasible trial with the best first objective so far, or None."""
-    feasible = [
-        t for t in ledger.history if t.reached and t.state != "failed" and not t.violation
-    ]
-    return max(feasible, key=lambda t: (t.objectives[0], -t.number), default=None)
 
 
 def best_ones(ledger: Ledger) -> list[Trial]:
@@ -260,7 +254,7 @@ def best_ones(ledger: Ledger) -> list[Trial]:
     ]
     if len(ledger.goals.metrics) > 1:
         return [feasible[i] for i in nondominated([t.objectives for t in feasible])]
-    best = best_of(ledger)
+    best = ledger.best_trial
     return [] if best is None else [best]
 
 

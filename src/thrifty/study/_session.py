@@ -11,16 +11,25 @@ from rich.text import Text
 
 from thrifty.core import StateError, fingerprint, plain_logger
 from thrifty.run import ExecutorConfig
-from thrifty.store import Heartbeat, Lease, PlanInfo, Store, StudyInfo, StudyMoved
+from thrifty.store import (
+    FailureGroup,
+    Heartbeat,
+    Lease,
+    PlanInfo,
+    Store,
+    StudyInfo,
+    StudyMoved,
+    failure_groups,
+)
+from thrifty.store._failures import error_key, failure_lines
 
 from ._budget import DiskBudget
 from ._housekeeping import Packing, PassedStates, gc_frozen, with_threads_of
 from ._ledger import Ledger
 from ._loop import Observer, Parts, run_loop, tell, tell_news
 from ._progress import Progress
-from ._reader import Provenance
+from ._reader import Provenance, is_in_memory
 from ._repository import StudyRepository
-from ._results import best_of
 from ._stop import StopOnSignal, StopWhen
 from ._trial_events import StudyBegan, StudyEnded, TrialAdvanced, TrialBegan, TrialEnded
 
@@ -41,6 +50,7 @@ def train(
 ) -> None:
     """Train until the algorithm is done or a stop is requested; record which of the two it was."""
     recipe, clock = archive.recipe, archive.clock
+    failed_before = frozenset(ledger.errors)
     plan = store.plans.get(ledger.plan_id)
     executor = with_threads_of(ledger.plan_id, executor, store=store, name=archive.name)
     ledger.threads = executor.threads
@@ -103,9 +113,23 @@ def train(
         ending.state = "done" if done else "stopped"
     driver.record([StudyMoved(study=ledger.study_id, state=ending.state)])
     say_where_from(archive, ledger, store=store, progress=progress)
+    _say_how_it_ended(archive, ledger, done=done, why=reason(), failed_before=failed_before)
+
+
+def _say_how_it_ended(
+    archive: StudyRepository,
+    ledger: Ledger,
+    *,
+    done: bool,
+    why: str,
+    failed_before: frozenset[int],
+) -> None:
+    """Log which trials failed in a run, and what is left to do."""
+    if not say_if_all_failed(archive, ledger):
+        _say_failures(ledger, before=failed_before)
     if not done:
-        why = f": {reason()}" if reason() else ""
-        logger.warning("study %r was stopped%s; run it again to go on", archive.name, why)
+        because = f": {why}" if why else ""
+        logger.warning("study %r was stopped%s; run it again to go on", archive.name, because)
     elif ledger.history.enqueued:
         logger.warning(
             "study %r is done, but %d enqueued configurations were not tried: %r has as many "
@@ -113,9 +137,50 @@ def train(
             "try them in a study of another name with more trials and warm_start=%r",
             archive.name,
             len(ledger.history.enqueued),
-            recipe.algorithm,
+            archive.recipe.algorithm,
             archive.name,
         )
+
+
+def say_if_all_failed(archive: StudyRepository, ledger: Ledger) -> bool:
+    """Log a warning and what to do if every trial of a study has failed; return whether it has."""
+    if not ledger.errors or len(ledger.errors) < len(ledger.history):
+        return False
+    delete = "" if is_in_memory(archive) else f" ({archive.delete_command})"
+    logger.warning(
+        "study %r has no results, because all its trials failed:\n%s\n"
+        "Correct the cause, then use another name, or delete the study%s and run it again",
+        archive.name,
+        _failure_text(failure_groups(ledger.errors)),
+        delete,
+    )
+    return True
+
+
+def _say_failures(ledger: Ledger, *, before: frozenset[int]) -> None:
+    """Log the errors of this run with all their trials, except those that were logged so already.
+
+    Args:
+        ledger: The ledger at the end of the run.
+        before: The trials that failed in earlier runs.
+    """
+    news = [
+        group
+        for group in failure_groups(ledger.errors)
+        if not before.issuperset(group.trials)
+        and ledger.said.get(error_key(group.message)) != list(group.trials)
+    ]
+    if news:
+        logger.warning("%s", _failure_text(news))
+
+
+def _failure_text(groups: Sequence[FailureGroup]) -> str:
+    """Return a line for each error, and one that says where the traceback of the first is."""
+    first = groups[0]
+    hint = (
+        f"\nstudy.trials[{first.trials[0]}].error has the traceback" if first.traceback else ""
+    )
+    return "\n".join(failure_lines(groups)) + hint
 
 
 def say_where_from(
@@ -193,11 +258,11 @@ class _Ending:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        best = best_of(self._ledger)
+        best = self._ledger.best_trial
         ended = StudyEnded(
             state=self.state,
             best_trial=None if best is None else best.number,
-            best_value=None if best is None else self._ledger.goals.sign * best.objectives[0],
+            best_value=self._ledger.best_value,
         )
         tell(self._observers, ended)
 

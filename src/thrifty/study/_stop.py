@@ -26,8 +26,8 @@ class StopWhen:
     Attributes:
         epochs: Stop after this many unique epochs were trained for this study, over all its runs.
         seconds: Stop when this run has lasted this many seconds.
-        target: Stop when the best trial's metric (the first objective, constraints kept) is at
-            least as good.
+        target: Stop when the metric of the best trial (``Study.best_trial``; with several
+            objectives, the first one) is at least as good.
 
     Raises:
         UsageError: No condition is given, or a condition is invalid.

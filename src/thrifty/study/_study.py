@@ -44,7 +44,7 @@ from ._preflight import (
 from ._reader import Reader
 from ._repository import Source, Storage, StudyRepository
 from ._results import Savings, TrialResult, candidates, rows, savings, trial_result
-from ._session import say_where_from, train
+from ._session import say_if_all_failed, say_where_from, train
 from ._stop import StopWhen
 from ._warm_start import fill_config, prior_trials
 from .simulation._report import Simulation
@@ -283,6 +283,9 @@ class Study(PlotMixin):
         number of epochs, after some time or at a target. A study that is done already is only read,
         unless configurations were enqueued since.
 
+        A trial that fails does not end the study. The log names the first trial with each error at
+        once, and all of them at the end. If every trial failed, it says so and what to do.
+
         Raises:
             UsageError: An argument is invalid (raised before any training).
             StudyMismatchError: The database has a different study of this name.
@@ -303,6 +306,7 @@ class Study(PlotMixin):
                     say_where_from(
                         archive, finished, store=store, progress=progress, finished=True
                     )
+                    say_if_all_failed(archive, finished)
                     return self
             with archive.recipe.watched(fresh=info is None):
                 report = check_study(
@@ -348,11 +352,15 @@ class Study(PlotMixin):
 
     @property
     def best_trial(self) -> TrialResult:
-        """The feasible trial with the best metric so far; failed trials are excluded.
+        """The trial whose metric is best at the epoch that it has reached.
+
+        Trials that are not finished count: many algorithms train few trials to the end. Failed
+        trials and those that break a constraint do not. Of equally good trials, the first is the
+        best. ``load_model()`` returns the model at that epoch.
 
         Raises:
-            ThriftyError: No trial has reported yet, all have failed (with the first failure), or
-                none is feasible.
+            ThriftyError: No trial has reported yet, all have failed (with their errors), or none is
+                feasible.
             UsageError: There are several objectives.
         """
         if len(self.goals.metrics) > 1:
@@ -375,8 +383,8 @@ class Study(PlotMixin):
         are as good as the best.
 
         Raises:
-            ThriftyError: No trial has reported yet, all have failed (with the first failure), or
-                none is feasible.
+            ThriftyError: No trial has reported yet, all have failed (with their errors), or none is
+                feasible.
         """
         ledger = self._books()
         found = candidates(ledger, name=self.name)

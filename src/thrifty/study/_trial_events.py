@@ -66,7 +66,7 @@ class TrialAdvanced:
         metrics: All metrics after epochs ``first_epoch``, ``first_epoch + 1``, ... up to the epoch
             that the trial has reached.
         value: The study's first metric there.
-        best: Whether no feasible trial before was as good.
+        best: Whether the trial is now better than the study's best one was before.
         shared_epochs: How many of these epochs an earlier trial had reached already, so that they
             cost nothing.
 

@@ -80,6 +80,9 @@ class StudyDetail(Answer):
     constraints: list[str]
     space: list[Parameter]
     best_config: dict[str, str] = Field(description="of the best trial, as one would write it")
+    best_epochs: int | None = Field(
+        description="epoch that the best trial has reached, at which trials are compared"
+    )
 
 
 class History(Answer):

@@ -51,6 +51,7 @@ def detail(views: Views, view: StudyView) -> models.StudyDetail:
         constraints=_constraints(spec.get("constraints", {})),
         space=[models.Parameter(name=str(n), domain=str(d)) for n, d in space.items()],
         best_config={} if best is None else texts(best.config),
+        best_epochs=None if best is None else best.reached,
     )
 
 

@@ -73,7 +73,10 @@ def passes(study: int, which: TrialFilter) -> ColumnElement[bool]:
 
 
 def counting() -> ColumnElement[bool]:
-    """Return the SQL condition of trials that may be the best: not failed, and feasible."""
+    """Return the SQL condition of trials that may be the best, as in ``store.best_trials``.
+
+    They have not failed and keep the constraints; whether they are finished does not matter.
+    """
     return and_(_t.c.state != "failed", func.coalesce(_t.c.violation, 0.0) == 0.0)
 
 

@@ -35,8 +35,8 @@ from ._axes import (
 )
 
 
-def importance(shares: Mapping[str, float], *, metric: str) -> Figure:
-    """Plot a bar for each share, the largest on top."""
+def importance(shares: Mapping[str, float], *, metric: str, basis: str = "") -> Figure:
+    """Plot a bar for each share, the largest on top; ``basis`` says what they come from."""
     ranked = sorted(shares.items(), key=lambda item: item[1])
     figure = NotebookFigure(figsize=(7, 1.2 + 0.32 * len(ranked)), layout="constrained")
     axes: Axes = figure.add_subplot()
@@ -47,6 +47,7 @@ def importance(shares: Mapping[str, float], *, metric: str) -> Figure:
     axes.set_xlim(0, 1.12 * max(shares.values(), default=1.0) or 1.0)
     axes.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
     axes.set_xlabel(f"share in what makes trials differ in {escaped(metric)}")
+    axes.set_title(escaped(basis), fontsize=9, loc="left")
     axes.tick_params(axis="y", length=0)
     tidy(axes)
     return figure

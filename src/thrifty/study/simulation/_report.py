@@ -50,7 +50,7 @@ class Simulation:
         failures: Failures of workers, busy or not.
         preemptions: Preemptions of workers, busy or not.
         kept_bytes: Bytes of all checkpoints at the end.
-        best_value: The best value of the metric.
+        best_value: The value of the best trial at the epoch that it has reached.
         decision_s: Real time of the decisions.
         driver_s: Real seconds of the whole loop: decisions, ledger and records.
     """

@@ -19,7 +19,14 @@ export function overviewView({ root, reader, path, study: id }) {
     if (number !== null) location.hash = `#/studies/${id}/trials/${number}`;
   });
 
-  function figures({ study }) {
+  function whyNone(study) {
+    const failed = study.trials.failed ?? 0;
+    const reported = study.epochs.reached > 0 && failed < study.num_trials;
+    if (study.num_trials && failed === study.num_trials) return "all trials failed";
+    return reported ? "no valid result yet" : "no trial has reported";
+  }
+
+  function figures({ study, best_epochs: epochs }) {
     const going = study.trials.running ?? 0;
     const failed = study.trials.failed ?? 0;
     fill(
@@ -27,7 +34,9 @@ export function overviewView({ root, reader, path, study: id }) {
       tile(
         `Best ${study.metrics[0]}`,
         number(study.best_value),
-        study.best_trial === null ? "no trial has reported" : h("span", {}, `trial ${study.best_trial}`),
+        study.best_trial === null
+          ? whyNone(study)
+          : `trial ${study.best_trial} after ${count(epochs)} epoch${epochs === 1 ? "" : "s"}`,
       ),
       tile("Trials", count(study.num_trials), [
         going ? `${count(going)} running` : "none running",
@@ -66,7 +75,7 @@ export function overviewView({ root, reader, path, study: id }) {
               ),
             ),
           ]
-        : h("p", { class: "note" }, "No trial has reported yet."),
+        : h("p", { class: "note" }, `None: ${whyNone(detail.study)}.`),
     );
     fill(
       space,

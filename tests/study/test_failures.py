@@ -1,0 +1,131 @@
+"""What the log says about trials that fail, and the way on if all of them have failed."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tests.study.helpers import SOLO, make_study
+from thrifty.core import StudyMismatchError, ThriftyError
+from thrifty.run import Local
+from thrifty.search import GridSearch
+from thrifty.space import Choice, Space
+from thrifty.store import Store
+from thrifty.testing import LineTask
+
+
+class Failing(LineTask):
+    """Task that raises an error for each option but the first."""
+
+    def model(self, hp):
+        if hp.option:
+            raise ValueError(f"option {hp.option} is too large")
+        return super().model(hp)
+
+
+class Broken(LineTask):
+    def model(self, hp):
+        raise ValueError("no model today")
+
+
+def study_of(folder, *, task=None, first=0, num=6, name="s"):
+    space = Space(lr=0.1, option=Choice(list(range(first, first + num))))
+    return make_study(
+        folder,
+        task=task or Failing(),
+        space=space,
+        algorithm=GridSearch(max_epochs=2),
+        name=name,
+    )
+
+
+def said(caplog, word: str) -> list[str]:
+    lines = [line for message in caplog.messages for line in message.splitlines()]
+    return [line for line in lines if word in line]
+
+
+@pytest.fixture(autouse=True)
+def warnings_only(caplog):
+    caplog.set_level(logging.WARNING, logger="thrifty")
+
+
+@pytest.mark.parametrize("executor", [SOLO, Local(pack="concatenated", pack_size=8)])
+def test_an_error_of_many_trials_is_said_at_once_and_counted_at_the_end(
+    tmp_path, caplog, executor
+):
+    study_of(tmp_path).run(progress=False, executor=executor)
+    first, *_, last = said(caplog, "is too large")
+    assert first == (
+        "trial 1 failed: ValueError: option 1 is too large (traceback: study.trials[1].error)"
+    )
+    assert last == "trials 1, 2, 3 and 2 more failed: ValueError: option 1 is too large"
+    assert len(said(caplog, "is too large")) == 2
+    assert said(caplog, "has the traceback") == ["study.trials[1].error has the traceback"]
+
+
+def test_an_error_of_one_trial_is_said_once(tmp_path, caplog):
+    study_of(tmp_path, num=2).run(progress=False, executor=SOLO)
+    assert len(said(caplog, "failed")) == 1
+
+
+def test_a_later_run_does_not_repeat_the_failures_of_an_earlier_one(tmp_path, caplog):
+    study = study_of(tmp_path)
+    study.run(progress=False, executor=SOLO)
+    caplog.clear()
+    study.enqueue_trial({"option": 0})
+    study.run(progress=False, executor=SOLO)
+    assert said(caplog, "failed") == []
+
+
+def test_a_study_whose_trials_all_failed_says_so_and_what_to_do(tmp_path, caplog):
+    study = study_of(tmp_path, first=1)
+    study.run(progress=False, executor=SOLO)
+    assert said(caplog, "study 's' has no results, because all its trials failed")
+    assert said(caplog, "thrifty delete s --storage sqlite:///")
+    assert len(said(caplog, "is too large")) == 2
+    caplog.clear()
+    study.run(progress=False, executor=SOLO)
+    assert said(caplog, "all its trials failed"), "a study that is done says it again"
+
+
+def test_the_best_of_a_study_whose_trials_all_failed_is_an_error_with_a_traceback(tmp_path):
+    study = study_of(tmp_path, first=1).run(progress=False, executor=SOLO)
+    with pytest.raises(ThriftyError, match=r"trials 0, 1, 2 and 3 more failed") as caught:
+        _ = study.best_trial
+    assert "in model" in str(caught.value)
+
+
+def test_a_study_in_memory_is_not_to_be_deleted(tmp_path, caplog):
+    study = make_study(tmp_path, task=Broken(), storage="sqlite://")
+    study.run(progress=False, executor=SOLO)
+    assert said(caplog, "all its trials failed")
+    assert not said(caplog, "thrifty delete")
+
+
+def test_a_corrected_task_gets_the_name_of_a_study_without_results(tmp_path):
+    study_of(tmp_path, task=Broken()).run(progress=False, executor=SOLO)
+    for use in (lambda study: study.plan(), lambda study: study.run(progress=False)):
+        with pytest.raises(StudyMismatchError, match="which has no results, delete it first: "):
+            use(study_of(tmp_path))
+    with Store.open(f"sqlite:///{tmp_path}/t.db") as store:
+        store.studies.delete("s")
+    assert study_of(tmp_path).run(progress=False, executor=SOLO).best_trial.number == 0
+
+
+def test_a_study_with_results_is_not_said_to_have_none(tmp_path):
+    study_of(tmp_path).run(progress=False, executor=SOLO)
+    with pytest.raises(
+        StudyMismatchError, match="To replace the stored study, delete it first"
+    ):
+        study_of(tmp_path, task=Broken()).run(progress=False)
+
+
+def test_a_deleted_study_is_tried_again_without_a_change(tmp_path):
+    """A cause outside of the task, such as a missing file, needs no other name."""
+    study_of(tmp_path).run(progress=False, executor=SOLO)
+    with Store.open(f"sqlite:///{tmp_path}/t.db") as store:
+        store.studies.delete("s")
+    again = study_of(tmp_path).run(progress=False, executor=SOLO)
+    assert [trial.state for trial in again.trials] == ["done", *["failed"] * 5]
+    assert again.savings.unique_epochs == 2
