@@ -134,7 +134,7 @@ class Reader:
         """
         if self._is_running:
             return "running"
-        if _is_in_memory(archive):
+        if is_in_memory(archive):
             return ""
         try:
             with archive.open(create=False) as store:
