@@ -105,7 +105,7 @@ def test_a_study_without_a_best_trial_says_why(tmp_path, storage):
     study = make_study(tmp_path, space=SMALL, task=failing("<no>\nmore"), **options)
     facts = page(study.run(progress=False, executor=SOLO)).facts
     assert facts["trials"] == "2 trials: 2 failed"
-    assert "all trials of study 's' that ended have failed; the first one: " in facts["best"]
+    assert "has no results, because all trials that ended have failed: " in facts["best"]
     assert "<no>" in facts["best"]
 
 

@@ -157,4 +157,4 @@ def _why_none(ledger: Ledger, *, name: str) -> str:
 
 
 def _first_line(error: ThriftyError) -> str:
-    return str(error).partition("\n")[0]
+    return " ".join(str(error).split())
