@@ -117,7 +117,7 @@ def overview(
     except StudyNotFoundError:
         return facts(title, [*rows, ("state", "not run yet")])
     except ThriftyError as error:
-        return facts(title, [*rows, ("state", f"cannot be read: {_first_line(error)}")])
+        return facts(title, [*rows, ("state", f"cannot be read: {_in_one_line(error)}")])
     if state:
         rows.append(("state", _ADVICE.get(state, state)))
     states = (state_of(trial, max_epochs=ledger.max_epochs) for trial in ledger.history)
@@ -152,9 +152,9 @@ def _why_none(ledger: Ledger, *, name: str) -> str:
     try:
         candidates(ledger, name=name)
     except ThriftyError as error:
-        return _first_line(error)
+        return _in_one_line(error)
     return "-"
 
 
-def _first_line(error: ThriftyError) -> str:
+def _in_one_line(error: ThriftyError) -> str:
     return " ".join(str(error).split())
