@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import (
-    _cloud_local as local_,
-    _cloud_planning as planning_,
-    _cloud_prediction as sia,
-    _cloud_spot as spot_,
-    _cloud_tables as others,
+from bench.cloud import (
+    local as local_,
+    planning as planning_,
+    prediction as sia,
+    profet_vtrain as others,
+    spot as spot_,
 )
-from ._harness import Goal, at_least, at_most, finish, parser, table
+from bench.common.harness import Goal, at_least, at_most, finish, parser, table
 
 
 Part = tuple[Any, list[Goal]]

@@ -12,7 +12,7 @@
 - ``faults``: failures, stragglers and preemptions.
 
 All of it is seeded; only the time of a decision is measured in real time. Measured epochs are read
-from ``$THRIFTY_DATA``; see ``_cluster_workloads``.
+from ``$THRIFTY_DATA``; see ``bench.cluster.workloads``.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from bench._cluster_claims import claims
-from bench._cluster_cost import cost
-from bench._cluster_drivers import drivers
-from bench._cluster_faults import faults
-from bench._cluster_scale import scale
-from bench._harness import Goal, finish, parser
+from bench.cluster.claims import claims
+from bench.cluster.drivers import drivers
+from bench.cluster.simulated import cost, faults, scale
+from bench.common.harness import Goal, finish, parser
 
 
 Part = tuple[dict[str, Any], list[Goal]]

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
-from . import _hetero_churn as churn, _hetero_paper as paper, _hetero_replay as rules
-from ._harness import Goal, at_least, at_most, equal, finish, parser, table
-from ._hetero_speed import Run, Scenario, recovery, run, solo
+from bench.common.harness import Goal, at_least, at_most, equal, finish, parser, table
+from bench.hetero import churn, paper, replay as rules
+from bench.hetero.speed import Run, Scenario, recovery, run, solo
 
 
 Part = tuple[Any, list[Goal]]

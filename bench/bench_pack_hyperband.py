@@ -37,8 +37,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench import _mnist as mnist
-from bench._harness import Goal, at_least, at_most, equal, finish, parser, table
+from bench.common import mnist
+from bench.common.harness import Goal, at_least, at_most, equal, finish, parser, table
 from thrifty.pack import (
     AutoBackend,
     Backend,

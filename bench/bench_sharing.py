@@ -14,21 +14,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench._harness import (
-    Goal,
-    at_least,
-    at_most,
-    equal,
-    finish,
-    in_fresh_process,
-    parser,
-    table,
-)
-from bench._long_study import long_row
+from bench.common.harness import Goal, at_least, at_most, equal, finish, parser, table
+from bench.common.long_study import long_row
+from bench.common.processes import in_fresh_process
 
 
-METHODS = "bench._sharing_methods"
-LONG = "bench._long_study"
+METHODS = "bench.sharing.methods"
+LONG = "bench.common.long_study"
 Runs = dict[str, list[dict[str, Any]]]
 
 
