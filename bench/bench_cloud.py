@@ -11,7 +11,6 @@ Measurements of others (Sia and Pollux, PROFET, vTrain, prices and logs of AWS, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from bench.cloud import (
     local as local_,
@@ -20,23 +19,14 @@ from bench.cloud import (
     profet_vtrain as others,
     spot as spot_,
 )
-from bench.common.harness import Goal, at_least, at_most, finish, parser, table
-
-
-Part = tuple[Any, list[Goal]]
+from bench.common.harness import Part, at_least, at_most, finish, parser, run_parts, table
 
 
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--only", choices=list(PARTS))
     args = options.parse_args()
-    figures: dict[str, Any] = {}
-    goals: list[Goal] = []
-    for name, part in PARTS.items():
-        if args.only in {None, name}:
-            print(f"\n## {name}\n", flush=True)
-            figures[name], found = part(quick=args.quick)
-            goals += found
+    figures, goals = run_parts(PARTS, only=args.only, quick=args.quick)
     finish("bench_cloud", figures, goals)
 
 

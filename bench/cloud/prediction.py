@@ -157,11 +157,16 @@ def probes(table: Table) -> np.ndarray:
 # -- errors ----------------------------------------------------------------------------------
 
 
+def percentage(guessed: np.ndarray, true: np.ndarray) -> float:
+    """Return the mean absolute relative error, in %."""
+    return 100 * float(np.mean(np.abs(guessed / true - 1)))
+
+
 def error(model: StepTimeModel, table: Table, held: np.ndarray) -> float:
     """Return the mean absolute relative error of a model fitted to the rest, in %."""
     model.fit(*table.part(~held))
     setups, step_s = table.part(held)
-    return 100 * float(np.mean(np.abs(model.predict(setups) / step_s - 1)))
+    return percentage(model.predict(setups), step_s)
 
 
 def of_split(job: tuple[Table, str, int, bool]) -> dict[str, Any]:

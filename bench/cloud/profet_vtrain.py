@@ -17,21 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from bench.cloud.prediction import one_thread
+from bench.cloud.prediction import OURS, one_thread, percentage
 from bench.common.harness import data_folder
 from thrifty.cloud import ACCELERATORS
 from thrifty.perf._nonnegative import relative_fit
 from thrifty.perf.steptime import Ernest, OnBoth, OtherDevice, Pollux, Setup, StepTimeModel
 
 
-OURS = "thrifty"
 SEED = 10
 """Seed that draws random rows."""
-
-
-def percentage(guessed: np.ndarray, true: np.ndarray) -> float:
-    """Return the mean absolute relative error, in %."""
-    return 100 * float(np.mean(np.abs(guessed / true - 1)))
 
 
 def boosted(known: np.ndarray, step_s: np.ndarray, asked: np.ndarray) -> np.ndarray:

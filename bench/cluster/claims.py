@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.common.harness import Goal, at_least, equal, table
+from bench.common.harness import Part, at_least, equal, table
 from thrifty.plan import Stage
 from thrifty.store import EpochRecord, NodeRecord, Record, Store
 from thrifty.testing import PrivatePostgreSQL
@@ -21,7 +21,7 @@ BATCH = 10
 """Number of chains whose ends a driver writes together, as it does ten times a second."""
 
 
-def claims(args: argparse.Namespace) -> tuple[dict[str, Any], list[Goal]]:
+def claims(args: argparse.Namespace) -> Part:
     """Measure 32 claimers; the median of some repeats counts."""
     rows = [
         claims_per_s(claimers=8 if args.quick else 32, claims=20 if args.quick else 200)

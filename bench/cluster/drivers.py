@@ -16,7 +16,7 @@ from typing import Any
 
 import thrifty as th
 from bench.common.digits_task import Digits
-from bench.common.harness import Goal, equal, table
+from bench.common.harness import Part, equal, table
 from thrifty.core import EpochDone
 from thrifty.plan import SearchPlan
 from thrifty.space import Timeline
@@ -44,7 +44,7 @@ def algorithms(*, quick: bool) -> dict[str, th.Algorithm]:
     }
 
 
-def drivers(args: argparse.Namespace) -> tuple[dict[str, Any], list[Goal]]:
+def drivers(args: argparse.Namespace) -> Part:
     """Run two studies in two processes on one plan."""
     figures = two_drivers(quick=args.quick)
     table([figures])

@@ -23,7 +23,7 @@ from bench.cluster.workloads import (
     studies,
     unshareable,
 )
-from bench.common.harness import Goal, at_least, at_most, equal, table
+from bench.common.harness import Part, at_least, at_most, equal, table
 from bench.common.processes import in_fresh_process, say_result
 from thrifty.run import Faults
 from thrifty.study import Simulation, simulate
@@ -53,7 +53,7 @@ They are relative to trial-based execution.
 """
 
 
-def cost(args: argparse.Namespace) -> tuple[dict[str, Any], list[Goal]]:
+def cost(args: argparse.Namespace) -> Part:
     """Return GPU-hours and hours by number of workers."""
     epoch_s, source = epoch_seconds()
     print(f"an epoch: {source}; a new assignment: {START_S:g} s (assumed)\n", flush=True)
@@ -121,7 +121,7 @@ FAULTS = {
 }
 
 
-def faults(args: argparse.Namespace) -> tuple[dict[str, Any], list[Goal]]:
+def faults(args: argparse.Namespace) -> Part:
     """Return the cost of faults, with stages shared and without."""
     epoch_s, _ = epoch_seconds()
     workload = studies(quick=args.quick)[0]
@@ -158,7 +158,7 @@ SCALE_WORKERS, SCALE_TRIALS = 1000, 100_000
 QUICK_WORKERS, QUICK_TRIALS = 20, 1000
 
 
-def scale(args: argparse.Namespace) -> tuple[dict[str, Any], list[Goal]]:
+def scale(args: argparse.Namespace) -> Part:
     """Run each workload once in a process of its own, as a run has a hundred thousand decisions."""
     names = [workload.name for workload in _workloads(10)]
     size = ["--quick"] if args.quick else []

@@ -1,4 +1,4 @@
-"""Shared tools of every benchmark: options, goals, tables, the final JSON line, the data."""
+"""Shared tools of every benchmark: options, parts, medians, goals, tables, JSON, the data."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import json
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
@@ -27,6 +28,10 @@ class Goal:
     value: float
     goal: str
     holds: bool
+
+
+Part = tuple[Any, list[Goal]]
+"""Figures and goals of a part of a benchmark."""
 
 
 def at_most(name: str, value: float, limit: float) -> Goal:
@@ -50,6 +55,46 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         "--repeats", type=int, default=3, help="runs of each method; medians are reported"
     )
     return out
+
+
+def run_parts(
+    parts: Mapping[str, Callable[..., Part]], *args: Any, only: str | None, **options: Any
+) -> tuple[dict[str, Any], list[Goal]]:
+    """Run all parts, or ``only`` one; return their figures by name and the goals of all.
+
+    The other arguments go to each part.
+    """
+    figures: dict[str, Any] = {}
+    goals: list[Goal] = []
+    for name, part in parts.items():
+        if only in {None, name}:
+            print(f"\n## {name}\n", flush=True)
+            figures[name], found = part(*args, **options)
+            goals += found
+    return figures, goals
+
+
+def interleaved(
+    contenders: Mapping[str, Callable[[], float]], *, rounds: int, warm_up: int = 1
+) -> dict[str, float]:
+    """Return the median result of each contender.
+
+    All run in turn, round after round, and the first ``warm_up`` rounds are not counted.
+    """
+    found: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(warm_up + rounds):
+        for name, run in contenders.items():
+            value = run()
+            if number >= warm_up:
+                found[name].append(value)
+    return {name: median(values) for name, values in found.items()}
+
+
+def median_ratio(
+    ones: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]], *, of: str
+) -> float:
+    """Return the median ratio of a figure of neighbouring runs, because both saw one machine."""
+    return median(one[of] / other[of] for one, other in zip(ones, others, strict=True))
 
 
 def table(rows: Sequence[dict[str, Any]]) -> None:

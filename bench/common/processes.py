@@ -16,13 +16,16 @@ import psutil
 
 
 RESULT = "RESULT "
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def in_fresh_process(module: str, *args: str) -> dict[str, Any]:
     """Run ``python -m module args``; return its result line with its process tree's peak memory."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [sys.executable, "-m", module, *args], stdout=subprocess.PIPE, text=True, env=env
+        [sys.executable, "-m", module, *args],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **ONE_THREAD},
     )
     peak = _PeakMemory(process.pid)
     try:
@@ -56,7 +59,7 @@ def pinned(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **(env or {})},
+        env={**os.environ, **ONE_THREAD, **(env or {})},
     )
     try:
         yield process

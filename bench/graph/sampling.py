@@ -11,25 +11,12 @@ import numba
 import numpy as np
 import torch
 
+from bench.common.harness import interleaved
 from bench.graph.peers import DGL, CppSampler, compiler, dgl, pyg_loader, pyg_samples
 from thrifty.graph import Graph, NeighborLoader, NeighborSampler
 
 
 Contenders = dict[str, Callable[[], float]]
-
-
-def interleaved(contenders: Contenders, *, rounds: int) -> dict[str, float]:
-    """Return the median result of each contender.
-
-    All run in turn, round after round, and the first round only warms up.
-    """
-    found: dict[str, list[float]] = {name: [] for name in contenders}
-    for number in range(rounds + 1):
-        for name, run in contenders.items():
-            value = run()
-            if number:
-                found[name].append(value)
-    return {name: median(values) for name, values in found.items()}
 
 
 def sampling(

@@ -19,10 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from bench.common.harness import interleaved
 from bench.common.processes import say_result
 from bench.graph.datasets import connected, real, rmat
 from bench.graph.peers import DGL, dgl, pyg_loader, pyg_sage, pyg_samples
-from bench.graph.sampling import Contenders, interleaved
+from bench.graph.sampling import Contenders
 from thrifty.graph import GNN, SAGE, Batch, Graph, NeighborLoader, tune_allocator
 
 

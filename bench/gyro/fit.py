@@ -10,13 +10,13 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator
-from statistics import median
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
+from bench.common.harness import interleaved
 from bench.common.processes import say_result
 from thrifty.nn import BlockGyroDropout, GyroSchedule, gyro_linear
 from thrifty.perf import SlicedProduct, SlicingCosts
@@ -57,15 +57,10 @@ def measured(rounds: int) -> Iterator[Measured]:
             "outputs": lambda x=every, w=weight, o=kept_out: gyro_linear(x, w, outputs=o),
             "inputs": lambda x=some, w=weight, i=kept_in: gyro_linear(x, w, inputs=i),
         }
-        times: dict[str, list[float]] = {name: [] for name in calls}
-        for _ in range(rounds + 1):
-            for name, call in calls.items():
-                weight.grad = whole.grad = some.grad = every.grad = None
-                began = time.perf_counter()
-                out = call()
-                out.backward(torch.ones_like(out))
-                times[name].append(time.perf_counter() - began)
-        took = {name: median(each[1:]) for name, each in times.items()}
+        leaves = (weight, whole, some, every)
+        took = interleaved(
+            {name: timed(call, leaves) for name, call in calls.items()}, rounds=rounds
+        )
         for name, left_in, left_out in (
             ("both", num_in // 2, num_out // 2),
             ("outputs", num_in, num_out // 2),
@@ -81,6 +76,22 @@ def measured(rounds: int) -> Iterator[Measured]:
                 outputs_kept=left_out,
             )
             yield Measured(product, share)
+
+
+def timed(
+    call: Callable[[], torch.Tensor], leaves: Sequence[torch.Tensor]
+) -> Callable[[], float]:
+    """Return a function that runs a product forward and backward and returns its seconds."""
+
+    def run() -> float:
+        for leaf in leaves:
+            leaf.grad = None
+        began = time.perf_counter()
+        out = call()
+        out.backward(torch.ones_like(out))
+        return time.perf_counter() - began
+
+    return run
 
 
 def judged(products: list[Measured]) -> dict[str, Any]:

@@ -13,13 +13,13 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from bench.common.harness import interleaved
 from bench.common.processes import say_result
 from thrifty.nn import BlockGyroDropout, GyroDropout, GyroSchedule, GyroSequential
 
@@ -110,18 +110,17 @@ def contenders(
     return steps
 
 
-def interleaved(steps: Steps, *, rounds: int, device: str) -> dict[str, float]:
-    """Return the median milliseconds of each."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(rounds + 2):
-        for name, step in steps.items():
-            synchronize(device)
-            began = time.perf_counter()
-            step()
-            synchronize(device)
-            if number > 1:
-                times[name].append((time.perf_counter() - began) * 1e3)
-    return {name: median(each) for name, each in times.items()}
+def timed(step: Callable[[], None], device: str) -> Callable[[], float]:
+    """Return a function that takes the step and returns its milliseconds."""
+
+    def run() -> float:
+        synchronize(device)
+        began = time.perf_counter()
+        step()
+        synchronize(device)
+        return (time.perf_counter() - began) * 1e3
+
+    return run
 
 
 def synchronize(device: str) -> None:
@@ -200,7 +199,8 @@ def measure(
         batch=batch,
         device=device,
     )
-    times = interleaved(steps, rounds=rounds, device=device)
+    runs = {name: timed(step, device) for name, step in steps.items()}
+    times = interleaved(runs, rounds=rounds, warm_up=2)
     floors = {}
     for name, keep in (("whole", 1.0), ("kept", 1 - RATE)):
         flops, moved = floor(network, width=width, batch=batch, keep=keep)

@@ -175,8 +175,11 @@ def _vector(model: nn.Module) -> torch.Tensor:
 def _against(found: Sequence[float], control: Sequence[float]) -> dict[str, float]:
     """Return the mean, and the standard error of its difference from the control's."""
     differences = [f - c for f, c in zip(found, control, strict=True)]
-    error = stdev(differences) / math.sqrt(len(differences))
-    return {"relative": mean(found), "relative_error": error}
+    return {"relative": mean(found), "relative_error": _standard_error(differences)}
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    return stdev(values) / math.sqrt(len(values))
 
 
 def _largest(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -255,7 +258,7 @@ def digits(*, quick: bool) -> dict[str, Any]:
         "packed": packed,
         "solo": alone,
         "difference": mean(differences),
-        "standard_error": stdev(differences) / math.sqrt(seeds),
+        "standard_error": _standard_error(differences),
     }
 
 

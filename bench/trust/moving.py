@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -126,6 +127,10 @@ class Trained:
     model: nn.Module
     curve: list[float]
 
+    @property
+    def is_diverged(self) -> bool:
+        return not all(map(math.isfinite, self.curve))
+
 
 def train_plainly(one: Moving, config: At) -> Trained:
     """Train one configuration in a plain loop, with thrifty's names of the random streams."""
@@ -155,7 +160,7 @@ def train_plainly(one: Moving, config: At) -> Trained:
         epoch_seed = derive_seed(0, "epoch", epoch)
         everything(epoch_seed)
         model.train()
-        batches = list(_batches(data.train, epoch, size=loop.batch_size(at(epoch))))
+        batches = list(batches_of(data.train, epoch, size=loop.batch_size(at(epoch))))
         for step, batch in enumerate(batches):
             loop.follow(optimizer.param_groups, at(epoch, step, len(batches)))
             torch.manual_seed(step_seed(epoch_seed, step))
@@ -173,7 +178,8 @@ def train_plainly(one: Moving, config: At) -> Trained:
     return Trained(model=model.eval(), curve=curve)
 
 
-def _batches(train: Sequence[torch.Tensor], epoch: int, *, size: int) -> Iterator[Any]:
+def batches_of(train: Sequence[torch.Tensor], epoch: int, *, size: int) -> Iterator[Any]:
+    """Return the batches of an epoch in the order in which thrifty draws them."""
     generator = torch.Generator().manual_seed(derive_seed(0, "data", epoch))
     order = torch.randperm(len(train[0]), generator=generator)
     return (tuple(t[part] for t in train) for part in order.split(size))

@@ -69,13 +69,13 @@ class Verdict:
 
 def run_packed(named: Named) -> Verdict:
     """Run one case through ``thrifty.pack`` and compare it with the plain loop."""
-    wanted, plain_error = _attempt(lambda: _plain(named.make()))
+    wanted, plain_error = attempt(lambda: _plain(named.make()))
     messages: list[str] = []
     handler = _Collect(messages)
     log = logging.getLogger("thrifty")
     log.addHandler(handler)
     try:
-        found, error = _attempt(lambda: _packed(named.make()))
+        found, error = attempt(lambda: _packed(named.make()))
     finally:
         log.removeHandler(handler)
     why = messages[-1] if messages else ""
@@ -102,7 +102,8 @@ def _worst(found: Sequence[nn.Module], wanted: Sequence[nn.Module]) -> float:
     return max(_deviation(a, b) for a, b in zip(found, wanted, strict=True))
 
 
-def _attempt(run: Any) -> tuple[Any, Exception | None]:
+def attempt(run: Any) -> tuple[Any, Exception | None]:
+    """Return the result of a call, or the error that it raised."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

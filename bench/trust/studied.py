@@ -17,8 +17,8 @@ from torch.utils.data import Dataset
 
 import thrifty as th
 from bench.trust.case import CORPUS, NUM_MODELS, Named
-from bench.trust.moving import EPOCHS, Moving, train_plainly
-from bench.trust.packed import Verdict, _attempt, everything, nudge, relative
+from bench.trust.moving import EPOCHS, Moving, Trained, batches_of, train_plainly
+from bench.trust.packed import Verdict, attempt, everything, nudge, relative
 from thrifty.core import derive_seed, step_seed
 
 
@@ -103,28 +103,29 @@ def space(named: Named) -> th.Space:
 
 def run_studied(named: Named, *, pack: str) -> Verdict:
     """Run one case as a study and compare each of its trials with the plain loop."""
-    found, error = _attempt(lambda: _study(named, pack=pack))
+    study, error = attempt(
+        lambda: _study(CaseTask(named.name), space(named), name=named.name, pack=pack)
+    )
     if error is not None:
         text = f"{type(error).__name__}: {error}"
         refused = isinstance(error, th.ThriftyError)
         return Verdict(
             name=named.name, how="refused" if refused else "CRASH", deviation=0.0, why=text
         )
-    study, how = found
     deviation, control, failed = 0.0, 0.0, []
     for trial in study.trials:
-        wanted, plain_error = _attempt(lambda trial=trial: _plain(named, trial.config))
+        wanted, plain_error = attempt(lambda trial=trial: _plain(named, trial.config))
         if trial.state == "failed":
             if plain_error is None and not wanted.is_diverged:
                 failed.append(trial.error.partition("\n")[0])
             continue
         if plain_error is not None:
             continue
-        model, load_error = _attempt(trial.load_model)
+        model, load_error = attempt(trial.load_model)
         if load_error is not None:
             failed.append(f"{type(load_error).__name__}: {load_error}")
             continue
-        apart = _apart(_Trained(model, list(trial.curve)), wanted)
+        apart = _apart(Trained(model=model, curve=list(trial.curve)), wanted)
         deviation = max(deviation, apart)
         if not apart <= TOLERANCE:
             control = max(control, _apart(_plain(named, trial.config, nudged=True), wanted))
@@ -133,14 +134,18 @@ def run_studied(named: Named, *, pack: str) -> Verdict:
         how = "refused" if is_clear else "CRASH"
         return Verdict(name=named.name, how=how, deviation=0.0, why=failed[0])
     return Verdict(
-        name=named.name, how=how, deviation=deviation, control=control, tolerance=TOLERANCE
+        name=named.name,
+        how="trained",
+        deviation=deviation,
+        control=control,
+        tolerance=TOLERANCE,
     )
 
 
 _CLEAR = ("TaskError", "UsageError", "StateError")
 
 
-def _apart(found: _Trained, wanted: _Trained) -> float:
+def _apart(found: Trained, wanted: Trained) -> float:
     """Return the distance of two trials: the worst of their curves and their tensors."""
     mine, theirs = dict(found.model.state_dict()), dict(wanted.model.state_dict())
     if mine.keys() != theirs.keys() or len(found.curve) != len(wanted.curve):
@@ -152,33 +157,26 @@ def _apart(found: _Trained, wanted: _Trained) -> float:
     return max([curve, *states])
 
 
-def _study(named: Named, *, pack: str) -> tuple[th.Study, str]:
+def _study(task: th.Task, space: th.Space, *, name: str, pack: str) -> th.Study:
     folder = Path(tempfile.mkdtemp())
     study = th.Study(
-        CaseTask(named.name),
-        space(named),
+        task,
+        space,
         algorithm=th.GridSearch(max_epochs=EPOCHS),
         metric="value",
         mode="min",
         storage=f"sqlite:///{folder / 'trust.db'}",
-        name=named.name,
+        name=name,
         seed=0,
     )
-    study.run(progress=False, executor=th.Local(workers=1, threads=1, pack=pack, pack_size=4))
-    return study, "trained"
+    study.run(
+        progress=False,
+        executor=th.Local(workers=1, threads=1, pack=pack, pack_size=4),  # type: ignore[arg-type]
+    )
+    return study
 
 
-class _Trained:
-    def __init__(self, model: nn.Module, curve: list[float]) -> None:
-        self.model = model
-        self.curve = curve
-
-    @property
-    def is_diverged(self) -> bool:
-        return not all(map(math.isfinite, self.curve))
-
-
-def _plain(named: Named, config: Mapping[str, Any], *, nudged: bool = False) -> _Trained:
+def _plain(named: Named, config: Mapping[str, Any], *, nudged: bool = False) -> Trained:
     """Train one trial in a plain loop, with thrifty's names of the random streams."""
     task = CaseTask(named.name)
 
@@ -224,20 +222,17 @@ def _plain(named: Named, config: Mapping[str, Any], *, nudged: bool = False) -> 
         with torch.no_grad():
             batch = _valid(data)
             curve.append(float(task.metrics(model, batch)["value"]))
-    return _Trained(model.eval(), curve)
+    return Trained(model=model.eval(), curve=curve)
 
 
 def _batches(data: Any, epoch: int) -> list[Any]:
-    generator = torch.Generator().manual_seed(derive_seed(0, "data", epoch))
-    if isinstance(data, tuple):
-        train = data[0]
-        order = torch.randperm(len(train), generator=generator)
-        return [
-            torch.utils.data.default_collate([train[int(i)] for i in part])
-            for part in order.split(CaseTask.batch_size)
-        ]
-    order = torch.randperm(len(data.train[0]), generator=generator)
-    return [tuple(t[part] for t in data.train) for part in order.split(CaseTask.batch_size)]
+    if not isinstance(data, tuple):
+        return list(batches_of(data.train, epoch, size=CaseTask.batch_size))
+    train = data[0]
+    numbers = batches_of([torch.arange(len(train))], epoch, size=CaseTask.batch_size)
+    return [
+        torch.utils.data.default_collate([train[int(i)] for i in part]) for (part,) in numbers
+    ]
 
 
 def _valid(data: Any) -> Any:
@@ -252,7 +247,7 @@ def _valid(data: Any) -> Any:
 
 def run_moving(one: Moving, *, pack: str) -> Verdict:
     """Run one task as a study and compare each trial with the plain loop, or check its refusal."""
-    study, error = _attempt(lambda: _moving_study(one, pack=pack))
+    study, error = attempt(lambda: _study(one.task(), one.space, name=one.name, pack=pack))
     errors = [] if error is None else [error]
     texts = [f"{type(e).__name__}: {e}" for e in errors]
     if study is not None:
@@ -278,22 +273,3 @@ def run_moving(one: Moving, *, pack: str) -> Verdict:
             *(relative(mine[name], theirs[name]) for name in theirs),
         )
     return Verdict(name=one.name, how="trained", deviation=deviation)
-
-
-def _moving_study(one: Moving, *, pack: str) -> th.Study:
-    folder = Path(tempfile.mkdtemp())
-    study = th.Study(
-        one.task(),
-        one.space,
-        algorithm=th.GridSearch(max_epochs=EPOCHS),
-        metric="value",
-        mode="min",
-        storage=f"sqlite:///{folder / 'trust.db'}",
-        name=one.name,
-        seed=0,
-    )
-    study.run(
-        progress=False,
-        executor=th.Local(workers=1, threads=1, pack=pack, pack_size=4),  # type: ignore[arg-type]
-    )
-    return study
