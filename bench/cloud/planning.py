@@ -94,7 +94,11 @@ def workload(widths: tuple[tuple[int, int], ...] | None = None) -> Workload:
         bucket_ready=tuple(np.linspace(0.1, 1.0, _BUCKETS).tolist()),
     )
     return Workload(
-        profile=profile, steps=450_000, global_batch=1024, widths=widths, state_bytes=2e8
+        profile=profile,
+        steps=450_000,
+        global_batch=1024,
+        parallelism_phases=widths,
+        state_bytes=2e8,
     )
 
 

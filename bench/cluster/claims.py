@@ -106,7 +106,7 @@ def claimer(
         info = store.studies.get(f"s{place}")
         with store.lease(info, shared=True) as lease:
             driver = store.drive(lease)
-            driver.changes(num_nodes=num_nodes, anyway=True)
+            driver.changes(num_nodes=num_nodes, force=True)
             # A later look would show nodes that were trained, which does not matter here.
             barrier.wait()
             began = 0.0
