@@ -23,7 +23,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from bench._bandits import (
+from bench.bandits.rules import (
     Family,
     Floats,
     means_of,
@@ -32,7 +32,7 @@ from bench._bandits import (
     sub_samples,
     thompson,
 )
-from bench._harness import Goal, at_most, finish, parser, table
+from bench.common.harness import Goal, at_most, finish, parser, table
 from thrifty.search._sub_sampling import Threshold
 
 

@@ -11,32 +11,22 @@ Measurements of others (Sia and Pollux, PROFET, vTrain, prices and logs of AWS, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from . import (
-    _cloud_local as local_,
-    _cloud_planning as planning_,
-    _cloud_prediction as sia,
-    _cloud_spot as spot_,
-    _cloud_tables as others,
+from bench.cloud import (
+    local as local_,
+    planning as planning_,
+    prediction as sia,
+    profet_vtrain as others,
+    spot as spot_,
 )
-from ._harness import Goal, at_least, at_most, finish, parser, table
-
-
-Part = tuple[Any, list[Goal]]
+from bench.common.harness import Part, at_least, at_most, finish, parser, run_parts, table
 
 
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--only", choices=list(PARTS))
     args = options.parse_args()
-    figures: dict[str, Any] = {}
-    goals: list[Goal] = []
-    for name, part in PARTS.items():
-        if args.only in {None, name}:
-            print(f"\n## {name}\n", flush=True)
-            figures[name], found = part(quick=args.quick)
-            goals += found
+    figures, goals = run_parts(PARTS, only=args.only, quick=args.quick)
     finish("bench_cloud", figures, goals)
 
 

@@ -12,24 +12,19 @@
 - ``faults``: failures, stragglers and preemptions.
 
 All of it is seeded; only the time of a decision is measured in real time. Measured epochs are read
-from ``$THRIFTY_DATA``; see ``_cluster_workloads``.
+from ``$THRIFTY_DATA``; see ``bench.cluster.workloads``.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Any
 
-from bench._cluster_claims import claims
-from bench._cluster_cost import cost
-from bench._cluster_drivers import drivers
-from bench._cluster_faults import faults
-from bench._cluster_scale import scale
-from bench._harness import Goal, finish, parser
+from bench.cluster.claims import claims
+from bench.cluster.drivers import drivers
+from bench.cluster.simulated import cost, faults, scale
+from bench.common.harness import Part, finish, parser, run_parts
 
-
-Part = tuple[dict[str, Any], list[Goal]]
 
 PARTS: dict[str, Callable[[argparse.Namespace], Part]] = {
     "drivers": drivers,
@@ -44,13 +39,7 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--only", choices=list(PARTS))
     args = options.parse_args()
-    figures: dict[str, Any] = {}
-    goals: list[Goal] = []
-    for name, part in PARTS.items():
-        if args.only in {None, name}:
-            print(f"\n## {name}\n", flush=True)
-            figures[name], found = part(args)
-            goals += found
+    figures, goals = run_parts(PARTS, args, only=args.only)
     finish("cluster", figures, goals)
 
 

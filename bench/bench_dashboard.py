@@ -3,10 +3,10 @@
     python -m bench.bench_dashboard [--quick] [--repeats 3]
 
 *Load*: a study of digits trains while the dashboard serves it from another process and readers in a
-third ask as open pages do (``_dashboard_readers``). Readers alternate between asking and resting,
-so that other load on this machine affects both alike. Each turn of asking is compared with the turn
-of rest after it. The readers' own work, which would be on other people's machines, has the lowest
-priority.
+third ask as open pages do (``bench.dashboard.readers``). Readers alternate between asking and
+resting, so that other load on this machine affects both alike. Each turn of asking is compared with
+the turn of rest after it. The readers' own work, which would be on other people's machines, has
+the lowest priority.
 
 *First paint*: Chromium opens the overview of 100,000 trials. The time is measured from the request
 to the figures, and to the first drawn chart.
@@ -32,18 +32,10 @@ import numpy as np
 from playwright.sync_api import Browser, sync_playwright
 
 import thrifty as th
-from bench._dashboard_rows import fill
-from bench._digits_task import Digits
-from bench._harness import (
-    RESULT,
-    at_most,
-    equal,
-    finish,
-    in_fresh_process,
-    parser,
-    say_result,
-    table,
-)
+from bench.common.digits_task import Digits
+from bench.common.harness import at_most, equal, finish, parser, table
+from bench.common.processes import RESULT, in_fresh_process, say_result
+from bench.dashboard.rows import fill
 from thrifty.core import EpochDone
 from thrifty.store import Store
 
@@ -98,7 +90,7 @@ def watched(folder: Path, *, num_trials: int, readers: int, window_s: float) -> 
     url = f"sqlite:///{folder}/t.db"
     with Store.open(url):
         pass  # the dashboard needs an existing database
-    command = [sys.executable, "-m", "bench._dashboard_readers"]
+    command = [sys.executable, "-m", "bench.dashboard.readers"]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     turns: list[float] = []
     with dashboard(url) as address, ThreadPoolExecutor(1) as pool:

@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench._graph_data import connected, real, rmat
-from bench._graph_peers import DGL_INSTALL, dgl, pyg_samples
-from bench._graph_sampling import memory_bounds, preparation, sampling
-from bench._graph_scaling import inference, scaling
-from bench._graph_training import loss_difference
-from bench._harness import Goal, at_least, at_most, finish, in_fresh_process, parser, table
+from bench.common.harness import Goal, at_least, at_most, finish, parser, table
+from bench.common.processes import in_fresh_process
+from bench.graph.datasets import connected, real, rmat
+from bench.graph.peers import DGL_INSTALL, dgl, pyg_samples
+from bench.graph.sampling import memory_bounds, preparation, sampling
+from bench.graph.scaling import inference, scaling
+from bench.graph.training import loss_difference
 
 
 FANOUTS = [15, 10, 5]
@@ -144,7 +145,7 @@ def _training(*, quick: bool, rounds: int) -> Section:
             "tuned": tuned,
             "threads": THREADS,
         }
-        found = in_fresh_process("bench._graph_training", json.dumps(options))
+        found = in_fresh_process("bench.graph.training", json.dumps(options))
         found.pop("peak_mb")
         rows.append({
             "graph": name,
@@ -242,7 +243,7 @@ def _sixteen_trials(
     best: dict[str, float] = {}
     for _ in range(rounds):
         for name, way in ways.items():
-            found = in_fresh_process("bench._graph_study", json.dumps({**common, **way}))
+            found = in_fresh_process("bench.graph.study", json.dumps({**common, **way}))
             seconds[name].append(found["seconds"])
             best[name] = found["best"]
     medians = {name: float(np.median(values)) for name, values in seconds.items()}

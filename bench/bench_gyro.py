@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from bench import _rex_tasks as rex
-from bench._data import data_folder
-from bench._gyro_setting import PASSES
-from bench._gyro_tasks import SETTINGS
-from bench._harness import Goal, at_least, at_most, finish, in_fresh_process, parser, table
+from bench.common.harness import Goal, at_least, at_most, data_folder, finish, parser, table
+from bench.common.processes import in_fresh_process
+from bench.gyro.setting import PASSES
+from bench.gyro.workloads import SETTINGS
+from bench.rex import workloads as rex
 
 
 WIDTHS = (1024, 2048, 4096)
@@ -49,7 +49,7 @@ def main() -> None:
     )
     args = options.parse_args()
     if args.fit:
-        found = with_threads("bench._gyro_fit", {"rounds": 1 if args.quick else 5})
+        found = with_threads("bench.gyro.fit", {"rounds": 1 if args.quick else 5})
         table([found])
         return finish("gyro_fit", found, [])
     figures: dict[str, Any] = {}
@@ -87,7 +87,7 @@ def speed(device: str, *, quick: bool) -> tuple[list[dict[str, Any]], list[Goal]
                 "device": device,
                 "tuned": tuned,
             }
-            found = with_threads("bench._gyro_speed", case)
+            found = with_threads("bench.gyro.speed", case)
             rows.append({**case, **found})
             show(network, width, tuned=tuned, found=found)
             times = found["ms"]
@@ -148,7 +148,7 @@ def accuracy(*, workers: int, quick: bool) -> tuple[dict[str, Any], list[Goal]]:
 
     def run(name: str) -> dict[str, Any]:
         more = ["--quick"] if quick else []
-        found = in_fresh_process("bench._gyro_setting", "--setting", name, *more)
+        found = in_fresh_process("bench.gyro.setting", "--setting", name, *more)
         print(f"{name}: {found['seconds']:,.0f} s", flush=True)
         return found
 
@@ -180,7 +180,7 @@ def numbers(*, workers: int, quick: bool) -> dict[str, Any]:
 
     def run(name: str) -> dict[str, Any]:
         more = ["--quick"] if quick else []
-        return in_fresh_process("bench._gyro_setting", "--setting", name, "--numbers", *more)
+        return in_fresh_process("bench.gyro.setting", "--setting", name, "--numbers", *more)
 
     with ThreadPoolExecutor(workers) as pool:
         results = dict(zip(NUMBERS_OF, pool.map(run, NUMBERS_OF), strict=True))

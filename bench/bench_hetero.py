@@ -12,15 +12,23 @@ time. Steps of real jobs are read from ``$THRIFTY_DATA``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
-from . import _hetero_churn as churn, _hetero_paper as paper, _hetero_replay as rules
-from ._harness import Goal, at_least, at_most, equal, finish, parser, table
-from ._hetero_speed import Run, Scenario, recovery, run, solo
+from bench.common.harness import (
+    Part,
+    at_least,
+    at_most,
+    equal,
+    finish,
+    parser,
+    run_parts,
+    table,
+)
+from bench.hetero import churn, paper, replay as rules
+from bench.hetero.speed import Run, Scenario, recovery, run, solo
 
-
-Part = tuple[Any, list[Goal]]
 
 BATCH = {"CNN": 256, "MLP": 512}
 
@@ -31,17 +39,10 @@ def main() -> None:
     options.add_argument("--scenario", default="", help="of the speed part: words of its name")
     options.add_argument("--networks", default="CNN,MLP", help="of the speed part")
     args = options.parse_args()
-    figures: dict[str, Any] = {}
-    goals: list[Goal] = []
-    for name, part in PARTS.items():
-        if args.only in {None, name}:
-            print(f"\n## {name}\n", flush=True)
-            more: dict[str, Any] = {}
-            if name == "speed":
-                networks = args.networks.split(",")
-                more = {"rounds": args.repeats, "only": args.scenario, "networks": networks}
-            figures[name], found = part(quick=args.quick, **more)
-            goals += found
+    networks = args.networks.split(",")
+    chosen = partial(speed, rounds=args.repeats, only=args.scenario, networks=networks)
+    parts = {**PARTS, "speed": chosen}
+    figures, goals = run_parts(parts, only=args.only, quick=args.quick)
     finish("bench_hetero", figures, goals)
 
 

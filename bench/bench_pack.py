@@ -26,23 +26,15 @@ from unittest import mock
 
 import torch
 
-from bench import _pack_precision as precision
-from bench._harness import (
-    RESULT,
-    Goal,
-    at_least,
-    at_most,
-    finish,
-    in_fresh_process,
-    parser,
-    table,
-)
-from bench._long_study import long_row
-from bench._pack_ours import SWEPT
+from bench.common.harness import Goal, at_least, at_most, finish, parser, table
+from bench.common.long_study import long_row
+from bench.common.processes import RESULT, in_fresh_process
+from bench.pack import precision
+from bench.pack.ours import SWEPT
 
 
-OURS, PEERS, PRECISION = "bench._pack_ours", "bench._pack_peers", "bench._pack_precision"
-PRODUCTS, LONG = "bench._pack_products", "bench._long_study"
+OURS, PEERS, PRECISION = "bench.pack.ours", "bench.pack.peers", "bench.pack.precision"
+PRODUCTS, LONG = "bench.pack.products", "bench.common.long_study"
 SECONDS = 1.5
 Run = Callable[..., dict[str, Any]]
 Results = Mapping[str, Mapping[str, Any]]

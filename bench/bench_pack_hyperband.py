@@ -37,9 +37,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench import _mnist as mnist
-from bench._harness import Goal, at_least, at_most, equal, finish, parser, table
-from bench.packing_helpers import batch_size_packs, nearest_packs, random_packs
+from bench.common import mnist
+from bench.common.harness import (
+    Goal,
+    at_least,
+    at_most,
+    equal,
+    finish,
+    median_ratio,
+    parser,
+    table,
+)
+from bench.pack.policies import batch_size_packs, nearest_packs, random_packs
 from thrifty.pack import (
     AutoBackend,
     Backend,
@@ -284,12 +293,8 @@ def goals(runs: Runs) -> list[Goal]:
 
 
 def ratio(runs: Runs, one: str, other: str) -> float:
-    """Return the median ratio of processor time in consecutive runs.
-
-    Each run has one thread, so other processes do not disturb it.
-    """
-    pairs = zip(runs[one], runs[other], strict=True)
-    return median(a["cpu_seconds"] / b["cpu_seconds"] for a, b in pairs)
+    """Return the ratio of processor time; runs have one thread, so others do not disturb it."""
+    return median_ratio(runs[one], runs[other], of="cpu_seconds")
 
 
 if __name__ == "__main__":

@@ -23,16 +23,8 @@ from typing import Any
 import numpy as np
 import psutil
 
-from bench._harness import (
-    Goal,
-    at_least,
-    at_most,
-    finish,
-    in_fresh_process,
-    parser,
-    say_result,
-    table,
-)
+from bench.common.harness import Goal, at_least, at_most, finish, parser, table
+from bench.common.processes import in_fresh_process, say_result
 from thrifty.core import CheckpointRef, EpochDone, Event, StageDone
 from thrifty.plan import Chain, SearchPlan
 from thrifty.space import MultiStep, Step, Timeline

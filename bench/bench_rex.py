@@ -19,20 +19,23 @@ Settings run two at a time, each in a process with one thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
 import thrifty as th
-from bench._harness import Goal, at_most, equal, finish, in_fresh_process, parser, table
-from bench._rex_ranks import Cell, standing, worst_if_failed
-from bench._rex_schedules import NAMES, PAPER
-from bench._rex_setting import SETTINGS
-from bench._rex_tasks import missing_data
+from bench.common.harness import Goal, at_most, equal, finish, parser, table
+from bench.common.processes import in_fresh_process
+from bench.rex.schedules import NAMES, PAPER, worst_if_failed
+from bench.rex.setting import SETTINGS
+from bench.rex.workloads import missing_data
 
 
 Results = Mapping[str, dict[str, Any]]
+Cell = Mapping[str, float]
+"""One setting at one budget: lower is better, infinite is a trial that failed."""
 
 
 def main() -> None:
@@ -47,7 +50,7 @@ def main() -> None:
 
     def run(name: str) -> dict[str, Any]:
         quick = ["--quick"] if args.quick else []
-        result = in_fresh_process("bench._rex_setting", "--setting", name, *quick)
+        result = in_fresh_process("bench.rex.setting", "--setting", name, *quick)
         print(
             f"{name}: {result['studies_seconds'] + result['plateau_seconds']:.0f} s", flush=True
         )
@@ -87,6 +90,39 @@ def cells_of(results: Results, *, percent: str | None = None) -> list[Cell]:
         for p, cell in result["means"].items()
         if percent in (None, p)
     ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """One schedule over some cells, in percent of them; ``rank`` is its mean, 1 is the best."""
+
+    top1: float
+    top3: float
+    rank: float
+
+
+def standing(cells: Iterable[Cell], name: str) -> Standing:
+    """Return the standing of a schedule.
+
+    Equal schedules share a place: all of them are the best, or among the best three. For the mean
+    rank they get the middle of their ranks.
+
+        >>> standing([{"a": 1.0, "b": 1.0, "c": 2.0, "d": 3.0}], "b")
+        Standing(top1=100.0, top3=100.0, rank=1.5)
+        >>> standing([{"a": 1.0, "b": math.inf}, {"a": 2.0, "b": 1.0}], "b").rank
+        1.5
+    """
+    places, ranks = [], []
+    for cell in cells:
+        better = sum(value < cell[name] for value in cell.values())
+        ties = sum(value == cell[name] for value in cell.values())
+        places.append(better + 1)
+        ranks.append(better + (ties + 1) / 2)
+    return Standing(
+        top1=100.0 * mean(place <= 1 for place in places),
+        top3=100.0 * mean(place <= 3 for place in places),
+        rank=mean(ranks),
+    )
 
 
 def rows_of_standings(results: Results) -> list[dict[str, Any]]:

@@ -32,10 +32,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench._harness import Goal, at_least, at_most, finish, parser, table
-from bench._search_methods import Method, boss_variants, methods, pass_epochs, quicken_optuna
-from bench._search_peers import peers
-from bench._search_report import (
+from bench.common.harness import Goal, at_least, at_most, finish, parser, table
+from bench.search.curves import Task, load
+from bench.search.methods import Method, boss_variants, methods, pass_epochs, quicken_optuna
+from bench.search.peers import peers
+from bench.search.report import (
     SETTINGS,
     SHARES,
     WORKERS,
@@ -44,8 +45,7 @@ from bench._search_report import (
     rank_rows,
     setting_rows,
 )
-from bench._search_simulator import Limit, OurSearch, Outcome, Searcher, simulate, study_seed
-from bench._search_tables import Task, load
+from bench.search.simulator import Limit, OurSearch, Outcome, Searcher, simulate, study_seed
 
 
 SLOW_REPEATS = 50

@@ -14,21 +14,22 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench._harness import (
+from bench.common.harness import (
     Goal,
     at_least,
     at_most,
     equal,
     finish,
-    in_fresh_process,
+    median_ratio,
     parser,
     table,
 )
-from bench._long_study import long_row
+from bench.common.long_study import long_row
+from bench.common.processes import in_fresh_process
 
 
-METHODS = "bench._sharing_methods"
-LONG = "bench._long_study"
+METHODS = "bench.sharing.methods"
+LONG = "bench.common.long_study"
 Runs = dict[str, list[dict[str, Any]]]
 
 
@@ -101,6 +102,9 @@ def report(runs: Runs, long: list[dict[str, Any]]) -> None:
 
 
 def goals(rows: dict[str, dict[str, Any]], runs: Runs) -> list[Goal]:
+    def times(one: str, other: str) -> float:
+        return median_ratio(runs[one], runs[other], of="seconds")
+
     ours = rows["thrifty halving"]
     halving, hyperband = runs["thrifty halving"][0], runs["thrifty Hyperband"][0]
     out = [
@@ -122,18 +126,16 @@ def goals(rows: dict[str, dict[str, Any]], runs: Runs) -> list[Goal]:
             )
             for name in ("halving", "Hyperband")
         ),
-        at_most(
-            "halving: thrifty / bare loop", _ratio(runs, "thrifty halving", "bare halving"), 1.3
-        ),
+        at_most("halving: thrifty / bare loop", times("thrifty halving", "bare halving"), 1.3),
         at_most(
             "Hyperband: thrifty / bare loop",
-            _ratio(runs, "thrifty Hyperband", "bare Hyperband"),
+            times("thrifty Hyperband", "bare Hyperband"),
             1.3,
         ),
         *(
             at_least(
                 f"{name}: packing further, end to end",
-                _ratio(runs, f"thrifty {name}", f"thrifty packed {name}"),
+                times(f"thrifty {name}", f"thrifty packed {name}"),
                 2,
             )
             for name in ("halving", "Hyperband")
@@ -162,12 +164,6 @@ def goals(rows: dict[str, dict[str, Any]], runs: Runs) -> list[Goal]:
             )
         )
     return out
-
-
-def _ratio(runs: Runs, one: str, other: str) -> float:
-    """Return the median ratio of neighbouring runs, because both saw the same machine."""
-    pairs = zip(runs[one], runs[other], strict=True)
-    return median(a["seconds"] / b["seconds"] for a, b in pairs)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any
 
 import optuna
 
-from bench._harness import at_least, at_most, finish, parser, table
+from bench.common.harness import at_least, at_most, finish, parser, table
 from thrifty.store import EpochRecord, Record, Store, TrialAsked, TrialReported
 
 

@@ -24,9 +24,11 @@ from typing import Any
 
 import torch
 
-from bench import _trust_mutations
-from bench._harness import Goal, at_least, at_most, equal, finish, parser, table
-from bench.trust import CORPUS, MOVING, Verdict, run_moving, run_packed, run_studied
+from bench.common.harness import Goal, at_least, at_most, equal, finish, parser, table
+from bench.trust.cases import CORPUS, MOVING
+from bench.trust.mutations import run as run_mutations
+from bench.trust.packed import Verdict, run_packed
+from bench.trust.studied import run_moving, run_studied
 
 
 PACKS = ("auto", "fused", "concatenated", "solo")
@@ -127,7 +129,7 @@ def main() -> None:
     rows = summary(found)
     table(rows)
     print()
-    mutations = _trust_mutations.run(edits=20 if options.quick else NUM_EDITS)
+    mutations = run_mutations(edits=20 if options.quick else NUM_EDITS)
     table([{k: v for k, v in mutations.items() if k != "wrong"}])
     bad = [(job, v) for job, v in found if v.is_silent_deviation or v.is_crash]
     for job, v in bad:

@@ -12,7 +12,7 @@ from typing import Self
 
 import pytest
 
-from bench.postgresql_helpers import PrivatePostgreSQL, postgresql_programs
+from bench.common.postgresql import PrivatePostgreSQL, postgresql_programs
 
 
 needs_postgresql = pytest.mark.skipif(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bench._search_tables import MAX_EPOCHS, Axis, Task
+from bench.search.curves import MAX_EPOCHS, Axis, Task
 
 
 def toy_task(*, num: int = 40, spread: float = 0.5, diverging: int = 0) -> Task:

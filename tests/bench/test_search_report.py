@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from bench._search_peers import peers
-from bench._search_report import SETTINGS, Measured, halves, interval, rank_rows, ranks
-from bench._search_simulator import Limit, simulate
+from bench.search.peers import peers
+from bench.search.report import SETTINGS, Measured, halves, interval, rank_rows, ranks
+from bench.search.simulator import Limit, simulate
 
 from ._toy import toy_task
 

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from bench._search_methods import TopAfterFirst, methods, pass_epochs
-from bench._search_simulator import Found, Job, Limit, OurSearch, simulate
-from bench._search_tables import MAX_EPOCHS
+from bench.search.curves import MAX_EPOCHS
+from bench.search.methods import TopAfterFirst, methods, pass_epochs
+from bench.search.simulator import Found, Job, Limit, OurSearch, simulate
 from thrifty.search import (
     ASHA,
     BOHB,

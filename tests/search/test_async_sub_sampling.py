@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from bench.sub_sampling_helpers import is_good
+from bench.search.literal_sub_sampling import is_good
 from tests.counting import lines_run
 from tests.search._drive import SPACE, ask, follow, to_the_end, with_scores
 from thrifty.core import AlgorithmError

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bench._bandits import means_of, puller, random_blocks, sub_samples, thompson
+from bench.bandits.rules import means_of, puller, random_blocks, sub_samples, thompson
 from thrifty.search._sub_sampling import is_good, leader, threshold
 
 

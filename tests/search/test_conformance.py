@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.sub_sampling_helpers import LiteralSubSampling
+from bench.search.literal_sub_sampling import LiteralSubSampling
 from thrifty.search import (
     ASHA,
     BOSS,

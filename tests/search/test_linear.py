@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from bench.sub_sampling_helpers import LiteralSubSampling
+from bench.search.literal_sub_sampling import LiteralSubSampling
 from thrifty.core import derive_seed
 from thrifty.search import (
     ASHA,

@@ -4,7 +4,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, strategies as st
 
-from bench.sub_sampling_helpers import is_good, leader
+from bench.search.literal_sub_sampling import is_good, leader
 from thrifty.search._sub_sampling import bar, difference, threshold, total
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from bench.sub_sampling_helpers import LiteralSubSampling
+from bench.search.literal_sub_sampling import LiteralSubSampling
 from tests.search._drive import ask, ends, follow
 from thrifty.core import AlgorithmError
 from thrifty.search import History, Proposal, SubSampling

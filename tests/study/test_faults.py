@@ -15,7 +15,7 @@ from psycopg import errors
 from sqlalchemy import Engine, event
 from sqlalchemy.engine import make_url
 
-from bench.postgresql_helpers import PrivatePostgreSQL
+from bench.common.postgresql import PrivatePostgreSQL
 from tests.servers import (  # noqa: F401 (fixtures)
     FlakyProxy,
     needs_postgresql,

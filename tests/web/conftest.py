@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 from starlette.testclient import TestClient
 
-from bench._dashboard_rows import fill
+from bench.dashboard.rows import fill
 from tests.study.helpers import SOLO, make_study
 from thrifty.search import SuccessiveHalving
 from thrifty.space import Choice, Space, Step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench._trust_mutations import by_source_only, run
+from bench.trust.mutations import by_source_only, run
 
 
 def test_every_edit_is_seen_and_none_that_means_nothing():

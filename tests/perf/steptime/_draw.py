@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from bench.steptime_helpers import Boosting, Ernest, Paleo, Pollux
+from bench.cloud.step_time_models import Boosting, Ernest, Paleo, Pollux
 from thrifty.perf.steptime import (
     Hybrid,
     Overlapping,

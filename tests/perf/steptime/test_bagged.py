@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from bench.steptime_helpers import Paleo
+from bench.cloud.step_time_models import Paleo
 from thrifty.core import UsageError
 from thrifty.perf.steptime import Bagged, Setup
 

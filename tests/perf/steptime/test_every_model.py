@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from bench.steptime_helpers import Boosting, Pollux
+from bench.cloud.step_time_models import Boosting, Pollux
 from tests.perf._draw import drawn
 from thrifty.core import MissingExtraError, UsageError
 from thrifty.perf.steptime import Hybrid, Overlapping, Setup

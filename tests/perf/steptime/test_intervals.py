@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from bench.steptime_helpers import Ernest
+from bench.cloud.step_time_models import Ernest
 from tests.perf._draw import drawn
 from thrifty.core import UsageError
 from thrifty.perf.steptime import Intervals, PerfectScaling, Setup

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from bench.steptime_helpers import Boosting, Ernest, Paleo, Pollux
+from bench.cloud.step_time_models import Boosting, Ernest, Paleo, Pollux
 from tests.perf._draw import drawn
 from thrifty.perf.steptime import (
     Overlapping,

@@ -1,0 +1,297 @@
+"""Training of K trials by thrifty's back-ends, and sweeps over K of every method on one device.
+
+    python -m bench.pack.ours auto WORKLOAD K STEPS [--processes 2]
+    python -m bench.pack.ours sweep WORKLOAD METHOD KS [--device cuda] [--seconds 1] [--max-step 2]
+
+As with the peers, everything is ready and warm before the clock starts, and nothing is evaluated.
+The public interface of the back-ends is driven epoch by epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import math
+import multiprocessing
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import nn
+
+import thrifty as th
+from bench.common.processes import say_result
+from bench.pack import peers
+from bench.pack.peers import WARM_UP, Measured
+from bench.pack.zoo import NUM_BATCHES, ZOO, Classification, Trial, Workload, trials
+from thrifty.pack import (
+    AutoBackend,
+    Backend,
+    BlockOptions,
+    Calibration,
+    ConcatenatedBackend,
+    EpochPlan,
+    FusedBackend,
+    Member,
+)
+from thrifty.pack._calibrate import SIZES
+from thrifty.perf import PackCurve
+
+
+Method = Callable[[Workload, int, int, str], Measured]
+
+
+def training_only(base: type[Classification], num_batches: int) -> th.Task:
+    """Return a task with ``num_batches`` batches an epoch and no evaluation.
+
+    The peers' loops do not evaluate, either.
+    """
+
+    class TrainingOnly(base):  # type: ignore[misc, valid-type]
+        def data(self, hp: th.HyperParameters) -> th.ArrayData:
+            data = super().data(hp)
+            train = (t[: num_batches * self.batch_size] for t in data.train)
+            return th.ArrayData(train=tuple(train), valid=tuple(t[:1] for t in data.valid))
+
+        def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
+            return {}
+
+    return TrainingOnly()
+
+
+class Pack:
+    """Trials in the slots of a back-end, in training."""
+
+    def __init__(self, backend: Backend, members: Sequence[Trial]) -> None:
+        self._backend = backend
+        self._values = {slot: trial.values for slot, trial in enumerate(members)}
+        self._epoch = 0
+        for slot, trial in enumerate(members):
+            backend.stack(slot, Member(values=trial.values, seed=trial.seed))
+
+    def train(self, steps: int = 1) -> int:
+        """Train all trials for whole epochs of at least ``steps`` steps; return the trial-steps."""
+        per_epoch = self._backend.num_steps(0, self._values[0])
+        epochs = math.ceil(steps / per_epoch)
+        for _ in range(epochs):
+            self._one_epoch()
+        return epochs * per_epoch * len(self._values)
+
+    def _one_epoch(self) -> None:
+        outcomes = self._backend.step({
+            slot: EpochPlan(epoch=self._epoch, values=values)
+            for slot, values in self._values.items()
+        })
+        self._epoch += 1
+        assert len(outcomes) == len(self._values), "epochs of one length end together"
+        for outcome in outcomes.values():
+            if isinstance(outcome, Exception):
+                raise outcome
+
+
+# -- a study on the CPU: processes of one thread each ------------------------------------
+
+
+def auto(
+    workload: Workload, k: int, steps: int, *, num_processes: int, sizes: Sequence[int]
+) -> dict[str, Any]:
+    """Train in processes with a share of the trials each, in one ``AutoBackend``.
+
+    The last process ends the clock.
+    """
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(num_processes)
+    with ProcessPoolExecutor(
+        num_processes, mp_context=context, initializer=peers._share, initargs=(barrier,)
+    ) as pool:
+        shares = [range(i, k, num_processes) for i in range(num_processes)]
+        part = partial(_part, workload.name, k, steps=steps, sizes=sizes)
+        futures = [pool.submit(part, share) for share in shares]
+        parts = [future.result() for future in futures]
+    seconds = max(p["ended"] for p in parts) - min(p["began"] for p in parts)
+    return {
+        "rate": sum(p["trial_steps"] for p in parts) / seconds,
+        "calibration_s": max(p["calibration_s"] for p in parts),
+        "checks_share": sum(p["checks_s"] for p in parts) / sum(p["seconds"] for p in parts),
+        "choice": ", ".join(dict.fromkeys(p["choice"] for p in parts)),
+    }
+
+
+def _part(
+    name: str, k: int, share: range, *, steps: int, sizes: Sequence[int]
+) -> dict[str, Any]:
+    """Train one process's trials; clocks of processes agree."""
+    try:
+        SIZES["cpu"] = tuple(sizes)
+        torch.set_num_threads(1)
+        members = trials(ZOO[name], k)[share.start :: share.step]
+        task = training_only(ZOO[name].make, min(steps, NUM_BATCHES))
+        Pack(ConcatenatedBackend(task), members[:1]).train()  # loads data, imports optimisers
+        calibrated: list[float] = []
+        began = time.perf_counter()
+        backend = AutoBackend(
+            task,
+            prefer="auto",
+            on_calibrated=lambda _: calibrated.append(time.perf_counter() - began),
+        )
+        pack = Pack(backend, members)
+        pack.train(WARM_UP)
+        peers._barrier.wait()
+        checks_s = backend.checks.spent_s
+        start = time.perf_counter()
+        trial_steps = pack.train(steps)
+        ended = time.perf_counter()
+        return {
+            "began": start,
+            "ended": ended,
+            "seconds": ended - start,
+            "checks_s": backend.checks.spent_s - checks_s,
+            "trial_steps": trial_steps,
+            "calibration_s": calibrated[0] if calibrated else 0.0,
+            "choice": _choice(backend),
+        }
+    except BaseException:
+        peers._barrier.abort()  # otherwise the others wait for ever
+        raise
+
+
+def _choice(backend: AutoBackend) -> str:
+    """Return how the first trial is trained."""
+    calibration = backend.calibration(0)
+    if calibration is None:
+        return "plain"
+    fused = (curve for curve in calibration.curves if curve.backend == "fused")
+    best = min(fused, key=lambda curve: min(map(curve.per_trial, curve.step_s)))
+    return " ".join(filter(None, ["fused", best.variant, str(max(best.step_s))]))
+
+
+# -- sweeps ------------------------------------------------------------------------------
+
+
+def sweep(
+    workload: Workload,
+    method: str,
+    ks: Sequence[int],
+    *,
+    device: str,
+    seconds: float,
+    max_step: float,
+) -> dict[str, Any]:
+    """Return trial-steps per second by K until K trials fail or a step of all takes too long.
+
+    Peaks are PyTorch's record of the GPU's memory: none for methods that use processes.
+    """
+    rates: dict[int, float] = {}
+    peaks: dict[int, float] = {}
+    rate, ended = 0.0, ""
+    for k in (ks[0], *ks):  # the first is a pilot that tells how many steps to take
+        _forget(device)
+        try:
+            measured = SWEPT[method](workload, k, max(3, int(seconds * rate / k)), device)
+        except Exception as error:  # noqa: BLE001 (a method that fails is a result)
+            measured = Measured(None, f"{type(error).__name__}: {error}".partition("\n")[0])
+        if measured.rate is None:
+            ended = f"K = {k}: {measured.reason}"
+            break
+        rate = rates[k] = measured.rate
+        if device != "cpu" and not method.endswith("processes"):
+            peaks[k] = torch.cuda.max_memory_allocated(device) / 2**20
+        if k / rate > max_step:
+            ended = f"K = {k}: a step of all takes {k / rate:.1f} s"
+            break
+    return {"rates": rates, "peak_gpu_mb": peaks, "ended": ended}
+
+
+def _forget(device: str) -> None:
+    gc.collect()
+    if device != "cpu":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _packed(make: Callable[[th.Task, int, str], Backend]) -> Method:
+    def measure(workload: Workload, k: int, steps: int, device: str) -> Measured:
+        task = _task(workload.name, min(steps, NUM_BATCHES))
+        pack = Pack(make(task, k, device), trials(workload, k))
+        pack.train(WARM_UP)
+        began = peers._now(device)
+        trial_steps = pack.train(steps)
+        return Measured(trial_steps / (peers._now(device) - began))
+
+    return measure
+
+
+def _fused(task: th.Task, k: int, device: str, **options: bool) -> Backend:
+    return FusedBackend(task, device=device, block=BlockOptions(size=k, **options))
+
+
+_known: dict[str, Sequence[PackCurve]] = {}
+
+
+def _auto(task: th.Task, _: int, device: str) -> Backend:
+    """Return a back-end that is calibrated once, not for every K."""
+
+    def note(calibration: Calibration) -> None:
+        _known[calibration.key] = calibration.curves
+
+    return AutoBackend(task, device=device, known=_known, on_calibrated=note)
+
+
+@cache
+def _task(name: str, num_batches: int) -> th.Task:
+    return training_only(ZOO[name].make, num_batches)
+
+
+SWEPT: dict[str, Method] = {
+    "sequential": lambda w, k, steps, device: peers.sequential(w, k, steps, 1, device),
+    "concatenated": _packed(lambda task, _, device: ConcatenatedBackend(task, device=device)),
+    "fused": _packed(_fused),
+    "fused, channels_last": _packed(partial(_fused, channels_last=True)),
+    "fused, cuda_graphs": _packed(partial(_fused, cuda_graphs=True)),
+    "fused, compile": _packed(partial(_fused, compile=True)),
+    "fused, compile, cuda_graphs": _packed(partial(_fused, compile=True, cuda_graphs=True)),
+    "auto": _packed(_auto),
+    "vmap": lambda w, k, steps, device: peers.vmap(w, k, steps, 1, device),
+    "2 processes": lambda w, k, steps, device: peers.processes(w, k, steps, device, 2),
+    "4 processes": lambda w, k, steps, device: peers.processes(w, k, steps, device, 4),
+    "2 MPS processes": lambda w, k, steps, device: peers.mps(w, k, steps, device, 2),
+    "4 MPS processes": lambda w, k, steps, device: peers.mps(w, k, steps, device, 4),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    one = kinds.add_parser("auto")
+    one.add_argument("workload", choices=ZOO)
+    one.add_argument("k", type=int)
+    one.add_argument("steps", type=int)
+    one.add_argument("--processes", type=int, default=2)
+    one.add_argument("--sizes", type=_numbers, default=SIZES["cpu"], help="to calibrate with")
+    many = kinds.add_parser("sweep")
+    many.add_argument("workload", choices=ZOO)
+    many.add_argument("method", choices=SWEPT)
+    many.add_argument("ks", type=_numbers)
+    many.add_argument("--device", default="cpu")
+    many.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
+    many.add_argument("--max-step", type=float, default=2.0, help="no larger K beyond that")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    workload = ZOO[args.workload]
+    if args.kind == "auto":
+        processes = {"num_processes": args.processes, "sizes": args.sizes}
+        say_result(auto(workload, args.k, args.steps, **processes))
+        return
+    limits = {"seconds": args.seconds, "max_step": args.max_step}
+    say_result(sweep(workload, args.method, args.ks, device=args.device, **limits))
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+if __name__ == "__main__":
+    main()
