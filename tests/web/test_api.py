@@ -100,6 +100,12 @@ def test_parallel_has_a_place_for_each_coordinate(client):
     assert [row[-1] for row in found["rows"]] == sorted(row[-1] for row in found["rows"])
 
 
+def test_parallel_names_the_numeric_options_in_order(client, store):
+    axes = {axis["name"]: axis for axis in get(client, "/studies/1/parallel")["axes"]}
+    width = sorted({t.config["width"] for t in store.studies.load(1).trials})
+    assert (axes["width"]["kind"], axes["width"]["ticks"]) == ("number", width)
+
+
 def test_parallel_takes_evenly_over_the_ranks(client):
     everything = [row[-1] for row in get(client, "/studies/1/parallel")["rows"]]
     some = [row[-1] for row in get(client, "/studies/1/parallel", limit=6)["rows"]]
@@ -164,8 +170,7 @@ def test_a_trial_with_its_schedule_and_its_neighbours(client, store):
         found = get(client, f"/studies/1/trials/{trial.number}")
         assert found["value"] == trial.value
         assert {line["name"]: line["text"] for line in found["schedule"]} == {
-            name: f"{v:.6g}" if isinstance(v, float) else str(v)
-            for name, v in trial.config.items()
+            name: str(v) for name, v in trial.config.items()
         }
         assert [v for _, v in found["curves"]["mse"]] == list(
             store.studies.curves(1, "mse")[trial.number]

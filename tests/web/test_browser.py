@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import threading
@@ -263,6 +264,84 @@ def test_durations_are_rounded_before_they_are_cut_into_parts(page, address):
         "250 ms", "59.9 s", "1 min 0 s", "59 min 59 s", "1 h 0 min", "2 h 0 min", "2.0 days",
         "2.3 days",
     ]  # fmt: skip
+
+
+def test_numbers_have_four_digits_and_a_title_with_all(page, address):
+    page.goto(address)
+    told = page.evaluate(
+        """async () => {
+            const at = (name) => import(new URL(`static/js/${name}.js`, document.baseURI));
+            const { number, brief } = await at("format");
+            const { figure } = await at("dom");
+            return {
+                numbers: [0.983333333, 12, 1234567, 0.1 + 0.2, 0.0000123456, 123456.789, 99999.9,
+                          -2.5, null].map(number),
+                texts: ["Step(0.0123456789, (27,), gamma=0.3)", "v1.23456", "1.23456789e-07",
+                        "0.1"].map(brief),
+                title: figure(0.983333333).title,
+            };
+        }"""
+    )
+    assert told == {
+        "numbers": [
+            "0.9833", "12", "1,234,567", "0.3", "1.235e-5", "1.235e+5", "1e+5", "-2.5", "\u2013",
+        ],
+        "texts": ["Step(0.01235, [27], gamma=0.3)", "v1.23456", "1.235e-7", "0.1"],
+        "title": "0.983333333",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_best_line_is_the_strongest(page, address, theme):
+    page.emulate_media(color_scheme=theme)
+    page.goto(address)
+    page.wait_for_selector("td.name")
+    lines = page.evaluate(
+        """async () => {
+            const at = (name) => import(new URL(`static/js/${name}.js`, document.baseURI));
+            const { colours, stroke } = await at("theme");
+            const c = colours();
+            const bright = (colour) => {
+                const probe = document.createElement("canvas").getContext("2d");
+                probe.fillStyle = colour;
+                probe.fillRect(0, 0, 1, 1);
+                const [r, g, b] = probe.getImageData(0, 0, 1, 1).data;
+                return 0.3 * r + 0.59 * g + 0.11 * b;
+            };
+            return [0, 0.5, 1].map((t) => {
+                const { z, style } = stroke(t, c);
+                const contrast = Math.abs(bright(style.color) - bright(c.surface));
+                return [z, style.width, style.opacity, contrast];
+            });
+        }"""
+    )
+    for weaker, stronger in itertools.pairwise(lines):
+        assert all(a < b for a, b in zip(weaker, stronger, strict=True))
+
+
+def test_no_tile_says_zero(page, tmp_path):
+    space = Space(lr=Choice([0.1, 0.05]), width=Choice([0]), dropout=Choice([0.0]))
+    study = make_study(tmp_path, space=space, algorithm=GridSearch(max_epochs=2), name="apart")
+    study.run(progress=False, executor=SOLO)
+    with shown_to(page, tmp_path / "t.db") as address:
+        for tab in ("overview", "trials/0"):
+            open_study(page, address, tab)
+            page.wait_for_selector(".tile.hero")
+            wait_until_settled(page)
+            figures = page.locator(".tile dd:not(.hint)").all_inner_texts()
+            assert figures
+            assert not {"0", "0 ms", "1.00\u00d7"} & set(figures)
+        assert page.locator(".tile.hero").count() == 1
+
+
+def test_the_search_space_is_shown_in_words(page, address):
+    open_study(page, address)
+    table = page.get_by_role("region", name="Search space")
+    table.get_by_text("choice", exact=True).first.wait_for()
+    text = table.inner_text()
+    assert "width" in text
+    assert not {"Choice(", "options=", "conditions="} & set(text.split())
+    assert "conditions=" not in text
 
 
 def test_a_hundred_thousand_trials(page, big):

@@ -63,6 +63,25 @@ def test_numbers_beside_texts_are_categories():
     assert set(column.labels) == {"1", "x"}
 
 
+def test_few_numbers_are_ticks_in_order_logarithmic_if_spaced_by_ratio():
+    rates = [0.3, 0.03, 0.1] * 2
+    (column,) = columns([{"lr": rate} for rate in rates])
+    assert (column.ticks, column.log, column.labels) == ((0.03, 0.1, 0.3), True, ())
+    (column,) = columns([{"layers": layers} for layers in [3, 1, 2] * 2])
+    assert (column.ticks, column.log) == ((1.0, 2.0, 3.0), False)
+
+
+def test_numbers_that_hardly_repeat_have_no_ticks():
+    (column,) = columns([{"lr": rate} for rate in (0.1, 0.2, 0.4)])
+    assert (column.ticks, column.log) == ((), False)
+
+
+def test_numbers_among_categories_are_in_order_and_first():
+    (column,) = columns([{"a": a} for a in ("x", "x", 10, 2, 0.5, "x")])
+    assert column.labels == ("0.5", "2", "10", "x")
+    assert column.values == (3.0, 3.0, 2.0, 1.0, 0.0, 3.0)
+
+
 def test_booleans_are_categories():
     (column,) = columns([{"a": True}, {"a": False}])
     assert set(column.labels) == {"True", "False"}

@@ -203,6 +203,7 @@ def parallel(views: Views, view: StudyView, *, limit: int) -> models.Parallel:
                 kind="category" if axis.labels else "number",
                 log=axis.log,
                 labels=list(axis.labels),
+                ticks=list(axis.ticks),
             )
             for axis in axes
         ],

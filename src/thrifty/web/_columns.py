@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from thrifty.core import ThriftyError
@@ -15,6 +17,7 @@ from ._models import finite
 
 Scalar = float | int | str | bool | None
 _MAX_LABELS = 24
+_MAX_TICKS = 12
 _LOG_FROM = 50.0
 """Ratio of largest to smallest from which positive numbers get a logarithmic axis."""
 
@@ -24,13 +27,15 @@ class Column:
     """One coordinate of the configurations.
 
     ``values`` are numbers or indices into ``labels``; None where a trial does not have the
-    coordinate.
+    coordinate. ``ticks`` are the distinct numbers if there are few of them, such as the options of
+    a ``Choice``.
     """
 
     name: str
     labels: tuple[str, ...]
     log: bool
     values: tuple[float | None, ...]
+    ticks: tuple[float, ...] = ()
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Scalar]:
@@ -90,7 +95,7 @@ def texts(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _text(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
 def _put(name: str, value: Any, out: dict[str, Scalar]) -> None:
@@ -110,17 +115,20 @@ def _column(name: str, values: Sequence[Scalar]) -> Column:
     numbers = [finite(value) for value in present]
     if all(number is not None for number in numbers):
         given = tuple(finite(value) for value in values)
+        ticks = _ticks([n for n in given if n is not None])
         low, high = (
             min(n for n in given if n is not None),
             max(n for n in given if n is not None),
         )
-        log = low > 0 and high / low >= _LOG_FROM
-        return Column(name=name, labels=(), log=log, values=given)
+        log = low > 0 and (high / low >= _LOG_FROM or _is_geometric(ticks))
+        return Column(name=name, labels=(), log=log, values=given, ticks=ticks)
     # Keep the most frequent labels, and combine the others.
     often = Counter(map(str, present)).most_common()
     labels = [label for label, _ in often[:_MAX_LABELS]]
     if len(often) > _MAX_LABELS:
         labels[-1] = "(others)"
+    numeric = {str(v): n for v, n in zip(present, numbers, strict=True) if n is not None}
+    labels.sort(key=lambda label: (label not in numeric, numeric.get(label, 0.0)))
     place = {label: float(index) for index, label in enumerate(labels)}
     rest = float(len(labels) - 1)
     return Column(
@@ -129,3 +137,22 @@ def _column(name: str, values: Sequence[Scalar]) -> Column:
         log=False,
         values=tuple(None if v is None else place.get(str(v), rest) for v in values),
     )
+
+
+def _ticks(numbers: Sequence[float]) -> tuple[float, ...]:
+    """Return the distinct numbers if they are few and each occurs about twice or more."""
+    distinct = sorted(set(numbers))
+    few = len(distinct) <= min(_MAX_TICKS, len(numbers) / 2)
+    return tuple(distinct) if few else ()
+
+
+def _is_geometric(ticks: Sequence[float]) -> bool:
+    """Return whether positive numbers are spaced more evenly by ratios than by differences."""
+    if len(ticks) < 3 or ticks[0] <= 0:
+        return False
+
+    def unevenness(points: Sequence[float]) -> float:
+        gaps = [b - a for a, b in pairwise(points)]
+        return max(gaps) / min(gaps)
+
+    return unevenness([math.log(tick) for tick in ticks]) < unevenness(ticks)

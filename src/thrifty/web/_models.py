@@ -67,7 +67,10 @@ class Parameter(Answer):
     """A hyper-parameter and its domain."""
 
     name: str
-    domain: str
+    domain: str = Field(description="as recorded")
+    kind: str = Field(description="real number, whole number, choice, schedule or fixed")
+    options: list[str] = Field(description="a range, or the options of a choice, in words")
+    when: str = Field(description="the condition under which it exists; empty: always")
 
 
 class StudyDetail(Answer):
@@ -126,6 +129,7 @@ class Axis(Answer):
     kind: Literal["number", "category"]
     log: bool
     labels: list[str] = Field(description="of a category, by number")
+    ticks: list[float] = Field(description="all values of a number that has only a few")
 
 
 class Parallel(Answer):

@@ -11,6 +11,7 @@ from thrifty.store import StudyView, Views
 from . import _models as models
 from ._columns import texts
 from ._models import finite
+from ._space import parameters
 
 
 def study_list(views: Views) -> models.StudyList:
@@ -42,14 +43,13 @@ def detail(views: Views, view: StudyView) -> models.StudyDetail:
     """Return one study: its definition and its best trial."""
     spec = view.spec
     best = None if view.best_trial is None else views.trials.get(view.id, view.best_trial)
-    space = spec.get("space", {})
     return models.StudyDetail(
         study=card(view),
         algorithm=str(spec.get("algorithm", "")),
         seed=_whole(spec.get("seed")),
         max_epochs=max_epochs(view),
         constraints=_constraints(spec.get("constraints", {})),
-        space=[models.Parameter(name=str(n), domain=str(d)) for n, d in space.items()],
+        space=parameters(spec.get("space", {})),
         best_config={} if best is None else texts(best.config),
         best_epochs=None if best is None else best.reached,
     )

@@ -1,5 +1,7 @@
 // Elements from plain values. Text always becomes a text node: nothing of the database is ever read as markup.
 
+import { brief, number } from "./format.js";
+
 export function h(tag, props = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(props)) {
@@ -24,6 +26,16 @@ export function fill(element, ...children) {
   element.replaceChildren();
   add(element, children);
 }
+
+// A rounded number; its title has all digits.
+export function figure(x) {
+  const text = number(x);
+  return text === "–" ? text : h("span", { title: x }, text);
+}
+
+// A configuration's value with rounded numbers; its title is the value as it was written.
+export const written = (text) =>
+  text === null || text === undefined ? "–" : h("span", { title: text }, brief(text));
 
 export function badge(state) {
   const known = ["running", "done", "failed", "stopped", "interrupted", "waiting", "paused"];

@@ -7,9 +7,20 @@ export const count = (n) => (n === null || n === undefined ? "–" : whole.forma
 export function number(x) {
   if (x === null || x === undefined || !Number.isFinite(x)) return "–";
   if (Number.isInteger(x) && Math.abs(x) < 1e7) return whole.format(x);
-  const size = Math.abs(x);
-  return size >= 1e5 || size < 1e-4 ? x.toExponential(3) : String(Number(x.toPrecision(5)));
+  const rounded = Number(x.toPrecision(4));
+  const size = Math.abs(rounded);
+  return size >= 1e5 || size < 1e-4 ? rounded.toExponential() : String(rounded);
 }
+
+// A text with its long decimals rounded, and a list of one as one writes it: [3] instead of (3,).
+export const brief = (text) =>
+  text
+    .replace(/(?<![\w.])\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w.])/gi, (found) =>
+      found.replace(/e.*/i, "").replace(/^0*\.?0*|\./g, "").length > 4 && /[.e]/i.test(found)
+        ? number(Number(found))
+        : found,
+    )
+    .replace(/\(([^(),]+),\)/g, "[$1]");
 
 export function seconds(s) {
   if (s === null || s === undefined) return "–";

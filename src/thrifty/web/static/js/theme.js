@@ -40,6 +40,7 @@ export function colours() {
     grid: of("chart-grid"),
     accent: of("accent"),
     other: of("chart-other"),
+    strong: of("chart-strong"),
     surface: of("surface"),
     raised: of("raised"),
     pending: of("pending"),
@@ -63,6 +64,22 @@ export function ramp(t) {
   const i = Math.min(Math.floor(at), STOPS.length - 2);
   const mixed = STOPS[i].map((low, k) => Math.round(low + (at - i) * (STOPS[i + 1][k] - low)));
   return `rgb(${mixed.join(",")})`;
+}
+
+function mix(from, to, t) {
+  const parts = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
+  const [a, b] = [parts(from), parts(to)];
+  return `rgb(${a.map((low, k) => Math.round(low + t * (b[k] - low))).join(",")})`;
+}
+
+// The line of a trial whose rank is from 0 (worst) to 1 (best): the better, the stronger, thicker and further in front.
+// By the fourth power: only a few of many lines can stand out.
+export function stroke(t, c) {
+  const s = Math.min(Math.max(t, 0), 1) ** 4;
+  return {
+    z: 2 + Math.round(98 * s),
+    style: { color: mix(c.other, c.strong, s), width: 1 + 1.8 * s, opacity: 0.4 + 0.6 * s },
+  };
 }
 
 // From values to 0..1, the best at 1; the worst tenth are all at 0, else one that exploded would hide the rest.

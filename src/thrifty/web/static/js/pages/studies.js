@@ -1,7 +1,7 @@
 // All studies: sorted and filtered here, for there are few of them beside trials.
 
-import { badge, empty, fill, h, sortable } from "../dom.js";
-import { ago, count, factor, number, seconds } from "../format.js";
+import { badge, empty, figure, fill, h, sortable } from "../dom.js";
+import { ago, count, factor, seconds } from "../format.js";
 
 const KEYS = {
   name: (s) => s.name.toLowerCase(),
@@ -104,7 +104,7 @@ export function studiesPage({ root, reader, crumbs }) {
             h(
               "td",
               { class: "num" },
-              number(s.best_value),
+              figure(s.best_value),
               h("br"),
               h("small", {}, `${s.metrics[0]} ${s.modes[0] === "min" ? "↓" : "↑"}`),
             ),
@@ -117,9 +117,7 @@ export function studiesPage({ root, reader, crumbs }) {
             h(
               "td",
               { class: "num" },
-              count(s.epochs.saved),
-              h("br"),
-              h("small", {}, factor(s.epochs.factor)),
+              s.epochs.saved ? [count(s.epochs.saved), h("br"), h("small", {}, factor(s.epochs.factor))] : "–",
             ),
             h("td", { class: "num" }, seconds(s.seconds)),
             h("td", { class: "num" }, ago(s.last_activity ?? s.created_at)),

@@ -1,7 +1,7 @@
 // One trial: its figures, its schedule drawn, its curves, and whom it shares its training with.
 
 import { Chart, axis, tooltip } from "../chart.js";
-import { badge, card, fill, h, tile } from "../dom.js";
+import { badge, card, figure, fill, h, tile, written } from "../dom.js";
 import { count, number, plain, span } from "../format.js";
 
 const ROW = 120;
@@ -189,15 +189,17 @@ export function trialPage({ root, reader, params, crumbs }) {
       h(
         "div",
         { class: "tiles" },
-        tile(metric, number(trial.value), `after epoch ${trial.reached}`),
-        tile("Epochs", count(trial.reached), `${count(trial.target)} asked for`),
-        tile("Shared epochs", count(trial.shared_epochs), `${count(own)} trained for it alone`, "hero"),
-        trial.violation !== null &&
+        trial.value !== null &&
           tile(
-            "Violation",
-            number(trial.violation),
-            trial.violation ? "breaks a constraint" : "within the constraints",
+            metric,
+            figure(trial.value),
+            `after epoch ${trial.reached}${trial.violation === 0 ? ", within the constraints" : ""}`,
+            "hero",
           ),
+        trial.violation > 0 && tile("Violation", figure(trial.violation), "breaks a constraint"),
+        tile("Epochs", trial.reached ? count(trial.reached) : "none yet", `${count(trial.target)} asked for`),
+        trial.shared_epochs > 0 &&
+          tile("Shared epochs", count(trial.shared_epochs), own && `${count(own)} trained for it alone`),
       ),
       card(
         "Hyper-parameters",
@@ -205,7 +207,7 @@ export function trialPage({ root, reader, params, crumbs }) {
         h(
           "dl",
           { class: "pairs" },
-          trial.schedule.map((line) => [h("dt", {}, line.name), h("dd", { class: "mono" }, line.text)]),
+          trial.schedule.map((line) => [h("dt", {}, line.name), h("dd", { class: "mono" }, written(line.text))]),
         ),
       ),
       moving.length > 0 &&

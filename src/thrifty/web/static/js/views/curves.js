@@ -1,9 +1,9 @@
-// Learning curves: the best trials in colour, some others behind them.
+// Learning curves: the best trials in front, thick and strong, the others pale behind them.
 
 import { Chart, axis } from "../chart.js";
 import { Panel, fill, h } from "../dom.js";
 import { count, number } from "../format.js";
-import { grading, ramp } from "../theme.js";
+import { stroke } from "../theme.js";
 
 export function curvesView({ root, reader, path, study: id, update }) {
   const chart = new Chart("Learning curves", "tall");
@@ -29,10 +29,8 @@ export function curvesView({ root, reader, path, study: id, update }) {
   });
 
   function draw() {
-    const grade = grading(
-      data.curves.filter((k) => k.best).map((k) => k.value),
-      data.mode,
-    );
+    // the server sends the best first
+    const top = Math.max(data.curves.filter((k) => k.best).length - 1, 1);
     const positive = data.curves.every((k) => k.points.every(([, v]) => v === null || v > 0));
     log.disabled = !positive;
     return chart.draw((c) => ({
@@ -59,22 +57,21 @@ export function curvesView({ root, reader, path, study: id, update }) {
         { type: "inside", xAxisIndex: 0, filterMode: "none" },
         { type: "inside", yAxisIndex: 0, filterMode: "none", zoomOnMouseWheel: "shift" },
       ],
-      series: data.curves.map((curve) => ({
+      series: data.curves.map((curve, rank) => ({
+        ...line(curve.best ? 1 - rank / top : 0, c),
         type: "line",
         data: curve.points,
         triggerLineEvent: true,
         showSymbol: curve.points.length === 1,
         symbolSize: 5,
-        z: curve.best ? 3 : 2,
-        lineStyle: {
-          width: curve.best ? 1.6 : 1,
-          opacity: curve.best ? 0.95 : 0.4,
-          color: curve.best ? ramp(0.15 + 0.8 * grade.of(curve.value)) : c.other,
-        },
-        itemStyle: { color: curve.best ? ramp(0.15 + 0.8 * grade.of(curve.value)) : c.other },
         emphasis: { lineStyle: { width: 3.5, opacity: 1 } },
       })),
     }));
+  }
+
+  function line(t, c) {
+    const { z, style } = stroke(t, c);
+    return { z, lineStyle: style, itemStyle: { color: style.color } };
   }
 
   const panel = new Panel(
@@ -91,8 +88,8 @@ export function curvesView({ root, reader, path, study: id, update }) {
         h(
           "span",
           { class: "legend" },
-          "best trials: worse",
-          h("span", { class: "ramp", "aria-hidden": "true" }),
+          "worse",
+          h("span", { class: "ramp strong", "aria-hidden": "true" }),
           "better",
         ),
       ),

@@ -1,7 +1,7 @@
 // The study in figures, how the best value came about, and what it was made from.
 
 import { Chart, axis, tooltip } from "../chart.js";
-import { card, fill, h, tile } from "../dom.js";
+import { card, figure, fill, h, tile, written } from "../dom.js";
 import { ago, count, factor, number, seconds } from "../format.js";
 import { bars } from "./importance.js";
 
@@ -11,7 +11,7 @@ export function overviewView({ root, reader, path, study: id }) {
   const tiles = h("div", { class: "tiles" });
   const best = h("div", {});
   const shares = h("div", {});
-  const space = h("div", {});
+  const space = h("tbody", {});
   let drawn = false;
 
   chart.on("click", (event) => {
@@ -33,23 +33,28 @@ export function overviewView({ root, reader, path, study: id }) {
       tiles,
       tile(
         `Best ${study.metrics[0]}`,
-        number(study.best_value),
+        figure(study.best_value),
         study.best_trial === null
           ? whyNone(study)
           : `trial ${study.best_trial} after ${count(epochs)} epoch${epochs === 1 ? "" : "s"}`,
+        study.best_trial === null ? "" : "hero",
       ),
-      tile("Trials", count(study.num_trials), [
+      tile("Trials", study.num_trials ? count(study.num_trials) : "none yet", [
         going ? `${count(going)} running` : "none running",
         failed ? `, ${count(failed)} failed` : "",
       ]),
-      tile(
-        "Epochs saved",
-        count(study.epochs.saved),
-        `${count(study.epochs.trained)} trained for ${count(study.epochs.reached)} reached`,
-        "hero",
-      ),
-      tile("Less training", factor(study.epochs.factor), "epochs reached per epoch trained"),
-      tile("Training", seconds(study.seconds), "by this study's own runs"),
+      // what is 0 says nothing: a study that shares no epoch shows those that it trained
+      study.epochs.saved > 0
+        ? [
+            tile(
+              "Epochs saved",
+              count(study.epochs.saved),
+              `${count(study.epochs.trained)} trained for ${count(study.epochs.reached)} reached`,
+            ),
+            tile("Less training", factor(study.epochs.factor), "epochs reached per epoch trained"),
+          ]
+        : study.epochs.trained > 0 && tile("Epochs", count(study.epochs.trained), "trained, none shared"),
+      study.seconds > 0 && tile("Training", seconds(study.seconds), "by this study's own runs"),
       tile("Last activity", ago(study.last_activity ?? study.created_at), `begun ${ago(study.created_at)}`),
     );
   }
@@ -63,7 +68,7 @@ export function overviewView({ root, reader, path, study: id }) {
             h(
               "dl",
               { class: "pairs" },
-              pairs.map(([name, text]) => [h("dt", {}, name), h("dd", { class: "mono" }, text)]),
+              pairs.map(([name, text]) => [h("dt", {}, name), h("dd", { class: "mono" }, written(text))]),
             ),
             h(
               "p",
@@ -77,13 +82,23 @@ export function overviewView({ root, reader, path, study: id }) {
           ]
         : h("p", { class: "note" }, `None: ${whyNone(detail.study)}.`),
     );
-    fill(
-      space,
+    fill(space, detail.space.map(row));
+  }
+
+  // a choice of schedules has a line for each; shorter options share one
+  function row({ name, domain, kind, options, when }) {
+    const apart = options.some((text) => text.includes("("));
+    return h(
+      "tr",
+      { title: domain },
+      h("td", {}, name),
+      h("td", {}, kind),
       h(
-        "dl",
-        { class: "pairs" },
-        detail.space.map((p) => [h("dt", {}, p.name), h("dd", { class: "mono" }, p.domain)]),
+        "td",
+        { class: "mono" },
+        apart ? options.map((text) => h("div", { class: "option" }, text)) : options.join(", "),
       ),
+      h("td", { class: "note" }, when && `only if ${when}`),
     );
   }
 
@@ -162,7 +177,15 @@ export function overviewView({ root, reader, path, study: id }) {
               card("What matters", "share of the variance", shares),
             ),
           ),
-          card("Search space", "", space),
+          card(
+            "Search space",
+            "",
+            h(
+              "div",
+              { class: "scroll", tabindex: "0", role: "region", "aria-label": "Search space" },
+              h("table", { class: "space" }, h("caption", { class: "visually-hidden" }, "Search space"), space),
+            ),
+          ),
         );
       }
       if (changed) {

@@ -1,9 +1,9 @@
-// Parallel coordinates: a line for each trial, coloured by the metric; ranges are marked by dragging along an axis.
+// Parallel coordinates: a line for each trial, the best in front; ranges are marked by dragging along an axis.
 
 import { Chart } from "../chart.js";
 import { Panel, h } from "../dom.js";
 import { count, number } from "../format.js";
-import { grading, ramp } from "../theme.js";
+import { grading, stroke } from "../theme.js";
 
 export function parallelView({ root, reader, path, study: id }) {
   const chart = new Chart("Parallel coordinates of hyper-parameters and the metric", "tall");
@@ -51,7 +51,7 @@ export function parallelView({ root, reader, path, study: id }) {
         ...data.axes.map((axis, dim) => ({
           dim,
           name: axis.name,
-          type: axis.kind === "category" ? "category" : axis.log ? "log" : "value",
+          type: axis.kind === "category" ? "category" : "value",
           data: axis.kind === "category" ? axis.labels.map(short) : undefined,
           scale: true,
           ...bounds(axis, dim),
@@ -72,12 +72,11 @@ export function parallelView({ root, reader, path, study: id }) {
           smooth: 0.08,
           inactiveOpacity: 0.03,
           activeOpacity: 0.9,
-          lineStyle: { width: 1.1, opacity: data.rows.length > 500 ? 0.25 : 0.6 },
           // the best are drawn last
-          data: order(data.rows, grade, last).map((i) => ({
-            value: data.rows[i].map((v) => v ?? "-"),
+          data: order(data.rows, grade, last).map((i, rank, all) => ({
+            value: data.rows[i].map((v, dim) => (v === null ? "-" : place(v, dim))),
             name: String(data.trials[i]),
-            lineStyle: { color: ramp(grade.of(data.rows[i][last])) },
+            lineStyle: stroke(rank / Math.max(all.length - 1, 1), c).style,
           })),
         },
       ],
@@ -86,14 +85,22 @@ export function parallelView({ root, reader, path, study: id }) {
 
   const short = (text) => (text.length > 18 ? `${text.slice(0, 17)}…` : text);
 
+  // Logarithms are taken here: ECharts labels only powers of ten, and options lie between them.
+  const place = (v, dim) => (data.axes[dim]?.log ? Math.log10(v) : v);
+
   // an axis ends where the values do
   function bounds(axis, dim) {
     if (axis.kind === "category") return {};
     const known = data.rows.map((row) => row[dim]).filter((v) => v !== null);
     return {
-      min: Math.min(...known),
-      max: Math.max(...known),
-      axisLabel: { formatter: number, showMinLabel: true, showMaxLabel: true },
+      min: place(Math.min(...known), dim),
+      max: place(Math.max(...known), dim),
+      axisLabel: {
+        formatter: (at) => number(axis.log ? Number((10 ** at).toPrecision(12)) : at),
+        customValues: axis.ticks.length ? axis.ticks.map((v) => place(v, dim)) : undefined,
+        showMinLabel: true,
+        showMaxLabel: true,
+      },
     };
   }
 
@@ -118,7 +125,7 @@ export function parallelView({ root, reader, path, study: id }) {
           "span",
           { class: "legend" },
           "worse",
-          h("span", { class: "ramp", "aria-hidden": "true" }),
+          h("span", { class: "ramp strong", "aria-hidden": "true" }),
           "better",
         ),
       ),

@@ -1,7 +1,7 @@
 // The table of trials: sorted, filtered and cut into pages by the server.
 
-import { badge, fill, h, sortable } from "../dom.js";
-import { count, number } from "../format.js";
+import { badge, figure, fill, h, sortable, written } from "../dom.js";
+import { count } from "../format.js";
 
 const PAGE = 50;
 
@@ -86,12 +86,12 @@ export function trialsView({ root, reader, path, study: id, update }) {
             {},
             h("td", {}, h("a", { href: `#/studies/${id}/trials/${trial.number}` }, trial.number)),
             h("td", {}, badge(trial.state)),
-            h("td", { class: "num" }, number(trial.value)),
-            metrics.slice(1).map((name) => h("td", { class: "num" }, number(trial.values[name]))),
+            h("td", { class: "num" }, figure(trial.value)),
+            metrics.slice(1).map((name) => h("td", { class: "num" }, figure(trial.values[name]))),
             h("td", { class: "num" }, count(trial.reached)),
             h("td", { class: "num" }, count(trial.target)),
             body.names.map((name) =>
-              h("td", { class: "text mono", title: trial.config[name] }, trial.config[name] ?? "–"),
+              h("td", { class: "text mono" }, written(trial.config[name])),
             ),
           ),
         ),
