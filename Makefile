@@ -6,7 +6,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # Compiled files are kept, whatever the shell says: tests start many processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check format bench docs clean
+.PHONY: demo test check coverage wheel oldest format bench docs clean
 
 demo: .venv/ready-demo
 	$(BIN)/thrifty demo
@@ -16,6 +16,20 @@ test: .venv/ready-test
 
 check: .venv/ready-test
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
+
+# Branch coverage of all processes; scripts/measured keeps the data of workers that are killed.
+coverage: export PYTHONPATH := $(CURDIR)/scripts/measured
+coverage: .venv/ready-test
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+wheel:
+	PYTHON="$(PYTHON)" scripts/check_wheel
+
+oldest:
+	PYTHON="$(PYTHON)" scripts/check_oldest
 
 format: .venv/ready-test
 	$(BIN)/ruff format .
