@@ -37,7 +37,7 @@ from thrifty.pack import (
     FusedBackend,
     Member,
 )
-from thrifty.pack._calibrate import SIZES
+from thrifty.pack.backends._calibrate import SIZES
 from thrifty.perf import PackCurve
 
 

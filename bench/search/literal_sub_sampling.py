@@ -15,8 +15,7 @@ import numpy as np
 
 from thrifty.search import Algorithm, Decision, History, RandomSampler, Sampler
 from thrifty.search._algorithm import draw
-from thrifty.search._asha import rungs_between
-from thrifty.search._sub_sampling import (
+from thrifty.search.bandits._sub_sampling import (
     Rounds,
     Threshold,
     _Replay,
@@ -24,6 +23,7 @@ from thrifty.search._sub_sampling import (
     threshold,
     total,
 )
+from thrifty.search.halving._asha import rungs_between
 from thrifty.space import Space
 
 

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 
 from thrifty.cli._rent._command import rent_command
 from thrifty.cli._rent._inputs import beliefs_of
-from thrifty.cli._rent._options import Dollars, Duration, Pair
 from thrifty.cli._rent._output import span
+from thrifty.cli._rent._rent_options import Dollars, Duration, Pair
 from thrifty.cloud import Interval
 from thrifty.core import CloudError, MissingExtraError, UsageError
 from thrifty.perf import StepProfile

@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from tests.cloud._drawn_fleets import an_offer
 from thrifty.cloud import Fleet, Interval, Rented
-from thrifty.cloud._plot import plot_front
+from thrifty.cloud._plan_plot import plot_front
 from thrifty.cloud.planning._planner import FleetPlan
 from thrifty.core import CloudError, MissingExtraError
 

@@ -197,7 +197,7 @@ def test_labels_say_what_a_model_should():
 @pytest.mark.parametrize("tuned", [True, False])
 def test_the_allocator_is_tuned_where_training_begins(monkeypatch, tuned):
     calls = []
-    monkeypatch.setattr("thrifty.graph._data.tune_allocator", lambda: calls.append(1))
+    monkeypatch.setattr("thrifty.graph._graph_data.tune_allocator", lambda: calls.append(1))
     ring = Graph(
         np.arange(5), np.array([1, 2, 3, 0], dtype=np.int32), x=torch.eye(4), y=torch.arange(4)
     )

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import assume, given, strategies as st
 
 from thrifty.hetero import HeteroOptions, Place, Power, StepCurve
-from thrifty.hetero._allocation import Allocation
-from thrifty.hetero._report import WorkerInfo
+from thrifty.hetero._job_report import WorkerInfo
+from thrifty.hetero.balance._allocation import Allocation
 
 
 def info(*, num_private=0, power=None, **curve):

@@ -11,7 +11,7 @@ from torch import nn
 
 from thrifty.core import HeteroError
 from thrifty.hetero import WholeBatchNorm
-from thrifty.hetero._batch_norm import SharedSums, whole_batch_norm
+from thrifty.hetero.training._batch_norm import SharedSums, whole_batch_norm
 from thrifty.testing.hetero import ThreadCluster
 
 

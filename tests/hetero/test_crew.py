@@ -9,8 +9,8 @@ import torch
 
 from thrifty.core import PeerLostError
 from thrifty.hetero import Power, StepCurve, View
-from thrifty.hetero._report import WorkerInfo
-from thrifty.hetero._worker_group import WorkerGroup
+from thrifty.hetero._job_report import WorkerInfo
+from thrifty.hetero.workers._worker_group import WorkerGroup
 from thrifty.testing.hetero import ThreadCluster
 
 

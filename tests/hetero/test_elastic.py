@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from thrifty.core import HeteroError, MissingExtraError, PeerLostError, TooFewWorkersError
-from thrifty.hetero import ElasticMembership, _elastic
+from thrifty.hetero import ElasticMembership
+from thrifty.hetero.workers import _elastic
 
 
 coordination = pytest.importorskip("torchft.coordination", reason="torchft is not installed")

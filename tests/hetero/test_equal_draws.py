@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from thrifty.hetero._equal_draws import EqualDraws
+from thrifty.hetero.training._equal_draws import EqualDraws
 
 
 ROWS, UNITS = 6, 4

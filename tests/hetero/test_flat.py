@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from thrifty.core import HeteroError
-from thrifty.hetero._flat import FlatGradients
+from thrifty.hetero.training._flat import FlatGradients
 
 
 def net_of(*dtypes):

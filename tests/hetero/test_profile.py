@@ -13,9 +13,9 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from thrifty.core import HeteroError
-from thrifty.hetero._flat import gradient_buckets
-from thrifty.hetero._profile import device_name, profile_step
-from thrifty.hetero._rehearsal import _Stopwatch
+from thrifty.hetero.balance._profile import device_name, profile_step
+from thrifty.hetero.training._flat import gradient_buckets
+from thrifty.hetero.training._rehearsal import _Stopwatch
 from thrifty.testing import VirtualClock
 
 from .jobs import FEATURES, data, loss, model, sgd

@@ -16,7 +16,7 @@ from thrifty.hetero import (
     StepCurve,
     simulate,
 )
-from thrifty.hetero._simulator import _pass, _stretch
+from thrifty.hetero.balance._simulator import _pass, _stretch
 
 
 ONE = SimulatedWorker(name="one", curve=StepCurve(sample_s=1.0))

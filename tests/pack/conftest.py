@@ -15,7 +15,7 @@ def free_checks(monkeypatch):
 def measure(monkeypatch):
     def patch(fused):
         measuring = Measuring(fused)
-        monkeypatch.setattr("thrifty.pack._fusion_policy.calibrate", measuring)
+        monkeypatch.setattr("thrifty.pack.backends._fusion_policy.calibrate", measuring)
         return measuring
 
     return patch

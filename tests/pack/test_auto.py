@@ -71,7 +71,7 @@ def test_plain_where_fused_is_slower(measure):
 def test_the_order_of_images_that_is_best(monkeypatch):
     better = PackCurve(backend="fused", variant="channels last", step_s={1: 0.4, 4: 1.0})
     monkeypatch.setattr(
-        "thrifty.pack._fusion_policy.calibrate",
+        "thrifty.pack.backends._fusion_policy.calibrate",
         lambda *_, **__: [*curves({1: 0.5, 4: 2.0}), better],
     )
     backend = AutoBackend(Images())

@@ -5,8 +5,9 @@ import torch
 
 from tests.pack._drive import Trial
 from tests.pack._toys import Dropping, Images
-from thrifty.pack import FusedBackend, _calibrate as calibrating
-from thrifty.pack._calibrate import calibrate
+from thrifty.pack import FusedBackend
+from thrifty.pack.backends import _calibrate as calibrating
+from thrifty.pack.backends._calibrate import calibrate
 
 
 def measured(task=None, **options):

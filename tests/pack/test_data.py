@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from thrifty.core import TaskError
 from thrifty.pack import ArrayData, DatasetPair, open_source
-from thrifty.pack._data import _to_device, steps_of
+from thrifty.pack.task._data import _to_device, steps_of
 from thrifty.run import Local
 from thrifty.search import GridSearch
 from thrifty.space import Choice, Space

@@ -10,7 +10,7 @@ from torch import nn
 
 from thrifty.core import TaskError
 from thrifty.pack import SGD, Adam, AdamW, Optimizer, pack_state, times, unpack_state
-from thrifty.pack._followed_optimizer import FollowedOptimizer
+from thrifty.pack.task._followed_optimizer import FollowedOptimizer
 
 
 def net():

@@ -9,7 +9,7 @@ from tests.pack._drive import Trial, alone, assert_same, together
 from tests.pack._toys import Dropping, Toy
 from tests.pack.test_auto import blocks, fused_slots, is_fused
 from thrifty.pack import SGD, AutoBackend
-from thrifty.pack._fusion_policy import max_padding
+from thrifty.pack.backends._fusion_policy import max_padding
 from thrifty.perf import PackCurve
 
 

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from tests.pack._drive import Trial, alone, assert_same, together
 from tests.pack._toys import Toy
 from thrifty.pack import ConcatenatedBackend, FusedBackend, SoloBackend
-from thrifty.pack._task import LARGE_BYTES, own_task
+from thrifty.pack.task._task import LARGE_BYTES, own_task
 
 
 class Thing:

@@ -11,7 +11,7 @@ from tests.pack._drive import Trial
 from tests.pack._toys import Toy
 from tests.pack.test_auto import fused_slots, is_fused
 from thrifty.pack import AutoBackend, EpochPlan, FusedBackend, TimeShare, borrowed_streams
-from thrifty.pack._fusion_policy import CHECK_STEPS, CHECKED_STEPS
+from thrifty.pack.backends._fusion_policy import CHECK_STEPS, CHECKED_STEPS
 from thrifty.pack.fused._checking import StepCheck
 from thrifty.pack.verify import Difference
 

@@ -29,7 +29,7 @@ from thrifty.pack import (
     epoch_order,
     inspect_task,
 )
-from thrifty.pack._sources import Sources
+from thrifty.pack.task._sources import Sources
 from thrifty.run import train_alone
 from thrifty.space import Linear, MultiStep, Timeline
 

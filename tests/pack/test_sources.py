@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from thrifty.pack import ArrayData, FusedBackend, Member
-from thrifty.pack._sources import NUM_RECENT, AliveSources
+from thrifty.pack.task._sources import NUM_RECENT, AliveSources
 from thrifty.run import Local
 from thrifty.search import GridSearch
 from thrifty.space import Choice, Space

@@ -26,10 +26,10 @@ from thrifty.pack import (
     task_identity,
 )
 from thrifty.pack._state import pack_state, unpack_state
-from thrifty.pack._state_check import SHORT_S
-from thrifty.pack._state_probe import FURTHER_STEPS, probe, probe_further
-from thrifty.pack._trainable_trial import TrainableTrial
-from thrifty.pack._trial import TaskTrial
+from thrifty.pack.trial._state_check import SHORT_S
+from thrifty.pack.trial._state_probe import FURTHER_STEPS, probe, probe_further
+from thrifty.pack.trial._trainable_trial import TrainableTrial
+from thrifty.pack.trial._trial import TaskTrial
 from thrifty.pack.verify import same
 from thrifty.run import state_from_arrays, state_to_arrays
 
@@ -355,14 +355,14 @@ def test_an_error_of_both_trials_in_a_later_step_says_nothing(monkeypatch, caplo
     def fails(*_, **__):
         raise ValueError("too many calls")
 
-    monkeypatch.setattr("thrifty.pack._state_check.probe_further", fails)
+    monkeypatch.setattr("thrifty.pack.trial._state_check.probe_further", fails)
     with caplog.at_level(logging.WARNING):
         run_check(Logging())
     assert "'self.notes'" in caplog.text
 
 
 def test_trials_go_no_further_if_nothing_is_outside_of_the_state(monkeypatch):
-    monkeypatch.setattr("thrifty.pack._state_check.probe_further", pytest.fail)
+    monkeypatch.setattr("thrifty.pack.trial._state_check.probe_further", pytest.fail)
     for task in (Toy, Adam, Normed, Buffered):
         run_check(task())
 
@@ -401,7 +401,7 @@ def test_trials_go_further_once_for_what_is_outside(monkeypatch, caplog):
         calls.append(1)
         return probe_further(*args, **options)
 
-    monkeypatch.setattr("thrifty.pack._state_check.probe_further", counted)
+    monkeypatch.setattr("thrifty.pack.trial._state_check.probe_further", counted)
     with borrowed_streams():
         check = StateCheck(Logging(), device=CPU)
         for _ in range(2):
@@ -633,7 +633,7 @@ def test_data_that_draw_from_the_seeded_streams():
 
 
 def test_data_that_take_long_are_not_loaded_twice(monkeypatch):
-    monkeypatch.setattr("thrifty.pack._data_check.QUICK_S", -1.0)
+    monkeypatch.setattr("thrifty.pack.trial._data_check.QUICK_S", -1.0)
     run_check(OtherRows())
 
 

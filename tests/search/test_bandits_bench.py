@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bench.bandits.rules import means_of, puller, random_blocks, sub_samples, thompson
-from thrifty.search._sub_sampling import is_good, leader, threshold
+from thrifty.search.bandits._sub_sampling import is_good, leader, threshold
 
 
 HORIZON = 150

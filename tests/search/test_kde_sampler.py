@@ -15,7 +15,7 @@ from tests.search._sampling import (
 from thrifty.core import AlgorithmError
 from thrifty.search import BOHB, History, Hyperband, KDESampler, Proposal, RandomSampler
 from thrifty.search._observations import coordinates_of
-from thrifty.search._samplers._kde import Density, cdf, impute, normal_scores
+from thrifty.search.samplers._kde import Density, cdf, impute, normal_scores
 from thrifty.space import Choice, Float, Space
 from thrifty.testing import check_algorithm
 

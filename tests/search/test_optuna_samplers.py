@@ -20,8 +20,8 @@ from thrifty.search import (
     TPESampler,
     Trial,
 )
-from thrifty.search._samplers import _optuna
-from thrifty.search._samplers._optuna_study import (
+from thrifty.search.samplers import _optuna
+from thrifty.search.samplers._optuna_study import (
     OptunaStudy,
     _distribution,
     _param,
@@ -349,7 +349,7 @@ def test_missing_packages_are_named(monkeypatch, package):
 
 def test_optuna_is_not_loaded_before_it_is_needed():
     modules = [
-        importlib.import_module(f"thrifty.search._samplers.{m}") for m in ("_optuna", "_cma_es")
+        importlib.import_module(f"thrifty.search.samplers.{m}") for m in ("_optuna", "_cma_es")
     ]
     assert not any(hasattr(module, "optuna") or hasattr(module, "cmaes") for module in modules)
 

@@ -21,7 +21,7 @@ from thrifty.search import (
     RandomSampler,
 )
 from thrifty.search._observations import coordinates_of
-from thrifty.search._samplers._random_forest import Forest, _neighbours, _random_points
+from thrifty.search.samplers._random_forest import Forest, _neighbours, _random_points
 from thrifty.space import Choice, Float, Int, Space
 from thrifty.testing import check_algorithm
 

@@ -25,7 +25,7 @@ from thrifty.store import (
     best_trials,
 )
 from thrifty.store.queries import TrialFilter, Views, sortable
-from thrifty.store.queries._trials import reading
+from thrifty.store.queries._trial_queries import reading
 
 
 EPOCHS = 9

@@ -47,9 +47,9 @@ def calibrate(monkeypatch):
         calls.append(member)
         return CURVES
 
-    monkeypatch.setattr("thrifty.pack._fusion_policy.calibrate", measure)
+    monkeypatch.setattr("thrifty.pack.backends._fusion_policy.calibrate", measure)
     for price in ("PRICE_S", "PRICE_STEPS"):
-        monkeypatch.setattr(f"thrifty.pack._fusion_policy.{price}", 0, raising=False)
+        monkeypatch.setattr(f"thrifty.pack.backends._fusion_policy.{price}", 0, raising=False)
     # These trials are too short to pay for checks.
     monkeypatch.setattr("thrifty.pack._fusion_policy._price", lambda *_, **__: 0.0)
     return calls
@@ -159,7 +159,7 @@ def test_the_checks_of_a_state_count_in_the_last_epoch_of_a_stage(tmp_path, monk
 
 
 def test_nothing_is_said_of_seconds_saved_that_were_not_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr("thrifty.pack.verify._budget.MIN_SAMPLES", 10**6)
+    monkeypatch.setattr("thrifty.pack.verify._check_budget.MIN_SAMPLES", 10**6)
     study = run(tmp_path, executor=Local(pack="fused", pack_size=4))
     savings = study.savings
     assert savings.unmeasured_epochs == savings.packed_epochs > 0

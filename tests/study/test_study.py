@@ -35,7 +35,7 @@ from thrifty.testing import FaultyTask, LineTask
 @pytest.fixture(autouse=True)
 def one_at_a_time(monkeypatch):
     """Prevent packing even on a slow machine, so that events come one by one."""
-    monkeypatch.setattr("thrifty.pack._fusion_policy.PRICE_S", math.inf)
+    monkeypatch.setattr("thrifty.pack.backends._fusion_policy.PRICE_S", math.inf)
 
 
 def trained(study) -> int:

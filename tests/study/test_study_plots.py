@@ -13,7 +13,7 @@ from tests.study.helpers import SOLO, Sized, make_study
 from tests.study.synthetic import NESTED, nested_value, trials_of
 from thrifty.core import UsageError
 from thrifty.space import Choice, Float, Int, Space
-from thrifty.study import _plots as plots
+from thrifty.study import plots
 from thrifty.study._unique_epochs import unique_epochs
 
 

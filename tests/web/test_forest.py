@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from thrifty.plan import SearchPlan, stage_forest as of_plan
 from thrifty.space import MultiStep, Timeline
-from thrifty.web._forest import draw, stage_forest
+from thrifty.web.views._forest_view import draw, stage_forest
 
 
 EPOCHS = 9

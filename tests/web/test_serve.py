@@ -14,7 +14,8 @@ import pytest
 from tests.web.conftest import serving
 from thrifty.cli import main
 from thrifty.core import MissingExtraError, StudyNotFoundError, UsageError
-from thrifty.web import Server, _connections, create_app, serve
+from thrifty.web import Server, create_app, serve
+from thrifty.web.server import _connections
 
 
 def read(address, path="/api/studies", **headers):

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from thrifty.space import Constant, Cosine, MultiStep, Step, Timeline, config_to_json
-from thrifty.web._charts import busy, lanes, shares
-from thrifty.web._columns import Column, columns, flatten, texts
-from thrifty.web._models import finite
-from thrifty.web._trials import lines
+from thrifty.web.views._charts import busy, lanes, shares
+from thrifty.web.views._columns import Column, columns, flatten, texts
+from thrifty.web.views._models import finite
+from thrifty.web.views._trial_views import lines
 
 
 def test_schedules_are_taken_apart():

@@ -10,14 +10,14 @@ from ._hardware import ACCELERATORS, Accelerator
 from ._hardware_estimates import HardwareEstimates
 from ._market import Life, PriceSeries, SpotMarket
 from ._offer import Offer
-from ._plot import plot_front
+from ._plan_plot import plot_front
 from ._probe import Measured, Probe, Probes
 from ._replan import replan
 from ._skypilot import launch, time_estimator, to_skypilot
 from ._spot import SpotHistory, daly_s, spot_seconds, young_s
 from ._workload import Workload, widths_of
 from .planning._estimate import estimate
-from .planning._options import FleetOptions
+from .planning._fleet_options import FleetOptions
 from .planning._planner import FleetPlan, plan_fleet
 
 

@@ -16,7 +16,7 @@ from ._hardware_estimates import HardwareEstimates
 from ._offer import Offer
 from ._probe_gain import NOISE, Arena, What, measured_interval, outcomes, subject_of
 from ._workload import Workload
-from .planning._options import FleetOptions
+from .planning._fleet_options import FleetOptions
 from .planning._planner import FleetPlan, known_offers, plan_fleet
 from .planning._table import table_of
 

@@ -17,7 +17,7 @@ from ._fleet import Interval
 from ._offer import Offer
 from .planning._devices import equal_steps
 from .planning._estimate import all_steps_s
-from .planning._options import Goal
+from .planning._fleet_options import Goal
 from .planning._table import Table
 
 

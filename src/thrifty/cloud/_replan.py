@@ -13,7 +13,7 @@ from ._offer import Offer
 from ._spot import SpotHistory
 from ._workload import Workload
 from .planning._estimate import estimate
-from .planning._options import FleetOptions
+from .planning._fleet_options import FleetOptions
 from .planning._planner import FleetPlan, plan_fleet, unbeaten
 
 

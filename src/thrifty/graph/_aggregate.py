@@ -19,8 +19,8 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from ._batch import Block
 from ._by_rows import by_rows
-from .kernels._aggregate import gather, gather_back
 from .kernels._csr import transpose
+from .kernels._neighbours import gather, gather_back
 
 
 KERNEL_DTYPES = (torch.float32, torch.float64)

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from ._aggregate import transposed, uses_kernels
 from ._batch import Block
 from ._by_rows import by_rows
-from .kernels._aggregate import (
+from .kernels._neighbours import (
     edge_products,
     edge_softmax,
     edge_softmax_back,

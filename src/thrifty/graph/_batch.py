@@ -10,7 +10,7 @@ import torch
 
 from thrifty.core import GraphError
 
-from ._convert import pyg_data
+from ._conversions import pyg_data
 
 
 T = TypeVar("T")

@@ -20,10 +20,10 @@ from ._aggregate import uses_kernels
 from ._batch import Batch, Block
 from ._by_rows import by_elements
 from ._features import gather_features
-from ._layers import GAT, SAGE
+from ._graph_layers import GAT, SAGE
 from ._memory import Memory
 from ._sampler import NeighborSampler
-from .kernels import _aggregate as kernels
+from .kernels import _neighbours as kernels
 
 
 _NUM_DRAWS = 2**32

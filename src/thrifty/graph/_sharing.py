@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from thrifty.core import plain_logger
-from thrifty.pack._data import LastingError
+from thrifty.pack.task._data import LastingError
 
 from ._batch import Batch
 

@@ -6,19 +6,19 @@ PyTorch library that does not depend on studies.
 
 from thrifty.perf import BalancerOptions, Link, Power, SplitChange, StepCurve
 
-from ._batch_norm import WholeBatchNorm
-from ._collectives import measure_all_reduce
-from ._elastic import ElasticMembership
-from ._measure import Meter, PowerMeter, ZeusMeter, measure_curve
-from ._membership import FixedMembership, Membership, View, Wait
-from ._options import BatchScaling, HeteroOptions
+from ._hetero_task import HeteroTask
+from ._job_options import BatchScaling, HeteroOptions
+from ._job_plot import plot_steps
+from ._job_report import MembersChanged, StepReport
 from ._order import Place, SampleOrder, Share
-from ._plot import plot_steps
-from ._profile import profile_step
-from ._report import MembersChanged, StepReport
-from ._simulator import Load, SimulatedStep, SimulatedWorker, Simulation, simulate
-from ._task import HeteroTask
 from ._trainer import HeteroTrainer, balance
+from .balance._profile import profile_step
+from .balance._simulator import Load, SimulatedStep, SimulatedWorker, Simulation, simulate
+from .training._batch_norm import WholeBatchNorm
+from .workers._collectives import measure_all_reduce
+from .workers._elastic import ElasticMembership
+from .workers._measure import Meter, PowerMeter, ZeusMeter, measure_curve
+from .workers._membership import FixedMembership, Membership, View, Wait
 
 
 __all__ = [

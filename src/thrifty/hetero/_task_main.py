@@ -17,10 +17,10 @@ from torch.utils.data import Dataset, TensorDataset
 
 from thrifty.core import HeteroError, derive_seed, error_text
 from thrifty.core._child import parent_of
-from thrifty.hetero._listen import LOOPBACK, keep_gloo_here, open_store
-from thrifty.hetero._options import HeteroOptions
-from thrifty.hetero._state import from_bytes, to_bytes
+from thrifty.hetero._job_options import HeteroOptions
 from thrifty.hetero._trainer import HeteroTrainer
+from thrifty.hetero.workers._listen import LOOPBACK, keep_gloo_here, open_store
+from thrifty.hetero.workers._state_bytes import from_bytes, to_bytes
 from thrifty.pack import (
     TRAIN_LOSS,
     ArrayData,
@@ -31,9 +31,9 @@ from thrifty.pack import (
     evaluate,
     open_source,
 )
-from thrifty.pack._followed_optimizer import FollowedOptimizer
-from thrifty.pack._hyperparameters import Readings
 from thrifty.pack._random import seed_everything
+from thrifty.pack.task._followed_optimizer import FollowedOptimizer
+from thrifty.pack.task._hyperparameters import Readings
 
 
 _TIMEOUT = timedelta(seconds=300)

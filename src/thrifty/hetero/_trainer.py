@@ -23,19 +23,19 @@ from thrifty.core import (
 )
 from thrifty.perf import Power, SplitChange, StepCurve
 
-from ._allocation import Allocation
-from ._device import device_of
-from ._inspector import Inspector
-from ._learner import Learner, Pass
-from ._loss_check import LossCheck
-from ._measure import Meter
-from ._membership import FixedMembership, Membership
-from ._objective import Loss, Objective, Reduction, Weight
-from ._options import HeteroOptions
+from ._job_options import HeteroOptions
+from ._job_report import REFUSED, MembersChanged, Note, StepReport, Told, WorkerInfo
 from ._order import Place, Share
-from ._report import REFUSED, MembersChanged, Note, StepReport, Told, WorkerInfo
-from ._samples import Collate, PublicAndPrivate
-from ._worker_group import WorkerGroup
+from .balance._allocation import Allocation
+from .checks._inspector import Inspector
+from .checks._loss_check import LossCheck
+from .training._learner import Learner, Pass
+from .training._objective import Loss, Objective, Reduction, Weight
+from .training._samples import Collate, PublicAndPrivate
+from .workers._device import device_of
+from .workers._measure import Meter
+from .workers._membership import FixedMembership, Membership
+from .workers._worker_group import WorkerGroup
 
 
 _log = plain_logger("thrifty.hetero")

@@ -13,8 +13,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from thrifty.core import DivergedError, TaskError, derive_seed
 from thrifty.pack import HyperParameters, Trainable, borrowed_streams
-from thrifty.pack._hyperparameters import unread, values_of
 from thrifty.pack._random import seed_everything
+from thrifty.pack.task._hyperparameters import unread, values_of
 
 
 class HpMemo:

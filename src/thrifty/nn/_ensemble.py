@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from thrifty.core import LayerError
 
-from ._check import check_integers
+from ._arguments import check_integers
 from ._gyro import GyroLayer
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from thrifty.core import LayerError
 
-from ._check import check_integers, check_rate
+from ._arguments import check_integers, check_rate
 from ._masks import KeptGroups, draw_groups, draw_masks, multiply_parts, unit_dim
 from ._schedule import GyroSchedule, Order
 

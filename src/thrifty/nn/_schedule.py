@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from thrifty.core import LayerError
 
-from ._check import check_integers
+from ._arguments import check_integers
 
 
 Order = Literal["partition", "legacy"]

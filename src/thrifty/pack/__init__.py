@@ -8,7 +8,6 @@ import sys as _sys
 from types import ModuleType as _ModuleType
 from typing import Any as _Any
 
-from ._auto import AutoBackend, Prefer
 from ._backend import (
     Backend,
     EpochPlan,
@@ -18,24 +17,25 @@ from ._backend import (
     UnverifiedError,
     out_of_memory,
 )
-from ._concatenated import ConcatenatedBackend
-from ._data import ArrayData, DatasetPair, Source, SourceData, epoch_order, open_source
-from ._evaluate import evaluate_state
-from ._fused import FusedBackend
-from ._fusion_policy import Calibration
-from ._hyperparameters import HyperParameters
-from ._inspect import TaskReport, inspect_task
-from ._optimizer import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop, times
 from ._pack import Pack, pack
 from ._random import borrowed_streams, seed_step
-from ._solo import SoloBackend
 from ._state import State, pack_state, step_counters, unpack_state
-from ._state_check import StateCheck
-from ._state_probe import Trial
-from ._task import Task, Trainable, optimizer_of, task_identity
-from ._trial import TRAIN_LOSS, evaluate
+from .backends._auto import AutoBackend, Prefer
+from .backends._concatenated import ConcatenatedBackend
+from .backends._fused import FusedBackend
+from .backends._fusion_policy import Calibration
+from .backends._solo import SoloBackend
 from .fused import BlockOptions, Group, Packed, UnfusableError, register_rule
 from .identity import TaskIdentity
+from .task._data import ArrayData, DatasetPair, Source, SourceData, epoch_order, open_source
+from .task._hyperparameters import HyperParameters
+from .task._inspect import TaskReport, inspect_task
+from .task._optimizer import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop, times
+from .task._task import Task, Trainable, optimizer_of, task_identity
+from .trial._evaluate import evaluate_state
+from .trial._state_check import StateCheck
+from .trial._state_probe import Trial
+from .trial._trial import TRAIN_LOSS, evaluate
 
 
 __all__ = [

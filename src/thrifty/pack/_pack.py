@@ -11,13 +11,8 @@ import torch
 
 from thrifty.core import PackMismatchError, UsageError, derive_seed, plain_logger, step_seed
 
-from ._data import own_copy
-from ._followed_optimizer import FollowedOptimizer
-from ._hyperparameters import HyperParameters
-from ._optimizer import Optimizer
 from ._random import borrowed_streams, seed_everything, seed_step
 from ._state import step_counters
-from ._task import Task
 from .fused._block import Block
 from .fused._dry_run import dry_run
 from .fused._feed import IteratorFeed
@@ -27,6 +22,11 @@ from .fused._signature import check_memory, dropout_rates, rate_places, signatur
 from .fused._step import BlockOptions, denormals_flushed
 from .fused._tape import Arena
 from .fused.optimizers import grouped_optimizer
+from .task._data import own_copy
+from .task._followed_optimizer import FollowedOptimizer
+from .task._hyperparameters import HyperParameters
+from .task._optimizer import Optimizer
+from .task._task import Task
 from .verify import CheckBudget, OwnState, Watch, own_state
 
 

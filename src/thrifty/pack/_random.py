@@ -2,8 +2,7 @@
 
 Models draw from torch's global generator (dropout), data sets perhaps from NumPy's or Python's.
 While a trial trains, these are seeded by (trial seed, step). Afterwards the process finds its
-streams as they were.
-"""
+streams as they were."""
 
 from __future__ import annotations
 

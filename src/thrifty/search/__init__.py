@@ -1,14 +1,15 @@
 """Search algorithms: each decides, from the history alone, what to train and for how long."""
 
 from ._algorithm import Algorithm
-from ._asha import ASHA
-from ._async_sub_sampling import AsyncSubSampling
 from ._baselines import GridSearch, MedianStopping, RandomSearch
-from ._boss import BOSS
 from ._history import Decision, History, Leaderboard, Proposal, Stop, Trial, TrialState
-from ._hyperband import BOHB, Bracket, Hyperband, SuccessiveHalving
 from ._population import PopulationBasedTraining
-from ._samplers import (
+from .bandits._async_sub_sampling import AsyncSubSampling
+from .bandits._boss import BOSS
+from .bandits._sub_sampling import SubSampling
+from .halving._asha import ASHA
+from .halving._hyperband import BOHB, Bracket, Hyperband, SuccessiveHalving
+from .samplers import (
     CMAESSampler,
     GPSampler,
     GriddedSampler,
@@ -20,7 +21,6 @@ from ._samplers import (
     Sampler,
     TPESampler,
 )
-from ._sub_sampling import SubSampling
 
 
 __all__ = [

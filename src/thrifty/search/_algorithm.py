@@ -12,7 +12,7 @@ from thrifty.core import AlgorithmError
 from thrifty.space import Space
 
 from ._history import Decision, History, Proposal
-from ._samplers import Sampler
+from .samplers import Sampler
 
 
 class Algorithm(ABC):

@@ -13,10 +13,10 @@ from thrifty.core import AlgorithmError
 from thrifty.space import Space
 
 from ._algorithm import Algorithm, check_sampler, draw
-from ._check import check_counts
+from ._arguments import check_counts
 from ._history import Decision, History, Proposal, Stop, Trial
-from ._samplers import GridSampler, RandomSampler, Sampler
 from ._sorted_list import SortedList
+from .samplers import GridSampler, RandomSampler, Sampler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

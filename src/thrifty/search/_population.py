@@ -13,9 +13,9 @@ from thrifty.core import AlgorithmError
 from thrifty.space import Choice, Domain, Float, Int, MultiStep, Space, Timeline
 
 from ._algorithm import Algorithm, check_sampler, draw
-from ._check import check_counts
+from ._arguments import check_counts
 from ._history import Decision, History, Leaderboard, Proposal, Stop
-from ._samplers import RandomSampler, Sampler
+from .samplers import RandomSampler, Sampler
 
 
 Ranking = list[tuple[float, int]]

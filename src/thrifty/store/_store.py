@@ -13,10 +13,10 @@ from thrifty.core import Clock, SystemClock
 
 from ._address import read_address
 from ._checkpoints import CheckpointFolder
-from ._curves import Curves
 from ._driver import Driver
 from ._engine import open_engine, user_errors
 from ._leftovers import Leftovers, remove_leftovers
+from ._pack_curves import Curves
 from ._plans import Plans
 from ._records import Record, StudyInfo
 from ._studies import Studies

@@ -16,8 +16,8 @@ from ._trial_events import (
     TrialEnded,
     TrialEvent,
 )
-from .simulation._report import DecisionTimes, Simulation
 from .simulation._simulate import simulate
+from .simulation._simulation_report import DecisionTimes, Simulation
 
 
 __all__ = [

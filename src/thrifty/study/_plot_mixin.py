@@ -186,4 +186,4 @@ class PlotMixin:
 
 def _plots() -> Any:
     require("matplotlib", extra="plots")
-    return import_module("thrifty.study._plots")
+    return import_module("thrifty.study.plots")

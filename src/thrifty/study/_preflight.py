@@ -268,4 +268,4 @@ def _moving(space: Space, algorithm: Algorithm) -> frozenset[str]:
 
 
 def _check_name(kind: object) -> str:
-    return getattr(kind, "__name__", str(kind).replace("thrifty.pack._task.", ""))
+    return getattr(kind, "__name__", str(kind).replace("thrifty.pack.task._task.", ""))

@@ -47,8 +47,8 @@ from ._results import Savings, TrialResult, candidates, rows, savings, trial_res
 from ._session import say_if_all_failed, say_where_from, train
 from ._stop import StopWhen
 from ._warm_start import fill_config, prior_trials
-from .simulation._report import Simulation
 from .simulation._simulate import simulate
+from .simulation._simulation_report import Simulation
 
 
 if TYPE_CHECKING:

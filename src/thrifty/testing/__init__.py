@@ -15,10 +15,10 @@ from ._algorithms import (
     learning_curve,
     replay,
 )
-from ._clock import VirtualClock
 from ._executors import EXECUTOR_CHECKS
 from ._stores import STORE_CHECKS
 from ._tasks import FaultyTask, LineTask
+from ._virtual_clock import VirtualClock
 
 
 __all__ = [

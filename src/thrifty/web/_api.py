@@ -10,14 +10,14 @@ from pydantic import BaseModel, Field
 
 from thrifty.store import COLUMNS, Order, StudyView, TrialFilter, Views, sortable
 
-from . import (
+from .server._responses import LARGEST, AboutStudy, AtDesk, ResponseService
+from .views import (
     _charts as charts,
-    _forest as forests,
+    _forest_view as forests,
     _models as models,
-    _studies as studies,
-    _trials as trials,
+    _study_views as studies,
+    _trial_views as trials,
 )
-from ._responses import LARGEST, AboutStudy, AtDesk, ResponseService
 
 
 TrialNumber = Annotated[int, Path(ge=0, le=LARGEST, description="number of a trial")]

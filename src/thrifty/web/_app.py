@@ -17,9 +17,9 @@ from thrifty.core import StoreError
 from thrifty.store import Views
 
 from ._api import router
-from ._cache import Cache
-from ._responses import PollThrottle, ResponseService
-from ._security import SecurityMiddleware
+from .server._cache import Cache
+from .server._responses import PollThrottle, ResponseService
+from .server._security import SecurityMiddleware
 
 
 STATIC = Path(__file__).with_name("static")

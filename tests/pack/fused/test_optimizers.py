@@ -16,7 +16,7 @@ from thrifty.pack.fused.optimizers import (
     clip_rows,
     optimizer_for,
 )
-from thrifty.pack.fused.optimizers._base import advance
+from thrifty.pack.fused.optimizers._fused_optimizer import advance
 
 
 WIDTH = 37

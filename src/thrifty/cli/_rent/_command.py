@@ -16,8 +16,8 @@ from thrifty.cloud import FleetPlan, launch, plot_front, to_skypilot
 from thrifty.core import UsageError, plain_text
 
 from ._inputs import Scene, age_of, beliefs_of, load_catalogue, load_market, load_workload
-from ._options import Asked, rent_options
 from ._output import plan_json, probe_json, show_plan, show_probes
+from ._rent_options import Asked, rent_options
 
 
 @click.command("rent")

@@ -34,8 +34,8 @@ from thrifty.core import (
 )
 from thrifty.perf import StepProfile
 
-from ._options import Asked
 from ._output import show_values
+from ._rent_options import Asked
 
 
 _THREADS = re.compile(r"(\d+) thread\(s\)$")
@@ -132,7 +132,7 @@ def load_workload(file: Path, asked: Asked) -> tuple[Workload, Mapping[str, Any]
     if stored is not None and asked.steps and asked.batch and not asked.study:
         return _of(stored, steps=asked.steps, batch=asked.batch), {}
     # Imported here because it imports torch, which takes seconds.
-    from thrifty.cli._rent._task import load_subject, steps_of  # noqa: PLC0415
+    from thrifty.cli._rent._timed_task import load_subject, steps_of  # noqa: PLC0415
 
     subject = load_subject(file, name=asked.name, hp=dict(asked.hp))
     study, batch = subject.study, asked.batch or subject.batch_size

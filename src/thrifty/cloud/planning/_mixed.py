@@ -21,7 +21,7 @@ from thrifty.core import (
 from thrifty.perf import StepProfile
 
 from ._devices import Devices, kind_of, replayed_s
-from ._options import FleetOptions, Goal
+from ._fleet_options import FleetOptions, Goal
 
 
 _MOST_PROGRAMS = 30

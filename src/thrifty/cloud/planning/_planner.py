@@ -15,8 +15,8 @@ from thrifty.cloud._workload import Workload
 from thrifty.core import CloudError
 
 from ._devices import misfit, spell_s
+from ._fleet_options import FleetOptions, Goal
 from ._mixed import mixed_fleets
-from ._options import FleetOptions, Goal
 from ._table import Table, table_of
 
 

@@ -15,7 +15,7 @@ from thrifty.cloud.planning._estimate import all_steps_s, fleet_of, machines_eac
 from thrifty.core import CloudError
 
 from ._devices import Devices, EqualSteps, bound_by, equal_steps, kind_of
-from ._options import FleetOptions
+from ._fleet_options import FleetOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

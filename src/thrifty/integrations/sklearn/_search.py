@@ -31,9 +31,14 @@ except ImportError:
     raise MissingExtraError("scikit-learn", extra="sklearn") from None
 
 # Imported after the check above, because these modules need scikit-learn, too.
-from thrifty.integrations.sklearn._results import results_table
-from thrifty.integrations.sklearn._space import ParamSpace
-from thrifty.integrations.sklearn._task import EstimatorTask, Resource, Samples, last_step
+from thrifty.integrations.sklearn._cv_results import results_table
+from thrifty.integrations.sklearn._estimator_task import (
+    EstimatorTask,
+    Resource,
+    Samples,
+    last_step,
+)
+from thrifty.integrations.sklearn._param_space import ParamSpace
 
 
 DEFAULT_EPOCHS = 27

@@ -12,7 +12,7 @@ import torch
 from thrifty.core import DivergedError, derive_seed
 from thrifty.pack._backend import Outcome, UnverifiedError, guarded
 from thrifty.pack._state import State, pack_state
-from thrifty.pack._trial import TRAIN_LOSS, check_finite
+from thrifty.pack.trial._trial import TRAIN_LOSS, check_finite
 from thrifty.pack.verify import CheckBudget, OwnState, SoloTimes
 
 from ._checking import StepCheck

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from thrifty.pack._data import WholeBatch
-from thrifty.pack._task import Task
+from thrifty.pack.task._data import WholeBatch
+from thrifty.pack.task._task import Task
 from thrifty.pack.verify import Watch, as_it_was
 
 from ._experiment import Experiment, run_packed, stacked

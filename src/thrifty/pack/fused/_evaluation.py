@@ -11,9 +11,9 @@ from torch.utils import _pytree as pytree
 
 from thrifty.core import plain_logger
 from thrifty.pack._backend import Outcome, UnverifiedError, guarded
-from thrifty.pack._data import Source
-from thrifty.pack._metrics import MetricSums
 from thrifty.pack._random import seed_everything
+from thrifty.pack.task._data import Source
+from thrifty.pack.task._metrics import MetricSums
 from thrifty.pack.verify import (
     CheckBudget,
     SoloTimes,

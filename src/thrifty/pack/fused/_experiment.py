@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from thrifty.pack._data import WholeBatch
+from thrifty.pack.task._data import WholeBatch
 
 from ._packed import corner
 from ._randomness import Randomness, fill

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from thrifty.pack._data import Batch
 from thrifty.pack._random import seed_everything
+from thrifty.pack.task._data import Batch
 
 
 class ArrayFeed:

@@ -11,11 +11,11 @@ from torch.utils import _pytree as pytree
 
 from thrifty.core import derive_seed, step_seed
 from thrifty.pack._backend import EpochPlan, Member, UnverifiedError
-from thrifty.pack._followed_optimizer import Options
 from thrifty.pack._random import seed_step
 from thrifty.pack._state import pack_state, unpack_state
-from thrifty.pack._task import Task, adapts
-from thrifty.pack._trial import TaskTrial, values_at_step
+from thrifty.pack.task._followed_optimizer import Options
+from thrifty.pack.task._task import Task, adapts
+from thrifty.pack.trial._trial import TaskTrial, values_at_step
 from thrifty.pack.verify import Change, Difference, Watch
 
 from ._feed import Feed, IteratorFeed

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from thrifty.pack._followed_optimizer import Options
+from thrifty.pack.task._followed_optimizer import Options
 from thrifty.pack.verify import OwnState, own_tensors
 
 from ._member import FusedTrial

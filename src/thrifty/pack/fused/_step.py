@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from thrifty.pack._task import Task
+from thrifty.pack.task._task import Task
 
 from ._packed import corner
 from ._registry import UnfusableError

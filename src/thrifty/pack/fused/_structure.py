@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from thrifty.pack._state import step_counters
-from thrifty.pack._task import Task
+from thrifty.pack.task._task import Task
 
 from . import rules as rules
 from ._packed import Group, Layout, Packed

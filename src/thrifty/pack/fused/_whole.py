@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from thrifty.pack._data import Source
-from thrifty.pack._metrics import MetricSums
+from thrifty.pack.task._data import Source
+from thrifty.pack.task._metrics import MetricSums
 
 from ._feed import Feed, IteratorFeed
 from ._member import FusedTrial

@@ -4,7 +4,7 @@ This is plain PyTorch on values: nothing here knows of blocks, back-ends or stud
 ``docs/design/trust.md``.
 """
 
-from ._budget import AloneTime, CheckBudget, SoloTimes, median_interval
+from ._check_budget import AloneTime, CheckBudget, SoloTimes, median_interval
 from ._compare import (
     Difference,
     MetricsDifference,
@@ -16,7 +16,6 @@ from ._compare import (
     same,
 )
 from ._keeper import Keeper, as_it_was, training_places
-from ._probe import FIRST_BATCH, Probe, how_far_apart, outside_of_state, probes_differ, stand_in
 from ._reference import (
     OwnState,
     StepAlone,
@@ -27,6 +26,14 @@ from ._reference import (
     own_state,
     own_tensors,
     step_alone,
+)
+from ._restored import (
+    FIRST_BATCH,
+    Probe,
+    how_far_apart,
+    outside_of_state,
+    probes_differ,
+    stand_in,
 )
 from ._watch import Change, Watch
 

@@ -13,7 +13,8 @@ from thrifty.core import ScheduleError
 from thrifty.space._domain import Choice
 from thrifty.space._pieces import Piece, Segment, cosine_arc, hold, ramp, rex_arc, values_at
 
-from ._base import (
+from ._decay import Linear, OneArc
+from ._schedule import (
     Number,
     SampleRate,
     Schedule,
@@ -23,7 +24,6 @@ from ._base import (
     shift,
     with_tail,
 )
-from ._decay import Linear, OneArc
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

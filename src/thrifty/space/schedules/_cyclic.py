@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from thrifty.core import ScheduleError
 from thrifty.space._pieces import Segment, cosine_arc, ramp
 
-from ._base import Number, SampleRate, Schedule, check_positive, check_rate, sampled, with_tail
+from ._schedule import (
+    Number,
+    SampleRate,
+    Schedule,
+    check_positive,
+    check_rate,
+    sampled,
+    with_tail,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from thrifty.core import ScheduleError
 from thrifty.space._pieces import Piece, Segment, cosine_arc, decay, hold, power_arc, ramp
 
-from ._base import (
+from ._schedule import (
     Number,
     Numbers,
     SampleRate,

@@ -4,9 +4,9 @@ The database counts, sorts and samples, so that work in Python does not grow wit
 trials unless it must.
 """
 
-from ._plans import Paths as Paths
-from ._studies import StudyView as StudyView, Views as Views
-from ._trials import (
+from ._plan_queries import Paths as Paths
+from ._study_queries import StudyView as StudyView, Views as Views
+from ._trial_queries import (
     COLUMNS as COLUMNS,
     Order as Order,
     TrialFilter as TrialFilter,

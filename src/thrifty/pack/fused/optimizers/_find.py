@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from thrifty.pack._followed_optimizer import FollowedOptimizer
-from thrifty.pack._optimizer import Optimizer
 from thrifty.pack.fused._registry import UnfusableError
+from thrifty.pack.task._followed_optimizer import FollowedOptimizer
+from thrifty.pack.task._optimizer import Optimizer
 
-from ._base import GroupedOptimizer, RowOptimizer
+from ._fused_optimizer import GroupedOptimizer, RowOptimizer
 from ._rules import SGD, Adagrad, Adam, AdamW, RMSprop
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from ._base import Options, RowOptimizer, Rows, advance, columns
+from ._fused_optimizer import Options, RowOptimizer, Rows, advance, columns
 
 
 SMALL = 2**16

@@ -1,0 +1,133 @@
+"""Plot of a plan: cost against time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from thrifty.core import CloudError, require
+
+from ._fleet import Fleet, Interval
+from .planning._planner import FleetPlan
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+_LETTER = 6.0, 12.0
+"""Approximate width and height of a letter of a fleet's name, in pixels."""
+
+_WIDE = 20.0
+"""Ratio of largest to smallest value above which an axis gets a logarithmic scale."""
+
+
+def plot_front(
+    plan: FleetPlan, *, deadline_s: float | None = None, budget_usd: float | None = None
+) -> Figure:
+    """Plot the Pareto front of cost against time, with intervals (matplotlib).
+
+    Args:
+        plan: plan to plot; its best fleet is marked.
+        deadline_s: deadline to draw as a line.
+        budget_usd: budget to draw as a line.
+
+    Raises:
+        CloudError: the plan has no fleets.
+        MissingExtraError: matplotlib is not installed.
+    """
+    require("matplotlib.figure", extra="plots")
+    if not plan.front:
+        raise CloudError("the plan has no fleets to draw")
+    library = import_module("thrifty.core._figure")
+    figure: Figure = library.NotebookFigure(figsize=(7.2, 4.6), layout="constrained")
+    axes = figure.add_subplot()
+    others = [fleet for fleet in plan.front if fleet != plan.best]
+    axes.plot(
+        [fleet.time_s.median / 3600 for fleet in plan.front],
+        [fleet.cost_usd.median for fleet in plan.front],
+        color="C0",
+        linewidth=1,
+        drawstyle="steps-post",
+    )
+    _points(axes, others, colour="C0", size=5, label="neither dearer nor slower than another")
+    if plan.best is not None:
+        _points(axes, [plan.best], colour="C3", size=9, label=f"chosen: {plan.best}")
+    if deadline_s is not None:
+        axes.axvline(deadline_s / 3600, color="black", linestyle="--", label="deadline")
+    if budget_usd is not None:
+        axes.axhline(budget_usd, color="black", linestyle="--", label="budget")
+    shown = [*others, plan.best] if plan.best is not None else others
+    _scale(axes, "x", [fleet.time_s for fleet in shown])
+    _scale(axes, "y", [fleet.cost_usd for fleet in shown])
+    axes.set(xlabel="hours, from renting to the end", ylabel="dollars")
+    _name(axes, others)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(frameon=False, loc="outside upper left", ncols=2, fontsize=9)
+    return figure
+
+
+def _points(
+    axes: Axes, fleets: Sequence[Fleet], *, colour: str, size: float, label: str
+) -> None:
+    if not fleets:
+        return
+    axes.errorbar(
+        [fleet.time_s.median / 3600 for fleet in fleets],
+        [fleet.cost_usd.median for fleet in fleets],
+        xerr=_arms([fleet.time_s for fleet in fleets], 3600),
+        yerr=_arms([fleet.cost_usd for fleet in fleets], 1),
+        fmt="o",
+        color=colour,
+        markersize=size,
+        elinewidth=0.8,
+        alpha=0.85,
+        label=label,
+    )
+
+
+def _arms(intervals: Sequence[Interval], unit: float) -> list[list[float]]:
+    """Return the lengths of the error bars below and above the medians."""
+    return [
+        [(each.median - each.low) / unit for each in intervals],
+        [(each.high - each.median) / unit for each in intervals],
+    ]
+
+
+def _name(axes: Axes, fleets: Sequence[Fleet]) -> None:
+    """Label the fleets whose names do not overlap an earlier label."""
+    width, height = _LETTER
+    taken: list[tuple[float, float, float]] = []
+    for fleet in fleets:
+        point, name = (fleet.time_s.median / 3600, fleet.cost_usd.median), str(fleet)
+        left, low = axes.transData.transform(point)
+        right = left + width * len(name)
+        if any(
+            left < end and right > start and abs(low - y) < height for start, end, y in taken
+        ):
+            continue
+        taken.append((left, right, low))
+        axes.annotate(
+            name,
+            point,
+            xytext=(5, 5),
+            textcoords="offset points",
+            fontsize=8,
+            color="0.3",
+        )
+
+
+def _scale(axes: Axes, which: str, intervals: Sequence[Interval]) -> None:
+    """Set a logarithmic scale if the range is wide; use plain numbers in either case."""
+    from matplotlib.ticker import LogLocator, NullFormatter  # noqa: PLC0415 (an extra)
+
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    low = min(each.low for each in intervals)
+    high = max(each.high for each in intervals)
+    if low > 0 and high > _WIDE * low:
+        axes.set(**{f"{which}scale": "log"})
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_minor_formatter(NullFormatter())
+    axis.set_major_formatter(lambda value, _: f"{value:g}")

@@ -1,0 +1,204 @@
+"""A trial that is itself a data-parallel job on workers of unequal speed."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import cloudpickle
+import torch
+
+from thrifty.core import HeteroError, TrainingError, WorkerLostError
+from thrifty.core._child import Child, ChildEndedError, wait_for
+from thrifty.pack import HyperParameters, Task, TaskIdentity, Trainable, task_identity
+from thrifty.pack.identity import identify
+
+from ._job_options import HeteroOptions
+from .training._objective import Objective, Reduction, Weight
+from .workers._state_bytes import from_bytes, to_bytes
+
+
+class HeteroTask(Trainable):
+    """Trains a task with several processes of this machine instead of one.
+
+    In a study it is a trial like any other. The processes split every batch by their speed. The
+    result equals that of the plain task up to rounding; for models that draw random numbers it also
+    differs by the draws. Hyper-parameters change between epochs, not within an epoch. When a worker
+    dies, its trial fails with it, and the study retries from the last checkpoint.
+
+    Args:
+        task: The task to train. Its data must be arrays or data sets.
+        workers: Number of processes.
+        cores: CPU cores to bind each process to, so that the processes do not share cores (default:
+            not bound).
+        options: Options of the ``HeteroTrainer`` in each process.
+        reduction: Whether the task's loss is a mean over the batch or a sum; see ``HeteroTrainer``.
+        weight: Weight of a batch in that mean; see ``HeteroTrainer``.
+
+    Raises:
+        HeteroError: ``workers`` is below 1, ``cores`` has another length, or an option is invalid.
+
+    Example::
+
+        study = th.Study(th.hetero.HeteroTask(Digits(), workers=2), space, ...)
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        workers: int,
+        cores: Sequence[Sequence[int]] | None = None,
+        options: HeteroOptions | None = None,
+        reduction: Reduction = "mean",
+        weight: Weight | None = None,
+    ) -> None:
+        if workers < 1:
+            raise HeteroError(f"a job has at least one worker, not {workers}")
+        if cores is not None and len(cores) != workers:
+            raise HeteroError(f"{workers} workers have {len(cores)} sets of cores")
+        Objective(loss=task.loss, reduction=reduction, weight=weight)  # fails early
+        self.task = task
+        self.workers = workers
+        self.cores = cores
+        self.options = options or HeteroOptions()
+        self.reduction = reduction
+        self.weight = weight
+
+    def _content(self) -> TaskIdentity:
+        """Return the task's identity plus the options through which workers change the result."""
+        inner = task_identity(self.task).joined()
+        training = {**inner.training, "trained by": "HeteroTask"}
+        options = self.options
+        if options.batch_norm == "local" or not options.verify or options.growth:
+            training["split"] = (
+                f"{self.workers} workers, batch_norm={options.batch_norm}, "
+                f"verify={options.verify}, growth={options.growth}"
+            )
+        if self.reduction != "mean" or self.weight is not None:
+            objective = SimpleNamespace(reduction=self.reduction, weight=self.weight)
+            found = identify(objective).joined().training
+            training |= {f"objective: {name}": text for name, text in found.items()}
+        return TaskIdentity(training=training, evaluation={})
+
+    def _legacy_identity(self) -> Mapping[str, str]:
+        return {**self.task.identity(), "trained by": "HeteroTask"}
+
+    def setup(self, hp: HyperParameters, *, seed: int, device: torch.device) -> None:
+        """Start the worker processes."""
+        self._crew = _Processes(self.workers)
+        weakref.finalize(self, self._crew.end)
+        begin = {
+            "values": dict(hp),
+            "seed": seed,
+            "device": str(device),
+            "options": self.options,
+            "objective": cloudpickle.dumps((self.reduction, self.weight)),
+        }
+        self._crew.start(cloudpickle.dumps(self.task), begin, self.cores)
+
+    def train(self, epoch: int, hp: HyperParameters) -> None:
+        """Train one epoch on all processes."""
+        self._crew.tell("epoch", epoch, dict(hp))
+        self._metrics = self._crew.hear()[0]
+
+    def evaluate(self) -> Mapping[str, float]:
+        """Return the metrics of the first process."""
+        return dict(self._metrics)
+
+    def state(self) -> Any:
+        """Return the state of the first process; the states of all processes are equal."""
+        return from_bytes(torch.frombuffer(bytearray(self._crew.state()), dtype=torch.uint8))
+
+    def load_state(self, state: Any) -> None:
+        """Load a state into all processes."""
+        self._crew.tell("state", to_bytes(state).numpy().tobytes())
+        self._crew.hear()
+
+
+_PRELOAD = ("thrifty.hetero._trainer", "torch.distributed", "torch._dynamo")
+"""Modules that the fork server preloads; torch imports the last one for the first optimiser."""
+
+
+class _Processes:
+    """The worker processes of one trial."""
+
+    def __init__(self, num: int) -> None:
+        self._num = num
+        self._children: list[Child] = []
+        self._inbox: list[deque[Any]] = [deque() for _ in range(num)]
+
+    def start(
+        self, task: bytes, begin: Mapping[str, Any], cores: Sequence[Sequence[int]] | None
+    ) -> None:
+        for rank in range(self._num):
+            self._children.append(Child("thrifty.hetero._task_main", preload=_PRELOAD))
+            bound = None if cores is None else list(cores[rank])
+            self._send(rank, sys.path, task, {**begin, "rank": rank, "cores": bound})
+        # The first process opens the store at which all of them meet.
+        port = self._receive(0)
+        for rank in range(self._num):
+            self._send(rank, {"port": port, "workers": self._num})
+        self.hear()
+
+    def tell(self, *message: Any) -> None:
+        if not self._children:
+            raise WorkerLostError("the workers of this trial have ended")
+        for rank in range(self._num):
+            self._send(rank, message)
+
+    def hear(self) -> list[Any]:
+        """Receive one answer of each process."""
+        return [self._receive(rank) for rank in range(self._num)]
+
+    def state(self) -> bytes:
+        if not self._children:
+            raise WorkerLostError("the workers of this trial have ended")
+        self._send(0, ("get",))
+        answer: bytes = self._receive(0)
+        return answer
+
+    def end(self) -> None:
+        while self._children:
+            self._children.pop().end()
+
+    def _send(self, rank: int, *messages: Any) -> None:
+        # A dead worker is detected and reported when an answer is awaited.
+        for message in messages:
+            self._children[rank].send(message)
+
+    def _receive(self, rank: int) -> Any:
+        """Wait for an answer of one process.
+
+        All processes are watched: if any of them is gone, the others wait for it, and no answer
+        comes.
+        """
+        while not self._inbox[rank]:
+            for child in wait_for(self._children, None):
+                self._read(self._children.index(child))
+        return self._inbox[rank].popleft()
+
+    def _read(self, rank: int) -> None:
+        for kind, answer in self._messages(rank):
+            if kind != "error":
+                self._inbox[rank].append(answer)
+                continue
+            for other in range(self._num):
+                # The failed worker may only be the first to notice that another one is gone.
+                if other != rank:
+                    self._messages(other)
+            self.end()
+            raise TrainingError(f"worker {rank} of {self._num}: {answer}")
+
+    def _messages(self, rank: int) -> list[Any]:
+        try:
+            return self._children[rank].receive()
+        except ChildEndedError as error:
+            self.end()
+            raise WorkerLostError(
+                f"worker {rank} of {self._num} of this trial ended without a word ({error})"
+            ) from error

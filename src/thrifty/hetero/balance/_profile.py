@@ -1,0 +1,252 @@
+"""Profiles of workers, and where they are kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import Dataset
+
+from thrifty.core import Clock, HeteroError, SystemClock, fingerprint, plain_logger
+from thrifty.hetero.training._flat import gradient_buckets, median_shape
+from thrifty.hetero.training._learner import device_of
+from thrifty.hetero.training._objective import Loss
+from thrifty.hetero.training._rehearsal import Rehearsal
+from thrifty.hetero.training._samples import Samples
+from thrifty.hetero.workers._device import to_device
+from thrifty.pack import out_of_memory
+from thrifty.perf import StepProfile
+
+
+Make = Callable[[int], Any]
+"""Builds a batch of the given number of samples."""
+
+_WARM_UP = 2
+_SHAPES = 3
+_LEAST, _MOST = 3, 100
+"""Minimum and maximum number of timed steps per batch size."""
+
+
+def profile_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: Dataset[Any] | Make,
+    *,
+    loss: Loss,
+    batches: Sequence[int] = (8, 16, 32, 64),
+    budget_s: float = 5.0,
+    clock: Clock | None = None,
+    cache: Path | str | None = None,
+) -> StepProfile:
+    """Time the phases of a training step, for ``perf.iteration_s`` to predict other machines.
+
+    For each batch size it measures the median time of forward pass, backward pass and optimiser.
+    For the gradient, it records the buckets of PyTorch's DDP (1 MiB, then 25 MiB, in reverse order
+    of the parameters) and the share of the backward pass after which each bucket is complete. Hooks
+    measure that share in separate steps, so they do not affect the times. Measuring stops at the
+    batch size that does not fit into memory, or that would exceed ``budget_s``.
+
+    On a CUDA device the peak memory is measured. On a CPU it is an estimate: parameters, gradients,
+    buffers, the optimiser's state, the batch, and what autograd keeps for the backward pass.
+
+    Afterwards model, optimiser, gradients, buffers and global random streams are as before.
+
+    Args:
+        model: A plain model on the device to measure, in the mode in which it trains.
+        optimizer: Optimiser of the model's parameters.
+        data: A map-style data set, or a function that makes a batch of a given number of samples.
+        loss: Function from a model and a batch to a scalar.
+        batches: Batch sizes, ascending.
+        budget_s: Seconds that measuring may take.
+        clock: Clock for measurements on a CPU (default: the machine's). A CUDA device has its own.
+        cache: Folder to cache profiles in. Another model, optimiser, data shape, device or version
+            of torch is measured again; another ``loss`` is not.
+
+    Raises:
+        HeteroError: The batch sizes are invalid, no parameter is trained, or the smallest size does
+            not fit into memory.
+
+    >>> model = nn.Linear(4, 2)
+    >>> profile = profile_step(
+    ...     model,
+    ...     torch.optim.SGD(model.parameters()),
+    ...     lambda n: torch.zeros(n, 4),
+    ...     loss=lambda net, batch: net(batch).sum(),
+    ...     batches=(8, 16),
+    ...     budget_s=0.1,
+    ... )
+    >>> profile.batches, profile.bucket_bytes
+    ((8, 16), (40.0,))
+    """
+    rehearsal = Rehearsal(model, optimizer, loss=loss, clock=clock or SystemClock())
+    sizes, make = _sizes(batches, data)
+    with rehearsal.left_as_it_was():
+        path = None
+        if cache is not None:
+            key = profile_key(model, optimizer, make(sizes[0]), sizes=sizes)
+            path = Path(cache) / f"profile-{key}.json"
+            known = read_profile(path)
+            if known is not None:
+                return known
+        profile = _profile(rehearsal, sizes, make, budget_s=budget_s)
+    if path is not None:
+        write_profile(path, profile)
+    return profile
+
+
+@dataclass(kw_only=True)
+class _Measured:
+    """Measurements of one batch size."""
+
+    input_s: list[float] = field(default_factory=list)
+    phases: list[tuple[float, float, float]] = field(default_factory=list)
+    shapes: list[dict[int, float]] = field(default_factory=list)
+    peak_bytes: float = 0.0
+
+    def phase(self, at: int) -> float:
+        return median(each[at] for each in self.phases)
+
+
+def _profile(
+    rehearsal: Rehearsal, sizes: Sequence[int], make: Make, *, budget_s: float
+) -> StepProfile:
+    clock, done = rehearsal.clock, dict[int, _Measured]()
+    began = clock.monotonic()
+    for left, size in zip(range(len(sizes), 0, -1), sizes, strict=True):
+        until = clock.monotonic() + (budget_s - (clock.monotonic() - began)) / left
+        if done:
+            last = max(done)
+            least = (_WARM_UP + _LEAST + _SHAPES) * sum(map(done[last].phase, range(3)))
+            if clock.monotonic() - began + least * size / last > budget_s:
+                break
+        try:
+            done[size] = _measure(rehearsal, size, make, until=until)
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            if not done:
+                raise HeteroError(
+                    f"a step with {size} sample(s) does not fit into the memory of "
+                    f"{rehearsal.device}; smaller batches, or a smaller model, would"
+                ) from error
+            break
+    ready = median_shape([shape for each in done.values() for shape in each.shapes])
+    buckets = gradient_buckets(rehearsal.parameters, ready)
+    return StepProfile(
+        device=device_name(rehearsal.device),
+        batches=tuple(done),
+        forward_s=tuple(each.phase(0) for each in done.values()),
+        backward_s=tuple(each.phase(1) for each in done.values()),
+        optimizer_s=median(phase[2] for each in done.values() for phase in each.phases),
+        peak_bytes=tuple(each.peak_bytes for each in done.values()),
+        bucket_bytes=tuple(num_bytes for num_bytes, _ in buckets),
+        bucket_ready=tuple(share for _, share in buckets),
+        sample_input_s=median(s / size for size, each in done.items() for s in each.input_s),
+    )
+
+
+def _measure(rehearsal: Rehearsal, size: int, make: Make, *, until: float) -> _Measured:
+    """Run warm-up steps, then steps with hooks for the gradient's timing, then the timed steps."""
+    clock, out = rehearsal.clock, _Measured()
+    batch = None
+    for _ in range(_LEAST):
+        began = clock.monotonic()
+        batch = make(size)
+        out.input_s.append(clock.monotonic() - began)
+    batch = to_device(batch, rehearsal.device)
+    for _ in range(_WARM_UP):
+        out.peak_bytes = rehearsal.peak_bytes(batch)
+    out.shapes = [rehearsal.shape(batch) for _ in range(_SHAPES)]
+    while len(out.phases) < _LEAST or (len(out.phases) < _MOST and clock.monotonic() < until):
+        out.phases.append(rehearsal.phases(batch))
+    return out
+
+
+def _sizes(batches: Sequence[int], data: Dataset[Any] | Make) -> tuple[list[int], Make]:
+    """Return the batch sizes that the data can fill, and a function that makes the batches."""
+    sizes = list(batches)
+    if not sizes or sizes[0] < 1 or any(b <= a for a, b in pairwise(sizes)):
+        raise HeteroError(f"batches ascend from 1 or more, not {sizes}")
+    if callable(data):
+        return sizes, data
+    samples = Samples(data, None)
+    enough = [size for size in sizes if size <= len(samples)]
+    if not enough:
+        raise HeteroError(
+            f"the data set has {len(samples)} samples, and the smallest batch {sizes[0]}: ask for "
+            "smaller batches"
+        )
+    return enough, lambda num: samples.batch(range(num))
+
+
+_log = plain_logger("thrifty.hetero")
+
+
+def device_name(device: torch.device) -> str:
+    """Return the device's model name; for a CPU also the number of threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = models[0] if models else platform.processor() or platform.machine()
+    return f"{name}, {torch.get_num_threads()} thread(s)"
+
+
+def profile_key(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, *, sizes: Sequence[int]
+) -> str:
+    """Return a digest of everything that a profile depends on, except the loss."""
+    return fingerprint({
+        "parameters": [
+            [list(each.shape), str(each.dtype), each.requires_grad]
+            for each in model.parameters()
+        ],
+        "model": repr(model),
+        "training": [module.training for module in model.modules()],
+        "optimizer": type(optimizer).__qualname__,
+        "batch": [
+            [list(each.shape), str(each.dtype)]
+            if isinstance(each, Tensor)
+            else type(each).__name__
+            for each in tree_leaves(batch)
+        ],
+        "sizes": list(sizes),
+        "device": device_name(device_of(model)),
+        "torch": torch.__version__,
+    })
+
+
+def read_profile(path: Path) -> StepProfile | None:
+    """Return the cached profile, or None if there is none or it cannot be read."""
+    try:
+        return StepProfile.from_json(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        _log.warning("%s holds no profile (%s): measured again", path, error)
+        return None
+
+
+def write_profile(path: Path, profile: StepProfile) -> None:
+    """Write a profile atomically; log a warning if the folder cannot be written."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(profile.to_json()))
+        temporary.replace(path)
+    except OSError as error:
+        _log.warning("a profile cannot be kept in %s: %s", path.parent, error)
+        with suppress(OSError):
+            temporary.unlink()

@@ -1,0 +1,1 @@
+"""Checks that a batch may be split among workers."""

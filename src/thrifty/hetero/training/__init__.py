@@ -1,0 +1,1 @@
+"""One worker's share of the training."""

@@ -1,0 +1,301 @@
+"""One worker's computation: its part of the gradient, and the update that all workers share."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from thrifty.core import Clock, HeteroError
+from thrifty.hetero._order import Share
+from thrifty.hetero.workers._device import device_of as device_of, to_device
+from thrifty.hetero.workers._measure import measure_curve
+from thrifty.hetero.workers._state_bytes import from_bytes, to_bytes
+from thrifty.pack import borrowed_streams, step_counters
+from thrifty.pack._random import seed_everything
+from thrifty.perf import StepCurve
+
+from ._batch_norm import SharedSums, Sum, WholeBatchNorm, whole_batch_norm
+from ._flat import Begin, FlatGradients
+from ._kept import KeptBuffers, untouched
+from ._objective import Objective
+from ._samples import PublicAndPrivate, Taken
+
+
+_DIGEST_BITS = 24
+"""Bits of a digest that travels with the gradients: exact in single precision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """What one worker contributes to a step, besides its gradient.
+
+    Attributes:
+        loss: Its part of the loss.
+        weight: Weight of its share in the mean.
+        buffers: Whether its forward pass changed buffers.
+    """
+
+    loss: float
+    weight: float
+    buffers: bool
+
+
+class Learner:
+    """A model, its optimiser and its training data on one worker.
+
+    Args:
+        model: A plain model.
+        optimizer: Optimiser of the model's parameters.
+        samples: Samples that this worker can read.
+        objective: The objective to minimise.
+        sum_: Sum over all workers for batch normalisation; None: each worker uses its own
+            statistics.
+        bucket_cap_mb: MiB of a bucket of gradients, summed while the backward pass continues; None:
+            all gradients are summed after it.
+
+    Raises:
+        HeteroError: The optimiser trains tensors that are not part of the model.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        samples: PublicAndPrivate,
+        *,
+        objective: Objective,
+        sum_: Sum | None,
+        bucket_cap_mb: float | None = None,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.samples = samples
+        self.device = device_of(model)
+        self.objective = objective
+        self._shared = SharedSums(sum_)
+        # A worker that takes part in the other workers' sums must be present at every step.
+        self.least = int(sum_ is not None and whole_batch_norm(model, self._shared) > 0)
+        # Batch normalisation also sums during the backward pass. Both kinds of sums would need one
+        # common order, even on workers without samples.
+        self._cap_mb = None if self.least else bucket_cap_mb
+        self._before: KeptBuffers | None = None
+        self._check_optimizer()
+        self.gradients = FlatGradients(model.parameters(), num_control=0)
+        self._standing = _standing(model)
+
+    def make_room(self, *, num_control: int) -> None:
+        """Reserve ``num_control`` control numbers, and follow the model's current parameters."""
+        self.gradients.close()
+        self.gradients = FlatGradients(
+            self.model.parameters(), num_control=num_control, bucket_cap_mb=self._cap_mb
+        )
+        self._standing = _standing(self.model)
+
+    def news(self) -> int:
+        """Return 0, or a digest of the trained parameters if they have changed.
+
+        Parameters may be frozen, unfrozen, replaced, added, or change their type or shape.
+        """
+        now = _standing(self.model)
+        same = len(now) == len(self._standing) and all(
+            a[0] is b[0] and a[1:] == b[1:] for a, b in zip(now, self._standing, strict=True)
+        )
+        # 0 (no news) and 1 (`REFUSED`) have other meanings in a note.
+        return 0 if same else 2 + self.trained() % (2**_DIGEST_BITS - 2)
+
+    def structure(self) -> int:
+        """Return a digest of the names, shapes and types of the tensors in the model's state.
+
+        Buffers outside the state may be caches, which differ from worker to worker.
+        """
+        named = self.model.state_dict().items()
+        return _digest(
+            f"{name} {tuple(each.shape)} {each.dtype}"
+            for name, each in named
+            if isinstance(each, Tensor)
+        )
+
+    def trained(self) -> int:
+        """Return a digest of the parameters that are trained."""
+        return _digest(
+            f"{name} {tuple(each.shape)} {each.dtype}"
+            for name, each in self.model.named_parameters()
+            if each.requires_grad
+        )
+
+    def backward(
+        self,
+        share: Share,
+        *,
+        batch_size: int,
+        seed: int,
+        begin: Begin,
+        inspect: Callable[[Taken], None] | None = None,
+    ) -> Pass:
+        """Compute this worker's part of the gradient and leave it in the buffer.
+
+        Args:
+            share: This worker's samples.
+            batch_size: Samples of all workers.
+            seed: Seed of the draws of data set, model and loss.
+            begin: Begins a sum over all workers.
+            inspect: Inspects the samples before they are trained on.
+        """
+        with borrowed_streams():
+            seed_everything(seed)
+            taken = None
+            if len(share):
+                taken = self.samples.take(
+                    share.public, share.private, watched=inspect is not None
+                )
+                if inspect is not None:
+                    inspect(taken)
+            # Gradients left by other code would count as part of this step.
+            self.optimizer.zero_grad(set_to_none=True)
+            self.gradients.zero(begin)
+            before = self._before = KeptBuffers(self.model)
+            if taken is None:
+                self._shared.shadow()
+                return Pass(loss=0.0, weight=0.0, buffers=False)
+            batch = taken.batch()
+            weight = self.objective.weigh(batch, len(share))
+            factor = 1.0 if self.objective.reduction == "sum" else weight / batch_size
+            loss = self._train(batch, factor, together=True)
+        self.gradients.collect()
+        changed = before.changed(besides=(WholeBatchNorm,))
+        return Pass(loss=loss, weight=weight, buffers=changed)
+
+    def undo(self) -> None:
+        """Restore the buffers that a pass has changed, because its step is trained again."""
+        if self._before is not None:
+            self._before.restore()
+
+    def rehearse(self, num: int) -> None:
+        """Run a forward and a backward pass that change nothing except the gradients."""
+        public = range(min(num, self.samples.num_public))
+        private = range(min(num - len(public), self.samples.num_private))
+        self.gradients.zero()
+        # Entries appended to lists do not matter. Counters and running values may.
+        with borrowed_streams(), untouched(self.model, self.objective.loss, lists=False):
+            self._train(self.samples.batch(public, private), 1.0, together=False)
+        self.synchronise()
+
+    def update(self, *, lr_factor: float, clip_norm: float | None) -> None:
+        """Take the optimiser's step with the gradient of all workers."""
+        if clip_norm is not None:
+            self.gradients.clip(clip_norm)
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["lr"] * lr_factor
+        self.optimizer.step()
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        for counter in step_counters(self.model).values():
+            counter += 1
+        self._before = None
+        self.synchronise()
+
+    def measure(self, *, most: int, clock: Clock) -> StepCurve:
+        """Time whole steps; model and optimiser are afterwards as before."""
+        before = to_bytes(self.state())
+
+        def step(num: int) -> None:
+            self.rehearse(num)
+            self.gradients.collect()
+            self.optimizer.step()
+            self.synchronise()
+
+        curve = measure_curve(step, most=most, clock=clock, least=self.least)
+        self.load_state(from_bytes(before))
+        self.gradients.zero()
+        return curve
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of model and optimiser."""
+        named = self.model.named_parameters()
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "trained": [name for name, each in named if each.requires_grad],
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what ``state`` returned."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if "trained" in state:
+            trained = set(state["trained"])
+            for name, parameter in self.model.named_parameters():
+                parameter.requires_grad_(name in trained)
+
+    def buffers(self) -> dict[str, Any]:
+        """Return the buffers that do not stay up to date on workers without samples."""
+        return {
+            path: {name: each for name, each in module._buffers.items() if each is not None}
+            for path, module in self.model.named_modules()
+            if not isinstance(module, WholeBatchNorm)
+        }
+
+    @torch.no_grad()
+    def load_buffers(self, buffers: Mapping[str, Any]) -> None:
+        """Copy in the buffers that ``buffers`` returned."""
+        for path, values in buffers.items():
+            own = self.model.get_submodule(path)._buffers
+            for name, value in values.items():
+                here = own.get(name)
+                if here is not None and here.shape == value.shape:
+                    here.copy_(value)
+                else:
+                    # The forward pass creates or enlarges this buffer.
+                    own[name] = value.to(self.device)
+
+    def synchronise(self) -> None:
+        """Wait until the device is done."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _check_optimizer(self) -> None:
+        own = set(map(id, self.model.parameters()))
+        others = [
+            p for g in self.optimizer.param_groups for p in g["params"] if id(p) not in own
+        ]
+        if others:
+            raise HeteroError(
+                f"the optimizer trains {len(others)} tensors that are no parameters of the model, "
+                f"the first one of shape {tuple(others[0].shape)}: their gradients would not be "
+                "summed over the workers; make them part of the model"
+            )
+
+    def _train(self, batch: Any, factor: float, *, together: bool) -> float:
+        with self._shared.step(together=together):
+            loss = self.objective.loss(self.model, to_device(batch, self.device))
+            if not factor and not loss.detach().isfinite():
+                # All samples have weight 0, so there is no gradient to add.
+                if self.least:
+                    raise HeteroError(
+                        "all samples of a worker's share have weight 0, and batch normalisation "
+                        "over the global batch needs their gradients; use a larger global_batch or "
+                        "batch_norm='local'"
+                    )
+                return 0.0
+            loss = loss * factor
+            loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach())
+
+
+def _standing(model: nn.Module) -> list[tuple[nn.Parameter, bool, torch.dtype, torch.Size]]:
+    """Return the parameters with their trained state, type and shape.
+
+    The list refers to the parameters themselves, so that a new one cannot reuse an old one's id.
+    """
+    return [(each, each.requires_grad, each.dtype, each.shape) for each in model.parameters()]
+
+
+def _digest(lines: Any) -> int:
+    text = "\n".join(lines).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=6).digest())

@@ -1,0 +1,1 @@
+"""The workers of a job: who is present, how fast each is, how they talk."""

@@ -1,0 +1,159 @@
+"""Measuring how fast each worker is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+from typing import Any, Protocol
+
+from thrifty.core import Clock, HeteroError, require
+from thrifty.pack import out_of_memory
+from thrifty.perf import Power, StepCurve
+
+
+class Meter(Protocol):
+    """Measures the energy of one worker.
+
+    Attributes:
+        source: "modelled", or the counters that are read ("NVML", "RAPL", "NVML+RAPL").
+    """
+
+    source: str
+
+    def joules(self, *, busy_s: float, whole_s: float) -> float:
+        """Return the energy since the last call (or since the meter was made).
+
+        Args:
+            busy_s: Seconds of that time in which the worker trained.
+            whole_s: All seconds of that time.
+        """
+        ...
+
+
+class PowerMeter:
+    """Modelled energy, from a declared power model.
+
+    >>> PowerMeter(Power(idle_w=2.0, busy_w=5.0)).joules(busy_s=3.0, whole_s=4.0)
+    17.0
+    """
+
+    source = "modelled"
+
+    def __init__(self, power: Power) -> None:
+        self._power = power
+
+    def joules(self, *, busy_s: float, whole_s: float) -> float:
+        """Return the energy according to the model."""
+        return self._power.joules(busy_s=busy_s, whole_s=whole_s)
+
+
+class ZeusMeter:
+    """Measured energy: GPUs by NVML, CPUs and memory by RAPL, read with Zeus.
+
+    Counters cover whole devices, so the work of other processes on them counts, too.
+
+    Args:
+        gpus: Indices of this worker's GPUs (default: none).
+        cpus: Indices of this worker's CPU packages (default: none).
+        monitor: A ``zeus.monitor.ZeusMonitor`` (default: created).
+
+    Raises:
+        MissingExtraError: Zeus is not installed.
+        HeteroError: Neither GPUs nor CPUs are given, or their counters cannot be read.
+    """
+
+    def __init__(
+        self,
+        *,
+        gpus: list[int] | None = None,
+        cpus: list[int] | None = None,
+        monitor: Any = None,
+    ) -> None:
+        if not gpus and not cpus:
+            raise HeteroError("name the GPUs or the CPU packages that this worker uses")
+        self.source = "+".join(name for name, used in (("NVML", gpus), ("RAPL", cpus)) if used)
+        self._monitor = _monitor(gpus or [], cpus or []) if monitor is None else monitor
+        self._monitor.begin_window("thrifty")
+
+    def joules(self, *, busy_s: float, whole_s: float) -> float:
+        """Return the energy according to the counters."""
+        window = self._monitor.end_window("thrifty")
+        self._monitor.begin_window("thrifty")
+        counted = [window.gpu_energy, window.cpu_energy, window.dram_energy]
+        return float(sum(sum(each.values()) for each in counted if each))
+
+
+def _monitor(gpus: list[int], cpus: list[int]) -> Any:
+    ZeusMonitor = require("zeus.monitor", extra="energy").ZeusMonitor
+    try:
+        return ZeusMonitor(gpu_indices=gpus, cpu_indices=cpus, approx_instant_energy=True)
+    except Exception as error:
+        raise HeteroError(
+            f"the energy counters of GPUs {gpus} and CPUs {cpus} cannot be read ({error}); declare "
+            "a model instead: PowerMeter(Power(idle_w=..., busy_w=...))"
+        ) from error
+
+
+_REPEATS = 3
+
+
+def measure_curve(
+    step: Callable[[int], None],
+    *,
+    most: int,
+    clock: Clock,
+    least: int = 0,
+    budget_s: float = 20.0,
+) -> StepCurve:
+    """Time whole training steps of 1, 2, 4, ... samples, and fit a speed curve.
+
+    Measuring stops at ``most`` samples, where memory ends, or where the next size would exceed
+    ``budget_s``. The line through the measured sizes predicts larger batches.
+
+    Args:
+        step: Trains one step with the given number of samples, and waits until the device is done.
+        most: Largest number of samples to try.
+        clock: Clock to measure with.
+        least: Minimum number of samples that the worker has to get.
+        budget_s: Seconds that measuring may take.
+
+    Raises:
+        HeteroError: Not even the smallest size fits into memory.
+
+    >>> from thrifty.testing import VirtualClock
+    >>> clock = VirtualClock()
+    >>> curve = measure_curve(lambda n: clock.advance(0.1 + 0.01 * n), most=64, clock=clock)
+    >>> round(curve.fixed_s, 3), round(curve.sample_s, 3)
+    (0.1, 0.01)
+    """
+    sizes: list[int] = []
+    seconds: list[float] = []
+    fits: int | None = None
+    began = clock.monotonic()
+    size = min(max(1, least), most)
+    while True:
+        try:
+            times = [_timed(step, size, clock) for _ in range(_REPEATS + 1)]
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            if not sizes:
+                raise HeteroError(
+                    f"a step with {size} sample(s) does not fit into this worker's memory; a "
+                    "smaller model would"
+                ) from error
+            fits = sizes[-1]
+            break
+        sizes.append(size)
+        seconds.append(median(times[1:]))  # the first one warms up
+        spent = clock.monotonic() - began
+        if size >= most or spent + 2 * (_REPEATS + 1) * seconds[-1] > budget_s:
+            break
+        size = min(2 * size, most)
+    return StepCurve.fit(sizes, seconds, most=fits, least=least)
+
+
+def _timed(step: Callable[[int], None], size: int, clock: Clock) -> float:
+    began = clock.monotonic()
+    step(size)
+    return max(clock.monotonic() - began, 1e-9)

@@ -1,0 +1,1 @@
+"""The ways to train K trials on one device, and the choice among them."""

@@ -1,0 +1,561 @@
+"""The fused back-end, which trains trials of one structure as one batched computation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from thrifty.core import derive_seed, error_text, fingerprint
+from thrifty.pack._backend import (
+    Backend,
+    EpochPlan,
+    Member,
+    Outcome,
+    UnverifiedError,
+    guarded,
+    no_exits,
+    out_of_memory,
+)
+from thrifty.pack._random import seed_everything
+from thrifty.pack._state import State
+from thrifty.pack.fused._block import Block
+from thrifty.pack.fused._dry_run import NUM_ROWS, dry_run, fits_inside
+from thrifty.pack.fused._feed import ArrayFeed, Feed, IteratorFeed
+from thrifty.pack.fused._member import FeedError, FusedTrial
+from thrifty.pack.fused._registry import UnfusableError
+from thrifty.pack.fused._row_state import steps_taken
+from thrifty.pack.fused._signature import check_memory, dropout_rates, family, kin, settings
+from thrifty.pack.fused._step import BlockOptions, denormals_flushed
+from thrifty.pack.fused._structure import Structure
+from thrifty.pack.fused._tape import Arena
+from thrifty.pack.fused.optimizers import GroupedOptimizer, grouped_optimizer
+from thrifty.pack.task._data import epoch_order
+from thrifty.pack.task._task import Task
+from thrifty.pack.verify import AloneTime, CheckBudget, SoloTimes
+
+
+Structures = dict[Hashable, Structure | str]
+"""The tested structure, or why there is none, by what its trials have in common."""
+
+
+MIN_FILL = 0.4
+"""The least share of a wider model's parameters that a model padded to it may have.
+
+Below this, too much of the computation is on zeros.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What the time of a trial's steps depends on.
+
+    Attributes:
+        identity: Everything it depends on; equal identities take equal time.
+        group: What trials that could be packed with this one have in common.
+        kin: A rough description: sizes, but neither activations nor the optimizer.
+    """
+
+    identity: Hashable
+    group: Hashable
+    kin: Hashable
+
+
+class FusedBackend(Backend):
+    """A back-end with any number of slots; trials of equal structure share blocks of limited size.
+
+    Args:
+        task: What the trials train.
+        device: Where they are trained.
+        block: How trials are fused, unless ``configure`` sets something else.
+        structures: The results of earlier dry runs.
+        refused: Why some structures are not fused, by ``refusal_key``.
+
+    Attributes:
+        structures: The results of dry runs so far.
+        refused: Why some structures are not fused: a check of them has failed.
+        budget: The time that checks have taken.
+        solo_times: The times of steps and evaluations of trials alone.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        device: torch.device | str = "cpu",
+        block: BlockOptions = BlockOptions(),
+        structures: Structures | None = None,
+        refused: Mapping[str, str] | None = None,
+    ) -> None:
+        self._default = block
+        self._options: dict[Hashable, BlockOptions] = {}
+        self._task = task
+        self._device = torch.device(device)
+        self._arena = Arena()
+        self._trials: dict[int, FusedTrial] = {}
+        self._blocks: dict[Hashable, list[Block]] = {}
+        self._retired: list[Block] = []
+        self._home: dict[FusedTrial, Block] = {}
+        self._keys: dict[FusedTrial, tuple[Hashable, Hashable, Hashable]] = {}
+        self.structures = {} if structures is None else structures
+        self.refused = dict(refused or {})
+        self._feeds: dict[Hashable, Feed] = {}
+        self._fits: dict[tuple[Hashable, Hashable], bool] = {}
+        self._built_in: dict[Hashable, tuple[str, ...]] = {}
+        """Paths of dropout rates that models compute with, so that they belong to the structure."""
+        self.budget = CheckBudget()
+        self.solo_times = SoloTimes()
+        self._refusal_keys: dict[Hashable, str] = {}
+
+    def stack(self, slot: int, member: Member) -> None:
+        """Put a trial into a slot.
+
+        Raises:
+            UnfusableError: Its model cannot be fused; the message says why.
+        """
+        trial = self.prepare(member)
+        self.place(slot, trial, member.values)
+
+    def prepare(self, member: Member) -> FusedTrial:
+        """Return a trial without a slot; if it stays alone, it is adapted when its epoch begins."""
+        trial = FusedTrial(self._task, self._device)
+        trial.stays_alone = member.alone
+        trial.begin(member)
+        if not member.alone:
+            trial.adapt_ahead(member.values)
+            trial.look_again()
+        return trial
+
+    def place(self, slot: int, trial: FusedTrial, values: Mapping[str, Any]) -> None:
+        """Give a prepared trial its slot. Raises as ``stack`` does."""
+        self._place(trial, values)
+        self._trials[slot] = trial
+
+    def key(
+        self, trial: FusedTrial, values: Mapping[str, Any]
+    ) -> tuple[Hashable, Hashable, Hashable]:
+        """Return what trials that may be packed with this one have in common.
+
+        Returns:
+            The structure, the kind of optimizer, and the batch size where that matters.
+
+        Raises:
+            UnfusableError: It cannot be packed with any trial.
+        """
+        kind = self._kind(trial, values)
+        padding = self.structure(trial, values).padding
+        return (self._structure_key(trial), kind, None if padding else trial.batch_size(values))
+
+    def traits(self, trial: FusedTrial, values: Mapping[str, Any]) -> Traits:
+        """Return what the time of a step depends on; equal in every process, and needs no dry run.
+
+        Raises:
+            UnfusableError: The model has hooks, or its optimizer has no fused version.
+        """
+        rows = _rows(trial)
+        batch_size = trial.batch_size(values)
+        group = (
+            trial.signature,
+            self._kind(trial, values),
+            rows,
+        )
+        half_octave = round(2 * math.log2(batch_size))
+        return Traits(
+            identity=(*group[:2], batch_size, rows),
+            group=group,
+            kin=(kin(trial.model), half_octave, rows),
+        )
+
+    def traits_of(self, key: Hashable) -> Traits:
+        """Return the traits of the trials in training under a key."""
+        trial = next(t for block in self._blocks[key] for t in block.trials)
+        return self.traits(trial, trial.plan_values)
+
+    def structure(
+        self, trial: FusedTrial, values: Mapping[str, Any], *, channels_last: bool = False
+    ) -> Structure:
+        """Return the tested structure of a prepared trial. Raises as ``key`` does."""
+        if self.refused and (reason := self.refused.get(self.refusal_key(trial))):
+            raise UnfusableError(reason)
+        key = self._structure_key(trial)
+        if key not in self.structures:
+            known = _found_out(trial, values)
+            if isinstance(known, Structure) and known.built_in:
+                self._built_in[key] = tuple(sorted(known.built_in))
+                key = self._structure_key(trial)
+            self.structures[key] = known
+        known = self.structures[key]
+        if isinstance(known, str):
+            raise UnfusableError(known)
+        groups = trial.followed.partition
+        if len(groups) == 1 and not channels_last:
+            return known
+        key = ("channels last" if channels_last else "", groups, key)
+        if key not in self.structures:
+            self.structures[key] = known.arranged(groups, channels_last=channels_last)
+        found = self.structures[key]
+        assert isinstance(found, Structure)
+        return found
+
+    def trial(self, slot: int) -> FusedTrial:
+        """Return the trial in a slot."""
+        return self._trials[slot]
+
+    def take(self, slot: int) -> FusedTrial:
+        """Take a trial out of its slot, with model and optimizer as they stand."""
+        trial = self._trials[slot]
+        trial.take_moments(self._home[trial].moments(trial))
+        self.release(slot)
+        return trial
+
+    def host(self, trial: FusedTrial, values: Mapping[str, Any]) -> Hashable | None:
+        """Return the key of wider trials in training that this one may join, padded with zeros.
+
+        It is None if there are none.
+
+        Raises:
+            UnfusableError: As ``key``.
+        """
+        key = self.key(trial, values)
+        if self._blocks.get(key):
+            return None
+        size = sum(p.numel() for p in trial.model.parameters())
+        for other, blocks in self._blocks.items():
+            if any(block.trials for block in blocks) and self._joins(
+                trial, values, size=size, other=other
+            ):
+                return other
+        return None
+
+    def configure(self, key: Hashable, options: BlockOptions) -> None:
+        """Set how trials with a key are fused, before the first of them is placed."""
+        self._options[key] = options
+
+    def num_steps(self, slot: int, values: Mapping[str, Any]) -> int:
+        """Return how many optimizer steps the next epoch has."""
+        return self._trials[slot].num_steps(values)
+
+    def step(self, plans: Mapping[int, EpochPlan]) -> Mapping[int, Outcome]:
+        """Train every block until one of its trials has ended its epoch."""
+        slot_of = {trial: slot for slot, trial in self._trials.items()}
+        outcomes: dict[int, Outcome] = {}
+        self._feeds.clear()
+        for slot, plan in plans.items():
+            outcome = guarded(partial(self._start, self._trials[slot], plan))
+            if isinstance(outcome, UnfusableError):
+                outcome = _left(self._trials[slot], outcome, mismatch=False)
+            if isinstance(outcome, Exception):
+                outcomes[slot] = outcome
+        for block in list(self._all_blocks()):
+            if not block.trials or any(slot_of[t] in outcomes for t in block.trials):
+                continue
+            found = _advanced(block)
+            for trial, outcome in found.items():
+                outcomes[slot_of[trial]] = outcome
+                self._note(trial, outcome)
+        return outcomes
+
+    def num_unverified(self, slot: int) -> int:
+        """Return how many of a member's last epochs have not been followed by a check yet."""
+        return self._trials[slot].num_unverified
+
+    def refusal_key(self, trial: FusedTrial) -> str:
+        """Name a trial's structure for all processes, by the content of its model, task and data.
+
+        Raises:
+            UnfusableError: The model has hooks.
+        """
+        key = (trial.signature, _rows(trial))
+        if key not in self._refusal_keys:
+            self._refusal_keys[key] = fingerprint([repr(part) for part in key])
+        return self._refusal_keys[key]
+
+    def refuse(self, key: str, reason: str) -> None:
+        """Fuse no more trials of a structure; check those fused now at their next step."""
+        self.refused[key] = reason
+        for trial in self._home:
+            trial.is_step_verified &= trial.refusal_key != key
+
+    def alone_time(self, slot: int, values: Mapping[str, Any]) -> AloneTime | None:
+        """Return how long an epoch of a trial takes alone; None while too little was measured."""
+        trial = self._trials[slot]
+        key = self._time_key(trial, values)
+        return self.solo_times.epoch(key, num_steps=trial.num_steps(values))
+
+    def evaluation_s(self, trial: FusedTrial, values: Mapping[str, Any]) -> float | None:
+        """Return how long a trial's evaluation takes alone; None if no check has measured it."""
+        return self.solo_times.evaluation_s(self._time_key(trial, values))
+
+    def _time_key(self, trial: FusedTrial, values: Mapping[str, Any]) -> Hashable:
+        """Return what the time of a trial alone depends on."""
+        return (
+            self._structure_key(trial),
+            self._kind(trial, values),
+            trial.batch_size(values),
+        )
+
+    def _retire_programs(self) -> None:
+        """Discard all recordings, since values built into them may differ from those of today."""
+        self.structures.clear()
+        self._fits.clear()
+        self._retired += [block for blocks in self._blocks.values() for block in blocks]
+        self._blocks.clear()
+
+    def _note(self, trial: FusedTrial, outcome: Outcome) -> None:
+        """Record the outcome of an epoch."""
+        if isinstance(outcome, UnverifiedError):
+            if outcome.mismatch:
+                self.refuse(trial.refusal_key, str(outcome))
+            trial.difference = None
+        elif not isinstance(outcome, Exception) and not trial.is_verified_here:
+            trial.num_unverified += 1
+
+    def unstack(self, slot: int) -> State:
+        """Return a copy of a member's full state."""
+        trial = self._trials[slot]
+        return self._home[trial].state(trial)
+
+    def release(self, slot: int) -> None:
+        """Free a slot."""
+        trial = self._trials.pop(slot, None)
+        if trial is not None:
+            self._home.pop(trial).remove(trial)
+            del self._keys[trial]
+
+    def model(self, slot: int) -> torch.nn.Module:
+        """Return the model in a slot; its parameters are views of the pack's."""
+        return self._trials[slot].model
+
+    def start(self, plans: Mapping[int, EpochPlan]) -> int:
+        """Start epochs without training, and return their number of steps; for measurements."""
+        self._feeds.clear()
+        for slot, plan in plans.items():
+            self._start(self._trials[slot], plan)
+        return max(self._trials[slot].steps_left for slot in plans)
+
+    def one_step(self) -> None:
+        """Take one step of every block; for measurements."""
+        with denormals_flushed():
+            for block in self._all_blocks():
+                block.one_step()
+
+    def memory_bytes(self) -> int:
+        """Return how many bytes all blocks hold."""
+        return self._arena.num_bytes + sum(block.memory_bytes() for block in self._all_blocks())
+
+    # -- which trial is in which block ---------------------------------------------------
+
+    def _all_blocks(self) -> Iterable[Block]:
+        self._retired = [block for block in self._retired if block.trials]
+        return [*self._retired, *(b for blocks in self._blocks.values() for b in blocks)]
+
+    def _joins(
+        self, trial: FusedTrial, values: Mapping[str, Any], *, size: int, other: Hashable
+    ) -> bool:
+        """Return whether padding a trial to the width of those under another key works and pays."""
+        structure = self._blocks[other][0].structure
+        example = next(t for block in self._blocks[other] for t in block.trials)
+        parameters = dict(trial.model.named_parameters())
+        if (
+            example.source is not trial.source
+            or self._kind(example, example.plan_values) != self._kind(trial, values)
+            or family(example.model) != family(trial.model)
+            or settings(vars(example.task)) != settings(vars(trial.task))
+            or example.batch_size(example.plan_values) != trial.batch_size(values)
+            or not structure.layout.holds(parameters)
+            or size < MIN_FILL * sum(s.shape.numel() for s in structure.layout.segments)
+        ):
+            return False
+        pair = (self._structure_key(trial), other)
+        if pair not in self._fits:
+            batch = next(trial.batches(EpochPlan(epoch=0, values=values)))
+            self._fits[pair] = fits_inside(structure, trial.model, batch)
+        return self._fits[pair]
+
+    def _kind(self, trial: FusedTrial, values: Mapping[str, Any]) -> Hashable:
+        return grouped_optimizer(trial.followed, values)[1]
+
+    def _place(self, trial: FusedTrial, values: Mapping[str, Any]) -> None:
+        """Put a trial into a block of its structure with a free row.
+
+        Raises:
+            UnfusableError: It cannot be fused, or shares tensors with another trial.
+        """
+        self._check_tensors(trial)
+        key = self.key(trial, values)
+        host = self.host(trial, values)
+        optimizer = self._ready_optimizer(trial, values)
+        blocks = self._blocks.setdefault(key if host is None else host, [])
+        batch_size = trial.batch_size(values)
+        block = next((b for b in blocks if b.takes(batch_size)), None)
+        if block is None:
+            options = self._options.get(key if host is None else host, self._default)
+            block = Block(
+                self.structure(trial, values, channels_last=options.channels_last)
+                if host is None
+                else blocks[0].structure,
+                optimizer,
+                options=options,
+                device=self._device,
+                arena=self._arena,
+                budget=self.budget,
+                solo_times=self.solo_times,
+            )
+            blocks.append(block)
+        block.add(trial)
+        trial.refusal_key = self.refusal_key(trial)
+        self._home[trial], self._keys[trial] = block, key
+
+    def _check_tensors(self, trial: FusedTrial) -> None:
+        """Check that a trial's tensors are its own, so that they can become a row.
+
+        Raises:
+            UnfusableError: It shares memory, within its model or with another trial.
+        """
+        if trial.tensor_ids:
+            return
+        check_memory([trial.model])
+        own = {id(t) for t in (*trial.model.parameters(), *trial.model.buffers())}
+        if any(not own.isdisjoint(other.tensor_ids) for other in self._home):
+            raise UnfusableError("it shares parameters or buffers with another trial")
+        trial.tensor_ids = own
+
+    def _ready_optimizer(
+        self, trial: FusedTrial, values: Mapping[str, Any]
+    ) -> GroupedOptimizer:
+        """Return the optimizer over rows for a trial whose state fits. Raises as ``key`` does."""
+        optimizer, _ = grouped_optimizer(trial.followed, values)
+        steps_taken(trial, optimizer, self.structure(trial, values))
+        return optimizer
+
+    def _structure_key(self, trial: FusedTrial) -> Hashable:
+        key = (trial.signature, trial.source_number)
+        paths = self._built_in.get(key, ())
+        if not paths:
+            return key
+        rates = dropout_rates(trial.model)
+        return (*key, *[(path, rates[path]) for path in paths])
+
+    # -- epochs --------------------------------------------------------------------------
+
+    def _start(self, trial: FusedTrial, plan: EpochPlan) -> dict[str, float]:
+        trial.adapt_ahead(plan.values)
+        if not self._home[trial].holds(trial):
+            raise UnfusableError("its parameters or buffers were given other memory in adapt")
+        changed = trial.look_again()
+        if changed is not None and not changed.is_own:
+            self._retire_programs()
+            raise UnfusableError(f"{changed.name}, which it reads, has changed")
+        if (
+            changed
+            or self._built_in
+            or isinstance(self._task.batch_size, str)
+            or self._kind(trial, plan.values) != self._keys[trial][1]
+        ):
+            self._settle(trial, plan.values)
+        num_steps = trial.num_steps(plan.values)
+        block = self._home[trial]
+        trial.time_key = self._time_key(trial, plan.values)
+        trial.start_fused(plan, self._feed(trial, plan), tick=block.start(num_steps))
+        block.plan_checks(trial)
+        return {}
+
+    def _settle(self, trial: FusedTrial, values: Mapping[str, Any]) -> None:
+        """Move a trial to the block where it belongs after its hyper-parameters changed.
+
+        Raises:
+            UnfusableError: It can no longer be fused; it stays where it is, so that its state can
+                be taken out.
+            UnverifiedError: It would have to move, but its last epochs are not verified.
+        """
+        if self.key(trial, values) != self._keys[trial]:
+            if trial.num_unverified:
+                raise UnverifiedError(
+                    "its hyper-parameters have changed what it computes", mismatch=False
+                )
+            block = self._home[trial]
+            trial.take_moments(block.moments(trial))
+            self._ready_optimizer(trial, values)
+            block.remove(trial)
+            self._place(trial, values)
+
+    def _feed(self, trial: FusedTrial, plan: EpochPlan) -> Feed:
+        """Return a feed that trials with the same batches share."""
+        batch_size = trial.batch_size(plan.values)
+        key: tuple[int, ...] = (id(trial.source), trial.seed, plan.epoch, batch_size)
+        if trial.source.arrays is None:
+            key = (*key, id(self._home[trial]))
+        if key not in self._feeds:
+            if trial.source.arrays is None:
+                self._feeds[key] = IteratorFeed(
+                    trial.batches(plan), seeds=trial.fetch_seeds(plan)
+                )
+            else:
+                order = epoch_order(
+                    trial.source.num_train, seed=trial.seed, epoch=plan.epoch
+                ).to(self._device)
+                self._feeds[key] = ArrayFeed(trial.source.arrays, order, batch_size)
+        return self._feeds[key]
+
+
+def _found_out(trial: FusedTrial, values: Mapping[str, Any]) -> Structure | str:
+    """Return the structure of a trial's model by a dry run, or why there is none."""
+    try:
+        batch = next(_few_rows(trial, values))
+        seed_everything(derive_seed(trial.seed, "dry run"))
+        # a copy, so that later changes of the trial's task do not affect what was recorded
+        with no_exits():
+            return dry_run(copy(trial.task), trial.model, batch)
+    except UnfusableError as error:
+        return str(error)
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        return f"its dry run failed with {error_text(error)}"
+
+
+def _rows(trial: FusedTrial) -> Hashable:
+    """Return shapes and dtypes of the rows of a trial's data, if these are in memory."""
+    arrays = trial.source.arrays
+    return arrays and tuple((tuple(a.shape[1:]), str(a.dtype)) for a in arrays)
+
+
+def _advanced(block: Block) -> dict[FusedTrial, Outcome]:
+    """Train a block until an epoch of one of its trials ends, and return the outcomes."""
+    try:
+        with no_exits():
+            ended = block.advance()
+            return dict(zip(ended, block.finish(ended), strict=True))
+    except FeedError as error:
+        return {error.trial: error.reason}
+    except UnfusableError as error:
+        return {trial: _left(trial, error, mismatch=True) for trial in block.trials}
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        # training each trial alone will show which of them fails
+        reason = f"its pack failed with {type(error).__name__}: {error}"
+        return {trial: UnverifiedError(reason, mismatch=True) for trial in block.trials}
+
+
+def _left(trial: FusedTrial, error: UnfusableError, *, mismatch: bool) -> Exception:
+    """Return the outcome of a trial that cannot take its next step in a block.
+
+    Nothing of that step has been done.
+    """
+    if (trial.step_index and trial.steps_left) or trial.num_unverified:
+        return UnverifiedError(str(error), mismatch=mismatch)
+    return error
+
+
+def _few_rows(trial: FusedTrial, values: Mapping[str, Any]) -> Iterator[Any]:
+    """Return batches for a dry run; those that have to be made for it are small."""
+    if trial.source.arrays is not None:
+        return trial.batches(EpochPlan(epoch=0, values=values))
+    size = min(trial.batch_size(values), NUM_ROWS)
+    return trial.source.train_batches(seed=trial.seed, epoch=0, batch_size=size)

@@ -1,0 +1,1 @@
+"""What users write: tasks, hyper-parameters, optimizers, metrics and data."""

@@ -1,0 +1,1 @@
+"""One trial: its steps, its evaluation, and checks of its state and its data."""

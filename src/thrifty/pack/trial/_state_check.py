@@ -1,0 +1,518 @@
+"""A check whether a checkpoint holds the whole state of a trial.
+
+A trial restored from its checkpoint and the live one take the same step on the same batch, and are
+evaluated. A difference comes from state outside of the checkpoint: a counter, a buffer that is not
+persistent, a global variable."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+from weakref import ReferenceType
+
+import torch
+
+from thrifty.core import StateError, TaskError, plain_logger
+from thrifty.pack._backend import EpochPlan, Member, out_of_memory
+from thrifty.pack.task._task import Task, Trainable
+from thrifty.pack.verify import (
+    FIRST_BATCH,
+    CheckBudget,
+    Keeper,
+    Probe,
+    how_far_apart,
+    outside_of_state,
+    own_tensors,
+    probes_differ,
+    same,
+    training_places,
+)
+
+from ._data_check import check_data
+from ._state_probe import Trial, probe, probe_further
+from ._trainable_trial import TrainableTrial
+from ._trial import TaskTrial
+
+
+logger = plain_logger(__name__)
+
+Result = TypeVar("Result")
+
+SHORT_S = 1.0
+"""An epoch of a ``Trainable`` is trained again for the comparison if it takes at most this long.
+
+Two trials compared over more than one step take about this long together, in seconds.
+"""
+NOISE = 1e-3
+"""The relative difference allowed between equal steps where a device adds in any order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """Two trials to compare.
+
+    Attributes:
+        live: The trial that has ended an epoch.
+        member: The trial as read back from its checkpoint.
+        plan: The epoch whose first step both take.
+        trains: Whether a ``Trainable`` trains the whole epoch.
+    """
+
+    live: Trial
+    member: Member
+    plan: EpochPlan
+    trains: bool
+
+    def probe(self, trial: Trial) -> Probe:
+        return probe(trial, self.plan, trains=self.trains)
+
+    def again(self, trial: Trial, num_steps: int) -> Probe:
+        """Return what a trial does in its next step, or in ``num_steps`` steps after that one."""
+        first = self.probe(trial)
+        return self.further(trial, num_steps)[0] if num_steps else first
+
+    def further(self, trial: Trial, num_steps: int | None = None) -> tuple[Probe, int]:
+        """Return what a probed trial does in the steps after its probe, and how many there are."""
+        assert isinstance(trial, TaskTrial)
+        return probe_further(trial, self.plan, num_steps=num_steps, limit_s=SHORT_S / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Situation:
+    """The situation for which the result of a comparison holds.
+
+    Attributes:
+        kind: The types of the model's modules.
+        is_new: Whether a trial was compared before it was trained.
+        changed: Variables that no longer had their first values.
+    """
+
+    kind: frozenset[type]
+    is_new: bool
+    changed: frozenset[str]
+
+
+class StateCheck:
+    """A comparison of live trials with restored ones.
+
+    The first trial of each kind is compared, and each trial once if trials share variables that
+    have changed.
+
+    Args:
+        task: What the trials train. Its variables count as they are now.
+        device: Where they are trained.
+
+    Attributes:
+        budget: The cost of the comparisons. Report training time to it.
+    """
+
+    def __init__(self, task: Task | Trainable, *, device: torch.device) -> None:
+        self._task = task
+        self._device = device
+        self.budget = CheckBudget()
+        self._keepers = [Keeper(training_places({"task": task}))]
+        self._kinds: set[frozenset[type]] = set()
+        self._passed: set[_Situation] = set()
+        self._followed: set[tuple[frozenset[type], frozenset[str]]] = set()
+        self._warned: set[str] = set()
+        self._seconds = 0.0
+        self._trained: dict[int, ReferenceType[torch.Tensor]] = {}
+
+    def note(self, trial: Trial) -> None:
+        """Save the variables that the model of a new trial reads, as they are before training.
+
+        Raises:
+            StateError: Another trial has trained its parameters.
+        """
+        if not isinstance(trial, TaskTrial):
+            return
+        self._note_parameters(trial.model)
+        kind = _kind(trial)
+        if kind in self._kinds:
+            return
+        self._kinds.add(kind)
+        known = set().union(*(keeper.keys for keeper in self._keepers))
+        own = {id(module) for module in trial.model.modules()}
+        places = [
+            place
+            for place in training_places({"model": trial.model})
+            if (id(place.holder), place.key) not in known and id(place.holder) not in own
+        ]
+        self._keepers.append(Keeper(places))
+
+    def _note_parameters(self, model: torch.nn.Module) -> None:
+        own = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        for name, parameter in own.items():
+            known = self._trained.get(id(parameter))
+            if known is not None and known() is parameter:
+                raise self._shared(name)
+        self._trained = {key: ref for key, ref in self._trained.items() if ref() is not None}
+        self._trained |= {id(p): ReferenceType(p) for p in own.values()}
+
+    def is_due(self, trial: Trial, *, is_first: bool = True) -> bool:
+        """Return whether a trial that has ended a stage, or begins one, has to be compared.
+
+        Args:
+            trial: The trial.
+            is_first: Whether it has not been compared yet. Values that other trials have left in
+                variables may reach it, so each is compared once as soon as variables have changed.
+        """
+        situation = _situation(trial, self._changed())
+        if situation not in self._passed:
+            return True
+        affordable = self.budget.allows(self._seconds)
+        if situation.changed:
+            return is_first or affordable
+        return affordable and trial.adapts
+
+    def is_changed(self) -> bool:
+        """Return whether a variable that trials share no longer has its first value."""
+        return bool(self._changed())
+
+    def begin(self, member: Member) -> Trial:
+        """Make a trial with all variables as they are now."""
+        trial = self._new()
+        trial.begin(member)
+        return trial
+
+    def check(self, live: Trial, member: Member, plan: EpochPlan, *, seconds: float) -> None:
+        """Compare a live trial with one restored from its checkpoint.
+
+        Args:
+            live: The live trial, which has ended an epoch. It cannot be used afterwards.
+            member: The trial as read back from its checkpoint.
+            plan: The epoch whose first step both take.
+            seconds: How many seconds an epoch takes.
+
+        Raises:
+            StateError: They continue differently, or the checkpoint cannot be loaded.
+        """
+        situation = _situation(live, self._changed())
+        began = time.perf_counter()
+        now = [keeper.now() for keeper in self._keepers]
+        try:
+            if self._compare(
+                _Case(live=live, member=member, plan=plan, trains=seconds <= SHORT_S)
+            ):
+                self._passed.add(situation)
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            self._warn(f"{self._name}: there was no memory to check that its state is complete")
+            self._passed.add(situation)
+        finally:
+            for keeper in now:
+                keeper.put_back()
+        self._seconds = time.perf_counter() - began
+        self.budget.spend(self._seconds)
+
+    # -- one comparison ------------------------------------------------------------------
+
+    def _compare(self, case: _Case) -> bool:
+        """Compare two trials; return False if the user's code fails in both of them."""
+        now = [keeper.now() for keeper in self._keepers]
+        changed = sorted(self._changed())
+        restored = self._restored(case)
+        theirs = _attempted(case.probe, restored)
+        left = [keeper.now() for keeper in self._keepers]
+        if (
+            isinstance(case.live, TaskTrial)
+            and isinstance(self._task, Task)
+            and not self._passed
+        ):
+            check_data(self._task, case.live)
+        _put_back(now)
+        meant = self._meant(case.live)
+        mine = _attempted(case.probe, case.live)
+        if isinstance(mine, Exception) or isinstance(theirs, Exception):
+            if isinstance(mine, Exception) and isinstance(theirs, Exception):
+                return False  # it will also fail in training, with its own message
+            raise StateError(self._incomplete(_raised(mine, theirs), changed))
+        difference = probes_differ(mine, theirs)
+        outside = [*_outside(case.live, restored, meant=self._task.not_state), *changed]
+        if difference:
+            self._judge(case, mine, theirs, meant=meant, outside=outside)
+        elif outside:
+            self._go_on(case, restored, left, meant=meant, outside=outside)
+        return True
+
+    def _go_on(
+        self,
+        case: _Case,
+        restored: Trial,
+        left: Sequence[Keeper],
+        *,
+        meant: Sequence[Mapping[str, Any]],
+        outside: Sequence[str],
+    ) -> None:
+        """Compare further steps of two trials that have taken the same one.
+
+        A single step does not show an effect of every fifth step, or of the end of an epoch.
+
+        Args:
+            case: The trials.
+            restored: The restored trial. Both have been probed.
+            left: Variables as the restored trial has left them.
+            meant: Values that are meant not to be state.
+            outside: Names of what is outside of the state.
+        """
+        known = (_kind(case.live), frozenset(outside))
+        if isinstance(case.live, TaskTrial) and (
+            known not in self._followed or self.budget.allows(2 * SHORT_S)
+        ):
+            now = [keeper.now() for keeper in self._keepers]
+            _put_back(left)
+            theirs = _attempted(case.further, restored)
+            num_steps = None if isinstance(theirs, Exception) else theirs[1]
+            _put_back(now)
+            mine = _attempted(partial(case.further, num_steps=num_steps), case.live)
+            if isinstance(mine, Exception) != isinstance(theirs, Exception):
+                raise StateError(self._incomplete(_raised(mine, theirs), outside))
+            if not isinstance(mine, Exception) and not isinstance(theirs, Exception):
+                self._judge(
+                    case,
+                    mine[0],
+                    theirs[0],
+                    meant=meant,
+                    outside=outside,
+                    num_steps=mine[1],
+                )
+            self._followed.add(known)
+        self._note_attributes(outside)
+
+    def _judge(
+        self,
+        case: _Case,
+        mine: Probe,
+        theirs: Probe,
+        *,
+        meant: Sequence[Mapping[str, Any]],
+        outside: Sequence[str],
+        num_steps: int = 0,
+    ) -> None:
+        """Find out why two trials differ, if they do.
+
+        Args:
+            case: The trials.
+            mine: The results of the live trial.
+            theirs: The results of the restored trial.
+            meant: Values that are meant not to be state.
+            outside: Names of what is outside of the state.
+            num_steps: How many steps after the first one they have taken.
+
+        Raises:
+            StateError: The reason is state outside of the checkpoint, or the task is not
+                repeatable.
+        """
+        after = f"{num_steps} further steps" if num_steps else "the next step"
+        difference = probes_differ(mine, theirs, after=after)
+        if not difference:
+            return
+        again = case.again(self._restored(case), num_steps)
+        noise = how_far_apart(theirs, again)
+        # Rounding noise grows from step to step, so after several steps it cannot be told from a
+        # different result.
+        if noise > NOISE and not num_steps:
+            raise StateError(self._not_repeatable(probes_differ(theirs, again)))
+        if noise and how_far_apart(mine, theirs) <= max(NOISE, 10 * noise):
+            self._warn(
+                f"{self._name}: equal steps differ in their last bits on {self._device}, "
+                "so its state cannot be checked exactly"
+            )
+        elif not (meant and self._agrees(case, mine, meant, num_steps=num_steps)):
+            raise StateError(self._incomplete(difference, outside))
+
+    def _restored(self, case: _Case) -> Trial:
+        """Make a trial from the checkpoint, as another process would.
+
+        Raises:
+            StateError: The checkpoint does not fit the model, or models are not the same each time.
+        """
+        _put_back(self._keepers)
+        member, restored = case.member, self._new()
+        if isinstance(restored, TrainableTrial) or isinstance(case.live, TrainableTrial):
+            self._load(restored, member)
+            return restored
+        first = self._new()
+        assert isinstance(first, TaskTrial)
+        first.begin(replace(member, state=None))
+        fresh = {name: t.detach().clone() for name, t in own_tensors(first.model).items()}
+        self._check_shared(case.live, first)
+        restored.begin(replace(member, state=None))
+        names = [n for n, t in own_tensors(restored.model).items() if not same(t, fresh.get(n))]
+        if names:
+            raise StateError(
+                f"{self._name}.model gives another {names[0]!r} each time, for the same seed and "
+                "the same hyper-parameters; draw initial values from torch's, NumPy's or Python's "
+                "global stream, which thrifty seeds, and copy what several models start from"
+            )
+        if member.state is not None:
+            self._load(restored, member)
+        return restored
+
+    def _new(self) -> Trial:
+        if isinstance(self._task, Task):
+            return TaskTrial(self._task, self._device)
+        return TrainableTrial(self._task, self._device)
+
+    def _load(self, trial: Trial, member: Member) -> None:
+        try:
+            if isinstance(trial, TaskTrial):
+                assert member.state is not None
+                trial.load(member.state)
+            else:
+                trial.begin(member)
+        except TaskError:
+            raise
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            raise StateError(
+                f"a checkpoint of {self._name} cannot be loaded into a new "
+                f"{'model' if isinstance(trial, TaskTrial) else 'trial'} "
+                f"({type(error).__name__}: {error}); what it trains must be able to go on from its "
+                "state"
+            ) from error
+
+    def _check_shared(self, live: TaskTrial, other: TaskTrial) -> None:
+        """Refuse parameters that several models share, unless they are frozen."""
+        own = {id(parameter) for parameter in live.model.parameters()}
+        shared = [
+            name
+            for name, parameter in other.model.named_parameters()
+            if id(parameter) in own and parameter.requires_grad
+        ]
+        if shared:
+            raise self._shared(shared[0])
+
+    def _shared(self, name: str) -> StateError:
+        return StateError(
+            f"{self._name}.model gives the same parameter {name!r} to several trials, so one trial "
+            "trains those of another; make it anew, or copy it (copy.deepcopy), in each call"
+        )
+
+    def _meant(self, live: Trial) -> list[dict[str, Any]]:
+        """Copy the attributes of the task and of each module that are meant not to be state."""
+        names = self._task.not_state
+        held = [{n: vars(one)[n] for n in names if n in vars(one)} for one in _places(live)]
+        return deepcopy(held) if any(held) else []
+
+    def _agrees(
+        self,
+        case: _Case,
+        mine: Probe,
+        meant: Sequence[Mapping[str, Any]],
+        *,
+        num_steps: int,
+    ) -> bool:
+        """Return whether a restored trial takes the same steps if given what is not state."""
+        restored = self._restored(case)
+        for one, values in zip(_places(restored), meant, strict=False):
+            vars(one).update(deepcopy(values))
+        return not probes_differ(mine, case.again(restored, num_steps))
+
+    # -- messages ------------------------------------------------------------------------
+
+    @property
+    def _name(self) -> str:
+        return type(self._task).__name__
+
+    def _incomplete(self, difference: str, outside: Sequence[str]) -> str:
+        places = ", ".join(map(repr, outside[:5])) or "something that is not an attribute"
+        mend = (
+            "keep it in state() and load_state()"
+            if isinstance(self._task, Trainable)
+            else "keep it in the optimizer's state of a parameter (self.state[p]), or in its "
+            "param_groups"
+            if outside and all(name.startswith("optimizer.") for name in outside)
+            else "keep it in a buffer of the model (register_buffer), or make it follow from the "
+            "hyper-parameters and the epoch in adapt"
+        )
+        return (
+            f"{self._name} keeps state outside of its checkpoint: restored from it, a trial goes "
+            f"on differently ({difference} differs). Not in the checkpoint: {places}; {mend}"
+        )
+
+    def _not_repeatable(self, difference: str) -> str:
+        if difference == FIRST_BATCH:
+            return (
+                f"the data of {self._name} are not the same each time that an epoch is read: "
+                f"{difference} differs. Draw from torch's, NumPy's or Python's global stream, "
+                "which thrifty seeds for each batch, and keep nothing in the dataset that changes "
+                "while it is read"
+            )
+        return (
+            f"{self._name} gives another result each time, from the same state and the same seed "
+            f"({difference} differs); draw from torch's, NumPy's or Python's global stream, which "
+            "thrifty seeds before each step, or from a generator that is seeded in each call"
+        )
+
+    def _note_attributes(self, outside: Sequence[str]) -> None:
+        if outside:
+            names = ", ".join(map(repr, outside[:5]))
+            self._warn(
+                f"{self._name}: not in the checkpoint: {names}. A restored trial takes the same "
+                "next steps; if that is meant, name the attributes in not_state"
+            )
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            logger.warning("%s", text)
+
+    def _changed(self) -> frozenset[str]:
+        return frozenset(name for keeper in self._keepers for name in keeper.changed())
+
+
+# -- trials --------------------------------------------------------------------------------
+
+
+def _situation(trial: Trial, changed: frozenset[str]) -> _Situation:
+    return _Situation(_kind(trial), not trial.is_trained, changed)
+
+
+def _kind(trial: Trial) -> frozenset[type]:
+    if isinstance(trial, TaskTrial):
+        return frozenset(map(type, trial.model.modules()))
+    return frozenset()
+
+
+def _places(trial: Trial) -> list[Any]:
+    """Return the objects of a trial that may have the user's attributes."""
+    if not isinstance(trial, TaskTrial):
+        return [trial.task]
+    return [trial.task, *trial.model.modules(), trial.optimizer]
+
+
+def _outside(live: Trial, restored: Trial, *, meant: Collection[str]) -> list[str]:
+    mine: dict[str, Any] = {"self": live.task}
+    theirs: dict[str, Any] = {"self": restored.task}
+    if isinstance(live, TaskTrial) and isinstance(restored, TaskTrial):
+        mine |= {"model": live.model, "optimizer": live.optimizer}
+        theirs |= {"model": restored.model, "optimizer": restored.optimizer}
+    return outside_of_state(mine, theirs, meant=meant)
+
+
+def _attempted(does: Callable[[Trial], Result], trial: Trial) -> Result | Exception:
+    """Return the result of probing a trial, or the error that its code raises."""
+    try:
+        return does(trial)
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        return error
+
+
+def _raised(*found: object) -> str:
+    """Describe the error that only one of two trials raises."""
+    error = next(each for each in found if isinstance(each, Exception))
+    return f"only one of them raises {type(error).__name__}: {error}, and so what it does"
+
+
+def _put_back(keepers: Sequence[Keeper]) -> None:
+    for keeper in keepers:
+        keeper.put_back()

@@ -1,0 +1,299 @@
+"""One trial of a task, step by step in plain PyTorch: the reference for all other back-ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from thrifty.core import DivergedError, TaskError, derive_seed, step_seed
+from thrifty.pack._backend import EpochPlan, Member
+from thrifty.pack._random import seed_everything, seed_step
+from thrifty.pack._state import State, pack_state, step_counters, unpack_state
+from thrifty.pack.task._data import Batch, Source, steps_of
+from thrifty.pack.task._followed_optimizer import FollowedOptimizer
+from thrifty.pack.task._hyperparameters import HyperParameters, Readings
+from thrifty.pack.task._metrics import MetricSums, check_loss, check_metrics
+from thrifty.pack.task._optimizer import Optimizer
+from thrifty.pack.task._sources import sources_of
+from thrifty.pack.task._task import Task, adapts, own_task
+from thrifty.pack.verify import Watch
+
+
+TRAIN_LOSS = "train_loss"
+"""The metric that every task has: the mean training loss of the epoch."""
+
+
+class TaskTrial:
+    """A model, its optimizer and its position in the data.
+
+    ``start`` an epoch, call ``step`` until no batch is left, then ``finish`` the epoch.
+    """
+
+    model: torch.nn.Module
+
+    def __init__(self, task: Task, device: torch.device) -> None:
+        self._owner = task
+        # a copy: what the task stores for one trial (say, in ``adapt``) must not reach others
+        self.task = own_task(task)
+        self.device = device
+        self.is_trained = False
+        """Whether the trial has begun an epoch."""
+
+    def begin(self, member: Member) -> None:
+        """Make model and optimizer, and load the member's state if there is one.
+
+        Raises:
+            TaskError: A hyper-parameter that changes is read only once and not followed, or the
+                model has lazy layers.
+        """
+        first = member.first_values
+        self.seed = member.seed
+        self.readings = Readings(type(self._owner).__name__, first, moving=member.moving)
+        seed_everything(derive_seed(member.seed, "data"))
+        sources = sources_of(self._owner, self.device)
+        self.source: Source = sources.get(self._owner, self.readings.once("data"))
+        self.source_number = sources.number_of(self.source)
+        """A number unique to its data among those of all trials, past ones included."""
+        seed_everything(derive_seed(member.seed, "model"))
+        self.model = self.task.model(self.readings.once("model")).to(self.device)
+        self._check_model()
+        self.followed = FollowedOptimizer(self.task.optimizer, self.model, first)
+        self.readings.note_once("optimizer", self.followed.read_when_built)
+        self._note_followed()
+        if not adapts(self.task):
+            self.readings.check()
+        self.followed.check(member.moving)
+        if member.state is not None:
+            self.load(member.state)
+
+    def _check_model(self) -> None:
+        for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
+            if is_lazy(tensor):
+                raise TaskError(
+                    f"{type(self._owner).__name__}.model returns a lazy layer whose {name!r} has "
+                    "no shape yet; give the layer its sizes, or run the model on a batch before "
+                    "you return it"
+                )
+
+    def restore(self, member: Member) -> None:
+        """Make model and optimizer as they were at the end of an epoch.
+
+        Args:
+            member: The state at the end of that epoch, and the values in it.
+        """
+        self.begin(replace(member, state=None))
+        # load the state only after ``adapt``: it already contains what ``adapt`` did to parameters
+        self.adapt(member.values)
+        if member.state is not None:
+            self.load(member.state)
+
+    def load(self, state: State) -> None:
+        """Load a state into model and optimizer."""
+        held = unpack_state(state)
+        self.model.load_state_dict(held["model"])
+        self.followed.load(held["optimizer"])
+
+    def new_watch(self) -> Watch:
+        """Return a watch of the values that the trial's code reads, as they are now."""
+        return Watch({"task": self.task, "model": self.model})
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the task overrides ``adapt``."""
+        return adapts(self.task)
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The torch optimizer."""
+        return self.followed.torch
+
+    @property
+    def spec(self) -> Optimizer:
+        """The specification of the optimizer."""
+        return self.followed.spec
+
+    def adapt(self, values: Mapping[str, Any]) -> None:
+        """Bring the model up to date with hyper-parameters that may have changed."""
+        hp = HyperParameters(values)
+        self.task.adapt(self.model, hp)
+        self.readings.followed |= hp.names_read
+
+    def _note_followed(self) -> None:
+        self.readings.followed |= self.followed.names
+        if isinstance(self.task.batch_size, str):
+            self.readings.followed.add(self.task.batch_size)
+
+    def batch_size(self, values: Mapping[str, Any]) -> int:
+        """Return the number of rows of a batch.
+
+        Raises:
+            TaskError: It is not a positive integer, or follows an unknown hyper-parameter.
+        """
+        return batch_size_of(self.task, values)
+
+    def num_steps(self, values: Mapping[str, Any]) -> int:
+        """Return how many optimizer steps an epoch has.
+
+        Raises:
+            TaskError: It has none, because ``drop_last`` is set and no batch is full.
+        """
+        return steps_of(self.source, self.batch_size(values))
+
+    def state(self) -> State:
+        """Return a copy of everything that is needed to continue."""
+        return pack_state({
+            "model": dict(self.model.state_dict()),
+            "optimizer": self.followed.state(),
+        })
+
+    def batches(self, plan: EpochPlan) -> Iterator[Batch]:
+        """Return the batches of an epoch."""
+        return self.source.train_batches(
+            seed=self.seed, epoch=plan.epoch, batch_size=self.batch_size(plan.values)
+        )
+
+    def fetch_seeds(self, plan: EpochPlan) -> Callable[[int], int] | None:
+        """Return the seed for reading each batch; None for data in memory, which is only sliced."""
+        if self.source.arrays is not None:
+            return None
+        return partial(step_seed, derive_seed(self.seed, "fetch", plan.epoch))
+
+    def start(self, plan: EpochPlan, *, batches: Iterator[Batch] | None = None) -> None:
+        """Prepare for an epoch.
+
+        Args:
+            plan: The epoch.
+            batches: The batches of ``plan``, if they are prepared already.
+
+        Raises:
+            TaskError: A hyper-parameter that changes is read only once and not followed.
+        """
+        self.plan = plan
+        self.is_trained = True
+        self.adapt(plan.values)
+        self.followed.follow(plan.values)
+        self.followed.check(plan.moving)
+        self._note_followed()
+        self.readings.check_epoch(plan)
+        self._is_moving = not self.followed.names.isdisjoint(plan.moving)
+        self._batches = self.batches(plan) if batches is None else batches
+        self._fetch_seeds = self.fetch_seeds(plan)
+        self._counters = list(step_counters(self.model).values())
+        self._epoch_seed = derive_seed(self.seed, "epoch", plan.epoch)
+        seed_everything(self._epoch_seed)
+        self.model.train()
+        self.losses: list[torch.Tensor] = []
+        """The losses of the steps of this epoch."""
+
+    def step(self) -> bool:
+        """Take one step, and return False if the epoch has no batch left."""
+        batch = self.next_batch()
+        if batch is None:
+            return False
+        self.update(batch)
+        return True
+
+    @property
+    def seeds_each_batch(self) -> bool:
+        """Whether all streams are seeded before each batch is read, not only once an epoch."""
+        return self._fetch_seeds is not None
+
+    def next_batch(self) -> Batch | None:
+        """Return the batch of the next update; None if the epoch has no batch left."""
+        if self._fetch_seeds is not None:
+            # what a data set draws must not depend on earlier draws from the streams
+            seed_everything(self._fetch_seeds(len(self.losses)))
+        return next(self._batches, None)
+
+    def update(self, batch: Batch) -> None:
+        """Update the parameters with one batch."""
+        step = len(self.losses)
+        if self._is_moving:
+            self.followed.follow(values_at_step(self.plan, step))
+        seed_step(step_seed(self._epoch_seed, step), self.device)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = check_loss(self.task.loss(self.model, batch), task=type(self.task).__name__)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self.followed.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.followed.clip_norm)
+        self.optimizer.step()
+        for counter in self._counters:
+            counter += 1
+        self.losses.append(loss.detach())
+
+    def finish(self) -> Mapping[str, float]:
+        """Return the metrics of the epoch.
+
+        Raises:
+            DivergedError: The training loss is not finite.
+            TaskError: A model or data have read a hyper-parameter that changes and is not followed.
+        """
+        self.readings.check_epoch(self.plan)
+        loss = float(torch.stack(self.losses).mean())
+        check_finite(loss, epoch=self.plan.epoch)
+        return {TRAIN_LOSS: loss, **self.evaluate(self.plan.epoch)}
+
+    def epoch(self, plan: EpochPlan) -> Mapping[str, float]:
+        """Train and evaluate a whole epoch."""
+        self.start(plan)
+        while self.step():
+            pass
+        return self.finish()
+
+    def evaluate(self, epoch: int) -> dict[str, float]:
+        """Return the task's metrics over the validation set."""
+        return evaluate(
+            self.task,
+            self.model,
+            source=self.source,
+            seed=derive_seed(self.seed, "evaluate", epoch),
+        )
+
+
+def values_at_step(plan: EpochPlan, step: int) -> dict[str, Any]:
+    """Return all hyper-parameters at one step of an epoch."""
+    return {**plan.values, **{name: values[step] for name, values in plan.moving.items()}}
+
+
+def evaluate(
+    task: Task, model: torch.nn.Module, *, source: Source, seed: int
+) -> dict[str, float]:
+    """Return the task's metrics over the validation set, each batch weighted by its samples."""
+    model.eval()
+    sums = MetricSums()
+    seed_everything(seed)
+    with torch.no_grad():
+        for batch, num in source.valid_batches(batch_size=task.eval_batch_size):
+            found = check_metrics(task.metrics(model, batch), task=type(task).__name__)
+            sums.add(found, num=num)
+    return sums.means()
+
+
+def check_finite(loss: float, *, epoch: int) -> None:
+    """Raise DivergedError if a training loss is not finite."""
+    if not math.isfinite(loss):
+        raise DivergedError(
+            f"the training loss of epoch {epoch + 1} is {loss}; a smaller learning rate, "
+            "a warm-up or clip_norm may help"
+        )
+
+
+def batch_size_of(task: Task, values: Mapping[str, Any]) -> int:
+    """Return the batch size of a task under some hyper-parameters; see ``TaskTrial.batch_size``."""
+    size = task.batch_size
+    if isinstance(size, str):
+        if size not in values:
+            raise TaskError(
+                f"the task's batch_size follows hyper-parameter {size!r}, which the search space "
+                f"does not have (it has: {', '.join(values)}); add it or give batch_size a number"
+            )
+        size = values[size]
+    if int(size) != size or size < 1:
+        raise TaskError(f"batch_size is {size!r}; it must be a positive integer")
+    return int(size)

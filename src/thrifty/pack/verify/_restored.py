@@ -1,0 +1,295 @@
+"""Comparison of a restored trial with the live one after the same step.
+
+It shows whether a checkpoint holds the whole state of a trial."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from thrifty.pack.identity import parts_of, vars_of
+
+from ._compare import same
+
+
+FIRST_BATCH = "the first batch of the epoch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """The results of one step and one evaluation of a trial.
+
+    Attributes:
+        loss: The loss of the step.
+        batch: A stand-in for the batches of step and evaluation.
+        tensors: The model's state afterwards, by name.
+        moments: The optimizer's state afterwards, by parameter name.
+        metrics: The metrics of the first validation batch after the step.
+    """
+
+    loss: torch.Tensor
+    batch: Any
+    tensors: Mapping[str, torch.Tensor]
+    moments: Mapping[str, Mapping[str, Any]]
+    metrics: Mapping[str, Any]
+
+
+def probes_differ(live: Probe, restored: Probe, *, after: str = "the next step") -> str:
+    """Return what differs between two probes, in words; "" if they are equal to the last bit.
+
+    Args:
+        live: The probe of the live trial.
+        restored: The probe of the restored trial.
+        after: What both trials have done, in words.
+    """
+    if not same(live.batch, restored.batch):
+        return FIRST_BATCH
+    if not same(live.loss, restored.loss):
+        return f"the loss of {after}"
+    for name in dict.fromkeys((*live.tensors, *restored.tensors)):
+        if not same(live.tensors.get(name), restored.tensors.get(name)):
+            return f"{name!r} after {after}"
+    for name in dict.fromkeys((*live.moments, *restored.moments)):
+        if not same(live.moments.get(name), restored.moments.get(name)):
+            return f"the optimizer's state of {name!r} after {after}"
+    for name in dict.fromkeys((*live.metrics, *restored.metrics)):
+        if not same(live.metrics.get(name), restored.metrics.get(name)):
+            return f"the metric {name!r}"
+    return ""
+
+
+def outside_of_state(
+    live: Mapping[str, Any],
+    restored: Mapping[str, Any],
+    *,
+    meant: Collection[str] = (),
+) -> list[str]:
+    """Return the names of the attributes that differ between a live trial and a restored one.
+
+    Args:
+        live: Tasks, modules and the like of the live trial, by name.
+        restored: The same objects of the restored trial.
+        meant: Names of attributes that are meant not to be part of the state.
+    """
+    found = []
+    seen: set[int] = set()
+    for name, mine, theirs in _pairs(live, restored):
+        found += _attributes_apart(name, mine, theirs, meant=meant, seen=seen)
+        if isinstance(mine, torch.nn.Module) and isinstance(theirs, torch.nn.Module):
+            found += [
+                f"{name}.{key} (a buffer that is not persistent)"
+                for key in sorted(mine._non_persistent_buffers_set - set(meant))
+                if not same(mine._buffers.get(key), theirs._buffers.get(key))
+            ]
+    return found
+
+
+def how_far_apart(one: Probe, other: Probe) -> float:
+    """Return the largest relative difference of two probes; infinite if they cannot be compared.
+
+    >>> a = Probe(
+    ...     loss=torch.tensor(2.0), batch=None, tensors={}, moments={}, metrics={"loss": 2.0}
+    ... )
+    >>> b = Probe(
+    ...     loss=torch.tensor(2.0), batch=None, tensors={}, moments={}, metrics={"loss": 1.0}
+    ... )
+    >>> how_far_apart(a, a), how_far_apart(a, b)
+    (0.0, 0.5)
+    """
+    if not same(one.batch, other.batch):
+        return math.inf
+    return max(
+        _apart(one.loss, other.loss),
+        _apart(one.tensors, other.tensors),
+        _apart(one.moments, other.moments),
+        _apart(one.metrics, other.metrics),
+    )
+
+
+def _apart(one: Any, other: Any) -> float:
+    if same(one, other):
+        return 0.0
+    if isinstance(one, Mapping) and isinstance(other, Mapping) and one.keys() == other.keys():
+        return max(_apart(one[key], other[key]) for key in one)
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        if one.layout != other.layout:
+            return math.inf
+        if one.layout != torch.strided:
+            pairs = zip(parts_of(one), parts_of(other), strict=True)
+            return max(_apart(*pair) for pair in pairs)
+    try:
+        first, second = torch.as_tensor(one).double(), torch.as_tensor(other).double()
+        scale = torch.maximum(first.abs().max(), second.abs().max())
+        found = float((first - second).abs().max() / scale)
+    except (RuntimeError, TypeError, ValueError):  # not numbers, or shapes that differ
+        return math.inf
+    return found if math.isfinite(found) else math.inf
+
+
+def stand_in(batch: Any) -> Any:
+    """Return a copy of the tensors of a batch, to compare with another one."""
+    if isinstance(batch, torch.Tensor):
+        return batch.detach().clone()
+    if isinstance(batch, Mapping):
+        return {key: stand_in(value) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        return [stand_in(value) for value in batch]
+    return batch if isinstance(batch, str | int | float) else None
+
+
+def _pairs(
+    live: Mapping[str, Any], restored: Mapping[str, Any]
+) -> Sequence[tuple[str, Any, Any]]:
+    """Return objects that correspond to each other: each root, and each module in it."""
+    out: list[tuple[str, Any, Any]] = []
+    for name, mine in live.items():
+        theirs = restored[name]
+        out.append((name, mine, theirs))
+        if isinstance(mine, torch.nn.Module) and isinstance(theirs, torch.nn.Module):
+            others = dict(theirs.named_modules())
+            out += [
+                (f"{name}.{path}", module, others[path])
+                for path, module in mine.named_modules()
+                if path and path in others
+            ]
+    return out
+
+
+def _attributes_apart(
+    name: str, mine: Any, theirs: Any, *, meant: Collection[str], seen: set[int], depth: int = 0
+) -> list[str]:
+    """Return the attributes that differ between two objects, and between objects within them."""
+    if mine is theirs or id(mine) in seen:
+        return []
+    seen.add(id(mine))
+    inside, other = vars_of(mine), vars_of(theirs)
+    left_out = _kept_by_torch() if isinstance(mine, torch.optim.Optimizer) else _NOT_STATE
+    found: list[str] = []
+    for key in dict.fromkeys((*inside, *other)):
+        if key in left_out or key in meant or str(key).endswith("_hooks"):
+            continue
+        value, its = inside.get(key), other.get(key)
+        path = f"{name}.{key}" if name else str(key)
+        if _content(value) != _content(its):
+            found.append(path)
+        elif depth < _MAX_DEPTH and len(seen) < _MAX_OBJECTS:
+            for number, (one, two) in enumerate(_objects(value, its)):
+                inner = path if one is value else f"{path}[{number}]"
+                found += _attributes_apart(
+                    inner, one, two, meant=meant, seen=seen, depth=depth + 1
+                )
+    return found
+
+
+def _objects(one: Any, other: Any) -> list[tuple[Any, Any]]:
+    """Return objects with attributes within two equal attributes: the values or their elements."""
+    if type(one) is not type(other):
+        return []
+    if isinstance(one, list | tuple):
+        pairs = list(zip(one, other, strict=False))
+    elif isinstance(one, dict):
+        pairs = list(zip(one.values(), other.values(), strict=False))
+    else:
+        pairs = [(one, other)]
+    return [
+        (a, b)
+        for a, b in pairs[:_MAX_OBJECTS]
+        if type(a) is type(b) and not isinstance(a, _LOOKED_AT_ELSEWHERE) and vars_of(a)
+    ]
+
+
+def _content(value: Any, depth: int = 0) -> Any:
+    """Return a stand-in for the content of a value; equal for all that cannot be compared."""
+    if isinstance(value, torch.Tensor):
+        tensor = value.detach()
+        return (
+            tuple(tensor.shape),
+            str(tensor.dtype),
+            [part.reshape(-1)[:1024].tolist() for part in parts_of(tensor)],
+        )
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return (value.shape, str(value.dtype), value.reshape(-1)[:1024].tobytes())
+    make = _CONTAINERS.get(type(value))
+    if make is not None and depth < 4:
+        return make(value, depth)
+    if isinstance(value, bool | int | float | complex | str | bytes | type(None)):
+        return (type(value).__name__, repr(value))
+    if isinstance(value, np.ndarray):
+        return (value.shape, str(value.dtype), value.reshape(-1)[:1024].tolist())
+    if isinstance(value, np.generic):
+        return (str(value.dtype), repr(value))
+    state = _generator_state(value)
+    # other objects differ only in identity: their own attributes are compared separately
+    return None if state is None else repr(state)
+
+
+def _generator_state(value: Any) -> Any:
+    """Return the state of a random generator; None for anything else."""
+    if isinstance(value, torch.Generator):
+        return value.get_state().tolist()
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, np.random.RandomState):
+        return [
+            part.tolist() if hasattr(part, "tolist") else part for part in value.get_state()
+        ]
+    return value.getstate() if isinstance(value, random.Random) else None
+
+
+def _of_sequence(value: Any, depth: int) -> Any:
+    return [len(value), *[_content(each, depth + 1) for each in list(value)[:256]]]
+
+
+def _of_mapping(value: Any, depth: int) -> Any:
+    items = list(value.items())[:256]
+    return [len(value), *[(_key(k, depth), _content(v, depth + 1)) for k, v in items]]
+
+
+def _key(value: Any, depth: int) -> Any:
+    """Return a key's content, without what only identity distinguishes, such as a parameter."""
+    if isinstance(value, torch.Tensor):
+        return (tuple(value.shape), str(value.dtype))
+    return _content(value, depth + 1)
+
+
+_CONTAINERS: Mapping[type, Callable[[Any, int], Any]] = {
+    list: _of_sequence,
+    tuple: _of_sequence,
+    dict: _of_mapping,
+}
+
+_NOT_STATE = frozenset({
+    "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training",
+    "_backward_hooks", "_forward_hooks", "_is_full_backward_hook",
+})  # fmt: skip
+"""Attributes that every module has, and those that are state anyway."""
+
+
+@functools.cache  # not computed at import: the first optimizer imports torch's compiler
+def _kept_by_torch() -> frozenset[str]:
+    """Return the attributes of every optimizer: state, options, hooks and data for profilers."""
+    return frozenset(vars(torch.optim.Optimizer([torch.nn.Parameter(torch.empty(0))], {})))
+
+
+_LOOKED_AT_ELSEWHERE = (
+    torch.Tensor, torch.nn.Module, type, ModuleType, FunctionType, MethodType, partial,
+    logging.Logger,
+)  # fmt: skip
+"""Types that are compared elsewhere.
+
+Modules are compared in pairs of their own, tensors by their content, variables of code by keepers.
+"""
+
+_MAX_DEPTH = 3
+_MAX_OBJECTS = 1000
+"""How deep objects in attributes are compared, and how many of them."""

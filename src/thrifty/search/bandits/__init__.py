@@ -1,0 +1,1 @@
+"""Sub-sampling bandits: SS, its asynchronous form and BOSS."""

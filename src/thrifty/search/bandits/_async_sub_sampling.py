@@ -1,0 +1,170 @@
+"""Asynchronous sub-sampling."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import merge
+from itertools import islice, repeat
+
+import numpy as np
+
+from thrifty.search._algorithm import Algorithm, check_sampler, draw
+from thrifty.search._arguments import check_counts, check_halving
+from thrifty.search._history import Decision, History, Proposal, Trial
+from thrifty.search.halving._asha import rungs_between
+from thrifty.search.samplers import RandomSampler, Sampler
+from thrifty.space import Space
+
+from ._standing import Challengers, Entry, Standing, ranked
+from ._sub_sampling import Threshold, check_threshold, threshold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsyncSubSampling(Algorithm):
+    """Sub-sampling without rounds: a free worker trains the most deserving trial by one rung.
+
+    The algorithm follows SS of Huang et al., "Bandit evaluation by sub-samples", MLSys 2022, but
+    has no rounds. The leader is the best of the trials trained longest. Its challengers wait with
+    fewer epochs. Trials continue in this order:
+
+    1. challengers with fewer epochs than the ``threshold`` (see ``SubSampling``), the least trained
+    first;
+    2. challengers that are good against the leader, by difference at the last epoch that both have
+    reached;
+    3. the other challengers by difference, while fewer than one in ``eta**r`` (rounded up) of the
+    trials so far were asked to reach rung ``r``;
+    4. the leader;
+    5. a new trial.
+
+    Ties go to the earlier trial. Trials in training count towards the quotas, and are compared by
+    the scores that they have reported. No trial is stopped. At the very end, trials that are ahead
+    of the leader where both have been are trained further as well. With the default threshold and
+    ``min_epochs=1``, every trial reaches the second rung.
+
+    Raises:
+        AlgorithmError: an option is out of range.
+
+    >>> AsyncSubSampling(max_epochs=81, num_trials=1000, min_epochs=3).rungs()
+    (3, 9, 27, 81)
+    """
+
+    max_epochs: int
+    num_trials: int
+    eta: int = 3
+    min_epochs: int = 1
+    threshold: Threshold = "sqrt-log"
+    sampler: Sampler = field(default_factory=RandomSampler)
+
+    def __post_init__(self) -> None:
+        check_counts(self, num_trials=self.num_trials)
+        check_halving(
+            self, eta=self.eta, min_epochs=self.min_epochs, max_epochs=self.max_epochs
+        )
+        check_threshold(self, self.threshold)
+        check_sampler(self, self.sampler)
+
+    def rungs(self) -> tuple[int, ...]:
+        """Return the epochs at which trials are compared; the last is ``max_epochs``."""
+        return rungs_between(self.min_epochs, self.max_epochs, eta=self.eta)
+
+    def ask(
+        self, history: History, space: Space, *, num: int, rng: np.random.Generator
+    ) -> Sequence[Decision]:
+        """Return at most ``num`` trials to train further, or new ones."""
+        rungs, standing = self.rungs(), Standing.of(history)
+        leader = standing.leader(history)
+        others = standing.challengers(leader) if leader else {}
+        deserving = (
+            self._deserving(history, standing, leader=leader, others=others) if leader else ()
+        )
+        out: list[Decision] = [
+            Proposal(target=rungs[_level(rungs, trial.reached)], trial=trial.number)
+            for trial in islice(deserving, num)
+        ]
+        num_new = min(num - len(out), self.num_trials - len(history))
+        starts = repeat((0, rungs[0]), max(num_new, 0))
+        out += draw(self.sampler, history, space, starts=starts, num=num, rng=rng)
+        if leader and not out and not history.num_running:
+            return self._ahead(history, leader, others)
+        return out
+
+    def _deserving(
+        self,
+        history: History,
+        standing: Standing,
+        *,
+        leader: Trial,
+        others: dict[int, Challengers],
+    ) -> Iterator[Trial]:
+        """Yield the trials to train further, the most deserving first, each of them once."""
+        c = threshold(standing.num_observed, self.threshold)
+        going: dict[int, int] = {}
+        for epoch in sorted(epoch for epoch in others if epoch < c):
+            going[epoch] = len(others[epoch])
+            for _, number in _by_difference(others, epoch, leader):
+                yield history[number]
+        rest = [epoch for epoch in others if epoch not in going]
+        tops = {epoch: leader.scores[epoch - 1] for epoch in rest}
+        for epoch in rest:
+            going[epoch] = len(others[epoch].good)
+        for _, number in merge(*(ranked(others[e].good, top=tops[e]) for e in rest)):
+            yield history[number]
+        free = self._free(len(history), standing, going)
+        remaining = {epoch: ranked(others[epoch].rest, top=tops[epoch]) for epoch in rest}
+        for _, number in self._within_quota(remaining, free):
+            yield history[number]
+        if leader.state == "waiting" and leader.reached < self.max_epochs:
+            yield leader
+
+    def _free(self, num_trials: int, standing: Standing, going: dict[int, int]) -> list[int]:
+        """Return the free places in each rung after the trials in ``going`` (by epoch) move up."""
+        rungs = self.rungs()
+        free = [-(-num_trials // self.eta**level) for level in range(len(rungs))]
+        for target, num in standing.targets.items():
+            for level in range(_level(rungs, target)):
+                free[level] -= num
+        for epoch, num in going.items():
+            free[_level(rungs, epoch)] -= num
+        return free
+
+    def _within_quota(
+        self, rest: dict[int, Iterator[Entry]], free: Sequence[int]
+    ) -> Iterator[Entry]:
+        """Yield the entries of ``rest`` whose next rung has a free place, by difference."""
+        heading = defaultdict[int, list[Iterator[Entry]]](list)
+        for epoch, entries in rest.items():
+            heading[_level(self.rungs(), epoch)].append(entries)
+        return merge(
+            *(
+                islice(merge(*heading[level]), free[level])
+                for level in heading
+                if free[level] > 0
+            )
+        )
+
+    def _ahead(
+        self, history: History, leader: Trial, others: dict[int, Challengers]
+    ) -> list[Decision]:
+        """Return, at the very end, the challenger furthest ahead of the leader, if any is ahead."""
+        rungs = self.rungs()
+        entries = (_by_difference(others, epoch, leader) for epoch in others)
+        behind, number = next(merge(*entries), (0.0, -1))
+        if behind >= 0:
+            return []
+        return [Proposal(target=rungs[_level(rungs, history[number].reached)], trial=number)]
+
+
+def _by_difference(
+    others: dict[int, Challengers], epoch: int, leader: Trial
+) -> Iterator[Entry]:
+    """Yield all trials that wait at an epoch, the one least behind the leader first."""
+    top, both = leader.scores[epoch - 1], others[epoch]
+    return merge(ranked(both.good, top=top), ranked(both.rest, top=top))
+
+
+def _level(rungs: Sequence[int], epoch: int) -> int:
+    """Return the number of rungs at or below ``epoch``, which is the index of the next rung."""
+    return bisect_right(rungs, epoch)

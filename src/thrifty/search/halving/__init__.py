@@ -1,0 +1,1 @@
+"""Successive halving, Hyperband, BOHB and ASHA."""

@@ -1,0 +1,290 @@
+"""Successive halving, Hyperband and BOHB."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import cycle, repeat
+from typing import Literal, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from thrifty.search._algorithm import Algorithm, check_sampler, draw
+from thrifty.search._arguments import check_counts, check_halving
+from thrifty.search._history import Decision, History
+from thrifty.search.samplers import KDESampler, RandomSampler, Sampler
+from thrifty.space import Space
+
+from ._asha import Halving, RungAlgorithm, halve
+
+
+class Bracket(NamedTuple):
+    """``num_trials`` trials that start together and are compared after each of ``epochs``."""
+
+    num_trials: int
+    epochs: tuple[int, ...]
+
+
+class Rule(Protocol):
+    """Rule that decides which trials of a bracket continue.
+
+    It is hashable, because state derived from a history is cached by rule.
+    """
+
+    def decide(
+        self, history: History, *, group: int, rungs: tuple[int, ...]
+    ) -> Sequence[Decision]:
+        """Return decisions about the trials of a group; they depend on these trials alone."""
+        ...
+
+
+Ladder = Literal["hyperband", "widest"]
+"""Whether brackets go from the widest to the narrowest, or are all as wide as the widest."""
+
+
+@lru_cache(maxsize=8)
+def brackets_of(
+    max_epochs: int, *, eta: int, num_trials: int | None = None, ladder: Ladder = "hyperband"
+) -> tuple[Bracket, ...]:
+    """Return all brackets of ``brackets_until``.
+
+    The result is cached: every decision needs it, and there may be thousands of decisions.
+    """
+    return tuple(brackets_until(max_epochs, eta=eta, num_trials=num_trials, ladder=ladder))
+
+
+def brackets_until(
+    max_epochs: int, *, eta: int, num_trials: int | None = None, ladder: Ladder = "hyperband"
+) -> Iterator[Bracket]:
+    """Yield brackets, from many trials that start short to few that are trained fully.
+
+    With ``num_trials``, they repeat until there are that many trials. Li et al., "Hyperband: A
+    Novel Bandit-Based Approach to Hyperparameter Optimization", JMLR 2018, algorithm 1.
+
+    >>> [
+    ...     (bracket.num_trials, bracket.epochs)
+    ...     for bracket in brackets_until(9, eta=3, num_trials=15)
+    ... ]
+    [(9, (1, 3, 9)), (5, (3, 9)), (1, (9,))]
+    """
+    once = _standard_brackets(max_epochs, eta=eta)
+    if ladder == "widest":
+        once = once[:1] * len(once)
+    if num_trials is None:
+        yield from once
+        return
+    left = num_trials
+    for size, rungs in cycle(once):
+        yield Bracket(min(size, left), rungs)
+        left -= size
+        if left <= 0:
+            return
+
+
+def ask_brackets(
+    brackets: Sequence[Bracket],
+    rule: Rule,
+    *,
+    sampler: Sampler,
+    history: History,
+    space: Space,
+    num: int | None,
+    rng: np.random.Generator,
+) -> list[Decision]:
+    """Return new trials of the brackets (``Trial.group``), or verdicts on complete brackets.
+
+    A sampler that learns is asked for one bracket after the other, and only for workers that no
+    verdict keeps busy: for ``num`` trials, or (None) for all missing trials of a bracket.
+    """
+
+    def num_missing(group: int) -> int:
+        return brackets[group].num_trials - len(history.in_group(group))
+
+    def verdicts(*, complete: bool) -> list[Decision]:
+        waiting = _Undecided.of(history, (rule, brackets[0], brackets[-1], len(brackets)))
+        found: list[Decision] = []
+        for group in sorted(waiting.groups):
+            if complete and num_missing(group):
+                continue
+            decisions = rule.decide(history, group=group, rungs=brackets[group].epochs)
+            if not decisions:
+                waiting.groups.discard(group)
+            found += decisions
+        return found
+
+    if sampler.adapts and (out := verdicts(complete=True)):
+        return out
+    # Brackets are filled in order, and there may be thousands, so search by bisection.
+    first = bisect_left(range(len(brackets)), 1, key=lambda g: min(num_missing(g), 1))
+    starts = (
+        (group, brackets[group].epochs[0])
+        for group in range(first, len(brackets))
+        for _ in range(num_missing(group))
+    )
+    if num is None:
+        num = num_missing(first) if first < len(brackets) else 0
+    fresh = draw(sampler, history, space, starts=starts, num=num, rng=rng)
+    # If the sampler is exhausted, incomplete brackets will not get more trials.
+    return [*fresh] or verdicts(complete=False)
+
+
+class _Undecided:
+    """Groups that wait for a verdict of a rule, kept up to date as a history grows.
+
+    A verdict depends on the trials of its group alone. So a group without a verdict is not checked
+    again before one of its trials has changed.
+    """
+
+    def __init__(self) -> None:
+        self.groups: set[int] = set()
+        self._num_moves = 0
+
+    @classmethod
+    def of(cls, history: History, rule: Hashable) -> _Undecided:
+        found = _KNOWN.setdefault(history, {}).setdefault(rule, cls())
+        moves, settled = history.moves, history.settled
+        for number in moves[found._num_moves :]:
+            group = history[number].group
+            # While a trial of the group is running, no rung is complete.
+            if isinstance(group, int) and group in settled:
+                found.groups.add(group)
+            else:
+                found.groups.discard(group)
+        found._num_moves = len(moves)
+        return found
+
+
+_KNOWN: WeakKeyDictionary[History, dict[Hashable, _Undecided]] = WeakKeyDictionary()
+
+
+def _standard_brackets(max_epochs: int, *, eta: int) -> list[Bracket]:
+    """Return the paper's brackets, in integers: ``log(243, 3)`` is 4.999... in floating point."""
+    widest = 0
+    while eta ** (widest + 1) <= max_epochs:
+        widest += 1
+    return [
+        Bracket(
+            -(-(widest + 1) * eta**s // (s + 1)),
+            tuple(max_epochs // eta**i for i in range(s, -1, -1)),
+        )
+        for s in range(widest, -1, -1)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuccessiveHalving(RungAlgorithm):
+    """Trains all trials briefly, then promotes the best ``1 / eta`` at each rung.
+
+    Promoted trials train ``eta`` times as long. Jamieson and Talwalkar, "Non-stochastic Best Arm
+    Identification and Hyperparameter Optimization", AISTATS 2016, algorithm 1. A rung of ``n``
+    trials keeps its best ``n // eta`` (at least one) once all have reached it. A failed trial
+    counts as having reached it, and as the worst.
+
+    >>> halving = SuccessiveHalving(max_epochs=81, num_trials=81)
+    >>> halving.rungs()
+    (1, 3, 9, 27, 81)
+    """
+
+    def ask(
+        self,
+        history: History,
+        space: Space,
+        *,
+        num: int,
+        rng: np.random.Generator,
+    ) -> Sequence[Decision]:
+        """Return all trials that are not in the history yet, or the verdict on a complete rung."""
+        rungs = self.rungs()
+        starts = repeat((0, rungs[0]), max(self.num_trials - len(history), 0))
+        fresh = draw(self.sampler, history, space, starts=starts, num=num, rng=rng)
+        return fresh or halve(history, rungs, eta=self.eta)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hyperband(Algorithm):
+    """Successive halving in brackets, from many trials that start short to few trained fully.
+
+    Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization", JMLR 2018,
+    algorithm 1. All brackets are proposed at once and halved independently; with a sampler that
+    learns from results, they are proposed one after the other. ``Trial.group`` is the bracket. With
+    ``num_trials``, the brackets repeat, from the widest on, until that many trials are drawn; the
+    last one is cut short.
+
+    >>> [(bracket.num_trials, bracket.epochs) for bracket in Hyperband(max_epochs=9).brackets()]
+    [(9, (1, 3, 9)), (5, (3, 9)), (3, (9,))]
+    """
+
+    max_epochs: int
+    eta: int = 3
+    num_trials: int | None = None
+    sampler: Sampler = field(default_factory=RandomSampler)
+
+    def __post_init__(self) -> None:
+        check_halving(self, eta=self.eta, min_epochs=1, max_epochs=self.max_epochs)
+        if self.num_trials is not None:
+            check_counts(self, num_trials=self.num_trials)
+        check_sampler(self, self.sampler)
+
+    def brackets(self) -> tuple[Bracket, ...]:
+        """Return the brackets, widest first; with ``num_trials``, as many as it needs."""
+        return brackets_of(self.max_epochs, eta=self.eta, num_trials=self.num_trials)
+
+    def ask(
+        self,
+        history: History,
+        space: Space,
+        *,
+        num: int,
+        rng: np.random.Generator,
+    ) -> Sequence[Decision]:
+        """Return all trials that are not in the history yet, or the verdicts on complete rungs."""
+        return ask_brackets(
+            self.brackets(),
+            Halving(eta=self.eta),
+            sampler=self.sampler,
+            history=history,
+            space=space,
+            num=num,
+            rng=rng,
+        )
+
+
+def BOHB(  # noqa: N802
+    *,
+    max_epochs: int,
+    eta: int = 3,
+    num_trials: int | None = None,
+    random_share: float = 1 / 3,
+    share: float = 0.0,
+) -> Hyperband:
+    """Return Hyperband with configurations from kernel densities of good and bad trials.
+
+    Falkner, Klein and Hutter, "BOHB: Robust and Efficient Hyperparameter Optimization at Scale",
+    ICML 2018. This is short for a ``Hyperband`` with a ``KDESampler`` and the authors' constants;
+    write that out to set the model's other options.
+
+    Args:
+        max_epochs: most epochs that a trial is trained.
+        eta: one in ``eta`` trials is promoted at each rung.
+        num_trials: number of trials; the brackets repeat until all are drawn (default: each bracket
+            once).
+        random_share: share of the draws that are random.
+        share: part of the best candidate's lead over the median that may be given up to share
+            training.
+
+    Raises:
+        AlgorithmError: an option is out of range.
+
+    >>> BOHB(max_epochs=27, num_trials=100).sampler
+    KDESampler(top_share=0.15, num_candidates=64, random_share=0.3333333333333333,
+        bandwidth_factor=3.0, min_bandwidth=0.001, min_points=None, share=0.0)
+    """
+    return Hyperband(
+        max_epochs=max_epochs,
+        eta=eta,
+        num_trials=num_trials,
+        sampler=KDESampler(min_bandwidth=1e-3, random_share=random_share, share=share),
+    )

@@ -1,0 +1,16 @@
+"""Plots of a study (matplotlib), one file each; loaded on first use."""
+
+from ._hyperparameter_plots import contour, importance, parallel_coordinates, slice_plot
+from ._outcomes import history, learning_curves, pareto_front, stage_forest
+
+
+__all__ = [
+    "contour",
+    "history",
+    "importance",
+    "learning_curves",
+    "parallel_coordinates",
+    "pareto_front",
+    "slice_plot",
+    "stage_forest",
+]

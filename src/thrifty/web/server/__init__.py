@@ -1,0 +1,1 @@
+"""Serving: addresses, access, limits and cached answers."""

@@ -1,0 +1,159 @@
+"""Answers to requests, and how often a page may ask."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends, HTTPException, Path, Request, Response
+from pydantic import BaseModel
+
+from thrifty.store import StudyView, Views
+from thrifty.web.views import _models as models
+
+from ._cache import Cache, etag
+
+
+class PollThrottle:
+    """Staggers polling: each page is told when to poll again, no two within ``spacing_s``.
+
+    A poll costs the server some milliseconds of CPU time that training may need. A single page
+    polls again after ``least_s`` seconds; two hundred pages take turns.
+
+    >>> pace = PollThrottle(least_s=2, spacing_s=0.5, now=lambda: 0.0)
+    >>> [pace.again_s() for _ in range(3)]
+    [2.0, 2.5, 3.0]
+    """
+
+    def __init__(
+        self,
+        *,
+        least_s: float = 2.0,
+        spacing_s: float = 0.1,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._least = least_s
+        self._spacing = spacing_s
+        self._now = now
+        self._last = -least_s
+        self._lock = threading.Lock()
+
+    def again_s(self) -> float:
+        """Return in how many seconds the current client should poll again."""
+        with self._lock:
+            now = self._now()
+            self._last = max(now + self._least, self._last + self._spacing)
+            return self._last - now
+
+
+LARGEST = 2**31 - 1
+StudyId = Annotated[int, Path(ge=1, le=LARGEST, description="number of a study")]
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseService:
+    """Makes the responses of the API."""
+
+    views: Views
+    cache: Cache
+    pace: PollThrottle
+
+    def stamp(self, study: int | None = None) -> str:
+        """Return the current revision.
+
+        Raises:
+            HTTPException: The study does not exist.
+        """
+        found = self.cache.get(
+            ("stamp", study), stamp=None, make=lambda: self.views.studies.stamp(study)
+        ).value
+        if found is None:
+            raise HTTPException(404, f"there is no study number {study}")
+        return str(found)
+
+    def study(self, study: int) -> StudyView:
+        """Return the current view of the study.
+
+        Raises:
+            HTTPException: The study does not exist.
+        """
+        stamp = self.stamp(study)
+        kept = self.cache.get(
+            ("view", study), stamp=stamp, make=lambda: self.views.studies.get(study)
+        )
+        if kept.value is None:
+            raise HTTPException(404, f"there is no study number {study}")
+        view: StudyView = kept.value
+        return view
+
+    def answer(
+        self,
+        request: Request,
+        key: tuple[Any, ...],
+        make: Callable[[], BaseModel],
+        *,
+        study: int | None = None,
+    ) -> Response:
+        """Return a response, from the cache if unchanged; 304 if the client's copy is current."""
+        kept = self.cache.get(
+            ("answer", study, *key), stamp=self.stamp(study), make=lambda: _body(make())
+        )
+        body, tag = kept.value
+        headers = {"ETag": tag, "Cache-Control": "no-cache", "X-Revision": str(kept.stamp)}
+        given = request.headers.get("if-none-match", "")
+        if tag in (part.strip() for part in given.split(",")):
+            return Response(status_code=304, headers=headers)
+        return Response(body, media_type="application/json", headers=headers)
+
+    def revision(self, request: Request, study: int | None = None) -> Response:
+        """Return the current revision, which open pages poll, and when to poll again."""
+        stamp = self.stamp(study)
+        response = self.answer(
+            request, ("revision",), lambda: models.Revision(revision=stamp), study=study
+        )
+        response.headers["X-Ask-Again"] = f"{self.pace.again_s():.3f}"
+        return response
+
+
+@dataclass(frozen=True, slots=True)
+class StudyRequest:
+    """A request about a study, with the service that answers it."""
+
+    desk: ResponseService
+    request: Request
+    study: int
+
+    def answer(
+        self, key: tuple[Any, ...], make: Callable[[Views, StudyView], BaseModel]
+    ) -> Response:
+        """Make a response from the current study; see ``ResponseService.answer``.
+
+        Raises:
+            HTTPException: The study does not exist.
+        """
+        view = self.desk.study(self.study)
+        return self.desk.answer(
+            self.request, key, lambda: make(self.desk.views, view), study=self.study
+        )
+
+
+# These are coroutines because FastAPI would run plain functions in a thread.
+async def _at_the_desk(request: Request) -> ResponseService:
+    desk: ResponseService = request.app.state.desk
+    return desk
+
+
+async def _about_a_study(request: Request, desk: AtDesk, study: StudyId) -> StudyRequest:
+    return StudyRequest(desk, request, study)
+
+
+AtDesk = Annotated[ResponseService, Depends(_at_the_desk)]
+AboutStudy = Annotated[StudyRequest, Depends(_about_a_study)]
+
+
+def _body(answer: BaseModel) -> tuple[bytes, str]:
+    body = answer.model_dump_json().encode()
+    return body, etag(body)

@@ -1,0 +1,1 @@
+"""What the dashboard shows, as values of the API."""
