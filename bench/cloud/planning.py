@@ -110,7 +110,7 @@ def _plan(
         offers,
         FleetOptions(
             deadline_s=72 * 3600,
-            beliefs=HardwareEstimates(profiled="V100"),
+            estimates=HardwareEstimates(profiled="V100"),
             max_nodes=NODES,
             spot=spot,
             mixed=mixed,

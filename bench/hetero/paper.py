@@ -65,7 +65,9 @@ class Cluster:
         drives = [
             SimulatedWorker(
                 name=f"drive{at}",
-                curve=StepCurve(fixed_s=0.15, sample_s=HOST_SAMPLE_S / self.ratio, most=64),
+                curve=StepCurve(
+                    fixed_s=0.15, sample_s=HOST_SAMPLE_S / self.ratio, max_samples=64
+                ),
                 power=DEVICE_POWER,
             )
             for at in range(self.devices)

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from thrifty.cli._rent._command import rent_command
-from thrifty.cli._rent._inputs import beliefs_of
+from thrifty.cli._rent._inputs import hardware_of
 from thrifty.cli._rent._output import span
 from thrifty.cli._rent._rent_options import Dollars, Duration, Pair
 from thrifty.cloud import Interval
@@ -435,13 +435,13 @@ def test_torch_is_not_needed_for_a_stored_profile(folder):
     ],
 )
 def test_the_profiled_device_is_known_by_its_name(device, named, profiled, vcpus):
-    beliefs = beliefs_of(device, named=named)
-    assert (beliefs.profiled, beliefs.profiled_vcpus) == (profiled, vcpus)
+    estimates = hardware_of(device, named=named)
+    assert (estimates.profiled, estimates.profiled_vcpus) == (profiled, vcpus)
 
 
 def test_an_unknown_device_is_asked_for():
     with pytest.raises(CloudError, match="say by --device"):
-        beliefs_of("Strange card", named=None)
+        hardware_of("Strange card", named=None)
 
 
 def test_how_options_are_read():

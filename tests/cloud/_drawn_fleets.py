@@ -55,7 +55,7 @@ def exactly(value):
     return Interval(median=value, low=value, high=value)
 
 
-BELIEFS = HardwareEstimates(
+ESTIMATES = HardwareEstimates(
     profiled="V100",
     measured_compute={
         "T4": Interval(median=3.0, low=2.0, high=3.5),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from tests.cloud._drawn_fleets import (
-    BELIEFS,
+    ESTIMATES,
     GIB,
     History,
     a_profile,
@@ -40,14 +40,14 @@ def step_s(workload, offer, num, end):
     memory = offer.device_memory_bytes
     if devices > workload.global_batch or (memory and profile.peak_at(batch) > memory):
         return None
-    factor = getattr(BELIEFS.compute(offer), end)
-    slower = getattr(BELIEFS.network(offer), end)
+    factor = getattr(ESTIMATES.compute(offer), end)
+    slower = getattr(ESTIMATES.network(offer), end)
     forward, backward = (
         factor * float(at(batch)) for at in (profile.forward_at, profile.backward_at)
     )
     free = 0.0
     for num_bytes, ready in zip(profile.bucket_bytes, profile.bucket_ready, strict=True):
-        took = BELIEFS.link(offer).all_reduce_s(
+        took = ESTIMATES.link(offer).all_reduce_s(
             num_bytes=num_bytes, nodes=num, per_node=offer.accelerator_count
         )
         free = max(free, forward + ready * backward) + slower * took
@@ -64,9 +64,9 @@ def test_equal_machines_take_what_the_replay_says(workload, offer, num):
     spot = offer.price_usd_h is None
     if expected[0] is None:
         with pytest.raises(CloudError, match=r"feeds as many devices|needs? .* GiB"):
-            estimate(workload, [(offer, num, spot)], beliefs=BELIEFS)
+            estimate(workload, [(offer, num, spot)], estimates=ESTIMATES)
         return
-    fleet = estimate(workload, [(offer, num, spot)], beliefs=BELIEFS)
+    fleet = estimate(workload, [(offer, num, spot)], estimates=ESTIMATES)
     assert ends(fleet.step_s) == pytest.approx(expected)
     if not spot:
         times = [workload.setup_s + workload.steps * each for each in expected]
@@ -84,7 +84,7 @@ def test_a_step_by_hand():
     # 8 samples on each of 4 devices: 0.5 + 1.0 + 0.125 s, and no gradients to sum.
     workload = a_workload(profile=a_profile(bucket_bytes=(0.0, 0.0)), setup_s=25.0)
     offer = an_offer(accelerator_count=4)
-    fleet = estimate(workload, [(offer, 1, False)], beliefs=BELIEFS)
+    fleet = estimate(workload, [(offer, 1, False)], estimates=ESTIMATES)
     # Each of two buckets needs six messages inside the machine.
     assert fleet.step_s.median == pytest.approx(1.625 + 6 * 10e-6)
     assert fleet.time_s.median == pytest.approx(25 + 1625.06)
@@ -95,7 +95,7 @@ def test_a_step_by_hand():
 @drawn
 def test_intervals_are_in_order(workload, offer, num):
     try:
-        fleet = estimate(workload, [(offer, num, True)], beliefs=BELIEFS)
+        fleet = estimate(workload, [(offer, num, True)], estimates=ESTIMATES)
     except CloudError:
         return
     for interval in (fleet.step_s, fleet.time_s, fleet.cost_usd):
@@ -104,7 +104,7 @@ def test_intervals_are_in_order(workload, offer, num):
 
 def test_neither_place_nor_price_changes_the_step():
     steps = {
-        estimate(a_workload(), [(offer, 3, False)], beliefs=BELIEFS).step_s
+        estimate(a_workload(), [(offer, 3, False)], estimates=ESTIMATES).step_s
         for offer in (an_offer(), an_offer(region="west", zone="b", price_usd_h=9.0))
     }
     assert len(steps) == 1
@@ -121,19 +121,19 @@ def test_neither_place_nor_price_changes_the_step():
 def test_it_says_what_bounds_the_step(changes, why):
     # 16 samples: 1 + 2 + 0.125 s; from 2 s on two sums of 1 GB at 10 Gb/s, which take 4.125 times
     # 0.8 s each.
-    beliefs = HardwareEstimates(profiled="V100", measured_network={"v1": exactly(4.125)})
+    estimates = HardwareEstimates(profiled="V100", measured_network={"v1": exactly(4.125)})
     workload = a_workload(profile=a_profile(**changes))
-    assert estimate(workload, [(an_offer(), 2, False)], beliefs=beliefs).why == why
+    assert estimate(workload, [(an_offer(), 2, False)], estimates=estimates).why == why
 
 
 # -- several types ---------------------------------------------------------------------
 
 
 def test_unequal_machines_end_together():
-    beliefs = HardwareEstimates(profiled="V100", measured_compute={"T4": exactly(3.0)})
+    estimates = HardwareEstimates(profiled="V100", measured_compute={"T4": exactly(3.0)})
     workload = a_workload(profile=a_profile(bucket_bytes=(0.0, 0.0)), global_batch=16)
     fast, slow = an_offer(), an_offer("t4", accelerator="T4")
-    fleet = estimate(workload, [(fast, 1, False), (slow, 1, False)], beliefs=beliefs)
+    fleet = estimate(workload, [(fast, 1, False), (slow, 1, False)], estimates=estimates)
     assert [each.batch for each in fleet.machines] == [12, 4]
     # Both compute for 2.25 s; the slower optimiser takes three times 0.125 s; two rounds of two
     # buckets.
@@ -144,8 +144,8 @@ def test_unequal_machines_end_together():
 def test_the_slowest_link_sets_the_pace():
     fast, slow = an_offer(baseline_gbps=100.0), an_offer("v2", baseline_gbps=1.0)
     workload = a_workload(profile=a_profile(bucket_bytes=(0.0, 1e9)))
-    fleet = estimate(workload, [(fast, 1, False), (slow, 3, False)], beliefs=BELIEFS)
-    equal = estimate(workload, [(slow, 4, False)], beliefs=BELIEFS)
+    fleet = estimate(workload, [(fast, 1, False), (slow, 3, False)], estimates=ESTIMATES)
+    equal = estimate(workload, [(slow, 4, False)], estimates=ESTIMATES)
     assert fleet.step_s == equal.step_s
 
 
@@ -157,7 +157,7 @@ def test_no_split_computes_sooner(nums, global_batch):
         (an_offer(name, accelerator=name, accelerator_count=2), num, False)
         for name, num in zip(names, nums, strict=False)
     ]
-    fleet = estimate(a_workload(global_batch=global_batch), machines, beliefs=BELIEFS)
+    fleet = estimate(a_workload(global_batch=global_batch), machines, estimates=ESTIMATES)
     factors = [1.0, 3.0, 0.75]
     curves = [
         StepCurve(sample_s=0.1875 * factors[place])
@@ -175,27 +175,27 @@ def test_no_split_computes_sooner(nums, global_batch):
 
 def test_memory_limits_the_share_of_a_fast_device():
     # 4 samples need 2 GiB, 8 need 3 GiB.
-    beliefs = HardwareEstimates(profiled="V100", measured_compute={"T4": exactly(9.0)})
+    estimates = HardwareEstimates(profiled="V100", measured_compute={"T4": exactly(9.0)})
     small = an_offer(accelerator_memory_gib=3.0)
     slow = an_offer("t4", accelerator="T4")
     workload = a_workload(global_batch=16)
-    fleet = estimate(workload, [(small, 1, False), (slow, 1, False)], beliefs=beliefs)
+    fleet = estimate(workload, [(small, 1, False), (slow, 1, False)], estimates=estimates)
     assert [each.batch for each in fleet.machines] == [8, 8]
 
 
 def test_a_machine_without_samples_does_not_compute():
-    beliefs = HardwareEstimates(profiled="V100", measured_compute={"T4": exactly(1000.0)})
+    estimates = HardwareEstimates(profiled="V100", measured_compute={"T4": exactly(1000.0)})
     workload = a_workload(profile=a_profile(bucket_bytes=(0.0, 0.0)), global_batch=4)
     machines = [(an_offer(), 1, False), (an_offer("t4", accelerator="T4"), 1, False)]
-    fleet = estimate(workload, machines, beliefs=beliefs)
+    fleet = estimate(workload, machines, estimates=estimates)
     assert [each.batch for each in fleet.machines] == [4, 0]
     assert fleet.step_s.median == pytest.approx(0.875 + 2 * 50e-6)
 
 
 def test_the_same_type_on_demand_and_as_spot_is_one_kind():
     offer = an_offer(spot_usd_h=1.0)
-    fleet = estimate(a_workload(), [(offer, 1, False), (offer, 3, True)], beliefs=BELIEFS)
-    equal = estimate(a_workload(), [(offer, 4, False)], beliefs=BELIEFS)
+    fleet = estimate(a_workload(), [(offer, 1, False), (offer, 3, True)], estimates=ESTIMATES)
+    equal = estimate(a_workload(), [(offer, 4, False)], estimates=ESTIMATES)
     assert fleet.step_s == equal.step_s
     assert fleet.usd_h == 6.0
     assert fleet.time_s.median > equal.time_s.median
@@ -209,7 +209,7 @@ def test_evictions_of_all_machines_count():
     market = History(v1=(0.75, 0.2))
     workload = a_workload(steps=10**6, state_bytes=1e9, setup_s=60.0)
     fleet = estimate(
-        workload, [(an_offer(spot_usd_h=2.0), 4, True)], beliefs=BELIEFS, spot_market=market
+        workload, [(an_offer(spot_usd_h=2.0), 4, True)], estimates=ESTIMATES, spot_market=market
     )
     work_s = 10**6 * fleet.step_s.median
     # Saving takes 1 s, and 1 GB at 200 MB/s; reading it again takes as long.
@@ -223,7 +223,7 @@ def test_evictions_of_all_machines_count():
 def test_without_history_the_offers_price_counts_and_a_rate_is_assumed():
     offer = an_offer(spot_usd_h=0.75)
     found, assumed = (
-        estimate(a_workload(), [(offer, 2, True)], beliefs=BELIEFS, spot_market=market)
+        estimate(a_workload(), [(offer, 2, True)], estimates=ESTIMATES, spot_market=market)
         for market in (History(v1=(0.75, 0.1)), None)
     )
     assert found == assumed
@@ -233,10 +233,10 @@ def test_machines_that_nobody_takes_away():
     fleet = estimate(
         a_workload(),
         [(an_offer(), 2, True)],
-        beliefs=BELIEFS,
+        estimates=ESTIMATES,
         spot_market=History(v1=(1.0, 0.0)),
     )
-    demand = estimate(a_workload(), [(an_offer(), 2, False)], beliefs=BELIEFS)
+    demand = estimate(a_workload(), [(an_offer(), 2, False)], estimates=ESTIMATES)
     assert (fleet.time_s, fleet.checkpoint_s) == (demand.time_s, math.inf)
 
 
@@ -247,10 +247,10 @@ def test_a_study_takes_as_long_as_its_phases():
     workload = a_workload(parallelism_phases=((1, 100), (4, 50), (6, 10)), setup_s=10.0)
     single = a_workload()
     one, two, four = (
-        estimate(single, [(an_offer(), num, False)], beliefs=BELIEFS).step_s.median
+        estimate(single, [(an_offer(), num, False)], estimates=ESTIMATES).step_s.median
         for num in (1, 2, 4)
     )
-    fleet = estimate(workload, [(an_offer(), 4, False)], beliefs=BELIEFS)
+    fleet = estimate(workload, [(an_offer(), 4, False)], estimates=ESTIMATES)
     expected = 10 + 100 * four + 50 * one + 10 * (one + two)
     assert fleet.time_s.median == pytest.approx(expected)
     # At the greatest width each training has one machine.
@@ -261,24 +261,24 @@ def test_a_study_gives_a_training_as_many_machines_as_its_samples_need():
     # 16 samples need 5 GiB.
     offer = an_offer(accelerator_memory_gib=5.0)
     fleet = estimate(
-        a_workload(parallelism_phases=((4, 50),)), [(offer, 4, False)], beliefs=BELIEFS
+        a_workload(parallelism_phases=((4, 50),)), [(offer, 4, False)], estimates=ESTIMATES
     )
-    two = estimate(a_workload(), [(offer, 2, False)], beliefs=BELIEFS)
+    two = estimate(a_workload(), [(offer, 2, False)], estimates=ESTIMATES)
     assert fleet.machines[0].batch == 16
     assert fleet.time_s.median == pytest.approx(180 + 2 * 50 * two.step_s.median)
 
 
 def test_a_narrow_study_has_the_step_of_many_machines():
     workload = a_workload(parallelism_phases=((2, 50),))
-    fleet = estimate(workload, [(an_offer(), 5, False)], beliefs=BELIEFS)
-    two = estimate(a_workload(), [(an_offer(), 2, False)], beliefs=BELIEFS)
+    fleet = estimate(workload, [(an_offer(), 5, False)], estimates=ESTIMATES)
+    two = estimate(a_workload(), [(an_offer(), 2, False)], estimates=ESTIMATES)
     assert (fleet.step_s, fleet.machines[0].batch) == (two.step_s, 16)
 
 
 def test_machines_that_a_study_cannot_feed_stay_idle():
     workload = a_workload(global_batch=2, parallelism_phases=((1, 50),))
     two, many = (
-        estimate(workload, [(an_offer(), num, False)], beliefs=BELIEFS) for num in (2, 5)
+        estimate(workload, [(an_offer(), num, False)], estimates=ESTIMATES) for num in (2, 5)
     )
     assert (many.time_s, many.step_s) == (two.time_s, two.step_s)
     assert many.usd_h > two.usd_h
@@ -328,7 +328,7 @@ def test_machines_that_a_study_cannot_feed_stay_idle():
 )
 def test_fleets_that_cannot_train(machines, message):
     with pytest.raises(CloudError, match=message):
-        estimate(a_workload(), machines, beliefs=BELIEFS)
+        estimate(a_workload(), machines, estimates=ESTIMATES)
 
 
 def test_a_study_on_several_types():
@@ -336,23 +336,23 @@ def test_a_study_on_several_types():
         estimate(
             a_workload(parallelism_phases=((2, 10),)),
             [(an_offer(), 1, False), (an_offer("v2", baseline_gbps=1.0), 1, False)],
-            beliefs=BELIEFS,
+            estimates=ESTIMATES,
         )
 
 
 def test_memory_that_nobody_knows_limits_nothing():
     offer = an_offer(accelerator_memory_gib=None)
     workload = a_workload(profile=a_profile(peak_bytes=(1000.0 * GIB, 2000.0 * GIB)))
-    assert estimate(workload, [(offer, 1, False)], beliefs=BELIEFS).machines[0].batch == 32
+    assert estimate(workload, [(offer, 1, False)], estimates=ESTIMATES).machines[0].batch == 32
 
 
-def test_wide_beliefs_make_wide_forecasts():
+def test_wide_estimates_make_wide_forecasts():
     def width(high):
-        beliefs = HardwareEstimates(
+        estimates = HardwareEstimates(
             profiled="V100", measured_compute={"T4": Interval(median=1.0, low=1.0, high=high)}
         )
         offer = an_offer("t4", accelerator="T4")
-        return estimate(a_workload(), [(offer, 1, False)], beliefs=beliefs).time_s.high
+        return estimate(a_workload(), [(offer, 1, False)], estimates=estimates).time_s.high
 
     assert width(2.0) - 180 == pytest.approx(2 * (width(1.0) - 180))
 
@@ -390,8 +390,8 @@ def measured_fleet(num, *, sums=(), offers=None):
         price_usd_h=3.06,
         baseline_gbps=10,
     )
-    beliefs = HardwareEstimates(profiled="V100", measured_sums=tuple(sums))
-    return estimate(work, [(offer, num, False)], beliefs=beliefs)
+    estimates = HardwareEstimates(profiled="V100", measured_sums=tuple(sums))
+    return estimate(work, [(offer, num, False)], estimates=estimates)
 
 
 @pytest.mark.parametrize("num", [2, 4])
@@ -410,7 +410,7 @@ def test_sums_of_another_type_say_nothing():
 
 
 def test_sums_that_were_measured_are_no_more_to_be_probed():
-    beliefs = HardwareEstimates(measured_sums=timings("vm"))
+    estimates = HardwareEstimates(measured_sums=timings("vm"))
     offer = Offer(cloud="aws", region="r", instance_type="vm", price_usd_h=1.0, peak_gbps=10)
-    assert beliefs.network(offer) == Interval(median=1.0, low=1.0, high=1.0)
-    assert beliefs.collectives([]) is None
+    assert estimates.network(offer) == Interval(median=1.0, low=1.0, high=1.0)
+    assert estimates.collectives([]) is None

@@ -39,19 +39,19 @@ def test_a_faster_device_takes_less_time_and_nobody_knows_how_much():
 
 
 def test_twice_the_processors_take_half_the_time():
-    beliefs = HardwareEstimates(profiled_vcpus=4)
-    assert beliefs.compute(machine("", vcpus=8)).median == pytest.approx(0.5)
-    assert beliefs.compute(machine("T4", vcpus=8)).median < 0.1
+    estimates = HardwareEstimates(profiled_vcpus=4)
+    assert estimates.compute(machine("", vcpus=8)).median == pytest.approx(0.5)
+    assert estimates.compute(machine("T4", vcpus=8)).median < 0.1
 
 
 def test_a_probe_replaces_the_guess():
     measured = Interval(median=0.5, low=0.4, high=0.6)
-    beliefs = HardwareEstimates(profiled="T4").probed(compute={"V100": measured})
-    assert beliefs.compute(machine("V100")) == measured
-    assert beliefs.compute(machine("A100")) == HardwareEstimates(profiled="T4").compute(
+    estimates = HardwareEstimates(profiled="T4").probed(compute={"V100": measured})
+    assert estimates.compute(machine("V100")) == measured
+    assert estimates.compute(machine("A100")) == HardwareEstimates(profiled="T4").compute(
         machine("A100")
     )
-    network = beliefs.probed(network={"some.type": measured})
+    network = estimates.probed(network={"some.type": measured})
     assert network.network(machine()) == measured
     assert network.compute(machine("V100")) == measured
     later = network.probed(network={"other.type": measured}, compute={"T4": measured})
@@ -60,9 +60,9 @@ def test_a_probe_replaces_the_guess():
 
 def test_processors_are_measured_by_the_type_of_machine():
     measured = Interval(median=0.5, low=0.4, high=0.6)
-    beliefs = HardwareEstimates().probed(compute={"some.type": measured})
-    assert beliefs.compute(machine("")) == measured
-    assert beliefs.compute(machine("T4")).median != 0.5
+    estimates = HardwareEstimates().probed(compute={"some.type": measured})
+    assert estimates.compute(machine("")) == measured
+    assert estimates.compute(machine("T4")).median != 0.5
 
 
 def test_a_network_is_as_fast_as_it_always_is():
@@ -92,14 +92,14 @@ def test_a_network_is_the_less_known_the_less_its_name_says(gbps, low, high):
 
 
 @pytest.mark.parametrize(
-    ("beliefs", "accelerator"),
+    ("estimates", "accelerator"),
     [(HardwareEstimates(), "V1000"), (HardwareEstimates(profiled="V1000"), "V100")],
 )
-def test_devices_that_nobody_knows(beliefs, accelerator):
+def test_devices_that_nobody_knows(estimates, accelerator):
     with pytest.raises(
         CloudError, match=r"how fast 'V1000' is, is not known: measure it.*A100"
     ):
-        beliefs.compute(machine(accelerator))
+        estimates.compute(machine(accelerator))
 
 
 def test_processors_that_nobody_has_counted():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 from tests.cloud._drawn_fleets import (
-    BELIEFS,
+    ESTIMATES,
     a_profile,
     a_workload,
     an_offer,
@@ -77,7 +77,7 @@ def all_mixes(workload, offers, *, quotas=None, most=MOST):
             continue
         machines = [(offer, num, False) for offer, num in zip(offers, nums, strict=True) if num]
         try:
-            found.append(estimate(workload, machines, beliefs=EACH))
+            found.append(estimate(workload, machines, estimates=EACH))
         except CloudError:
             continue
     return found
@@ -91,13 +91,13 @@ def test_no_fleet_of_this_step_time_costs_less_an_hour(offers, global_batch, dat
         st.dictionaries(st.sampled_from(["V100", "T4", "A10"]), st.integers(0, 3), max_size=2)
     )
     fleets = all_mixes(workload, offers, quotas=quotas)
-    mix = mix_of(workload, offers, FleetOptions(beliefs=EACH, quotas=quotas, max_nodes=MOST))
+    mix = mix_of(workload, offers, FleetOptions(estimates=EACH, quotas=quotas, max_nodes=MOST))
     assume(fleets)
     step_s = data.draw(st.sampled_from(sorted({fleet.step_s.high for fleet in fleets})))
     cheapest = min(fleet.usd_h for fleet in fleets if fleet.step_s.high <= step_s)
     nums = mix.cheapest(step_s * (1 + 1e-9))
     machines = [(o, int(num), False) for o, num in zip(offers, nums, strict=True) if num]
-    found = estimate(workload, machines, beliefs=EACH)
+    found = estimate(workload, machines, estimates=EACH)
     assert found.step_s.high <= step_s * (1 + 1e-6)
     assert cheapest <= found.usd_h <= cheapest * 1.01 + 1e-9
 
@@ -115,7 +115,7 @@ def test_the_choice_is_close_to_the_best(offers, global_batch, share):
         workload,
         offers,
         FleetOptions(
-            deadline_s=deadline_s * (1 + 1e-9), beliefs=EACH, max_nodes=MOST, mixed=True
+            deadline_s=deadline_s * (1 + 1e-9), estimates=EACH, max_nodes=MOST, mixed=True
         ),
     )
     assert plan.best.time_s.high <= deadline_s * (1 + 1e-6)
@@ -125,7 +125,7 @@ def test_the_choice_is_close_to_the_best(offers, global_batch, share):
 def test_what_one_type_cannot_do_two_can():
     offers = [an_offer(), an_offer("a10", accelerator="A10", price_usd_h=4.0)]
     options = {
-        "beliefs": EACH,
+        "estimates": EACH,
         "max_nodes": 4,
         "quotas": {"v1": 2, "a10": 1},
         "deadline_s": 2400.0,
@@ -154,7 +154,7 @@ def test_a_quota_of_an_accelerator_is_shared():
         mix = mix_of(
             workload,
             offers,
-            FleetOptions(beliefs=EACH, conservative=False, quotas=quotas, max_nodes=4),
+            FleetOptions(estimates=EACH, conservative=False, quotas=quotas, max_nodes=4),
         )
         nums = mix.cheapest(1.6)
         return None if nums is None else nums.tolist()
@@ -173,7 +173,7 @@ def test_machines_are_mixed_within_a_region():
             a_workload(profile=PROFILE),
             offers,
             FleetOptions(
-                beliefs=EACH,
+                estimates=EACH,
                 max_nodes=4,
                 quotas={"v1": 2, "a10": 1},
                 deadline_s=2400.0,
@@ -188,7 +188,7 @@ def test_a_faster_mix_for_a_budget():
         an_offer("a10", accelerator="A10", price_usd_h=4.0),
         an_offer("k80", accelerator="K80", price_usd_h=None, spot_usd_h=0.1),
     ]
-    options = {"beliefs": EACH, "max_nodes": 4, "quotas": {"a10": 1}, "budget_usd": 9.0}
+    options = {"estimates": EACH, "max_nodes": 4, "quotas": {"a10": 1}, "budget_usd": 9.0}
     workload = a_workload(profile=a_profile(optimizer_s=0.0, bucket_bytes=(0.0, 0.0)))
     equal = plan_fleet(workload, offers, FleetOptions(**options))
     mixed = plan_fleet(workload, offers, FleetOptions(**options, mixed=True))
@@ -202,7 +202,7 @@ def test_a_study():
         plan_fleet(
             a_workload(parallelism_phases=((2, 10),)),
             [an_offer()],
-            FleetOptions(beliefs=BELIEFS, max_nodes=2, mixed=True),
+            FleetOptions(estimates=ESTIMATES, max_nodes=2, mixed=True),
         )
 
 
@@ -212,7 +212,7 @@ def test_without_scipy(monkeypatch):
     mix = mix_of(
         a_workload(),
         offers,
-        FleetOptions(beliefs=EACH, conservative=False, quotas={"A10": 1}, max_nodes=3),
+        FleetOptions(estimates=EACH, conservative=False, quotas={"A10": 1}, max_nodes=3),
     )
     with pytest.raises(MissingExtraError, match=r"thrifty\[cloud\]"):
         mix.cheapest(2.5)
@@ -221,7 +221,7 @@ def test_without_scipy(monkeypatch):
 def test_steps_that_no_fleet_makes():
     offers = [an_offer(), an_offer("a10", accelerator="A10")]
     mix = mix_of(
-        a_workload(), offers, FleetOptions(beliefs=EACH, conservative=False, max_nodes=3)
+        a_workload(), offers, FleetOptions(estimates=EACH, conservative=False, max_nodes=3)
     )
     assert mix.cheapest(1e-3) is None
     assert np.sum(mix.cheapest(1e3)) == 1

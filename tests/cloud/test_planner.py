@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 from tests.cloud._drawn_fleets import (
-    BELIEFS,
+    ESTIMATES,
     History,
     a_profile,
     a_workload,
@@ -37,7 +37,7 @@ def all_fleets(workload, catalogue, *, spot, quotas, max_nodes, market=None):
                 try:
                     machines = [(offer, num, as_spot)]
                     found.append(
-                        estimate(workload, machines, beliefs=BELIEFS, spot_market=market)
+                        estimate(workload, machines, estimates=ESTIMATES, spot_market=market)
                     )
                 except CloudError:
                     continue
@@ -90,7 +90,7 @@ def test_no_fleet_is_better(workload, catalogue, options, data):
         catalogue,
         FleetOptions(
             **{"deadline_s" if goal == "time_s" else "budget_usd": limit},
-            beliefs=BELIEFS,
+            estimates=ESTIMATES,
             conservative=conservative,
             **options,
         ),
@@ -106,7 +106,7 @@ def test_no_fleet_is_better(workload, catalogue, options, data):
 @drawn
 def test_what_it_shows_is_what_the_forecast_says(workload, catalogue, options):
     try:
-        plan = plan_fleet(workload, catalogue, FleetOptions(beliefs=BELIEFS, **options))
+        plan = plan_fleet(workload, catalogue, FleetOptions(estimates=ESTIMATES, **options))
     except CloudError:
         assert not all_fleets(workload, catalogue, **options)
         return
@@ -115,13 +115,13 @@ def test_what_it_shows_is_what_the_forecast_says(workload, catalogue, options):
         (rented,) = fleet.machines
         machines = [(rented.offer, rented.num, rented.spot)]
         market = options["market"]
-        assert fleet == estimate(workload, machines, beliefs=BELIEFS, spot_market=market)
+        assert fleet == estimate(workload, machines, estimates=ESTIMATES, spot_market=market)
 
 
 def test_the_front_goes_from_the_fastest_to_the_cheapest():
     catalogue = [an_offer(), an_offer("t4", accelerator="T4", price_usd_h=0.5)]
     front = plan_fleet(
-        a_workload(), catalogue, FleetOptions(beliefs=BELIEFS, max_nodes=8)
+        a_workload(), catalogue, FleetOptions(estimates=ESTIMATES, max_nodes=8)
     ).front
     assert len(front) > 2
     times = [fleet.time_s.median for fleet in front]
@@ -132,7 +132,7 @@ def test_the_front_goes_from_the_fastest_to_the_cheapest():
 
 def test_quotas_hold_for_types_and_for_accelerators():
     catalogue = [an_offer("v1"), an_offer("v2", accelerator_count=2)]
-    tight = {"beliefs": BELIEFS, "deadline_s": 600.0, "conservative": False}
+    tight = {"estimates": ESTIMATES, "deadline_s": 600.0, "conservative": False}
     with pytest.raises(CloudError, match=r"\(3 x v2\)"):
         plan_fleet(
             a_workload(), catalogue, FleetOptions(quotas={"v2": 3}, max_nodes=4, **tight)
@@ -158,7 +158,9 @@ def test_quotas_hold_for_types_and_for_accelerators():
 def test_one_type_with_two_networks_is_two_kinds(slow, fast):
     catalogue = [an_offer(**slow, price_usd_h=1.0), an_offer(**fast, price_usd_h=2.0)]
     workload = a_workload(profile=a_profile(bucket_bytes=(1e9, 1e9)))
-    front = plan_fleet(workload, catalogue, FleetOptions(beliefs=BELIEFS, max_nodes=8)).front
+    front = plan_fleet(
+        workload, catalogue, FleetOptions(estimates=ESTIMATES, max_nodes=8)
+    ).front
     assert front[0].machines[0].offer == catalogue[1]
     assert front[-1].machines[0].offer == catalogue[0]
 
@@ -171,7 +173,7 @@ def refused(catalogue=None, *, workload=None, **options):
         plan_fleet(
             workload or a_workload(profile=a_profile(bucket_bytes=(0.0, 0.0))),
             [an_offer()] if catalogue is None else catalogue,
-            FleetOptions(**{"beliefs": BELIEFS, "max_nodes": 2, **options}),
+            FleetOptions(**{"estimates": ESTIMATES, "max_nodes": 2, **options}),
         )
     return str(caught.value)
 
@@ -229,7 +231,7 @@ def test_offers_that_are_not_there():
 def test_offers_as_spot_only():
     only = [an_offer(price_usd_h=None, spot_usd_h=1.0)]
     assert refused(only).startswith("no offer has a price on demand: allow spot machines")
-    assert plan_fleet(a_workload(), only, FleetOptions(beliefs=BELIEFS, spot=True)).front
+    assert plan_fleet(a_workload(), only, FleetOptions(estimates=ESTIMATES, spot=True)).front
 
 
 def test_speeds_that_nobody_knows():
@@ -261,7 +263,7 @@ def notes(catalogue, *, workload=None, **options):
     plan = plan_fleet(
         workload or a_workload(),
         catalogue,
-        FleetOptions(**{"beliefs": BELIEFS, "deadline_s": 1e7, "max_nodes": 2, **options}),
+        FleetOptions(**{"estimates": ESTIMATES, "deadline_s": 1e7, "max_nodes": 2, **options}),
     )
     return plan.notes
 
@@ -279,9 +281,9 @@ def test_left_out_are_devices_of_unknown_speed():
 
 
 def test_a_measured_device_is_not_left_out():
-    beliefs = HardwareEstimates(profiled="V100", measured_compute={"Abacus": exactly(1.0)})
+    estimates = HardwareEstimates(profiled="V100", measured_compute={"Abacus": exactly(1.0)})
     plan = plan_fleet(
-        a_workload(), [an_offer(accelerator="Abacus")], FleetOptions(beliefs=beliefs)
+        a_workload(), [an_offer(accelerator="Abacus")], FleetOptions(estimates=estimates)
     )
     assert plan.front
     assert plan.notes == ()
@@ -318,6 +320,6 @@ def test_spot_machines_without_history_are_left_out():
     plan = plan_fleet(
         a_workload(),
         [spot],
-        FleetOptions(beliefs=BELIEFS, spot=True, market=Market(v1=(0.1, 0.1))),
+        FleetOptions(estimates=ESTIMATES, spot=True, market=Market(v1=(0.1, 0.1))),
     )
     assert not any(rented.spot for fleet in plan.front for rented in fleet.machines)

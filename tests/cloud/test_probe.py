@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 from tests.cloud._drawn_fleets import (
-    BELIEFS,
+    ESTIMATES,
     History,
     a_profile,
     a_workload,
@@ -51,7 +51,7 @@ def probes_of(catalogue, workload=WORKLOAD, *, cap_usd=100.0, cap_s=10 * HOUR, *
         name: changes.pop(name) for name in ("probe_s", "draws", "seed") if name in changes
     }
     goal = {} if "budget_usd" in changes else {"deadline_s": 1000 * HOUR}
-    options = FleetOptions(**{"beliefs": UNSURE, "max_nodes": 4, **goal, **changes})
+    options = FleetOptions(**{"estimates": UNSURE, "max_nodes": 4, **goal, **changes})
     return Probes(workload, catalogue, options, cap_usd=cap_usd, cap_s=cap_s, **probing)
 
 
@@ -94,7 +94,7 @@ def test_what_cannot_change_the_choice_is_not_measured():
 
 def test_the_present_choice_is_measured_where_it_may_be_worse_than_another():
     known = replace(UNSURE, measured_compute={"A10": Interval(median=0.9, low=0.6, high=1.8)})
-    probes = probes_of([SURE, RIVAL], beliefs=known)
+    probes = probes_of([SURE, RIVAL], estimates=known)
     assert str(probes.plan.best) == "1 x rival"
     probe = probes.next()
     assert probe.offer == RIVAL
@@ -108,14 +108,14 @@ def test_what_costs_more_is_a_rival_of_a_choice_that_may_miss_the_deadline():
     """
     known = replace(UNSURE, measured_compute={"A10": Interval(median=0.9, low=0.85, high=1.8)})
     dear = replace(SURE, instance_type="dear", price_usd_h=40.0)
-    probes = probes_of([RIVAL, dear], beliefs=known)
+    probes = probes_of([RIVAL, dear], estimates=known)
     assert str(probes.plan.best) == "1 x rival"
     assert dear in probes._arena().rivals
 
 
 def test_certain_knowledge_is_worth_nothing():
     certain = replace(UNSURE, measured_compute={"A10": exactly(1.2), "T4": exactly(4.0)})
-    assert probes_of([SURE, RIVAL, HOPELESS], beliefs=certain).next() is None
+    assert probes_of([SURE, RIVAL, HOPELESS], estimates=certain).next() is None
 
 
 def test_no_probe_costs_more_than_it_brings():
@@ -146,7 +146,7 @@ def test_caps_are_of_all_probes_together():
     price = 3.0 * 240 / HOUR
     truth = {"A10": 1.2, "L4": 1.2}
     for most, num in [({}, 2), ({"cap_usd": 1.9 * price}, 1), ({"cap_s": 479.0}, 1)]:
-        probes = probes_of([SURE, RIVAL, other], beliefs=known, **most)
+        probes = probes_of([SURE, RIVAL, other], estimates=known, **most)
         assert len(run_all(probes, truth)) == num
 
 
@@ -159,7 +159,7 @@ def test_of_two_probes_the_one_that_brings_more_for_a_dollar_is_first():
         },
     )
     large = an_offer("sure", accelerator="L4", accelerator_count=8, price_usd_h=24.0)
-    probes = probes_of([SURE, RIVAL, large], beliefs=known)
+    probes = probes_of([SURE, RIVAL, large], estimates=known)
     arena = probes._arena()
     gains = {
         probe.offer.device: probes._judged(probe, arena).gain
@@ -189,8 +189,8 @@ def test_a_result_is_believed_and_paid():
     assert str(probes.plan.best) == "1 x sure"
     probe = probes.next()
     probes.tell(probe, Measured(compute=(0.5, 0.52, 0.51)))
-    assert probes.beliefs.measured_compute["A10"] == measured_interval((0.5, 0.52, 0.51))
-    assert probes.beliefs.measured_compute["T4"] == UNSURE.measured_compute["T4"]
+    assert probes.estimates.measured_compute["A10"] == measured_interval((0.5, 0.52, 0.51))
+    assert probes.estimates.measured_compute["T4"] == UNSURE.measured_compute["T4"]
     assert (probes.spent_usd, probes.spent_s) == (probe.usd, probe.seconds)
     assert str(probes.plan.best) == "1 x rival"
     assert probes.next() is None
@@ -199,7 +199,7 @@ def test_a_result_is_believed_and_paid():
 def test_a_noisy_result_is_not_measured_again():
     probes = probes_of([SURE, RIVAL])
     probes.tell(probes.next(), Measured(compute=(0.6, 1.0, 1.7)))
-    believed = probes.beliefs.compute(RIVAL)
+    believed = probes.estimates.compute(RIVAL)
     assert believed.high / believed.low > 2
     assert probes.next() is None
 
@@ -225,13 +225,13 @@ def test_networks_are_measured_on_two_machines():
         measured_compute={"A10": exactly(1.05)},
     )
     cheap = replace(RIVAL, price_usd_h=2.0)
-    given = {"beliefs": known, "deadline_s": 150 * HOUR}
+    given = {"estimates": known, "deadline_s": 150 * HOUR}
     probes = probes_of([SURE, cheap], heavy, **given)
     probe = probes.next()
     assert (probe.offer, probe.num, probe.finds) == (cheap, 2, ("network",))
     assert probe.usd == pytest.approx(2 * 2.0 * 240 / HOUR)
     probes.tell(probe, Measured(network=(0.1,)))
-    assert probes.beliefs.network(cheap) == measured_interval((0.1,))
+    assert probes.estimates.network(cheap) == measured_interval((0.1,))
     assert str(probes.plan.best) == "2 x rival"
     # A quota of one does not allow the two machines that this probe needs.
     assert probes_of([SURE, cheap], heavy, **given, quotas={"rival": 1}).next() is None
@@ -240,7 +240,7 @@ def test_networks_are_measured_on_two_machines():
 def test_two_machines_show_what_one_does():
     known = replace(UNSURE, measured_network={"sure": exactly(1.0)})
     sums = a_workload(steps=100_000, profile=a_profile(bucket_bytes=(1e9, 1e9)))
-    probes = probes_of([SURE, replace(RIVAL, baseline_gbps=None)], sums, beliefs=known)
+    probes = probes_of([SURE, replace(RIVAL, baseline_gbps=None)], sums, estimates=known)
     found = {probe.finds for probe in probes._possible(probes._arena())}
     assert found == {("compute",), ("compute", "network")}
 
@@ -301,7 +301,7 @@ def test_one_machine_may_be_had_where_two_are_not():
 
 def test_the_median_is_enough_where_no_fleet_is_sure():
     end = plan_fleet(
-        WORKLOAD, [RIVAL], FleetOptions(budget_usd=1e6, beliefs=UNSURE, max_nodes=1)
+        WORKLOAD, [RIVAL], FleetOptions(budget_usd=1e6, estimates=UNSURE, max_nodes=1)
     ).best.time_s
     given = {"max_nodes": 1, "deadline_s": (end.median + end.high) / 2, "cap_usd": 1.0}
     probes = probes_of([RIVAL], **given)
@@ -313,7 +313,7 @@ def test_the_median_is_enough_where_no_fleet_is_sure():
 
 def test_no_fleet_is_left_after_bad_news():
     end = plan_fleet(
-        WORKLOAD, [RIVAL], FleetOptions(budget_usd=1e6, beliefs=UNSURE, max_nodes=1)
+        WORKLOAD, [RIVAL], FleetOptions(budget_usd=1e6, estimates=UNSURE, max_nodes=1)
     ).best.time_s
     probes = probes_of(
         [RIVAL, replace(SURE, price_usd_h=40.0)],
@@ -386,21 +386,23 @@ def test_outcomes_lie_in_the_interval_nine_times_of_ten(interval):
 
 def slow_gain(probe, workload, catalogue, *, goal, seed, draws, **options):
     """Compute the gain with a whole plan for each outcome and both fleets under it."""
-    before = plan_fleet(workload, catalogue, FleetOptions(beliefs=BELIEFS, **goal, **options))
+    before = plan_fleet(
+        workload, catalogue, FleetOptions(estimates=ESTIMATES, **goal, **options)
+    )
     rng = np.random.default_rng(derive_seed(seed, "probe", str(probe)))
     subjects = {"compute": probe.offer.device, "network": probe.offer.instance_type}
     cases = zip(
         *(
-            outcomes(getattr(BELIEFS, what)(probe.offer), draws, rng=rng)
+            outcomes(getattr(ESTIMATES, what)(probe.offer), draws, rng=rng)
             for what in probe.finds
         ),
         strict=True,
     )
     market = options.get("market")
 
-    def score(fleet, beliefs):
+    def score(fleet, estimates):
         machines = [(each.offer, each.num, each.spot) for each in fleet.machines]
-        now = estimate(workload, machines, beliefs=beliefs, spot_market=market)
+        now = estimate(workload, machines, estimates=estimates, spot_market=market)
         time_s, usd = now.time_s.median, now.cost_usd.median
         if "deadline_s" in goal:
             return usd * max(1.0, time_s / goal["deadline_s"])
@@ -408,18 +410,18 @@ def slow_gain(probe, workload, catalogue, *, goal, seed, draws, **options):
 
     gains = []
     for values in cases:
-        beliefs = BELIEFS.probed(**{
+        estimates = ESTIMATES.probed(**{
             what: {subjects[what]: measured_interval((float(value),))}
             for what, value in zip(probe.finds, values, strict=True)
         })
         try:
             after = plan_fleet(
-                workload, catalogue, FleetOptions(beliefs=beliefs, **goal, **options)
+                workload, catalogue, FleetOptions(estimates=estimates, **goal, **options)
             )
         except CloudError:
             gains.append(0.0)
             continue
-        gains.append(score(before.best, beliefs) - score(after.best, beliefs))
+        gains.append(score(before.best, estimates) - score(after.best, estimates))
     return sum(gains) / len(gains)
 
 
@@ -439,7 +441,9 @@ def test_gains_are_those_of_whole_plans(
     workload = replace(workload, steps=100_000)
     options = {"spot": spot, "market": market, "max_nodes": 4, "conservative": conservative}
     try:
-        front = plan_fleet(workload, catalogue, FleetOptions(beliefs=BELIEFS, **options)).front
+        front = plan_fleet(
+            workload, catalogue, FleetOptions(estimates=ESTIMATES, **options)
+        ).front
     except CloudError:
         assume(False)
     some = front[len(front) // 2]
@@ -448,7 +452,7 @@ def test_gains_are_those_of_whole_plans(
     probes = Probes(
         workload,
         catalogue,
-        FleetOptions(beliefs=BELIEFS, **goal, **options),
+        FleetOptions(estimates=ESTIMATES, **goal, **options),
         cap_usd=1e9,
         cap_s=1e9,
         draws=6,
@@ -472,10 +476,12 @@ def test_the_caps_are_never_passed(catalogue, cap_usd, cap_s, seed):
     rng = np.random.default_rng(seed)
     truth = {
         name: float(outcomes(interval, 1, rng=rng)[0])
-        for name, interval in BELIEFS.measured_compute.items()
+        for name, interval in ESTIMATES.measured_compute.items()
     }
     try:
-        probes = probes_of(catalogue, beliefs=BELIEFS, spot=True, cap_usd=cap_usd, cap_s=cap_s)
+        probes = probes_of(
+            catalogue, estimates=ESTIMATES, spot=True, cap_usd=cap_usd, cap_s=cap_s
+        )
     except CloudError:
         assume(False)
     done = run_all(probes, truth)
@@ -511,11 +517,11 @@ def test_probes_lead_to_the_truly_best(seed):
 
     def true_usd(fleet):
         machines = [(each.offer, each.num, each.spot) for each in fleet.machines]
-        return estimate(long, machines, beliefs=full).cost_usd.median
+        return estimate(long, machines, estimates=full).cost_usd.median
 
-    probes = probes_of(catalogue, long, beliefs=believed, deadline_s=1e9)
+    probes = probes_of(catalogue, long, estimates=believed, deadline_s=1e9)
     best = plan_fleet(
-        long, catalogue, FleetOptions(beliefs=full, deadline_s=1e9, max_nodes=4)
+        long, catalogue, FleetOptions(estimates=full, deadline_s=1e9, max_nodes=4)
     ).best
     first = true_usd(probes.plan.best)
     run_all(probes, truth)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 from tests.cloud._drawn_fleets import (
-    BELIEFS,
+    ESTIMATES,
     History,
     a_workload,
     an_offer,
@@ -28,12 +28,12 @@ HOUR = 3600.0
 CHEAP = an_offer("cheap", price_usd_h=3.0, spot_usd_h=1.0)
 DEAR = an_offer("dear", accelerator_count=2, price_usd_h=8.0)
 WORKLOAD = a_workload(steps=1000, setup_s=600.0)
-GIVEN = {"deadline_s": 100 * HOUR, "beliefs": BELIEFS, "max_nodes": 4}
+GIVEN = {"deadline_s": 100 * HOUR, "estimates": ESTIMATES, "max_nodes": 4}
 
 
 def a_fleet(offer, num=1, spot=False):
     """Return a fleet as if it had been chosen."""
-    whole = estimate(WORKLOAD, [(offer, num, spot)], beliefs=BELIEFS)
+    whole = estimate(WORKLOAD, [(offer, num, spot)], estimates=ESTIMATES)
     return replace(whole, step_s=exactly(1.0), time_s=exactly(1.0), cost_usd=exactly(1.0))
 
 
@@ -44,7 +44,7 @@ def left_after(steps):
 def test_the_present_fleet_needs_no_setup():
     fleet = a_fleet(CHEAP)
     plan = replan(fleet, WORKLOAD, [CHEAP, DEAR], options=FleetOptions(**GIVEN), done_steps=400)
-    anew = estimate(left_after(400), [(CHEAP, 1, False)], beliefs=BELIEFS)
+    anew = estimate(left_after(400), [(CHEAP, 1, False)], estimates=ESTIMATES)
     assert str(plan.best) == "1 x cheap"
     for end in ("median", "low", "high"):
         assert getattr(plan.best.time_s, end) == pytest.approx(getattr(anew.time_s, end) - 600)
@@ -190,7 +190,7 @@ def test_a_machine_is_known_by_its_place_not_by_its_price():
 
 def test_the_present_fleet_may_be_the_only_one_in_time():
     fleet = a_fleet(CHEAP, 4)
-    needs = estimate(WORKLOAD, [(CHEAP, 4, False)], beliefs=BELIEFS).time_s.high
+    needs = estimate(WORKLOAD, [(CHEAP, 4, False)], estimates=ESTIMATES).time_s.high
     given = {**GIVEN, "deadline_s": needs - 300}
     with pytest.raises(CloudError, match="over the deadline"):
         plan_fleet(WORKLOAD, [CHEAP], FleetOptions(**given))
@@ -207,15 +207,15 @@ def test_the_present_fleet_may_be_the_only_one_in_time():
         )
 
 
-def test_drift_is_a_belief():
-    slower = BELIEFS.probed(compute={"V100": exactly(3.0)})
+def test_drift_changes_the_estimates():
+    slower = ESTIMATES.probed(compute={"V100": exactly(3.0)})
     given = {**GIVEN, "deadline_s": 1.2 * HOUR}
     fleet = a_fleet(CHEAP)
     plan = replan(
         fleet,
         WORKLOAD,
         [CHEAP],
-        options=FleetOptions(**{**given, "beliefs": slower}),
+        options=FleetOptions(**{**given, "estimates": slower}),
         done_steps=500,
     )
     assert plan.best.num_devices > 1
@@ -266,7 +266,7 @@ def test_without_a_goal_there_is_a_front():
         a_fleet(CHEAP),
         WORKLOAD,
         [CHEAP, DEAR],
-        options=FleetOptions(beliefs=BELIEFS),
+        options=FleetOptions(estimates=ESTIMATES),
         done_steps=0,
     )
     assert plan.best is None
@@ -277,7 +277,7 @@ def test_without_a_goal_there_is_a_front():
 @settings(drawn, max_examples=80)
 def test_going_on_is_never_worse_than_a_plan_for_the_rest(workload, catalogue, part, spot):
     """Compare with a plan for the rest as if no fleet were running."""
-    options = {"beliefs": BELIEFS, "max_nodes": 3, "spot": spot, "deadline_s": 1e7}
+    options = {"estimates": ESTIMATES, "max_nodes": 3, "spot": spot, "deadline_s": 1e7}
     try:
         fleet = plan_fleet(workload, catalogue, FleetOptions(**options)).best
     except CloudError:

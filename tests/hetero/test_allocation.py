@@ -46,15 +46,15 @@ workers = st.builds(
     num_private=st.sampled_from([0, 0, 1, 7, 50]),
     sample_s=st.floats(0.1, 5.0),
     fixed_s=st.sampled_from([0.0, 0.5, 40.0]),
-    most=st.sampled_from([None, None, 4, 30]),
-    least=st.sampled_from([0, 0, 1]),
+    max_samples=st.sampled_from([None, None, 4, 30]),
+    min_samples=st.sampled_from([0, 0, 1]),
 )
 
 
 @given(st.lists(workers, min_size=1, max_size=4), st.integers(0, 60), st.integers(4, 16))
 def test_each_sample_comes_once_an_epoch(infos, num_public, batch):
-    most = [each.curve.most for each in infos]
-    assume(None in most or sum(filter(None, most)) >= batch)
+    max_samples = [each.curve.max_samples for each in infos]
+    assume(None in max_samples or sum(filter(None, max_samples)) >= batch)
     assume(num_public or any(each.num_private for each in infos))
     steps = run_epoch(allocation(infos, batch=batch, num_public=num_public))
     public = [index for shares in steps for share in shares for index in share.public]
@@ -63,7 +63,7 @@ def test_each_sample_comes_once_an_epoch(infos, num_public, batch):
         own = [index for shares in steps for index in shares[rank].private]
         assert sorted(own) == list(range(each.num_private))
         for shares in steps:
-            assert len(shares[rank]) <= (each.curve.most or batch)
+            assert len(shares[rank]) <= (each.curve.max_samples or batch)
 
 
 def test_the_rest_of_an_epoch_is_split_by_speed_too():

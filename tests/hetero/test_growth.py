@@ -55,9 +55,9 @@ def test_the_others_get_what_they_train_in_the_time_of_the_slowest():
 
 def test_the_batch_is_bounded():
     workers = [StepCurve(sample_s=0.01, fixed_s=0.1)] * 2
-    assert BatchScaling(most=100).batch(workers, 64) == 100
-    assert BatchScaling(most=50).batch(workers, 64) == 64
-    full = [StepCurve(sample_s=0.01, fixed_s=0.1, most=20)] * 2
+    assert BatchScaling(max_batch=100).batch(workers, 64) == 100
+    assert BatchScaling(max_batch=50).batch(workers, 64) == 64
+    full = [StepCurve(sample_s=0.01, fixed_s=0.1, max_samples=20)] * 2
     assert BatchScaling().batch(full, 16) == 40
 
 

@@ -41,18 +41,18 @@ class Device:
 
 
 @given(st.floats(0.0, 0.5), st.floats(1e-4, 0.02), st.integers(2, 200))
-def test_a_line_is_found_again(fixed, each, most):
+def test_a_line_is_found_again(fixed, each, max_samples):
     device = Device(fixed, each)
-    curve = device.measured(most=most, budget_s=1e9)
+    curve = device.measured(max_samples=max_samples, budget_s=1e9)
     assert curve.fixed_s == pytest.approx(fixed, abs=1e-6)
     assert curve.sample_s == pytest.approx(each, rel=1e-6, abs=1e-8)
-    assert (curve.most, curve.least) == (None, 0)
-    assert max(device.sizes) == most
+    assert (curve.max_samples, curve.min_samples) == (None, 0)
+    assert max(device.sizes) == max_samples
 
 
 def test_sizes_double_up_to_the_most_that_is_worth_trying():
     device = Device()
-    device.measured(most=20)
+    device.measured(max_samples=20)
     assert sorted(set(device.sizes)) == [1, 2, 4, 8, 16, 20]
 
 
@@ -65,14 +65,14 @@ def test_a_slow_first_step_and_another_one_are_no_matter(slow):
         if device.sizes.count(size) in slow:
             device.clock.advance(0.5)
 
-    curve = measure_curve(step, most=16, clock=device.clock)
+    curve = measure_curve(step, max_samples=16, clock=device.clock)
     assert (curve.fixed_s, curve.sample_s) == pytest.approx((0.1, 0.01))
 
 
 @given(st.integers(8, 2000))
 def test_measuring_keeps_to_its_budget(budget_s):
     device = Device(fixed=0.0, each=1.0)
-    device.measured(most=2**20, budget_s=budget_s)
+    device.measured(max_samples=2**20, budget_s=budget_s)
     assert device.clock.monotonic() <= budget_s
     # Four steps of the next size would have exceeded the budget.
     assert device.clock.monotonic() + 4 * 2 * max(device.sizes) > budget_s
@@ -86,15 +86,15 @@ def test_at_least_one_size_is_measured():
 
 def test_it_begins_with_what_a_worker_has_to_be_given():
     device = Device()
-    curve = device.measured(least=4)
+    curve = device.measured(min_samples=4)
     assert min(device.sizes) == 4
-    assert curve.least == 4
+    assert curve.min_samples == 4
 
 
 def test_it_ends_where_memory_ends():
     device = Device(room=11)
     curve = device.measured()
-    assert curve.most == 8
+    assert curve.max_samples == 8
     assert curve.sample_s == pytest.approx(0.01)
 
 
@@ -108,7 +108,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory():
         raise RuntimeError("shapes do not fit")
 
     with pytest.raises(RuntimeError, match="shapes do not fit"):
-        measure_curve(step, most=8, clock=VirtualClock())
+        measure_curve(step, max_samples=8, clock=VirtualClock())
 
 
 class Restless(nn.Module):
@@ -177,7 +177,7 @@ def test_measuring_leaves_everything_as_it_was(make, trained):
         optimizer.step()
     before = everything(net, optimizer)
     clock = VirtualClock()
-    learner.measure(most=16, clock=clock)
+    learner.measure(max_samples=16, clock=clock)
     after = everything(net, optimizer)
     assert all(map(same, before, after))
     # Training continues as if nothing had been measured.
@@ -219,7 +219,7 @@ def test_whole_steps_are_measured():
         return loss(net, batch)
 
     optimizer.step = step
-    curve = learner_of(net, optimizer, lossy=slow_loss).measure(most=8, clock=clock)
+    curve = learner_of(net, optimizer, lossy=slow_loss).measure(max_samples=8, clock=clock)
     assert (curve.fixed_s, curve.sample_s) == pytest.approx((0.25, 0.5))
 
 

@@ -184,10 +184,13 @@ def test_the_gradient_of_the_global_batch_is_clipped():
 @pytest.mark.parametrize(
     ("growth", "rate"),
     [
-        (BatchScaling(most=30), lambda step: 0.1 * 30 / 10),
-        (BatchScaling(most=30, rule="none"), lambda step: 0.1),
-        (BatchScaling(most=30, rule="sqrt"), lambda step: 0.1 * 3**0.5),
-        (BatchScaling(most=30, warmup_steps=4), lambda step: 0.1 * (1 + 2 * min(1, step / 4))),
+        (BatchScaling(max_batch=30), lambda step: 0.1 * 30 / 10),
+        (BatchScaling(max_batch=30, rule="none"), lambda step: 0.1),
+        (BatchScaling(max_batch=30, rule="sqrt"), lambda step: 0.1 * 3**0.5),
+        (
+            BatchScaling(max_batch=30, warmup_steps=4),
+            lambda step: 0.1 * (1 + 2 * min(1, step / 4)),
+        ),
     ],
     ids=["linear", "none", "sqrt", "warm"],
 )
@@ -209,7 +212,7 @@ def test_the_caller_s_learning_rates_count_and_stay_his():
     optimizer = sgd(net)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     rates = []
-    growth = BatchScaling(most=30, efficiency=0.5)
+    growth = BatchScaling(max_batch=30, efficiency=0.5)
     curve = StepCurve(sample_s=1.0, fixed_s=30.0)
     trainer = trainer_of(net, optimizer, global_batch=10, growth=growth, curve=curve)
     for _ in trainer.run(epochs=2):

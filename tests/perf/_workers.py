@@ -18,12 +18,12 @@ fixed_seconds = st.one_of(st.just(0.0), seconds)
 
 @st.composite
 def bounded_curves(draw, sample_s=seconds, fixed_s=fixed_seconds):
-    most = draw(st.one_of(st.none(), st.integers(1, LARGEST)))
+    max_samples = draw(st.one_of(st.none(), st.integers(1, LARGEST)))
     return StepCurve(
         sample_s=draw(sample_s),
         fixed_s=draw(fixed_s),
-        most=most,
-        least=draw(st.integers(0, 3 if most is None else min(3, most))),
+        max_samples=max_samples,
+        min_samples=draw(st.integers(0, 3 if max_samples is None else min(3, max_samples))),
     )
 
 
@@ -34,9 +34,9 @@ any_curves = bounded_curves()
 def jobs(draw, curves=any_curves):
     """Draw two or three workers, and a batch that they can hold."""
     some = draw(st.lists(curves, min_size=2, max_size=3))
-    least = sum(curve.least for curve in some)
-    most = sum(curve.most or LARGEST for curve in some)
-    return some, draw(st.integers(max(1, least), min(LARGEST, most)))
+    min_samples = sum(curve.min_samples for curve in some)
+    max_samples = sum(curve.max_samples or LARGEST for curve in some)
+    return some, draw(st.integers(max(1, min_samples), min(LARGEST, max_samples)))
 
 
 powers = st.builds(

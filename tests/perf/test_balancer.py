@@ -355,7 +355,7 @@ def test_a_worker_that_never_had_a_share_comes_in_once_a_window():
 
 
 def test_a_batch_that_nobody_can_hold_is_refused():
-    curves = [StepCurve(sample_s=1.0, most=8)] * 2
+    curves = [StepCurve(sample_s=1.0, max_samples=8)] * 2
     message = "a global batch of 17 samples does not fit these 2 workers"
     with pytest.raises(UsageError, match=message):
         Balancer(curves, batch=17)
@@ -387,7 +387,11 @@ bursts = st.lists(
 @given(bursts, st.sampled_from([0.01, 0.03, 0.2]), st.sampled_from([1, 3, 5]))
 @drawn
 def test_a_change_says_what_is_done_and_saves_the_gain(runs, gain, patience):
-    curves = [UNEQUAL[0], StepCurve(sample_s=0.02, least=5), StepCurve(sample_s=0.04, most=30)]
+    curves = [
+        UNEQUAL[0],
+        StepCurve(sample_s=0.02, min_samples=5),
+        StepCurve(sample_s=0.04, max_samples=30),
+    ]
     options = BalancerOptions(gain=gain, patience=patience, window=10)
     balancer = Balancer(curves, batch=100, options=options)
     for load in itertools.chain.from_iterable([load] * steps for steps, load in runs):
@@ -395,7 +399,7 @@ def test_a_change_says_what_is_done_and_saves_the_gain(runs, gain, patience):
         change = play(balancer, curves, [load]).get(1)
         assert sum(balancer.split) == 100
         assert all(
-            curve.least <= size <= (curve.most or 100)
+            curve.min_samples <= size <= (curve.max_samples or 100)
             for curve, size in zip(curves, balancer.split, strict=True)
         )
         if change is None:

@@ -17,8 +17,14 @@ from thrifty.perf import Power, StepCurve, forecast_split, split_batch, split_fo
 
 def splits(curves, batch):
     """Return all splits into whole numbers within the bounds."""
-    mosts = [batch if curve.most is None else min(batch, curve.most) for curve in curves]
-    ranges = [range(curve.least, most + 1) for curve, most in zip(curves, mosts, strict=True)]
+    mosts = [
+        batch if curve.max_samples is None else min(batch, curve.max_samples)
+        for curve in curves
+    ]
+    ranges = [
+        range(curve.min_samples, max_samples + 1)
+        for curve, max_samples in zip(curves, mosts, strict=True)
+    ]
     return [sizes for sizes in itertools.product(*ranges) if sum(sizes) == batch]
 
 
@@ -91,17 +97,17 @@ def test_all_end_together():
 def test_a_worker_that_makes_the_step_slower_is_left_out_unless_it_has_to_be_given_some():
     fast, slow = StepCurve(sample_s=1.0), StepCurve(sample_s=20.0)
     assert split_batch([fast, slow], 8) == (8, 0)
-    assert split_batch([fast, StepCurve(sample_s=20.0, least=2)], 8) == (6, 2)
+    assert split_batch([fast, StepCurve(sample_s=20.0, min_samples=2)], 8) == (6, 2)
 
 
 def test_each_gets_its_least_where_the_samples_take_next_to_nothing():
     # A step takes 1 s, with one sample as with ten.
-    split = split_batch([StepCurve(sample_s=1e-18, fixed_s=1.0, least=2)] * 2, 10)
+    split = split_batch([StepCurve(sample_s=1e-18, fixed_s=1.0, min_samples=2)] * 2, 10)
     assert (sum(split), min(split) >= 2) == (10, True)
 
 
 def test_what_does_not_fit_into_one_goes_to_the_others():
-    fast, slow = StepCurve(sample_s=1.0, most=3), StepCurve(sample_s=3.0)
+    fast, slow = StepCurve(sample_s=1.0, max_samples=3), StepCurve(sample_s=3.0)
     assert split_batch([fast, slow, slow], 9) == (3, 3, 3)
 
 
@@ -193,12 +199,12 @@ def thriftily(curves, batch):
         ([], 8, "there is no worker to give a batch to"),
         ([StepCurve(sample_s=1.0)], 0, "a global batch has at least one sample, not 0"),
         (
-            [StepCurve(sample_s=1.0, most=3), StepCurve(sample_s=1.0, most=4)],
+            [StepCurve(sample_s=1.0, max_samples=3), StepCurve(sample_s=1.0, max_samples=4)],
             8,
             r"a global batch of 8 samples does not fit these 2 workers.* hold 7 at most",
         ),
         (
-            [StepCurve(sample_s=1.0, least=3), StepCurve(sample_s=1.0, least=4)],
+            [StepCurve(sample_s=1.0, min_samples=3), StepCurve(sample_s=1.0, min_samples=4)],
             6,
             r"a global batch of 6 samples does not fit these 2 workers.* given 7 at least",
         ),
@@ -210,7 +216,10 @@ def test_what_cannot_be_split_is_refused(split, curves, batch, message):
 
 
 def test_bounds_that_just_allow_the_batch_are_enough():
-    tight = [StepCurve(sample_s=1.0, least=3, most=3), StepCurve(sample_s=2.0, least=4, most=4)]
+    tight = [
+        StepCurve(sample_s=1.0, min_samples=3, max_samples=3),
+        StepCurve(sample_s=2.0, min_samples=4, max_samples=4),
+    ]
     assert quickly(tight, 7) == thriftily(tight, 7) == (3, 4)
 
 

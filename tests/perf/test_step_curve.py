@@ -75,8 +75,8 @@ def test_steps_that_do_not_grow_are_nearly_all_fixed(times):
 
 
 def test_a_fit_keeps_the_bounds():
-    curve = StepCurve.fit([1, 2], [1.0, 2.0], most=8, least=3)
-    assert (curve.most, curve.least) == (8, 3)
+    curve = StepCurve.fit([1, 2], [1.0, 2.0], max_samples=8, min_samples=3)
+    assert (curve.max_samples, curve.min_samples) == (8, 3)
 
 
 def test_a_step_without_samples_takes_no_time():
@@ -90,7 +90,7 @@ def test_a_scaled_worker_is_slower_and_otherwise_the_same(curve, factor, batch):
     slow = curve.scaled(factor)
     assert slow.seconds(batch) == pytest.approx(factor * curve.seconds(batch))
     assert slow.fixed_s == pytest.approx(factor * curve.fixed_s)
-    assert (slow.most, slow.least) == (curve.most, curve.least)
+    assert (slow.max_samples, slow.min_samples) == (curve.max_samples, curve.min_samples)
 
 
 @given(
@@ -100,20 +100,20 @@ def test_a_scaled_worker_is_slower_and_otherwise_the_same(curve, factor, batch):
 )
 @settings(drawn, max_examples=300)
 def test_the_capacity_is_the_largest_batch_that_ends_in_time(curve, eighths, batch):
-    most = batch if curve.most is None else min(batch, curve.most)
-    in_time = [size for size in range(most + 1) if curve.seconds(size) <= eighths / 8]
-    assert curve.capacity(eighths / 8, batch) == max(curve.least, *in_time, 0)
+    max_samples = batch if curve.max_samples is None else min(batch, curve.max_samples)
+    in_time = [size for size in range(max_samples + 1) if curve.seconds(size) <= eighths / 8]
+    assert curve.capacity(eighths / 8, batch) == max(curve.min_samples, *in_time, 0)
 
 
 @given(bounded_curves(), st.floats(0.0, 200.0), sizes)
 @drawn
 def test_what_fits_ends_in_time_within_the_bounds(curve, time_s, batch):
-    most = batch if curve.most is None else min(batch, curve.most)
+    max_samples = batch if curve.max_samples is None else min(batch, curve.max_samples)
     size = curve.capacity(time_s, batch)
-    assert min(curve.least, most) <= size <= most
-    if size > curve.least:
+    assert min(curve.min_samples, max_samples) <= size <= max_samples
+    if size > curve.min_samples:
         assert curve.seconds(size) <= time_s * (1 + 1e-12)
-    if size < most:
+    if size < max_samples:
         assert curve.seconds(size + 1) >= time_s * (1 - 1e-12)
 
 
@@ -130,7 +130,7 @@ def test_a_worker_whose_samples_take_next_to_nothing_has_a_capacity():
 
 
 def test_any_time_is_enough_for_the_least_and_none_for_more_than_the_most():
-    curve = StepCurve(sample_s=1.0, most=8, least=2)
+    curve = StepCurve(sample_s=1.0, max_samples=8, min_samples=2)
     assert [curve.capacity(time_s, 100) for time_s in (0.0, 1.5, math.inf)] == [2, 2, 8]
     assert curve.capacity(math.inf, 5) == 5
 

@@ -74,15 +74,15 @@ def test_one_size_stands_for_all_others():
 @given(profiles(), st.floats(0, 200))
 @drawn
 def test_the_largest_batch_that_fits(profile, memory):
-    most = 0
-    while profile.peak_at(most + 1) <= memory:
-        most += 1
-    assert profile.most(memory) == most
+    max_batch = 0
+    while profile.peak_at(max_batch + 1) <= memory:
+        max_batch += 1
+    assert profile.max_batch(memory) == max_batch
 
 
 def test_memory_that_no_batch_fills():
-    assert PROFILE.most(math.inf) >= 2**29
-    assert replace(PROFILE, peak_bytes=(0.0, 0.0, 0.0)).most(1.0) >= 2**29
+    assert PROFILE.max_batch(math.inf) >= 2**29
+    assert replace(PROFILE, peak_bytes=(0.0, 0.0, 0.0)).max_batch(1.0) >= 2**29
 
 
 def test_a_slower_device_takes_longer_for_all_but_reading():

@@ -140,7 +140,7 @@ class Probes:
     >>> probes = Probes(
     ...     workload,
     ...     offers,
-    ...     FleetOptions(deadline_s=100 * 3600, beliefs=HardwareEstimates(profiled="T4")),
+    ...     FleetOptions(deadline_s=100 * 3600, estimates=HardwareEstimates(profiled="T4")),
     ...     cap_usd=2,
     ...     cap_s=600,
     ... )
@@ -181,9 +181,9 @@ class Probes:
         self.plan = self._planned()
 
     @property
-    def beliefs(self) -> HardwareEstimates:
+    def estimates(self) -> HardwareEstimates:
         """Estimates after all probes so far."""
-        return self._options.beliefs
+        return self._options.estimates
 
     def next(self) -> Probe | None:
         """Return the probe with the highest gain per dollar; None if none is left (see ``ended``).
@@ -221,11 +221,11 @@ class Probes:
                 "factor for each of its finds, and no other"
             )
         self._spend(probe)
-        beliefs = self.beliefs.probed(**{
+        estimates = self.estimates.probed(**{
             what: {subject_of(what, probe.offer): measured_interval(factors)}
             for what, factors in found.items()
         })
-        self._options = replace(self._options, beliefs=beliefs)
+        self._options = replace(self._options, estimates=estimates)
         self.plan = self._planned()
 
     def missed(self, probe: Probe, *, usd: float = 0.0, seconds: float = 0.0) -> None:
@@ -268,7 +268,7 @@ class Probes:
         )
 
     def _arena(self) -> Arena:
-        known, _ = known_offers(self._offers, self.beliefs)
+        known, _ = known_offers(self._offers, self.estimates)
         return Arena.of(table_of(self._workload, known, self._options), self._goal)
 
     def _possible(self, arena: Arena) -> list[Probe]:
@@ -319,7 +319,7 @@ class Probes:
             for what in _FINDS:
                 subject, believed = (
                     subject_of(what, offer),
-                    _believed(what, offer, self.beliefs),
+                    _believed(what, offer, self.estimates),
                 )
                 if (
                     believed.high / believed.low > NOISE**2
@@ -332,7 +332,7 @@ class Probes:
         """Return the probe with its expected gain, from draws of its outcome."""
         rng = np.random.default_rng(derive_seed(self._seed, "probe", str(probe)))
         drawn = {
-            what: outcomes(_believed(what, probe.offer, self.beliefs), self._draws, rng=rng)
+            what: outcomes(_believed(what, probe.offer, self.estimates), self._draws, rng=rng)
             for what in probe.finds
         }
         gains, why = arena.gains({
@@ -341,5 +341,5 @@ class Probes:
         return replace(probe, gain=fmean(gains), why=why)
 
 
-def _believed(what: What, offer: Offer, beliefs: HardwareEstimates) -> Interval:
-    return beliefs.compute(offer) if what == "compute" else beliefs.network(offer)
+def _believed(what: What, offer: Offer, estimates: HardwareEstimates) -> Interval:
+    return estimates.compute(offer) if what == "compute" else estimates.network(offer)

@@ -65,7 +65,9 @@ def replan(
     ...     )
     ...     for name, count, price in [("p3.2xlarge", 1, 3.06), ("p3.8xlarge", 4, 12.24)]
     ... ]
-    >>> options = FleetOptions(deadline_s=20 * 3600, beliefs=HardwareEstimates(profiled="V100"))
+    >>> options = FleetOptions(
+    ...     deadline_s=20 * 3600, estimates=HardwareEstimates(profiled="V100")
+    ... )
     >>> first = plan_fleet(workload, offers, options).best
     >>> later = replan(
     ...     first, workload, offers, options=options, done_steps=50_000, gone=first.machines
@@ -79,7 +81,7 @@ def replan(
     lost = {_place(each.offer): each.spot for each in sorted(gone, key=lambda each: -each.spot)}
     present = None
     if not any(_is_gone(each, gone) for each in fleet.machines):
-        present = _going_on(fleet, left, beliefs=options.beliefs, market=market)
+        present = _going_on(fleet, left, estimates=options.estimates, market=market)
     try:
         plan = plan_fleet(
             left,
@@ -145,11 +147,11 @@ def _left(workload: Workload, done_steps: int) -> Workload:
 
 
 def _going_on(
-    fleet: Fleet, left: Workload, *, beliefs: HardwareEstimates, market: SpotHistory | None
+    fleet: Fleet, left: Workload, *, estimates: HardwareEstimates, market: SpotHistory | None
 ) -> Fleet:
     """Return the forecast for machines that are already running."""
     machines = [(each.offer, each.num, each.spot) for each in fleet.machines]
-    whole = estimate(left, machines, beliefs=beliefs, spot_market=market)
+    whole = estimate(left, machines, estimates=estimates, spot_market=market)
     return replace(
         whole,
         time_s=_less(whole.time_s, left.setup_s),

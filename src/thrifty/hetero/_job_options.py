@@ -24,7 +24,7 @@ class BatchScaling:
         rule: How the learning rate grows with the batch: "linear", "sqrt" or "none".
         warmup_steps: Steps over which the learning rate grows.
         efficiency: Share of the slowest worker's best speed, between 0 and 1.
-        most: Maximum number of samples of the global batch.
+        max_batch: Maximum number of samples of the global batch.
 
     Raises:
         HeteroError: An option is out of its range.
@@ -37,14 +37,14 @@ class BatchScaling:
     rule: Literal["linear", "sqrt", "none"] = "linear"
     warmup_steps: int = 0
     efficiency: float = 0.9
-    most: int | None = None
+    max_batch: int | None = None
 
     def __post_init__(self) -> None:
         if self.rule not in {"linear", "sqrt", "none"}:
             raise HeteroError(f"rule is 'linear', 'sqrt' or 'none', not {self.rule!r}")
         if not 0 < self.efficiency < 1:
             raise HeteroError(f"efficiency is between 0 and 1, not {self.efficiency}")
-        if self.warmup_steps < 0 or (self.most is not None and self.most < 1):
+        if self.warmup_steps < 0 or (self.max_batch is not None and self.max_batch < 1):
             raise HeteroError("warmup_steps is not negative, and most is at least 1")
 
     def batch(self, curves: Sequence[StepCurve], base: int) -> int:
@@ -57,12 +57,14 @@ class BatchScaling:
         knees = [
             max(1, math.ceil(share * curve.fixed_s / curve.sample_s - 1e-9)) for curve in curves
         ]
-        most = self.most or 2**20
+        max_batch = self.max_batch or 2**20
         end = max(
-            curve.seconds(curve.capacity(curve.seconds(knee), most))
+            curve.seconds(curve.capacity(curve.seconds(knee), max_batch))
             for curve, knee in zip(curves, knees, strict=True)
         )
-        return max(base, min(most, sum(curve.capacity(end, most) for curve in curves)))
+        return max(
+            base, min(max_batch, sum(curve.capacity(end, max_batch) for curve in curves))
+        )
 
     def factor(self, *, batch: int, base: int, step: int) -> float:
         """Return the factor by which the learning rate is multiplied."""

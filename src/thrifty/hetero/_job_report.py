@@ -131,12 +131,12 @@ class WorkerInfo:
 
     def to_row(self) -> list[float]:
         """Return the report as ``NUM`` numbers."""
-        most = self.curve.most
+        max_samples = self.curve.max_samples
         return [
             self.curve.sample_s,
             self.curve.fixed_s,
-            -1.0 if most is None else float(most),
-            float(self.curve.least),
+            -1.0 if max_samples is None else float(max_samples),
+            float(self.curve.min_samples),
             float(self.num_private),
             self.power.idle_w,
             self.power.busy_w,
@@ -158,13 +158,23 @@ class WorkerInfo:
         >>> WorkerInfo.from_row(info.to_row()) == info
         True
         """
-        sample_s, fixed_s, most, least, num_private, idle_w, busy_w, new, *digests = row
+        (
+            sample_s,
+            fixed_s,
+            max_samples,
+            min_samples,
+            num_private,
+            idle_w,
+            busy_w,
+            new,
+            *digests,
+        ) = row
         return cls(
             curve=StepCurve(
                 sample_s=sample_s,
                 fixed_s=fixed_s,
-                most=None if most < 0 else int(most),
-                least=int(least),
+                max_samples=None if max_samples < 0 else int(max_samples),
+                min_samples=int(min_samples),
             ),
             num_private=int(num_private),
             power=Power(idle_w=idle_w, busy_w=busy_w),

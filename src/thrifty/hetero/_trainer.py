@@ -144,8 +144,8 @@ class HeteroTrainer:
         self._clock = clock or SystemClock()
         self._curve = self._options.curve
         if self._curve is not None:
-            least = max(self._curve.least, self._learner.least)
-            self._curve = replace(self._curve, least=least)
+            min_samples = max(self._curve.min_samples, self._learner.min_samples)
+            self._curve = replace(self._curve, min_samples=min_samples)
         self._place = Place()
         self._optimizer_s = 0.0
         self._step_s = 0.0
@@ -440,7 +440,7 @@ class HeteroTrainer:
         """Measure this worker before the first meeting, while the others need not wait."""
         if self._curve is None:
             self._curve = self._measured()
-        if self._learner.least:
+        if self._learner.min_samples:
             # This worker's first step may have no samples for it, but it must know what the
             # others sum.
             self._learner.rehearse(2)
@@ -460,9 +460,9 @@ class HeteroTrainer:
 
     def _measured(self) -> StepCurve:
         growth, samples = self._options.growth, self._learner.samples
-        wanted = self._global_batch if growth is None else growth.most or 2**20
+        wanted = self._global_batch if growth is None else growth.max_batch or 2**20
         return self._learner.measure(
-            most=min(wanted, samples.num_public + samples.num_private), clock=self._clock
+            max_samples=min(wanted, samples.num_public + samples.num_private), clock=self._clock
         )
 
     def _draws(self, share: Share) -> int:

@@ -37,9 +37,9 @@ def split_batch(curves: Sequence[StepCurve], batch: int) -> tuple[int, ...]:
     """Return the split of ``batch`` samples with the shortest step.
 
     All workers end together where sizes allow it: ``b_i = (t - fixed_i) / sample_i`` (Stannis'
-    equal step time, for any number of engines). Sizes are whole, respect each worker's ``least``
-    and ``most``, and sum to ``batch``. No other split into whole numbers ends sooner. A worker that
-    would make the step slower gets no samples.
+    equal step time, for any number of engines). Sizes are whole, respect each worker's
+    ``min_samples`` and ``max_samples``, and sum to ``batch``. No other split into whole numbers
+    ends sooner. A worker that would make the step slower gets no samples.
 
     Args:
         curves: curve of each worker.
@@ -99,7 +99,7 @@ def split_for_energy(
     limits = np.geomspace(quickest, longest, _ENERGY_CANDIDATES)
     tries = [split_batch(curves, batch)]
     for limit in [*limits.tolist(), math.inf]:
-        sizes = [curve.least for curve in curves]
+        sizes = [curve.min_samples for curve in curves]
         left = batch - sum(sizes)
         for worker in order:
             more = min(left, curves[worker].capacity(limit, batch) - sizes[worker])
@@ -139,13 +139,13 @@ def _check(curves: Sequence[StepCurve], batch: int) -> None:
         raise UsageError("there is no worker to give a batch to")
     if batch < 1:
         raise UsageError(f"a global batch has at least one sample, not {batch}")
-    least = sum(curve.least for curve in curves)
-    most = sum(curve.capacity(math.inf, batch) for curve in curves)
-    if not least <= batch <= most:
+    min_samples = sum(curve.min_samples for curve in curves)
+    max_samples = sum(curve.capacity(math.inf, batch) for curve in curves)
+    if not min_samples <= batch <= max_samples:
         raise UsageError(
             f"a global batch of {batch} samples does not fit these {len(curves)} workers: "
-            f"they have to be given {least} at least and hold {most} at most; change the "
-            "global batch, or the workers' bounds"
+            f"they have to be given {min_samples} at least and hold {max_samples} at most; "
+            "change the global batch, or the workers' bounds"
         )
 
 
@@ -166,13 +166,13 @@ def _trimmed(curves: Sequence[StepCurve], sizes: list[int], batch: int) -> tuple
     last = [
         (-curve.seconds(size), worker)
         for worker, (curve, size) in enumerate(zip(curves, sizes, strict=True))
-        if size > curve.least
+        if size > curve.min_samples
     ]
     heapq.heapify(last)
     for _ in range(sum(sizes) - batch):
         _, worker = heapq.heappop(last)
         sizes[worker] -= 1
-        if sizes[worker] > curves[worker].least:
+        if sizes[worker] > curves[worker].min_samples:
             heapq.heappush(last, (-curves[worker].seconds(sizes[worker]), worker))
     return tuple(sizes)
 

@@ -104,7 +104,7 @@ class StepProfile:
         """Return the bytes of memory, interpolated like ``forward_at``."""
         return _along(self.batches, self.peak_bytes, batch)
 
-    def most(self, memory_bytes: float) -> int:
+    def max_batch(self, memory_bytes: float) -> int:
         """Return the largest batch that fits into ``memory_bytes``; 0: not even one sample fits."""
         low, high = 0, 1
         while self.peak_at(high) <= memory_bytes and high < 2**30:
@@ -177,11 +177,11 @@ class StepCurve:
     Args:
         sample_s: seconds that one more sample takes; positive.
         fixed_s: seconds that every step takes, however small.
-        most: samples that fit into the worker's memory; None: any number.
-        least: samples that the worker must get; 0: it may be left out.
+        max_samples: samples that fit into the worker's memory; None: any number.
+        min_samples: samples that the worker must get; 0: it may be left out.
 
     Raises:
-        UsageError: a time is negative or not finite, or ``least`` is above ``most``.
+        UsageError: a time is negative or not finite, or ``min_samples`` is above ``max_samples``.
 
     >>> curve = StepCurve(fixed_s=0.01, sample_s=0.001)
     >>> round(curve.seconds(20), 6), curve.seconds(0)
@@ -190,17 +190,20 @@ class StepCurve:
 
     sample_s: float
     fixed_s: float = 0.0
-    most: int | None = None
-    least: int = 0
+    max_samples: int | None = None
+    min_samples: int = 0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.sample_s) and self.sample_s > 0):
             raise UsageError(f"sample_s is positive and finite, not {self.sample_s}")
         if not (math.isfinite(self.fixed_s) and self.fixed_s >= 0):
             raise UsageError(f"fixed_s is finite and not negative, not {self.fixed_s}")
-        if self.least < 0 or (self.most is not None and self.most < max(1, self.least)):
+        if self.min_samples < 0 or (
+            self.max_samples is not None and self.max_samples < max(1, self.min_samples)
+        ):
             raise UsageError(
-                f"0 <= least <= most and 1 <= most, not least={self.least}, most={self.most}"
+                "0 <= min_samples <= max_samples and 1 <= max_samples, not "
+                f"min_samples={self.min_samples}, max_samples={self.max_samples}"
             )
 
     @classmethod
@@ -209,16 +212,16 @@ class StepCurve:
         batches: Sequence[int],
         seconds: Sequence[float],
         *,
-        most: int | None = None,
-        least: int = 0,
+        max_samples: int | None = None,
+        min_samples: int = 0,
     ) -> StepCurve:
         """Return the line through measured steps with the smallest squared relative error.
 
         Args:
             batches: positive batch sizes.
             seconds: positive seconds of a step of each size; as many as ``batches``.
-            most: see the class.
-            least: see the class.
+            max_samples: see the class.
+            min_samples: see the class.
 
         Raises:
             UsageError: nothing was measured, or a size or a time is not positive.
@@ -232,7 +235,12 @@ class StepCurve:
         if not (np.isfinite(sizes) & (sizes > 0) & np.isfinite(times) & (times > 0)).all():
             raise UsageError("batch sizes and times of steps are positive and finite")
         fixed, slope = _line(sizes, times)
-        return cls(sample_s=float(slope), fixed_s=float(fixed), most=most, least=least)
+        return cls(
+            sample_s=float(slope),
+            fixed_s=float(fixed),
+            max_samples=max_samples,
+            min_samples=min_samples,
+        )
 
     def seconds(self, batch: int) -> float:
         """Return the seconds of a step with ``batch`` samples; 0 for an empty batch."""
@@ -248,16 +256,16 @@ class StepCurve:
 
     def capacity(self, seconds: float, batch: int) -> int:
         """Return how many samples, at most ``batch``, the worker trains in ``seconds`` seconds."""
-        most = batch if self.most is None else min(batch, self.most)
-        if seconds >= self.seconds(most):
-            return most
-        fit = int(min(most, max(0.0, (seconds - self.fixed_s) / self.sample_s)))
+        max_samples = batch if self.max_samples is None else min(batch, self.max_samples)
+        if seconds >= self.seconds(max_samples):
+            return max_samples
+        fit = int(min(max_samples, max(0.0, (seconds - self.fixed_s) / self.sample_s)))
         # The quotient is rounded, so check it against seconds().
         while fit and self.seconds(fit) > seconds:
             fit -= 1
-        while fit < most and self.seconds(fit + 1) <= seconds:
+        while fit < max_samples and self.seconds(fit + 1) <= seconds:
             fit += 1
-        return min(most, max(self.least, fit))
+        return min(max_samples, max(self.min_samples, fit))
 
 
 def _line(sizes: np.ndarray, times: np.ndarray) -> tuple[float, float]:

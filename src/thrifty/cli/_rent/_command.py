@@ -15,7 +15,7 @@ from thrifty.cli._options import cell, say
 from thrifty.cloud import FleetPlan, launch, plot_front, to_skypilot
 from thrifty.core import UsageError, plain_text
 
-from ._inputs import Scene, age_of, beliefs_of, load_catalogue, load_market, load_workload
+from ._inputs import Scene, age_of, hardware_of, load_catalogue, load_market, load_workload
 from ._output import plan_json, probe_json, show_plan, show_probes
 from ._rent_options import Asked, rent_options
 
@@ -39,7 +39,7 @@ def rent_command(*, file: Path, **given: Any) -> None:
         workload=workload,
         values=values,
         offers=catalogue.offers,
-        beliefs=beliefs_of(workload.profile.device, named=asked.device),
+        estimates=hardware_of(workload.profile.device, named=asked.device),
         market=load_market(asked),
     )
     plan = scene.plan()

@@ -84,7 +84,7 @@ def load_market(asked: Asked) -> SpotMarket | None:
     return replace(market, unknown_evictions_per_h=asked.evictions)
 
 
-def beliefs_of(device: str, *, named: str | None) -> HardwareEstimates:
+def hardware_of(device: str, *, named: str | None) -> HardwareEstimates:
     """Return the hardware estimates for a profiled device.
 
     Args:
@@ -187,7 +187,7 @@ class Scene:
         workload: The training job.
         values: Hyper-parameters that it was timed with; empty if it was not timed.
         offers: Offers to choose from.
-        beliefs: Hardware estimates of the offers.
+        estimates: Hardware estimates of the offers.
         market: Spot market.
     """
 
@@ -195,7 +195,7 @@ class Scene:
     workload: Workload
     values: Mapping[str, Any]
     offers: tuple[Offer, ...]
-    beliefs: HardwareEstimates
+    estimates: HardwareEstimates
     market: SpotMarket | None
 
     @property
@@ -206,7 +206,7 @@ class Scene:
             deadline_s=asked.deadline,
             budget_usd=asked.budget,
             conservative=not asked.median,
-            beliefs=self.beliefs,
+            estimates=self.estimates,
             spot=asked.spot,
             mixed=asked.mixed,
             max_nodes=asked.max_nodes,
@@ -234,7 +234,7 @@ class Scene:
         while (probe := probes.next()) is not None:
             found.append(probe)
             believed = {
-                what: (getattr(probes.beliefs, what)(probe.offer).median,)
+                what: (getattr(probes.estimates, what)(probe.offer).median,)
                 for what in probe.finds
             }
             probes.tell(probe, Measured(**believed))
@@ -258,7 +258,7 @@ class Scene:
         guessed = {
             each.offer.device
             for each in (plan.best.machines if plan.best else ())
-            if (speed := self.beliefs.compute(each.offer)).high > speed.low
+            if (speed := self.estimates.compute(each.offer)).high > speed.low
         }
         if guessed:
             notes.append(

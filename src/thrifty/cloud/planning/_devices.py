@@ -43,7 +43,7 @@ class Devices:
 
     @classmethod
     def of(
-        cls, offers: Sequence[Offer], *, beliefs: HardwareEstimates, profile: StepProfile
+        cls, offers: Sequence[Offer], *, estimates: HardwareEstimates, profile: StepProfile
     ) -> Devices:
         """Return the estimates, with one kind for each offer.
 
@@ -52,13 +52,13 @@ class Devices:
         """
         holds: dict[float | None, int] = {}
         for memory in {offer.device_memory_bytes for offer in offers}:
-            holds[memory] = profile.most(math.inf if memory is None else memory)
-        collectives = beliefs.collectives(offers)
+            holds[memory] = profile.max_batch(math.inf if memory is None else memory)
+        collectives = estimates.collectives(offers)
         known = () if collectives is None else collectives.names
         return cls(
-            compute=_ends([beliefs.compute(offer) for offer in offers]),
-            network=_ends([beliefs.network(offer) for offer in offers]),
-            links=np.array([_numbers(beliefs.link(offer)) for offer in offers]).T,
+            compute=_ends([estimates.compute(offer) for offer in offers]),
+            network=_ends([estimates.network(offer) for offer in offers]),
+            links=np.array([_numbers(estimates.link(offer)) for offer in offers]).T,
             per_node=np.array([offer.accelerator_count for offer in offers]),
             most=np.array([holds[offer.device_memory_bytes] for offer in offers]),
             measured=tuple(

@@ -26,7 +26,7 @@ def estimate(
     workload: Workload,
     machines: Machines,
     *,
-    beliefs: HardwareEstimates,
+    estimates: HardwareEstimates,
     spot_market: SpotHistory | None = None,
 ) -> Fleet:
     """Estimate the seconds and dollars of a training on these machines, with intervals.
@@ -42,7 +42,7 @@ def estimate(
         workload: training to estimate.
         machines: offers, the number of machines of each, and whether they are rented as spot; all
             in one region.
-        beliefs: estimates of their devices and networks.
+        estimates: estimates of their devices and networks.
         spot_market: prices and evictions of spot machines; None: the offers' prices, and one
             eviction per ten machine hours.
 
@@ -69,7 +69,7 @@ def estimate(
     ...     price_usd_h=3.06,
     ... )
     >>> fleet = estimate(
-    ...     workload, [(offer, 2, False)], beliefs=HardwareEstimates(profiled="V100")
+    ...     workload, [(offer, 2, False)], estimates=HardwareEstimates(profiled="V100")
     ... )
     >>> round(fleet.time_s.median), round(fleet.cost_usd.median, 2), fleet.why
     (6001, 10.2, 'compute')
@@ -77,7 +77,7 @@ def estimate(
     _check(machines)
     kinds = {kind_of(offer): offer for offer, _, _ in machines}
     places = {kind: place for place, kind in enumerate(kinds)}
-    devices = Devices.of(list(kinds.values()), beliefs=beliefs, profile=workload.profile)
+    devices = Devices.of(list(kinds.values()), estimates=estimates, profile=workload.profile)
     nums = np.zeros(len(kinds), int)
     for offer, num, _ in machines:
         nums[places[kind_of(offer)]] += num
@@ -244,7 +244,7 @@ def _split(workload: Workload, devices: Devices, nums: np.ndarray) -> np.ndarray
     seconds = np.add(profile.forward_s, profile.backward_s)
     line = StepCurve.fit(profile.batches, seconds.tolist())
     of_kind = [
-        replace(line.scaled(float(factor)), most=int(most))
+        replace(line.scaled(float(factor)), max_samples=int(most))
         for factor, most in zip(devices.compute[0], devices.most, strict=True)
     ]
     kinds = np.repeat(np.arange(len(nums)), nums * devices.per_node)

@@ -99,7 +99,7 @@ class FleetOptions:
             a budget is given, no fleet is chosen and the plan has only the front.
         conservative: whether the high end of the forecast must meet the deadline or budget, rather
             than its median.
-        beliefs: estimates of devices and networks. By default they come from data sheets, for a
+        estimates: estimates of devices and networks. By default they come from data sheets, for a
             profile of one processor core.
         spot: whether spot machines are allowed.
         mixed: whether fleets of several on-demand types are allowed.
@@ -118,7 +118,7 @@ class FleetOptions:
     deadline_s: float | None = None
     budget_usd: float | None = None
     conservative: bool = True
-    beliefs: HardwareEstimates = field(default_factory=HardwareEstimates)
+    estimates: HardwareEstimates = field(default_factory=HardwareEstimates)
     spot: bool = False
     mixed: bool = False
     max_nodes: int = 64

@@ -191,7 +191,7 @@ def mixed_fleets(
     fleets: dict[str, Fleet] = {}
     for local in _regions(workload, offers, options):
         mix = mix_of(workload, local, options)
-        make = partial(_fleet, workload, local, mix=mix, beliefs=options.beliefs)
+        make = partial(_fleet, workload, local, mix=mix, estimates=options.estimates)
         step_s = _longest_s(workload, mix, goal)
         found: list[Fleet] = []
         while len(found) < _TRIES and (fleet := make(step_s=step_s)) is not None:
@@ -214,7 +214,7 @@ def mix_of(workload: Workload, offers: Sequence[Offer], options: FleetOptions) -
     return Mix(
         profile=workload.profile,
         global_batch=workload.global_batch,
-        devices=Devices.of(offers, beliefs=options.beliefs, profile=workload.profile),
+        devices=Devices.of(offers, estimates=options.estimates, profile=workload.profile),
         end=options.goal.end,
         usd_h=np.array([_usd_h(offer) for offer in offers]),
         allowed=np.array([options.allowance(offer) for offer in offers]),
@@ -242,7 +242,7 @@ def _regions(
     ranked: list[tuple[float, list[Offer]]] = []
     for local in regions.values():
         some = list(local.values())
-        devices = Devices.of(some, beliefs=options.beliefs, profile=workload.profile)
+        devices = Devices.of(some, estimates=options.estimates, profile=workload.profile)
         usd = np.array([_usd_h(offer) for offer in some])
         usd = np.where(devices.most > 0, usd * devices.compute[0] / devices.per_node, np.inf)
         order = np.argsort(usd, kind="stable")[: min(_MOST_TYPES, int(np.isfinite(usd).sum()))]
@@ -277,7 +277,7 @@ def _fleet(
     offers: Sequence[Offer],
     *,
     mix: Mix,
-    beliefs: HardwareEstimates,
+    estimates: HardwareEstimates,
     step_s: float,
 ) -> Fleet | None:
     """Return the fleet with the lowest hourly price for this step time, with its true forecast."""
@@ -287,4 +287,4 @@ def _fleet(
     machines: Machines = [
         (offer, num, False) for offer, num in zip(offers, nums.tolist(), strict=True) if num
     ]
-    return estimate(workload, machines, beliefs=beliefs)
+    return estimate(workload, machines, estimates=estimates)

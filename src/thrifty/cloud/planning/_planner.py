@@ -21,7 +21,7 @@ from ._table import Table, table_of
 
 
 def known_offers(
-    offers: Sequence[Offer], beliefs: HardwareEstimates
+    offers: Sequence[Offer], estimates: HardwareEstimates
 ) -> tuple[list[Offer], tuple[str, ...]]:
     """Return the offers of devices with a known speed, and the names of the other devices.
 
@@ -35,7 +35,7 @@ def known_offers(
         device = offer.accelerator, offer.device, offer.vcpus
         if device not in speeds:
             try:
-                beliefs.compute(offer)
+                estimates.compute(offer)
                 speeds[device] = True
             except CloudError:
                 speeds[device] = False
@@ -212,14 +212,14 @@ def plan_fleet(
     >>> plan = plan_fleet(
     ...     workload,
     ...     offers,
-    ...     FleetOptions(deadline_s=24 * 3600, beliefs=HardwareEstimates(profiled="V100")),
+    ...     FleetOptions(deadline_s=24 * 3600, estimates=HardwareEstimates(profiled="V100")),
     ... )
     >>> str(plan.best), round(plan.best.time_s.high / 3600, 1)
     ('1 x p3.8xlarge', 16.8)
     """
     options = options or FleetOptions()
     goal = options.goal
-    known, unknown = known_offers(offers, options.beliefs)
+    known, unknown = known_offers(offers, options.estimates)
     table = table_of(workload, known, options)
     fleets = [table.fleet(lot, num) for lot, num in _worth_it(table, goal)]
     of_several = mixed_fleets(workload, known, options) if options.mixed else []

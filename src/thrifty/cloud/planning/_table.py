@@ -102,7 +102,7 @@ def table_of(workload: Workload, offers: Sequence[Offer], options: FleetOptions)
         members.setdefault(kind_of(offer), []).append(offer)
     groups = list(members.values())
     kinds = tuple(group[0] for group in groups)
-    devices = Devices.of(kinds, beliefs=options.beliefs, profile=workload.profile)
+    devices = Devices.of(kinds, estimates=options.estimates, profile=workload.profile)
     steps = equal_steps(
         workload.profile,
         devices,

@@ -135,12 +135,12 @@ def _rest(curves: Sequence[StepCurve], batch: int, has: Sequence[int]) -> tuple[
     bounded = [
         replace(
             curves[worker],
-            least=0,
-            most=min(has[worker], curves[worker].most or has[worker]),
+            min_samples=0,
+            max_samples=min(has[worker], curves[worker].max_samples or has[worker]),
         )
         for worker in able
     ]
-    batch = min(batch, sum(curve.most or 0 for curve in bounded))
+    batch = min(batch, sum(curve.max_samples or 0 for curve in bounded))
     sizes = [0] * len(curves)
     for worker, size in zip(able, split_batch(bounded, batch), strict=True):
         sizes[worker] = size

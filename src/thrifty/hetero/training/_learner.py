@@ -79,10 +79,10 @@ class Learner:
         self.objective = objective
         self._shared = SharedSums(sum_)
         # A worker that takes part in the other workers' sums must be present at every step.
-        self.least = int(sum_ is not None and whole_batch_norm(model, self._shared) > 0)
+        self.min_samples = int(sum_ is not None and whole_batch_norm(model, self._shared) > 0)
         # Batch normalisation also sums during the backward pass. Both kinds of sums would need one
         # common order, even on workers without samples.
-        self._cap_mb = None if self.least else bucket_cap_mb
+        self._cap_mb = None if self.min_samples else bucket_cap_mb
         self._before: KeptBuffers | None = None
         self._check_optimizer()
         self.gradients = FlatGradients(model.parameters(), num_control=0)
@@ -200,7 +200,7 @@ class Learner:
         self._before = None
         self.synchronise()
 
-    def measure(self, *, most: int, clock: Clock) -> StepCurve:
+    def measure(self, *, max_samples: int, clock: Clock) -> StepCurve:
         """Time whole steps; model and optimiser are afterwards as before."""
         before = to_bytes(self.state())
 
@@ -210,7 +210,9 @@ class Learner:
             self.optimizer.step()
             self.synchronise()
 
-        curve = measure_curve(step, most=most, clock=clock, least=self.least)
+        curve = measure_curve(
+            step, max_samples=max_samples, clock=clock, min_samples=self.min_samples
+        )
         self.load_state(from_bytes(before))
         self.gradients.zero()
         return curve
@@ -276,7 +278,7 @@ class Learner:
             loss = self.objective.loss(self.model, to_device(batch, self.device))
             if not factor and not loss.detach().isfinite():
                 # All samples have weight 0, so there is no gradient to add.
-                if self.least:
+                if self.min_samples:
                     raise HeteroError(
                         "all samples of a worker's share have weight 0, and batch normalisation "
                         "over the global batch needs their gradients; use a larger global_batch or "

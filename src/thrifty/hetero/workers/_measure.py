@@ -100,21 +100,21 @@ _REPEATS = 3
 def measure_curve(
     step: Callable[[int], None],
     *,
-    most: int,
+    max_samples: int,
     clock: Clock,
-    least: int = 0,
+    min_samples: int = 0,
     budget_s: float = 20.0,
 ) -> StepCurve:
     """Time whole training steps of 1, 2, 4, ... samples, and fit a speed curve.
 
-    Measuring stops at ``most`` samples, where memory ends, or where the next size would exceed
-    ``budget_s``. The line through the measured sizes predicts larger batches.
+    Measuring stops at ``max_samples`` samples, where memory ends, or where the next size would
+    exceed ``budget_s``. The line through the measured sizes predicts larger batches.
 
     Args:
         step: Trains one step with the given number of samples, and waits until the device is done.
-        most: Largest number of samples to try.
+        max_samples: Largest number of samples to try.
         clock: Clock to measure with.
-        least: Minimum number of samples that the worker has to get.
+        min_samples: Minimum number of samples that the worker has to get.
         budget_s: Seconds that measuring may take.
 
     Raises:
@@ -122,7 +122,9 @@ def measure_curve(
 
     >>> from thrifty.testing import VirtualClock
     >>> clock = VirtualClock()
-    >>> curve = measure_curve(lambda n: clock.advance(0.1 + 0.01 * n), most=64, clock=clock)
+    >>> curve = measure_curve(
+    ...     lambda n: clock.advance(0.1 + 0.01 * n), max_samples=64, clock=clock
+    ... )
     >>> round(curve.fixed_s, 3), round(curve.sample_s, 3)
     (0.1, 0.01)
     """
@@ -130,7 +132,7 @@ def measure_curve(
     seconds: list[float] = []
     fits: int | None = None
     began = clock.monotonic()
-    size = min(max(1, least), most)
+    size = min(max(1, min_samples), max_samples)
     while True:
         try:
             times = [_timed(step, size, clock) for _ in range(_REPEATS + 1)]
@@ -147,10 +149,10 @@ def measure_curve(
         sizes.append(size)
         seconds.append(median(times[1:]))  # the first one warms up
         spent = clock.monotonic() - began
-        if size >= most or spent + 2 * (_REPEATS + 1) * seconds[-1] > budget_s:
+        if size >= max_samples or spent + 2 * (_REPEATS + 1) * seconds[-1] > budget_s:
             break
-        size = min(2 * size, most)
-    return StepCurve.fit(sizes, seconds, most=fits, least=least)
+        size = min(2 * size, max_samples)
+    return StepCurve.fit(sizes, seconds, max_samples=fits, min_samples=min_samples)
 
 
 def _timed(step: Callable[[int], None], size: int, clock: Clock) -> float:
