@@ -51,7 +51,7 @@ def calibrate(monkeypatch):
     for price in ("PRICE_S", "PRICE_STEPS"):
         monkeypatch.setattr(f"thrifty.pack.backends._fusion_policy.{price}", 0, raising=False)
     # These trials are too short to pay for checks.
-    monkeypatch.setattr("thrifty.pack._fusion_policy._price", lambda *_, **__: 0.0)
+    monkeypatch.setattr("thrifty.pack.backends._fusion_policy._price", lambda *_, **__: 0.0)
     return calls
 
 
