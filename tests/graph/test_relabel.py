@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from thrifty.graph import _relabeler
-from thrifty.graph._relabeler import DenseRelabeler, HashRelabeler
+from thrifty.graph import _sampler
+from thrifty.graph._sampler import DenseRelabeler, HashRelabeler
 from thrifty.graph.kernels import COMPILED, relabel_hashed, wrapping
 from thrifty.graph.kernels._sampling import _home
 
@@ -60,7 +60,7 @@ def test_numbers_by_a_dense_table_are_those_of_a_dict(batches):
 @given(batches=batches, slots=st.sampled_from([4, 8, 64]))
 def test_numbers_by_a_hash_table_that_grows_are_those_of_a_dict(batches, slots):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_relabeler, "_FEWEST_SLOTS", slots)
+        patch.setattr(_sampler, "_FEWEST_SLOTS", slots)
         check_all(HashRelabeler(), batches)
 
 
@@ -94,7 +94,7 @@ def test_local_numbers_have_the_bits_they_need(num_nodes, bits):
 
 
 def test_a_hash_table_grows_in_the_middle_of_a_batch(monkeypatch):
-    monkeypatch.setattr(_relabeler, "_FEWEST_SLOTS", 4)
+    monkeypatch.setattr(_sampler, "_FEWEST_SLOTS", 4)
     numbering = Numbering(HashRelabeler())
     numbering.check([900])
     numbering.check(range(500, 1500))
@@ -103,7 +103,7 @@ def test_a_hash_table_grows_in_the_middle_of_a_batch(monkeypatch):
 
 
 def test_a_hash_table_does_not_grow_for_nodes_it_has(monkeypatch):
-    monkeypatch.setattr(_relabeler, "_FEWEST_SLOTS", 64)
+    monkeypatch.setattr(_sampler, "_FEWEST_SLOTS", 64)
     numbering = Numbering(HashRelabeler())
     numbering.check([3, 1, 2] * 500)
     assert len(numbering.relabeler._keys) == 64

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings, strategies as st
 
 from tests.graph import twin
 from tests.graph.graphs import as_lists, graph_of, graphs_and_seeds, random_graph, rows_of
-from thrifty.graph import Graph, NeighborSampler, _workspace
+from thrifty.graph import Graph, NeighborSampler, _sampler
 from thrifty.graph.kernels import COMPILED
 
 
@@ -100,7 +100,7 @@ def test_a_batch_of_known_numbers():
 
 
 def test_room_is_counted_where_fanouts_are_large(monkeypatch):
-    monkeypatch.setattr(_workspace, "_MOST_UNCOUNTED", 3)
+    monkeypatch.setattr(_sampler, "_MOST_UNCOUNTED", 3)
     graph = random_graph(20, 100, isolated=5)
     for replace in (False, True):
         expected = twin.sample(

@@ -6,7 +6,7 @@ import torch
 
 from tests.graph.graphs import as_lists, graph_of, random_graph
 from thrifty.core import GraphError
-from thrifty.graph import NeighborSampler, _workspace
+from thrifty.graph import NeighborSampler, _sampler
 
 
 # seeds
@@ -146,7 +146,7 @@ def test_too_many_edges_and_the_batch_after_that(monkeypatch, relabel):
     sampler = NeighborSampler(graph, [4, 4], relabel=relabel)
     expected = as_lists(sampler.sample([1, 2], batch=1))
     with monkeypatch.context() as patch:
-        patch.setattr(_workspace, "_MOST_EDGES", 12)
+        patch.setattr(_sampler, "_MOST_EDGES", 12)
         with pytest.raises(GraphError, match="more than 12 edges; sample fewer seeds"):
             sampler.sample([1, 2])
     assert as_lists(sampler.sample([1, 2], batch=1)) == expected

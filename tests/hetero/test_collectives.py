@@ -6,7 +6,7 @@ import pytest
 
 from thrifty.core import HeteroError
 from thrifty.hetero import FixedMembership
-from thrifty.hetero.workers._collectives import measure_all_reduce
+from thrifty.hetero.workers._membership import measure_all_reduce
 from thrifty.perf import Link
 from thrifty.testing import VirtualClock
 from thrifty.testing.hetero import ThreadCluster

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from thrifty.hetero import HeteroOptions, HeteroTrainer, StepCurve
-from thrifty.hetero.workers._state_bytes import from_bytes, to_bytes
+from thrifty.hetero.workers._worker_group import from_bytes, to_bytes
 from thrifty.testing import VirtualClock
 
 from .jobs import SAMPLES, data, loss, model, sgd

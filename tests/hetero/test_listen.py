@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from thrifty.hetero import ElasticMembership, HeteroTask
-from thrifty.hetero.workers._listen import LOOPBACK, gloo_group, keep_gloo_here, open_store
+from thrifty.hetero.workers._elastic import LOOPBACK, gloo_group, keep_gloo_here, open_store
 from thrifty.pack import HyperParameters
 from thrifty.run import Local
 from thrifty.testing import LineTask

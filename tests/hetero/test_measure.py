@@ -14,8 +14,7 @@ from torch.utils.data import TensorDataset
 
 from thrifty.core import HeteroError
 from thrifty.hetero import measure_curve
-from thrifty.hetero.training._learner import Learner
-from thrifty.hetero.training._objective import Objective
+from thrifty.hetero.training._learner import Learner, Objective
 from thrifty.hetero.training._samples import PublicAndPrivate
 from thrifty.testing import VirtualClock
 

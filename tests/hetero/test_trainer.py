@@ -26,7 +26,7 @@ from thrifty.hetero import (
     WholeBatchNorm,
     balance,
 )
-from thrifty.hetero.workers._state_bytes import from_bytes, to_bytes
+from thrifty.hetero.workers._worker_group import from_bytes, to_bytes
 from thrifty.testing import VirtualClock
 from thrifty.testing.hetero import ThreadCluster
 

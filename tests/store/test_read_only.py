@@ -21,7 +21,7 @@ from thrifty.cli._checkup import _storage
 from thrifty.cli._completion import _study_names
 from thrifty.core import StudyMismatchError
 from thrifty.store import Store, Views
-from thrifty.store._readonly import ReadOnlyFile
+from thrifty.store._engine import ReadOnlyFile
 from thrifty.study import _repository
 from thrifty.web import create_app
 

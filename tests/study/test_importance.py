@@ -12,8 +12,7 @@ from tests.study.synthetic import NESTED, nested_value, trials_of
 from thrifty.core import MissingExtraError, UsageError
 from thrifty.space import Choice, Constant, Coordinates, Float, Int, Space, Step
 from thrifty.study._identity import comparable
-from thrifty.study._importance import fanova, importance
-from thrifty.study._optuna_terms import distribution, empty_study
+from thrifty.study._importance import distribution, empty_study, fanova, importance
 from thrifty.study._preflight import option_names, short_names
 from thrifty.study._results import TrialResult
 

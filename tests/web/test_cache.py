@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from thrifty.web.server._cache import Cache
+from thrifty.web.server._responses import Cache
 
 
 class Clock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from thrifty.space import Choice, Float, Int, Space, Step
-from thrifty.web.views._space_view import parameters
+from thrifty.web.views._study_views import parameters
 
 
 def told(**space):

@@ -101,7 +101,7 @@ def _study_names(url: str) -> list[str]:
     from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415
 
     from thrifty.store._address import read_address  # noqa: PLC0415
-    from thrifty.store._readonly import ReadOnlyFile  # noqa: PLC0415
+    from thrifty.store._engine import ReadOnlyFile  # noqa: PLC0415
 
     query = text("SELECT name FROM studies ORDER BY id DESC LIMIT :most")
     with suppress(SQLAlchemyError, ThriftyError, ImportError, OSError):

@@ -5,11 +5,10 @@ here trains a model or touches a tensor: profiles and measurements come in as va
 """
 
 from ._catalogue import Catalogue
-from ._fleet import Fleet, Interval, Rented
 from ._hardware import ACCELERATORS, Accelerator
 from ._hardware_estimates import HardwareEstimates
 from ._market import Life, PriceSeries, SpotMarket
-from ._offer import Offer
+from ._offer import Fleet, Interval, Offer, Rented
 from ._plan_plot import plot_front
 from ._probe import Measured, Probe, Probes
 from ._replan import replan

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from thrifty.core import CloudError
 from thrifty.perf import CollectiveModel, CollectiveTiming, Link
 
-from ._fleet import Interval
 from ._hardware import ACCELERATORS, VCPU
-from ._offer import Offer
+from ._offer import Interval, Offer
 
 
 _BY_SPECIFICATION = 1.5

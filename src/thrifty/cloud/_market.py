@@ -17,8 +17,7 @@ from thrifty.core import (
     require,
 )
 
-from ._fleet import Interval
-from ._offer import Offer
+from ._offer import Interval, Offer
 
 
 _HOUR_S = 3600.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from thrifty.core import CloudError, require
 
-from ._fleet import Fleet, Interval
+from ._offer import Fleet, Interval
 from .planning._planner import FleetPlan
 
 

@@ -11,9 +11,8 @@ import numpy as np
 
 from thrifty.core import CloudError, derive_seed
 
-from ._fleet import Interval
 from ._hardware_estimates import HardwareEstimates
-from ._offer import Offer
+from ._offer import Interval, Offer
 from ._probe_gain import NOISE, Arena, What, measured_interval, outcomes, subject_of
 from ._workload import Workload
 from .planning._fleet_options import FleetOptions

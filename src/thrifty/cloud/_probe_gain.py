@@ -13,8 +13,7 @@ import numpy as np
 
 from thrifty.core import CloudError
 
-from ._fleet import Interval
-from ._offer import Offer
+from ._offer import Interval, Offer
 from .planning._devices import equal_steps
 from .planning._estimate import all_steps_s
 from .planning._fleet_options import Goal

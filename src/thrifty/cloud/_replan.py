@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 from thrifty.core import CloudError
 
-from ._fleet import Fleet, Interval, Rented
 from ._hardware_estimates import HardwareEstimates
-from ._offer import Offer
+from ._offer import Fleet, Interval, Offer, Rented
 from ._spot import SpotHistory
 from ._workload import Workload
 from .planning._estimate import estimate

@@ -14,9 +14,8 @@ from thrifty.core import (
 )
 
 from ._csv import SKYPILOT_FILE
-from ._fleet import Fleet, Rented
 from ._hardware_estimates import HardwareEstimates
-from ._offer import Offer
+from ._offer import Fleet, Offer, Rented
 
 
 _NAME = re.compile(r"[a-zA-Z0-9]+(?:[._-]{1,2}[a-zA-Z0-9]+)*")

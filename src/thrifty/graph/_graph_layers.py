@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from thrifty.core import GraphError
 
-from ._aggregate import mean_and_own, neighbor_mean, neighbor_sum
-from ._attend import attended_sum, attention
+from ._aggregate import attended_sum, attention, mean_and_own, neighbor_mean, neighbor_sum
 from ._batch import Block
 from ._graph import at_least
 

@@ -1,7 +1,8 @@
-"""Neighbourhoods of seed nodes, sampled hop by hop."""
+"""The neighbour sampler, its workspace and the numbering of sampled nodes."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from numbers import Integral
 from operator import index
@@ -14,9 +15,212 @@ from thrifty.core import GraphError, derive_seed
 
 from ._batch import Batch, Block, Mode
 from ._graph import Graph, checked_nodes
-from ._relabeler import DenseRelabeler, HashRelabeler
-from ._workspace import Workspace
-from .kernels import wrapping
+from .kernels import (
+    choose,
+    count_edges,
+    free_slots,
+    read_neighbors,
+    relabel_dense,
+    relabel_hashed,
+    wrapping,
+)
+
+
+_MOST_EDGES = 2**31 - 1
+_MOST_UNCOUNTED = 2**20
+"""Number of edges for which room is made without counting them first."""
+
+
+class Workspace:
+    """The nodes and edges of the batch in progress, in arrays that grow and are reused.
+
+    ``nodes[:num_nodes]`` are the nodes so far, ``edges[:num_edges]`` the numbers of the
+    neighbours, row after row.
+    """
+
+    def __init__(self, relabeler: Relabeler) -> None:
+        self._relabeler = relabeler
+        self.nodes = np.empty(0, dtype=np.int64)
+        self.edges = np.empty(0, dtype=np.int32)
+        self._picks = np.empty(0, dtype=np.int64)
+        self._found = np.empty(0, dtype=np.int32)
+        self.num_nodes = self.num_edges = 0
+
+    def start(self, seeds: np.ndarray) -> np.ndarray:
+        """Begin a batch and return the row of each seed.
+
+        ``seeds`` are int64 and all exist.
+        """
+        self.num_nodes = self.num_edges = 0
+        self._relabeler.start()
+        self.nodes = grown(self.nodes, len(seeds))
+        rows = np.empty(len(seeds), dtype=np.int64)
+        self.num_nodes = self._relabeler.number(seeds, self.nodes, num_nodes=0, out=rows)
+        return rows
+
+    def hop(
+        self,
+        indptr: np.ndarray,
+        indices: np.ndarray,
+        *,
+        first: int,
+        fanout: int,
+        replace: bool,
+        key: np.uint64,
+    ) -> np.ndarray:
+        """Sample neighbours of the nodes from ``first`` on.
+
+        Returns:
+            Where the rows of their edges begin and end.
+
+        Raises:
+            GraphError: the batch has more edges than int32 can number.
+        """
+        rows = self.nodes[first : self.num_nodes]
+        most = len(rows) * fanout
+        if fanout < 0 or most > _MOST_UNCOUNTED:
+            most = int(count_edges(indptr, rows, fanout, replace))
+        if self.num_edges + most > _MOST_EDGES:
+            raise GraphError(
+                f"a batch has more than {_MOST_EDGES} edges; sample fewer seeds or smaller fanouts"
+            )
+        self._picks = grown(self._picks, most)
+        starts = np.empty(len(rows) + 1, dtype=np.int32)
+        starts[0] = self.num_edges
+        num = int(choose(indptr, rows, fanout, replace, key, starts, self._picks))
+        self._found = grown(self._found, num)
+        found = self._found[:num]
+        read_neighbors(indices, self._picks[:num], found)
+        self.nodes = grown(self.nodes, self.num_nodes + num, keep=self.num_nodes)
+        self.edges = grown(self.edges, self.num_edges + num, keep=self.num_edges)
+        self.num_nodes = self._relabeler.number(
+            found, self.nodes, num_nodes=self.num_nodes, out=self.edges[self.num_edges :]
+        )
+        self.num_edges += num
+        return starts
+
+
+def grown(array: np.ndarray, size: int, *, keep: int = 0) -> np.ndarray:
+    """Return the array, or a larger one if it is shorter than ``size``.
+
+    The larger array starts with the first ``keep`` entries.
+    """
+    if len(array) >= size:
+        return array
+    larger = np.empty(size + size // 4, dtype=array.dtype)
+    larger[:keep] = array[:keep]
+    return larger
+
+
+_FEWEST_SLOTS = 2**15
+_SLOTS_OF_NODE = 4
+"""Slots of the hash table for each node, so that few nodes need a second probe."""
+_SPARE = 16
+"""The table grows when at most one in this many of its slots may still be taken."""
+
+
+class Relabeler(ABC):
+    """Numbers for the nodes of one batch at a time.
+
+    Each number is the position of the node in ``nodes``.
+    """
+
+    @abstractmethod
+    def start(self) -> None:
+        """Forget all nodes."""
+
+    @abstractmethod
+    def number(
+        self, found: np.ndarray, nodes: np.ndarray, *, num_nodes: int, out: np.ndarray
+    ) -> int:
+        """Write the numbers of ``found`` to ``out``, and new nodes to ``nodes``.
+
+        Returns:
+            The number of nodes afterwards.
+        """
+
+
+class DenseRelabeler(Relabeler):
+    """A dense table with 4 bytes for each node of the graph.
+
+    It is cleared only once in ``2**(32 - bits)`` batches.
+    """
+
+    def __init__(self, num_nodes: int) -> None:
+        self._bits = max(num_nodes - 1, 1).bit_length()
+        self._table = np.zeros(num_nodes, dtype=np.uint32)
+        self._stamp = 0
+
+    def start(self) -> None:
+        """Forget all nodes."""
+        self._stamp += 1
+        if self._stamp >> (32 - self._bits):
+            self._table.fill(0)
+            self._stamp = 1
+
+    def number(
+        self, found: np.ndarray, nodes: np.ndarray, *, num_nodes: int, out: np.ndarray
+    ) -> int:
+        """Write the numbers of ``found`` to ``out``, and new nodes to ``nodes``.
+
+        Returns:
+            The number of nodes afterwards.
+        """
+        table = self._table
+        return int(relabel_dense(found, table, self._stamp, self._bits, nodes, num_nodes, out))
+
+
+class HashRelabeler(Relabeler):
+    """A hash table with 10 bytes for each of four to eleven times the largest batch's nodes."""
+
+    def __init__(self) -> None:
+        self._num_used = 0
+        self._make(_FEWEST_SLOTS)
+
+    def start(self) -> None:
+        """Forget all nodes."""
+        free_slots(self._keys, self._slots[: self._num_used])
+        self._num_used = 0
+
+    def number(
+        self, found: np.ndarray, nodes: np.ndarray, *, num_nodes: int, out: np.ndarray
+    ) -> int:
+        """Write the numbers of ``found`` to ``out``, and new nodes to ``nodes``.
+
+        Returns:
+            The number of nodes afterwards.
+        """
+        done = 0
+        while done < len(found):
+            room = len(self._keys) // _SLOTS_OF_NODE - num_nodes
+            if room <= len(self._keys) // _SPARE:
+                self._grow(nodes[:num_nodes])
+                continue
+            # In parts: of a million edges, only a few thousand nodes may be new, so do not make
+            # room for a million.
+            part = found[done : done + room]
+            num_nodes = self._number(part, nodes, num_nodes=num_nodes, out=out[done:])
+            self._num_used = num_nodes
+            done += len(part)
+        return num_nodes
+
+    def _grow(self, known: np.ndarray) -> None:
+        self._make(2 * len(self._keys))
+        nodes, out = np.empty_like(known), np.empty(len(known), dtype=np.int32)
+        self._number(known, nodes, num_nodes=0, out=out)
+
+    def _number(
+        self, found: np.ndarray, nodes: np.ndarray, *, num_nodes: int, out: np.ndarray
+    ) -> int:
+        keys, values, slots = self._keys, self._values, self._slots
+        return int(relabel_hashed(found, keys, values, slots, nodes, num_nodes, out))
+
+    def _make(self, num_slots: int) -> None:
+        self._keys, self._values, self._slots = (
+            np.full(num_slots, -1, dtype=np.int32),
+            np.empty(num_slots, dtype=np.int32),
+            np.empty(num_slots // _SLOTS_OF_NODE, dtype=np.int64),
+        )
 
 
 Relabel = Literal["auto", "dense", "hash"]

@@ -15,10 +15,9 @@ from ._trainer import HeteroTrainer, balance
 from .balance._profile import profile_step
 from .balance._simulator import Load, SimulatedStep, SimulatedWorker, Simulation, simulate
 from .training._batch_norm import WholeBatchNorm
-from .workers._collectives import measure_all_reduce
 from .workers._elastic import ElasticMembership
 from .workers._measure import Meter, PowerMeter, ZeusMeter, measure_curve
-from .workers._membership import FixedMembership, Membership, View, Wait
+from .workers._membership import FixedMembership, Membership, View, Wait, measure_all_reduce
 
 
 __all__ = [

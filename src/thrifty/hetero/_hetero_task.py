@@ -18,8 +18,8 @@ from thrifty.pack import HyperParameters, Task, TaskIdentity, Trainable, task_id
 from thrifty.pack.identity import identify
 
 from ._job_options import HeteroOptions
-from .training._objective import Objective, Reduction, Weight
-from .workers._state_bytes import from_bytes, to_bytes
+from .training._learner import Objective, Reduction, Weight
+from .workers._worker_group import from_bytes, to_bytes
 
 
 class HeteroTask(Trainable):

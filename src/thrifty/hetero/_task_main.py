@@ -19,8 +19,8 @@ from thrifty.core import HeteroError, derive_seed, error_text
 from thrifty.core._child import parent_of
 from thrifty.hetero._job_options import HeteroOptions
 from thrifty.hetero._trainer import HeteroTrainer
-from thrifty.hetero.workers._listen import LOOPBACK, keep_gloo_here, open_store
-from thrifty.hetero.workers._state_bytes import from_bytes, to_bytes
+from thrifty.hetero.workers._elastic import LOOPBACK, keep_gloo_here, open_store
+from thrifty.hetero.workers._worker_group import from_bytes, to_bytes
 from thrifty.pack import (
     TRAIN_LOSS,
     ArrayData,

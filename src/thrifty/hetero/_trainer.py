@@ -29,8 +29,7 @@ from ._order import Place, Share
 from .balance._allocation import Allocation
 from .checks._inspector import Inspector
 from .checks._loss_check import LossCheck
-from .training._learner import Learner, Pass
-from .training._objective import Loss, Objective, Reduction, Weight
+from .training._learner import Learner, Loss, Objective, Pass, Reduction, Weight
 from .training._samples import Collate, PublicAndPrivate
 from .workers._device import device_of
 from .workers._measure import Meter

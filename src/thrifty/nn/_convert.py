@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from thrifty.core import LayerError
 
 from ._gyro import BlockGyroDropout, GyroDropout, GyroLayer
-from ._masks import unit_dim
-from ._schedule import GyroSchedule, Order
+from ._masks import GyroSchedule, Order, unit_dim
 from ._trust import is_plain
 
 

@@ -8,8 +8,15 @@ from torch import Tensor, nn
 from thrifty.core import LayerError
 
 from ._arguments import check_integers, check_rate
-from ._masks import KeptGroups, draw_groups, draw_masks, multiply_parts, unit_dim
-from ._schedule import GyroSchedule, Order
+from ._masks import (
+    GyroSchedule,
+    KeptGroups,
+    Order,
+    draw_groups,
+    draw_masks,
+    multiply_parts,
+    unit_dim,
+)
 
 
 class GyroLayer(nn.Module):

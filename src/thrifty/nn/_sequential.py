@@ -16,8 +16,7 @@ from thrifty.core import LayerError, plain_logger
 from thrifty.perf import SlicedProduct, SlicingCosts
 
 from ._gyro import BlockGyroDropout
-from ._masks import KeptGroups, Parts, put, take
-from ._schedule import GyroSchedule
+from ._masks import GyroSchedule, KeptGroups, Parts, put, take
 from ._sliced import gyro_conv2d, gyro_linear
 from ._trust import is_plain, is_transformed, is_trusted
 

@@ -32,10 +32,9 @@ from .task._hyperparameters import HyperParameters
 from .task._inspect import TaskReport, inspect_task
 from .task._optimizer import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop, times
 from .task._task import Task, Trainable, optimizer_of, task_identity
-from .trial._evaluate import evaluate_state
 from .trial._state_check import StateCheck
 from .trial._state_probe import Trial
-from .trial._trial import TRAIN_LOSS, evaluate
+from .trial._trial import TRAIN_LOSS, evaluate, evaluate_state
 
 
 __all__ = [

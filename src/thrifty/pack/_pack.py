@@ -15,8 +15,7 @@ from ._random import borrowed_streams, seed_everything, seed_step
 from ._state import step_counters
 from .fused._block import Block
 from .fused._dry_run import dry_run
-from .fused._feed import IteratorFeed
-from .fused._member import FusedTrial
+from .fused._member import FusedTrial, IteratorFeed
 from .fused._registry import UnfusableError
 from .fused._signature import check_memory, dropout_rates, rate_places, signature
 from .fused._step import BlockOptions, denormals_flushed

@@ -52,10 +52,10 @@ from thrifty.plan import Stage
 from thrifty.store import CheckpointFolder
 
 from ._alone import epoch_plan
-from ._completeness import Completeness
 from ._executor import Assignment, Report
 from ._running_chain import RunningChain
 from ._states import (
+    Completeness,
     RecentStates,
     evaluated,
     nothing_to_write,

@@ -5,8 +5,7 @@ from ._baselines import GridSearch, MedianStopping, RandomSearch
 from ._history import Decision, History, Leaderboard, Proposal, Stop, Trial, TrialState
 from ._population import PopulationBasedTraining
 from .bandits._async_sub_sampling import AsyncSubSampling
-from .bandits._boss import BOSS
-from .bandits._sub_sampling import SubSampling
+from .bandits._sub_sampling import BOSS, SubSampling
 from .halving._asha import ASHA
 from .halving._hyperband import BOHB, Bracket, Hyperband, SuccessiveHalving
 from .samplers import (

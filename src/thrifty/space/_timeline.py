@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ._pieces import Hold, Segment, hold, values_at
 from .schedules import Schedule
-from .schedules._schedule import epoch_times
+from .schedules._base_schedule import epoch_times
 
 
 class Run(NamedTuple):

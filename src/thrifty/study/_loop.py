@@ -22,9 +22,8 @@ from thrifty.search import Algorithm, Decision, Proposal
 from thrifty.space import Space
 from thrifty.store import Changes, CheckpointRemoved, Driver, Lease, Record, Store
 
-from ._disk_budget import DiskBudget
 from ._forecast import ask_rng
-from ._housekeeping import Packing, PassedStates
+from ._housekeeping import DiskBudget, Packing, PassedStates
 from ._ledger import Ledger
 from ._trial_events import TrialEvent
 

@@ -23,8 +23,7 @@ from thrifty.store import (
 )
 from thrifty.store._failures import error_key, failure_lines
 
-from ._disk_budget import DiskBudget
-from ._housekeeping import Packing, PassedStates, gc_frozen, with_threads_of
+from ._housekeeping import DiskBudget, Packing, PassedStates, gc_frozen, with_threads_of
 from ._ledger import Ledger
 from ._loop import Observer, Parts, run_loop, tell, tell_news
 from ._progress import Progress

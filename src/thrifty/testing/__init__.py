@@ -17,8 +17,7 @@ from ._algorithms import (
 )
 from ._executors import EXECUTOR_CHECKS
 from ._stores import STORE_CHECKS
-from ._tasks import FaultyTask, LineTask
-from ._virtual_clock import VirtualClock
+from ._tasks import FaultyTask, LineTask, VirtualClock
 
 
 __all__ = [

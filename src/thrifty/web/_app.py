@@ -17,8 +17,7 @@ from thrifty.core import StoreError
 from thrifty.store import Views
 
 from ._api import router
-from .server._cache import Cache
-from .server._responses import PollThrottle, ResponseService
+from .server._responses import Cache, PollThrottle, ResponseService
 from .server._security import SecurityMiddleware
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from tests.graph.layers._blocks import block_of, blocks, features, random_block
 from thrifty.graph import _by_rows
-from thrifty.graph._attend import (
+from thrifty.graph._aggregate import (
     _softmax_by_index,
     _weighted_sum_by_index,
     attended_sum,

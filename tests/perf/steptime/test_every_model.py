@@ -14,7 +14,7 @@ from bench.cloud.step_time_models import Boosting, Pollux
 from tests.perf._draw import drawn
 from thrifty.core import MissingExtraError, UsageError
 from thrifty.perf.steptime import Hybrid, Overlapping, Setup
-from thrifty.perf.steptime._overlapping import _fit
+from thrifty.perf.steptime._hybrid import _fit
 
 from . import _draw
 from ._draw import ALL, CLOSED, GROWN, SEARCHED, forecast, grid, noisy

@@ -13,8 +13,8 @@ from thrifty.perf.steptime import (
     PerfectScaling,
     Setup,
 )
+from thrifty.perf.steptime._hybrid import overlapped, terms
 from thrifty.perf.steptime._model import Columns
-from thrifty.perf.steptime._overlapping import overlapped, terms
 
 from ._draw import forecast, grid
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings, strategies as st
 
 from tests.perf._draw import drawn
 from thrifty.perf.steptime import Overlapping, Setup
+from thrifty.perf.steptime._hybrid import _Loss, overlapped, terms
 from thrifty.perf.steptime._model import Columns
-from thrifty.perf.steptime._overlapping import _Loss, overlapped, terms
 
 from ._draw import grid, noisy
 

@@ -7,7 +7,7 @@ import pytest
 
 from thrifty.core import UsageError
 from thrifty.perf.steptime import Overlapping, Setup
-from thrifty.perf.steptime._overlapping import overlapped
+from thrifty.perf.steptime._hybrid import overlapped
 from thrifty.perf.steptime._transfer import Transfer
 
 from ._draw import PLACEMENTS, grid

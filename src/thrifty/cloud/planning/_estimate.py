@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from thrifty.cloud._fleet import Fleet, Interval, Rented
 from thrifty.cloud._hardware_estimates import HardwareEstimates
-from thrifty.cloud._offer import Offer
+from thrifty.cloud._offer import Fleet, Interval, Offer, Rented
 from thrifty.cloud._spot import SpotHistory, slowdowns, spot_terms
 from thrifty.cloud._workload import Workload, study_s
 from thrifty.core import CloudError, UsageError

@@ -9,9 +9,8 @@ from functools import partial
 
 import numpy as np
 
-from thrifty.cloud._fleet import Fleet
 from thrifty.cloud._hardware_estimates import HardwareEstimates
-from thrifty.cloud._offer import Offer
+from thrifty.cloud._offer import Fleet, Offer
 from thrifty.cloud._workload import Workload
 from thrifty.cloud.planning._estimate import Machines, estimate
 from thrifty.core import (

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from thrifty.cloud._fleet import Fleet
 from thrifty.cloud._hardware_estimates import HardwareEstimates
-from thrifty.cloud._offer import Offer
+from thrifty.cloud._offer import Fleet, Offer
 from thrifty.cloud._spot import ASSUMED_PER_H
 from thrifty.cloud._workload import Workload
 from thrifty.core import CloudError

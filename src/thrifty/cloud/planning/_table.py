@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from thrifty.cloud._fleet import Fleet
-from thrifty.cloud._offer import Offer
+from thrifty.cloud._offer import Fleet, Offer
 from thrifty.cloud._spot import SpotHistory, slowdowns, spot_terms
 from thrifty.cloud._workload import Workload
 from thrifty.cloud.planning._estimate import all_steps_s, fleet_of, machines_each

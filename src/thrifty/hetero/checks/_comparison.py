@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from thrifty.hetero.training._objective import Reduction
+from thrifty.hetero.training._learner import Reduction
 
 
 _NOISE = 0.01

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 from thrifty.core import HeteroError, plain_logger
 from thrifty.hetero.training._equal_draws import equal_draws
 from thrifty.hetero.training._kept import Kept, untouched
-from thrifty.hetero.training._objective import Objective
+from thrifty.hetero.training._learner import Objective
 from thrifty.hetero.training._samples import Taken
 from thrifty.hetero.workers._device import to_device
 from thrifty.pack import borrowed_streams

@@ -1,11 +1,12 @@
-"""One worker's computation: its part of the gradient, and the update that all workers share."""
+"""One worker's computation: the shared loss, its part of the gradient, the update."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from thrifty.core import Clock, HeteroError
 from thrifty.hetero._order import Share
 from thrifty.hetero.workers._device import device_of as device_of, to_device
 from thrifty.hetero.workers._measure import measure_curve
-from thrifty.hetero.workers._state_bytes import from_bytes, to_bytes
+from thrifty.hetero.workers._worker_group import from_bytes, to_bytes
 from thrifty.pack import borrowed_streams, step_counters
 from thrifty.pack._random import seed_everything
 from thrifty.perf import StepCurve
@@ -22,8 +23,63 @@ from thrifty.perf import StepCurve
 from ._batch_norm import SharedSums, Sum, WholeBatchNorm, whole_batch_norm
 from ._flat import Begin, FlatGradients
 from ._kept import KeptBuffers, untouched
-from ._objective import Objective
 from ._samples import PublicAndPrivate, Taken
+
+
+Loss = Callable[[nn.Module, Any], Tensor]
+"""Computes a scalar from a model and a batch."""
+
+Weight = Callable[[Any], "float | Tensor"]
+"""Returns what the loss of a batch divides by, such as the number of its tokens."""
+
+Reduction = Literal["mean", "sum"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """A loss, and how the losses of parts of a batch combine to it.
+
+    Args:
+        loss: Function from a model and a batch to a scalar.
+        reduction: Whether the loss of a batch is the mean of its parts' losses, or their sum.
+        weight: Weight of a part in that mean (default: its number of samples).
+
+    Raises:
+        HeteroError: ``reduction`` is unknown, or a sum has weights.
+    """
+
+    loss: Loss
+    reduction: Reduction = "mean"
+    weight: Weight | None = None
+
+    def __post_init__(self) -> None:
+        if self.reduction not in {"mean", "sum"}:
+            raise HeteroError(f"`reduction` must be 'mean' or 'sum', got {self.reduction!r}")
+        if self.weight is not None and self.reduction == "sum":
+            raise HeteroError(
+                "`weight` belongs to a mean, and `reduction` is 'sum'; pass one of the two"
+            )
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the weight of a part differs from its number of samples."""
+        return self.weight is not None
+
+    def weigh(self, batch: Any, num: int) -> float:
+        """Return the weight of a part of ``num`` samples.
+
+        Raises:
+            HeteroError: The user's function returned an invalid weight.
+        """
+        if self.weight is None:
+            return float(num)
+        weight = float(self.weight(batch))
+        if not (math.isfinite(weight) and weight >= 0):
+            raise HeteroError(
+                f"`weight` returned {weight} for a batch of {num} samples; it must return a finite "
+                "number >= 0, such as the number of tokens that count"
+            )
+        return weight
 
 
 _DIGEST_BITS = 24

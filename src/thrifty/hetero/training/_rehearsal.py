@@ -17,7 +17,7 @@ from thrifty.core import Clock, HeteroError
 from thrifty.hetero.workers._device import device_of
 from thrifty.pack import borrowed_streams
 
-from ._objective import Loss
+from ._learner import Loss
 
 
 class Rehearsal:

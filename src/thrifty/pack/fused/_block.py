@@ -16,16 +16,14 @@ from thrifty.pack.trial._trial import TRAIN_LOSS, check_finite
 from thrifty.pack.verify import CheckBudget, OwnState, SoloTimes
 
 from ._checking import StepCheck
-from ._evaluation import Evaluation
-from ._feed import ArrayFeed
-from ._member import FusedTrial
+from ._evaluation import Evaluation, whole_step
+from ._member import ArrayFeed, FusedTrial
 from ._programs import Bound, Programs
 from ._randomness import draw_masks
 from ._row_state import RowState
 from ._step import BlockOptions, LossHistory, denormals_flushed
 from ._structure import Structure
 from ._tape import Arena
-from ._whole import whole_step
 from .optimizers import GroupedOptimizer
 
 

@@ -297,3 +297,22 @@ def batch_size_of(task: Task, values: Mapping[str, Any]) -> int:
     if int(size) != size or size < 1:
         raise TaskError(f"batch_size is {size!r}; it must be a positive integer")
     return int(size)
+
+
+def evaluate_state(
+    task: Task, member: Member, *, device: torch.device | str = "cpu"
+) -> dict[str, float]:
+    """Compute the metrics of a trial from its state, as they are computed during training.
+
+    Args:
+        task: The task that was trained.
+        member: The state after an epoch; ``epoch`` counts from 0, and ``values`` are the
+            hyper-parameters in that epoch.
+        device: The device to evaluate on.
+
+    Returns:
+        The metrics of the task, without the training loss.
+    """
+    trial = TaskTrial(task, torch.device(device))
+    trial.restore(member)
+    return trial.evaluate(member.epoch)

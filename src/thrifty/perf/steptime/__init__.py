@@ -4,11 +4,10 @@ A setup is a placement (devices on each machine) and a batch. One model is for o
 type of device. scipy and scikit-learn are in the extra ``cloud``.
 """
 
-from ._boosting import Bagged, Hybrid
+from ._hybrid import Bagged, Hybrid, Overlapping
 from ._intervals import Intervals, smallest_margin
 from ._model import PerfectScaling, Setup, StepTimeModel
 from ._other_device import OnBoth, OtherDevice
-from ._overlapping import Overlapping
 from ._transfer import Transfer
 
 

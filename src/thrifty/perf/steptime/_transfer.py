@@ -8,8 +8,8 @@ import numpy as np
 
 from thrifty.core import UsageError
 
+from ._hybrid import Overlapping, overlapped
 from ._model import Columns, Setup, SingleDeviceTime, checked
-from ._overlapping import Overlapping, overlapped
 
 
 _VOLUMES = np.exp(np.linspace(np.log(1e-3), np.log(1e3), 601))

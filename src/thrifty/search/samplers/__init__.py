@@ -1,10 +1,10 @@
 """Samplers, one per file: they propose the configurations of new trials."""
 
+from ._base_sampler import GriddedSampler, GridSampler, RandomSampler, Sampler
 from ._cma_es import CMAESSampler
 from ._kde import KDESampler
 from ._optuna import GPSampler, NSGAIISampler, TPESampler
 from ._random_forest import RandomForestSampler
-from ._sampler import GriddedSampler, GridSampler, RandomSampler, Sampler
 
 
 __all__ = [

@@ -14,7 +14,7 @@ from thrifty.search._history import History
 from thrifty.search._observations import Observations, coordinates_of, observe
 from thrifty.space import Config, Coordinates, Space
 
-from ._suggesting import Source, SuggestingSampler, load
+from ._base_sampler import Source, SuggestingSampler, load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

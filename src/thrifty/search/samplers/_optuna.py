@@ -13,8 +13,8 @@ from thrifty.search._history import History
 from thrifty.search._observations import coordinates_of, observe
 from thrifty.space import Space
 
+from ._base_sampler import Source, SuggestingSampler, load
 from ._optuna_study import OptunaStudy, Seen, look, quiet
-from ._suggesting import Source, SuggestingSampler, load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from thrifty.search._history import History, Trial
 from thrifty.search._observations import ConfigCache, Observations
 from thrifty.space import Choice, Config, Coordinate, Coordinates, Float
 
-from ._suggesting import load
+from ._base_sampler import load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

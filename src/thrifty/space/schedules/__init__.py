@@ -1,9 +1,9 @@
 """Schedules, one file each: frozen data that reduces to the same few pieces."""
 
+from ._base_schedule import Constant, Schedule, Then, last_value, schedule_from_json
 from ._budgeted import REX, WSD, Warmup, cooldowns, schedule_for
 from ._cyclic import CosineRestarts, Cyclic, OneCycle
 from ._decay import Cosine, Exponential, Linear, MultiStep, Polynomial, Step
-from ._schedule import Constant, Schedule, Then, last_value, schedule_from_json
 
 
 __all__ = [

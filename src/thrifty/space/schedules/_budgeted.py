@@ -13,8 +13,7 @@ from thrifty.core import ScheduleError
 from thrifty.space._domain import Choice
 from thrifty.space._pieces import Piece, Segment, cosine_arc, hold, ramp, rex_arc, values_at
 
-from ._decay import Linear, OneArc
-from ._schedule import (
+from ._base_schedule import (
     Number,
     SampleRate,
     Schedule,
@@ -24,6 +23,7 @@ from ._schedule import (
     shift,
     with_tail,
 )
+from ._decay import Linear, OneArc
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

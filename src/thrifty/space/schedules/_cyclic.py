@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from thrifty.core import ScheduleError
 from thrifty.space._pieces import Segment, cosine_arc, ramp
 
-from ._schedule import (
+from ._base_schedule import (
     Number,
     SampleRate,
     Schedule,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from thrifty.core import ScheduleError
 from thrifty.space._pieces import Piece, Segment, cosine_arc, decay, hold, power_arc, ramp
 
-from ._schedule import (
+from ._base_schedule import (
     Number,
     Numbers,
     SampleRate,

@@ -17,15 +17,13 @@ from thrifty.run._simulated import EpochSeconds, Outcome, Simulated, SimulatedEx
 from thrifty.search import Algorithm, History
 from thrifty.space import Space, Timeline
 from thrifty.store import Store, StudyMoved
-from thrifty.study._disk_budget import DiskBudget
 from thrifty.study._goals import Goals, Mode
-from thrifty.study._housekeeping import Packing, PassedStates
+from thrifty.study._housekeeping import DiskBudget, Packing, PassedStates
 from thrifty.study._ledger import Ledger
 from thrifty.study._loop import Parts, run_loop
 
-from ._bounds import UnsharedPlan, least_s
 from ._made_up import JointAlgorithm, JointHistory, MadeUpCurve, Member
-from ._simulation_report import DecisionTimes, Simulation
+from ._simulation_report import DecisionTimes, Simulation, UnsharedPlan, least_s
 
 
 def simulate(  # noqa: PLR0913 (one argument for each part of a study and a cluster)

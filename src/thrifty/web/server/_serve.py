@@ -55,7 +55,7 @@ def create_app(
     _check_token(token)
     app = _module("fastapi", "_app")
     views = import_module("thrifty.store").Views.open(url)
-    cache = import_module("thrifty.web.server._cache").Cache(patience_s=patience_s)
+    cache = import_module("thrifty.web.server._responses").Cache(patience_s=patience_s)
     made: FastAPI = app.application(views, token=token, only_here=only_here, cache=cache)
     return made
 
