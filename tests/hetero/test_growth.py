@@ -84,7 +84,7 @@ def test_the_rate_grows_step_by_step_while_it_warms_up(rule):
         ({"efficiency": 0.0}, "efficiency is between 0 and 1, not 0.0"),
         ({"efficiency": 1.0}, "efficiency is between 0 and 1, not 1.0"),
         ({"warmup_steps": -1}, "warmup_steps is not negative"),
-        ({"most": 0}, "most is at least 1"),
+        ({"max_batch": 0}, "max_batch is at least 1"),
     ],
 )
 def test_options_that_make_no_sense(options, message):

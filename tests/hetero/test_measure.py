@@ -36,7 +36,7 @@ class Device:
         self.clock.advance(self.fixed + self.each * size)
 
     def measured(self, **options):
-        return measure_curve(self.step, clock=self.clock, **{"most": 64, **options})
+        return measure_curve(self.step, clock=self.clock, **{"max_samples": 64, **options})
 
 
 @given(st.floats(0.0, 0.5), st.floats(1e-4, 0.02), st.integers(2, 200))

@@ -145,9 +145,13 @@ def test_any_time_is_enough_for_the_least_and_none_for_more_than_the_most():
         ({"fixed_s": -0.5}, "fixed_s is finite and not negative, not -0.5"),
         ({"fixed_s": math.inf}, "fixed_s is finite and not negative, not inf"),
         ({"fixed_s": math.nan}, "fixed_s is finite and not negative, not nan"),
-        ({"least": -1}, "0 <= least <= most and 1 <= most, not least=-1, most=None"),
-        ({"least": 3, "most": 2}, "not least=3, most=2"),
-        ({"most": 0}, "not least=0, most=0"),
+        (
+            {"min_samples": -1},
+            "0 <= min_samples <= max_samples and 1 <= max_samples, not min_samples=-1, "
+            "max_samples=None",
+        ),
+        ({"min_samples": 3, "max_samples": 2}, "not min_samples=3, max_samples=2"),
+        ({"max_samples": 0}, "not min_samples=0, max_samples=0"),
     ],
 )
 def test_what_is_no_curve_is_refused(changes, message):

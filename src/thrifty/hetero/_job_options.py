@@ -45,7 +45,7 @@ class BatchScaling:
         if not 0 < self.efficiency < 1:
             raise HeteroError(f"efficiency is between 0 and 1, not {self.efficiency}")
         if self.warmup_steps < 0 or (self.max_batch is not None and self.max_batch < 1):
-            raise HeteroError("warmup_steps is not negative, and most is at least 1")
+            raise HeteroError("warmup_steps is not negative, and max_batch is at least 1")
 
     def batch(self, curves: Sequence[StepCurve], base: int) -> int:
         """Return the global batch for these workers, at least ``base``.
