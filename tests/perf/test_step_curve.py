@@ -147,8 +147,8 @@ def test_any_time_is_enough_for_the_least_and_none_for_more_than_the_most():
         ({"fixed_s": math.nan}, "fixed_s is finite and not negative, not nan"),
         (
             {"min_samples": -1},
-            "0 <= min_samples <= max_samples and 1 <= max_samples, not min_samples=-1, "
-            "max_samples=None",
+            ("0 <= min_samples <= max_samples and 1 <= max_samples, not min_samples=-1, "
+            "max_samples=None"),
         ),
         ({"min_samples": 3, "max_samples": 2}, "not min_samples=3, max_samples=2"),
         ({"max_samples": 0}, "not min_samples=0, max_samples=0"),
