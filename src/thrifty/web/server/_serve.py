@@ -53,7 +53,7 @@ def create_app(
     {'studies': []}
     """
     _check_token(token)
-    app = _module("fastapi", "_app")
+    app = _module("fastapi", "thrifty.web._app")
     views = import_module("thrifty.store").Views.open(url)
     cache = import_module("thrifty.web.server._responses").Cache(patience_s=patience_s)
     made: FastAPI = app.application(views, token=token, only_here=only_here, cache=cache)
@@ -102,14 +102,14 @@ def serve(
         MissingExtraError: FastAPI or uvicorn is not installed.
     """
     uvicorn = _library("uvicorn")
-    here = _module("fastapi", "_security").is_here(host)
+    here = _module("fastapi", "thrifty.web.server._security").is_here(host)
     if token is None and not here:
         token = secrets.token_urlsafe(24)
     app = create_app(url, token=token, only_here=here)
     listening = _listen(host, port)
     config = uvicorn.Config(
         app,
-        http=_module("uvicorn", "_connections").Connection,
+        http=_module("uvicorn", "thrifty.web.server._connections").Connection,
         ws="none",
         log_level="warning",
         server_header=False,
@@ -162,7 +162,7 @@ def _check_token(token: str | None) -> None:
 
 def _module(package: str, name: str) -> Any:
     _library(package)
-    return import_module(f"thrifty.web.{name}")
+    return import_module(name)
 
 
 def _library(package: str) -> Any:
