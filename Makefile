@@ -6,13 +6,17 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # Compiled files are kept, whatever the shell says: tests start many processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check coverage wheel oldest format bench docs clean
+.PHONY: demo test quick check coverage wheel oldest format bench docs clean
 
 demo: .venv/ready-demo
 	$(BIN)/thrifty demo
 
 test: .venv/ready-test
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+
+# Most tests in a minute: the files that take longest, and the doctests, are left out.
+quick: .venv/ready-test
+	$(BIN)/python -m pytest tests -m 'not slow' --numprocesses 2 --dist loadfile --quiet
 
 check: .venv/ready-test
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
@@ -21,7 +25,7 @@ check: .venv/ready-test
 coverage: export PYTHONPATH := $(CURDIR)/scripts/measured
 coverage: .venv/ready-test
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/coverage run -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 
+pytestmark = pytest.mark.slow
+
+
 PAGES = sorted((Path(__file__).parents[1] / "docs" / "how-to").glob("*.md"))
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -27,15 +27,17 @@ from thrifty.search.halving._asha import rungs_between
 from thrifty.space import Space
 
 
-def leader(scores: Mapping[int, Sequence[float]]) -> int:
+def leader(scores: Mapping[int, Sequence[float]], *, previous: int | None = None) -> int:
     """Return the trial with the most observations.
 
-    Ties go to the best mean, then to the lowest number. The rule is
+    Ties go to the best mean, then to the previous leader, then to the lowest number. The rule is
     that of the code of Baudry et al., "Sub-sampling for Efficient Non-Parametric Bandit
     Exploration", NeurIPS 2020, which draws lots where this takes the lowest number.
     """
     # For equally many observations, totals compare as means do.
-    return max(scores, key=lambda k: (len(scores[k]), total(tuple(scores[k])), -k))
+    return max(
+        scores, key=lambda k: (len(scores[k]), total(tuple(scores[k])), k == previous, -k)
+    )
 
 
 def is_good(challenger: Sequence[float], leader: Sequence[float], *, c: float) -> bool:

@@ -8,6 +8,9 @@ from bench.pack.policies import batch_size_packs, nearest_packs, random_packs
 from thrifty.core import UsageError
 
 
+pytestmark = pytest.mark.slow
+
+
 VALUES = {
     "batch_size": [20, 30, 40, 50],
     "lr": [1e-3, 1e-2, 1e-1],

@@ -16,6 +16,9 @@ from thrifty.search import (
 from ._toy import toy_task
 
 
+pytestmark = pytest.mark.slow
+
+
 R = MAX_EPOCHS
 ALGORITHMS = (
     ASHA(max_epochs=R, num_trials=1000),

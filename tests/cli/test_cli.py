@@ -12,6 +12,9 @@ from click.testing import CliRunner
 from thrifty.cli import COMMANDS, _app, main
 
 
+pytestmark = pytest.mark.slow
+
+
 STUDY = """
 import thrifty as th
 from thrifty.testing import LineTask

@@ -18,6 +18,9 @@ from thrifty.cli._completion import complete_storage, complete_study, completion
 from thrifty.store import Store
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -20,6 +20,9 @@ from thrifty.cli._doctor import doctor_command
 from thrifty.store import Store
 
 
+pytestmark = pytest.mark.slow
+
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -17,6 +17,9 @@ from thrifty.core import MissingExtraError, UsageError
 from thrifty.store._frames import columns, frame
 
 
+pytestmark = pytest.mark.slow
+
+
 STUDY = """
 import thrifty as th
 from thrifty.testing import FaultyTask

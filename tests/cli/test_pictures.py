@@ -8,6 +8,9 @@ from tests.cli.test_cli import thrifty
 from thrifty.cli._plot import KINDS
 
 
+pytestmark = pytest.mark.slow
+
+
 STUDY = """
 import thrifty as th
 from thrifty.testing import LineTask

@@ -21,6 +21,9 @@ from thrifty.store import Store
 from thrifty.study._progress import Progress
 
 
+pytestmark = pytest.mark.slow
+
+
 ODD = {
     "markup": "[red]alarm[/red][link=https://evil.example]x[/link]",
     "closing": "[/]",

@@ -22,6 +22,9 @@ from thrifty.core import CloudError, MissingExtraError, UsageError
 from thrifty.perf import StepProfile
 
 
+pytestmark = pytest.mark.slow
+
+
 STUDY = """
 import thrifty as th
 from thrifty.testing import LineTask

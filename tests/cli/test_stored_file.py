@@ -19,6 +19,9 @@ from thrifty.core import UsageError
 from thrifty.store import Store
 
 
+pytestmark = pytest.mark.slow
+
+
 STUDY = """
 import thrifty as th
 from pathlib import Path

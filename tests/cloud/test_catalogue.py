@@ -18,6 +18,9 @@ from thrifty.cloud._catalogue import Catalogue
 from thrifty.core import CloudError
 
 
+pytestmark = pytest.mark.slow
+
+
 HEADER = (
     "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,"
     "Price,SpotPrice,Region,AvailabilityZone"

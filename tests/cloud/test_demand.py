@@ -15,6 +15,9 @@ from thrifty.plan import ForestStage, SearchPlan, stage_forest
 from thrifty.space import Constant, Step, Timeline
 
 
+pytestmark = pytest.mark.slow
+
+
 # -- sharing machines ------------------------------------------------------------------
 
 

@@ -26,6 +26,9 @@ from thrifty.core import CloudError
 from thrifty.perf import CollectiveTiming, StepCurve, StepProfile, forecast_split, split_batch
 
 
+pytestmark = pytest.mark.slow
+
+
 ENDS = ("median", "low", "high")
 
 

@@ -15,6 +15,9 @@ from thrifty.cloud._market import Life, PriceSeries, SpotMarket
 from thrifty.core import CloudError, MissingExtraError
 
 
+pytestmark = pytest.mark.slow
+
+
 HOUR, DAY = 3600.0, 86400.0
 
 

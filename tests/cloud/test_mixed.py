@@ -24,6 +24,9 @@ from thrifty.cloud.planning._planner import plan_fleet
 from thrifty.core import CloudError, MissingExtraError
 
 
+pytestmark = pytest.mark.slow
+
+
 # Compute times depend on the batch alone and optimisers take no time, so machines of all types can
 # end together.
 PROFILE = a_profile(optimizer_s=0.0, bucket_bytes=(1e8, 3e8))

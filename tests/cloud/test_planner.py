@@ -24,6 +24,9 @@ from thrifty.cloud.planning._planner import plan_fleet
 from thrifty.core import CloudError
 
 
+pytestmark = pytest.mark.slow
+
+
 MARKET = History(v1=(0.5, 0.2), t4=(0.1, 1.5), big=(2.0, 0.0))
 
 

@@ -28,6 +28,9 @@ from thrifty.cloud.planning._planner import plan_fleet
 from thrifty.core import CloudError, derive_seed
 
 
+pytestmark = pytest.mark.slow
+
+
 HOUR = 3600.0
 SURE = an_offer("sure", accelerator="V100", price_usd_h=3.0)
 RIVAL = an_offer("rival", accelerator="A10", price_usd_h=3.0)

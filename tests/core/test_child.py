@@ -16,6 +16,9 @@ from thrifty.core import _child, _fork_server
 from thrifty.core._child import Child, ChildEndedError, wait_for
 
 
+pytestmark = pytest.mark.slow
+
+
 LONG_S = 60.0
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 import thrifty
+
+
+pytestmark = pytest.mark.slow
 
 
 DATES = {

@@ -12,6 +12,9 @@ import pytest
 from ._pages import DOCS, Block, Reader, blocks
 
 
+pytestmark = pytest.mark.slow
+
+
 PAGES = {"optuna": "Optuna", "ray-tune": "Ray Tune"}
 
 

@@ -17,6 +17,9 @@ from playwright.sync_api import sync_playwright
 from ._pages import DOCS
 
 
+pytestmark = [pytest.mark.slow, pytest.mark.site]
+
+
 ROOT = DOCS.parent
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 FETCHED = {

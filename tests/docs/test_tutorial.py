@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
 from ._pages import DOCS, Reader, blocks
+
+
+pytestmark = pytest.mark.slow
 
 
 def test_the_tutorial_works_from_the_first_line_to_the_last(tmp_path, monkeypatch):

@@ -8,6 +8,9 @@ import pytest
 from thrifty.graph import _memory
 
 
+pytestmark = pytest.mark.slow
+
+
 def test_large_memory_is_not_given_back():
     if not sys.platform.startswith("linux"):
         pytest.skip("glibc alone has mallopt")

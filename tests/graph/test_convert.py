@@ -25,6 +25,9 @@ from thrifty.graph import (
 )
 
 
+pytestmark = pytest.mark.slow
+
+
 with warnings.catch_warnings(action="ignore"):  # PyG uses features that torch warns about
     from torch_geometric import utils as pyg
     from torch_geometric.data import Data, HeteroData

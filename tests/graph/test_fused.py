@@ -24,6 +24,9 @@ from thrifty.pack import (
 )
 
 
+pytestmark = pytest.mark.slow
+
+
 class InDtype:
     """Graph data with double-precision batches, so that rounding hides no error."""
 

@@ -10,6 +10,9 @@ from thrifty.graph._features import gather_features
 from thrifty.graph._memory import Memory
 
 
+pytestmark = pytest.mark.slow
+
+
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 HALVES = [torch.bfloat16, torch.float16]
 

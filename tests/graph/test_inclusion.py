@@ -22,6 +22,9 @@ from thrifty.graph import (
 from thrifty.graph.kernels import COMPILED
 
 
+pytestmark = pytest.mark.slow
+
+
 # Node 0 samples 1, 2 and 3. Node 1 samples 4 and 5. Node 2 samples 6.
 TREE = from_edge_index([[1, 2, 3, 4, 5, 6], [0, 0, 0, 1, 1, 2]])
 

@@ -23,6 +23,9 @@ from thrifty.graph.kernels import (
 from thrifty.graph.kernels._compile import GOLDEN, below, stream
 
 
+pytestmark = pytest.mark.slow
+
+
 words = st.integers(0, 2**64 - 1)
 
 

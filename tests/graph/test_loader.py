@@ -19,6 +19,9 @@ from thrifty.graph._gnn import make_batch
 from thrifty.graph._loader import NeighborLoader
 
 
+pytestmark = pytest.mark.slow
+
+
 NUM_NODES = 60
 
 

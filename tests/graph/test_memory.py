@@ -12,6 +12,9 @@ from hypothesis import given, strategies as st
 from thrifty.graph._memory import ALIGNMENT, Memory
 
 
+pytestmark = pytest.mark.slow
+
+
 def place_of(tensor):
     return tensor.untyped_storage().data_ptr()
 

@@ -17,6 +17,9 @@ from thrifty.core import GraphError
 from thrifty.graph._prefetcher import OrderedPrefetcher
 
 
+pytestmark = pytest.mark.slow
+
+
 def threads_of(iterator):
     return iterator._line.threads
 

@@ -10,6 +10,9 @@ from thrifty.graph.kernels import COMPILED, relabel_hashed, wrapping
 from thrifty.graph.kernels._sampling import _home
 
 
+pytestmark = pytest.mark.slow
+
+
 NUM_NODES = 60
 EXAMPLES = 200 if COMPILED else 60
 found = st.lists(st.integers(0, NUM_NODES - 1), max_size=40)

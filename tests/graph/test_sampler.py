@@ -13,6 +13,9 @@ from thrifty.graph import Graph, NeighborSampler, _sampler
 from thrifty.graph.kernels import COMPILED
 
 
+pytestmark = pytest.mark.slow
+
+
 MANY = 60 if COMPILED else 25
 EXAMPLES = 150 if COMPILED else 40
 

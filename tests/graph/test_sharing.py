@@ -21,6 +21,9 @@ from thrifty.graph._sharing import SharedEpoch, Sharing
 from thrifty.pack import ConcatenatedBackend, SoloBackend
 
 
+pytestmark = pytest.mark.slow
+
+
 def loader(**options):
     return NeighborLoader(
         random_graph(), [4, 3], batch_size=16, seed=1, num_threads=0, **options

@@ -10,6 +10,9 @@ import pytest
 from thrifty.graph.kernels import COMPILED
 
 
+pytestmark = pytest.mark.slow
+
+
 HERE = Path(__file__).parent
 SUITE = [
     "test_kernels.py",

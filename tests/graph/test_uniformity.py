@@ -18,6 +18,9 @@ from thrifty.graph import Graph, NeighborSampler
 from thrifty.graph.kernels import COMPILED, choose, wrapping
 
 
+pytestmark = pytest.mark.slow
+
+
 ROWS = 40_000 if COMPILED else 3000
 TOSSES = 2000
 LOW, HIGH = 1e-4, 1 - 1e-4

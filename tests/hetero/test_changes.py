@@ -19,6 +19,9 @@ from thrifty.testing.hetero import ThreadCluster
 from .jobs import FEATURES, SAMPLES, Worker, data, distance, loss, model, sgd
 
 
+pytestmark = pytest.mark.slow
+
+
 MANY_SUMS = 1e-6
 """Bucket size in MiB, small enough that each parameter gets its own bucket."""
 SPEEDS = {"a": 1.0, "b": 3.0}

@@ -15,6 +15,9 @@ from thrifty.testing import VirtualClock
 from .jobs import SAMPLES, data, loss, model, sgd
 
 
+pytestmark = pytest.mark.slow
+
+
 SOURCES = {
     "python": random.random,
     "numpy": lambda: float(np.random.rand()),  # noqa: NPY002 -- as user code does

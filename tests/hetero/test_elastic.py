@@ -16,6 +16,9 @@ from thrifty.hetero import ElasticMembership
 from thrifty.hetero.workers import _elastic
 
 
+pytestmark = pytest.mark.slow
+
+
 coordination = pytest.importorskip("torchft.coordination", reason="torchft is not installed")
 
 LIMIT_S = 300.0

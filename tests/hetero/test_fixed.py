@@ -14,6 +14,9 @@ from .gloo import net_of, work
 from .jobs import data, distance, plain
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     """Return the results of both processes. If one of them fails, the other one is killed."""

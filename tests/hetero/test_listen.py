@@ -20,6 +20,9 @@ from thrifty.run import Local
 from thrifty.testing import LineTask
 
 
+pytestmark = pytest.mark.slow
+
+
 SOON = timedelta(seconds=30)
 
 

@@ -23,6 +23,9 @@ from thrifty.testing.hetero import ThreadCluster
 from .jobs import FEATURES, SAMPLES, Worker, distance, model, plain_with, sgd
 
 
+pytestmark = pytest.mark.slow
+
+
 SPEEDS = {"a": 1.0, "b": 3.0}
 CLASS_WEIGHTS = torch.tensor([1.0, 5.0, 0.2], dtype=torch.double)
 

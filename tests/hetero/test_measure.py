@@ -21,6 +21,9 @@ from thrifty.testing import VirtualClock
 from .jobs import data, loss, model
 
 
+pytestmark = pytest.mark.slow
+
+
 class Device:
     """A device whose steps take ``fixed + each * size`` seconds and that holds ``room`` samples."""
 

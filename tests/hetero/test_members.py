@@ -8,6 +8,9 @@ from thrifty.hetero import ElasticMembership
 from thrifty.testing.hetero import MEMBERSHIP_CHECKS, ThreadCluster
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.mark.parametrize("check", MEMBERSHIP_CHECKS)
 def test_threads(check):
     check(ThreadCluster().member)

@@ -12,6 +12,9 @@ from thrifty.hetero import Place, SampleOrder
 from thrifty.pack import epoch_order
 
 
+pytestmark = pytest.mark.slow
+
+
 NAMES = ("a", "b", "c", "d")
 numbers = st.integers(0, 40)
 

@@ -22,6 +22,9 @@ from .jobs import FEATURES, data, loss, model, sgd
 from .test_measure import OPTIMIZERS, Restless, everything, same
 
 
+pytestmark = pytest.mark.slow
+
+
 MIB = 2**20
 
 

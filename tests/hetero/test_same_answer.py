@@ -14,6 +14,9 @@ from thrifty.testing.hetero import ThreadCluster
 from .jobs import SAMPLES, Worker, data, distance, model, plain
 
 
+pytestmark = pytest.mark.slow
+
+
 SPEEDS = [1.0, 3.0, 1.5, 7.0]
 
 

@@ -12,6 +12,9 @@ from thrifty.hetero import BatchScaling, HeteroOptions, HeteroTask
 from thrifty.run import train_alone
 
 
+pytestmark = pytest.mark.slow
+
+
 class Line(th.Task):
     optimizer = th.SGD(lr="lr", momentum=0.9)
     batch_size = 16

@@ -33,6 +33,9 @@ from thrifty.testing.hetero import ThreadCluster
 from .jobs import SAMPLES, Worker, data, distance, loss, model, plain, sgd
 
 
+pytestmark = pytest.mark.slow
+
+
 LINE = StepCurve(sample_s=1.0)
 
 

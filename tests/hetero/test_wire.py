@@ -16,6 +16,9 @@ from torch.utils.data import TensorDataset
 from thrifty.hetero import ElasticMembership, HeteroOptions, HeteroTrainer, StepCurve
 
 
+pytestmark = pytest.mark.slow
+
+
 MARK = 1234.5678
 """Value that every private sample contains, many times in a row."""
 

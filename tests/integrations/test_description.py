@@ -16,6 +16,9 @@ from thrifty.integrations._description import by_shape, described
 from thrifty.integrations.sklearn._param_space import by_content
 
 
+pytestmark = pytest.mark.slow
+
+
 class Thing:
     def __init__(self, size):
         self.size = size

@@ -40,6 +40,9 @@ from thrifty.search import SuccessiveHalving
 from thrifty.store import Store
 
 
+pytestmark = pytest.mark.slow
+
+
 RANDOM = np.random.RandomState
 FITTED = [
     SGDClassifier(random_state=RANDOM(0)).fit(X, Y),

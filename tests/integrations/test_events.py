@@ -19,6 +19,9 @@ from thrifty.study import (
 from thrifty.testing import FaultyTask, LineTask
 
 
+pytestmark = pytest.mark.slow
+
+
 SPACE = Space(lr=Choice([0.1, Step(0.1, [2]), Step(0.1, [4]), 0.02, Step(0.02, [2])]))
 
 

@@ -18,6 +18,9 @@ from thrifty.integrations import HuggingFaceTrainable
 from thrifty.pack._random import seed_everything
 
 
+pytestmark = pytest.mark.slow
+
+
 EPOCHS = 3
 
 

@@ -20,6 +20,9 @@ from thrifty.integrations import LightningTrainable
 from thrifty.pack._random import seed_everything
 
 
+pytestmark = pytest.mark.slow
+
+
 EPOCHS = 4
 SCHEDULERS = {
     "none": None,

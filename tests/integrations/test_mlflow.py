@@ -13,7 +13,7 @@ from thrifty.study import StudyEnded, TrialBegan
 
 
 # MLflow's own tables use what SQLAlchemy 2.1 calls deprecated.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 
 @pytest.fixture(autouse=True)

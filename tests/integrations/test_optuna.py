@@ -11,6 +11,9 @@ from thrifty.integrations import export_optuna, optuna_storage
 from thrifty.search import SuccessiveHalving
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture
 def study(tmp_path):
     algorithm = SuccessiveHalving(max_epochs=6, num_trials=8, eta=2)

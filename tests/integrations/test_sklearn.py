@@ -36,6 +36,9 @@ from thrifty.search import ASHA, GridSearch, RandomSearch, SuccessiveHalving
 from thrifty.space import Choice, Float, Int, Space, Step, Timeline
 
 
+pytestmark = pytest.mark.slow
+
+
 X, Y = load_iris(return_X_y=True)
 SGD = SGDClassifier(random_state=0)
 

@@ -12,6 +12,9 @@ from thrifty.integrations import WandB
 from thrifty.study import StudyEnded, TrialBegan
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(autouse=True)
 def no_warning(caplog, request):
     """Assert that loggers can write all that tests give them."""

@@ -6,6 +6,9 @@ from thrifty.nn import BlockGyroDropout, GyroDropout, GyroSchedule
 from thrifty.testing.nn import DROPOUT_CHECKS
 
 
+pytestmark = pytest.mark.slow
+
+
 WHEN = {"subnetworks": 6, "concurrent": 3, "total_steps": 4}
 LAYERS = {
     "gyro": lambda units: GyroDropout(0.4, num_features=units, **WHEN),

@@ -7,6 +7,9 @@ from thrifty.core import LayerError
 from thrifty.nn import BlockGyroDropout, GyroDropout, GyroSchedule
 
 
+pytestmark = pytest.mark.slow
+
+
 WHEN = {"subnetworks": 8, "concurrent": 4, "total_steps": 20}
 
 

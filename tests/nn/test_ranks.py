@@ -1,5 +1,6 @@
 """Two data-parallel processes share one schedule, one set of masks and all samples' gradient."""
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -7,6 +8,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thrifty.nn import GyroDropout
+
+
+pytestmark = pytest.mark.slow
 
 
 def train(rank, folder):

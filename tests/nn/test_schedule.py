@@ -8,6 +8,9 @@ from thrifty.core import LayerError
 from thrifty.nn import GyroDropout, GyroSchedule
 
 
+pytestmark = pytest.mark.slow
+
+
 def turns(schedule, num):
     """Return the active subnetworks at each of the next ``num`` steps."""
     seen = []

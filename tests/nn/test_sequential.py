@@ -10,6 +10,9 @@ from thrifty.nn import BlockGyroDropout, GyroMLP, GyroSchedule, GyroSequential, 
 from thrifty.perf import SlicingCosts
 
 
+pytestmark = pytest.mark.slow
+
+
 def drop(schedule, units, size, p=0.5, dim=None):
     return BlockGyroDropout(p, num_features=units, group_size=size, schedule=schedule, dim=dim)
 

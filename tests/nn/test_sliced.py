@@ -10,6 +10,9 @@ from thrifty.nn import KeptGroups, gyro_conv2d, gyro_linear
 from thrifty.nn._masks import Parts, put, take
 
 
+pytestmark = pytest.mark.slow
+
+
 @st.composite
 def kept(draw, num_parts):
     size, num = draw(st.integers(1, 3)), draw(st.integers(1, 5))

@@ -11,6 +11,9 @@ from thrifty.nn import GyroMLP, GyroSchedule, gyro_
 from thrifty.pack import BlockOptions, FusedBackend, SoloBackend
 
 
+pytestmark = pytest.mark.slow
+
+
 EPOCHS, ROWS, BATCH = 4, 22, 5
 STEPS = EPOCHS * -(-ROWS // BATCH)
 

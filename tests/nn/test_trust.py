@@ -18,6 +18,9 @@ from torch.utils.checkpoint import checkpoint
 from thrifty.nn import BlockGyroDropout, GyroMLP, GyroSchedule, GyroSequential, _trust
 
 
+pytestmark = pytest.mark.slow
+
+
 def mlp(**options):
     torch.manual_seed(0)
     schedule = GyroSchedule(subnetworks=8, concurrent=4, total_steps=20)

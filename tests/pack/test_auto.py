@@ -24,7 +24,7 @@ from thrifty.space import MultiStep
 from thrifty.testing import FaultyTask
 
 
-pytestmark = pytest.mark.usefixtures("free_checks")
+pytestmark = [pytest.mark.usefixtures("free_checks"), pytest.mark.slow]
 
 TRIALS = [Trial(config={"lr": 0.05 / (k + 1)}, seed=k, epochs=2 + k % 2) for k in range(3)]
 

@@ -10,6 +10,9 @@ from thrifty.pack.backends import _calibrate as calibrating
 from thrifty.pack.backends._calibrate import calibrate
 
 
+pytestmark = pytest.mark.slow
+
+
 def measured(task=None, **options):
     return calibrate(
         task or Dropping(),

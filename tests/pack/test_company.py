@@ -17,6 +17,9 @@ from thrifty.pack import AutoBackend, ConcatenatedBackend, UnverifiedError
 from thrifty.space import Cosine
 
 
+pytestmark = pytest.mark.slow
+
+
 TRIALS = [Trial(config={"lr": 0.05 / (k + 1), "k": float(k)}, seed=k) for k in range(3)]
 LATER = 2
 """Step of an epoch (20 rows in batches of 8) from which an effect starts."""

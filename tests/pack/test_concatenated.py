@@ -18,6 +18,9 @@ from thrifty.space import Cosine, MultiStep
 from thrifty.testing import FaultyTask
 
 
+pytestmark = pytest.mark.slow
+
+
 def check(task, trials, *, at_once=None):
     found = together(ConcatenatedBackend(task), trials, at_once=at_once)
     assert_same(found, alone(task, trials))

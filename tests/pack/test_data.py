@@ -20,6 +20,9 @@ from thrifty.study import Study
 from thrifty.testing import LineTask
 
 
+pytestmark = pytest.mark.slow
+
+
 CPU = torch.device("cpu")
 
 

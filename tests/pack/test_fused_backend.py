@@ -45,6 +45,9 @@ from thrifty.space import Cosine, Linear, MultiStep, Step
 from thrifty.testing import FaultyTask
 
 
+pytestmark = pytest.mark.slow
+
+
 SINGLE, DOUBLE = 1e-5, 1e-10
 few = settings(deadline=None, derandomize=True, database=None, max_examples=8)
 

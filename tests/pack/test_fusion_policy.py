@@ -13,7 +13,7 @@ from thrifty.pack.backends._fusion_policy import max_padding
 from thrifty.perf import PackCurve
 
 
-pytestmark = pytest.mark.usefixtures("free_checks")
+pytestmark = [pytest.mark.usefixtures("free_checks"), pytest.mark.slow]
 
 
 class Kin(Toy):

@@ -40,6 +40,9 @@ from thrifty.store import CheckpointFolder
 from thrifty.testing import FaultyTask, LineTask
 
 
+pytestmark = pytest.mark.slow
+
+
 def backend_at(task, values, *, state=None, epoch=0):
     backend = SoloBackend(task)
     backend.stack(0, Member(values=values, seed=0, epoch=epoch, state=state))

@@ -15,6 +15,9 @@ from thrifty.core import UsageError, derive_seed, step_seed
 from thrifty.pack.fused._registry import RULES
 
 
+pytestmark = pytest.mark.slow
+
+
 def loss(model, batch):
     x, y = batch
     return F.mse_loss(model(x), y)

@@ -31,6 +31,9 @@ from thrifty.pack import (
 from thrifty.space import Cosine, Linear, MultiStep, Warmup
 
 
+pytestmark = pytest.mark.slow
+
+
 DOUBLE = 1e-10
 GROUPS = {"*.bias": {"weight_decay": 0}, "0.*": {"lr": times("lr", 0.1)}}
 OPTIMIZERS = {

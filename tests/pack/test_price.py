@@ -16,6 +16,9 @@ from thrifty.pack.fused._checking import StepCheck
 from thrifty.pack.verify import Difference
 
 
+pytestmark = pytest.mark.slow
+
+
 STEPS, CHECKS = 3, CHECKED_STEPS * CHECK_STEPS
 """Number of steps in an epoch of ``Toy``, and the number of steps checked."""
 TRIALS = [Trial(config={"lr": 0.05}, seed=k) for k in range(3)]

@@ -34,6 +34,9 @@ from thrifty.run import train_alone
 from thrifty.space import Linear, MultiStep, Timeline
 
 
+pytestmark = pytest.mark.slow
+
+
 MOVES = MultiStep([1, 2], milestones=[1])
 BACKENDS = [
     SoloBackend,

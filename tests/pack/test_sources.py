@@ -15,6 +15,9 @@ from thrifty.study import Study
 from thrifty.testing import LineTask
 
 
+pytestmark = pytest.mark.slow
+
+
 MADE: list[weakref.ref] = []
 """Tensors of all data sets ever loaded."""
 

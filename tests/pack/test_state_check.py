@@ -34,6 +34,9 @@ from thrifty.pack.verify import same
 from thrifty.run import state_from_arrays, state_to_arrays
 
 
+pytestmark = pytest.mark.slow
+
+
 CPU = torch.device("cpu")
 VALUES = {"lr": 0.05}
 

@@ -20,6 +20,9 @@ from thrifty.perf import (
 )
 
 
+pytestmark = pytest.mark.slow
+
+
 EQUAL = [StepCurve(sample_s=1.0)] * 2
 UNEQUAL = [
     StepCurve(sample_s=0.01, fixed_s=0.1),

@@ -17,6 +17,9 @@ from thrifty.perf import Link
 from thrifty.perf.network import CollectiveModel, CollectiveTiming, _nonnegative, _terms
 
 
+pytestmark = pytest.mark.slow
+
+
 LINK = Link(bytes_per_s=1e9, latency_s=5e-5, inner_bytes_per_s=1e10, inner_latency_s=5e-6)
 SIZES = (1e3, 1e5, 1e6, 1e7, 1e8)
 SHAPES = ((2, 1), (4, 1), (1, 4), (4, 4))

@@ -11,6 +11,9 @@ from thrifty.core import UsageError
 from thrifty.perf import iteration_s
 
 
+pytestmark = pytest.mark.slow
+
+
 def simulated_s(workers, ready, sums, *, input_s=0.0):
     """Simulate one fleet event by event; workers are (forward, backward, optimiser) seconds."""
     comm_free = 0.0

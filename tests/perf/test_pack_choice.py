@@ -10,6 +10,9 @@ from thrifty.core import UsageError
 from thrifty.perf import PackChoice, PackCurve, choose_pack
 
 
+pytestmark = pytest.mark.slow
+
+
 FUSED = PackCurve(
     backend="fused", step_s={1: 2.0, 16: 5.0}, memory_bytes={1: 10.0, 2: 12.0, 16: 40.0}
 )

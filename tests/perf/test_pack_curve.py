@@ -12,6 +12,9 @@ from thrifty.core import UsageError
 from thrifty.perf import PackCurve
 
 
+pytestmark = pytest.mark.slow
+
+
 ks = st.integers(1, 100)
 
 

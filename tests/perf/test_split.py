@@ -15,6 +15,9 @@ from thrifty.core import UsageError
 from thrifty.perf import Power, StepCurve, forecast_split, split_batch, split_for_energy
 
 
+pytestmark = pytest.mark.slow
+
+
 def splits(curves, batch):
     """Return all splits into whole numbers within the bounds."""
     mosts = [

@@ -13,6 +13,9 @@ from thrifty.core import UsageError
 from thrifty.perf import StepCurve
 
 
+pytestmark = pytest.mark.slow
+
+
 sizes = st.integers(1, 1000)
 measured = st.lists(sizes, min_size=1, max_size=6, unique=True)
 
@@ -147,8 +150,10 @@ def test_any_time_is_enough_for_the_least_and_none_for_more_than_the_most():
         ({"fixed_s": math.nan}, "fixed_s is finite and not negative, not nan"),
         (
             {"min_samples": -1},
-            ("0 <= min_samples <= max_samples and 1 <= max_samples, not min_samples=-1, "
-            "max_samples=None"),
+            (
+                "0 <= min_samples <= max_samples and 1 <= max_samples, not min_samples=-1, "
+                "max_samples=None"
+            ),
         ),
         ({"min_samples": 3, "max_samples": 2}, "not min_samples=3, max_samples=2"),
         ({"max_samples": 0}, "not min_samples=0, max_samples=0"),

@@ -15,6 +15,9 @@ from thrifty.core import UsageError
 from thrifty.perf import StepProfile
 
 
+pytestmark = pytest.mark.slow
+
+
 PROFILE = StepProfile(
     device="here",
     batches=(4, 8, 16),

@@ -27,6 +27,9 @@ from thrifty.space import (
 )
 
 
+pytestmark = pytest.mark.slow
+
+
 EPOCHS = 12
 LEVELS = st.sampled_from([1, 2, 3])
 schedules = st.one_of(

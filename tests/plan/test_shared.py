@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.plan._drive import ref
@@ -13,6 +14,9 @@ from tests.plan.test_search_plan import EPOCHS, minimum, requests, timeline
 from thrifty.core import CheckpointRef, EpochDone, StageDone
 from thrifty.plan import Answer, SearchPlan
 from thrifty.space import Timeline
+
+
+pytestmark = pytest.mark.slow
 
 
 @dataclass

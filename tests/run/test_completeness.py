@@ -20,6 +20,9 @@ from thrifty.space import MultiStep, Timeline
 from thrifty.testing import FaultyTask, LineTask
 
 
+pytestmark = pytest.mark.slow
+
+
 PACKS = ["fused", "concatenated", "solo"]
 RATES = [{"lr": 0.05 / (k + 1), "width": 4} for k in range(3)]
 

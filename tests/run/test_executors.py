@@ -7,6 +7,9 @@ from thrifty.run import Local
 from thrifty.testing import EXECUTOR_CHECKS
 
 
+pytestmark = pytest.mark.slow
+
+
 EXECUTORS = {
     "inline": Local(workers=1, threads=1),
     "processes": Local(workers=2, threads=1),

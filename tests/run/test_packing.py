@@ -24,6 +24,9 @@ from thrifty.store import CheckpointFolder
 from thrifty.testing import EXECUTOR_CHECKS, FaultyTask, LineTask
 
 
+pytestmark = pytest.mark.slow
+
+
 POLL_S = 30.0
 PACKS = ["fused", "concatenated", "auto", "solo"]
 EPOCHS = 4

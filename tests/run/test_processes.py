@@ -26,6 +26,9 @@ from thrifty.space import Choice, MultiStep, Space, Timeline
 from thrifty.testing import FaultyTask, LineTask
 
 
+pytestmark = pytest.mark.slow
+
+
 LIMIT_S = 60.0
 EPOCHS = 4
 

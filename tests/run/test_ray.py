@@ -16,6 +16,9 @@ from thrifty.testing import EXECUTOR_CHECKS, FaultyTask, LineTask
 from thrifty.testing._executors import check_packs_make_room, check_several_at_once
 
 
+pytestmark = pytest.mark.slow
+
+
 ONE = Ray(workers=1, threads=1, pack="solo")
 TWO = Ray(workers=2, threads=1, pack="solo")
 LOCAL = Local(workers=2, threads=1, pack="solo")

@@ -14,6 +14,9 @@ from tests.study.helpers import make_study, records
 from thrifty.run import Local
 
 
+pytestmark = pytest.mark.slow
+
+
 def resume(folder):
     """Resume a study on this machine."""
     study = make_study(folder, algorithm=ALGORITHM)

@@ -21,6 +21,9 @@ from thrifty.run._ray import RayCluster
 from thrifty.run._worker import WorkerSpec
 
 
+pytestmark = pytest.mark.slow
+
+
 MEMORY = 80 * 2**20
 
 

@@ -5,6 +5,9 @@ from tests.search._drive import ask, by_number, ends, follow, to_the_end, with_s
 from thrifty.search import ASHA, History, Proposal
 
 
+pytestmark = pytest.mark.slow
+
+
 NINE = ASHA(max_epochs=9, num_trials=9)
 
 

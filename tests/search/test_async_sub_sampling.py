@@ -13,6 +13,9 @@ from thrifty.search.bandits._sub_sampling import difference, threshold
 from thrifty.testing import FakeStudy
 
 
+pytestmark = pytest.mark.slow
+
+
 GREEDY = AsyncSubSampling(max_epochs=27, num_trials=9, threshold=1)
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from bench.bandits.rules import means_of, puller, random_blocks, sub_samples, thompson
-from thrifty.search.bandits._sub_sampling import is_good, leader, threshold
+from bench.search.literal_sub_sampling import is_good, leader
+from thrifty.search.bandits._sub_sampling import threshold
 
 
 HORIZON = 150

@@ -16,6 +16,9 @@ from thrifty.testing import (
 )
 
 
+pytestmark = pytest.mark.slow
+
+
 class TwoTrials(Algorithm):
     """Algorithm that asks for two trials; subclasses introduce faults."""
 

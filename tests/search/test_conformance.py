@@ -24,6 +24,9 @@ from thrifty.search import (
 from thrifty.testing import ALGORITHM_CHECKS, check_best_is_finished
 
 
+pytestmark = pytest.mark.slow
+
+
 ALGORITHMS = [
     GridSearch(max_epochs=4, levels=2),
     RandomSearch(max_epochs=4, num_trials=6),

@@ -27,6 +27,9 @@ from thrifty.search import (
 from thrifty.space import Choice, Float, Int, Space
 
 
+pytestmark = pytest.mark.slow
+
+
 SPACE = Space(lr=Float(0.01, 1.0), width=Int(1, 10**6), kind=Choice(["a", "b"]))
 
 

@@ -41,6 +41,9 @@ from thrifty.space import (
 from thrifty.testing import check_algorithm
 
 
+pytestmark = pytest.mark.slow
+
+
 QUICK = [TPESampler(), CMAESSampler(), NSGAIISampler(population=6)]
 SAMPLERS = [*QUICK, GPSampler()]
 LINE = Space(x=Float(0.0, 1.0), y=Float(1e-4, 1.0, log=True))

@@ -26,6 +26,9 @@ from thrifty.space import Choice, Float, Int, Space
 from thrifty.testing import check_algorithm
 
 
+pytestmark = pytest.mark.slow
+
+
 ALWAYS = RandomForestSampler(random_share=0.0, num_trees=20, num_candidates=200)
 LINE = Space(x=Float(0.0, 1.0))
 

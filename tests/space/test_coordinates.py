@@ -23,6 +23,9 @@ from thrifty.space import (
 )
 
 
+pytestmark = pytest.mark.slow
+
+
 NESTED = Space(
     lr=Choice([
         Constant(Float(1e-4, 1e-1, log=True)),

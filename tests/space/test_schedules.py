@@ -31,6 +31,9 @@ from thrifty.space import (
 )
 
 
+pytestmark = pytest.mark.slow
+
+
 def quarters(schedule, epochs: int = 8) -> list[float]:
     return schedule.values(0, epochs, epochs=epochs, steps_per_epoch=4).tolist()
 

@@ -26,6 +26,9 @@ from thrifty.space import (
 )
 
 
+pytestmark = pytest.mark.slow
+
+
 CONDITIONAL = Space(
     momentum=Choice([0.8, 0.9]).when(optimizer="sgd"),
     nesterov=Choice([True, False]).when(momentum=[0.9]),

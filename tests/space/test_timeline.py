@@ -20,6 +20,9 @@ from thrifty.space import (
 )
 
 
+pytestmark = pytest.mark.slow
+
+
 def prefix(a, b, *, epochs=EPOCHS):
     return common_prefix(Timeline({"lr": a}, epochs=epochs), Timeline({"lr": b}, epochs=epochs))
 

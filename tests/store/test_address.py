@@ -22,6 +22,9 @@ from thrifty.store._address import read_address
 from thrifty.study import Storage
 
 
+pytestmark = pytest.mark.slow
+
+
 SECRET = "hunter2xyz"
 PARTS = ("hunter2xyz", "hunter2", "xyz")
 

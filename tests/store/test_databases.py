@@ -14,6 +14,9 @@ from thrifty.store import Store, _engine, redact_url
 from thrifty.testing import STORE_CHECKS
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=needs_postgresql)])
 def url(request, tmp_path):
     if request.param == "sqlite":

@@ -13,6 +13,9 @@ from thrifty.plan import Stage
 from thrifty.store import EpochRecord, NodeRecord, Store
 
 
+pytestmark = pytest.mark.slow
+
+
 MOST_POINTS = 200
 
 

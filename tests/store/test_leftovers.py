@@ -15,6 +15,9 @@ from thrifty.core import CheckpointRef
 from thrifty.store import CheckpointAdded, CheckpointFolder, Store
 
 
+pytestmark = pytest.mark.slow
+
+
 DAY_S = 86_400.0
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from sqlalchemy import create_engine, text
 
 from tests.study.helpers import make_study
 from thrifty.core import EpochDone
 from thrifty.store import EpochAgain, EpochRecord, RefusalRecord, Store, _migrate
+
+
+pytestmark = pytest.mark.slow
 
 
 def old_database(url, version, monkeypatch) -> None:

@@ -28,6 +28,9 @@ from thrifty.store.queries import TrialFilter, Views, sortable
 from thrifty.store.queries._trial_queries import reading
 
 
+pytestmark = pytest.mark.slow
+
+
 EPOCHS = 9
 NUM = 40
 

@@ -26,6 +26,9 @@ from thrifty.study import _repository
 from thrifty.web import create_app
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture
 def folder():
     with public_folder() as made:

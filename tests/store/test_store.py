@@ -41,6 +41,9 @@ from thrifty.store._schema import metadata
 from thrifty.testing import VirtualClock
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture
 def clock():
     return VirtualClock(1000.0)

@@ -13,6 +13,9 @@ from thrifty.store import Store
 from thrifty.study import Storage
 
 
+pytestmark = pytest.mark.slow
+
+
 SPACE = Space(lr=Choice([0.1, 0.05, 0.02, 0.01]))
 
 

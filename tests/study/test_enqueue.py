@@ -26,6 +26,9 @@ from thrifty.store import Store
 from thrifty.testing import LineTask
 
 
+pytestmark = pytest.mark.slow
+
+
 FIRST = {"lr": Linear(0.1), "width": 4, "dropout": 0.2}
 SECOND = {"lr": Constant(0.1), "width": 0}
 HALVING = SuccessiveHalving(max_epochs=6, num_trials=8, eta=2)

@@ -15,6 +15,9 @@ from thrifty.store import Store
 from thrifty.testing import LineTask
 
 
+pytestmark = pytest.mark.slow
+
+
 class Failing(LineTask):
     """Task that raises an error for each option but the first."""
 

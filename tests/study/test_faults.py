@@ -31,7 +31,7 @@ from thrifty.store import CheckpointFolder, Store
 from thrifty.study import Storage
 
 
-pytestmark = needs_postgresql
+pytestmark = [needs_postgresql, pytest.mark.slow]
 
 KINDS = ("worker", "driver", "database", "full disk", "slow disk", "network", "clock")
 NUM_SCHEDULES = 50

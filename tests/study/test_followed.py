@@ -25,6 +25,9 @@ from thrifty.space import (
 from thrifty.testing import LineTask
 
 
+pytestmark = pytest.mark.slow
+
+
 GROWS = MultiStep([2, 4], milestones=[1])
 
 

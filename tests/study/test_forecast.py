@@ -10,6 +10,9 @@ from thrifty.study._forecast import forecast
 from thrifty.study._goals import Goals
 
 
+pytestmark = pytest.mark.slow
+
+
 SPACE = Space(lr=Float(0.01, 1.0), decay=Choice([0.0, Step(0.1, [2])]))
 GOALS = Goals.of("score", "max")
 

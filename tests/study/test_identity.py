@@ -25,6 +25,9 @@ from thrifty.study._reader import Provenance
 from thrifty.testing import LineTask
 
 
+pytestmark = pytest.mark.slow
+
+
 TASK = """
 import torch
 import helpers

@@ -17,6 +17,9 @@ from thrifty.study._preflight import option_names, short_names
 from thrifty.study._results import TrialResult
 
 
+pytestmark = pytest.mark.slow
+
+
 FLAT = Space(
     lr=Float(1e-5, 1, log=True), depth=Int(1, 9, step=2), act=Choice(["relu", "gelu", "tanh"])
 )

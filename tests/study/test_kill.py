@@ -16,6 +16,9 @@ from thrifty.search import ASHA, SuccessiveHalving
 from thrifty.store import Store
 
 
+pytestmark = pytest.mark.slow
+
+
 ALGORITHMS = {
     "halving": SuccessiveHalving(max_epochs=6, num_trials=12, eta=2),
     "asha": ASHA(max_epochs=6, num_trials=12, eta=2),

@@ -21,6 +21,9 @@ from thrifty.study._overview import Trials
 from thrifty.testing import LineTask
 
 
+pytestmark = pytest.mark.slow
+
+
 SMALL = Space(lr=Choice([0.1, Step(0.1, [2])]))
 TWO = {"task": Sized(), "metric": ["mse", "size"], "mode": ["min", "min"]}
 

@@ -12,6 +12,9 @@ from thrifty.store import Store
 from thrifty.study import Storage, at_least
 
 
+pytestmark = pytest.mark.slow
+
+
 TWO = {"metric": ["mse", "size"], "mode": ["min", "min"]}
 HALVING = SuccessiveHalving(max_epochs=6, num_trials=12, eta=2)
 

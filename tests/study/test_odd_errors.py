@@ -23,6 +23,9 @@ from thrifty.testing import FaultyTask
 from thrifty.web import create_app
 
 
+pytestmark = pytest.mark.slow
+
+
 FAULTS = ("raise", "exit", "interrupt", "odd text", "huge text", "no text")
 SPACE = Space(
     lr=Choice([0.1]),

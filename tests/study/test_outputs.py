@@ -20,6 +20,9 @@ from thrifty.store import Store
 from thrifty.study import Study
 
 
+pytestmark = pytest.mark.slow
+
+
 def study_of(task, tmp_path):
     return Study(
         task,

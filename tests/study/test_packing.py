@@ -20,6 +20,9 @@ from thrifty.store import Store
 from thrifty.testing import FaultyTask, LineTask
 
 
+pytestmark = pytest.mark.slow
+
+
 SOLO = Local(pack="solo")
 CURVES = [
     PackCurve(backend="solo", step_s={1: 1e-3}),

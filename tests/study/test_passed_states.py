@@ -20,6 +20,9 @@ from thrifty.store import Store
 from thrifty.study._housekeeping import PassedStates
 
 
+pytestmark = pytest.mark.slow
+
+
 SPACE = Space(lr=Float(0.01, 0.1))
 MEDIAN = MedianStopping(max_epochs=8, num_trials=8, min_trials=3)
 

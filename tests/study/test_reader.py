@@ -11,6 +11,9 @@ from thrifty.study import Storage
 from thrifty.study._repository import StudyRepository
 
 
+pytestmark = pytest.mark.slow
+
+
 def some(folder, **options):
     options.setdefault("algorithm", RandomSearch(max_epochs=4, num_trials=4))
     return make_study(folder, space=Space(lr=Float(0.01, 0.1)), **options)

@@ -12,6 +12,9 @@ from thrifty.space import Float, Int, Space, Step
 from thrifty.study._housekeeping import PassedStates
 
 
+pytestmark = pytest.mark.slow
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneByOne(Sampler):
     """Sampler that draws when a worker is free, so that branch points come late."""

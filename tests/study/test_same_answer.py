@@ -29,6 +29,9 @@ from thrifty.study._reader import Reader
 from thrifty.testing import LineTask
 
 
+pytestmark = pytest.mark.slow
+
+
 ALGORITHMS = [
     GridSearch(max_epochs=6),
     RandomSearch(max_epochs=6, num_trials=8),

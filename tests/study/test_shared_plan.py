@@ -20,6 +20,9 @@ from thrifty.study import Storage
 from thrifty.testing import FaultyTask
 
 
+pytestmark = pytest.mark.slow
+
+
 ALGORITHMS = {
     "grid": GridSearch(max_epochs=6),
     "halving": SuccessiveHalving(max_epochs=6, num_trials=12, eta=2),

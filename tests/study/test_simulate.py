@@ -34,6 +34,9 @@ from thrifty.study.simulation._simulate import simulate
 from thrifty.study.simulation._simulation_report import DecisionTimes, Simulation, least_s
 
 
+pytestmark = pytest.mark.slow
+
+
 SPACE = Space(
     lr=Choice([
         Constant(0.1),

@@ -10,6 +10,9 @@ from thrifty.study import _housekeeping
 from thrifty.study._housekeeping import SPARED_S, gc_frozen
 
 
+pytestmark = pytest.mark.slow
+
+
 class Ring:
     def __init__(self):
         self.me = self

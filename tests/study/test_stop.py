@@ -13,6 +13,9 @@ from thrifty.study import StopWhen
 from thrifty.testing import VirtualClock
 
 
+pytestmark = pytest.mark.slow
+
+
 def state(study) -> str:
     with Store.open(study.storage.url) as store:
         return store.studies.get(study.name).state

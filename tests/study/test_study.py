@@ -32,6 +32,9 @@ from thrifty.study import Storage, Study
 from thrifty.testing import FaultyTask, LineTask
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(autouse=True)
 def one_at_a_time(monkeypatch):
     """Prevent packing even on a slow machine, so that events come one by one."""

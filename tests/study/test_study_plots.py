@@ -17,6 +17,9 @@ from thrifty.study import plots
 from thrifty.study._unique_epochs import unique_epochs
 
 
+pytestmark = pytest.mark.slow
+
+
 LOSS = {"metric": "loss", "mode": "min"}
 FLAT = Space(lr=Float(1e-4, 1, log=True), width=Int(8, 64), act=Choice(["relu", "a_$x$_" * 9]))
 

@@ -15,6 +15,9 @@ from thrifty.space import Float, Space
 from thrifty.store import Store
 
 
+pytestmark = pytest.mark.slow
+
+
 SPACE = Space(lr=Float(0.01, 0.1))
 
 

@@ -16,6 +16,9 @@ from thrifty.space import Choice, Constant, Space, Step
 from thrifty.study import Study
 
 
+pytestmark = pytest.mark.slow
+
+
 SPACE = Space(
     lr=Choice([Constant(0.05), Step(0.05, [3], gamma=0.5), Constant(0.02)]),
     width=8,

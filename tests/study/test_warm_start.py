@@ -15,6 +15,9 @@ from thrifty.study import at_least
 from thrifty.testing import FaultyTask
 
 
+pytestmark = pytest.mark.slow
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestFirst(Sampler):
     """Sampler of all known configurations, best first: it depends only on the prior."""

@@ -8,6 +8,9 @@ from thrifty.store import EpochRecord, Store, StudyMoved, TrialAsked, TrialRepor
 from thrifty.web import create_app
 
 
+pytestmark = pytest.mark.slow
+
+
 def get(client, path, **params):
     response = client.get(f"/api{path}", params=params)
     assert response.status_code == 200, response.text

@@ -23,7 +23,10 @@ CHROMIUM = shutil.which("chromium")
 LIMIT_MS = 600_000
 """Limit of each wait: pages are slow on a busy machine."""
 expect.set_options(timeout=LIMIT_MS)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium"),
+    pytest.mark.slow,
+]
 
 
 @pytest.fixture(scope="module")

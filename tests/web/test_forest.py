@@ -11,6 +11,9 @@ from thrifty.space import MultiStep, Timeline
 from thrifty.web.views._forest_view import draw, stage_forest
 
 
+pytestmark = pytest.mark.slow
+
+
 EPOCHS = 9
 
 

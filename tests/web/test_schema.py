@@ -18,6 +18,9 @@ from schemathesis.specs.openapi.checks import (
 from thrifty.web import create_app
 
 
+pytestmark = pytest.mark.slow
+
+
 CHECKS = [
     not_a_server_error,
     status_code_conformance,

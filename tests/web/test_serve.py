@@ -18,6 +18,9 @@ from thrifty.web import Server, create_app, serve
 from thrifty.web.server import _connections
 
 
+pytestmark = pytest.mark.slow
+
+
 def read(address, path="/api/studies", **headers):
     request = urllib.request.Request(
         address.partition("?")[0].rstrip("/") + path, headers=headers

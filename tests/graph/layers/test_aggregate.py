@@ -29,6 +29,9 @@ from thrifty.graph._aggregate import (
 from thrifty.graph.kernels import COMPILED
 
 
+pytestmark = pytest.mark.slow
+
+
 def joined(block, x):
     return torch.cat([means(block) @ x, x[: block.num_dst]], dim=1)
 

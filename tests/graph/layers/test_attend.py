@@ -15,6 +15,9 @@ from thrifty.graph._aggregate import (
 )
 
 
+pytestmark = pytest.mark.slow
+
+
 def slow_attention(source, destination, block, slope):
     """Compute attention row by row."""
     rows = []

@@ -7,6 +7,9 @@ from thrifty.graph import GAT, GIN, SAGE
 from thrifty.testing.graph import GRAPH_LAYER_CHECKS, check_errors
 
 
+pytestmark = pytest.mark.slow
+
+
 MAKERS = {
     "sage": SAGE,
     "sage no bias": lambda a, b: SAGE(a, b, bias=False),

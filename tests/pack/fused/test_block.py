@@ -9,6 +9,9 @@ from tests.pack._toys import Dropping
 from thrifty.pack import BlockOptions, FusedBackend
 
 
+pytestmark = pytest.mark.slow
+
+
 class Sized(Dropping):
     batch_size = "size"
 

@@ -22,6 +22,9 @@ from thrifty.run import train_alone
 from thrifty.space import Timeline
 
 
+pytestmark = pytest.mark.slow
+
+
 TRIALS = [Trial(config={"lr": lr}, epochs=2) for lr in (0.02, 0.05, 0.1)]
 
 

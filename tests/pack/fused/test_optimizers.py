@@ -19,6 +19,9 @@ from thrifty.pack.fused.optimizers import (
 from thrifty.pack.fused.optimizers._fused_optimizer import advance
 
 
+pytestmark = pytest.mark.slow
+
+
 WIDTH = 37
 NUM_STEPS = 10
 KINDS = {

@@ -9,6 +9,9 @@ import torch.nn.functional as F
 from tests.pack.fused.twin import check, normal
 
 
+pytestmark = pytest.mark.slow
+
+
 def ratio_to_a_part_of_itself(x):
     y = torch.exp(x)
     return y / y[:, :1]

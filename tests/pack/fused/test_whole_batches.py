@@ -22,6 +22,9 @@ from thrifty.pack import (
 )
 
 
+pytestmark = pytest.mark.slow
+
+
 CONFIG = {"lr": 0.05}
 
 

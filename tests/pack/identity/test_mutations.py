@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bench.trust.mutations import by_source_only, run
+
+
+pytestmark = pytest.mark.slow
 
 
 def test_every_edit_is_seen_and_none_that_means_nothing():

@@ -20,6 +20,9 @@ from thrifty.pack.identity import content_digest, reach
 from thrifty.pack.identity._planted import planted_in, registered
 
 
+pytestmark = pytest.mark.slow
+
+
 TASK = """
 import torch
 import torch.nn.functional as F

@@ -20,6 +20,9 @@ from thrifty.pack.identity import MISSING, Place, Reach, is_own, is_own_module, 
 from thrifty.testing import LineTask
 
 
+pytestmark = pytest.mark.slow
+
+
 SCALE = 2.0
 ALIAS = json
 UNUSED = "nobody reads this"

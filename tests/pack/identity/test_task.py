@@ -15,6 +15,9 @@ from thrifty.pack.identity import asking_legacy, note_moves
 from thrifty.testing import FaultyTask, LineTask
 
 
+pytestmark = pytest.mark.slow
+
+
 HELPERS = """
 import torch
 

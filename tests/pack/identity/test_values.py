@@ -38,7 +38,10 @@ from thrifty.pack.identity._plain import Names
 from thrifty.pack.identity._values import Values
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning"),
+    pytest.mark.slow,
+]
 
 
 def of(value) -> str:

@@ -20,6 +20,9 @@ from . import _draw
 from ._draw import ALL, CLOSED, GROWN, SEARCHED, forecast, grid, noisy
 
 
+pytestmark = pytest.mark.slow
+
+
 QUERIES = grid([(1,), (3,), (2, 2), (8, 8), (1,) * 16], (4, 8, 20, 64))
 NEAR = {**dict.fromkeys(CLOSED, 1e-6), **dict.fromkeys(SEARCHED, 1e-2)}
 NEAR |= {**dict.fromkeys(GROWN, 1e-2), "transfer": 1e-6}

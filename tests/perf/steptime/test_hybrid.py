@@ -10,6 +10,9 @@ from thrifty.perf.steptime import Bagged, Hybrid, Overlapping, PerfectScaling
 from ._draw import forecast, grid, noisy
 
 
+pytestmark = pytest.mark.slow
+
+
 def saturating(setup):
     """Return the seconds of a step whose exchange grows with every machine, but less and less."""
     nodes = len(setup.placement)

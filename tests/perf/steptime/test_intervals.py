@@ -17,6 +17,9 @@ from thrifty.perf.steptime._intervals import LocalErrors, _crossed, _quantile
 from ._draw import grid, noisy
 
 
+pytestmark = pytest.mark.slow
+
+
 class Spy:
     """A model that predicts 1 second and records its fit data and its queries."""
 

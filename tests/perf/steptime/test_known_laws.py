@@ -19,6 +19,9 @@ from thrifty.perf.steptime._model import Columns
 from ._draw import forecast, grid
 
 
+pytestmark = pytest.mark.slow
+
+
 some = st.floats(0.0, 2.0)
 LARGE = grid([(8,), (3, 3), (6, 6), (4,) * 8, (4, 1)], (8, 20, 32))
 

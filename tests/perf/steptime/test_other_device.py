@@ -22,6 +22,9 @@ from thrifty.perf.steptime._other_device import (
 )
 
 
+pytestmark = pytest.mark.slow
+
+
 BATCHES = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0])
 WORK = (0.002, 0.01, 0.05, 0.2, 1.0)
 """Seconds of a sample on the measured device."""

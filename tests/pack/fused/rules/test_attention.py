@@ -9,6 +9,9 @@ from tests.pack.fused.twin import Each, Shared, check, normal, refused
 from tests.pairs import pairwise
 
 
+pytestmark = pytest.mark.slow
+
+
 def mask_of(*shape, seed, shared=False, boolean=True):
     x = normal(*shape, seed=seed + 50, shared=shared)
     value = x.value > -1 if boolean else x.value

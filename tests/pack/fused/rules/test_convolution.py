@@ -8,6 +8,9 @@ from torch import nn
 from tests.pack.fused.twin import check, normal
 
 
+pytestmark = pytest.mark.slow
+
+
 KINDS = {
     1: (nn.Conv1d, nn.ConvTranspose1d),
     2: (nn.Conv2d, nn.ConvTranspose2d),

@@ -9,6 +9,9 @@ from torch import nn
 from tests.pack.fused.twin import check, group_of, normal, refused
 
 
+pytestmark = pytest.mark.slow
+
+
 FUNCTIONS = [
     (F.dropout, (4, 3)),
     (F.dropout1d, (4, 3, 5)),

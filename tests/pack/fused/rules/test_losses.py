@@ -8,6 +8,9 @@ from tests.pack.fused.twin import Each, Shared, check, integers, normal, refused
 from tests.pairs import pairwise
 
 
+pytestmark = pytest.mark.slow
+
+
 ROWS = (5, 2, 4)
 WEIGHTS = torch.tensor([0.5, 1.0, 2.0, 0.25], dtype=torch.float64)
 

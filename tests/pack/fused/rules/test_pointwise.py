@@ -10,6 +10,9 @@ from tests.pack.fused.twin import check, integers, normal, refused
 from thrifty.pack.fused.rules._pointwise import IN_PLACE, NAMES
 
 
+pytestmark = pytest.mark.slow
+
+
 HOMES = {"torch": torch, "Tensor": torch.Tensor, "F": F}
 BINARY = {
     "add", "div", "divide", "eq", "float_power", "fmod", "ge", "gt", "le", "logaddexp",

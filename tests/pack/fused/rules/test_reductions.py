@@ -8,6 +8,9 @@ from tests.pack.fused.twin import check, normal, refused
 from thrifty.pack.fused.rules._shapes import OTHERS
 
 
+pytestmark = pytest.mark.slow
+
+
 ROWS = (5, 2, 4)
 
 

@@ -3,6 +3,11 @@
 import subprocess
 import sys
 
+import pytest
+
+
+pytestmark = pytest.mark.slow
+
 
 CODE = """
 import pkgutil

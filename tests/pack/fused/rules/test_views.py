@@ -6,6 +6,9 @@ import torch
 from tests.pack.fused.twin import check, normal
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.mark.parametrize("axis", range(4))
 @pytest.mark.parametrize(
     "change",
