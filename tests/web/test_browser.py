@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 import threading
 from contextlib import contextmanager
@@ -118,6 +119,14 @@ def test_charts_are_drawn(page, address, tab):
 def test_importance_is_shown(page, address, tab):
     open_study(page, address, tab)
     page.wait_for_selector(".bars .label:text('lr')")
+    expect(
+        page.get_by_text(re.compile(r" of \d+ trials after epoch \d+")).first
+    ).to_be_visible()
+    shown = page.evaluate(
+        "[...document.querySelectorAll('.bars .fill')].map(each => parseFloat(each.style.width))"
+    )
+    said = page.locator(".bars .figure").all_inner_texts()
+    assert [f"{each:.1f} %" for each in shown] == said, "a full bar is 100 %"
 
 
 def test_a_trial_and_whom_it_shares_with(page, address):

@@ -3,9 +3,13 @@
 import { card, fill, h } from "../dom.js";
 import { count, percent } from "../format.js";
 
+// The trials that were compared, and the epoch at which.
+export function basis(data) {
+  return data.trials ? `${data.metric} of ${count(data.trials)} trials after epoch ${data.epoch}` : "";
+}
+
 export function bars(data, limit = Infinity) {
   if (!data.shares.length) return h("p", { class: "note" }, data.note || "Nothing varies yet.");
-  const largest = Math.max(...data.shares.map((s) => s.share), 1e-9);
   const shown = data.shares.slice(0, limit);
   return [
     h(
@@ -13,7 +17,7 @@ export function bars(data, limit = Infinity) {
       { class: "bars", role: "list" },
       shown.map(({ name, share }) => {
         const bar = h("div", { class: "fill" });
-        bar.style.width = `${(100 * share) / largest}%`;
+        bar.style.width = `${100 * share}%`; // a full bar is all of the variance
         return [
           h("span", { class: "label", role: "listitem" }, name),
           h("div", { class: "track", "aria-hidden": "true" }, bar),
@@ -35,7 +39,7 @@ export function importanceView({ root, reader, path }) {
         root,
         card(
           "What makes trials differ",
-          body.trials ? `${body.metric} of ${count(body.trials)} trials after epoch ${body.epoch}` : "",
+          basis(body),
           bars(body),
           h(
             "p",

@@ -3,7 +3,7 @@
 import { Chart, axis, tooltip } from "../chart.js";
 import { card, figure, fill, h, tile, written } from "../dom.js";
 import { ago, count, factor, number, seconds } from "../format.js";
-import { bars } from "./importance.js";
+import { bars, basis } from "./importance.js";
 
 export function overviewView({ root, reader, path, study: id }) {
   const chart = new Chart("Values of trials by number, and the best so far");
@@ -11,6 +11,7 @@ export function overviewView({ root, reader, path, study: id }) {
   const tiles = h("div", { class: "tiles" });
   const best = h("div", {});
   const shares = h("div", {});
+  const compared = h("p", { class: "note" });
   const space = h("tbody", {});
   let drawn = false;
 
@@ -174,7 +175,7 @@ export function overviewView({ root, reader, path, study: id }) {
               "div",
               {},
               card("Best configuration", "", best),
-              card("What matters", "share of the variance", shares),
+              card("What matters", "share of the variance", shares, compared),
             ),
           ),
           card(
@@ -199,7 +200,10 @@ export function overviewView({ root, reader, path, study: id }) {
         else note.textContent = "No trial has reported yet.";
       }
       const matters = await asked.matters;
-      if (matters.changed) fill(shares, bars(matters.body, 6));
+      if (matters.changed) {
+        fill(shares, bars(matters.body, 6));
+        fill(compared, basis(matters.body));
+      }
     },
     dispose: () => chart.dispose(),
   };
