@@ -19,6 +19,7 @@ from thrifty.search import (
     GridSearch,
     History,
     Hyperband,
+    MedianStopping,
     PopulationBasedTraining,
     Proposal,
     RandomSearch,
@@ -243,6 +244,13 @@ def test_a_stage_that_is_lost_again_and_again_is_given_up():
 def test_stragglers_are_in_the_bound():
     found = one(workers=1, faults=Faults(stragglers=1.0, slowdown=3.0))
     assert found.bound_s == found.end_to_end_s == 3 * one(workers=1).end_to_end_s
+
+
+def test_states_that_are_passed_go_without_a_word(caplog):
+    """Simulated states have no files, so there is nothing to warn about when they are deleted."""
+    simulate(MedianStopping(max_epochs=9, num_trials=30), SPACE, workers=2, epoch_s=1.0)
+    simulate(ASHA(max_epochs=9, num_trials=30), SPACE, workers=2, epoch_s=1.0)
+    assert not caplog.records
 
 
 def test_made_up_failures_are_not_logged(caplog):

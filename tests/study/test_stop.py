@@ -7,7 +7,9 @@ import pytest
 
 from tests.study.helpers import Sized, make_study, trained
 from thrifty.core import EpochDone, UsageError
-from thrifty.search import RandomSearch
+from thrifty.run import Local
+from thrifty.search import GridSearch, RandomSearch
+from thrifty.space import Choice, Space
 from thrifty.store import Store
 from thrifty.study import StopWhen
 from thrifty.testing import VirtualClock
@@ -38,6 +40,19 @@ def test_epochs_are_those_of_all_runs(tmp_path):
     for epochs, trained_now in ((5, 5), (9, 4), (9, 0)):
         study = make_study(tmp_path)
         assert trained(study, stop=StopWhen(epochs=epochs)) == trained_now
+
+
+@pytest.mark.parametrize("pack", ["auto", "concatenated"])
+def test_a_pack_trains_hardly_more(tmp_path, pack):
+    """Only as many trials begin as the limit has epochs for, so the others are not half done."""
+    rates = Choice([0.1 / k for k in range(1, 25)])
+    study = make_study(tmp_path, space=Space(lr=rates), algorithm=GridSearch(max_epochs=6))
+    executor = Local(pack=pack, pack_size=16, threads=1)
+    study.run(progress=False, stop=StopWhen(epochs=40), executor=executor)
+    assert 40 <= study._books().epochs_trained <= 40 + 5 + 16
+    assert sum(trial.epochs == 6 for trial in study.trials) >= 5
+    study.run(progress=False, executor=executor)
+    assert study.savings.unique_epochs == 24 * 6
 
 
 def test_what_another_study_trained_is_not_this_ones(tmp_path):

@@ -507,7 +507,7 @@ class SimulatedExecutor(Executor):
         ref = CheckpointRef(
             node=stage.node,
             epoch=epoch,
-            path="",
+            path=f"simulated/{stage.node}-{epoch}.safetensors",
             num_bytes=self._config.checkpoint_bytes,
             digest="",
         )

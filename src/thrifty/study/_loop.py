@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Protocol
 from thrifty.core import (
     CheckpointRef,
     Clock,
+    EpochDone,
     Event,
     Refused,
     StageFailed,
@@ -67,24 +69,42 @@ class Parts:
     sleep: Callable[[float], None] = time.sleep
 
 
-def run_loop(parts: Parts, *, stop_requested: Callable[[], bool]) -> bool:
-    """Train until the algorithm has nothing more to ask; return False if stopped before that."""
+def _no_limit() -> float:
+    return math.inf
+
+
+def run_loop(
+    parts: Parts,
+    *,
+    stop_requested: Callable[[], bool],
+    epochs_left: Callable[[], float] = _no_limit,
+) -> bool:
+    """Train until the algorithm has nothing more to ask; return False if stopped before that.
+
+    Args:
+        parts: What the loop works with.
+        stop_requested: Returns whether to stop at the end of the running epochs.
+        epochs_left: Returns how many epochs may still be trained. What is running may exceed them,
+            but nothing is started that could only be stopped half-way.
+    """
     chains: dict[int, Chain] = {}
+    to_train: dict[int, int] = {}
+    """The epochs that each running chain has left."""
     num_assigned = 0
     stopping = stop_requested()
     upkeep = _Upkeep(parts)
     while True:
-        while not stopping:
+        while not stopping and (not chains or sum(to_train.values()) < epochs_left()):
             size = parts.packing.size(parts.ledger.plan, chains.values())
             num_free = parts.executor.num_free(pack_size=size)
             chain = _next_chain(parts, num_free) if num_free else None
             if chain is None:
                 break
-            chains[num_assigned] = chain
+            chains[num_assigned], to_train[num_assigned] = chain, chain.num_epochs
             parts.executor.submit(Assignment(number=num_assigned, chain=chain, seed=parts.seed))
             num_assigned += 1
         if chains:
-            drain_events(parts, chains)
+            _drain_events(parts, chains, to_train)
         elif stopping or not _others_train(parts):
             _write(parts)
             return not stopping
@@ -101,11 +121,14 @@ def _others_train(parts: Parts) -> bool:
     return parts.driver.shared and parts.ledger.history.num_running > 0
 
 
-def drain_events(parts: Parts, chains: dict[int, Chain]) -> None:
+def _drain_events(parts: Parts, chains: dict[int, Chain], to_train: dict[int, int]) -> None:
     """Apply the reports of the workers."""
     for report in parts.executor.poll(GROUP_S):
+        if isinstance(report.event, EpochDone):
+            to_train[report.assignment] -= 1
         if report.event is None:
             chain = chains.pop(report.assignment)
+            del to_train[report.assignment]
             parts.ledger.plan.abandon(chain)
             parts.driver.done(chain.stages)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Sequence
 from typing import Literal, Self
 
@@ -102,7 +103,11 @@ def train(
         ending = stack.enter_context(_Ending(watching, ledger))
         _begin(archive, ledger, watching, info=lease.study, plan=plan)
         try:
-            done = run_loop(parts, stop_requested=lambda: asked.requested() or bool(reason()))
+            done = run_loop(
+                parts,
+                stop_requested=lambda: asked.requested() or bool(reason()),
+                epochs_left=lambda: math.inf if stop is None else stop.epochs_left(ledger),
+            )
         except StateError:
             # Nothing runs the study any more, and running it again would raise the same error.
             driver.record([StudyMoved(study=ledger.study_id, state="stopped")])

@@ -25,6 +25,8 @@ class StopWhen:
 
     Attributes:
         epochs: Stop after this many unique epochs were trained for this study, over all its runs.
+            Trials begin only while epochs are left for them, so a pack exceeds this by less than
+            one trial's training and one epoch of each trial in it.
         seconds: Stop when this run has lasted this many seconds.
         target: Stop when the metric of the best trial (``Study.best_trial``; with several
             objectives, the first one) is at least as good.
@@ -54,6 +56,10 @@ class StopWhen:
                     f"StopWhen({name}={value!r}): {name} must be "
                     f"{wanted.get(name, 'a finite number')}"
                 )
+
+    def epochs_left(self, ledger: Ledger) -> float:
+        """Return how many epochs may still be trained; infinite if they are not limited."""
+        return math.inf if self.epochs is None else self.epochs - ledger.epochs_trained
 
     def watch(self, ledger: Ledger, clock: Clock) -> Callable[[], str]:
         """Return a function that gives the reason to stop, or an empty string.
