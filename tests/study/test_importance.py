@@ -39,6 +39,24 @@ def test_what_matters_comes_first(method):
     assert set(shares) == {"lr", "depth", "act"}
 
 
+@pytest.mark.parametrize(("offset", "scale"), [(0, 1e-12), (0, 1e200), (1, 1e-8), (1e6, 1e-3)])
+def test_the_unit_of_the_metric_does_not_matter(offset, scale):
+    plain = importance(trials_of(FLAT, by_rate), FLAT, **LOSS)
+    other = importance(
+        trials_of(FLAT, lambda config, rng: offset + scale * by_rate(config, rng)), FLAT, **LOSS
+    )
+    assert other == pytest.approx(plain, abs=0.01)
+
+
+def test_what_no_trial_has_explains_nothing():
+    space = Space(
+        act=Choice(["relu", "gelu"]), slope=Float(0, 1).when(act="gelu"), lr=Float(0, 1)
+    )
+    trials = list(trials_of(space, lambda config, rng: rng.normal(), num=60))
+    without = [trial for trial in trials if trial.config["act"] == "relu"]
+    assert importance(without, space, **LOSS)["slope"] == 0.0
+
+
 def test_an_option_matters():
     def by_option(config, rng):
         return float(config["act"] == "gelu") + 0.01 * rng.normal()

@@ -329,16 +329,30 @@ def _fanova(seen: Comparable, *, mode: str, seed: int) -> dict[str, float]:
     """Return the variance that each coordinate explains alone.
 
     The forest needs a value for every coordinate. A coordinate that is absent has no effect, so it
-    gets random values, several of them for each trial.
+    gets random values, several of them for each trial. One that no trial has explains nothing.
     """
-    points = np.array([_unit_point(seen, picked) for picked in seen.picked])
-    values = np.array(_tamed(seen.values, mode=mode))
+    every = np.array([_unit_point(seen, picked) for picked in seen.picked])
+    there = ~np.isnan(every).all(axis=0)
+    points = every[:, there]
+    values = _standardised(np.array(_tamed(seen.values, mode=mode)))
     if np.isnan(points).any():
         points, values = np.repeat(points, _NUM_FILLS, axis=0), np.repeat(values, _NUM_FILLS)
         drawn = np.random.default_rng(seed).uniform(size=points.shape)
         points = np.where(np.isnan(points), drawn, points)
-    shares = fanova(points, values, seed=seed)
+    shares = np.zeros(len(there))
+    if there.any():
+        shares[there] = fanova(points, values, seed=seed)
     return {c.name: float(share) for c, share in zip(seen.coordinates, shares, strict=True)}
+
+
+def _standardised(values: FloatArray) -> FloatArray:
+    """Return values moved and scaled to 0 to 1.
+
+    A tree does not split values whose variance is tiny, and the variance of huge ones overflows.
+    """
+    scaled = values / max(float(np.abs(values).max()), np.finfo(float).tiny)
+    scaled -= scaled.min()
+    return scaled / (scaled.max() or 1.0)
 
 
 def _unit_point(seen: Comparable, picked: Mapping[str, Any]) -> list[float]:
