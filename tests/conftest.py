@@ -8,6 +8,8 @@ import os
 # each other: on busy cores, a test with two of them takes four times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Ray starts its workers with a niceness of 15: beside other work, they hardly run at all.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 import pytest
 import torch
