@@ -480,3 +480,18 @@ def test_the_identity_follows_options_captures_and_the_modules_class(monkeypatch
     before = of()
     monkeypatch.setattr(Net, "training_step", lambda *_: None)
     assert of() != before
+
+
+def test_what_the_data_function_made_is_not_taken_for_state(tmp_path, caplog):
+    study = th.Study(
+        task(),
+        th.Space(lr=th.Choice([0.05, th.Step(0.05, [1])])),
+        algorithm=th.GridSearch(max_epochs=2),
+        metric="val_loss",
+        mode="min",
+        storage=f"sqlite:///{tmp_path}/t.db",
+        name="net",
+    )
+    study.run(progress=False, executor=th.Local(threads=1))
+    assert len(study.trials) == 2
+    assert "checkpoint" not in caplog.text

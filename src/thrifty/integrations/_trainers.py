@@ -6,6 +6,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -32,20 +33,20 @@ class HpMemo:
 
     def __init__(self, make: Callable[[HyperParameters], Any]) -> None:
         self._make = make
-        self._known: list[tuple[int, HyperParameters, Any]] = []
 
     def __getstate__(self) -> Callable[[HyperParameters], Any]:
         return self._make
 
     def __setstate__(self, make: Callable[[HyperParameters], Any]) -> None:
-        self._make, self._known = make, []
+        self._make = make
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HpMemo:
         return self  # each trial has its own task, and all share this cache
 
     def get(self, hp: HyperParameters, *, seed: int) -> Any:
         """Return the object that ``make`` returns for these hyper-parameters."""
-        for of_seed, given, value in self._known:
+        known = _known.setdefault(self, [])
+        for of_seed, given, value in known:
             # Compare names now: a data module may keep its `hp` and read more of it later.
             read = given.names_read
             if of_seed == seed and values_of(hp, read) == values_of(given, read):
@@ -55,9 +56,16 @@ class HpMemo:
         with borrowed_streams():
             seed_everything(derive_seed(seed, "data"))
             value = self._make(fresh)
-        self._known.append((seed, fresh, value))
+        known.append((seed, fresh, value))
         hp.names_read |= fresh.names_read
         return value
+
+
+_known: WeakKeyDictionary[HpMemo, list[tuple[int, HyperParameters, Any]]] = WeakKeyDictionary()
+"""What each memo has made: seed, hyper-parameters and object.
+
+It is no attribute of the memo, so it is not taken for state that a checkpoint lacks.
+"""
 
 
 class KeptTrainable(Trainable):
