@@ -22,6 +22,8 @@ SETTINGS = """\
 [mypy]
 check_untyped_defs = true
 follow_imports = skip
+[mypy-sklearn.*]
+ignore_missing_imports = true
 [mypy-thrifty.*]
 follow_imports = silent
 """

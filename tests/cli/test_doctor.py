@@ -171,7 +171,7 @@ def test_extras_that_are_absent_or_old(monkeypatch):
     found = doctor()
     assert found["extras", "kitchen"]["state"] == "absent"
     assert (
-        "tea-leaves is not installed; pip install 'thrifty[kitchen]'"
+        "tea-leaves is not installed; in the checkout: pip install -e '.[kitchen]'"
         in found["extras", "kitchen"]["detail"]
     )
     assert found["extras", "shell"]["state"] == "warning"

@@ -21,7 +21,8 @@ def test_a_missing_extra_is_an_import_error_that_says_what_to_install():
     error = MissingExtraError("pandas", extra="dataframe")
     assert isinstance(error, ImportError)
     assert isinstance(error, ThriftyError)
-    assert "pip install 'thrifty[dataframe]'" in str(error)
+    assert "run: pip install pandas " in str(error)
+    assert "in the checkout of thrifty: pip install -e '.[dataframe]'" in str(error)
 
 
 def test_clocks_go_forward():

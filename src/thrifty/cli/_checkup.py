@@ -158,7 +158,7 @@ def _extra(name: str, known: Mapping[str, Sequence[tuple[str, str]]]) -> tuple[S
         worst = "warning" if old and worst == "ok" else worst
     if worst == "ok":
         return worst, ", ".join(said)
-    return worst, f"{', '.join(said)}; pip install 'thrifty[{name}]'"
+    return worst, f"{', '.join(said)}; in the checkout: pip install -e '.[{name}]'"
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -175,7 +175,10 @@ def _psycopg() -> tuple[State, str]:
     try:
         psycopg = import_module("psycopg")
     except ModuleNotFoundError:
-        return "absent", "needed for PostgreSQL; pip install 'thrifty[postgresql]'"
+        return (
+            "absent",
+            "needed for PostgreSQL; in the checkout: pip install -e '.[postgresql]'",
+        )
     return "ok", f"{psycopg.__version__}, libpq {psycopg.pq.version()}"
 
 
@@ -184,7 +187,7 @@ def _ray() -> tuple[State, str]:
         # Do not import it: that alone takes seconds.
         return "ok", metadata.version("ray")
     except metadata.PackageNotFoundError:
-        return "absent", "needed for clusters; pip install 'thrifty[ray]'"
+        return "absent", "needed for clusters; in the checkout: pip install -e '.[ray]'"
 
 
 # -- devices -------------------------------------------------------------------------------
@@ -239,7 +242,7 @@ def _kernels() -> tuple[State, str]:
     try:
         numba = import_module("numba")
     except ModuleNotFoundError:
-        return "absent", "needed for graphs; pip install 'thrifty[graph]'"
+        return "absent", "needed for graphs; in the checkout: pip install -e '.[graph]'"
     kernels = import_module("thrifty.graph.kernels")
     if not kernels.COMPILED:
         return (

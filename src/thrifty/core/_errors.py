@@ -151,8 +151,8 @@ class MissingExtraError(ThriftyError, ImportError):
 
     def __init__(self, package: str, *, extra: str) -> None:
         super().__init__(
-            f"{package} is not installed; run: pip install 'thrifty[{extra}]' "
-            f"(or: pip install {package})"
+            f"{package} is not installed; run: pip install {package} "
+            f"(or, in the checkout of thrifty: pip install -e '.[{extra}]')"
         )
 
 

@@ -1,7 +1,7 @@
 """Graph training on one machine with prefetched batches: sampling, layers and inference.
 
-A plain PyTorch library: it does not depend on search, plans or databases. Needs
-``thrifty[graph]``.
+A plain PyTorch library: it does not depend on search, plans or databases. Needs the extra
+``graph``.
 """
 
 from . import _pack_rules as _pack_rules

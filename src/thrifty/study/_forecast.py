@@ -125,7 +125,9 @@ class Forecast:
             about = "about " if left_s and not is_exact else ""
             out.append(f"forecast: {about}{left_s:,.1f} s of training")
         if not is_exact:
-            out.append("estimated: the algorithm decides by results, so they were made up")
+            out.append(
+                "estimated with made-up results, because the algorithm decides by results"
+            )
         return out
 
 

@@ -1,6 +1,6 @@
 """Conformance checks for layers on blocks, also for those of third parties.
 
-Needs ``thrifty[graph]``.
+Needs the extra ``graph``.
 
 ::
 

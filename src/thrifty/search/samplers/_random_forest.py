@@ -140,7 +140,7 @@ class RandomForestSampler(Sampler):
     which differ in one hyper-parameter. Only the order of scores counts, so diverged trials do no
     harm. Trials in training and recent draws count as the worst seen, so that a batch spreads. A
     share ``random_share`` of the draws is random, and all draws are until there is enough to learn
-    from. It needs scikit-learn: ``pip install 'thrifty[search]'``.
+    from. It needs scikit-learn, from the extra ``search``.
 
     Args:
         num_trees: number of trees.
