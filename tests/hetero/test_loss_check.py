@@ -341,6 +341,20 @@ def test_batch_normalisation_is_not_refused(kind, tracked):
     trained(cross_entropy, labels(), net=partial(with_layer, layer), batch_norm=kind)
 
 
+class Relative(nn.BatchNorm1d):
+    """Batch normalisation that subtracts the mean of its outputs, in a ``forward`` of its own."""
+
+    def forward(self, x):
+        out = super().forward(x)
+        return out - out.mean(0, keepdim=True)
+
+
+def test_the_own_forward_of_batch_normalisation_is_checked():
+    net = partial(with_layer, partial(Relative, 8))
+    said = refused(cross_entropy, labels(), net=net, batch_norm="local")
+    assert any("differs" in text for text in said.values())
+
+
 class Noisy(nn.Module):
     """A model that draws random numbers in many ways."""
 

@@ -137,10 +137,10 @@ OPTIMIZERS = {
 }
 
 
-def learner_of(net, optimizer, dataset=None, lossy=loss):
+def learner_of(net, optimizer, dataset=None, lossy=loss, sum_=lambda tensor: None):
     samples = PublicAndPrivate(dataset or data(), None, None)
     objective = Objective(loss=lossy)
-    return Learner(net, optimizer, samples, objective=objective, sum_=lambda tensor: None)
+    return Learner(net, optimizer, samples, objective=objective, sum_=sum_)
 
 
 def everything(net, optimizer):
@@ -238,3 +238,39 @@ def test_a_rehearsal_has_no_more_samples_than_there_are():
     learner.rehearse(2)
     learner.rehearse(10)
     assert seen == [2, 3]
+
+
+class Demanding(Device):
+    """A device on which steps of fewer than ``least`` samples raise an error."""
+
+    def __init__(self, least):
+        super().__init__()
+        self.least = least
+        self.refused = []
+
+    def step(self, size):
+        if size < self.least:
+            self.refused.append(size)
+            raise ValueError(f"{size} are too few")
+        super().step(size)
+
+
+def test_measuring_begins_with_the_smallest_size_that_trains():
+    device = Demanding(least=3)
+    curve = device.measured(max_samples=16)
+    assert (device.refused, sorted(set(device.sizes))) == ([1, 2], [3, 6, 12, 16])
+    assert curve.min_samples == 3
+    assert (curve.fixed_s, curve.sample_s) == pytest.approx((0.1, 0.01))
+
+
+@pytest.mark.parametrize("max_samples", [2, 64])
+def test_the_error_of_the_first_size_is_raised_if_no_small_size_trains(max_samples):
+    with pytest.raises(ValueError, match="1 are too few"):
+        Demanding(least=10).measured(max_samples=max_samples)
+
+
+def test_batch_normalisation_over_each_share_is_measured_with_several_samples():
+    net = model()
+    net.insert(1, nn.BatchNorm1d(8).double())
+    learner = learner_of(net, torch.optim.SGD(net.parameters(), lr=0.1), sum_=None)
+    assert learner.measure(max_samples=8, clock=VirtualClock()).min_samples == 2

@@ -106,3 +106,17 @@ def test_bytes_may_be_followed_by_nothing_else_than_their_tensors():
 def test_what_would_need_pickle_is_refused():
     with pytest.raises(TaskError, match="stored without pickle"):
         to_bytes({"x": object()})
+
+
+def test_a_model_s_state_keeps_the_versions_of_its_modules():
+    """Without them, torch asks for a counter that this layer does not have."""
+
+    def net():
+        layer = torch.nn.BatchNorm1d(3)
+        layer.num_batches_tracked = None
+        return torch.nn.Sequential(layer)
+
+    state = net().state_dict()
+    back = there_and_back({"model": state})["model"]
+    assert back._metadata == state._metadata
+    net().load_state_dict(back)

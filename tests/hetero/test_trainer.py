@@ -249,6 +249,33 @@ def test_layers_are_replaced_only_where_statistics_are_global(kind):
     assert len(list(trainer.run(epochs=1))) == 4
 
 
+class Activated(nn.BatchNorm1d):
+    """Batch normalisation and an activation in one layer, as in timm."""
+
+    def forward(self, x):
+        return torch.relu(super().forward(x))
+
+
+def test_batch_normalisation_with_a_forward_of_its_own_is_kept_or_refused():
+    net = model()
+    net.insert(1, Activated(8).double())
+    with pytest.raises(HeteroError, match=r"layer '1' \(Activated\)"):
+        trainer_of(net)
+    plain = copy.deepcopy(net)
+    trainer = trainer_of(net, batch_norm="local", curve=None)
+    first = next(trainer.run(epochs=1))
+    share = [data()[i] for i in first.share.public]
+    batch = [torch.stack(each) for each in zip(*share, strict=True)]
+    assert first.loss == pytest.approx(float(loss(plain, batch).detach()))
+
+
+def test_batch_normalisation_without_a_counter_trains():
+    net = model()
+    net.insert(1, nn.BatchNorm1d(8).double())
+    net[1].num_batches_tracked = None
+    assert len(list(trainer_of(net, curve=None).run(epochs=1))) == 4
+
+
 def test_workers_measure_themselves_unless_told():
     def seconds(speed):
         return lambda size, step: 0.25 + speed * size

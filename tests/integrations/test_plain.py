@@ -77,3 +77,8 @@ def test_an_array_is_copied():
     kept = to_plain(array)
     array[:] = 1
     assert from_plain(kept).tolist() == [0, 0]
+
+
+def test_a_model_s_state_keeps_the_versions_of_its_modules():
+    state = torch.nn.Sequential(torch.nn.BatchNorm1d(2)).state_dict()
+    assert returned({"state_dict": state})["state_dict"]._metadata == state._metadata

@@ -94,7 +94,40 @@ class Buffered(Toy):
         return Counts()
 
 
-@pytest.mark.parametrize("task", [Toy, Adam, Normed, Buffered])
+class Uncounted(Toy):
+    """A task whose model has batch normalisation that does not count its batches."""
+
+    def network(self, hp):
+        norm = nn.BatchNorm1d(8)
+        norm.num_batches_tracked = None
+        return nn.Sequential(nn.Linear(6, 8), norm, nn.Linear(8, 1))
+
+
+class Inverted(nn.Module):
+    """A model that converts states of its first version."""
+
+    _version = 2
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 1)
+        self.scale = nn.Parameter(torch.full((1,), 2.0))
+
+    def forward(self, x):
+        return self.inner(x) * self.scale
+
+    def _load_from_state_dict(self, state, prefix, metadata, *rest):
+        if metadata.get("version", 1) < 2:
+            state[f"{prefix}scale"] = 1 / state[f"{prefix}scale"]
+        super()._load_from_state_dict(state, prefix, metadata, *rest)
+
+
+class Versioned(Toy):
+    def network(self, hp):
+        return Inverted()
+
+
+@pytest.mark.parametrize("task", [Toy, Adam, Normed, Buffered, Uncounted, Versioned])
 def test_a_complete_state(task, caplog):
     check = run_check(task())
     assert not caplog.messages
@@ -461,6 +494,22 @@ def test_sparse_tensors_in_a_state():
         other = {**again, key: again[key] * 2}
         assert not same(held, other)
         assert not same(held, {**again, key: again[key].to_dense()})
+
+
+def test_a_stored_state_keeps_the_versions_of_its_modules():
+    held = nn.Sequential(Inverted()).state_dict()
+    arrays, meta = state_to_arrays(pack_state({"model": held}))
+    again = unpack_state(state_from_arrays(arrays, json.loads(json.dumps(meta))))["model"]
+    assert again._metadata == held._metadata
+    assert again._metadata["0"] == {"version": 2}
+
+
+def test_a_state_of_an_earlier_release_can_be_read():
+    """It has no versions, so torch takes its modules for old ones, as it always did."""
+    model = nn.Linear(2, 1)
+    state = pack_state(dict(model.state_dict()))
+    assert list(state.tree) == ["dict"]
+    nn.Linear(2, 1).load_state_dict(unpack_state(state))
 
 
 class OtherSparse(Toy):

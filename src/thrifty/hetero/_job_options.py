@@ -80,9 +80,9 @@ class HeteroOptions:
     """Options of a ``HeteroTrainer``; equal on all workers, except ``curve`` and ``power``.
 
     Args:
-        batch_norm: "global": statistics over the global batch, as in one process (layers are
-            replaced in place, with the same ``state_dict``). "local": statistics of each worker's
-            share, which changes the result.
+        batch_norm: "global": statistics over the global batch, as in one process (layers change
+            their class, with the same ``state_dict``; layers with a ``forward`` of their own are
+            refused). "local": statistics of each worker's share, which changes the result.
         clip_norm: Norm to clip the gradient of the global batch to; None: no clipping.
         objective: "throughput", or "energy" for the fewest joules per step (needs ``power``).
         power: Power model of this worker.

@@ -317,7 +317,7 @@ class _Book(transformers.TrainerCallback):
         state.save_to_json(str(file))
         scaler = getattr(trainer.accelerator, "scaler", None)
         return {
-            "model": dict(trainer.model.state_dict()),
+            "model": trainer.model.state_dict(),
             "optimizer": to_plain(trainer.optimizer.state_dict()),
             "scheduler": to_plain(trainer.lr_scheduler.state_dict()),
             "scaler": None if scaler is None else to_plain(scaler.state_dict()),

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from thrifty.core import DivergedError, TaskError, derive_seed
 from thrifty.pack import HyperParameters, Trainable, borrowed_streams
 from thrifty.pack._random import seed_everything
+from thrifty.pack._state import state_versions, with_versions
 from thrifty.pack.task._hyperparameters import unread, values_of
 
 
@@ -148,7 +149,8 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, deque):
         return _marked("deque", [value.maxlen, *(to_plain(item) for item in value)])
     if isinstance(value, Mapping):
-        return {key: to_plain(inside) for key, inside in value.items()}
+        plain = {key: to_plain(inside) for key, inside in value.items()}
+        return with_versions(plain, state_versions(value))
     if isinstance(value, list | tuple):
         # A named tuple comes back as a plain tuple.
         return (list if isinstance(value, list) else tuple)(to_plain(item) for item in value)
@@ -164,7 +166,8 @@ def from_plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         kind = value.get(_TAG)
         if kind is None:
-            return {key: from_plain(inside) for key, inside in value.items()}
+            held = {key: from_plain(inside) for key, inside in value.items()}
+            return with_versions(held, state_versions(value))
         return _unmarked(kind, value["inside"])
     if isinstance(value, list):
         return [from_plain(item) for item in value]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,26 @@ def unpack_state(state: State) -> Any:
     return _put_together(state.tree, state.tensors)
 
 
+def state_versions(state: Mapping[Any, Any]) -> Mapping[str, Any] | None:
+    """Return the versions of the modules that wrote a ``state_dict``; None for other mappings.
+
+    Without them, ``load_state_dict`` takes the state for one of an older version and converts it.
+    """
+    # PyTorch keeps them in an attribute of an ``OrderedDict``
+    return vars(state).get("_metadata") if isinstance(state, OrderedDict) else None
+
+
+def with_versions(
+    state: Mapping[str, Any], versions: Mapping[str, Any] | None
+) -> Mapping[str, Any]:
+    """Return a state with the versions that ``state_versions`` returned."""
+    if versions is None:
+        return state
+    made = OrderedDict(state)
+    made._metadata = versions  # type: ignore[attr-defined]
+    return made
+
+
 def _take_apart(value: Any, tensors: dict[str, torch.Tensor], *, path: str) -> Any:
     if isinstance(value, torch.Tensor):
         if value.layout in _COMPRESSED or value.layout is torch.sparse_coo:
@@ -80,7 +101,11 @@ def _take_apart(value: Any, tensors: dict[str, torch.Tensor], *, path: str) -> A
             ]
             for key, v in value.items()
         ]
-        return {"dict": items}
+        versions = state_versions(value)
+        if versions is None:
+            return {"dict": items}
+        held = _take_apart(versions, tensors, path=f"{path}._metadata" if path else "_metadata")
+        return {"state_dict": [items, held]}
     if isinstance(value, list | tuple):
         parts = [_take_apart(v, tensors, path=f"{path}.{i}") for i, v in enumerate(value)]
         return {"tuple" if isinstance(value, tuple) else "list": parts}
@@ -146,6 +171,12 @@ def _put_together(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         return _made_sparse(inside, tensors)
     if kind == "dict":
         return {key: _put_together(v, tensors) for key, v in inside}
+    if kind == "state_dict":
+        items, versions = inside
+        return with_versions(
+            {key: _put_together(v, tensors) for key, v in items},
+            _put_together(versions, tensors),
+        )
     parts = [_put_together(v, tensors) for v in inside]
     return tuple(parts) if kind == "tuple" else parts
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
@@ -327,11 +326,21 @@ class _Probe:
 
 
 def _with_fixed_statistics(layer: _BatchNorm) -> Any:
-    def forward(x: Tensor) -> Tensor:
-        mean, var = layer.running_mean, layer.running_var
-        if mean is None or var is None:
-            mean, var = x.new_zeros(x.shape[1]), x.new_ones(x.shape[1])
-        return F.batch_norm(x, mean, var, layer.weight, layer.bias, eps=layer.eps)
+    """Return the layer's own ``forward``, which runs as in evaluation."""
+    own = layer.forward
+
+    def forward(*args: Any, **options: Any) -> Any:
+        # A loss may call ``model.train()`` itself, so this is set anew in each call.
+        before = layer.training, layer.running_mean, layer.running_var
+        try:
+            layer.training = False
+            if layer.running_mean is None and layer.running_var is None:
+                x = next(iter((*args, *options.values())))
+                layer.running_mean = x.new_zeros(x.shape[1])
+                layer.running_var = x.new_ones(x.shape[1])
+            return own(*args, **options)
+        finally:
+            layer.training, layer.running_mean, layer.running_var = before
 
     return forward
 

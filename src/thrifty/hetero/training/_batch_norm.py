@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from thrifty.core import HeteroError
 
@@ -19,53 +21,52 @@ Sum = Callable[[Tensor], None]
 
 
 class WholeBatchNorm(_BatchNorm):
-    """``nn.BatchNorm1d``, ``2d`` or ``3d`` with the statistics of the global batch.
+    """A batch normalisation layer with the statistics of the global batch.
+
+    ``HeteroTrainer`` gives the layers of a model a subclass of this class and of their own class.
+    They stay the same objects, with their parameters, buffers, hooks and methods.
 
     ``nn.SyncBatchNorm`` does the same on GPUs. This class also supports CPUs and workers that join
     and leave. Each mean is a sum over all workers divided by the total number of samples, so any
-    split gives the statistics and the gradient of one process with the whole batch.
-
-    Args:
-        layer: The layer to replace. Parameters, buffers and options are taken over, so
-            ``state_dict`` stays the same.
-        shared: Sums over the workers, and records what was summed.
+    split gives the statistics and the gradient of one process with the whole batch. Outside of
+    training steps, and in copies, the layer is the plain one.
     """
 
     _shared: SharedSums
+    _plain: type[_BatchNorm]
 
-    def __init__(self, layer: _BatchNorm, shared: SharedSums) -> None:
-        nn.Module.__init__(self)
-        self.__dict__.update({
-            key: value for key, value in layer.__dict__.items() if key != "training"
-        })
-        self.training = layer.training
-        self._of = type(layer)
-        # Bypass nn.Module: this is neither a module nor a tensor, and no part of the layer's state.
-        object.__setattr__(self, "_shared", shared)
-
-    def _check_input_dim(self, input: Tensor) -> None:
-        self._of._check_input_dim(self, input)  # type: ignore[no-untyped-call]
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copy and pickle the plain layer, because the connections belong to this process."""
+        state = {name: value for name, value in vars(self).items() if name != "_shared"}
+        return _new, (self._plain,), state
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise as ``nn.BatchNorm`` does."""
-        self._check_input_dim(input)
-        if not self.training or not self._shared.active:
-            return super().forward(input)
+        # As in torch, a layer without statistics uses those of the batch in evaluation, too.
+        by_batch = self.training or (self.running_mean is None and self.running_var is None)
+        if not by_batch or not self._shared.active:
+            return _BatchNorm.forward(self, input)
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]
         # As in torch, statistics of half-precision inputs are computed in single precision.
         x = input.to(torch.promote_types(input.dtype, torch.float32))
         dims = [d for d in range(x.dim()) if d != 1]
         shape = [1, -1] + [1] * (x.dim() - 2)
-        count = x.new_full((1,), x.numel() // max(1, x.shape[1]))
-        sums = self._shared.add(torch.cat([x.sum(dims), count]))
+        own = x.numel() // max(1, x.shape[1])
+        sums = self._shared.add(torch.cat([x.sum(dims), x.new_full((1,), own)]))
         total = sums[-1].detach()
+        if own <= 1:  # only then is it worth waiting for the device
+            self._shared.check_total(total)
         mean = sums[:-1] / total
         centred = x - mean.view(shape)
         var = self._shared.add(centred.square().sum(dims)) / total
         self._shared.ran(self, sums.detach())
         self._track(mean.detach(), var.detach(), total)
         out = centred * torch.rsqrt(var + self.eps).view(shape)
-        if self.affine:
-            out = out * self.weight.view(shape) + self.bias.view(shape)
+        # Either may be missing: ``bias=False``, or a user has removed it.
+        if self.weight is not None:
+            out = out * self.weight.view(shape)
+        if self.bias is not None:
+            out = out + self.bias.view(shape)
         return out.to(input.dtype)
 
     @torch.no_grad()
@@ -73,12 +74,13 @@ class WholeBatchNorm(_BatchNorm):
         """Take part in the others' forward pass without samples, tracking the same statistics."""
         sums = self._shared.add(torch.zeros_like(like))
         total = sums[-1]
+        self._shared.check_total(total)
         var = self._shared.add(torch.zeros_like(like[:-1])) / total
         self._track(sums[:-1] / total, var, total)
 
     @torch.no_grad()
     def _track(self, mean: Tensor, var: Tensor, total: Tensor) -> None:
-        if not self.track_running_stats:
+        if not (self.training and self.track_running_stats):
             return
         rate = self.momentum or 0.0  # torch's default where nothing counts the batches
         if self.num_batches_tracked is not None:
@@ -90,6 +92,10 @@ class WholeBatchNorm(_BatchNorm):
         kind = self.running_mean.dtype
         self.running_mean.lerp_(mean.to(kind), rate)
         self.running_var.lerp_((var * total / (total - 1).clamp(min=1)).to(kind), rate)
+
+
+def _new(kind: type[_BatchNorm]) -> _BatchNorm:
+    return kind.__new__(kind)
 
 
 class SharedSums:
@@ -120,6 +126,10 @@ class SharedSums:
         finally:
             self.active = False
 
+    def __deepcopy__(self, memo: Any) -> SharedSums:
+        """Give copies of a layer sums of their own, which are never active."""
+        return SharedSums(None)
+
     def shadow(self) -> None:
         """Take part in a forward and a backward pass without samples."""
         self._together = True
@@ -131,6 +141,19 @@ class SharedSums:
     def add(self, value: Tensor) -> Tensor:
         """Return the sum over all workers. Its gradient is the sum of their gradients."""
         return _Added.apply(value, self)  # type: ignore[no-any-return, no-untyped-call]
+
+    def check_total(self, total: Tensor) -> None:
+        """Raise torch's error if all workers together have a single value per channel.
+
+        Raises:
+            ValueError: They have, and the variance of one value says nothing.
+        """
+        # A rehearsal stands for a step in which others have samples, too.
+        if self._together and float(total) == 1:
+            raise ValueError(
+                "Expected more than 1 value per channel when training, got 1 over all workers: use "
+                "a larger global_batch, or leave out the last samples of the data set"
+            )
 
     def ran(self, layer: WholeBatchNorm, like: Tensor) -> None:
         """Record that a layer ran in this pass."""
@@ -163,21 +186,52 @@ class _Added(torch.autograd.Function):
 
 
 def whole_batch_norm(model: nn.Module, shared: SharedSums) -> int:
-    """Replace a model's batch normalisation layers in place, and return how many there are.
+    """Let a model's batch normalisation layers sum over the workers; return their number.
+
+    The layers stay the same objects, so code that holds one of them outside of the model uses the
+    statistics of the global batch, too.
 
     Raises:
-        HeteroError: The model itself is such a layer, which cannot be replaced in place.
+        HeteroError: A layer computes in its own way, so its statistics cannot be summed.
     """
-    if isinstance(model, _BatchNorm) and not isinstance(model, WholeBatchNorm):
+    layers = [each for each in model.named_modules() if isinstance(each[1], _BatchNorm)]
+    for name, layer in layers:
+        _check_is_plain(name, layer)
+    for _, layer in layers:
+        if not isinstance(layer, WholeBatchNorm):
+            kind: type[nn.Module] = type(layer)
+            layer.__class__ = _whole(kind)  # type: ignore[arg-type]
+        layer.__dict__["_shared"] = shared  # not a module or tensor, and not part of the state
+    return len(layers)
+
+
+_FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+
+
+def _check_is_plain(name: str, layer: nn.Module) -> None:
+    kind = layer._plain if isinstance(layer, WholeBatchNorm) else type(layer)
+    where = f"layer {name!r}" if name else "the model"
+    if isinstance(layer, LazyModuleMixin):
         raise HeteroError(
-            "a model that is nothing but batch normalisation cannot be changed in place: put it "
-            "into an nn.Sequential, or ask for batch_norm='local'"
+            f"{where} ({kind.__name__}) has no shape yet; run the model on a batch before you make "
+            "the trainer"
         )
-    made: dict[nn.Module, WholeBatchNorm] = {}  # a layer may be used in several places
-    for module in list(model.modules()):
-        for name, child in list(module._modules.items()):
-            if isinstance(child, _BatchNorm) and not isinstance(child, WholeBatchNorm):
-                if child not in made:
-                    made[child] = WholeBatchNorm(child, shared)
-                setattr(module, name, made[child])
-    return len(made)
+    own = "forward" in vars(layer) or getattr(kind, "forward", None) not in _FORWARDS
+    called = any(
+        getattr(kind, method) is not getattr(nn.Module, method)
+        for method in ("__call__", "_call_impl", "_wrapped_call_impl")
+    )
+    if own or called:
+        raise HeteroError(
+            f"{where} ({kind.__name__}) is batch normalisation with a "
+            f"`{'forward' if own else '__call__'}` of its own, which cannot use the statistics of "
+            "the global batch; put a plain nn.BatchNorm layer and what it adds (such as an "
+            "activation) into an nn.Sequential, or pass HeteroOptions(batch_norm='local') to use "
+            "the statistics of each worker's share, which changes the answer"
+        )
+
+
+@functools.cache
+def _whole(kind: type[nn.Module]) -> type[WholeBatchNorm]:
+    """Return a subclass of a layer's class, which keeps all its methods except ``forward``."""
+    return type(f"Whole{kind.__name__}", (WholeBatchNorm, kind), {"_plain": kind})

@@ -95,6 +95,8 @@ def _monitor(gpus: list[int], cpus: list[int]) -> Any:
 
 
 _REPEATS = 3
+_MOST_AT_FIRST = 4
+"""Largest number of samples to begin with."""
 
 
 def measure_curve(
@@ -107,8 +109,10 @@ def measure_curve(
 ) -> StepCurve:
     """Time whole training steps of 1, 2, 4, ... samples, and fit a speed curve.
 
-    Measuring stops at ``max_samples`` samples, where memory ends, or where the next size would
-    exceed ``budget_s``. The line through the measured sizes predicts larger batches.
+    Measuring begins with the smallest size at which the model trains, which the worker then has to
+    get: batch normalisation over each worker's share cannot train a single sample. Measuring stops
+    at ``max_samples`` samples, where memory ends, or where the next size would exceed ``budget_s``.
+    The line through the measured sizes predicts larger batches.
 
     Args:
         step: Trains one step with the given number of samples, and waits until the device is done.
@@ -132,13 +136,18 @@ def measure_curve(
     seconds: list[float] = []
     fits: int | None = None
     began = clock.monotonic()
+    refused: Exception | None = None
     size = min(max(1, min_samples), max_samples)
     while True:
         try:
             times = [_timed(step, size, clock) for _ in range(_REPEATS + 1)]
-        except (RuntimeError, MemoryError) as error:
+        except Exception as error:  # user code may raise anything
             if not out_of_memory(error):
-                raise
+                refused = refused or error
+                if sizes or size >= min(_MOST_AT_FIRST, max_samples):
+                    raise refused from None
+                size = min_samples = size + 1
+                continue
             if not sizes:
                 raise HeteroError(
                     f"a step with {size} sample(s) does not fit into this worker's memory; a "

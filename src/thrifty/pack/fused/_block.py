@@ -126,7 +126,7 @@ class Block:
     def state(self, trial: FusedTrial) -> State:
         """Return a copy of a trial's full state, in the form that the trial alone would give."""
         return pack_state({
-            "model": dict(trial.model.state_dict()),
+            "model": trial.model.state_dict(),
             "optimizer": trial.optimizer_state(self.moments(trial)),
         })
 

@@ -148,7 +148,7 @@ class TaskTrial:
     def state(self) -> State:
         """Return a copy of everything that is needed to continue."""
         return pack_state({
-            "model": dict(self.model.state_dict()),
+            "model": self.model.state_dict(),
             "optimizer": self.followed.state(),
         })
 
