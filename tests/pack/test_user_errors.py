@@ -11,6 +11,7 @@ from thrifty.pack import (
     EpochPlan,
     FusedBackend,
     Member,
+    UnverifiedError,
     borrowed_streams,
 )
 from thrifty.pack.backends import _fusion_policy
@@ -21,11 +22,14 @@ from thrifty.study import Study
 from thrifty.testing import LineTask
 
 
+pytestmark = pytest.mark.slow
+
+
 X = torch.linspace(-1, 1, 32)[:, None]
 
 
-class Broken(Exception):
-    pass
+class BrokenError(Exception):
+    """The error of the user's code."""
 
 
 class Batches:
@@ -36,7 +40,6 @@ class Batches:
 
     def __init__(self, fault):
         self.point, _, self.epoch = fault.partition(" at ")
-        self.evaluations = 0
 
     def source(self, device):
         return self
@@ -46,38 +49,37 @@ class Batches:
 
     def train_batches(self, *, seed, epoch, batch_size):
         if self.is_broken("train", epoch):
-            raise Broken("in train")
+            raise BrokenError("in train")
         return self.rows(epoch, batch_size)
 
     def rows(self, epoch, batch_size):
         for number, x in enumerate(X.split(batch_size)):
             if number == 1 and self.is_broken("second batch", epoch):
-                raise Broken("in second batch")
+                raise BrokenError("in second batch")
             yield x.clone(), 2 * x + 1
 
     def valid_batches(self, *, batch_size):
         if self.point == "valid":
-            raise Broken("in valid")
+            raise BrokenError("in valid")
         yield (X.clone(), 2 * X + 1), len(X)
 
 
 class Faulty(LineTask):
-    """Fails where hyper-parameter ``fault`` says, as ``FaultyTask`` does for a step."""
+    """A task that fails where hyper-parameter ``fault`` says."""
 
     own_batches = False
-
-    def trip(self, hp, point):
-        if hp.get("fault", "") == point:
-            raise Broken(f"in {point}")
 
     def __init__(self):
         self.now = ""
 
+    def trip(self, hp, point):
+        if hp.fault == point:
+            raise BrokenError(f"in {point}")
+
     def data(self, hp):
         if not self.own_batches:
             return super().data(hp)
-        if hp.fault == "data":
-            raise Broken("in data")
+        self.trip(hp, "data")
         return Batches(hp.fault)
 
     def model(self, hp):
@@ -96,12 +98,12 @@ class Faulty(LineTask):
 
     def loss(self, model, batch):
         if model.training and self.now == "loss":
-            raise Broken("in loss")
+            raise BrokenError("in loss")
         return super().loss(model, batch)
 
     def metrics(self, model, batch):
         if self.now == "metrics":
-            raise Broken("in metrics")
+            raise BrokenError("in metrics")
         return super().metrics(model, batch)
 
 
@@ -120,18 +122,14 @@ def trained(task, pack, fault, tmp_path, *, workers=0):
         name="s",
         storage=f"sqlite:///{tmp_path / 'study.db'}",
     )
-    study.run(
-        progress=False,
-        executor=Local(workers=workers, pack=pack, threads=1, pack_size=3)
-        if workers
-        else Local(pack=pack, threads=1, pack_size=3),
-    )
+    options = {"workers": workers} if workers else {}
+    study.run(progress=False, executor=Local(pack=pack, threads=1, pack_size=3, **options))
     return study.trials
 
 
 def assert_only_the_second_fails(trials, point):
     assert [t.state for t in trials] == ["done", "failed", "done"]
-    assert trials[1].error.splitlines()[0] == f"Broken: in {point}"
+    assert trials[1].error.splitlines()[0] == f"BrokenError: in {point}"
     assert [t.epochs for t in trials[::2]] == [8, 8]
 
 
@@ -161,7 +159,15 @@ def test_an_error_in_what_follows_hyper_parameters_fails_its_trial_alone(
 @packs
 @pytest.mark.parametrize(
     "fault",
-    ["data", "model", "train at 0", "train at 2", "second batch at 0", "second batch at 2", "valid"],
+    [
+        "data",
+        "model",
+        "train at 0",
+        "train at 2",
+        "second batch at 0",
+        "second batch at 2",
+        "valid",
+    ],
 )
 @pytest.mark.usefixtures("measures_early")
 def test_an_error_in_data_model_or_batches_fails_its_trial_alone(pack, fault, tmp_path):
@@ -219,7 +225,7 @@ def test_an_error_amid_a_stage_is_the_outcome_of_its_trial(prefer, point):
     first, second, third = outcomes(AutoBackend(Faulty(), prefer=prefer), faults)
     assert isinstance(first, dict)
     assert isinstance(third, dict)
-    assert isinstance(second, Broken)
+    assert isinstance(second, BrokenError)
 
 
 def test_each_of_the_trials_that_share_batches_gets_the_error_of_reading_them():
@@ -228,11 +234,25 @@ def test_each_of_the_trials_that_share_batches_gets_the_error_of_reading_them():
             return Batches("second batch at 1")
 
     found = outcomes(FusedBackend(Failing()), [("", "", "")] * 3)
-    assert [repr(each) for each in found] == ["Broken('in second batch')"] * 3
+    assert [repr(each) for each in found] == ["BrokenError('in second batch')"] * 3
 
 
 def test_an_error_of_the_measurement_alone_is_no_error_of_a_trial(caplog):
     backend = AutoBackend(FaultyBatches(), prefer="fused")
     found = outcomes(backend, [("train at 3",) * 3] * 3)
     assert all(isinstance(each, dict) for each in found), found
-    assert "whether fusing pays failed with Broken: in train" in caplog.text
+    assert "whether fusing pays failed with BrokenError: in train" in caplog.text
+
+
+def test_a_source_with_fewer_batches_than_it_says_is_trained_alone():
+    class Fewer(LineTask):
+        def data(self, hp):
+            return Half("")
+
+    class Half(Batches):
+        def rows(self, epoch, batch_size):
+            return iter(list(super().rows(epoch, batch_size))[:2])
+
+    found = outcomes(FusedBackend(Fewer()), [("", "", "")] * 3)
+    assert all(isinstance(each, UnverifiedError) for each in found), found
+    assert "fewer batches in an epoch than num_train" in str(found[0])
