@@ -256,3 +256,41 @@ def test_a_source_with_fewer_batches_than_it_says_is_trained_alone():
     found = outcomes(FusedBackend(Fewer()), [("", "", "")] * 3)
     assert all(isinstance(each, UnverifiedError) for each in found), found
     assert "fewer batches in an epoch than num_train" in str(found[0])
+
+
+@pytest.mark.parametrize("prefer", ["auto", "fused", "concatenated"])
+def test_a_batch_size_that_is_none_in_a_later_epoch_is_the_outcome_of_its_trial(prefer):
+    class Sized(LineTask):
+        batch_size = "fault"
+
+    faults = [(8, 8, 8), (8, 8, 0), (8, 8, 8)]
+    first, second, third = outcomes(AutoBackend(Sized(), prefer=prefer), faults)
+    assert isinstance(first, dict)
+    assert isinstance(third, dict)
+    assert "batch_size is 0" in str(second)
+
+
+def test_a_wider_trial_is_not_joined_where_reading_a_batch_fails():
+    class Breaking(Batches):
+        is_whole = True
+
+        def train_batches(self, *, seed, epoch, batch_size):
+            if batch_size == 32 and not self.is_whole:  # a dry run reads fewer rows
+                raise BrokenError("in train")
+            return super().train_batches(seed=seed, epoch=epoch, batch_size=batch_size)
+
+    made = Breaking("")
+
+    class Wide(LineTask):
+        batch_size = 32
+
+        def data(self, hp):
+            return made
+
+    backend = FusedBackend(Wide())
+    with borrowed_streams():
+        backend.stack(0, Member(values={"lr": 0.1, "width": 8}, seed=0))
+        made.is_whole = False
+        backend.stack(1, Member(values={"lr": 0.1, "width": 7}, seed=0))
+        plan = EpochPlan(epoch=0, values={"lr": 0.1, "width": 7})
+        assert repr(backend.step({1: plan})[1]) == "BrokenError('in train')"
