@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from thrifty.core import TaskError
 from thrifty.pack import ArrayData, DatasetPair, open_source
@@ -240,6 +240,117 @@ def test_a_tuple_of_arrays_is_not_taken_for_samples(dataset, as_pair):
 def test_a_list_of_samples_is_a_dataset():
     source = open_source(([torch.zeros(2)] * 8, [torch.zeros(2)] * 4), device=CPU)
     assert (source.num_train, source.num_valid) == (8, 4)
+
+
+def pad(samples):
+    return torch.stack([sample.mean(0) for sample in samples])
+
+
+LONG = [torch.full((1 + number % 3, 2), float(number)) for number in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("train", "valid"),
+    [
+        (LONG, LONG),
+        (tuple(LONG), tuple(LONG)),
+        (LONG, LONG[:1]),
+        ([array.numpy() for array in LONG], LONG[:3]),
+    ],
+    ids=["list", "tuple", "one for validation", "NumPy"],
+)
+def test_arrays_of_several_lengths_are_samples_for_a_collate_fn(train, valid):
+    train_len, valid_len = len(train), len(valid)
+
+    def collate(samples):
+        return pad([torch.as_tensor(sample) for sample in samples])
+
+    source = open_source(DatasetPair(train=train, valid=valid, collate_fn=collate), device=CPU)
+    assert (source.num_train, source.num_valid) == (train_len, valid_len)
+    assert sum(map(len, train_batches(source))) == train_len
+
+
+def test_a_few_validation_samples_are_samples_as_those_for_training_are():
+    samples = [torch.zeros(2)] * 10
+    assert open_source((samples, samples[:2]), device=CPU).num_valid == 2
+    with pytest.raises(TaskError, match=r"list of arrays \(valid, shapes \(7,\), \(7,\)\)"):
+        open_source((samples, [torch.zeros(7)] * 2), device=CPU)
+    with pytest.raises(TaskError, match=r"list of arrays \(valid"):
+        open_source((Rows(8), samples[:2]), device=CPU)
+
+
+def test_arrays_of_several_shapes_need_a_collate_fn():
+    with pytest.raises(TaskError, match=r"collate_fn for samples of several shapes"):
+        open_source((LONG, LONG), device=CPU)
+
+
+Split = collections.namedtuple("Split", "valid train")
+
+
+def test_the_sets_of_a_named_tuple_are_found_by_name():
+    source = open_source(Split(train=Rows(8), valid=Rows(3)), device=CPU)
+    assert (source.num_train, source.num_valid) == (8, 3)
+    with pytest.raises(TaskError, match=r"Pair\(x, y\), .* name them train and valid"):
+        open_source(Pair(Rows(8), Rows(3)), device=CPU)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(Rows(8))
+
+
+class SizedStream(Stream):
+    def __len__(self):
+        return 8
+
+
+class Unsized(Dataset):
+    def __getitem__(self, index):
+        return torch.zeros(1)
+
+
+X = torch.zeros(32, 1)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ((X, X), "pair of Tensor and Tensor"),
+        ((X.numpy(), X.numpy()), "pair of ndarray and ndarray"),
+        ((X, X, X, X), "tuple of 4"),
+        (([X, X, X, X], [X, X, X, X]), r"list of arrays \(train"),
+        (({"x": X, "y": X}, {"x": X, "y": X}), r"dict \(train\), whose keys"),
+        ({"train": X, "valid": X}, "returned dict; return"),
+        (("train.csv", "valid.csv"), r"str \(train\), which is text"),
+        ((Stream(), Stream()), r"Stream \(train\), which has no __len__"),
+        ((SizedStream(), Rows(8)), "SizedStream, an IterableDataset"),
+        ((Unsized(), Unsized()), r"Unsized \(train\), which has no __len__"),
+        ((Rows(8), Unsized()), r"Unsized \(valid\), which has no __len__"),
+        ((Rows(8), {X}), r"set \(valid\), which has no __getitem__"),
+    ],
+)
+def test_what_is_no_pair_of_datasets_is_refused_before_training(data, message):
+    class Wrong(LineTask):
+        def data(self, hp):
+            return data
+
+    wrong = Study(
+        Wrong(),
+        Space(lr=Choice([0.1, 0.2])),
+        algorithm=GridSearch(max_epochs=1),
+        metric="mse",
+        mode="min",
+        storage="sqlite://",
+        name="wrong",
+    )
+    with pytest.raises(TaskError, match=message) as caught:
+        wrong.run(progress=False)
+    assert "return thrifty." in str(caught.value)
+
+
+def test_a_stream_with_a_length_is_a_validation_set():
+    source = open_source((Rows(8), SizedStream()), device=CPU)
+    assert [num for _, num in source.valid_batches(batch_size=5)] == [5, 3]
 
 
 def test_a_loader_is_not_taken_for_a_dataset():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
 
-from thrifty.core import TaskError, plain_logger
+from thrifty.core import error_text, plain_logger
 from thrifty.pack._backend import (
     Backend,
     EpochPlan,
@@ -16,6 +17,9 @@ from thrifty.pack._backend import (
     Outcome,
     TimeShare,
     UnverifiedError,
+    guarded,
+    no_exits,
+    out_of_memory,
 )
 from thrifty.pack._state import State
 from thrifty.pack.fused._member import FusedTrial
@@ -120,10 +124,9 @@ class AutoBackend(Backend):
                 num_epochs = 1 if plan.stop is None else max(1, plan.stop - plan.epoch)
                 self._goes_fused(slot, trial, plan.values, num_epochs=num_epochs)
             elif self._where[slot] is self._fused and self._prefer == "auto":
-                try:
-                    self._may_go_back(slot)
-                except TaskError as error:
-                    outcomes[slot] = error
+                outcome = guarded(partial(self._may_go_back, slot))
+                if isinstance(outcome, Exception):
+                    outcomes[slot] = outcome
         begins = {slot: plan for slot, plan in plans.items() if slot not in outcomes}
         for backend in dict.fromkeys(self._where.values()):
             mine = {slot: plan for slot, plan in begins.items() if self._where[slot] is backend}
@@ -133,12 +136,14 @@ class AutoBackend(Backend):
             slots = [slot for slot, where in self._where.items() if where is backend]
             shares.update(dict.fromkeys(slots, _divided(spent, len(slots))))
             if backend is self._plain:
-                self._judge.spent(self._plain.trials(), spent.seconds)
+                failed = {slot for slot in mine if isinstance(outcomes.get(slot), Exception)}
+                self._judge.spent(self._plain.trials(without=failed), spent.seconds)
         self._tell_refused()
         for slot, outcome in list(outcomes.items()):
             if isinstance(outcome, UnfusableError):
                 watch = _Stopwatch(self.checks)
-                outcomes[slot] = self._leaves_fused(slot, plans.get(slot), outcome)
+                leaves = partial(self._leaves_fused, slot, plans.get(slot), outcome)
+                outcomes[slot] = guarded(leaves)
                 shares[slot] = shares[slot].plus(watch.spent())
             elif isinstance(outcome, UnverifiedError):
                 self._say(str(outcome))
@@ -222,43 +227,58 @@ class AutoBackend(Backend):
         if trial.stays_alone:
             return False
         try:
-            wins = self._judge.fuses(
-                self._fused,
-                trial,
-                values,
-                num_epochs=num_epochs,
-                checked=self._prefer == "auto",
-            )
-            if not wins and self._prefer == "auto":
-                return False
-            self._fused.place(slot, trial, values)
+            with no_exits():
+                wins = self._judge.fuses(
+                    self._fused,
+                    trial,
+                    values,
+                    num_epochs=num_epochs,
+                    checked=self._prefer == "auto",
+                )
+                if not wins and self._prefer == "auto":
+                    return False
+                self._fused.place(slot, trial, values)
         except UnfusableError as error:
             self._say(str(error))
+            return False
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            # If plain training meets this error too, it is the outcome of the trial. A measurement
+            # trains copies of the trial for other epochs, so its errors need not be the trial's.
+            trial.stays_alone = True
+            self._say(f"to find out whether fusing pays failed with {error_text(error)}")
             return False
         self._plain.forget(slot)
         self._where[slot] = self._fused
         return True
 
-    def _may_go_back(self, slot: int) -> None:
-        """Move a trial back to plain training if too few others are left to fuse it with."""
+    def _may_go_back(self, slot: int) -> Mapping[str, float]:
+        """Move a trial back to plain training if too few others are left to fuse it with.
+
+        Returns:
+            No metrics: the epoch has not begun.
+        """
         assert self._fused is not None
         if self._fused.num_unverified(slot):
-            return  # after a move, its last epochs could no longer be verified
+            return {}  # after a move, its last epochs could no longer be verified
         if not self._judge.stays(self._fused.trial(slot)):
             self._plain.place(slot, self._fused.take(slot))
             self._where[slot] = self._plain
+        return {}
 
     def _leaves_fused(
         self, slot: int, plan: EpochPlan | None, reason: UnfusableError
-    ) -> Outcome:
-        """Move a trial that cannot be fused at the start of an epoch to plain training."""
+    ) -> Mapping[str, float]:
+        """Move a trial that cannot be fused at the start of an epoch to plain training.
+
+        Returns:
+            The metrics of that epoch.
+        """
         assert self._fused is not None
         self._say(str(reason))
         trial = self._fused.take(slot)
-        try:
-            self._plain.place(slot, trial)
-        except TaskError as error:
-            return error
+        self._plain.place(slot, trial)
         self._where[slot] = self._plain
         return self._plain.whole_epoch(slot, trial.plan if plan is None else plan)
 
@@ -329,9 +349,14 @@ class _Plain(Backend):
             self._solos[slot].trial if self._together is None else self._together.trials[slot]
         )
 
-    def trials(self) -> list[FusedTrial]:
+    def trials(self, *, without: Collection[int]) -> list[FusedTrial]:
+        """Return the trials that could be fused, except those in the slots ``without``."""
         held = {} if self._together is None else self._together.trials
-        return [trial for trial in held.values() if isinstance(trial, FusedTrial)]
+        return [
+            trial
+            for slot, trial in held.items()
+            if isinstance(trial, FusedTrial) and slot not in without
+        ]
 
     def num_steps(self, slot: int, values: Mapping[str, Any]) -> int:
         if self._together is not None:
@@ -343,8 +368,8 @@ class _Plain(Backend):
             return self._together.step(plans)
         return {slot: self._solos[slot].step({0: plan})[0] for slot, plan in plans.items()}
 
-    def whole_epoch(self, slot: int, plan: EpochPlan) -> Outcome:
-        """Train one epoch of one trial without waiting for the others."""
+    def whole_epoch(self, slot: int, plan: EpochPlan) -> Mapping[str, float]:
+        """Train one epoch of one trial without waiting for the others. Errors propagate."""
         assert self._together is not None
         return self._together.whole_epoch(slot, plan)
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import repeat
 from typing import Any
 
@@ -154,7 +155,7 @@ def _solo_steps(
     epoch = 0
     while True:
         plan = EpochPlan(epoch=epoch, values=member.values)
-        batches = repeat(next(trial.batches(plan))) if whole else None
+        batches = partial(repeat, next(trial.batches(plan))) if whole else None
         trial.start(plan, batches=batches)
         while trial.step():
             yield

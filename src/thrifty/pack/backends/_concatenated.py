@@ -8,7 +8,7 @@ result is bit for bit that of the trial alone."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import tee
@@ -82,9 +82,9 @@ class ConcatenatedBackend(Backend):
         self._check_streams(outcomes)
         return outcomes
 
-    def whole_epoch(self, slot: int, plan: EpochPlan) -> Outcome:
-        """Train one epoch of one trial while the others wait."""
-        return guarded(partial(self.trials[slot].epoch, plan))
+    def whole_epoch(self, slot: int, plan: EpochPlan) -> Mapping[str, float]:
+        """Train one epoch of one trial while the others wait. Errors propagate."""
+        return self.trials[slot].epoch(plan)
 
     def unstack(self, slot: int) -> State:
         """Return a copy of a member's full state."""
@@ -97,10 +97,12 @@ class ConcatenatedBackend(Backend):
         self._company.forget(slot)
 
     def _start(self, plans: Mapping[int, EpochPlan], outcomes: dict[int, Outcome]) -> None:
-        shared = _SharedBatches(
-            _batches_key(self.trials[slot], plan) for slot, plan in plans.items()
-        )
+        shared = _SharedBatches()
         for slot, plan in plans.items():
+            self._note(slot, guarded(partial(shared.expect, self.trials[slot], plan)), outcomes)
+        for slot, plan in plans.items():
+            if slot in outcomes:
+                continue
             self._check_streams(outcomes)  # before the next trial seeds them
             self._under_way.add(slot)
             self._note(slot, guarded(partial(self._begin, slot, plan, shared)), outcomes)
@@ -138,14 +140,15 @@ class ConcatenatedBackend(Backend):
             The metrics if the epoch has ended, else nothing.
         """
         trial = self.trials[slot]
-        trial.start(
-            plan, batches=trial.batches(plan) if self.why_apart else shared.of(trial, plan)
-        )
+        batches = None if self.why_apart else partial(shared.of, trial, plan)
+        try:
+            trial.start(plan, batches=batches)
+        finally:
+            self._company.seeded()  # no draw of ``adapt`` is a draw within a step of another trial
         if len(self.trials) > 1:
             check_parameters(trial, (t for s, t in self.trials.items() if s != slot))
             others = {s: self.trials[s] for s in self._under_way if s != slot}
             self._company.join(slot, trial, others)
-        self._company.seeded()
         if slot in self._streams:  # the default stream has put batches and model there
             self._streams[slot].wait_stream(torch.cuda.current_stream(self._device))
         with self._stream(slot):
@@ -188,15 +191,18 @@ def _batches_key(trial: TaskTrial, plan: EpochPlan) -> tuple[Any, ...]:
 class _SharedBatches:
     """Batches prepared once for members that see the same ones in the same order.
 
-    Each member gets its own copies.
-
-    Args:
-        keys: The batch keys of all members whose epochs begin now.
+    ``expect`` all members whose epochs begin now, then get the batches ``of`` each. Each member
+    gets its own copies.
     """
 
-    def __init__(self, keys: Iterable[tuple[Any, ...]]) -> None:
-        self._num_members = Counter(keys)
+    def __init__(self) -> None:
+        self._num_members: Counter[tuple[Any, ...]] = Counter()
         self._known: dict[tuple[Any, ...], Iterator[Batch]] = {}
+
+    def expect(self, trial: TaskTrial, plan: EpochPlan) -> Mapping[str, float]:
+        """Count a member among those that see its batches; the mapping returned is empty."""
+        self._num_members[_batches_key(trial, plan)] += 1
+        return {}
 
     def of(self, trial: TaskTrial, plan: EpochPlan) -> Iterator[Batch]:
         key = _batches_key(trial, plan)

@@ -34,7 +34,7 @@ from thrifty.pack.fused._step import BlockOptions, denormals_flushed
 from thrifty.pack.fused._structure import Structure
 from thrifty.pack.fused._tape import Arena
 from thrifty.pack.fused.optimizers import GroupedOptimizer, grouped_optimizer
-from thrifty.pack.task._data import epoch_order
+from thrifty.pack.task._data import LastingError, epoch_order
 from thrifty.pack.task._task import Task
 from thrifty.pack.verify import AloneTime, CheckBudget, SoloTimes
 
@@ -372,8 +372,15 @@ class FusedBackend(Backend):
             return False
         pair = (self._structure_key(trial), other)
         if pair not in self._fits:
-            batch = next(trial.batches(EpochPlan(epoch=0, values=values)))
-            self._fits[pair] = fits_inside(structure, trial.model, batch)
+            try:
+                with no_exits():
+                    batch = next(trial.batches(EpochPlan(epoch=0, values=values)))
+                    self._fits[pair] = fits_inside(structure, trial.model, batch)
+            except Exception as error:
+                if out_of_memory(error):
+                    raise
+                # if training meets the error too, it becomes the outcome of the trial there
+                self._fits[pair] = False
         return self._fits[pair]
 
     def _kind(self, trial: FusedTrial, values: Mapping[str, Any]) -> Hashable:
@@ -479,6 +486,7 @@ class FusedBackend(Backend):
                 )
             block = self._home[trial]
             trial.take_moments(block.moments(trial))
+            self._check_tensors(trial)
             self._ready_optimizer(trial, values)
             block.remove(trial)
             self._place(trial, values)
@@ -491,9 +499,9 @@ class FusedBackend(Backend):
             key = (*key, id(self._home[trial]))
         if key not in self._feeds:
             if trial.source.arrays is None:
-                self._feeds[key] = IteratorFeed(
-                    trial.batches(plan), seeds=trial.fetch_seeds(plan)
-                )
+                # each of the trials that share the batches gets an error of reading them
+                batches = LastingError(trial.batches(plan))
+                self._feeds[key] = IteratorFeed(batches, seeds=trial.fetch_seeds(plan))
             else:
                 order = epoch_order(
                     trial.source.num_train, seed=trial.seed, epoch=plan.epoch

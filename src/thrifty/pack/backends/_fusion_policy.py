@@ -178,10 +178,13 @@ class FusionPolicy:
         return self._calibrations.get(traits.identity) or self._relatives.get(traits.kin)
 
     def spent(self, trials: Sequence[FusedTrial], seconds: float) -> None:
-        """Record the seconds in which plain training took each trial through an epoch or less."""
+        """Record the seconds in which plain training took each trial through an epoch or less.
+
+        ``trials`` are those that have not failed.
+        """
         for trial in trials:
             traits = self._traits.get(trial)
-            if traits is None:
+            if traits is None or not trial.is_trained:
                 continue
             before, steps = self._spent.get(traits.kin, (0.0, 0))
             self._spent[traits.kin] = (

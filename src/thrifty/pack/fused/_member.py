@@ -361,10 +361,15 @@ class FusedTrial(TaskTrial):
 
         Raises:
             FeedError: Reading the batch failed.
+            UnfusableError: There are fewer batches than expected, which only plain training allows.
         """
         if isinstance(self.feed, IteratorFeed):
             try:
                 self.feed.batch(self.step_index)
+            except StopIteration as error:
+                raise UnfusableError(
+                    "its data have fewer batches in an epoch than num_train and batch_size say"
+                ) from error
             except Exception as error:
                 raise FeedError(self, error) from error
 

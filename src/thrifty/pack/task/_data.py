@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from thrifty.core import TaskError, derive_seed
 
@@ -78,6 +78,10 @@ class DatasetPair:
     keep their types. Options are for example ``num_workers``. ``drop_last=True`` leaves out the
     last, smaller batch of each training epoch. Validation always sees all samples.
 
+    A dataset has ``__len__`` and ``__getitem__``. A list of samples is one, too; samples that are
+    arrays of several shapes need a ``collate_fn``. The training set cannot be an
+    ``IterableDataset``: seed and epoch determine the order of its samples.
+
     Raises:
         TaskError: An option is unknown to ``DataLoader``, or thrifty sets it itself: seed and epoch
             determine the order of samples, and ``Task.batch_size`` the size of a batch.
@@ -106,7 +110,8 @@ def open_source(data: Any, *, device: torch.device) -> Source:
     """Return the source of what ``Task.data`` returned, on its device.
 
     Raises:
-        TaskError: It is neither ArrayData nor a pair of datasets, nor does it make its own batches.
+        TaskError: It is neither ArrayData nor a pair of datasets, nor does it make its own batches,
+            or it does not say which set is for training.
     """
     if isinstance(data, SourceData):
         return data.source(device)
@@ -114,16 +119,40 @@ def open_source(data: Any, *, device: torch.device) -> Source:
         return _ArraySource(data, device)
     if isinstance(data, DatasetPair):
         return _DatasetSource(data, device)
-    if (
-        isinstance(data, tuple)
-        and len(data) == 2
-        and all(hasattr(d, "__getitem__") or isinstance(d, DataLoader) for d in data)
-    ):
-        return _DatasetSource(DatasetPair(train=data[0], valid=data[1]), device)
-    raise TaskError(
-        f"Task.data returned {type(data).__name__}; return thrifty.ArrayData(train=(x, y), "
-        "valid=(x, y)) or a pair (train, valid) of torch datasets"
-    )
+    return _DatasetSource(_as_pair(data), device)
+
+
+def _as_pair(data: Any) -> DatasetPair:
+    """Return the training and the validation set of a tuple.
+
+    Raises:
+        TaskError: It is not a pair of datasets.
+    """
+    what = type(data).__name__
+    fields = getattr(data, "_fields", ()) if isinstance(data, tuple) else ()
+    if {"train", "valid"} <= set(fields):
+        return DatasetPair(train=data.train, valid=data.valid)
+    if fields:
+        raise TaskError(
+            f"Task.data returned {what}({', '.join(fields)}), a named tuple whose fields do not "
+            "say which set is for training; name them train and valid, or return "
+            "thrifty.DatasetPair(train=..., valid=...)"
+        )
+    if not isinstance(data, tuple) or len(data) != 2:
+        size = f" of {len(data)}" if isinstance(data, list | tuple) else ""
+        raise TaskError(
+            f"Task.data returned {what}{size}; return thrifty.ArrayData(train=(x, y), "
+            "valid=(x, y)) or a pair (train, valid) of torch datasets"
+        )
+    train, valid = data
+    if any(_is_array(each) for each in data):
+        raise TaskError(
+            f"Task.data returned a pair of {type(train).__name__} and {type(valid).__name__}, "
+            "which may be inputs and targets, or training and validation data; return "
+            "thrifty.ArrayData(train=(x, y), valid=(x, y)) for arrays, or "
+            "thrifty.DatasetPair(train=..., valid=...) if each row is one sample"
+        )
+    return DatasetPair(train=train, valid=valid)
 
 
 def epoch_order(num_samples: int, *, seed: int, epoch: int) -> torch.Tensor:
@@ -185,8 +214,7 @@ class _DatasetSource:
     arrays: tuple[torch.Tensor, ...] | None = None
 
     def __init__(self, data: DatasetPair, device: torch.device) -> None:
-        _check_dataset(data.train, name="train")
-        _check_dataset(data.valid, name="valid")
+        _check_datasets(data)
         self._data = data
         self._device = device
         self.has_workers = bool(data.loader.get("num_workers"))
@@ -279,30 +307,101 @@ def _to_device(batch: Any, device: torch.device) -> Any:
 
 _FEW_ARRAYS = 3
 """A list of so few arrays is taken for inputs and targets rather than for samples."""
+_SEVERAL_ARRAYS = 8
+"""So is a list of so few arrays if each of them has more rows than the list has arrays."""
 
 
-def _check_dataset(data: Any, *, name: str) -> None:
+def _check_datasets(data: DatasetPair) -> None:
     """Refuse what is no dataset, but has a length and items as a dataset has.
 
     Of a pair ``(x, y)`` of arrays, a loader would take ``x`` for the first sample.
+
+    Raises:
+        TaskError: A set cannot be read sample by sample.
     """
+    _check_dataset(data.train, name="train")
+    _check_dataset(data.valid, name="valid")
+    if isinstance(data.train, IterableDataset):
+        raise TaskError(
+            f"Task.data returned {type(data.train).__name__}, an IterableDataset (train); its "
+            "samples have no numbers, and the order of samples follows from seed and epoch; "
+            "return thrifty.DatasetPair(train=..., valid=...) of datasets with __getitem__ and "
+            "__len__, or thrifty.ArrayData(train=(x, y), valid=(x, y))"
+        )
+    collates = data.loader.get("collate_fn") is not None
+    train, valid = _arrays_of(data.train), _arrays_of(data.valid)
+    if train is not None and not _are_samples(train, collates=collates):
+        raise _no_samples(data.train, name="train")
+    if valid is None:
+        return
+    # the training samples show what a sample is, so a few of the same kind are samples, too
+    alike = train is not None and _are_alike([*train, *valid], collates=collates)
+    if not alike and not _are_samples(valid, collates=collates):
+        raise _no_samples(data.valid, name="valid")
+
+
+def _check_dataset(data: Any, *, name: str) -> None:
     if isinstance(data, DataLoader):
         raise TaskError(
             f"Task.data returned a DataLoader ({name}); return the datasets, as "
             "thrifty.DatasetPair(train=..., valid=..., num_workers=...): thrifty makes the loaders"
         )
-    if not isinstance(data, list | tuple):
-        return
-    if not data or not all(isinstance(each, torch.Tensor | np.ndarray) for each in data):
-        return
-    few = len(data) <= _FEW_ARRAYS
-    if isinstance(data, tuple) or few or len({tuple(each.shape) for each in data}) > 1:
-        shapes = ", ".join(str(tuple(each.shape)) for each in data[:3])
+    what = ""
+    if isinstance(data, str | bytes):
+        what = "which is text"
+    elif not hasattr(type(data), "__len__"):
+        what = "which has no __len__"
+    elif not any(hasattr(type(data), each) for each in ("__getitem__", "__getitems__")):
+        what = "which has no __getitem__"
+    elif isinstance(data, Mapping) and len(data) and not {0, len(data) - 1} <= data.keys():
+        what = "whose keys are not the numbers of samples"
+    if what:
         raise TaskError(
-            f"Task.data returned a {type(data).__name__} of arrays ({name}, shapes {shapes}"
-            f"{', ...' if len(data) > 3 else ''}); return thrifty.ArrayData(train=(x, y), "
-            "valid=(x, y)) for arrays, or a torch Dataset if each array is one sample"
+            f"Task.data returned {type(data).__name__} ({name}), {what}; return "
+            "thrifty.DatasetPair(train=..., valid=...) of datasets with __getitem__ and __len__, "
+            "or thrifty.ArrayData(train=(x, y), valid=(x, y)) for arrays"
         )
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, torch.Tensor | np.ndarray)
+
+
+def _arrays_of(data: Any) -> Sequence[Any] | None:
+    """Return a list or tuple of nothing but arrays; None for anything else."""
+    if isinstance(data, list | tuple) and data and all(map(_is_array, data)):
+        return data
+    return None
+
+
+def _are_samples(arrays: Sequence[Any], *, collates: bool) -> bool:
+    """Return whether each array is one sample, rather than a column of all samples.
+
+    Args:
+        arrays: The arrays.
+        collates: Whether a function of the user makes batches of them.
+    """
+    if len(arrays) <= _FEW_ARRAYS or hasattr(arrays, "_fields"):
+        return False
+    if not _are_alike(arrays, collates=collates):
+        return False
+    are_long = all(each.ndim and len(each) > len(arrays) for each in arrays)
+    return collates or len(arrays) > _SEVERAL_ARRAYS or not are_long
+
+
+def _are_alike(arrays: Sequence[Any], *, collates: bool) -> bool:
+    """Return whether arrays can be samples of one dataset; torch's own function stacks them."""
+    return len({each.ndim if collates else tuple(each.shape) for each in arrays}) == 1
+
+
+def _no_samples(data: Any, *, name: str) -> TaskError:
+    shapes = ", ".join(str(tuple(each.shape)) for each in data[:3])
+    return TaskError(
+        f"Task.data returned a {type(data).__name__} of arrays ({name}, shapes {shapes}"
+        f"{', ...' if len(data) > 3 else ''}); return thrifty.ArrayData(train=(x, y), "
+        "valid=(x, y)) for arrays; if each array is one sample, return a torch Dataset, or give "
+        "thrifty.DatasetPair a collate_fn for samples of several shapes"
+    )
 
 
 def _tensors(arrays: Sequence[Any], *, name: str) -> tuple[torch.Tensor, ...]:

@@ -99,7 +99,7 @@ def _one_step(trial: TaskTrial, plan: EpochPlan) -> Probe:
                 seen.append(stand_in(batch))
             yield batch
 
-    trial.start(plan, batches=noted())
+    trial.start(plan, batches=noted)
     trial.step()
     loss = trial.losses[-1]
     batch, metrics = _metrics(trial, plan)

@@ -164,12 +164,15 @@ class TaskTrial:
             return None
         return partial(step_seed, derive_seed(self.seed, "fetch", plan.epoch))
 
-    def start(self, plan: EpochPlan, *, batches: Iterator[Batch] | None = None) -> None:
+    def start(
+        self, plan: EpochPlan, *, batches: Callable[[], Iterator[Batch]] | None = None
+    ) -> None:
         """Prepare for an epoch.
 
         Args:
             plan: The epoch.
-            batches: The batches of ``plan``, if they are prepared already.
+            batches: Returns the batches of ``plan`` (default: ``batches``, the method). It is
+                called after the model is adapted, so that user code always runs in one order.
 
         Raises:
             TaskError: A hyper-parameter that changes is read only once and not followed.
@@ -182,7 +185,7 @@ class TaskTrial:
         self._note_followed()
         self.readings.check_epoch(plan)
         self._is_moving = not self.followed.names.isdisjoint(plan.moving)
-        self._batches = self.batches(plan) if batches is None else batches
+        self._batches = self.batches(plan) if batches is None else batches()
         self._fetch_seeds = self.fetch_seeds(plan)
         self._counters = list(step_counters(self.model).values())
         self._epoch_seed = derive_seed(self.seed, "epoch", plan.epoch)
