@@ -1,5 +1,7 @@
 """An error of the user's code fails the trial that it belongs to, with its own message."""
 
+import itertools
+
 import pytest
 import torch
 from torch.utils.data import TensorDataset
@@ -244,18 +246,19 @@ def test_an_error_of_the_measurement_alone_is_no_error_of_a_trial(caplog):
     assert "whether fusing pays failed with BrokenError: in train" in caplog.text
 
 
-def test_a_source_with_fewer_batches_than_it_says_is_trained_alone():
-    class Fewer(LineTask):
+@pytest.mark.parametrize(("num", "word"), [(2, "fewer"), (6, "more")])
+def test_a_source_with_other_batches_than_it_says_is_trained_alone(num, word):
+    class Other(LineTask):
         def data(self, hp):
-            return Half("")
+            return Batched("")
 
-    class Half(Batches):
+    class Batched(Batches):
         def rows(self, epoch, batch_size):
-            return iter(list(super().rows(epoch, batch_size))[:2])
+            return itertools.islice(itertools.cycle(list(super().rows(epoch, batch_size))), num)
 
-    found = outcomes(FusedBackend(Fewer()), [("", "", "")] * 3)
+    found = outcomes(FusedBackend(Other()), [("", "", "")] * 3)
     assert all(isinstance(each, UnverifiedError) for each in found), found
-    assert "fewer batches in an epoch than num_train" in str(found[0])
+    assert f"{word} batches in an epoch than num_train" in str(found[0])
 
 
 @pytest.mark.parametrize("prefer", ["auto", "fused", "concatenated"])

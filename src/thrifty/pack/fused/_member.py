@@ -71,6 +71,7 @@ class IteratorFeed:
         self._step = -1
         self.rows_at_most = 0  # unknown in advance
         self._leaves: list[Any] = []
+        self._has_more: bool | None = None
 
     def num_rows(self, step: int) -> int:
         """Return the number of rows in the batch of a step."""
@@ -88,6 +89,12 @@ class IteratorFeed:
             self._leaves = pytree.tree_leaves(next(self._batches))
             self._step += 1
         return self._leaves
+
+    def has_more(self) -> bool:
+        """Return whether there is a batch after the last one that was asked for."""
+        if self._has_more is None:
+            self._has_more = next(self._batches, None) is not None
+        return self._has_more
 
 
 Feed = ArrayFeed | IteratorFeed
@@ -361,17 +368,23 @@ class FusedTrial(TaskTrial):
 
         Raises:
             FeedError: Reading the batch failed.
-            UnfusableError: There are fewer batches than expected, which only plain training allows.
+            UnfusableError: There are fewer or more batches than expected, which only plain training
+                allows.
         """
         if isinstance(self.feed, IteratorFeed):
             try:
                 self.feed.batch(self.step_index)
+                too_many = self.steps_left == 1 and self.feed.has_more()
             except StopIteration as error:
                 raise UnfusableError(
                     "its data have fewer batches in an epoch than num_train and batch_size say"
                 ) from error
             except Exception as error:
                 raise FeedError(self, error) from error
+            if too_many:
+                raise UnfusableError(
+                    "its data have more batches in an epoch than num_train and batch_size say"
+                )
 
     @property
     def draw_key(self) -> tuple[Any, ...]:
