@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,8 @@ def test_no_trial_keeps_the_constraints(folder, monkeypatch, capsys):
     options = ("two", "--storage", "sqlite:///t.db")
     thrifty("best", *options, monkeypatch=monkeypatch, fails=True)
     assert "has no trial that keeps its constraints" in capsys.readouterr().err
+    thrifty("status", *STORAGE, monkeypatch=monkeypatch)
+    assert "best        none, because no trial keeps the constraints" in capsys.readouterr().out
 
 
 def test_stop_conditions(folder, monkeypatch, capsys):
@@ -189,6 +192,17 @@ def test_a_deleted_study_frees_its_name(folder, monkeypatch, capsys):
     assert "deleted study line" in capsys.readouterr().out
     thrifty("run", "mended.py", "--quiet", monkeypatch=monkeypatch)
     assert "best of 7 trials" in capsys.readouterr().out
+
+
+def test_the_command_to_delete_a_study_works_for_a_name_that_begins_with_a_dash(folder):
+    from thrifty.store import Store  # noqa: PLC0415
+    from thrifty.store._address import shell_command  # noqa: PLC0415
+
+    with Store.open("sqlite:///t.db") as store:
+        store.studies.create("-x", plan=store.plans.open("x", task="T").id, spec={})
+    command = shell_command("delete", name="-x", url="sqlite:///t.db")
+    result = CliRunner().invoke(_app, shlex.split(command)[1:], input="y\n")
+    assert "deleted study -x" in result.output
 
 
 @pytest.mark.parametrize(("answer", "is_deleted"), [("y\n", True), ("n\n", False), ("", False)])

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, strategies as st
 from sqlalchemy import make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, DatabaseError
 
 from tests.study.helpers import make_study
 from thrifty.cli import _app
@@ -89,6 +89,16 @@ def test_no_repr_shows_it(address, tmp_path):
     storage = Storage(url=address, checkpoints=f"ftp://me:{SECRET}@localhost/dir")
     assert clean(repr(storage))
     assert clean(repr(make_study(tmp_path, storage=storage)))
+
+
+def test_no_notebook_shows_it(address, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    study = make_study(tmp_path, storage=address)
+    try:
+        text = study._repr_html_()
+    except DatabaseError as error:  # the driver names an option that it does not know
+        text = str(error)
+    assert clean(text)
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
-from sqlalchemy import Inspector, inspect
+from sqlalchemy import Inspector, event, inspect
 
 from tests.servers import needs_postgresql, postgresql, server  # noqa: F401 (fixtures)
-from thrifty.core import MissingExtraError, StoreUnreachableError, UsageError
-from thrifty.store import Store, _engine, redact_url
+from thrifty.core import (
+    MissingExtraError,
+    StoreBusyError,
+    StoreUnreachableError,
+    StudyNotFoundError,
+    UsageError,
+)
+from thrifty.store import (
+    EpochRecord,
+    NodeRecord,
+    Store,
+    StudyMoved,
+    TrialAsked,
+    TrialReported,
+    _engine,
+    redact_url,
+)
 from thrifty.testing import STORE_CHECKS
 
 
@@ -27,6 +44,112 @@ def url(request, tmp_path):
 @pytest.mark.parametrize("check", STORE_CHECKS, ids=lambda check: check.__name__)
 def test_conformance(check, url):
     check(url)
+
+
+@pytest.fixture
+def store(url):
+    with Store.open(url) as opened:
+        plan = opened.plans.open("identity", task="T").id
+        opened.studies.create("s", plan=plan, spec={"metric": "loss", "mode": "min"})
+        yield opened
+
+
+def one_more_trial(number):
+    """Return the records of a trial that trains a node of its own for one epoch."""
+    config = {"lr": number}
+    return [
+        NodeRecord(plan=1, node=number, parent=None, start=0, config=config, epochs=4),
+        TrialAsked(
+            study=1, trial=number, target=1, config=config, group=0, parent=None, node=number
+        ),
+        EpochRecord(
+            plan=1, node=number, epoch=1, metrics={"loss": 0.5}, seconds=0.1, worker="w"
+        ),
+        TrialReported(study=1, trial=number, epoch=1, value=0.5),
+    ]
+
+
+@contextmanager
+def writing_between_queries(store, url) -> Iterator[list[int]]:
+    """Let another process add a trial before each query of a store; yield their numbers."""
+    written = []
+    with Store.open(url) as other:
+
+        def write(connection, cursor, statement, *args) -> None:
+            if statement.startswith("SELECT"):
+                other.record(one_more_trial(len(written)))
+                written.append(len(written))
+
+        event.listen(store._engine, "before_cursor_execute", write)
+        yield written
+        event.remove(store._engine, "before_cursor_execute", write)
+
+
+def test_a_study_and_its_plan_are_read_as_they_were_at_one_moment(store, url):
+    info = store.studies.get("s")
+    with writing_between_queries(store, url) as written:
+        found = store.studies.snapshot(info)
+    numbers = [trial.number for trial in found.study.trials]
+    assert 0 < len(numbers) < len(written)
+    assert [entry.trial for entry in found.study.log if entry.kind == "asked"] == numbers
+    assert [node.node for node in found.plan.nodes] == numbers
+    assert [epoch.node for epoch in found.plan.epochs] == numbers
+
+
+def test_curves_are_read_as_they_were_at_one_moment(store, url):
+    with writing_between_queries(store, url) as written:
+        curves = store.studies.curves(1, "loss")
+    assert curves == dict.fromkeys(curves, (0.5,))
+    assert 0 < len(curves) < len(written)
+
+
+def test_a_summary_counts_the_trials_of_one_moment(store, url):
+    with writing_between_queries(store, url) as written:
+        (summary,) = store.studies.list()
+    assert summary.num_trials == {"waiting": summary.plan_epochs}
+    assert 0 < summary.plan_epochs < len(written)
+
+
+def test_a_study_is_not_deleted_while_a_process_starts_to_run_it(store):
+    info = store.studies.get("s")
+    store.record([StudyMoved(study=info.id, state="stopped")])
+    with store.lease(info), pytest.raises(StoreBusyError, match="stop that process first"):
+        store.studies.delete("s")
+
+
+def test_a_study_that_was_deleted_cannot_be_held(store):
+    info = store.studies.get("s")
+    store.studies.delete("s")
+    store.studies.create("s", plan=info.plan, spec={})  # it may get the id of the deleted one
+    with pytest.raises(StudyNotFoundError, match="study 's' was deleted while"):
+        store.lease(info)
+
+
+def test_a_driver_whose_study_was_deleted_says_so(store):
+    lease = store.lease(store.studies.get("s"))
+    driver = store.drive(lease)
+    lease.release()
+    store.studies.delete("s")
+    for use in (
+        lambda: driver.record(one_more_trial(0)),
+        lease.heartbeat,
+        lambda: store.drive(lease),
+    ):
+        with pytest.raises(StudyNotFoundError, match="study 's' was deleted while"):
+            use()
+
+
+def test_a_deleted_study_is_neither_read_nor_added_to(store):
+    info = store.studies.get("s")
+    store.studies.delete("s")
+    for use in (
+        lambda: store.studies.snapshot(info),
+        lambda: store.studies.enqueue(info, lambda known: [{"lr": 1}]),
+    ):
+        with pytest.raises(StudyNotFoundError, match="study 's' was deleted while"):
+            use()
+    with pytest.raises(StudyNotFoundError, match=f"no study with the id {info.id}"):
+        store.studies.curves(info.id, "loss")
 
 
 @needs_postgresql

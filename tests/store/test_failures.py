@@ -23,6 +23,9 @@ def test_the_rarest_of_many_errors_are_only_counted():
     lines = failure_lines(failure_groups(errors(*"aabbccddeefghg")))
     assert len(lines) == 6
     assert lines[-1] == "4 more trials failed with 3 other errors"
+    assert failure_lines(failure_groups(errors(*"aabbcde")))[-1] == "trial 6 failed: e"
+    one = failure_lines(failure_groups(errors(*"abcdef")))[-1]
+    assert one == "1 more trial failed with another error"
 
 
 def test_a_long_message_is_one_short_line():

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from thrifty.core import CheckpointRef
-from thrifty.store import CheckpointAdded, CheckpointFolder, Store
+from thrifty.store import CheckpointAdded, CheckpointFolder, Lease, Store
 
 
 pytestmark = pytest.mark.slow
@@ -146,6 +146,24 @@ def test_nothing_is_removed_while_another_run_of_the_plan_lives(url):
         with store.lease(study_of(store, "other"), shared=True):
             found = swept(url, shared=True)
     assert (found.num_removed, found.num_left) == (0, 1)
+
+
+def test_a_checkpoint_that_another_run_records_before_it_ends_stays(url, monkeypatch):
+    swept(url)
+    with opened(url) as store:
+        study = study_of(store, "other")
+        ref = write(store, 1)
+        with store.lease(study, shared=True) as held:
+            is_alone = Lease.is_alone
+
+            def after_the_other_has_ended(lease) -> bool:
+                store.record([CheckpointAdded(plan=study.plan, ref=ref)])
+                held.release()
+                return is_alone(lease)
+
+            monkeypatch.setattr(Lease, "is_alone", after_the_other_has_ended)
+            assert swept(url, shared=True).num_removed == 0
+        assert store.checkpoints.read(ref)
 
 
 def test_checkpoints_of_another_database_in_the_same_folder_stay(url, tmp_path):

@@ -10,6 +10,7 @@ from tests.study.helpers import SOLO, StopAfter, make_study
 from thrifty.search import GridSearch
 from thrifty.space import Choice, Space
 from thrifty.store import Store
+from thrifty.store._plans import Plans
 from thrifty.study import Storage
 
 
@@ -54,6 +55,19 @@ def test_a_model_whose_state_is_gone_is_trained_again(tmp_path):
     (tmp_path / "tight").mkdir()
     tight = study_of(tmp_path / "tight", budget=1).run(progress=False, executor=SOLO)
     assert [next(t.load_model().parameters()).item() for t in tight.trials] == expected
+
+
+def test_a_node_that_another_process_has_just_added_does_not_disturb(tmp_path, monkeypatch):
+    def with_news(*args, **options):
+        asked.append(1)
+        return [(99, 1)] if len(asked) == 1 else []
+
+    asked = []
+    monkeypatch.setattr(Plans, "standing", with_news)
+    study = study_of(tmp_path, budget=1, epochs=4).run(progress=False, executor=SOLO)
+    assert len(asked) > 1
+    assert len(files(tmp_path)) == 1
+    assert study.best_trial.epochs == 4
 
 
 def test_a_budget_that_cannot_be_held_is_said_once(tmp_path, caplog):

@@ -67,6 +67,31 @@ def test_an_error_of_many_trials_is_said_at_once_and_counted_at_the_end(
     assert said(caplog, "has the traceback") == ["study.trials[1].error has the traceback"]
 
 
+class NotFinite(LineTask):
+    def metrics(self, model, batch):
+        return {"mse": float("nan") if self.option else 1.0}
+
+    def adapt(self, model, hp):
+        self.option = hp.option
+
+
+def test_a_metric_that_is_not_finite_is_said_at_once_and_once(tmp_path, caplog):
+    seen = []
+
+    class Look:
+        def on_event(self, event):
+            seen.append(len(said(caplog, "mse is not finite after epoch 2")))
+
+    study = study_of(tmp_path, task=NotFinite(), num=2)
+    study.run(progress=False, executor=SOLO, observers=[Look()])
+    (line,) = said(caplog, "not finite")
+    assert line == "trial 1 failed: mse is not finite after epoch 2"
+    assert 1 in seen, "before the run has ended"
+    caplog.clear()
+    assert study_of(tmp_path, task=NotFinite(), num=2).trials
+    assert said(caplog, "not finite") == [], "reading the study does not say it again"
+
+
 def test_an_error_of_one_trial_is_said_once(tmp_path, caplog):
     study_of(tmp_path, num=2).run(progress=False, executor=SOLO)
     assert len(said(caplog, "failed")) == 1

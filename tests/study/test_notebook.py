@@ -11,7 +11,7 @@ import pytest
 
 from tests.study.helpers import SOLO, Sized, StopAfter, make_study
 from tests.study.synthetic import trials_of
-from thrifty.core import StoreUnreachableError
+from thrifty.core import StoreUnreachableError, UsageError
 from thrifty.search import Hyperband, RandomSearch, SuccessiveHalving
 from thrifty.space import Choice, Float, Space, Step
 from thrifty.store import Store
@@ -136,6 +136,15 @@ def test_a_password_is_not_shown(tmp_path):
     text = study._repr_html_()
     assert "secret99" not in text
     assert "postgresql+psycopg://me:***@127.0.0.1:1/x" in text
+
+
+@pytest.mark.parametrize("address", ["thrifty.db", "postgresql+psycopg://host:secret99/x"])
+def test_what_is_no_database_address_is_said_as_by_a_run(tmp_path, address):
+    study = make_study(tmp_path, storage=address)
+    with pytest.raises(UsageError) as raised:
+        study.run(progress=False)
+    assert page(study).facts["state"] == f"cannot be read: {raised.value}"
+    assert "secret99" not in study._repr_html_()
 
 
 def test_a_database_that_cannot_be_read_is_said(tmp_path):

@@ -1,17 +1,21 @@
 """A study object never reports anything older than the database."""
 
 import pytest
+from sqlalchemy import Engine, event
 
 from tests.study.helpers import SOLO, StopAfter, make_study
 from thrifty.core import StoreUnreachableError, StudyNotFoundError
 from thrifty.search import RandomSearch
 from thrifty.space import Float, Space
 from thrifty.store import Store
-from thrifty.study import Storage
+from thrifty.study import StopWhen, Storage
 from thrifty.study._repository import StudyRepository
 
 
 pytestmark = pytest.mark.slow
+
+
+MANY = RandomSearch(max_epochs=1, num_trials=40)
 
 
 def some(folder, **options):
@@ -57,6 +61,43 @@ def test_a_run_under_way_is_seen_from_elsewhere_and_here(tmp_path):
     assert all(elsewhere <= mine for mine, elsewhere in seen)
     assert max(elsewhere for _, elsewhere in seen) > 0
     assert sum(t.epochs for t in other.trials) == 16
+
+
+@pytest.fixture
+def writing_between_queries(tmp_path):
+    """Let another process train a trial of study "s" before each query of this one."""
+    writer, is_writing, num_trained = some(tmp_path, algorithm=MANY), [], [1]
+    run(writer, stop=StopWhen(epochs=1))
+
+    def write(connection, cursor, statement, *args) -> None:
+        if statement.startswith("SELECT") and not is_writing:
+            is_writing.append(1)
+            num_trained[0] += 1
+            run(writer, stop=StopWhen(epochs=num_trained[0]))
+            is_writing.clear()
+
+    event.listen(Engine, "before_cursor_execute", write)
+    yield num_trained
+    event.remove(Engine, "before_cursor_execute", write)
+
+
+READS = {
+    "trials": lambda study: study.trials,
+    "plan": lambda study: study.plan(),
+    "notebook": lambda study: study._repr_html_(),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
+def test_a_study_is_read_while_another_process_writes(tmp_path, writing_between_queries, read):
+    assert read(some(tmp_path, algorithm=MANY))
+    assert 3 < writing_between_queries[0] < 40
+
+
+def test_a_study_that_another_process_runs_is_learnt_from(tmp_path, writing_between_queries):
+    later = some(tmp_path, algorithm=MANY, name="later", warm_start="s")
+    with Store.open(later.storage.url) as store:
+        assert later._archive().priors(store, ["s"])
 
 
 def test_records_are_read_again_only_if_they_have_changed(tmp_path, reads):
@@ -122,3 +163,24 @@ def test_after_an_error_the_database_is_read(tmp_path):
     with pytest.raises(RuntimeError, match="an observer's own"):
         run(study, observers=[Fails()])
     assert [t.epochs for t in study.trials] == [t.epochs for t in some(tmp_path).trials]
+
+
+@pytest.mark.parametrize("step", ["lease", "drive"])
+def test_a_run_whose_study_is_deleted_meanwhile_ends_with_one_error(
+    tmp_path, monkeypatch, step
+):
+    """The other process deletes it before this one has a lease, or after it has lost it."""
+    original = getattr(Store, step)
+
+    def after_deletion(store, held, **options):
+        with Store.open(f"sqlite:///{tmp_path}/t.db") as other:
+            if step == "drive":
+                held.release()
+            other.studies.delete("s")
+        return original(store, held, **options)
+
+    monkeypatch.setattr(Store, step, after_deletion)
+    with pytest.raises(StudyNotFoundError, match="study 's' was deleted while"):
+        run(some(tmp_path))
+    monkeypatch.undo()
+    assert len(run(some(tmp_path)).trials) == 4

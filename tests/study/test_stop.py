@@ -36,6 +36,11 @@ def test_it_stops_after_so_many_epochs_and_goes_on_later(tmp_path, caplog):
     assert [t.curve for t in make_study(tmp_path).trials] == [t.curve for t in whole.trials]
 
 
+def test_one_epoch_is_said_in_the_singular(tmp_path, caplog):
+    trained(make_study(tmp_path), stop=StopWhen(epochs=1))
+    assert "'s' was stopped: 1 epoch was trained; run it again" in caplog.text
+
+
 def test_epochs_are_those_of_all_runs(tmp_path):
     for epochs, trained_now in ((5, 5), (9, 4), (9, 0)):
         study = make_study(tmp_path)

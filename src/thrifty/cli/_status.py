@@ -40,10 +40,12 @@ def status_command(*, storage: str, name: str | None, traceback: bool) -> None:
     """
     with Store.open(storage, create=False) as store:
         summaries = [store.studies.summary(name)] if name else store.studies.list()
+        ids = {info.name: info.id for info in store.studies.made().values()}
         failures = {
-            s.name: failure_groups(store.studies.failures(store.studies.get(s.name).id))
+            s.name: failure_groups(store.studies.failures(ids[s.name]))
             for s in summaries
             if s.num_trials.get("failed")
+            and s.name in ids  # it may have been deleted meanwhile
         }
     if not summaries:
         say(f"{redact_url(storage)} has no studies yet")
@@ -62,6 +64,8 @@ def _say_study(s: StudySummary, failures: Sequence[FailureGroup], *, traceback: 
         say(f"  best        {s.best_value:.6g} ({where})")
     elif num_trials and s.num_trials.get("failed") == num_trials:
         say("  best        none, because all trials failed")
+    elif s.num_infeasible:
+        say("  best        none, because no trial keeps the constraints")
     for line in failure_lines(failures):
         say(f"  errors      {plain_text(line)}")
     say(f"  epochs      {s.trial_epochs:,} asked for, {s.plan_epochs:,} trained in its plan")

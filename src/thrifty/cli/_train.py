@@ -109,7 +109,7 @@ def plan_command(*, file: Path, name: str | None) -> None:
 def run_command(*, file: Path, name: str | None, **training: Any) -> None:
     """Run the study that FILE defines, or resume it.
 
-    The exit code is 2 if all trials have failed.
+    The exit code is 2 if all trials have failed, or if none keeps the constraints.
     """
     train(load_study(file, name=name), **training)
 
@@ -122,6 +122,6 @@ def run_command(*, file: Path, name: str | None, **training: Any) -> None:
 def resume_command(*, name: str, storage: str, trust_file: bool, **training: Any) -> None:
     """Resume study NAME, from the file that defined it.
 
-    The exit code is 2 if all trials have failed.
+    The exit code is 2 if all trials have failed, or if none keeps the constraints.
     """
     train(load_stored_study(name, storage=storage, trust_file=trust_file), **training)

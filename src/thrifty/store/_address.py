@@ -79,13 +79,25 @@ def redact_url(url: object) -> str:
     return f"{scheme}{mark}{_without_password(rest)}"
 
 
-def shell_command(*words: str, url: str) -> str:
+def shell_command(*words: str, url: str, name: str | None = None) -> str:
     """Return a thrifty command on a database as one types it in a shell, passwords hidden.
 
-    >>> shell_command("delete", "my study", url="sqlite:///t.db")
+    Args:
+        words: The command and its options.
+        url: The database.
+        name: The study that is the command's argument, if it takes one.
+
+    >>> shell_command("delete", name="my study", url="sqlite:///t.db")
     "thrifty delete 'my study' --storage sqlite:///t.db"
+    >>> shell_command("delete", name="-x", url="sqlite:///t.db")
+    'thrifty delete --storage sqlite:///t.db -- -x'
     """
-    return shlex.join(["thrifty", *words, "--storage", redact_url(url)])
+    parts = ["thrifty", *words, "--storage", redact_url(url)]
+    if name is not None and name.startswith("-"):
+        parts += ["--", name]  # without the two dashes, the name would be read as an option
+    elif name is not None:
+        parts.insert(-2, name)
+    return shlex.join(parts)
 
 
 def redact_root(root: str) -> str:

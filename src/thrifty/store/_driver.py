@@ -26,7 +26,7 @@ from .coordination._claims import (
     release,
     spans_of,
 )
-from .coordination._leases import Lease, taken_over
+from .coordination._leases import Lease, check_exists, taken_over
 
 
 logger = plain_logger(__name__)
@@ -82,6 +82,7 @@ class Driver:
 
         Raises:
             StoreBusyError: Another process has taken over the study.
+            StudyNotFoundError: Another process has deleted the study.
             StoreWriteError: The disk is full, or the place is read-only.
             StoreUnreachableError: The database has not answered for ``PATIENCE_S``.
         """
@@ -218,6 +219,7 @@ class Driver:
             .values(batch=self._batch + 1)
         )
         if counted.rowcount != 1:
+            check_exists(connection, self._lease.study)
             raise taken_over(self._lease.study.name)
 
     def _was_written(self, connection: Connection) -> bool:
@@ -230,6 +232,7 @@ class Driver:
         studies = schema.studies
         query = select(studies.c.batch).where(studies.c.id == self._lease.study.id)
         with user_errors(self._engine), self._engine.connect() as connection:
+            check_exists(connection, self._lease.study)
             return int(connection.execute(query).scalar_one())
 
     def _check_nodes(self, connection: Connection, records: Sequence[Record]) -> None:

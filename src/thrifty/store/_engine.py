@@ -271,6 +271,21 @@ def user_errors(engine: Engine) -> Iterator[None]:
         raise found from cause
 
 
+@contextmanager
+def consistent_read(engine: Engine) -> Iterator[Connection]:
+    """Provide a connection whose queries all see the database as it was at one moment.
+
+    Use it to read tables that refer to each other: other processes write between two queries.
+    """
+    with user_errors(engine), engine.connect() as connection:
+        if connection.dialect.name != "sqlite":
+            connection.execution_options(isolation_level="REPEATABLE READ")
+        elif not isinstance(engine.pool, StaticPool):  # no other process sees one in memory
+            # Python's driver begins a transaction only before it writes.
+            connection.exec_driver_sql("BEGIN")
+        yield connection
+
+
 def _in_words(error: DatabaseError, *, said: str, safe: str, where: str) -> StoreError | None:
     """Return the error that users see for a database error; None to raise the original."""
     if _is_passing(error):

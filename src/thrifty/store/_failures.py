@@ -73,7 +73,9 @@ def failure_lines(groups: Sequence[FailureGroup]) -> list[str]:
     rest = groups[_NUM_GROUPS:]
     if rest:
         num_trials = sum(len(group.trials) for group in rest)
-        lines.append(f"{num_trials:,} more trials failed with {len(rest):,} other errors")
+        trials = "trial" if num_trials == 1 else "trials"
+        others = "another error" if len(rest) == 1 else f"{len(rest):,} other errors"
+        lines.append(f"{num_trials:,} more {trials} failed with {others}")
     return lines
 
 

@@ -105,10 +105,11 @@ def remove_leftovers(
     except OSError as error:
         logger.debug("leftovers are not looked for: %s", error)
         return Leftovers()
+    # Ask for other processes first: one that ends after that has recorded its checkpoints.
+    may_go = ours and lease.is_alone()
     known = known_paths(engine, folder)
     removed: list[FoundFile] = []
     left: list[FoundFile] = []
-    may_go = ours and lease.is_alone()
     for file in found:
         kind = kind_of(file, known=known)
         if kind not in ("orphan", "temporary"):

@@ -13,7 +13,7 @@ from thrifty.core import CheckpointRef, Clock
 from thrifty.space import config_from_json
 
 from . import _schema as schema
-from ._engine import user_errors
+from ._engine import consistent_read, user_errors
 from ._records import CheckpointAdded, EpochRecord, NodeRecord, PlanInfo, PlanRecords
 from ._writer import write
 
@@ -88,10 +88,8 @@ class Plans:
 
     def threads(self, plan: int) -> int | None:
         """Return the CPU threads of each worker of a plan; None if no run has fixed them yet."""
-        query = select(schema.plans.c.threads).where(schema.plans.c.id == plan)
         with user_errors(self._engine), self._engine.connect() as connection:
-            threads: int | None = connection.execute(query).scalar_one()
-            return threads
+            return threads_of(connection, plan)
 
     def fix_threads(self, plan: int, threads: int) -> int:
         """Fix the CPU threads of a plan's workers unless a run has done so; return their number."""
@@ -115,8 +113,8 @@ class Plans:
             return {row.key: row.reason for row in connection.execute(query)}
 
     def load(self, plan: int) -> PlanRecords:
-        """Return all records of a plan."""
-        with user_errors(self._engine), self._engine.connect() as connection:
+        """Return all records of a plan, as they were at one moment."""
+        with consistent_read(self._engine) as connection:
             return news_of(connection, plan)
 
     def standing(self, plan: int, *, but: int) -> list[tuple[int, int]]:
@@ -158,6 +156,13 @@ class Plans:
         )
         with user_errors(self._engine), self._engine.connect() as connection:
             return {(node, epoch) for node, epoch in connection.execute(query)}
+
+
+def threads_of(connection: Connection, plan: int) -> int | None:
+    """Return the CPU threads of each worker of a plan; None if no run has fixed them yet."""
+    query = select(schema.plans.c.threads).where(schema.plans.c.id == plan)
+    threads: int | None = connection.execute(query).scalar_one()
+    return threads
 
 
 def news_of(

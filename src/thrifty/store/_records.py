@@ -318,12 +318,26 @@ class StudyRecords:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StudySnapshot:
+    """A study and its plan as they were at one moment.
+
+    ``threads`` are the CPU threads of each worker of the plan; None if no run has fixed them.
+    """
+
+    threads: int | None
+    plan: PlanRecords
+    study: StudyRecords
+    priors: Sequence[PriorRecord]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StudySummary:
     """A summary of a study.
 
     ``num_trials`` counts trials by state, and ``num_done`` those that reached ``max_epochs``.
     ``state`` is "interrupted" if the study was running and its process is gone. ``best_value`` is
     the value of the best trial (see ``best_trials``) at ``best_epochs``, the epoch it has reached.
+    ``num_infeasible`` counts the trials that have a value and break a constraint.
     """
 
     name: str
@@ -334,6 +348,7 @@ class StudySummary:
     best_value: float | None
     best_trial: int | None
     best_epochs: int | None
+    num_infeasible: int
     trial_epochs: int
     plan_epochs: int
     seconds: float

@@ -93,6 +93,7 @@ class Store:
         Raises:
             StoreBusyError: Another live process holds the study; or it holds the plan, and one of
                 the two processes does not share it.
+            StudyNotFoundError: Another process has deleted the study.
         """
         return Lease(self._engine, study, shared=shared, clock=self._clock)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,18 +21,21 @@ from thrifty.core import (
 from thrifty.space import config_from_json, config_to_json
 
 from . import _schema as schema
-from ._engine import user_errors
+from ._engine import consistent_read, user_errors
+from ._plans import news_of, threads_of
 from ._records import (
     LogRecord,
     PriorRecord,
     StudyInfo,
     StudyRecords,
+    StudySnapshot,
     StudySummary,
     TrialEnqueued,
     TrialRecord,
 )
 from ._writer import write
-from .coordination._leases import standing
+from .coordination._claims import lock_plan
+from .coordination._leases import check_exists, held_studies, standing
 
 
 _NEVER = 2**31 - 1
@@ -140,8 +143,9 @@ class Studies:
         info = self.get(name)
         study = info.id
         with user_errors(self._engine), self._engine.begin() as connection:
-            states = standing(connection, {study: info.state}, clock=self._clock)
-            if states[study] == "running":
+            lock_plan(connection, info.plan)  # no process can take a lease before the commit
+            check_exists(connection, info)
+            if study in held_studies(connection, clock=self._clock):
                 raise StoreBusyError(
                     f"study {name!r} cannot be deleted while a process runs it; stop that process "
                     "first (Ctrl-C)"
@@ -152,6 +156,30 @@ class Studies:
             trained = update(schema.epochs).where(schema.epochs.c.study == study)
             connection.execute(trained.values(study=None))
             connection.execute(delete(schema.studies).where(schema.studies.c.id == study))
+
+    def enqueue(
+        self,
+        study: StudyInfo,
+        choose: Callable[[Sequence[Mapping[str, Any]]], Sequence[Mapping[str, Any]]],
+    ) -> None:
+        """Record configurations to try, while no other process can.
+
+        Args:
+            study: The study that tries them.
+            choose: A function that gets the recorded configurations and returns those to add.
+
+        Raises:
+            StudyNotFoundError: Another process has deleted the study.
+        """
+        with user_errors(self._engine), self._engine.begin() as connection:
+            lock_plan(connection, study.plan)
+            check_exists(connection, study)
+            known = _enqueued(connection, study.id)
+            fresh = [
+                TrialEnqueued(study=study.id, place=place, config=config)
+                for place, config in enumerate(choose(known), start=len(known))
+            ]
+            write(connection, fresh, at=self._clock.now())
 
     def failures(self, study: int) -> dict[int, tuple[str, str, str]]:
         """Return kind, message and traceback of each failed trial, by number."""
@@ -166,61 +194,33 @@ class Studies:
 
     def load(self, study: int) -> StudyRecords:
         """Return all trials of a study, and its log in chronological order."""
-        t, entries = schema.trials, schema.log
-        with user_errors(self._engine), self._engine.connect() as connection:
-            trials = connection.execute(
-                select(t).where(t.c.study == study).order_by(t.c.number)
-            ).all()
-            log = connection.execute(
-                select(
-                    entries.c.kind,
-                    entries.c.trial,
-                    entries.c.epoch,
-                    entries.c.value,
-                    entries.c.config,
-                )
-                .where(entries.c.study == study)
-                .order_by(entries.c.id)
-            ).all()
-        return StudyRecords(
-            trials=[_trial(row) for row in trials],
-            log=[
-                LogRecord(
-                    kind=kind,
-                    trial=trial,
-                    epoch=epoch,
-                    value=value,
-                    config=None if config is None else config_from_json(config),
-                )
-                for kind, trial, epoch, value, config in log
-            ],
-        )
+        with consistent_read(self._engine) as connection:
+            return _records(connection, study)
+
+    def snapshot(self, study: StudyInfo) -> StudySnapshot:
+        """Return all records of a study and of its plan, as they were at one moment.
+
+        Raises:
+            StudyNotFoundError: Another process has deleted the study.
+        """
+        with consistent_read(self._engine) as connection:
+            check_exists(connection, study)
+            return StudySnapshot(
+                threads=threads_of(connection, study.plan),
+                plan=news_of(connection, study.plan),
+                study=_records(connection, study.id),
+                priors=_priors(connection, study.id),
+            )
 
     def enqueued(self, study: int) -> Sequence[dict[str, Any]]:
         """Return all configurations that were ever enqueued, in order."""
-        entries = schema.log
-        query = (
-            select(entries.c.config)
-            .where(entries.c.study == study, entries.c.kind == "enqueued")
-            .order_by(entries.c.id)
-        )
         with user_errors(self._engine), self._engine.connect() as connection:
-            return [config_from_json(config) for config in connection.execute(query).scalars()]
+            return _enqueued(connection, study)
 
     def priors(self, study: int) -> Sequence[PriorRecord]:
         """Return the trials of earlier studies that the study was given when it was made."""
-        table = schema.priors
-        query = select(table).where(table.c.study == study).order_by(table.c.number)
         with user_errors(self._engine), self._engine.connect() as connection:
-            return [
-                PriorRecord(
-                    config=config_from_json(row.config),
-                    state=row.state,
-                    target=row.target,
-                    metrics=json.loads(row.metrics),
-                )
-                for row in connection.execute(query)
-            ]
+            return _priors(connection, study)
 
     def made(self) -> dict[int, StudyInfo]:
         """Return all studies, by id."""
@@ -233,7 +233,7 @@ class Studies:
     def list(self) -> list[StudySummary]:
         """Return summaries of all studies, oldest first."""
         query = select(schema.studies).order_by(schema.studies.c.id)
-        with user_errors(self._engine), self._engine.connect() as connection:
+        with consistent_read(self._engine) as connection:
             rows = connection.execute(query).all()
             written = {row.id: row.state for row in rows}
             states = standing(connection, written, clock=self._clock)
@@ -245,9 +245,10 @@ class Studies:
         Raises:
             StudyNotFoundError: There is no such study.
         """
-        self.get(name)
-        query = select(schema.studies).where(schema.studies.c.name == name)
-        with user_errors(self._engine), self._engine.connect() as connection:
+        info = self.get(name)
+        query = select(schema.studies).where(schema.studies.c.id == info.id)
+        with consistent_read(self._engine) as connection:
+            check_exists(connection, info)
             row = connection.execute(query).one()
             states = standing(connection, {row.id: row.state}, clock=self._clock)
             return _summary(connection, row, state=states[row.id])
@@ -256,30 +257,92 @@ class Studies:
         """Return a metric of each trial after epochs ``1 .. reached``, by trial number.
 
         The values are those of the nodes on the path from the root to the trial's node.
+
+        Raises:
+            StudyNotFoundError: There is no such study.
         """
+        n, e, t = schema.nodes, schema.epochs, schema.trials
         plan_of = select(schema.studies.c.plan).where(schema.studies.c.id == study)
-        with user_errors(self._engine), self._engine.connect() as connection:
-            plan = connection.execute(plan_of).scalar_one()
+        with consistent_read(self._engine) as connection:
+            plan = connection.execute(plan_of).scalar()
+            if plan is None:
+                raise StudyNotFoundError(
+                    f"the database has no study with the id {study}; look up the id by its name"
+                )
             ancestry = {
                 row.node: (row.parent, row.start)
                 for row in connection.execute(
-                    select(
-                        schema.nodes.c.node, schema.nodes.c.parent, schema.nodes.c.start
-                    ).where(schema.nodes.c.plan == plan)
+                    select(n.c.node, n.c.parent, n.c.start).where(n.c.plan == plan)
                 )
             }
             values = {
                 (row.node, row.epoch): json.loads(row.metrics).get(metric)
                 for row in connection.execute(
-                    select(
-                        schema.epochs.c.node, schema.epochs.c.epoch, schema.epochs.c.metrics
-                    ).where(schema.epochs.c.plan == plan)
+                    select(e.c.node, e.c.epoch, e.c.metrics).where(e.c.plan == plan)
                 )
             }
+            trials = connection.execute(
+                select(t.c.number, t.c.node, t.c.reached)
+                .where(t.c.study == study)
+                .order_by(t.c.number)
+            ).all()
         return {
-            trial.number: _curve(trial.node, trial.reached, ancestry=ancestry, values=values)
-            for trial in self.load(study).trials
+            number: _curve(node, reached, ancestry=ancestry, values=values)
+            for number, node, reached in trials
         }
+
+
+def _records(connection: Connection, study: int) -> StudyRecords:
+    t, entries = schema.trials, schema.log
+    trials = connection.execute(select(t).where(t.c.study == study).order_by(t.c.number)).all()
+    log = connection.execute(
+        select(
+            entries.c.kind,
+            entries.c.trial,
+            entries.c.epoch,
+            entries.c.value,
+            entries.c.config,
+        )
+        .where(entries.c.study == study)
+        .order_by(entries.c.id)
+    ).all()
+    return StudyRecords(
+        trials=[_trial(row) for row in trials],
+        log=[
+            LogRecord(
+                kind=kind,
+                trial=trial,
+                epoch=epoch,
+                value=value,
+                config=None if config is None else config_from_json(config),
+            )
+            for kind, trial, epoch, value, config in log
+        ],
+    )
+
+
+def _enqueued(connection: Connection, study: int) -> list[dict[str, Any]]:
+    entries = schema.log
+    query = (
+        select(entries.c.config)
+        .where(entries.c.study == study, entries.c.kind == "enqueued")
+        .order_by(entries.c.id)
+    )
+    return [config_from_json(config) for config in connection.execute(query).scalars()]
+
+
+def _priors(connection: Connection, study: int) -> list[PriorRecord]:
+    table = schema.priors
+    query = select(table).where(table.c.study == study).order_by(table.c.number)
+    return [
+        PriorRecord(
+            config=config_from_json(row.config),
+            state=row.state,
+            target=row.target,
+            metrics=json.loads(row.metrics),
+        )
+        for row in connection.execute(query)
+    ]
 
 
 def _curve(
@@ -365,6 +428,14 @@ def _summary(connection: Connection, study: Row[Any], *, state: str) -> StudySum
             t.c.study == study.id, t.c.number == (-1 if best is None else best.number)
         )
     ).scalar()
+    num_infeasible = connection.execute(
+        select(func.count()).where(
+            t.c.study == study.id,
+            t.c.state != "failed",
+            t.c.value.is_not(None),
+            t.c.violation > 0.0,
+        )
+    ).scalar_one()
     num_epochs, seconds = connection.execute(
         select(func.count(), func.coalesce(func.sum(e.c.seconds), 0.0)).where(
             e.c.plan == study.plan
@@ -385,6 +456,7 @@ def _summary(connection: Connection, study: Row[Any], *, state: str) -> StudySum
         best_value=None if best is None else best.value,
         best_trial=None if best is None else best.number,
         best_epochs=best_epochs,
+        num_infeasible=num_infeasible,
         trial_epochs=sum(targets for _, _, targets in counts),
         plan_epochs=num_epochs,
         seconds=seconds,

@@ -68,9 +68,12 @@ class DiskBudget:
         live = [] if done else [*ledger.live()]
         live += [(ledger.node_of[trial.number], trial.reached) for trial in best_ones(ledger)]
         try:
-            live += store.plans.standing(ledger.plan_id, but=ledger.study_id)
+            others = store.plans.standing(ledger.plan_id, but=ledger.study_id)
         except StoreUnreachableError:
             return  # try again later: without the server, other studies' needs are unknown
+        if any(node >= len(ledger.plan.nodes) for node, _ in others):
+            return  # another process just added a node; the plan must learn of it
+        live += others
         refs = evictable_checkpoints(ledger.plan, live=live, budget_bytes=max(left, 0.0))
         # Delete the record first: a file without a record is harmless, the opposite is not.
         driver.record([

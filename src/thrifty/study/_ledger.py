@@ -54,7 +54,7 @@ class Ledger:
     It applies decisions and events to plan and history; ``outbox`` collects records for the store.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 (one statement for each attribute)
         self,
         plan: SearchPlan,
         *,
@@ -90,6 +90,8 @@ class Ledger:
         """How many trials have each state as their latest one, by node and epoch."""
         # The trials that the log has named for each error, by the error's key.
         self.said: dict[str, list[int]] = {}
+        self._diverged: list[int] = []
+        """Trials that failed by their metrics since the log last named such trials."""
         # A heap of (-first objective, trial, epoch). Outdated entries stay until they are popped.
         self._ranked: list[tuple[float, int, int]] = []
         self.trial_epochs = 0
@@ -114,6 +116,10 @@ class Ledger:
 
     def decide(self, decisions: Sequence[Decision]) -> None:
         """Apply an algorithm's decisions; requests for known results are answered at once."""
+        self._decide(decisions)
+        self._say_diverged()
+
+    def _decide(self, decisions: Sequence[Decision]) -> None:
         for decision in decisions:
             number = self.history.record_decision(decision)
             if isinstance(decision, Stop):
@@ -198,6 +204,7 @@ class Ledger:
             self._answered(answer)
         if isinstance(event, StageFailed) and event.kind != "task":  # "task" errors are raised
             self._say_failure(event, answers)
+        self._say_diverged()
 
     def _epoch_done(self, event: EpochDone) -> None:
         key, times = (event.node, event.epoch), EpochTimes.of(event)
@@ -312,6 +319,7 @@ class Ledger:
             verb = "is" if len(bad) == 1 else "are"
             message = f"{', '.join(bad)} {verb} not finite after epoch {epoch}"
             self._fail(number, epoch, ("diverged", message, ""))
+            self._diverged.append(number)
             return None
         violation = goals.violation(metrics)
         self._stand(number, epoch)
@@ -363,12 +371,26 @@ class Ledger:
         if not numbers:
             logger.warning("training failed, but no trial for that: %s", event.message)
             return
-        key = error_key(event.message)
-        if key in self.said:
-            return  # the end of the run counts these trials
-        self.said[key] = numbers
         where = f" (traceback: study.trials[{numbers[0]}].error)" if event.traceback else ""
-        logger.warning("%s failed: %s%s", listed_trials(numbers), event.message, where)
+        self._say_once(numbers, event.message, where=where)
+
+    def _say_diverged(self) -> None:
+        """Log which trials failed because a metric is not finite, each error once."""
+        if not self._diverged:
+            return
+        failed, self._diverged = self._diverged, []
+        messages: dict[str, list[int]] = {}
+        for number in sorted(failed):
+            messages.setdefault(self.errors[number][1], []).append(number)
+        for message, numbers in messages.items():
+            self._say_once(numbers, message)
+
+    def _say_once(self, numbers: list[int], message: str, *, where: str = "") -> None:
+        """Log the first trials with an error; the end of the run counts the others."""
+        key = error_key(message)
+        if key not in self.said:
+            self.said[key] = numbers
+            logger.warning("%s failed: %s%s", listed_trials(numbers), message, where)
 
     def _log_stage(self, event: StageDone | StageFailed, *, state: str) -> None:
         began, began_s = self._stage_began.pop((event.node, event.start), self._moment())
@@ -427,6 +449,7 @@ class Ledger:
         self.plan.set_remote_running({
             claim.node: (claim.start, claim.stop) for claim in changes.claims
         })
+        self._say_diverged()
 
     def _learn(self, records: PlanRecords) -> None:
         # Decisions of this study that are not recorded yet have added no nodes: nodes are
@@ -490,6 +513,7 @@ class Ledger:
                     self._pass(entry.trial, before=before)
         # Observers of earlier runs have received all of these events.
         self.news.clear()
+        self._diverged.clear()
         self._ask_again()
 
     def _ask_again(self) -> None:

@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import make_url
-
 from thrifty.core import StoreUnreachableError, plain_logger
 from thrifty.store import Store, StudyInfo
+from thrifty.store._address import read_address
 
 from ._ledger import Ledger
 from ._repository import StudyRepository
@@ -177,6 +176,10 @@ class Reader:
 
 
 def is_in_memory(archive: StudyRepository) -> bool:
-    """Return whether the database is in memory and vanishes when the run ends."""
-    url = make_url(archive.storage.url)
+    """Return whether the database is in memory and vanishes when the run ends.
+
+    Raises:
+        UsageError: The storage is not a database address.
+    """
+    url = read_address(archive.storage.url)
     return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")

@@ -30,7 +30,6 @@ from thrifty.store import (
     PriorRecord,
     Store,
     StudyInfo,
-    TrialEnqueued,
     redact_url,
 )
 from thrifty.store._address import redact_root, shell_command
@@ -139,7 +138,7 @@ class StudyRepository:
     @property
     def delete_command(self) -> str:
         """The shell command that deletes the study of this name."""
-        return shell_command("delete", self.name, url=self.storage.url)
+        return shell_command("delete", name=self.name, url=self.storage.url)
 
     def joined(self) -> StudyRepository:
         """Return the same archive for a task whose metrics change what is trained."""
@@ -259,13 +258,14 @@ class StudyRepository:
     def enqueue(
         self, store: Store, info: StudyInfo, enqueued: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Record the enqueued configurations that are not recorded yet."""
-        num_known = len(store.studies.enqueued(info.id))
-        fresh = self.not_enqueued(store, info, enqueued)
-        store.record([
-            TrialEnqueued(study=info.id, place=place, config=config)
-            for place, config in enumerate(fresh, start=num_known)
-        ])
+        """Record the enqueued configurations that are not recorded yet.
+
+        Raises:
+            StudyNotFoundError: Another process has deleted the study.
+        """
+        # A database that cannot be written may be read, so write nothing without a need.
+        if self.not_enqueued(store, info, enqueued):
+            store.studies.enqueue(info, lambda known: not_in(enqueued, known))
 
     def not_enqueued(
         self, store: Store, info: StudyInfo, enqueued: Sequence[Mapping[str, Any]]
@@ -292,8 +292,9 @@ class StudyRepository:
                     max_epochs=info.spec["max_epochs"],
                     clock=self.clock,
                 )
-                ledger.load_plan(store.plans.load(info.plan))
-                ledger.load_study(store.studies.load(info.id))
+                records = store.studies.snapshot(info)
+                ledger.load_plan(records.plan)
+                ledger.load_study(records.study)
             else:
                 archive, ledger = source
                 name, theirs = archive.name, archive.recipe.goals
@@ -302,7 +303,12 @@ class StudyRepository:
         return out
 
     def load(self, store: Store, info: StudyInfo) -> Ledger:
-        """Rebuild the ledger from the records."""
+        """Rebuild the ledger from the records.
+
+        Raises:
+            StudyNotFoundError: Another process has deleted the study.
+        """
+        records = store.studies.snapshot(info)
         space, max_epochs = self.recipe.space, self.recipe.algorithm.max_epochs
         branches = space.branches(max_epochs=max_epochs)
         ledger = Ledger(
@@ -314,13 +320,13 @@ class StudyRepository:
             goals=self.recipe.goals,
             max_epochs=max_epochs,
             clock=self.clock,
-            prior=prior_trials(store.studies.priors(info.id), self.recipe.goals),
+            prior=prior_trials(records.priors, self.recipe.goals),
             study_id=info.id,
             plan_id=info.plan,
         )
-        ledger.threads = store.plans.threads(info.plan)
-        ledger.load_plan(store.plans.load(info.plan))
-        ledger.load_study(store.studies.load(info.id))
+        ledger.threads = records.threads
+        ledger.load_plan(records.plan)
+        ledger.load_study(records.study)
         return ledger
 
     def foreseen(

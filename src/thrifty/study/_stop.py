@@ -71,7 +71,8 @@ class StopWhen:
         def reason() -> str:
             best, sign = ledger.best_value, ledger.goals.sign
             if self.epochs is not None and ledger.epochs_trained >= self.epochs:
-                return f"{ledger.epochs_trained:,} epochs were trained"
+                one = ledger.epochs_trained == 1
+                return f"{ledger.epochs_trained:,} epoch{' was' if one else 's were'} trained"
             if self.seconds is not None and clock.monotonic() - began >= self.seconds:
                 return f"{self.seconds:g} s have passed"
             if (

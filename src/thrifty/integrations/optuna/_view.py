@@ -67,7 +67,7 @@ class OptunaView(BaseStorage):
     def get_all_studies(self) -> list[FrozenStudy]:
         """Return all studies."""
         with self._store() as store:
-            infos = [store.studies.get(summary.name) for summary in store.studies.list()]
+            infos = store.studies.made().values()
         return [
             FrozenStudy(
                 study_name=info.name,
@@ -175,11 +175,7 @@ class OptunaView(BaseStorage):
 
     def _info(self, study_id: int) -> StudyInfo:
         with self._store() as store:
-            for summary in store.studies.list():
-                info = store.studies.get(summary.name)
-                if info.id == study_id:
-                    return info
-        raise KeyError(study_id)
+            return store.studies.made()[study_id]
 
 
 def copy(url: str, name: str, *, target: str) -> None:

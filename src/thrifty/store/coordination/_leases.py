@@ -13,7 +13,14 @@ from typing import Any, Self
 
 from sqlalchemy import Connection, Engine, Row, delete, extract, func, insert, select, update
 
-from thrifty.core import Clock, StoreBusyError, StoreError, StoreUnreachableError, plain_logger
+from thrifty.core import (
+    Clock,
+    StoreBusyError,
+    StoreError,
+    StoreUnreachableError,
+    StudyNotFoundError,
+    plain_logger,
+)
 from thrifty.store import _schema as schema
 from thrifty.store._engine import user_errors
 from thrifty.store._records import StudyInfo
@@ -52,7 +59,7 @@ class Heartbeat:
         while not self._over.wait(self._every_s):
             try:
                 self._lease.heartbeat()
-            except StoreBusyError:
+            except (StoreBusyError, StudyNotFoundError):
                 return  # the next write fails with the same error
             except StoreError as error:
                 logger.warning("%s", error)
@@ -120,16 +127,36 @@ def standing(
     states = dict(written)
     if "running" not in states.values():
         return states
-    now = time_of(connection, clock)
-    held = {
-        lease.study
-        for lease in connection.execute(select(schema.leases))
-        if lease.study in states and is_alive(lease, now=now)
-    }
+    held = held_studies(connection, clock=clock)
     return {
         study: "interrupted" if state == "running" and study not in held else state
         for study, state in states.items()
     }
+
+
+def held_studies(connection: Connection, *, clock: Clock) -> set[int]:
+    """Return the ids of the studies that live processes hold, whatever their recorded states.
+
+    A process holds its study before it records that the study is running.
+    """
+    now = time_of(connection, clock)
+    leases = connection.execute(select(schema.leases))
+    return {lease.study for lease in leases if is_alive(lease, now=now)}
+
+
+def check_exists(connection: Connection, study: StudyInfo) -> None:
+    """Check that a study has not been deleted; a later study may have got its id and its name.
+
+    Raises:
+        StudyNotFoundError: It has.
+    """
+    table = schema.studies
+    created_at = select(table.c.created_at).where(table.c.id == study.id)
+    if connection.execute(created_at).scalar() != study.created_at:
+        raise StudyNotFoundError(
+            f"study {study.name!r} was deleted while this process used it; run it again to begin "
+            "it anew"
+        )
 
 
 def _process_start(pid: int) -> str:
@@ -200,6 +227,7 @@ class Lease:
     Raises:
         StoreBusyError: Another live process holds the study; or it holds the plan, and one of the
             two processes does not share it.
+        StudyNotFoundError: Another process has deleted the study.
     """
 
     def __init__(self, engine: Engine, study: StudyInfo, *, shared: bool, clock: Clock) -> None:
@@ -232,6 +260,7 @@ class Lease:
         Raises:
             StoreBusyError: Another process has taken over the study, because this one was silent
                 for too long.
+            StudyNotFoundError: Another process has deleted the study, for the same reason.
         """
         with user_errors(self._engine), self._engine.begin() as connection:
             now = self._now(connection)
@@ -239,8 +268,9 @@ class Lease:
             changed = connection.execute(
                 update(table).where(table.c.owner == self.owner).values(heartbeat=now)
             )
-        if changed.rowcount != 1:
-            raise taken_over(self.study.name)
+            if changed.rowcount != 1:
+                check_exists(connection, self.study)
+                raise taken_over(self.study.name)
         if not self._has_beaten(now):
             self._doubt()
         self._note_beat(now)
@@ -276,6 +306,7 @@ class Lease:
     def _take(self) -> None:
         with user_errors(self._engine), self._engine.begin() as connection:
             lock_plan(connection, self.study.plan)  # one process at a time may check leases
+            check_exists(connection, self.study)
             now = self._now(connection)
             others = self._others(connection)
             gone = []

@@ -247,9 +247,9 @@ def importance(views: Views, view: StudyView) -> models.Importance:
 
 def forest(views: Views, view: StudyView) -> StageForest:
     """Return the stages of a study, without layout."""
-    return stage_forest(
-        views.plans.tree(view.plan), views.plans.ends(view.id), mode=view.modes[0]
-    )
+    ends = views.plans.ends(view.id)
+    tree = views.plans.tree(view.plan)  # last, so that it has the node of every end
+    return stage_forest(tree, ends, mode=view.modes[0])
 
 
 def workers(
