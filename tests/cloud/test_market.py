@@ -330,7 +330,7 @@ def test_the_interval_of_machines_that_were_never_taken_away():
 
 def test_intervals_need_scipy(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.stats", None)
-    with pytest.raises(MissingExtraError, match=r"thrifty\[cloud\]"):
+    with pytest.raises(MissingExtraError, match=r"\.\[cloud\]"):
         SpotMarket.from_lives([life(0, 1, evicted=True)]).evictions(offer())
 
 

@@ -217,7 +217,7 @@ def test_without_scipy(monkeypatch):
         offers,
         FleetOptions(estimates=EACH, conservative=False, quotas={"A10": 1}, max_nodes=3),
     )
-    with pytest.raises(MissingExtraError, match=r"thrifty\[cloud\]"):
+    with pytest.raises(MissingExtraError, match=r"\.\[cloud\]"):
         mix.cheapest(2.5)
 
 

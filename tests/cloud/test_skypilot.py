@@ -352,13 +352,13 @@ def test_a_refresh_fetches_the_clouds_that_are_stored(sky, tmp_path):
 def test_without_skypilot(monkeypatch, call):
     for name in ("sky", "sky.catalog", "sky.catalog.common"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingExtraError, match=r"thrifty\[sky\]"):
+    with pytest.raises(MissingExtraError, match=r"\.\[sky\]"):
         call()
 
 
 def test_without_yaml(monkeypatch):
     monkeypatch.setitem(sys.modules, "yaml", None)
-    with pytest.raises(MissingExtraError, match=r"thrifty\[cloud\]"):
+    with pytest.raises(MissingExtraError, match=r"\.\[cloud\]"):
         to_skypilot(fleet(rented()), name="digits", run="train.py")
 
 

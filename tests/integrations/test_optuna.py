@@ -85,5 +85,5 @@ def test_an_exported_copy_is_optunas_own(study, tmp_path):
 
 def test_without_optuna_the_extra_is_named(study, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(MissingExtraError, match=r"thrifty\[optuna\]"):
+    with pytest.raises(MissingExtraError, match=r"\.\[optuna\]"):
         optuna_storage(study.storage.url)

@@ -111,7 +111,7 @@ def test_how_many_workers_is_not_known_without_a_cluster(monkeypatch):
 
 def test_ray_is_not_installed(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingExtraError, match=r"thrifty\[ray\]"):
+    with pytest.raises(MissingExtraError, match=r"\.\[ray\]"):
         Ray().open(LineTask(), checkpoints=str(tmp_path), folder="plan")
 
 

@@ -237,7 +237,7 @@ def test_all_failed_is_no_reason_to_stop():
 
 def test_tells_what_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.tree", None)
-    with pytest.raises(MissingExtraError, match=r"thrifty\[search\]"):
+    with pytest.raises(MissingExtraError, match=r"\.\[search\]"):
         sample(RandomForestSampler())
 
 

@@ -226,7 +226,7 @@ def test_a_database_that_is_not_known():
 
 
 def test_a_driver_that_is_not_installed():
-    with pytest.raises(MissingExtraError, match=r"thrifty\[postgresql\]"):
+    with pytest.raises(MissingExtraError, match=r"\.\[postgresql\]"):
         Store.open("postgresql+asyncmy://host/name")
 
 

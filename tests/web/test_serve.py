@@ -96,7 +96,7 @@ def test_databases_that_cannot_be_shown(tmp_path):
 @pytest.mark.parametrize("package", ["fastapi", "uvicorn"])
 def test_without_the_extra(database, monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingExtraError, match=rf"{package} is not installed.*thrifty\[web\]"):
+    with pytest.raises(MissingExtraError, match=rf"{package} is not installed.*\.\[web\]"):
         serve(f"sqlite:///{database}", port=0)
 
 

@@ -40,5 +40,5 @@ def test_nothing_asked_is_nothing_answered():
 def test_without_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
     assert LocalErrors(SETUPS[:99], ERRORS[:99])(SETUPS[:1]).tolist() == [1.0]
-    with pytest.raises(MissingExtraError, match=r"scikit-learn is not.*thrifty\[cloud\]"):
+    with pytest.raises(MissingExtraError, match=r"scikit-learn is not.*\.\[cloud\]"):
         LocalErrors(SETUPS, ERRORS)

@@ -337,5 +337,5 @@ def test_coverage_is_a_share(coverage):
 
 def test_without_scipy(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    with pytest.raises(MissingExtraError, match=r"scipy is not installed.*thrifty\[cloud\]"):
+    with pytest.raises(MissingExtraError, match=r"scipy is not installed.*\.\[cloud\]"):
         OtherDevice([network(work) for work in WORK])
