@@ -1,5 +1,6 @@
 """Errors, seeds, clocks and events that every other package may import."""
 
+from ._arguments import check_integers
 from ._clock import Clock, SystemClock
 from ._errors import (
     AlgorithmError,
@@ -89,6 +90,7 @@ __all__ = [
     "UsageError",
     "WorkerLostError",
     "check_hyperparameter_names",
+    "check_integers",
     "derive_seed",
     "error_text",
     "error_traceback",

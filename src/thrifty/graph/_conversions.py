@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from thrifty.core import GraphError, require
+from thrifty.core import GraphError, check_integers, require
 
-from ._graph import MAX_NODES, Graph, as_array, at_least
+from ._graph import MAX_NODES, Graph, as_array
 from .kernels._csr import group
 
 
@@ -70,7 +70,7 @@ def _num_nodes(num_nodes: Any, x: Any, y: Any) -> int | None:
             return len(rows)
     if num_nodes is None:
         return None
-    at_least(0, num_nodes=num_nodes)
+    check_integers(GraphError, 0, num_nodes=num_nodes)
     return int(num_nodes)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from numbers import Integral
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -12,17 +11,6 @@ import torch
 from thrifty.core import GraphError
 
 from .kernels._csr import ADD, KEEP, REMOVE, reverse, unite_rows
-
-
-def at_least(least: int, **options: Any) -> None:
-    """Check that all options are integers of at least ``least``.
-
-    Raises:
-        GraphError: an option is not an integer, or too small.
-    """
-    for name, value in options.items():
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-            raise GraphError(f"{name}={value!r}; give an integer of at least {least}")
 
 
 def checked_nodes(nodes: Any, *, num_nodes: int, name: str) -> np.ndarray:

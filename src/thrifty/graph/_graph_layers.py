@@ -9,11 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from thrifty.core import GraphError
+from thrifty.core import GraphError, check_integers
 
 from ._aggregate import attended_sum, attention, mean_and_own, neighbor_mean, neighbor_sum
 from ._batch import Block
-from ._graph import at_least
 
 
 def check_input(
@@ -97,7 +96,7 @@ class SAGE(nn.Module):
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = True) -> None:
         super().__init__()
-        at_least(1, in_features=in_features, out_features=out_features)
+        check_integers(GraphError, 1, in_features=in_features, out_features=out_features)
         self.in_features, self.out_features = in_features, out_features
         self.weight = nn.Parameter(torch.empty(out_features, 2 * in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
@@ -208,7 +207,9 @@ class GAT(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        at_least(1, in_features=in_features, out_features=out_features, heads=heads)
+        check_integers(
+            GraphError, 1, in_features=in_features, out_features=out_features, heads=heads
+        )
         check_probability(dropout)
         self.in_features, self.out_features, self.heads = in_features, out_features, heads
         self.concat, self.negative_slope, self.dropout = concat, negative_slope, dropout

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from thrifty.core import GraphError
+from thrifty.core import GraphError, check_integers
 
-from ._graph import Graph, as_array, at_least, checked_nodes
+from ._graph import Graph, as_array, checked_nodes
 from ._sampler import NeighborSampler
 from .kernels._sampling import push
 
@@ -44,7 +44,7 @@ def inclusion_probabilities(
     """
     hops = NeighborSampler(graph, fanouts, relabel="hash").fanouts
     nodes = checked_nodes(seeds, num_nodes=graph.num_nodes, name="seed")
-    at_least(1, batch_size=batch_size)
+    check_integers(GraphError, 1, batch_size=batch_size)
     degrees = graph.degrees()
     # With logarithms of the probability to be left out, products become sums, and rare nodes stay
     # exact.
@@ -88,7 +88,7 @@ def top_nodes(probabilities: Any, num: int) -> np.ndarray:
         )
     if np.isnan(values).any():
         raise GraphError(f"the probability of node {np.isnan(values).argmax()} is not a number")
-    at_least(0, num=num)
+    check_integers(GraphError, 0, num=num)
     nodes = np.flatnonzero(values > 0)
     if num < len(nodes):
         nodes = nodes[_places_of_largest(values[nodes], int(num))]

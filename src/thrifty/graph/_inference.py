@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from thrifty.core import GraphError
+from thrifty.core import GraphError, check_integers
 
 from ._batch import Batch, Block
 from ._gnn import make_batch
-from ._graph import Graph, at_least, checked_nodes
+from ._graph import Graph, checked_nodes
 from ._loader import NeighborLoader
 from ._sampler import NeighborSampler
 
@@ -84,7 +84,7 @@ def infer_sampled(
     """
     x = _features(graph)
     wanted = checked_nodes(nodes, num_nodes=graph.num_nodes, name="node")
-    at_least(1, batch_size=batch_size)
+    check_integers(GraphError, 1, batch_size=batch_size)
     distinct, places = np.unique(wanted, return_inverse=True)
     where = _place(model)
     dtype = None if where.dtype == x.dtype else torch.float32
@@ -158,7 +158,7 @@ def infer_layerwise(
             f"{type(model).__name__} has no num_layers and layer(number, x, block); put its "
             "layers into a GNN"
         )
-    at_least(1, batch_size=batch_size)
+    check_integers(GraphError, 1, batch_size=batch_size)
     neighbors = NeighborSampler(graph, [-1])
     everyone = np.arange(graph.num_nodes)
     wanted = (

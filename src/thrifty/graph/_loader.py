@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from thrifty.core import GraphError
+from thrifty.core import GraphError, check_integers
 from thrifty.pack import epoch_order
 
 from ._batch import Batch, Mode
 from ._features import CudaStreams, Transfer, batch_dtype
 from ._gnn import make_batch
-from ._graph import Graph, at_least, checked_nodes
+from ._graph import Graph, checked_nodes
 from ._memory import Memory, pinned_bytes
 from ._prefetcher import OrderedPrefetcher
 from ._sampler import NeighborSampler, Relabel
@@ -60,8 +60,8 @@ class SeedOrder:
     def __post_init__(self) -> None:
         if not self.num_seeds:
             raise GraphError("there are no seeds; give at least one node")
-        at_least(1, batch_size=self.batch_size, world_size=self.world_size)
-        at_least(0, rank=self.rank)
+        check_integers(GraphError, 1, batch_size=self.batch_size, world_size=self.world_size)
+        check_integers(GraphError, 0, rank=self.rank)
         if self.rank >= self.world_size:
             raise GraphError(
                 f"rank={self.rank} and world_size={self.world_size}; ranks go from 0 to "
@@ -180,9 +180,9 @@ class NeighborLoader:
         world_size: int = 1,
         device: torch.device | str = "cpu",
     ) -> None:
-        at_least(0, num_threads=num_threads)
+        check_integers(GraphError, 0, num_threads=num_threads)
         if depth is not None:
-            at_least(1, depth=depth)
+            check_integers(GraphError, 1, depth=depth)
         if graph.x is not None:
             batch_dtype(graph.x.dtype, dtype)
         self._new_sampler = partial(
@@ -236,7 +236,7 @@ class NeighborLoader:
 
     @next_epoch.setter
     def next_epoch(self, epoch: int) -> None:
-        at_least(0, next_epoch=epoch)
+        check_integers(GraphError, 0, next_epoch=epoch)
         self._next_epoch = int(epoch)
 
     def __len__(self) -> int:
@@ -258,7 +258,7 @@ class NeighborLoader:
         Raises:
             GraphError: the epoch does not exist.
         """
-        at_least(0, epoch=number)
+        check_integers(GraphError, 0, epoch=number)
         number = int(number)
         make = partial(self._make, self.order.of(epoch=number), number)
         if self.device.type == "cuda":
@@ -279,7 +279,7 @@ class NeighborLoader:
         Raises:
             GraphError: the epoch or the batch does not exist.
         """
-        at_least(0, epoch=epoch, index=index)
+        check_integers(GraphError, 0, epoch=epoch, index=index)
         if index >= len(self):
             raise GraphError(f"an epoch has {len(self)} batches, so none of index {index}")
         made = self._make(self.order.of(epoch=int(epoch)), int(epoch), int(index))

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thrifty.core import LayerError
+from thrifty.core import LayerError, check_integers
 
-from ._arguments import check_integers
 from ._gyro import GyroLayer
 
 
@@ -49,7 +48,7 @@ class SubnetworkEnsemble(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        check_integers(1, num=num)
+        check_integers(LayerError, 1, num=num)
         layers = [layer for layer in model.modules() if isinstance(layer, GyroLayer)]
         if not layers:
             raise LayerError(f"{type(model).__name__} has no gyro dropout, so no subnetworks")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from numbers import Real
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from thrifty.core import LayerError
+from thrifty.core import LayerError, check_integers
 
-from ._arguments import check_integers, check_rate
 from ._masks import (
     GyroSchedule,
     KeptGroups,
@@ -29,8 +31,8 @@ class GyroLayer(nn.Module):
         self, p: float, *, num_features: int, schedule: GyroSchedule, dim: int | None
     ) -> None:
         super().__init__()
-        check_integers(1, num_features=num_features)
-        self.p = check_rate(p)
+        check_integers(LayerError, 1, num_features=num_features)
+        self.p = _check_rate(p)
         self.num_features = int(num_features)
         self.dim = dim
         self.schedule = schedule
@@ -218,7 +220,7 @@ class BlockGyroDropout(GyroLayer):
             generator=generator,
         )
         super().__init__(p, num_features=num_features, schedule=own, dim=dim)
-        check_integers(1, group_size=group_size)
+        check_integers(LayerError, 1, group_size=group_size)
         if num_features % group_size:
             raise LayerError(
                 f"num_features={num_features} is no multiple of group_size={group_size}; "
@@ -288,3 +290,15 @@ def own_schedule(
             "schedule="
         )
     return GyroSchedule(**given, order=schedule, generator=generator)  # type: ignore[arg-type]
+
+
+def _check_rate(p: Any) -> float:
+    """Return the probability that a unit is dropped, as a float.
+
+    Raises:
+        LayerError: It is not a probability, or no unit would be left.
+    """
+    is_number = isinstance(p, Real) and not isinstance(p, bool)
+    if not (is_number and 0.0 <= p < 1.0):
+        raise LayerError(f"p={p!r}; give a probability from 0 up to, but not, 1")
+    return float(p)

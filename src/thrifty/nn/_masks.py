@@ -10,9 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from thrifty.core import LayerError
-
-from ._arguments import check_integers
+from thrifty.core import LayerError, check_integers
 
 
 def draw_masks(
@@ -234,6 +232,7 @@ class GyroSchedule(nn.Module):
     ) -> None:
         super().__init__()
         check_integers(
+            LayerError,
             1,
             subnetworks=subnetworks,
             concurrent=concurrent,
