@@ -14,9 +14,8 @@ import torch
 from click.testing import CliRunner
 
 from tests.study.helpers import make_study
-from thrifty.cli import _checkup, _tiny_step
-from thrifty.cli._checkup import extras_of
-from thrifty.cli._doctor import doctor_command
+from thrifty.cli import _doctor, _tiny_step
+from thrifty.cli._doctor import doctor_command, extras_of
 from thrifty.store import Store
 
 
@@ -32,7 +31,7 @@ def as_installed(monkeypatch):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"].items()
     lines = [f'{each}; extra == "{name}"' for name, several in extras for each in several]
-    monkeypatch.setattr(_checkup.metadata, "requires", lambda _: lines)
+    monkeypatch.setattr(_doctor.metadata, "requires", lambda _: lines)
     return {name: len(several) for name, several in extras}
 
 
@@ -103,7 +102,7 @@ def test_a_newer_database(tmp_path):
 
 def test_a_database_that_cannot_be_written(tmp_path, monkeypatch):
     url = a_database(tmp_path)
-    monkeypatch.setattr(_checkup.os, "access", lambda *_: False)
+    monkeypatch.setattr(_doctor.os, "access", lambda *_: False)
     assert "cannot be written" in doctor("--storage", url, code=1)["storage", url]["detail"]
 
 
@@ -151,7 +150,7 @@ def test_a_password_is_not_shown():
 def test_little_disk_is_a_warning(tmp_path, monkeypatch):
     url = a_database(tmp_path)
     usage = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr(_checkup.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(_doctor.shutil, "disk_usage", lambda _: usage)
     assert doctor("--storage", url)["storage", "disk"]["state"] == "warning"
 
 
@@ -164,7 +163,7 @@ def test_an_extra_that_was_asked_for_has_to_be_there(monkeypatch):
 
 def test_extras_that_are_absent_or_old(monkeypatch):
     monkeypatch.setattr(
-        _checkup.metadata,
+        _doctor.metadata,
         "requires",
         lambda _: ["tea-leaves>=1; extra == 'kitchen'", "click>=9999.1; extra == 'shell'"],
     )
@@ -190,9 +189,9 @@ def test_a_check_that_fails_stops_no_other(monkeypatch):
     def broken(*args, **kwargs):
         raise RuntimeError("no such\nluck")
 
-    monkeypatch.setattr(_checkup, "_cpu", broken)
+    monkeypatch.setattr(_doctor, "_cpu", broken)
     monkeypatch.setitem(_tiny_step._BACKENDS, "fused", broken)
-    monkeypatch.setattr(_checkup.metadata, "requires", broken)
+    monkeypatch.setattr(_doctor.metadata, "requires", broken)
     result = CliRunner().invoke(doctor_command, ["--json"])
     found = {each["name"]: each for each in json.loads(result.output)["checks"]}
     assert result.exit_code == 0
@@ -228,12 +227,12 @@ def test_gpus_are_listed(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2**30, 2**31))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A GPU")
-    found = {each.name: each for each in _checkup._accelerators()}
+    found = {each.name: each for each in _doctor._accelerators()}
     assert found["cuda:0"].detail == "A GPU, 1.0 of 2.0 GiB free"
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    assert "mps" in {each.name for each in _checkup._accelerators()}
+    assert "mps" in {each.name for each in _doctor._accelerators()}
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1 / 0)
-    (only,) = _checkup._accelerators()
+    (only,) = _doctor._accelerators()
     assert only.state == "broken"
 
 
@@ -248,7 +247,7 @@ def test_ray_is_looked_for_without_being_imported(monkeypatch):
         raise metadata.PackageNotFoundError(name)
 
     assert doctor()["drivers", "ray"]["state"] in ("ok", "absent")
-    monkeypatch.setattr(_checkup.metadata, "version", unknown)
+    monkeypatch.setattr(_doctor.metadata, "version", unknown)
     assert doctor()["drivers", "ray"]["state"] == "absent"
 
 

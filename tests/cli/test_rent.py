@@ -13,8 +13,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from thrifty.cli._rent._command import rent_command
-from thrifty.cli._rent._inputs import hardware_of
+from thrifty.cli._rent._command import hardware_of, rent_command
 from thrifty.cli._rent._output import span
 from thrifty.cli._rent._rent_options import Dollars, Duration, Pair
 from thrifty.cloud import Interval

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from tests.graph import twin
 from thrifty.graph.kernels import (
     COMPILED,
-    _compile,
+    _csr,
     choose,
     count_edges,
     free_slots,
@@ -20,7 +20,7 @@ from thrifty.graph.kernels import (
     read_neighbors,
     wrapping,
 )
-from thrifty.graph.kernels._compile import GOLDEN, below, stream
+from thrifty.graph.kernels._csr import GOLDEN, below, stream
 
 
 pytestmark = pytest.mark.slow
@@ -173,20 +173,20 @@ def test_prefetch_is_an_instruction(dtype):
         pytest.skip("a processor whose instructions are not known here")
 
     def fetch(array, index):
-        _compile.prefetch(array, index)
+        _csr.prefetch(array, index)
 
-    compiled = _compile.numba.njit(fetch)
+    compiled = _csr.numba.njit(fetch)
     compiled(np.zeros(4, dtype=dtype), 2**40)
     assert any(expected in code for code in compiled.inspect_asm().values())
 
 
 def test_a_kernel_is_compiled_where_nothing_can_be_kept(monkeypatch):
-    compiler = _compile.numba.njit
+    compiler = _csr.numba.njit
 
     def njit(*args, cache=False, **options):
         if cache:
             raise RuntimeError("cannot cache function: no locator available")
         return compiler(*args, **options)
 
-    monkeypatch.setattr(_compile.numba, "njit", njit)
-    assert _compile.kernel(lambda a: a + 1)(1) == 2
+    monkeypatch.setattr(_csr.numba, "njit", njit)
+    assert _csr.kernel(lambda a: a + 1)(1) == 2

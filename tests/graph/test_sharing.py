@@ -17,7 +17,7 @@ from tests.graph.test_data import CONFIGS, CPU, NUM_CLASSES, Nodes, data, random
 from thrifty.core import GraphError
 from thrifty.graph import GNN, SAGE, Batch, NeighborLoader
 from thrifty.graph._aggregate import mean_and_own, neighbor_mean, neighbor_sum
-from thrifty.graph._sharing import SharedEpoch, Sharing
+from thrifty.graph._graph_data import SharedEpoch, Sharing
 from thrifty.pack import ConcatenatedBackend, SoloBackend
 
 
@@ -193,7 +193,7 @@ def test_batches_that_nobody_changes_are_not_copied(caplog):
 
 def test_a_change_that_does_not_count_is_found_later(caplog, monkeypatch):
     """Values are compared at random times, which finds a change that torch does not count."""
-    monkeypatch.setattr("thrifty.graph._sharing._EVERY", 2)
+    monkeypatch.setattr("thrifty.graph._graph_data._EVERY", 2)
     source = data().source(CPU)
     for epoch in range(8):
         batches = source.train_batches(seed=1, epoch=epoch, batch_size=16)

@@ -28,8 +28,7 @@ from thrifty.pack import (
 from thrifty.pack._state import pack_state, unpack_state
 from thrifty.pack.trial._state_check import SHORT_S
 from thrifty.pack.trial._state_probe import FURTHER_STEPS, probe, probe_further
-from thrifty.pack.trial._trainable_trial import TrainableTrial
-from thrifty.pack.trial._trial import TaskTrial
+from thrifty.pack.trial._trial import TaskTrial, TrainableTrial
 from thrifty.pack.verify import same
 from thrifty.run import state_from_arrays, state_to_arrays
 

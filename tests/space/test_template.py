@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 from thrifty.space import Choice, Constant, Float, Int, Step
-from thrifty.space._template import expand, holds_schedule, resolve, size
+from thrifty.space._variants import expand, holds_schedule, resolve, size
 
 
 NESTED = Step(Choice([0.1, 0.05]), [Int(10, 30, step=10), 60], gamma=Choice([0.1, 0.2]))

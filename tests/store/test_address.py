@@ -15,7 +15,7 @@ from sqlalchemy.exc import ArgumentError, DatabaseError
 
 from tests.study.helpers import make_study
 from thrifty.cli import _app
-from thrifty.cli._checkup import findings
+from thrifty.cli._doctor import findings
 from thrifty.core import CheckpointError, CheckpointRef, StoreUnreachableError, UsageError
 from thrifty.store import CheckpointFolder, Store, Views, redact_url
 from thrifty.store._address import read_address
@@ -116,8 +116,8 @@ def test_no_command_shows_it(address, command, tmp_path, monkeypatch):
 
 def test_the_doctor_does_not_show_it(address, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("thrifty.cli._checkup._extras", lambda asked: iter(()))
-    monkeypatch.setattr("thrifty.cli._checkup._step", lambda *_: ("ok", ""))
+    monkeypatch.setattr("thrifty.cli._doctor._extras", lambda asked: iter(()))
+    monkeypatch.setattr("thrifty.cli._doctor._step", lambda *_: ("ok", ""))
     found = findings(storage=address, extras=(), device=None)
     assert clean(str(list(found)))
 

@@ -30,8 +30,13 @@ from thrifty.space import Choice, Constant, Float, MultiStep, Space, Step, Timel
 from thrifty.store import Store
 from thrifty.study._forecast import forecast
 from thrifty.study._goals import Goals
-from thrifty.study.simulation._made_up import JointAlgorithm, JointHistory, MadeUpCurve, Member
-from thrifty.study.simulation._simulate import simulate
+from thrifty.study.simulation._simulate import (
+    JointAlgorithm,
+    JointHistory,
+    MadeUpCurve,
+    Member,
+    simulate,
+)
 from thrifty.study.simulation._simulation_report import DecisionTimes, Simulation, least_s
 
 

@@ -15,7 +15,7 @@ from tests.web.conftest import serving
 from thrifty.cli import main
 from thrifty.core import MissingExtraError, StudyNotFoundError, UsageError
 from thrifty.web import Server, create_app, serve
-from thrifty.web.server import _connections
+from thrifty.web.server import _serve
 
 
 pytestmark = pytest.mark.slow
@@ -165,8 +165,8 @@ def test_the_command_without_a_database(tmp_path, monkeypatch, capsys):
 @pytest.fixture
 def hurried(monkeypatch):
     """Shorten the time limits to an instant."""
-    monkeypatch.setattr(_connections, "REQUEST_S", 0.2)
-    monkeypatch.setattr(_connections, "ANSWER_S", 0.2)
+    monkeypatch.setattr(_serve, "REQUEST_S", 0.2)
+    monkeypatch.setattr(_serve, "ANSWER_S", 0.2)
 
 
 def connected(address) -> socket.socket:
@@ -188,13 +188,13 @@ def is_closed(connection: socket.socket) -> bool:
 def made(monkeypatch):
     """Record the connections of a server, as it sees them."""
     found = []
-    begin = _connections.Connection.connection_made
+    begin = _serve.Connection.connection_made
 
     def note(self, transport):
         begin(self, transport)
         found.append(self)
 
-    monkeypatch.setattr(_connections.Connection, "connection_made", note)
+    monkeypatch.setattr(_serve.Connection, "connection_made", note)
     return found
 
 
@@ -202,13 +202,13 @@ def made(monkeypatch):
 def lost(monkeypatch):
     """Return an event that is set when a connection has ended."""
     event = threading.Event()
-    end = _connections.Connection.connection_lost
+    end = _serve.Connection.connection_lost
 
     def note(self, error):
         end(self, error)
         event.set()
 
-    monkeypatch.setattr(_connections.Connection, "connection_lost", note)
+    monkeypatch.setattr(_serve.Connection, "connection_lost", note)
     return event
 
 
@@ -275,7 +275,7 @@ def test_who_has_asked_may_wait_before_it_asks_again(database, made, lost):
 
 
 def test_with_too_many_connections_the_quiet_ones_go(database, monkeypatch):
-    monkeypatch.setattr(_connections, "MOST", 4)
+    monkeypatch.setattr(_serve, "MOST", 4)
     with serving(database) as address:
         idle = [connected(address) for _ in range(12)]
         assert read(address)[0] == 200
@@ -286,8 +286,8 @@ def test_with_too_many_connections_the_quiet_ones_go(database, monkeypatch):
 
 
 def test_there_is_no_room_while_all_are_at_work(database, monkeypatch):
-    monkeypatch.setattr(_connections, "MOST", 2)
-    monkeypatch.setattr(_connections.Connection, "is_quiet", property(lambda self: False))
+    monkeypatch.setattr(_serve, "MOST", 2)
+    monkeypatch.setattr(_serve.Connection, "is_quiet", property(lambda self: False))
     with serving(database) as address:
         idle = [connected(address) for _ in range(3)]
         assert is_closed(idle[2])

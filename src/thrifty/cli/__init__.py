@@ -42,7 +42,7 @@ COMMANDS = {
         "_status", "Delete study NAME with its trials, so that its name is free."
     ),
     "explain": _Command(
-        "_explain",
+        "_status",
         "Explain why studies NAME and OTHER do or do not share training.",
     ),
     "importance": _Command("_plot", "Show which hyper-parameters of study NAME matter."),

@@ -5,8 +5,7 @@ here trains a model or touches a tensor: profiles and measurements come in as va
 """
 
 from ._catalogue import Catalogue
-from ._hardware import ACCELERATORS, Accelerator
-from ._hardware_estimates import HardwareEstimates
+from ._hardware import ACCELERATORS, Accelerator, HardwareEstimates
 from ._market import Life, PriceSeries, SpotMarket
 from ._offer import Fleet, Interval, Offer, Rented
 from ._plan_plot import plot_front

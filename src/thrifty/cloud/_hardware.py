@@ -1,13 +1,16 @@
-"""Accelerators, hosts and their bandwidth."""
+"""Accelerators, hosts and their bandwidth, and estimates for those not measured yet."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
-from ._offer import Offer
+from thrifty.core import CloudError
+from thrifty.perf import CollectiveModel, CollectiveTiming, Link
+
+from ._offer import Interval, Offer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,3 +246,160 @@ AWS_GBPS: dict[str, tuple[float, float]] = {
     "p6-b300.48xlarge": (6400.0, 6400.0),
 }
 """Bandwidth in Gbit/s by VM type: baseline, and peak in bursts."""
+
+
+_BY_SPECIFICATION = 1.5
+"""Error factor of a device's speed estimated from its data sheet.
+
+The true speed is within this factor in nine cases of ten. Habitat and PROFET report errors of 10 to
+40 % for such scaling.
+"""
+
+_BY_NAME = 1.25
+"""Error factor of a network's speed estimated from its nominal bandwidth."""
+
+_UNNAMED = 5.0
+"""Error factor of a network's speed where no baseline bandwidth is known.
+
+The network may be slower than its "up to" figure by this factor. If there is no figure at all, it
+may be slower or faster than the guess by this factor.
+"""
+
+_GBPS = 1e9 / 8
+_UNKNOWN_GBPS = 5.0
+_LATENCY_S = 50e-6
+_INNER_LATENCY_S = 10e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareEstimates:
+    """Estimated compute time relative to the profiled device, and network time by bandwidth.
+
+    Probes replace both estimates with measurements.
+
+    Args:
+        profiled: name of the device that was profiled, among the known accelerators; "" for
+            processor cores.
+        profiled_vcpus: number of processor cores that were profiled.
+        measured_compute: by ``Offer.device``: measured factor on the profile's times.
+        measured_network: by instance type: measured factor on the times that ``link`` gives.
+        measured_sums: all-reduce timings from ``hetero.measure_all_reduce``, named by instance
+            type. For these types they replace both the nominal bandwidth and the factor in
+            ``measured_network``.
+
+    >>> offer = Offer(
+    ...     cloud="aws",
+    ...     region="us-east-1",
+    ...     instance_type="p3.2xlarge",
+    ...     accelerator="V100",
+    ...     price_usd_h=3.06,
+    ... )
+    >>> HardwareEstimates(profiled="V100").compute(offer)
+    Interval(median=1.0, low=1.0, high=1.0)
+    >>> measured = HardwareEstimates(profiled="T4").probed(
+    ...     compute={"V100": Interval(median=0.4, low=0.38, high=0.42)}
+    ... )
+    >>> measured.compute(offer).median
+    0.4
+    """
+
+    profiled: str = ""
+    profiled_vcpus: float = 1.0
+    measured_compute: Mapping[str, Interval] = field(default_factory=dict)
+    measured_network: Mapping[str, Interval] = field(default_factory=dict)
+    measured_sums: tuple[CollectiveTiming, ...] = ()
+
+    def compute(self, offer: Offer) -> Interval:
+        """Return this machine's compute time per device as a factor on the profile's times.
+
+        Raises:
+            CloudError: the device was not measured, and it is not in the table of accelerators or
+                its number of processors is unknown.
+        """
+        known = self.measured_compute.get(offer.device)
+        if known is not None:
+            return known
+        if offer.accelerator and offer.accelerator == self.profiled:
+            return Interval(median=1.0, low=1.0, high=1.0)
+        if not offer.accelerator and math.isnan(offer.vcpus):
+            raise CloudError(
+                f"{offer} computes on processors, and how many it has is not known: add vCPUs "
+                "to the catalogue"
+            )
+        here = _speed(self.profiled, self.profiled_vcpus)
+        factor = here / _speed(offer.accelerator, offer.vcpus)
+        return Interval(
+            median=factor, low=factor / _BY_SPECIFICATION, high=factor * _BY_SPECIFICATION
+        )
+
+    def link(self, offer: Offer) -> Link:
+        """Return the machine's network by its nominal bandwidth, without bursts."""
+        gbps = offer.baseline_gbps or offer.peak_gbps or _UNKNOWN_GBPS
+        inner = ACCELERATORS.get(offer.accelerator)
+        return Link(
+            bytes_per_s=gbps * _GBPS,
+            latency_s=_LATENCY_S,
+            inner_bytes_per_s=(inner.inner_gb_s if inner else 10.0) * 1e9,
+            inner_latency_s=_INNER_LATENCY_S,
+        )
+
+    def network(self, offer: Offer) -> Interval:
+        """Return the factor on the times of ``link``.
+
+        The low end allows for bursts; the high end is larger where only "up to 10 Gigabit" is
+        known.
+        """
+        if any(timing.name == offer.instance_type for timing in self.measured_sums):
+            return Interval(median=1.0, low=1.0, high=1.0)
+        known = self.measured_network.get(offer.instance_type)
+        if known is not None:
+            return known
+        faster, slower = 1.0, 1.0
+        if not offer.baseline_gbps:
+            slower = _UNNAMED
+            faster = 1.0 if offer.peak_gbps else _UNNAMED
+        elif offer.peak_gbps:
+            faster = max(1.0, offer.peak_gbps / offer.baseline_gbps)
+        return Interval(median=1.0, low=1.0 / faster / _BY_NAME, high=slower * _BY_NAME)
+
+    def collectives(self, offers: Iterable[Offer]) -> CollectiveModel | None:
+        """Return a model of the measured all-reduces of these types; None if none was measured.
+
+        For numbers of machines without a measurement, the model falls back on the nominal
+        bandwidth.
+        """
+        names = {timing.name for timing in self.measured_sums}
+        prior = {
+            offer.instance_type: self.link(offer)
+            for offer in offers
+            if offer.instance_type in names
+        }
+        if not prior:
+            return None
+        timings = [timing for timing in self.measured_sums if timing.name in prior]
+        return CollectiveModel.fit(timings, prior=prior)
+
+    def probed(
+        self,
+        *,
+        compute: Mapping[str, Interval] | None = None,
+        network: Mapping[str, Interval] | None = None,
+    ) -> HardwareEstimates:
+        """Return a copy with these measurements added."""
+        return replace(
+            self,
+            measured_compute={**self.measured_compute, **(compute or {})},
+            measured_network={**self.measured_network, **(network or {})},
+        )
+
+
+def _speed(accelerator: str, vcpus: float) -> float:
+    if not accelerator:
+        return vcpus * VCPU.speed
+    known = ACCELERATORS.get(accelerator)
+    if known is None:
+        raise CloudError(
+            f"how fast {accelerator!r} is, is not known: measure it (probe), or use one of "
+            f"{', '.join(sorted(ACCELERATORS))}"
+        )
+    return known.speed

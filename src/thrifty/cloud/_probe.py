@@ -11,7 +11,7 @@ import numpy as np
 
 from thrifty.core import CloudError, derive_seed
 
-from ._hardware_estimates import HardwareEstimates
+from ._hardware import HardwareEstimates
 from ._offer import Interval, Offer
 from ._probe_gain import NOISE, Arena, What, measured_interval, outcomes, subject_of
 from ._workload import Workload

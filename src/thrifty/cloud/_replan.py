@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from thrifty.core import CloudError
 
-from ._hardware_estimates import HardwareEstimates
+from ._hardware import HardwareEstimates
 from ._offer import Fleet, Interval, Offer, Rented
 from ._spot import SpotHistory
 from ._workload import Workload

@@ -14,7 +14,7 @@ from thrifty.core import (
 )
 
 from ._csv import SKYPILOT_FILE
-from ._hardware_estimates import HardwareEstimates
+from ._hardware import HardwareEstimates
 from ._offer import Fleet, Offer, Rented
 
 

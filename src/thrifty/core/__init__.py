@@ -1,6 +1,6 @@
 """Errors, seeds, clocks and events that every other package may import."""
 
-from ._arguments import check_integers
+from ._arguments import check_hyperparameter_names, check_integers
 from ._clock import Clock, SystemClock
 from ._errors import (
     AlgorithmError,
@@ -44,7 +44,6 @@ from ._events import (
     StageStarted,
 )
 from ._interrupt import StopNow, is_from_user
-from ._names import check_hyperparameter_names
 from ._seeds import derive_seed, fingerprint, step_seed
 from ._text import error_text, error_traceback, plain_logger, plain_text
 

@@ -8,8 +8,7 @@ from thrifty.perf import BalancerOptions, Link, Power, SplitChange, StepCurve
 
 from ._hetero_task import HeteroTask
 from ._job_options import BatchScaling, HeteroOptions
-from ._job_plot import plot_steps
-from ._job_report import MembersChanged, StepReport
+from ._job_report import MembersChanged, StepReport, plot_steps
 from ._order import Place, SampleOrder, Share
 from ._trainer import HeteroTrainer, balance
 from .balance._profile import profile_step

@@ -53,10 +53,10 @@ from thrifty.store import CheckpointFolder
 
 from ._alone import epoch_plan
 from ._executor import Assignment, Report
-from ._running_chain import RunningChain
 from ._states import (
     Completeness,
     RecentStates,
+    RunningChain,
     evaluated,
     nothing_to_write,
     state_from_arrays,

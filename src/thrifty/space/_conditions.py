@@ -9,7 +9,7 @@ from typing import Any
 
 from thrifty.core import SpaceError
 
-from . import _template
+from . import _variants
 from ._domain import Choice, Condition, Domain, Float, Int
 from ._pieces import Segment
 from ._variants import (
@@ -220,7 +220,7 @@ def _of_template(template: Schedule, *, max_epochs: int) -> tuple[set[int], Span
     if not few and count(template, ends) > MAX_VARIANTS:
         return set(range(1, max_epochs)), []
     groups = [
-        [schedule.segments(max_epochs) for schedule in _template.expand(kept, ends)]
+        [schedule.segments(max_epochs) for schedule in _variants.expand(kept, ends)]
         for kept in with_intervals(template, every_value if few else ends)
     ]
     epochs: set[int] = set()

@@ -10,7 +10,7 @@ import numpy as np
 
 from thrifty.core import ScheduleError, SpaceError, check_hyperparameter_names
 
-from . import _template
+from . import _variants
 from ._conditions import Branches, branches_of, conditions_of, order_of
 from ._domain import Domain, freeze
 from ._pieces import Hold
@@ -52,7 +52,7 @@ class Space:
             _check_no_list(name, value)
         self._params = {name: freeze(value) for name, value in params.items()}
         for name, value in self._params.items():
-            _template.check_no_schedule_within(name, value)
+            _variants.check_no_schedule_within(name, value)
         self._order = order_of(self._params)
 
     @property
@@ -83,7 +83,7 @@ class Space:
         config: dict[str, Any] = {}
         for name in self._order:
             if self._active(name, config):
-                config[name] = _template.resolve(self._params[name], draw)
+                config[name] = _variants.resolve(self._params[name], draw)
         return self._in_given_order(config)
 
     def grid(self, *, levels: int = 5) -> Iterator[dict[str, Any]]:
@@ -95,7 +95,7 @@ class Space:
         """Return the number of configurations (``math.inf`` if the space has an interval)."""
         conditional = [n for n in self._order if conditions_of(self._params[n])]
         total = math.prod(
-            _template.size(self._params[n], lambda d: d.size()) for n in self._order
+            _variants.size(self._params[n], lambda d: d.size()) for n in self._order
         )
         if not conditional or math.isinf(total):
             return total
@@ -153,12 +153,12 @@ class Space:
         return {name: repr(value) for name, value in self._params.items()}
 
     def _grid(
-        self, names: tuple[str, ...], levels: _template.Levels, config: dict[str, Any]
+        self, names: tuple[str, ...], levels: _variants.Levels, config: dict[str, Any]
     ) -> Iterator[dict[str, Any]]:
         if not names:
             yield config
         elif self._active(names[0], config):
-            for value in _template.expand(self._params[names[0]], levels):
+            for value in _variants.expand(self._params[names[0]], levels):
                 yield from self._grid(names[1:], levels, {**config, names[0]: value})
         else:
             yield from self._grid(names[1:], levels, config)

@@ -8,7 +8,6 @@ from ._failures import (
     failure_groups,
 )
 from ._frames import FrameBackend, frame
-from ._front import best_trials, nondominated
 from ._records import (
     Changes,
     CheckpointAdded,
@@ -40,6 +39,7 @@ from ._schema import VERSION
 from ._store import Store
 from .coordination._leases import Heartbeat, Lease
 from .queries import COLUMNS, Order, Paths, StudyView, TrialFilter, Views, sortable
+from .queries._trial_queries import best_trials, nondominated
 
 
 __all__ = [

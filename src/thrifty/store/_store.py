@@ -1,27 +1,74 @@
-"""The store: one database for many studies, and their checkpoint folder."""
+"""The store: one database for many studies, its checkpoint folder, and what all studies share."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 
 from thrifty.core import Clock, SystemClock
 
+from . import _schema as schema
 from ._address import read_address
 from ._checkpoints import CheckpointFolder
 from ._driver import Driver
 from ._engine import open_engine, user_errors
 from ._leftovers import Leftovers, remove_leftovers
-from ._pack_curves import Curves
 from ._plans import Plans
 from ._records import Record, StudyInfo
 from ._studies import Studies
-from ._writer import write
+from ._writer import keep_last, write
 from .coordination._leases import Lease
+
+
+class Curves:
+    """Pack curves as plain data, by a key that identifies everything they depend on."""
+
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self._engine = engine
+        self._clock = clock
+
+    def get(self, key: str) -> list[dict[str, Any]] | None:
+        """Return the curves of a key; None if they are missing or damaged and must be measured."""
+        query = select(schema.curves.c.curves).where(schema.curves.c.key == key)
+        with user_errors(self._engine), self._engine.connect() as connection:
+            try:
+                found = connection.execute(query).scalar()
+            except ValueError:
+                return None
+        if isinstance(found, list) and all(isinstance(curve, dict) for curve in found):
+            return found
+        return None
+
+    def all(self) -> dict[str, list[dict[str, Any]]]:
+        """Return all undamaged curves, by key."""
+        query = select(schema.curves.c.key)
+        with user_errors(self._engine), self._engine.connect() as connection:
+            keys = connection.execute(query).scalars().all()
+        return {key: curves for key in keys if (curves := self.get(key)) is not None}
+
+    def put(
+        self, key: str, *, device: str, structure: str, curves: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Store curves under a key, and replace older ones.
+
+        ``device`` and ``structure`` describe for people what was measured.
+
+        Raises:
+            StoreWriteError: The disk is full, or the place is read-only.
+        """
+        row = {
+            "key": key,
+            "device": device,
+            "structure": structure,
+            "curves": [dict(curve) for curve in curves],
+            "created_at": self._clock.now(),
+        }
+        with user_errors(self._engine), self._engine.begin() as connection:
+            keep_last(connection, schema.curves, [row])
 
 
 class Store:

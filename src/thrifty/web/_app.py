@@ -1,27 +1,224 @@
-"""The web application: the API, the page, and the response when the database cannot be read."""
+"""The web application: the API's routes, the page, and the answer when the database is away."""
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
-from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import anyio.to_thread
-from fastapi import FastAPI, Request
+import fastapi
+from fastapi import APIRouter, FastAPI, HTTPException, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
+from pydantic import BaseModel, Field
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.staticfiles import StaticFiles
 
 from thrifty.core import StoreError
-from thrifty.store import Views
+from thrifty.store import COLUMNS, Order, StudyView, TrialFilter, Views, sortable
 
-from ._api import router
-from .server._responses import Cache, PollThrottle, ResponseService
+from .server._responses import LARGEST, AboutStudy, AtDesk, Cache, PollThrottle, ResponseService
 from .server._security import SecurityMiddleware
+from .views import (
+    _charts as charts,
+    _forest_view as forests,
+    _models as models,
+    _study_views as studies,
+    _trial_views as trials,
+)
 
 
-STATIC = Path(__file__).with_name("static")
+TrialNumber = Annotated[int, fastapi.Path(ge=0, le=LARGEST, description="number of a trial")]
+State = Literal["running", "done", "paused", "stopped", "failed"]
+Moment = Annotated[
+    float | None, Field(ge=0, le=1e12, allow_inf_nan=False, description="seconds since 1970")
+]
+Bound = Annotated[float | None, Field(allow_inf_nan=False)]
+Responses = dict[int | str, dict[str, Any]]
+
+_ALWAYS: Responses = {
+    304: {"description": "Not modified since the ETag given in If-None-Match"},
+    401: {"model": models.Problem, "description": "The token is missing or wrong"},
+    503: {"model": models.Problem, "description": "The database cannot be read now"},
+}
+_NONE: Responses = {
+    404: {"model": models.Problem, "description": "There is no such study or trial"}
+}
+
+router = APIRouter(prefix="/api", responses=_ALWAYS)
+"""All routes of the API. They use the application's ``state.desk``."""
+
+_study = APIRouter(prefix="/studies/{study}", responses=_NONE)
+
+
+class CurvesQuery(BaseModel):
+    """Selection of learning curves."""
+
+    metric: Annotated[str | None, Field(max_length=200)] = None
+    best: Annotated[int, Field(ge=0, le=200)] = 50
+    others: Annotated[int, Field(ge=0, le=1000)] = 200
+
+
+class WorkersQuery(BaseModel):
+    """Selection of stages."""
+
+    since: Moment = None
+    until: Moment = None
+    limit: Annotated[int, Field(ge=1, le=10_000)] = 2000
+
+
+class TrialsQuery(BaseModel):
+    """Selection and order of trials."""
+
+    state: Annotated[list[State] | None, Field(max_length=5)] = None
+    text: Annotated[str, Field(max_length=200)] = ""
+    low: Bound = None
+    high: Bound = None
+    sort: Annotated[str, Field(max_length=200, description="a column or param:NAME")] = "number"
+    order: Order = "asc"
+    offset: Annotated[int, Field(ge=0, le=LARGEST)] = 0
+    limit: Annotated[int, Field(ge=1, le=500)] = 50
+
+
+@router.get("/revision", response_model=models.Revision)
+def revision(request: Request, desk: AtDesk) -> Response:
+    """Return a revision that changes whenever something is written."""
+    return desk.revision(request)
+
+
+@router.get("/studies", response_model=models.StudyList)
+def study_list(request: Request, desk: AtDesk) -> Response:
+    """Return all studies."""
+    return desk.answer(request, ("studies",), lambda: studies.study_list(desk.views))
+
+
+@_study.get("/revision", response_model=models.Revision)
+def study_revision(asked: AboutStudy) -> Response:
+    """Return a revision that changes whenever something is written about a study."""
+    return asked.desk.revision(asked.request, asked.study)
+
+
+@_study.get("", response_model=models.StudyDetail)
+def study_detail(asked: AboutStudy) -> Response:
+    """Return one study: its definition and its current status."""
+    return asked.answer(("detail",), studies.detail)
+
+
+@_study.get("/history", response_model=models.History)
+def history(
+    asked: AboutStudy, limit: Annotated[int, Query(ge=1, le=10_000)] = 2000
+) -> Response:
+    """Return the values of trials and the best so far."""
+    return asked.answer(
+        ("history", limit), lambda views, view: studies.history(views, view, limit=limit)
+    )
+
+
+@_study.get("/curves", response_model=models.Curves)
+def curves(asked: AboutStudy, query: Annotated[CurvesQuery, Query()]) -> Response:
+    """Return the learning curves of the best trials and some others."""
+    metric, best, others = query.metric, query.best, query.others
+    return asked.answer(
+        ("curves", metric, best, others),
+        lambda views, view: charts.curves(views, view, metric=metric, best=best, others=others),
+    )
+
+
+@_study.get("/parallel", response_model=models.Parallel)
+def parallel(asked: AboutStudy, limit: Annotated[int, Query(ge=1, le=5000)] = 2000) -> Response:
+    """Return trials with their coordinates and their metric."""
+    return asked.answer(
+        ("parallel", limit), lambda views, view: charts.parallel(views, view, limit=limit)
+    )
+
+
+@_study.get("/importance", response_model=models.Importance)
+def importance(asked: AboutStudy) -> Response:
+    """Return the importance of the hyper-parameters."""
+    return asked.answer(("importance",), charts.importance)
+
+
+@_study.get("/forest", response_model=models.Forest)
+def forest(asked: AboutStudy, limit: Annotated[int, Query(ge=1, le=10_000)] = 1500) -> Response:
+    """Return the stage forest."""
+    return asked.answer(
+        ("forest", limit),
+        lambda _, view: forests.draw(
+            _forest(asked.desk, view), metric=view.metrics[0], limit=limit
+        ),
+    )
+
+
+@_study.get("/workers", response_model=models.Workers)
+def workers(asked: AboutStudy, query: Annotated[WorkersQuery, Query()]) -> Response:
+    """Return the stages on workers over time."""
+    since, until, limit = query.since, query.until, query.limit
+    return asked.answer(
+        ("workers", since, until, limit),
+        lambda views, view: charts.workers(views, view, since=since, until=until, limit=limit),
+    )
+
+
+@_study.get("/trials", response_model=models.Trials)
+def table(asked: AboutStudy, query: Annotated[TrialsQuery, Query()]) -> Response:
+    """Return a page of the table of trials."""
+    view = asked.desk.study(asked.study)
+    sort, order, offset, limit = query.sort, query.order, query.offset, query.limit
+    known = {*COLUMNS, *(f"param:{name}" for name in view.spec.get("space", {}))}
+    if sort not in known or not sortable(sort):
+        raise _unsortable(sort)
+    which = TrialFilter(
+        states=tuple(sorted(query.state or ())),
+        max_epochs=studies.max_epochs(view),
+        text=query.text,
+        low=query.low,
+        high=query.high,
+    )
+    return asked.answer(
+        ("trials", which, sort, order, offset, limit),
+        lambda views, view: trials.table(
+            views, view, which, sort=sort, order=order, offset=offset, limit=limit
+        ),
+    )
+
+
+@_study.get("/trials/{number}", response_model=models.Trial)
+def trial(asked: AboutStudy, number: TrialNumber) -> Response:
+    """Return one trial."""
+
+    def make(views: Views, view: StudyView) -> models.Trial:
+        row = views.trials.get(view.id, number)
+        if row is None:
+            raise HTTPException(404, f"study {view.name!r} has no trial {number}")
+        return trials.trial(views, view, row, forest=_forest(asked.desk, view))
+
+    return asked.answer(("trial", number), make)
+
+
+router.include_router(_study)
+
+
+def _forest(desk: ResponseService, view: StudyView) -> forests.StageForest:
+    """Return the stage forest, cached for both the drawing and the pages of trials."""
+    kept = desk.cache.get(
+        ("forest", view.id),
+        stamp=desk.stamp(view.id),
+        make=lambda: charts.forest(desk.views, view),
+    )
+    found: forests.StageForest = kept.value
+    return found
+
+
+def _unsortable(sort: str) -> RequestValidationError:
+    message = "not a column, and not param: with a hyper-parameter of the study"
+    found = {"type": "value_error", "loc": ("query", "sort"), "msg": message, "input": sort}
+    return RequestValidationError([found])
+
+
+STATIC = pathlib.Path(__file__).with_name("static")
 THREADS = 4
 """Maximum number of concurrent database queries: readers wait rather than slow a study down."""
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from scipy.stats import multivariate_normal
 
 from thrifty.core import MissingExtraError, UsageError
-from thrifty.perf.steptime._other_device import (
+from thrifty.perf.steptime._transfer import (
     OnBoth,
     OtherDevice,
     _inputs,

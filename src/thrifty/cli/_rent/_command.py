@@ -1,10 +1,12 @@
-"""The command ``thrifty rent FILE``."""
+"""The command ``thrifty rent FILE``, and what it reads."""
 
 from __future__ import annotations
 
 import json
 import re
-from datetime import UTC, datetime
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,259 @@ import click
 from rich.console import Console
 
 from thrifty.cli._options import cell, say
-from thrifty.cloud import FleetPlan, launch, plot_front, to_skypilot
-from thrifty.core import UsageError, plain_text
+from thrifty.cloud import (
+    ACCELERATORS,
+    Catalogue,
+    FleetOptions,
+    FleetPlan,
+    HardwareEstimates,
+    Measured,
+    Offer,
+    Probe,
+    Probes,
+    SpotMarket,
+    Workload,
+    launch,
+    plan_fleet,
+    plot_front,
+    to_skypilot,
+    widths_of,
+)
+from thrifty.core import CloudError, UsageError, plain_text, require
+from thrifty.perf import StepProfile
 
-from ._inputs import Scene, age_of, hardware_of, load_catalogue, load_market, load_workload
-from ._output import plan_json, probe_json, show_plan, show_probes
+from ._output import plan_json, probe_json, show_plan, show_probes, show_values
 from ._rent_options import Asked, rent_options
+
+
+_THREADS = re.compile(r"(\d+) thread\(s\)$")
+
+
+def load_catalogue(asked: Asked) -> tuple[Catalogue, str]:
+    """Load the selected offers, and return them with the source of their prices.
+
+    Raises:
+        CloudError: The selection is empty, or a file is invalid.
+    """
+    if asked.catalogue:
+        found, source = Catalogue.load(*asked.catalogue), ", ".join(map(str, asked.catalogue))
+    elif any(Path("~/.sky/catalogs").expanduser().glob("v*/*/vms.csv")):
+        found, source = Catalogue.from_skypilot(), "SkyPilot's catalogue"
+    else:
+        found, source = Catalogue.shipped(), "the table that comes with thrifty"
+    wanted = found.where(
+        cloud=asked.cloud or None,
+        region=asked.region or None,
+        accelerator=asked.accelerator or None,
+    )
+    return wanted, source
+
+
+def age_of(catalogue: Catalogue, source: str, *, today: date) -> str:
+    """Describe the age of the prices."""
+    days = sorted(offer.priced_on for offer in catalogue if offer.priced_on is not None)
+    when = "without a date"
+    if days:
+        when = f"of {days[0]}" + (f" to {days[-1]}" if days[-1] != days[0] else "")
+    stale = len(catalogue.stale(today))
+    old = f"; {stale} of {len(catalogue)} offers are older than 30 days" if stale else ""
+    return f"prices: {source}, {when}{old}"
+
+
+def load_market(asked: Asked) -> SpotMarket | None:
+    """Load the history of spot prices; None if no file is given.
+
+    Raises:
+        CloudError: The file is invalid.
+    """
+    if asked.prices is None:
+        return None
+    market = SpotMarket.from_aws_csv(asked.prices)
+    return replace(market, unknown_evictions_per_h=asked.evictions)
+
+
+def hardware_of(device: str, *, named: str | None) -> HardwareEstimates:
+    """Return the hardware estimates for a profiled device.
+
+    Args:
+        device: Name of the device in the profile.
+        named: Accelerator name given by the user; "" for CPUs, None if not given.
+
+    Raises:
+        CloudError: The device is unknown.
+    """
+    threads = _THREADS.search(device)
+    vcpus = float(threads[1]) if threads else 1.0
+    if named is not None:
+        if named and named not in ACCELERATORS:
+            raise CloudError(
+                f"--device {named}: use one of {', '.join(sorted(ACCELERATORS))}, or an empty name "
+                "for processors"
+            )
+        return HardwareEstimates(profiled=named, profiled_vcpus=vcpus)
+    if threads:
+        return HardwareEstimates(profiled_vcpus=vcpus)
+    words = {word.upper() for word in re.split(r"[^A-Za-z0-9]+", device)}
+    known = [name for name in ACCELERATORS if set(name.upper().split("-")) <= words]
+    if not known:
+        raise CloudError(
+            f"the profile is of {device!r}, which is none of {', '.join(sorted(ACCELERATORS))}: "
+            "say by --device which of them it is most like"
+        )
+    return HardwareEstimates(profiled=max(known, key=len))
+
+
+_STATE = 3
+"""Checkpoint bytes per gradient byte: weights, and two moments of the optimiser."""
+
+
+def load_workload(file: Path, asked: Asked) -> tuple[Workload, Mapping[str, Any]]:
+    """Return the workload and the hyper-parameters that it was timed with.
+
+    The file is loaded only if necessary.
+
+    Raises:
+        UsageError: The file or an option is invalid.
+        MissingExtraError: platformdirs is not installed.
+    """
+    stored = None if asked.profile is None else _stored(asked.profile)
+    if stored is not None and asked.steps and asked.batch and not asked.study:
+        return _of(stored, steps=asked.steps, batch=asked.batch), {}
+    # Imported here because it imports torch, which takes seconds.
+    from thrifty.cli._rent._timed_task import load_subject, steps_of  # noqa: PLC0415
+
+    subject = load_subject(file, name=asked.name, hp=dict(asked.hp))
+    study, batch = subject.study, asked.batch or subject.batch_size
+    if asked.study and study is None:
+        raise UsageError(f"{file} defines no study, which --study is about")
+    epochs = asked.epochs or (study.algorithm.max_epochs if study else None)
+    if epochs is None and asked.steps is None:
+        raise UsageError("say how long the training is: --epochs or --steps")
+    source = subject.source()
+    profile = stored
+    if profile is None:
+        with Console(stderr=True).status("timing the model on this machine ..."):
+            profile = subject.profile(source, batch=batch, cache=_cache(asked))
+    each = steps_of(source, batch)
+    steps = asked.steps or (epochs or 0) * each
+    workload = _of(profile, steps=steps, batch=batch)
+    if asked.study and study is not None:
+        parallelism_phases = widths_of(study.plan().forest, steps_per_epoch=each)
+        workload = replace(workload, parallelism_phases=parallelism_phases)
+    return workload, {} if stored else subject.values
+
+
+def _of(profile: StepProfile, *, steps: int, batch: int) -> Workload:
+    return Workload(
+        profile=profile,
+        steps=steps,
+        global_batch=batch,
+        state_bytes=_STATE * sum(profile.bucket_bytes),
+    )
+
+
+def _stored(path: Path) -> StepProfile:
+    try:
+        return StepProfile.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} holds no profile: {error}") from error
+
+
+def _cache(asked: Asked) -> Path:
+    if asked.cache is not None:
+        return asked.cache
+    user_cache_path = require("platformdirs", extra="cloud").user_cache_path
+    return Path(user_cache_path("thrifty"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """The inputs of a rental plan.
+
+    Attributes:
+        asked: Options of the command.
+        workload: The training job.
+        values: Hyper-parameters that it was timed with; empty if it was not timed.
+        offers: Offers to choose from.
+        estimates: Hardware estimates of the offers.
+        market: Spot market.
+    """
+
+    asked: Asked
+    workload: Workload
+    values: Mapping[str, Any]
+    offers: tuple[Offer, ...]
+    estimates: HardwareEstimates
+    market: SpotMarket | None
+
+    @property
+    def options(self) -> FleetOptions:
+        """Goal of the choice, and limits on the machines."""
+        asked = self.asked
+        return FleetOptions(
+            deadline_s=asked.deadline,
+            budget_usd=asked.budget,
+            conservative=not asked.median,
+            estimates=self.estimates,
+            spot=asked.spot,
+            mixed=asked.mixed,
+            max_nodes=asked.max_nodes,
+            quotas=dict(asked.quota),
+            market=self.market,
+        )
+
+    def plan(self) -> FleetPlan:
+        """Plan what to rent."""
+        return plan_fleet(self.workload, self.offers, self.options)
+
+    def probes(self, cap_usd: float) -> tuple[list[Probe], str]:
+        """Return what to measure first, and why there are no further probes.
+
+        Each probe assumes that the earlier ones confirmed the estimates.
+        """
+        probes = Probes(
+            self.workload,
+            self.offers,
+            self.options,
+            cap_usd=cap_usd,
+            cap_s=self.asked.probe_time,
+        )
+        found = []
+        while (probe := probes.next()) is not None:
+            found.append(probe)
+            believed = {
+                what: (getattr(probes.estimates, what)(probe.offer).median,)
+                for what in probe.finds
+            }
+            probes.tell(probe, Measured(**believed))
+        return found, probes.ended
+
+    def notes(self, plan: FleetPlan) -> list[str]:
+        """Return the assumptions of a plan."""
+        workload, asked = self.workload, self.asked
+        with_ = f" with {show_values(self.values)} (others by --hp)" if self.values else ""
+        notes = [
+            (
+                f"a step of up to {workload.profile.batches[-1]} samples was timed on "
+                f"{workload.profile.device}{with_}"
+            )
+        ]
+        notes += plan.notes
+        if self.market is not None:
+            notes.append(
+                f"{asked.evictions:g} evictions of a spot machine in an hour are assumed"
+            )
+        guessed = {
+            each.offer.device
+            for each in (plan.best.machines if plan.best else ())
+            if (speed := self.estimates.compute(each.offer)).high > speed.low
+        }
+        if guessed:
+            notes.append(
+                f"the speed of {' and '.join(sorted(guessed))} is that of data sheets: --probe "
+                "says what is worth measuring"
+            )
+        return notes
 
 
 @click.command("rent")

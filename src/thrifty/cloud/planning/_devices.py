@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from thrifty.cloud._hardware_estimates import HardwareEstimates
+from thrifty.cloud._hardware import HardwareEstimates
 from thrifty.cloud._offer import GIB, Interval, Offer
 from thrifty.perf import CollectiveModel, Link, StepProfile, iteration_s, ring_s
 

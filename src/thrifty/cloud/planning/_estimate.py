@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from thrifty.cloud._hardware_estimates import HardwareEstimates
+from thrifty.cloud._hardware import HardwareEstimates
 from thrifty.cloud._offer import Fleet, Interval, Offer, Rented
 from thrifty.cloud._spot import SpotHistory, slowdowns, spot_terms
 from thrifty.cloud._workload import Workload, study_s

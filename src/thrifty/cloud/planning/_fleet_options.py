@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from thrifty.cloud._hardware_estimates import HardwareEstimates
+from thrifty.cloud._hardware import HardwareEstimates
 from thrifty.cloud._offer import Fleet, Interval, Offer
 from thrifty.cloud._spot import SpotHistory
 from thrifty.core import CloudError

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from thrifty.cloud._hardware_estimates import HardwareEstimates
+from thrifty.cloud._hardware import HardwareEstimates
 from thrifty.cloud._offer import Fleet, Offer
 from thrifty.cloud._workload import Workload
 from thrifty.cloud.planning._estimate import Machines, estimate

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from thrifty.cloud._hardware_estimates import HardwareEstimates
+from thrifty.cloud._hardware import HardwareEstimates
 from thrifty.cloud._offer import Fleet, Offer
 from thrifty.cloud._spot import ASSUMED_PER_H
 from thrifty.cloud._workload import Workload

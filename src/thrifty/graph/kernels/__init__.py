@@ -1,7 +1,6 @@
 """The inner loops, compiled by numba."""
 
-from ._compile import COMPILED, mix, wrapping
-from ._csr import read_neighbors
+from ._csr import COMPILED, mix, read_neighbors, wrapping
 from ._sampling import choose, count_edges, free_slots, num_taken, relabel_dense, relabel_hashed
 
 

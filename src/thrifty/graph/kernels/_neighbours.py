@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 
-from ._compile import GOLDEN, kernel, mix
-from ._csr import LINE, fetch_row
+from ._csr import GOLDEN, LINE, fetch_row, kernel, mix
 
 
 AHEAD = 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ._compile import GOLDEN, below, inlined, kernel, mix, prefetch, stream
+from ._csr import GOLDEN, below, inlined, kernel, mix, prefetch, stream
 
 
 _CHOOSE_AHEAD = 16

@@ -1,11 +1,13 @@
-"""The Optuna storage behind ``optuna_storage``; the only file that imports optuna."""
+"""A thrifty database for Optuna's tools: access, and studies as Optuna sees them."""
 
 from __future__ import annotations
 
 import datetime
 import math
 from collections.abc import Container, Mapping, Sequence
-from typing import Any, NoReturn
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import optuna
 from optuna.distributions import (
@@ -19,8 +21,48 @@ from optuna.study import StudyDirection
 from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
 
-from thrifty.core import StoreError
+from thrifty.core import StoreError, UsageError, require
 from thrifty.store import Store, StudyInfo, TrialRecord
+
+
+if TYPE_CHECKING:
+    pass
+
+
+def optuna_storage(url: str) -> BaseStorage:
+    """Return a read-only Optuna storage on a thrifty database.
+
+    Use it for ``optuna.visualization``, ``optuna.importance`` and ``optuna_dashboard.run_server``.
+    Hyper-parameters that are schedules or text become categorical parameters; learning curves
+    become intermediate values.
+
+    Raises:
+        MissingExtraError: Optuna is not installed.
+        StudyNotFoundError: There is no such database.
+    """
+    storage: BaseStorage = _view().OptunaView(url)
+    return storage
+
+
+def export_optuna(url: str, name: str, *, file: Path) -> None:
+    """Copy a study into a new Optuna database (SQLite).
+
+    Raises:
+        MissingExtraError: Optuna is not installed.
+        UsageError: The file exists already, or its folder does not exist.
+        StudyNotFoundError: There is no such study.
+    """
+    view = _view()
+    if file.exists():
+        raise UsageError(f"{file} exists; name a file that does not")
+    if not file.parent.is_dir():
+        raise UsageError(f"there is no folder {file.parent}; make it first")
+    view.copy(url, name, target=f"sqlite:///{file}")
+
+
+def _view() -> Any:
+    require("optuna", extra="optuna")
+    return import_module("thrifty.integrations.optuna._view")
 
 
 # thrifty numbers the trials of each study from zero, but Optuna wants ids unique in a database.

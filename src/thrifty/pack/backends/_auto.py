@@ -29,8 +29,7 @@ from thrifty.pack.trial._state_probe import Trial
 from thrifty.pack.verify import AloneTime, CheckBudget
 from thrifty.perf import PackCurve
 
-from ._company import check_parameters
-from ._concatenated import ConcatenatedBackend
+from ._concatenated import ConcatenatedBackend, check_parameters
 from ._fused import FusedBackend
 from ._fusion_policy import Calibration, FusionPolicy
 from ._solo import SoloBackend

@@ -12,8 +12,7 @@ import torch
 from thrifty.pack._backend import Backend, EpochPlan, Member, Outcome, guarded
 from thrifty.pack._state import State
 from thrifty.pack.task._task import Task, Trainable
-from thrifty.pack.trial._trainable_trial import TrainableTrial
-from thrifty.pack.trial._trial import TaskTrial
+from thrifty.pack.trial._trial import TaskTrial, TrainableTrial
 
 
 class SoloBackend(Backend):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import functools
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,15 +15,44 @@ import torch
 from thrifty.core import TaskError
 
 from ._apart import only_evaluated
-from ._classes import class_digest
 from ._contents import is_a
-from ._own import import_name, is_importable, is_installed, is_own, module_name
+from ._own import import_name, is_importable, is_installed, is_own, is_own_module, module_name
 from ._place import MISSING, MOVES, Key, Place, Texts
 from ._plain import Names, digest, short_text, versions
 from ._planted import planted_in, registered
 from ._reach import Reach, reach
-from ._source import code_digest
+from ._source import code_digest, extension_digest
 from ._values import HOOK, Values
+
+
+def class_digest(kind: type, *, names: Names, values: Values) -> str:
+    """Return the digest of a class; its functions and attributes have digests of their own.
+
+    Raises:
+        TaskError: A member of an enumeration has no content.
+    """
+    name = names.of(kind)
+    parts: list[Any] = [[names.of(base) for base in kind.__bases__], names.of(type(kind))]
+    if "__dataclass_fields__" in vars(kind):
+        told = vars(kind)["__dataclass_params__"]
+        parts.append([(option, getattr(told, option)) for option in _OPTIONS])
+        parts.append([
+            (field.name, field.init, field.repr, field.hash, field.compare, field.kw_only)
+            for field in dataclasses.fields(kind)
+        ])
+    if issubclass(kind, tuple) and "_fields" in vars(kind):
+        parts.append((vars(kind)["_fields"], dict(vars(kind).get("_field_defaults", {}))))
+    if issubclass(kind, enum.Enum):
+        members = vars(kind)["_member_map_"]
+        parts.append([(key, member._value_) for key, member in members.items()])
+    module = module_name(kind)
+    if is_own_module(module):
+        parts.append(extension_digest(module))
+    return digest(values.digest(parts, path=name))
+
+
+_OPTIONS = ("init", "repr", "eq", "order", "unsafe_hash", "frozen")
+"""The options of ``dataclass`` that every supported version of Python has."""
 
 
 Components = Mapping[str, str]

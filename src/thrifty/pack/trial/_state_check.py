@@ -34,8 +34,7 @@ from thrifty.pack.verify import (
 
 from ._data_check import check_data
 from ._state_probe import Trial, probe, probe_further
-from ._trainable_trial import TrainableTrial
-from ._trial import TaskTrial
+from ._trial import TaskTrial, TrainableTrial
 
 
 logger = plain_logger(__name__)

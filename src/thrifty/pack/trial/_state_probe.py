@@ -15,8 +15,7 @@ from thrifty.pack._random import seed_everything
 from thrifty.pack.task._data import Batch
 from thrifty.pack.verify import Probe, stand_in
 
-from ._trainable_trial import TrainableTrial
-from ._trial import TaskTrial
+from ._trial import TaskTrial, TrainableTrial
 
 
 Trial = TaskTrial | TrainableTrial

@@ -7,8 +7,7 @@ type of device. scipy and scikit-learn are in the extra ``cloud``.
 from ._hybrid import Bagged, Hybrid, Overlapping
 from ._intervals import Intervals, smallest_margin
 from ._model import PerfectScaling, Setup, StepTimeModel
-from ._other_device import OnBoth, OtherDevice
-from ._transfer import Transfer
+from ._transfer import OnBoth, OtherDevice, Transfer
 
 
 __all__ = [

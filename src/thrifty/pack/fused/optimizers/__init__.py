@@ -1,8 +1,7 @@
 """Optimizers over flat state: one update for K trials, each with its own hyper-parameters."""
 
-from ._find import grouped_optimizer, optimizer_for
 from ._fused_optimizer import GroupedOptimizer, RowOptimizer, Rows, clip_rows
-from ._rules import SGD, Adagrad, Adam, AdamW, RMSprop
+from ._rules import SGD, Adagrad, Adam, AdamW, RMSprop, grouped_optimizer, optimizer_for
 
 
 __all__ = [
