@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ from torch.nn.utils import parametrizations
 from thrifty.core import HeteroError, PeerLostError
 from thrifty.hetero import HeteroOptions, HeteroTrainer, SampleOrder, StepCurve
 from thrifty.hetero._order import Place
+from thrifty.hetero.training._batch_norm import SharedSums, whole_batch_norm
 from thrifty.testing.hetero import ThreadCluster
 
 from .jobs import FEATURES, SAMPLES, Worker, data, distance, loss, model, sgd
@@ -409,3 +411,56 @@ def test_a_worker_that_is_lost_while_buffers_are_sent_costs_no_step():
     expected = plain(lambda *_: None, net=Replacing, optimizer=sgd, epochs=2)
     assert distance(one.net, expected) < 1e-12
     assert distance(two.net, expected) < 1e-12
+
+
+# --- batch normalisation
+
+
+def insert(net):
+    net.insert(1, nn.BatchNorm1d(8).double())
+
+
+def replace_by_copy(net):
+    net[1] = copy.deepcopy(net[1])
+
+
+def take_over(net):
+    whole_batch_norm(net, SharedSums(None))
+
+
+@pytest.mark.parametrize("who", ["ab", "b"])
+@pytest.mark.parametrize(
+    ("change", "norm"),
+    [(insert, True), (insert, False), (replace_by_copy, True), (take_over, True)],
+)
+def test_a_layer_with_statistics_of_one_share_ends_the_training_of_all(change, norm, who):
+    said = []
+
+    def job(name):
+        def run(members):
+            net = model(norm=norm)
+            trainer = HeteroTrainer(
+                net, sgd(net), data(), loss=loss, global_batch=16, members=members,
+                options=HeteroOptions(curve=StepCurve(sample_s=SPEEDS[name])),
+            )  # fmt: skip
+            with pytest.raises(HeteroError, match="layer '1'") as caught:  # noqa: PT012
+                for report in trainer.run(epochs=1):
+                    if report.step == 2 and name in who:
+                        change(net)
+            said.append(str(caught.value))
+
+        return run
+
+    ThreadCluster().run({name: job(name) for name in SPEEDS})
+    assert len(set(said)) == 1
+    assert "has come to the model since this trainer was made" in said[0]
+
+
+def test_a_new_layer_with_fixed_statistics_is_trained_as_by_one_process():
+    def grow(step, net, optimizer, name=""):
+        if step == 2:
+            net.insert(1, nn.BatchNorm1d(8).double().eval().requires_grad_(False))
+
+    expected = plain(grow)
+    for own in together(grow).values():
+        assert distance(own, expected) < 1e-12

@@ -263,6 +263,17 @@ def test_measuring_begins_with_the_smallest_size_that_trains():
     assert (curve.fixed_s, curve.sample_s) == pytest.approx((0.1, 0.01))
 
 
+def test_an_error_of_a_larger_size_is_raised_as_it_is():
+    class Failing(Demanding):
+        def step(self, size):
+            if size > 6:
+                raise IndexError("bad sample")
+            super().step(size)
+
+    with pytest.raises(IndexError, match="bad sample"):
+        Failing(least=3).measured(max_samples=16)
+
+
 @pytest.mark.parametrize("max_samples", [2, 64])
 def test_the_error_of_the_first_size_is_raised_if_no_small_size_trains(max_samples):
     with pytest.raises(ValueError, match="1 are too few"):

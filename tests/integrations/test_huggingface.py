@@ -217,7 +217,7 @@ def test_train_loss_of_accumulated_batches_is_the_trainers_own():
     assert [m["train_loss"] for m in metrics] == pytest.approx(said)
 
 
-def test_datasets_may_be_made_from_hyper_parameters_once():
+def test_datasets_may_be_made_from_hyper_parameters_once_for_each_trial():
     calls = []
 
     def some(hp):
@@ -227,7 +227,41 @@ def test_datasets_may_be_made_from_hyper_parameters_once():
     one = task(train_dataset=some)
     for lr in (0.01, 0.02):
         train(one, lambda epoch, lr=lr: {"lr": lr, "num": 8}, epochs=2)
-    assert calls == [8]
+    assert calls == [8, 8]
+
+
+class Growing(torch.utils.data.Dataset):
+    """A data set whose samples depend on how often it was read."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __len__(self):
+        return len(TRAIN)
+
+    def __getitem__(self, index):
+        self.count += 1
+        return TRAIN[index if self.count <= 6 * len(TRAIN) else 0]
+
+
+def test_no_trial_sees_how_often_another_one_has_read_its_data():
+    one = task(train_dataset=lambda hp: Growing())
+    first, second = (train(one, fixed, epochs=4)[0] for _ in range(2))
+    assert first == second
+
+
+def test_a_given_data_set_that_changes_is_named(tmp_path, caplog):
+    study = th.Study(
+        task(train_dataset=Growing()),
+        th.Space(lr=0.01),
+        algorithm=th.GridSearch(max_epochs=1),
+        metric="eval_loss",
+        mode="min",
+        storage=f"sqlite:///{tmp_path}/t.db",
+        name="bert",
+    )
+    study.run(progress=False, executor=th.Local(threads=1))
+    assert "not in the checkpoint: 'task._datasets[0].count'" in caplog.text
 
 
 def test_a_task_may_go_to_another_process():

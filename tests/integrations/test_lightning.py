@@ -284,7 +284,7 @@ def test_train_loss_is_the_mean_over_the_epoch_also_of_accumulated_batches():
     assert plain[0]["train_loss"] == pytest.approx(sum(losses) / 4)
 
 
-def test_data_are_made_and_set_up_once_for_all_trials():
+def test_data_are_made_and_set_up_once_for_each_trial():
     calls = []
     before = Points.num_setups
 
@@ -295,10 +295,10 @@ def test_data_are_made_and_set_up_once_for_all_trials():
     one = task(data=data)
     for lr in (0.1, 0.2):
         train(one, lambda epoch, lr=lr: {"lr": lr, "rows": 3}, epochs=2)
-    assert calls == [3]
-    assert Points.num_setups == before + 1
-    train(one, lambda epoch: {"lr": 0.1, "rows": 4}, epochs=1)
-    assert calls == [3, 4]
+    assert calls == [3, 3]
+    assert Points.num_setups == before + 2
+    train(one, lambda epoch: {"lr": 0.1, "rows": 3 + epoch // 2}, epochs=4)
+    assert calls == [3, 3, 3, 4]
 
 
 def test_a_study_shares_stages_and_every_trial_is_as_alone(tmp_path):
@@ -495,3 +495,41 @@ def test_what_the_data_function_made_is_not_taken_for_state(tmp_path, caplog):
     study.run(progress=False, executor=th.Local(threads=1))
     assert len(study.trials) == 2
     assert "checkpoint" not in caplog.text
+
+
+class Growing(Points):
+    """Gives the first epochs half of the samples, as a data module that counts its epochs may."""
+
+    def __init__(self, num_small):
+        super().__init__()
+        self.num_small, self.count = num_small, 0
+
+    def train_dataloader(self):
+        self.count += 1
+        x, y = points()
+        num = 16 if self.count <= self.num_small else 32
+        return DataLoader(TensorDataset(x[:num], y[:num]), batch_size=8)
+
+
+def ran(rates, *, num_small, folder):
+    study = th.Study(
+        task(data=lambda hp: Growing(num_small)),
+        th.Space(lr=th.Choice(rates)),
+        algorithm=th.GridSearch(max_epochs=2),
+        metric="val_loss",
+        mode="min",
+        storage=f"sqlite:///{folder}/{len(rates)}.db",
+        name="net",
+    )
+    study.run(progress=False, executor=th.Local(threads=1))
+    return {trial.config["lr"]: trial.value for trial in study.trials}
+
+
+def test_no_trial_sees_what_another_one_has_changed_in_its_data_module(tmp_path):
+    alone = ran([0.2], num_small=4, folder=tmp_path)
+    assert ran([0.05, 0.1, 0.2], num_small=4, folder=tmp_path)[0.2] == alone[0.2]
+
+
+def test_a_data_module_with_state_of_its_own_is_refused_by_name(tmp_path):
+    with pytest.raises(th.StateError, match="_data.made.count"):
+        ran([0.2], num_small=1, folder=tmp_path)

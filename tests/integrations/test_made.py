@@ -1,4 +1,4 @@
-"""What is made once for several trials depends on all hyper-parameters that they read."""
+"""What is made for a trial follows all hyper-parameters that it reads."""
 
 from __future__ import annotations
 

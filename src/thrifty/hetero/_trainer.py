@@ -148,6 +148,7 @@ class HeteroTrainer:
         self._place = Place()
         self._optimizer_s = 0.0
         self._step_s = 0.0
+        self._refusal = ""
         self._events: list[SplitChange | MembersChanged] = []
         self._allocation: Allocation
         self._inspector = Inspector(
@@ -285,7 +286,8 @@ class HeteroTrainer:
         """Sum gradients and notes over the workers; also return the number of probed samples."""
         sizes = tuple(len(share) for share in shares)
         share = shares[self._group.view.rank]
-        news = self._learner.news()
+        self._refusal = self._learner.refusal()
+        news = REFUSED if self._refusal else self._learner.news()
         done = self._learner.backward(
             # A changed model is only trained after all workers know of the change.
             Share(public=()) if news else share,
@@ -296,7 +298,8 @@ class HeteroTrainer:
         )
         probed = 0 if news else self._probe(sizes)
         busy_s = self._clock.monotonic() - began + self._optimizer_s - self._inspector.seconds
-        self._note(done, busy_s=busy_s, news=REFUSED if self._inspector.finding else news)
+        self._refusal = self._refusal or self._inspector.finding
+        self._note(done, busy_s=busy_s, news=REFUSED if self._refusal else news)
         self._learner.gradients.reduce(self._members.begin_all_reduce)
         return Told.read(self._learner.gradients.control), probed
 
@@ -315,11 +318,11 @@ class HeteroTrainer:
         """Agree on a change that a worker has reported.
 
         Raises:
-            HeteroError: A loss cannot be split, or workers train different parameters.
+            HeteroError: A loss or a layer cannot be split, or workers train different parameters.
         """
         names = self._group.view.names
         if REFUSED in news:
-            source, said = news.index(REFUSED), {"why": self._inspector.finding}
+            source, said = news.index(REFUSED), {"why": self._refusal}
             self._group.share(lambda: said, said.update, source=source)
             raise HeteroError(f"{said['why']} (found by worker {names[source]})")
         if len(set(news)) > 1:

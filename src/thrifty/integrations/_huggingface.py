@@ -76,7 +76,7 @@ class HuggingFaceTrainable(KeptTrainable):
         model: Function that makes the model from the hyper-parameters. It is called for each epoch
             with that epoch's values, and the model then gets the trial's weights.
         train_dataset: A data set, or a function that makes one from the hyper-parameters. The
-            function is called once for all trials with equal values of those it reads.
+            function is called for each trial, and again when a value that it reads changes.
         eval_dataset: The same for evaluation, which ends each epoch.
         args: Options of ``transformers.TrainingArguments``, or a function from the hyper-parameters
             to these options: ``lambda hp: {"learning_rate": hp.lr}``. It is called for each epoch,
@@ -117,7 +117,7 @@ class HuggingFaceTrainable(KeptTrainable):
         super().__init__(version=version)
         self._make_model = model
         self._datasets = (train_dataset, eval_dataset)
-        self._made = tuple(HpMemo(each) if callable(each) else None for each in self._datasets)
+        self._made: tuple[HpMemo | None, ...] = ()
         self._args = args if callable(args) else _checked(args or {})
         self._compute_metrics = compute_metrics
         self._trainer_class = trainer_class or transformers.Trainer
@@ -144,6 +144,11 @@ class HuggingFaceTrainable(KeptTrainable):
             self._options,
         )
         return {**super()._legacy_identity(), "attributes": described(parts)}
+
+    def setup(self, hp: HyperParameters, *, seed: int, device: torch.device) -> None:
+        """Discard the state and the data of the previous trial."""
+        super().setup(hp, seed=seed, device=device)
+        self._made = tuple(HpMemo(each) if callable(each) else None for each in self._datasets)
 
     def train(self, epoch: int, hp: HyperParameters) -> None:
         """Run one ``Trainer.train``, stopped at the end of its first epoch.

@@ -76,8 +76,8 @@ class LightningTrainable(KeptTrainable):
             space.
         data: Function that makes the training data from the hyper-parameters: a
             LightningDataModule, a pair of loaders (training, validation) or one loader. It is
-            called once for all trials with equal values of those it reads. None: the module has
-            loaders itself.
+            called for each trial, and again when a value that it reads changes. None: the module
+            has loaders itself.
         monitor: The logged values that are the trial's metrics (default: all).
         max_epochs: Value of ``trainer.max_epochs``, for a module whose own lr_scheduler needs it.
         trainer: Other options of ``lightning.pytorch.Trainer``: ``{"precision": "bf16-mixed"}``.
@@ -113,7 +113,7 @@ class LightningTrainable(KeptTrainable):
         super().__init__(version=version)
         self._make_module = module
         self._make_data = data
-        self._data = None if data is None else HpMemo(data)
+        self._data: HpMemo | None = None
         self._monitor = (monitor,) if isinstance(monitor, str) else tuple(monitor)
         self._max_epochs = max_epochs
         self._options = dict(trainer or {})
@@ -131,6 +131,11 @@ class LightningTrainable(KeptTrainable):
     def _legacy_identity(self) -> Mapping[str, str]:
         parts = tuple(self.__thrifty_identity__().values())
         return {**super()._legacy_identity(), "attributes": described(parts)}
+
+    def setup(self, hp: HyperParameters, *, seed: int, device: torch.device) -> None:
+        """Discard the state and the data of the previous trial."""
+        super().setup(hp, seed=seed, device=device)
+        self._data = None if self._make_data is None else HpMemo(self._make_data)
 
     def train(self, epoch: int, hp: HyperParameters) -> None:
         """Run one ``Trainer.fit``, stopped at the end of its first epoch.
@@ -162,6 +167,8 @@ class LightningTrainable(KeptTrainable):
         with _quiet(lightning):
             trainer.fit(module, **given, ckpt_path=_PLACE if self._kept else None)
             trainer.save_checkpoint(_PLACE)
+        if "datamodule" in given:
+            data.trainer = None  # each epoch has a Trainer of its own
         self._kept = {
             "checkpoint": memory.kept,
             "options": book.options,

@@ -6,7 +6,6 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -20,11 +19,10 @@ from thrifty.pack.task._hyperparameters import unread, values_of
 
 
 class HpMemo:
-    """Calls ``make(hp)`` once for each combination of the hyper-parameters that it reads.
+    """Calls ``make(hp)`` once for a trial, and again if what it reads of ``hp`` has changed.
 
-    Random draws of ``make`` depend only on the trial's seed, so the result does not depend on which
-    trial came first. The cache is not sent to other processes with the task: each process makes its
-    own objects.
+    Trials never share what it returns: a data module may count its epochs, and one trial would see
+    the count of another. Random draws of ``make`` depend only on the trial's seed.
 
     >>> rows = HpMemo(lambda hp: list(range(hp.rows)))
     >>> first = rows.get(HyperParameters({"rows": 3, "lr": 0.1}), seed=0)
@@ -34,39 +32,20 @@ class HpMemo:
 
     def __init__(self, make: Callable[[HyperParameters], Any]) -> None:
         self._make = make
-
-    def __getstate__(self) -> Callable[[HyperParameters], Any]:
-        return self._make
-
-    def __setstate__(self, make: Callable[[HyperParameters], Any]) -> None:
-        self._make = make
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> HpMemo:
-        return self  # each trial has its own task, and all share this cache
+        self._read: HyperParameters | None = None
+        self.made: Any = None
 
     def get(self, hp: HyperParameters, *, seed: int) -> Any:
         """Return the object that ``make`` returns for these hyper-parameters."""
-        known = _known.setdefault(self, [])
-        for of_seed, given, value in known:
-            # Compare names now: a data module may keep its `hp` and read more of it later.
-            read = given.names_read
-            if of_seed == seed and values_of(hp, read) == values_of(given, read):
-                hp.names_read |= read
-                return value
-        fresh = unread(hp)
-        with borrowed_streams():
-            seed_everything(derive_seed(seed, "data"))
-            value = self._make(fresh)
-        known.append((seed, fresh, value))
-        hp.names_read |= fresh.names_read
-        return value
-
-
-_known: WeakKeyDictionary[HpMemo, list[tuple[int, HyperParameters, Any]]] = WeakKeyDictionary()
-"""What each memo has made: seed, hyper-parameters and object.
-
-It is no attribute of the memo, so it is not taken for state that a checkpoint lacks.
-"""
+        # Compare names now: a data module may keep its `hp` and read more of it later.
+        names = set() if self._read is None else self._read.names_read
+        if self._read is None or values_of(hp, names) != values_of(self._read, names):
+            self._read = unread(hp)
+            with borrowed_streams():
+                seed_everything(derive_seed(seed, "data"))
+                self.made = self._make(self._read)
+        hp.names_read |= self._read.names_read
+        return self.made
 
 
 class KeptTrainable(Trainable):

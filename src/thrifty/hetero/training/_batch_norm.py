@@ -70,12 +70,12 @@ class WholeBatchNorm(_BatchNorm):
         return out.to(input.dtype)
 
     @torch.no_grad()
-    def shadow(self, like: Tensor) -> None:
+    def shadow(self, like: Tensor, *, shared: SharedSums) -> None:
         """Take part in the others' forward pass without samples, tracking the same statistics."""
-        sums = self._shared.add(torch.zeros_like(like))
+        sums = shared.add(torch.zeros_like(like))
         total = sums[-1]
-        self._shared.check_total(total)
-        var = self._shared.add(torch.zeros_like(like[:-1])) / total
+        shared.check_total(total)
+        var = shared.add(torch.zeros_like(like[:-1])) / total
         self._track(sums[:-1] / total, var, total)
 
     @torch.no_grad()
@@ -134,7 +134,7 @@ class SharedSums:
         """Take part in a forward and a backward pass without samples."""
         self._together = True
         for layer, like in list(self._forward):
-            layer.shadow(like)
+            layer.shadow(like, shared=self)
         for like in list(self._backward):
             self.forward_sum(torch.zeros_like(like))
 
@@ -203,6 +203,25 @@ def whole_batch_norm(model: nn.Module, shared: SharedSums) -> int:
             layer.__class__ = _whole(kind)  # type: ignore[arg-type]
         layer.__dict__["_shared"] = shared  # not a module or tensor, and not part of the state
     return len(layers)
+
+
+def unshared_batch_norm(model: nn.Module, shared: SharedSums) -> str:
+    """Return why some layer uses the statistics of this worker's share only; empty if none does.
+
+    Such a layer has come to the model after ``whole_batch_norm``, or another trainer's call of it
+    has taken the layer over.
+    """
+    for name, layer in model.named_modules():
+        if not isinstance(layer, _BatchNorm) or vars(layer).get("_shared") is shared:
+            continue
+        if layer.training or (layer.running_mean is None and layer.running_var is None):
+            return (
+                f"layer {name!r} ({type(layer).__name__}) has come to the model since this trainer "
+                "was made, or another trainer has been made for it, so it would use the statistics "
+                "of each worker's share; make a new HeteroTrainer after such a change, or pass "
+                "HeteroOptions(batch_norm='local')"
+            )
+    return ""
 
 
 _FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)

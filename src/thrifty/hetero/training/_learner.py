@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from thrifty.core import Clock, HeteroError
 from thrifty.hetero._order import Share
-from thrifty.hetero.workers._device import device_of as device_of, to_device
+from thrifty.hetero.workers._device import device_of, to_device
 from thrifty.hetero.workers._measure import measure_curve
 from thrifty.hetero.workers._worker_group import from_bytes, to_bytes
 from thrifty.pack import borrowed_streams, step_counters
 from thrifty.pack._random import seed_everything
 from thrifty.perf import StepCurve
 
-from ._batch_norm import SharedSums, Sum, WholeBatchNorm, whole_batch_norm
+from ._batch_norm import SharedSums, Sum, WholeBatchNorm, unshared_batch_norm, whole_batch_norm
 from ._flat import Begin, FlatGradients
 from ._kept import KeptBuffers, untouched
 from ._samples import PublicAndPrivate, Taken
@@ -133,6 +133,7 @@ class Learner:
         self.samples = samples
         self.device = device_of(model)
         self.objective = objective
+        self._sums = sum_ is not None
         self._shared = SharedSums(sum_)
         # A worker that takes part in the other workers' sums must be present at every step.
         self.min_samples = int(sum_ is not None and whole_batch_norm(model, self._shared) > 0)
@@ -163,6 +164,10 @@ class Learner:
         )
         # 0 (no news) and 1 (`REFUSED`) have other meanings in a note.
         return 0 if same else 2 + self.trained() % (2**_DIGEST_BITS - 2)
+
+    def refusal(self) -> str:
+        """Return why the model cannot be trained as it is now; empty if it can."""
+        return unshared_batch_norm(self.model, self._shared) if self._sums else ""
 
     def structure(self) -> int:
         """Return a digest of the names, shapes and types of the tensors in the model's state.

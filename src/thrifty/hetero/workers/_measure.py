@@ -143,8 +143,10 @@ def measure_curve(
             times = [_timed(step, size, clock) for _ in range(_REPEATS + 1)]
         except Exception as error:  # user code may raise anything
             if not out_of_memory(error):
+                if sizes:
+                    raise
                 refused = refused or error
-                if sizes or size >= min(_MOST_AT_FIRST, max_samples):
+                if size >= min(_MOST_AT_FIRST, max_samples):
                     raise refused from None
                 size = min_samples = size + 1
                 continue
