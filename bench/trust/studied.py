@@ -253,9 +253,10 @@ def run_moving(one: Moving, *, pack: str) -> Verdict:
     if study is not None:
         texts += [trial.error for trial in study.trials if trial.state == "failed"]
     if texts:
-        refused = one.refused or "?"
-        is_clear = all(refused in text for text in texts) and all(
-            isinstance(e, th.ThriftyError) for e in errors
+        is_clear = (
+            one.refused is not None
+            and all(one.refused in text for text in texts)
+            and all(isinstance(e, th.ThriftyError) for e in errors)
         )
         how = "refused" if is_clear else "CRASH"
         return Verdict(name=one.name, how=how, deviation=0.0, why=texts[0].split("\n")[0])

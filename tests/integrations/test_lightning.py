@@ -531,5 +531,5 @@ def test_no_trial_sees_what_another_one_has_changed_in_its_data_module(tmp_path)
 
 
 def test_a_data_module_with_state_of_its_own_is_refused_by_name(tmp_path):
-    with pytest.raises(th.StateError, match="_data.made.count"):
+    with pytest.raises(th.StateError, match=r"_data\.made\.count"):
         ran([0.2], num_small=1, folder=tmp_path)

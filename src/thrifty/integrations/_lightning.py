@@ -168,7 +168,7 @@ class LightningTrainable(KeptTrainable):
             trainer.fit(module, **given, ckpt_path=_PLACE if self._kept else None)
             trainer.save_checkpoint(_PLACE)
         if "datamodule" in given:
-            data.trainer = None  # each epoch has a Trainer of its own
+            given["datamodule"].trainer = None  # each epoch has a Trainer of its own
         self._kept = {
             "checkpoint": memory.kept,
             "options": book.options,

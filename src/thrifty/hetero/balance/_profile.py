@@ -21,10 +21,9 @@ from torch.utils.data import Dataset
 from thrifty.core import Clock, HeteroError, SystemClock, fingerprint, plain_logger
 from thrifty.hetero.training._flat import gradient_buckets, median_shape
 from thrifty.hetero.training._learner import Loss
-from thrifty.hetero.workers._device import device_of
 from thrifty.hetero.training._rehearsal import Rehearsal
 from thrifty.hetero.training._samples import Samples
-from thrifty.hetero.workers._device import to_device
+from thrifty.hetero.workers._device import device_of, to_device
 from thrifty.pack import out_of_memory
 from thrifty.perf import StepProfile
 
