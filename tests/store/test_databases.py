@@ -54,18 +54,24 @@ def store(url):
         yield opened
 
 
-def one_more_trial(number):
+def one_more_trial(number, *, study=1):
     """Return the records of a trial that trains a node of its own for one epoch."""
     config = {"lr": number}
     return [
         NodeRecord(plan=1, node=number, parent=None, start=0, config=config, epochs=4),
         TrialAsked(
-            study=1, trial=number, target=1, config=config, group=0, parent=None, node=number
+            study=study,
+            trial=number,
+            target=1,
+            config=config,
+            group=0,
+            parent=None,
+            node=number,
         ),
         EpochRecord(
             plan=1, node=number, epoch=1, metrics={"loss": 0.5}, seconds=0.1, worker="w"
         ),
-        TrialReported(study=1, trial=number, epoch=1, value=0.5),
+        TrialReported(study=study, trial=number, epoch=1, value=0.5),
     ]
 
 
@@ -137,6 +143,25 @@ def test_a_driver_whose_study_was_deleted_says_so(store):
     ):
         with pytest.raises(StudyNotFoundError, match="study 's' was deleted while"):
             use()
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_driver_whose_study_another_one_drives_says_so(store, deleted):
+    lease = store.lease(store.studies.get("s"))
+    driver = store.drive(lease)
+    lease.release()
+    if deleted:
+        plan = store.studies.get("s").plan
+        store.studies.delete("s")
+        store.studies.create("s", plan=plan, spec={})
+    info = store.studies.get("s")
+    other = store.drive(store.lease(info))
+    for number in range(3):  # batches that this driver might take for its own
+        other.record(one_more_trial(number, study=info.id))
+    for number in range(3):
+        with pytest.raises((StoreBusyError, StudyNotFoundError), match="'s'"):
+            driver.record(one_more_trial(number))
+    assert len(store.studies.snapshot(info).study.trials) == 3
 
 
 def test_a_deleted_study_is_neither_read_nor_added_to(store):

@@ -14,6 +14,10 @@ def test_messages_that_differ_only_in_numbers_are_one_error():
     assert str(group) == "trials 0, 1 failed: took 12 MB at 0x7f1a"
 
 
+def test_digits_within_names_count():
+    assert len(failure_groups(errors("no 'layer1'", "no 'layer2'", "no 'layer12'"))) == 3
+
+
 def test_the_most_frequent_error_is_first_and_many_trials_are_counted():
     lines = failure_lines(failure_groups(errors("b", *["a"] * 21, "b")))
     assert lines == ["trials 1, 2, 3 and 18 more failed: a", "trials 0, 22 failed: b"]

@@ -9,9 +9,10 @@ import pytest
 from tests.study.helpers import SOLO, StopAfter, make_study
 from thrifty.search import GridSearch
 from thrifty.space import Choice, Space
-from thrifty.store import Store
+from thrifty.store import Driver, Store
 from thrifty.store._plans import Plans
 from thrifty.study import Storage
+from thrifty.study._housekeeping import DiskBudget
 
 
 pytestmark = pytest.mark.slow
@@ -68,6 +69,21 @@ def test_a_node_that_another_process_has_just_added_does_not_disturb(tmp_path, m
     assert len(asked) > 1
     assert len(files(tmp_path)) == 1
     assert study.best_trial.epochs == 4
+
+
+def test_the_last_deletion_knows_what_another_process_has_just_added(tmp_path, monkeypatch):
+    """Nodes that this process does not know are read before the last deletion, not after it."""
+    order = []
+    for cls, name in ((Driver, "changes"), (DiskBudget, "hold")):
+        meant = getattr(cls, name)
+
+        def noting(self, *args, meant=meant, name=name, **options):
+            order.append((name, options.get("done") or options.get("force")))
+            return meant(self, *args, **options)
+
+        monkeypatch.setattr(cls, name, noting)
+    study_of(tmp_path, budget=1, epochs=2).run(progress=False, executor=SOLO)
+    assert order[-2:] == [("changes", True), ("hold", True)]
 
 
 def test_a_budget_that_cannot_be_held_is_said_once(tmp_path, caplog):

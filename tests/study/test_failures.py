@@ -97,6 +97,27 @@ def test_an_error_of_one_trial_is_said_once(tmp_path, caplog):
     assert len(said(caplog, "failed")) == 1
 
 
+class FailingFirst(LineTask):
+    """Task whose first model of a configuration cannot be made, as a passing fault may have it."""
+
+    left = 1
+
+    def model(self, hp):
+        if type(self).left:
+            type(self).left -= 1
+            raise OSError("the file server is away")
+        return super().model(hp)
+
+
+def test_a_dry_run_that_fails_alone_is_said_at_the_end(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(FailingFirst, "left", 1)
+    study = study_of(tmp_path, task=FailingFirst(), num=2)
+    study.run(progress=False, executor=SOLO)
+    assert [trial.state for trial in study.trials] == ["done", "done"]
+    (line,) = said(caplog, "dry run")
+    assert "failed with OSError: the file server is away, although no trial did" in line
+
+
 def test_a_later_run_does_not_repeat_the_failures_of_an_earlier_one(tmp_path, caplog):
     study = study_of(tmp_path)
     study.run(progress=False, executor=SOLO)

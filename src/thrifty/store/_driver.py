@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from sqlalchemy import Connection, Engine, exists, func, select, update
+from sqlalchemy import Connection, Engine, Exists, exists, func, select, update
 
 from thrifty.core import Clock, StoreBusyError, StoreUnreachableError, plain_logger
 from thrifty.plan import Stage
@@ -211,11 +211,10 @@ class Driver:
         return self._seen + 1 if mine == self._seen + 1 else self._seen
 
     def _count_batch(self, connection: Connection) -> None:
-        studies, leases = schema.studies, schema.leases
-        held = exists().where(leases.c.owner == self._lease.owner)
+        studies = schema.studies
         counted = connection.execute(
             update(studies)
-            .where(studies.c.id == self._lease.study.id, held)
+            .where(studies.c.id == self._lease.study.id, self._is_held())
             .values(batch=self._batch + 1)
         )
         if counted.rowcount != 1:
@@ -225,8 +224,15 @@ class Driver:
     def _was_written(self, connection: Connection) -> bool:
         """Return whether an earlier attempt committed this batch although its answer was lost."""
         studies = schema.studies
-        query = select(studies.c.batch).where(studies.c.id == self._lease.study.id)
+        query = select(studies.c.batch).where(
+            studies.c.id == self._lease.study.id,
+            # Without the lease, another driver has counted its own batches.
+            self._is_held(),
+        )
         return bool((connection.execute(query).scalar() or 0) > self._batch)
+
+    def _is_held(self) -> Exists:
+        return exists().where(schema.leases.c.owner == self._lease.owner)
 
     def _last_batch(self) -> int:
         studies = schema.studies

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from thrifty.core import plain_text
 
 
-_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_NUMBER = re.compile(r"(?<!\w)(?:0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)")
 _NUM_LISTED = 3
 """Trials that a text lists before it counts the others."""
 _NUM_GROUPS = 5
@@ -21,7 +21,8 @@ _MESSAGE_CHARS = 300
 class FailureGroup:
     """Trials that failed with the same error.
 
-    Messages that differ only in numbers are the same error: an address, a size, an epoch.
+    Messages that differ only in numbers are the same error: an address, a size, an epoch. Digits
+    within names count: ``layer1`` and ``layer2`` are different.
 
     Attributes:
         trials: The trials' numbers, ascending.

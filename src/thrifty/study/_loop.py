@@ -84,8 +84,8 @@ def run_loop(
     Args:
         parts: What the loop works with.
         stop_requested: Returns whether to stop at the end of the running epochs.
-        epochs_left: Returns how many epochs may still be trained. What is running may exceed them,
-            but nothing is started that could only be stopped half-way.
+        epochs_left: Returns how many epochs may still be trained. A chain starts if the running
+            ones train fewer, so the last chains may exceed them.
     """
     chains: dict[int, Chain] = {}
     to_train: dict[int, int] = {}
@@ -231,6 +231,12 @@ def _learn(parts: Parts, *, force: bool = False) -> None:
     if changes is not None:
         ledger.learn(changes)
         tell_news(parts.observers, ledger)
+
+
+def hold_budget_at_the_end(parts: Parts) -> None:
+    """Hold the disk budget once the algorithm has nothing more to ask."""
+    _learn(parts, force=True)  # the budget is not held while other drivers' nodes are unknown
+    parts.budget.hold(parts.ledger, driver=parts.driver, store=parts.store, done=True)
 
 
 def _write(parts: Parts) -> None:

@@ -196,11 +196,12 @@ def check_arguments(task: object, space: object, *, algorithm: object) -> None:
 
 def check_study(
     task: Task | Trainable, space: Space, *, algorithm: Algorithm, goals: Goals, seed: int
-) -> TaskReport | None:
+) -> tuple[TaskReport | None, str]:
     """Check that space, task, algorithm and metrics fit together.
 
     Returns:
-        The report of a dry run; None for a trainable, or if the dry run failed.
+        The report of a dry run, and its error. There is no report for a trainable, and none if the
+        dry run failed.
 
     Raises:
         UsageError: They do not fit together.
@@ -209,7 +210,7 @@ def check_study(
         raise AlgorithmError(f"max_epochs is {algorithm.max_epochs}; it must be at least 1")
     space.check(max_epochs=algorithm.max_epochs)
     if isinstance(task, Trainable):
-        return None
+        return None, ""
     _check_names(task, space)
     config = space.sample(np.random.default_rng(seed))
     timeline = Timeline(config, epochs=algorithm.max_epochs)
@@ -220,9 +221,8 @@ def check_study(
     except UsageError:
         raise
     except Exception as error:  # noqa: BLE001 (maybe only this configuration fails)
-        # A trial with this error says it as a warning.
         logger.info("the dry run of %s failed: %s", plain_text(config), error_text(error))
-        return None
+        return None, error_text(error)
     goals.check({*report.metrics, TRAIN_LOSS})
     for name in sorted(moving & config.keys() - report.structural - report.followed):
         logger.warning(
@@ -231,7 +231,7 @@ def check_study(
             name,
             type(task).__name__,
         )
-    return report
+    return report, ""
 
 
 def _check_names(task: Task, space: Space) -> None:

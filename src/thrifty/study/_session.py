@@ -26,7 +26,7 @@ from thrifty.store._failures import error_key, failure_lines
 
 from ._housekeeping import DiskBudget, Packing, PassedStates, gc_frozen, with_threads_of
 from ._ledger import Ledger
-from ._loop import Observer, Parts, run_loop, tell, tell_news
+from ._loop import Observer, Parts, hold_budget_at_the_end, run_loop, tell, tell_news
 from ._progress import Progress
 from ._reader import Provenance, is_in_memory
 from ._repository import StudyRepository
@@ -113,7 +113,7 @@ def train(
             driver.record([StudyMoved(study=ledger.study_id, state="stopped")])
             raise
         if done:
-            parts.budget.hold(ledger, driver=driver, store=store, done=True)
+            hold_budget_at_the_end(parts)
         ending.state = "done" if done else "stopped"
     driver.record([StudyMoved(study=ledger.study_id, state=ending.state)])
     say_where_from(archive, ledger, store=store, progress=progress)
@@ -159,6 +159,26 @@ def say_if_all_failed(archive: StudyRepository, ledger: Ledger) -> bool:
         delete,
     )
     return True
+
+
+def say_what_was_not_checked(archive: StudyRepository, ledger: Ledger, *, error: str) -> None:
+    """Log a warning if the dry run before training has failed, unless a trial fails with its error.
+
+    Args:
+        archive: The study.
+        ledger: The ledger at the end of the run.
+        error: The error of the dry run; empty if it passed.
+    """
+    known = {error_key(message) for _, message, _ in ledger.errors.values()}
+    if error and error_key(error) not in known:
+        task = type(archive.recipe.task).__name__
+        logger.warning(
+            "the dry run before training failed with %s, although no trial did; so thrifty could "
+            "not check beforehand that %s follows every schedule and reports the metrics that the "
+            "study needs",
+            error,
+            task,
+        )
 
 
 def _say_failures(ledger: Ledger, *, before: frozenset[int]) -> None:

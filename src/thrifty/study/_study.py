@@ -44,7 +44,7 @@ from ._preflight import (
 from ._reader import Reader
 from ._repository import Source, Storage, StudyRepository
 from ._results import Savings, TrialResult, candidates, rows, savings, trial_result
-from ._session import say_if_all_failed, say_where_from, train
+from ._session import say_if_all_failed, say_what_was_not_checked, say_where_from, train
 from ._stop import StopWhen
 from ._warm_start import fill_config, prior_trials
 from .simulation._simulate import simulate
@@ -309,7 +309,7 @@ class Study(PlotMixin):
                     say_if_all_failed(archive, finished)
                     return self
             with archive.recipe.watched(fresh=info is None):
-                report = check_study(
+                report, dry_run_error = check_study(
                     self.task,
                     self.space,
                     algorithm=self.algorithm,
@@ -339,6 +339,7 @@ class Study(PlotMixin):
                         progress=progress,
                         observers=observers,
                     )
+                    say_what_was_not_checked(archive, ledger, error=dry_run_error)
         return self
 
     # -- results ----------------------------------------------------------------------
