@@ -319,6 +319,7 @@ X = torch.zeros(32, 1)
         ((X.numpy(), X.numpy()), "pair of ndarray and ndarray"),
         ((X, X, X, X), "tuple of 4"),
         (([X, X, X, X], [X, X, X, X]), r"list of arrays \(train"),
+        (([X[:, 0]] * 9, [X[:20, 0]] * 9), r"list of arrays \(train, shapes \(32,\)"),
         (({"x": X, "y": X}, {"x": X, "y": X}), r"dict \(train\), whose keys"),
         ({"train": X, "valid": X}, "returned dict; return"),
         (("train.csv", "valid.csv"), r"str \(train\), which is text"),

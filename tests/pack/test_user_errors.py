@@ -13,6 +13,7 @@ from thrifty.pack import (
     EpochPlan,
     FusedBackend,
     Member,
+    SoloBackend,
     UnverifiedError,
     borrowed_streams,
 )
@@ -239,27 +240,65 @@ def test_each_of_the_trials_that_share_batches_gets_the_error_of_reading_them():
     assert [repr(each) for each in found] == ["BrokenError('in second batch')"] * 3
 
 
-@pytest.mark.usefixtures("free_checks")  # otherwise a busy machine may find no time to measure
-def test_an_error_of_the_measurement_alone_is_no_error_of_a_trial(caplog):
+def test_an_error_of_the_measurement_alone_is_no_error_of_a_trial(caplog, monkeypatch):
+    def measured(*args, **options):
+        raise BrokenError("in train")  # of an epoch that no trial reaches
+
+    monkeypatch.setattr(_fusion_policy, "calibrate", measured)
     backend = AutoBackend(FaultyBatches(), prefer="fused")
-    found = outcomes(backend, [("train at 3",) * 3] * 3)
+    found = outcomes(backend, [("",) * 3] * 3)
     assert all(isinstance(each, dict) for each in found), found
-    assert "whether fusing pays failed with BrokenError: in train" in caplog.text
+    assert "its measurement for packing failed with BrokenError: in train" in caplog.text
+
+
+class Uneven(LineTask):
+    """A task whose data have another number of batches than they say where ``fault`` gives one."""
+
+    def data(self, hp):
+        return Cut(hp.fault)
+
+
+class Cut(Batches):
+    def __init__(self, num):
+        super().__init__("")
+        self.num = num
+
+    def rows(self, epoch, batch_size):
+        rows = super().rows(epoch, batch_size)
+        return itertools.islice(itertools.cycle(list(rows)), self.num) if self.num else rows
 
 
 @pytest.mark.parametrize(("num", "word"), [(2, "fewer"), (6, "more")])
-def test_a_source_with_other_batches_than_it_says_is_trained_alone(num, word):
-    class Other(LineTask):
+def test_only_a_source_with_other_batches_than_it_says_is_trained_alone(num, word):
+    faults = [("",) * 3, (num,) * 3, ("",) * 3]
+    first, second, third = outcomes(FusedBackend(Uneven()), faults)
+    assert isinstance(first, dict)
+    assert isinstance(third, dict)
+    assert isinstance(second, UnverifiedError)
+    assert not second.mismatch, "others of its structure may be fused"
+    assert f"{word} batches in an epoch than num_train" in str(second)
+
+
+def test_a_source_that_draws_after_its_last_batch_draws_what_it_draws_alone():
+    class Drawing(LineTask):
         def data(self, hp):
-            return Batched("")
+            return Ending()
 
-    class Batched(Batches):
+    class Ending(Batches):
+        def __init__(self):
+            super().__init__("")
+            self.shift = 0.0
+
         def rows(self, epoch, batch_size):
-            return itertools.islice(itertools.cycle(list(super().rows(epoch, batch_size))), num)
+            for x, y in super().rows(epoch, batch_size):
+                yield x + self.shift, y
+            self.shift = float(torch.rand(()))
 
-    found = outcomes(FusedBackend(Other()), [("", "", "")] * 3)
-    assert all(isinstance(each, UnverifiedError) for each in found), found
-    assert f"{word} batches in an epoch than num_train" in str(found[0])
+    alone, fused = (
+        outcomes(backend(Drawing()), [("", "", "")], lr=(0.1,))
+        for backend in (SoloBackend, FusedBackend)
+    )
+    assert fused[0] == pytest.approx(alone[0])
 
 
 @pytest.mark.parametrize("prefer", ["auto", "fused", "concatenated"])

@@ -6,13 +6,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from thrifty.core import TrainingError, error_text, is_from_user
 
 from ._state import State
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +146,8 @@ class Backend(ABC):
         """Free a slot."""
 
 
-def guarded(compute: Callable[[], Mapping[str, float]]) -> Outcome:
-    """Return the outcome of a call that may raise; running out of memory propagates."""
+def guarded(compute: Callable[[], T]) -> T | Exception:
+    """Return the result of a call or its error; running out of memory propagates."""
     try:
         with no_exits():
             return compute()

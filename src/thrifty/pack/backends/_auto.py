@@ -123,19 +123,20 @@ class AutoBackend(Backend):
                 num_epochs = 1 if plan.stop is None else max(1, plan.stop - plan.epoch)
                 self._goes_fused(slot, trial, plan.values, num_epochs=num_epochs)
             elif self._where[slot] is self._fused and self._prefer == "auto":
-                outcome = guarded(partial(self._may_go_back, slot))
-                if isinstance(outcome, Exception):
-                    outcomes[slot] = outcome
+                error = guarded(partial(self._may_go_back, slot))
+                if error is not None:
+                    outcomes[slot] = error
         begins = {slot: plan for slot, plan in plans.items() if slot not in outcomes}
         for backend in dict.fromkeys(self._where.values()):
             mine = {slot: plan for slot, plan in begins.items() if self._where[slot] is backend}
             watch = _Stopwatch(self.checks)
-            outcomes.update(backend.step(mine))
+            ended = backend.step(mine)
+            outcomes.update(ended)
             spent = watch.spent()
             slots = [slot for slot, where in self._where.items() if where is backend]
             shares.update(dict.fromkeys(slots, _divided(spent, len(slots))))
             if backend is self._plain:
-                failed = {slot for slot in mine if isinstance(outcomes.get(slot), Exception)}
+                failed = {slot for slot, one in ended.items() if isinstance(one, Exception)}
                 self._judge.spent(self._plain.trials(without=failed), spent.seconds)
         self._tell_refused()
         for slot, outcome in list(outcomes.items()):
@@ -246,25 +247,20 @@ class AutoBackend(Backend):
             # If plain training meets this error too, it is the outcome of the trial. A measurement
             # trains copies of the trial for other epochs, so its errors need not be the trial's.
             trial.stays_alone = True
-            self._say(f"to find out whether fusing pays failed with {error_text(error)}")
+            self._say(f"its measurement for packing failed with {error_text(error)}")
             return False
         self._plain.forget(slot)
         self._where[slot] = self._fused
         return True
 
-    def _may_go_back(self, slot: int) -> Mapping[str, float]:
-        """Move a trial back to plain training if too few others are left to fuse it with.
-
-        Returns:
-            No metrics: the epoch has not begun.
-        """
+    def _may_go_back(self, slot: int) -> None:
+        """Move a trial back to plain training if too few others are left to fuse it with."""
         assert self._fused is not None
         if self._fused.num_unverified(slot):
-            return {}  # after a move, its last epochs could no longer be verified
+            return  # after a move, its last epochs could no longer be verified
         if not self._judge.stays(self._fused.trial(slot)):
             self._plain.place(slot, self._fused.take(slot))
             self._where[slot] = self._plain
-        return {}
 
     def _leaves_fused(
         self, slot: int, plan: EpochPlan | None, reason: UnfusableError

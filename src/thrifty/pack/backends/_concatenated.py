@@ -241,7 +241,7 @@ class ConcatenatedBackend(Backend):
             self._under_way.add(slot)
             self._note(slot, guarded(partial(self._begin, slot, plan, shared)), outcomes)
 
-    def _note(self, slot: int, outcome: Outcome, outcomes: dict[int, Outcome]) -> None:
+    def _note(self, slot: int, outcome: Outcome | None, outcomes: dict[int, Outcome]) -> None:
         """Record the outcome of a step; it has no metrics until the epoch ends."""
         if isinstance(outcome, InterferenceError):
             self._part(outcome, outcomes)
@@ -333,10 +333,9 @@ class _SharedBatches:
         self._num_members: Counter[tuple[Any, ...]] = Counter()
         self._known: dict[tuple[Any, ...], Iterator[Batch]] = {}
 
-    def expect(self, trial: TaskTrial, plan: EpochPlan) -> Mapping[str, float]:
-        """Count a member among those that see its batches; the mapping returned is empty."""
+    def expect(self, trial: TaskTrial, plan: EpochPlan) -> None:
+        """Count a member among those that see its batches."""
         self._num_members[_batches_key(trial, plan)] += 1
-        return {}
 
     def of(self, trial: TaskTrial, plan: EpochPlan) -> Iterator[Batch]:
         key = _batches_key(trial, plan)

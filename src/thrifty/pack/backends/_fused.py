@@ -245,11 +245,11 @@ class FusedBackend(Backend):
         outcomes: dict[int, Outcome] = {}
         self._feeds.clear()
         for slot, plan in plans.items():
-            outcome = guarded(partial(self._start, self._trials[slot], plan))
-            if isinstance(outcome, UnfusableError):
-                outcome = _left(self._trials[slot], outcome, mismatch=False)
-            if isinstance(outcome, Exception):
-                outcomes[slot] = outcome
+            begun = guarded(partial(self._start, self._trials[slot], plan))
+            if isinstance(begun, UnfusableError):
+                outcomes[slot] = _left(self._trials[slot], begun, mismatch=False)
+            elif isinstance(begun, Exception):
+                outcomes[slot] = begun
         for block in list(self._all_blocks()):
             if not block.trials or any(slot_of[t] in outcomes for t in block.trials):
                 continue
@@ -539,7 +539,10 @@ def _advanced(block: Block) -> dict[FusedTrial, Outcome]:
             ended = block.advance()
             return dict(zip(ended, block.finish(ended), strict=True))
     except FeedError as error:
-        return {error.trial: error.reason}
+        trial, cause = error.trial, error.reason
+        if isinstance(cause, UnfusableError):
+            return {trial: _left(trial, cause, mismatch=False)}
+        return {trial: cause}
     except UnfusableError as error:
         return {trial: _left(trial, error, mismatch=True) for trial in block.trials}
     except Exception as error:

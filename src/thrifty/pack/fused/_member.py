@@ -93,6 +93,8 @@ class IteratorFeed:
     def has_more(self) -> bool:
         """Return whether there is a batch after the last one that was asked for."""
         if self._has_more is None:
+            if self._seeds is not None:  # a generator may draw after its last batch
+                seed_everything(self._seeds(self._step + 1))
             self._has_more = next(self._batches, None) is not None
         return self._has_more
 
@@ -367,24 +369,27 @@ class FusedTrial(TaskTrial):
         """Read the batch of this step, so that an error in the data is attributed to this trial.
 
         Raises:
-            FeedError: Reading the batch failed.
-            UnfusableError: There are fewer or more batches than expected, which only plain training
-                allows.
+            FeedError: Reading the batch failed, or there are fewer or more batches than expected,
+                which only plain training allows; then its reason is an UnfusableError.
         """
-        if isinstance(self.feed, IteratorFeed):
-            try:
-                self.feed.batch(self.step_index)
-                too_many = self.steps_left == 1 and self.feed.has_more()
-            except StopIteration as error:
-                raise UnfusableError(
-                    "its data have fewer batches in an epoch than num_train and batch_size say"
-                ) from error
-            except Exception as error:
-                raise FeedError(self, error) from error
-            if too_many:
-                raise UnfusableError(
-                    "its data have more batches in an epoch than num_train and batch_size say"
-                )
+        if not isinstance(self.feed, IteratorFeed):
+            return
+        wrong = ""
+        try:
+            self.feed.batch(self.step_index)
+            if self.steps_left == 1 and self.feed.has_more():
+                wrong = "more"
+        except StopIteration:
+            wrong = "fewer"
+        except Exception as error:
+            raise FeedError(self, error) from error
+        if wrong:
+            raise FeedError(
+                self,
+                UnfusableError(
+                    f"its data have {wrong} batches in an epoch than num_train and batch_size say"
+                ),
+            )
 
     @property
     def draw_key(self) -> tuple[Any, ...]:

@@ -336,6 +336,8 @@ def _check_datasets(data: DatasetPair) -> None:
         return
     # the training samples show what a sample is, so a few of the same kind are samples, too
     alike = train is not None and _are_alike([*train, *valid], collates=collates)
+    if train is not None and len(train) == len(valid) and not alike:
+        raise _no_samples(data.train, name="train")  # as many columns, of different lengths
     if not alike and not _are_samples(valid, collates=collates):
         raise _no_samples(data.valid, name="valid")
 
