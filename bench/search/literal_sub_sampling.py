@@ -62,7 +62,10 @@ def is_good(challenger: Sequence[float], leader: Sequence[float], *, c: float) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiteralRounds(Rounds):
-    """Rounds that train all trials that are good against the leader, else the leader alone."""
+    """Rounds that train all trials that are good against the leader, else the leader alone.
+
+    Rounds are replayed without memory, so of exactly equal trials the lowest number leads.
+    """
 
     threshold: Threshold = "sqrt-log"
 

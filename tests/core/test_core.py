@@ -1,8 +1,16 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, strategies as st
 
-from thrifty.core import MissingExtraError, SystemClock, ThriftyError, derive_seed, step_seed
+from thrifty.core import (
+    MissingExtraError,
+    SystemClock,
+    ThriftyError,
+    derive_seed,
+    require,
+    step_seed,
+)
 from thrifty.testing import VirtualClock
 
 
@@ -23,6 +31,15 @@ def test_a_missing_extra_is_an_import_error_that_says_what_to_install():
     assert isinstance(error, ThriftyError)
     assert "run: pip install pandas " in str(error)
     assert "in the checkout of thrifty: pip install -e '.[dataframe]'" in str(error)
+
+
+def test_a_broken_installation_is_not_taken_for_a_missing_one(tmp_path, monkeypatch):
+    (tmp_path / "half_installed.py").write_text("import a_module_that_nobody_has")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(MissingExtraError, match="cannot be imported .*a_module_that_nobody_has"):
+        require("half_installed", extra="none")
+    with pytest.raises(MissingExtraError, match="another_one is not installed; run: pip"):
+        require("another_one.part", extra="none")
 
 
 def test_clocks_go_forward():

@@ -278,7 +278,7 @@ def test_durations_are_rounded_before_they_are_cut_into_parts(page, address):
     ]  # fmt: skip
 
 
-def test_numbers_have_four_digits_and_a_title_with_all(page, address):
+def test_numbers_have_four_digits_or_all_of_the_integer_part_and_a_title_with_all(page, address):
     page.goto(address)
     told = page.evaluate(
         """async () => {
@@ -296,7 +296,7 @@ def test_numbers_have_four_digits_and_a_title_with_all(page, address):
     )
     assert told == {
         "numbers": [
-            "0.9833", "12", "1,234,567", "0.3", "1.235e-5", "1.235e+5", "1e+5", "-2.5", "\u2013",
+            "0.9833", "12", "1,234,567", "0.3", "1.235e-5", "123,457", "100,000", "-2.5", "\u2013",
         ],
         "texts": ["Step(0.01235, [27], gamma=0.3)", "v1.23456", "1.235e-7", "0.1"],
         "title": "0.983333333",

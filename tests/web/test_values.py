@@ -71,6 +71,12 @@ def test_few_numbers_are_ticks_in_order_logarithmic_if_spaced_by_ratio():
     assert (column.ticks, column.log) == ((1.0, 2.0, 3.0), False)
 
 
+@pytest.mark.parametrize("near", [(0.1, 0.1 + 2**-56, 0.2), (10**15, 10**15 + 1, 10**16)])
+def test_ticks_may_be_as_close_as_numbers_can_be(near):
+    (column,) = columns([{"lr": value} for value in (*near, *near)])
+    assert column.ticks == tuple(map(float, near))
+
+
 def test_numbers_that_hardly_repeat_have_no_ticks():
     (column,) = columns([{"lr": rate} for rate in (0.1, 0.2, 0.4)])
     assert (column.ticks, column.log) == ((), False)

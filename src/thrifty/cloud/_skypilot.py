@@ -175,7 +175,7 @@ def launch(task: str) -> str:
         CloudError: the text is not a task.
         MissingExtraError: SkyPilot is not installed.
     """
-    sky, yaml = _need("sky", "skypilot", "sky"), _yaml()
+    sky, yaml = require("sky", package="skypilot", extra="sky"), _yaml()
     try:
         config = yaml.safe_load(task)
     except yaml.YAMLError as error:
@@ -185,7 +185,9 @@ def launch(task: str) -> str:
     name, spot = config.get("name"), bool(config["resources"].get("use_spot"))
     asked = sky.Task.from_yaml_config(config)
     if spot:
-        return str(_need("sky.jobs", "skypilot", "sky").launch(asked, name=name))
+        return str(
+            require("sky.jobs", package="skypilot", extra="sky").launch(asked, name=name)
+        )
     return str(sky.launch(asked, cluster_name=name, down=True))
 
 
@@ -198,7 +200,7 @@ def refresh_skypilot(clouds: Iterable[str] = ()) -> None:
     Raises:
         MissingExtraError: SkyPilot is not installed.
     """
-    common = _need("sky.catalog.common", "skypilot", "sky")
+    common = require("sky.catalog.common", package="skypilot", extra="sky")
     for cloud in tuple(clouds) or _CLOUDS:
         # SkyPilot downloads a list when it is accessed.
         _ = common.read_catalog(f"{cloud}/{SKYPILOT_FILE}", pull_frequency_hours=0).columns
@@ -291,8 +293,4 @@ def _matching(offers: Iterable[Offer], resources: Any) -> list[Offer]:
 
 
 def _yaml() -> Any:
-    return _need("yaml", "pyyaml", "cloud")
-
-
-def _need(module: str, package: str, extra: str) -> Any:
-    return require(module, package=package, extra=extra)
+    return require("yaml", package="pyyaml", extra="cloud")

@@ -147,11 +147,14 @@ class TooFewWorkersError(TrainingError):
 
 
 class MissingExtraError(ThriftyError, ImportError):
-    """An optional dependency is not installed."""
+    """An optional dependency is not installed, or cannot be imported."""
 
-    def __init__(self, package: str, *, extra: str) -> None:
+    def __init__(self, package: str, *, extra: str, cause: str = "") -> None:
         super().__init__(
-            f"{package} is not installed; run: pip install {package} "
+            f"{package} cannot be imported ({cause}); install it again, for example by: "
+            f"pip install --force-reinstall {package}"
+            if cause
+            else f"{package} is not installed; run: pip install {package} "
             f"(or, in the checkout of thrifty: pip install -e '.[{extra}]')"
         )
 
@@ -165,12 +168,17 @@ def require(module: str, *, extra: str, package: str | None = None) -> Any:
         package: The name under which it is installed, where that is not the module's first part.
 
     Raises:
-        MissingExtraError: It is not installed.
+        MissingExtraError: It is not installed, or its installation is broken.
 
     >>> require("json", extra="none").dumps([1])
     '[1]'
     """
     try:
         return import_module(module)
-    except ImportError as error:  # the cause tells a broken installation from a missing one
-        raise MissingExtraError(package or module.partition(".")[0], extra=extra) from error
+    except ImportError as error:
+        top = module.partition(".")[0]
+        name = error.name if isinstance(error, ModuleNotFoundError) else None
+        is_missing = name is not None and name.partition(".")[0] == top
+        raise MissingExtraError(
+            package or top, extra=extra, cause="" if is_missing else str(error)
+        ) from error

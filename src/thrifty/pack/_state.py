@@ -1,4 +1,4 @@
-"""Buffers that count optimizer steps."""
+"""Trial states as tensors and a plain tree, and buffers that count optimizer steps."""
 
 from __future__ import annotations
 

@@ -48,7 +48,18 @@ def can_write(file: Path) -> bool:
 
 
 class ReadOnlyFile:
-    """A read-only SQLite file; each connection sees the data at the time when it is opened."""
+    """A read-only SQLite file; each connection sees the data at the time when it is opened.
+
+    SQLite keeps a write-ahead log (``-wal``) and an index of it (``-shm``) beside the file, and
+    creates them even for reading. There are three ways around that, tried in this order:
+
+    1. ``mode=ro`` works if both exist (a process has the database open) or the folder is writeable.
+    2. ``immutable=1`` reads only the file. That is correct only without a log, which each
+       connection checks anew.
+    3. A crash leaves a log without an index. Then a private copy is opened, whose log can be read.
+
+    If an earlier version wrote the database, a private copy is also what gets migrated.
+    """
 
     def __init__(self, file: Path, *, timeout_s: float) -> None:
         self._file = file

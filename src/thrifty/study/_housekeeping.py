@@ -1,4 +1,4 @@
-"""What a run keeps: states, packs and the disk budget."""
+"""What a run keeps besides its records: states, pack curves, threads, and the disk budget."""
 
 from __future__ import annotations
 

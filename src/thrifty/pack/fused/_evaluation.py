@@ -33,6 +33,9 @@ from ._row_state import RowState
 from ._structure import Structure
 
 
+logger = plain_logger(__name__)
+
+
 def whole_step(
     structure: Structure, state: RowState, trials: Sequence[FusedTrial], *, at_once: int
 ) -> torch.Tensor:
@@ -93,8 +96,6 @@ def evaluate_whole(
 def _parts(rows: Sequence[int], size: int) -> Iterator[Sequence[int]]:
     return (rows[begin : begin + size] for begin in range(0, len(rows), size))
 
-
-logger = plain_logger(__name__)
 
 MAX_ELEMENTS = 2**22
 """Elements of packed validation batches beyond which trials are evaluated one by one.

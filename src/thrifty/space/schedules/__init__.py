@@ -1,4 +1,4 @@
-"""Schedules, one file each: frozen data that reduces to the same few pieces."""
+"""Schedules by family: frozen data that reduces to the same few pieces."""
 
 from ._base_schedule import Constant, Schedule, Then, last_value, schedule_from_json
 from ._budgeted import REX, WSD, Warmup, cooldowns, schedule_for

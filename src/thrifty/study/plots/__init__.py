@@ -1,4 +1,4 @@
-"""Plots of a study (matplotlib), one file each; loaded on first use."""
+"""Plots of a study (matplotlib) by what they show; loaded on first use."""
 
 from ._hyperparameter_plots import contour, importance, parallel_coordinates, slice_plot
 from ._outcomes import history, learning_curves, pareto_front, stage_forest

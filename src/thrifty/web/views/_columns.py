@@ -153,6 +153,7 @@ def _is_geometric(ticks: Sequence[float]) -> bool:
 
     def unevenness(points: Sequence[float]) -> float:
         gaps = [b - a for a, b in pairwise(points)]
-        return max(gaps) / min(gaps)
+        # Two neighbours may be so close that their logarithms are equal.
+        return max(gaps) / min(gaps) if min(gaps) > 0 else math.inf
 
     return unevenness([math.log(tick) for tick in ticks]) < unevenness(ticks)

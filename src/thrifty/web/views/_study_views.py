@@ -67,7 +67,7 @@ def _text(node: ast.expr) -> str:
     if isinstance(node, ast.Tuple | ast.List):
         return f"[{', '.join(_text(item) for item in node.elts)}]"
     if isinstance(node, ast.Constant) and isinstance(node.value, float):
-        return f"{node.value:.4g}"
+        return f"{node.value:.15g}"
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     return ast.unparse(node)

@@ -7,8 +7,11 @@ export const count = (n) => (n === null || n === undefined ? "–" : whole.forma
 export function number(x) {
   if (x === null || x === undefined || !Number.isFinite(x)) return "–";
   if (Number.isInteger(x) && Math.abs(x) < 1e7) return whole.format(x);
-  const rounded = Number(x.toPrecision(4));
+  // four digits, and all those before the decimal point: 12346, not 12350
+  const digits = Math.max(4, Math.floor(Math.log10(Math.abs(x))) + 1);
+  const rounded = Math.abs(x) < 1e7 ? Number(x.toPrecision(digits)) : Number(x.toPrecision(4));
   const size = Math.abs(rounded);
+  if (Number.isInteger(rounded) && size < 1e7) return whole.format(rounded);
   return size >= 1e5 || size < 1e-4 ? rounded.toExponential() : String(rounded);
 }
 
