@@ -296,20 +296,24 @@ def test_waiting_can_be_interrupted():
 
     def make(number):
         waiting.wait()
-        # To the main thread: the kernel may give a signal for the process to any thread, and then
-        # nothing wakes a main thread that waits for a lock.
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-        interrupted.wait()
+        # Again and again, because a signal that comes just before the main thread begins to wait
+        # for a lock does not wake it. To the main thread: the kernel may give a signal for the
+        # process to any thread.
+        while not interrupted.wait(0.05):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    def interrupt(*_):
+        if not interrupted.is_set():
+            interrupted.set()
+            raise KeyboardInterrupt
 
     made = OrderedPrefetcher(make, 1, num_threads=1, depth=1)
-    # A process started in the background ignores Ctrl-C.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = signal.signal(signal.SIGINT, interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):  # noqa: PT012 -- it may come at once
             waiting.set()
             next(made)
     finally:
         signal.signal(signal.SIGINT, before)
-    interrupted.set()
     made.close()
     assert ended(threads_of(made))

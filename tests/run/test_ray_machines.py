@@ -109,9 +109,13 @@ def test_a_worker_whose_machine_goes_was_evicted(machines, tmp_path, graceful):
 
 
 @pytest.mark.usefixtures("machines")
+def die():
+    os._exit(3)
+
+
 def test_a_worker_that_dies_on_a_machine_that_lives_was_not_evicted():
     config = Ray(num_cpus=0, resources={"first": 1}, workers=1)
-    cluster, _, (call,) = preparing(config, os._exit, 3)
+    cluster, _, (call,) = preparing(config, die)
     with pytest.raises(WorkerLostError) as caught:
         cluster.result(call)
     assert not isinstance(caught.value, WorkerEvictedError)

@@ -278,7 +278,9 @@ def test_durations_are_rounded_before_they_are_cut_into_parts(page, address):
     ]  # fmt: skip
 
 
-def test_numbers_have_four_digits_or_all_of_the_integer_part_and_a_title_with_all(page, address):
+def test_numbers_have_four_digits_or_all_of_the_integer_part_and_a_title_with_all(
+    page, address
+):
     page.goto(address)
     told = page.evaluate(
         """async () => {
