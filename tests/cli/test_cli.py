@@ -152,7 +152,9 @@ def test_a_run_in_which_all_trials_fail_has_exit_code_2(folder, monkeypatch, cap
         assert "error: all 7 trials of study 'line' failed; trial 0: ValueError" in said
         assert "in model" in said, "the traceback"
     thrifty("status", *STORAGE, monkeypatch=monkeypatch)
-    assert "best        none, because all trials failed" in capsys.readouterr().out
+    assert (
+        "best        none, because all trials that ended have failed" in capsys.readouterr().out
+    )
     thrifty("best", "line", *STORAGE, monkeypatch=monkeypatch, fails=True)
     assert "trials 0, 1, 2 and 4 more failed" in capsys.readouterr().err
 

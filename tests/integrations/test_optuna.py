@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import sys
 
 import optuna
@@ -84,6 +85,11 @@ def test_an_exported_copy_is_optunas_own(study, tmp_path):
 
 
 def test_without_optuna_the_extra_is_named(study, monkeypatch):
+    for name in [
+        name for name in sys.modules if name.startswith("thrifty.integrations.optuna.")
+    ]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "optuna", None)
+    anew = importlib.import_module("thrifty.integrations.optuna._storage").optuna_storage
     with pytest.raises(MissingExtraError, match=r"\.\[optuna\]"):
-        optuna_storage(study.storage.url)
+        anew(study.storage.url)

@@ -503,6 +503,15 @@ def test_a_stored_state_keeps_the_versions_of_its_modules():
     assert again._metadata["0"] == {"version": 2}
 
 
+def test_what_hooks_add_to_the_versions_is_left_out_unless_it_is_plain():
+    net = torch.nn.BatchNorm1d(1)
+    net._register_state_dict_hook(
+        lambda module, state, prefix, local: local.update(kind=torch.float32, tag="x")
+    )
+    again = unpack_state(pack_state({"model": net.state_dict()}))["model"]
+    assert again._metadata[""] == {"version": 2, "tag": "x"}
+
+
 def test_a_state_of_an_earlier_release_can_be_read():
     """It has no versions, so torch takes its modules for old ones, as it always did."""
     model = nn.Linear(2, 1)

@@ -42,12 +42,10 @@ def status_command(*, storage: str, name: str | None, traceback: bool) -> None:
     """
     with Store.open(storage, create=False) as store:
         summaries = [store.studies.summary(name)] if name else store.studies.list()
-        ids = {info.name: info.id for info in store.studies.made().values()}
         failures = {
-            s.name: failure_groups(store.studies.failures(ids[s.name]))
+            s.name: failure_groups(store.studies.failures(s.id))
             for s in summaries
             if s.num_trials.get("failed")
-            and s.name in ids  # it may have been deleted meanwhile
         }
     if not summaries:
         say(f"{redact_url(storage)} has no studies yet")
@@ -64,10 +62,10 @@ def _say_study(s: StudySummary, failures: Sequence[FailureGroup], *, traceback: 
     if s.best_value is not None:
         where = f"trial {s.best_trial} after {_epochs(s.best_epochs or 0)}"
         say(f"  best        {s.best_value:.6g} ({where})")
-    elif num_trials and s.num_trials.get("failed") == num_trials:
-        say("  best        none, because all trials failed")
     elif s.num_infeasible:
         say("  best        none, because no trial keeps the constraints")
+    elif s.num_trials.get("failed"):
+        say("  best        none, because all trials that ended have failed")
     for line in failure_lines(failures):
         say(f"  errors      {plain_text(line)}")
     say(f"  epochs      {s.trial_epochs:,} asked for, {s.plan_epochs:,} trained in its plan")
@@ -125,9 +123,9 @@ def _why_none(trials: Sequence[TrialRecord]) -> str:
     failed = {trial.number: trial.error for trial in trials if trial.state == "failed"}
     if any(trial.value is not None and trial.state != "failed" for trial in trials):
         return "has no trial that keeps its constraints"
-    if failed and len(failed) == len(trials):
+    if failed:
         listed = "\n".join(failure_lines(failure_groups(failed)))
-        return f"has no results, because all its trials failed:\n{listed}"
+        return f"has no results, because all trials that ended have failed:\n{listed}"
     return "has no results yet"
 
 

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from ._mlflow import MLflow as MLflow
     from ._tensorboard import TensorBoard as TensorBoard
     from ._wandb import WandB as WandB
-    from .optuna._view import export_optuna as export_optuna, optuna_storage as optuna_storage
+    from .optuna._storage import (
+        export_optuna as export_optuna,
+        optuna_storage as optuna_storage,
+    )
     from .sklearn._search import ThriftySearchCV as ThriftySearchCV
 
 _HOMES = {
@@ -27,8 +30,8 @@ _HOMES = {
     "TensorBoard": "_tensorboard",
     "ThriftySearchCV": "sklearn._search",
     "WandB": "_wandb",
-    "export_optuna": "optuna._view",
-    "optuna_storage": "optuna._view",
+    "export_optuna": "optuna._storage",
+    "optuna_storage": "optuna._storage",
 }
 
 __all__ = sorted(_HOMES)

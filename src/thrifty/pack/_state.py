@@ -104,17 +104,27 @@ def _take_apart(value: Any, tensors: dict[str, torch.Tensor], *, path: str) -> A
         versions = state_versions(value)
         if versions is None:
             return {"dict": items}
-        held = _take_apart(versions, tensors, path=f"{path}._metadata" if path else "_metadata")
+        # Hooks may add anything to the versions; only plain values can be stored.
+        plain = {
+            place: {key: v for key, v in each.items() if _is_plain(v)}
+            for place, each in versions.items()
+            if isinstance(each, Mapping)
+        }
+        held = _take_apart(plain, tensors, path=f"{path}._metadata" if path else "_metadata")
         return {"state_dict": [items, held]}
     if isinstance(value, list | tuple):
         parts = [_take_apart(v, tensors, path=f"{path}.{i}") for i, v in enumerate(value)]
         return {"tuple" if isinstance(value, tuple) else "list": parts}
-    if value is None or isinstance(value, bool | int | float | str):
+    if _is_plain(value):
         return value
     raise TaskError(
         f"the state at {path or 'the top'!r} is a {type(value).__name__}; keep tensors, numbers, "
         "strings, lists and dicts in it (they are stored without pickle)"
     )
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _sparse(

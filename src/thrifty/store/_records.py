@@ -334,12 +334,14 @@ class StudySnapshot:
 class StudySummary:
     """A summary of a study.
 
-    ``num_trials`` counts trials by state, and ``num_done`` those that reached ``max_epochs``.
-    ``state`` is "interrupted" if the study was running and its process is gone. ``best_value`` is
-    the value of the best trial (see ``best_trials``) at ``best_epochs``, the epoch it has reached.
-    ``num_infeasible`` counts the trials that have a value and break a constraint.
+    ``id`` is its id in the database. ``num_trials`` counts trials by state, and ``num_done`` those
+    that reached ``max_epochs``. ``state`` is "interrupted" if the study was running and its process
+    is gone. ``best_value`` is the value of the best trial (see ``best_trials``) at ``best_epochs``,
+    the epoch it has reached. ``num_infeasible`` counts the trials that have a value and break a
+    constraint; it is 0 where there is a best trial.
     """
 
+    id: int
     name: str
     state: str
     metric: str

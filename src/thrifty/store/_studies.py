@@ -428,14 +428,16 @@ def _summary(connection: Connection, study: Row[Any], *, state: str) -> StudySum
             t.c.study == study.id, t.c.number == (-1 if best is None else best.number)
         )
     ).scalar()
-    num_infeasible = connection.execute(
-        select(func.count()).where(
-            t.c.study == study.id,
-            t.c.state != "failed",
-            t.c.value.is_not(None),
-            t.c.violation > 0.0,
-        )
-    ).scalar_one()
+    num_infeasible = 0
+    if best is None:
+        num_infeasible = connection.execute(
+            select(func.count()).where(
+                t.c.study == study.id,
+                t.c.state != "failed",
+                t.c.value.is_not(None),
+                t.c.violation > 0.0,
+            )
+        ).scalar_one()
     num_epochs, seconds = connection.execute(
         select(func.count(), func.coalesce(func.sum(e.c.seconds), 0.0)).where(
             e.c.plan == study.plan
@@ -448,6 +450,7 @@ def _summary(connection: Connection, study: Row[Any], *, state: str) -> StudySum
         .limit(1)
     ).scalar()
     return StudySummary(
+        id=study.id,
         name=study.name,
         state=state,
         metric=metric,

@@ -181,6 +181,18 @@ def forecast(
     )
 
 
+def forest_of(ledger: Ledger) -> list[ForestStage]:
+    """Return the stage forest of a study as it is now."""
+    ends = Counter((ledger.node_of[trial.number], trial.target) for trial in ledger.history)
+    return stage_forest(ledger.plan, ends=ends)
+
+
+def mean_epoch_s(ledger: Ledger) -> float | None:
+    """Return the mean time of an epoch, or None if no epoch was timed."""
+    spent = [each.seconds for each in ledger.times.values()]
+    return sum(spent) / len(spent) if spent else None
+
+
 def trained_forecast(
     ledger: Ledger, *, forest: Sequence[ForestStage], epoch_seconds: float | None
 ) -> Forecast:

@@ -112,8 +112,7 @@ def overview(
         rows.append(("constraints", ", ".join(limits)))
     title = f"Study {archive.name!r}"
     try:
-        state = reader.state(archive)  # first: a different study of this name is not read
-        ledger = reader.current(archive)
+        state, ledger = reader.state(archive)
     except StudyNotFoundError:
         return facts(title, [*rows, ("state", "not run yet")])
     except ThriftyError as error:

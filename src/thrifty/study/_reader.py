@@ -124,23 +124,29 @@ class Reader:
             logger.warning("%s; this is what was read of the study before", error)
             return self._ledger
 
-    def state(self, archive: StudyRepository) -> str:
-        """Return the study's state as in ``StudySummary``, or "" if it is unknown.
+    def state(self, archive: StudyRepository) -> tuple[str, Ledger]:
+        """Return the study's state as in ``StudySummary``, and its ledger.
+
+        The state is "" for a study in memory.
 
         Raises:
             StudyNotFoundError: The study does not exist.
             StudyMismatchError: The database has a different study of this name.
+            StoreUnreachableError: The database does not answer, and nothing was read before.
         """
-        if self._is_running:
-            return "running"
+        if self._ledger is not None and self._is_running:
+            return "running", self._ledger
         if is_in_memory(archive):
-            return ""
+            return "", self.current(archive)
         try:
             with archive.open(create=False) as store:
                 archive.find(store)
-                return store.studies.summary(archive.name).state
+                state = store.studies.summary(archive.name).state
+                return state, self.read(archive, store)
         except StoreUnreachableError:
-            return "unknown; its database does not answer"
+            if self._ledger is None:
+                raise
+            return "unknown; its database does not answer", self._ledger
 
     def read(self, archive: StudyRepository, store: Store) -> Ledger:
         """Return the ledger of a study that this process is not running."""

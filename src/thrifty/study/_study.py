@@ -19,14 +19,14 @@ from thrifty.core import (
     derive_seed,
 )
 from thrifty.pack import Task, Trainable
-from thrifty.plan import ForestStage, stage_forest
+from thrifty.plan import ForestStage
 from thrifty.run import ExecutorConfig, Faults, Local
 from thrifty.run._simulated import EpochSeconds
 from thrifty.search import Algorithm
 from thrifty.space import Space
 from thrifty.store import FrameBackend, frame, nondominated, redact_url
 
-from ._forecast import Forecast, forecast, trained_forecast
+from ._forecast import Forecast, forecast, forest_of, mean_epoch_s, trained_forecast
 from ._goals import Bound, Goals, Mode
 from ._identity import Recipe
 from ._ledger import Ledger
@@ -156,6 +156,7 @@ class Study(PlotMixin):
         Raises:
             UsageError: Space, task, algorithm and metric do not fit together.
             StudyNotFoundError: A study given in ``warm_start`` does not exist.
+            StudyMismatchError: The database has a different study of this name.
         """
         self.space.check(max_epochs=self.algorithm.max_epochs)
         archive = self._archive()
@@ -163,7 +164,7 @@ class Study(PlotMixin):
         finished = self._finished(archive)
         if finished is not None:
             return trained_forecast(
-                finished, forest=self.forest(), epoch_seconds=self._epoch_seconds()
+                finished, forest=forest_of(finished), epoch_seconds=mean_epoch_s(finished)
             )
         return forecast(
             self.algorithm,
@@ -400,12 +401,7 @@ class Study(PlotMixin):
 
     def forest(self) -> list[ForestStage]:
         """Return the current stage forest."""
-        ledger = self._books()
-        ends: dict[tuple[int, int], int] = {}
-        for number in range(len(ledger.history)):
-            end = (ledger.node_of[number], ledger.history[number].target)
-            ends[end] = ends.get(end, 0) + 1
-        return stage_forest(ledger.plan, ends=ends)
+        return forest_of(self._books())
 
     @overload
     def trials_dataframe(self, *, backend: Literal["pandas"] = "pandas") -> pd.DataFrame: ...
@@ -466,11 +462,9 @@ class Study(PlotMixin):
     def _epoch_seconds(self) -> float | None:
         """Return the mean time of an epoch of this task, or None if no epoch was timed."""
         try:
-            times = self._books().times
+            return mean_epoch_s(self._books())
         except ThriftyError:
             return None
-        spent = [each.seconds for each in times.values()]
-        return sum(spent) / len(spent) if spent else None
 
     def _result(self, ledger: Ledger, number: int) -> TrialResult:
         return trial_result(

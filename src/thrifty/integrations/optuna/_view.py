@@ -1,13 +1,11 @@
-"""A thrifty database for Optuna's tools: access, and studies as Optuna sees them."""
+"""The Optuna storage behind ``optuna_storage``; the only file that imports optuna."""
 
 from __future__ import annotations
 
 import datetime
 import math
 from collections.abc import Container, Mapping, Sequence
-from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import optuna
 from optuna.distributions import (
@@ -21,48 +19,8 @@ from optuna.study import StudyDirection
 from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
 
-from thrifty.core import StoreError, UsageError, require
+from thrifty.core import StoreError
 from thrifty.store import Store, StudyInfo, TrialRecord
-
-
-if TYPE_CHECKING:
-    pass
-
-
-def optuna_storage(url: str) -> BaseStorage:
-    """Return a read-only Optuna storage on a thrifty database.
-
-    Use it for ``optuna.visualization``, ``optuna.importance`` and ``optuna_dashboard.run_server``.
-    Hyper-parameters that are schedules or text become categorical parameters; learning curves
-    become intermediate values.
-
-    Raises:
-        MissingExtraError: Optuna is not installed.
-        StudyNotFoundError: There is no such database.
-    """
-    storage: BaseStorage = _view().OptunaView(url)
-    return storage
-
-
-def export_optuna(url: str, name: str, *, file: Path) -> None:
-    """Copy a study into a new Optuna database (SQLite).
-
-    Raises:
-        MissingExtraError: Optuna is not installed.
-        UsageError: The file exists already, or its folder does not exist.
-        StudyNotFoundError: There is no such study.
-    """
-    view = _view()
-    if file.exists():
-        raise UsageError(f"{file} exists; name a file that does not")
-    if not file.parent.is_dir():
-        raise UsageError(f"there is no folder {file.parent}; make it first")
-    view.copy(url, name, target=f"sqlite:///{file}")
-
-
-def _view() -> Any:
-    require("optuna", extra="optuna")
-    return import_module("thrifty.integrations.optuna._view")
 
 
 # thrifty numbers the trials of each study from zero, but Optuna wants ids unique in a database.
@@ -97,14 +55,11 @@ class OptunaView(BaseStorage):
 
     def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
         """Return the specification from which the study was made."""
-        return {
-            key: value for key, value in self._info(study_id).spec.items() if value is not None
-        }
+        return _user_attrs(self._info(study_id))
 
     def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
         """Return the names of the study's metrics, under the key that Optuna's plots read."""
-        names = _metrics(self._info(study_id))
-        return {"study:metric_names": names} if names else {}
+        return _system_attrs(self._info(study_id))
 
     def get_all_studies(self) -> list[FrozenStudy]:
         """Return all studies."""
@@ -115,8 +70,8 @@ class OptunaView(BaseStorage):
                 study_name=info.name,
                 direction=None,
                 directions=_directions(info),
-                user_attrs=self.get_study_user_attrs(info.id),
-                system_attrs=self.get_study_system_attrs(info.id),
+                user_attrs=_user_attrs(info),
+                system_attrs=_system_attrs(info),
                 study_id=info.id,
             )
             for info in infos
@@ -236,6 +191,15 @@ def copy(url: str, name: str, *, target: str) -> None:
 def _metrics(info: StudyInfo) -> list[str]:
     metric = info.spec.get("metric", [])
     return metric if isinstance(metric, list) else [metric]
+
+
+def _user_attrs(info: StudyInfo) -> dict[str, Any]:
+    return {key: value for key, value in info.spec.items() if value is not None}
+
+
+def _system_attrs(info: StudyInfo) -> dict[str, Any]:
+    names = _metrics(info)
+    return {"study:metric_names": names} if names else {}
 
 
 def _directions(info: StudyInfo) -> list[StudyDirection]:
