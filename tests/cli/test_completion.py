@@ -14,7 +14,7 @@ from click.shell_completion import BashComplete
 
 from tests.cli.test_cli import thrifty
 from thrifty.cli import _app
-from thrifty.cli._completion import complete_storage, complete_study, completion_command
+from thrifty.cli._options import complete_storage, complete_study, completion_command
 from thrifty.store import Store
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.cli.test_cli import thrifty
-from thrifty.cli._export import _finite
+from thrifty.cli._outputs import _finite
 from thrifty.core import MissingExtraError, UsageError
 from thrifty.store._frames import columns, frame
 

@@ -14,8 +14,7 @@ from rich.console import Console
 import thrifty
 from tests.study.helpers import make_study
 from thrifty import cli
-from thrifty.cli._completion import complete_study
-from thrifty.cli._options import cell, say
+from thrifty.cli._options import cell, complete_study, say
 from thrifty.core import ThriftyError, UsageError, plain_logger
 from thrifty.store import Store
 from thrifty.study._progress import Progress
@@ -261,8 +260,7 @@ def test_all_that_is_printed_goes_through_one_function():
         "cli/_options.py",
         "cli/_status.py",  # JSON, which is plain
         "cli/_doctor.py",
-        "cli/_rent/_command.py",
-        "cli/_completion.py",  # a script
+        "cli/_rent/_command.py",  # a script
     }
     for path in root.rglob("*.py"):
         name = str(path.relative_to(root))

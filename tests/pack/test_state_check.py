@@ -693,7 +693,7 @@ def test_data_that_draw_from_the_seeded_streams():
 
 
 def test_data_that_take_long_are_not_loaded_twice(monkeypatch):
-    monkeypatch.setattr("thrifty.pack.trial._data_check.QUICK_S", -1.0)
+    monkeypatch.setattr("thrifty.pack.trial._state_probe.QUICK_S", -1.0)
     run_check(OtherRows())
 
 

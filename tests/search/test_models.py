@@ -7,7 +7,7 @@ import pytest
 
 from tests.search._sampling import SCHEDULES, filled, mean_epochs_shared, sample
 from thrifty.search import History, KDESampler, RandomForestSampler, Trial
-from thrifty.search.samplers._prefix import Picker
+from thrifty.search.samplers._base_sampler import Picker
 
 
 MODELS = [

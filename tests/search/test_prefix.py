@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from thrifty.search import History, Proposal
-from thrifty.search.samplers._prefix import Picker
+from thrifty.search.samplers._base_sampler import Picker
 from thrifty.space import Choice, Constant, Cosine, MultiStep, Space, Step
 
 

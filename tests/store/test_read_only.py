@@ -17,8 +17,8 @@ from tests.store.test_migrations import copied, old_database
 from tests.strangers import as_stranger, public_folder, take_away_writing
 from tests.study.helpers import SOLO, make_study
 from thrifty.cli import _app
-from thrifty.cli._completion import _study_names
 from thrifty.cli._doctor import _storage
+from thrifty.cli._options import _study_names
 from thrifty.core import StudyMismatchError
 from thrifty.store import Store, Views
 from thrifty.store._engine import ReadOnlyFile

@@ -14,7 +14,7 @@ from tests.study.synthetic import NESTED, nested_value, trials_of
 from thrifty.core import UsageError
 from thrifty.space import Choice, Float, Int, Space
 from thrifty.study import plots
-from thrifty.study._unique_epochs import unique_epochs
+from thrifty.study._forecast import unique_epochs
 
 
 pytestmark = pytest.mark.slow

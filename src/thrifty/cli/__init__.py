@@ -45,11 +45,11 @@ COMMANDS = {
         "_status",
         "Explain why studies NAME and OTHER do or do not share training.",
     ),
-    "importance": _Command("_plot", "Show which hyper-parameters of study NAME matter."),
-    "plot": _Command("_plot", "Draw a plot of study NAME."),
+    "importance": _Command("_outputs", "Show which hyper-parameters of study NAME matter."),
+    "plot": _Command("_outputs", "Draw a plot of study NAME."),
     "resume": _Command("_train", "Resume study NAME, from the file that defined it."),
     "export": _Command(
-        "_export",
+        "_outputs",
         "Copy study NAME for other tools: its trials as a table, or all of it for Optuna.",
     ),
     "rent": _Command("_rent", "Show which machines to rent for the study or the task in FILE."),
@@ -62,7 +62,7 @@ COMMANDS = {
         "Check this installation: versions, extras, devices, back-ends, kernels, storage.",
     ),
     "completion": _Command(
-        "_completion",
+        "_options",
         "Print a script that lets SHELL complete commands, options, studies and databases.",
     ),
 }

@@ -1,16 +1,129 @@
-"""Options that several commands share, and how they print."""
+"""Options that several commands share, how they print, and their completion in a shell."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem, get_completion_class
 from rich.text import Text
 
-from thrifty.core import plain_text
+from thrifty.core import ThriftyError, plain_text
 
-from ._completion import complete_storage
+
+_VARIABLE = "_THRIFTY_COMPLETE"
+_DEFAULT = "sqlite:///thrifty.db"
+_SQLITE = "sqlite:///"
+_POSTGRESQL = "postgresql+psycopg://"
+_MOST = 500
+
+_COLONS = """
+# an address of a database has colons, which are no ends of words
+COMP_WORDBREAKS=${COMP_WORDBREAKS//:}
+"""
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion_command(ctx: click.Context, *, shell: str) -> None:
+    """Print a script that lets SHELL complete commands, options, studies and databases.
+
+    \b
+    bash: echo 'eval "$(thrifty completion bash)"' >> ~/.bashrc
+    zsh:  echo 'eval "$(thrifty completion zsh)"' >> ~/.zshrc
+    fish: thrifty completion fish > ~/.config/fish/completions/thrifty.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    source = kind(ctx.find_root().command, {}, "thrifty", _VARIABLE).source()
+    click.echo(source + (_COLONS if shell == "bash" else ""))
+
+
+def complete_study(
+    ctx: click.Context,
+    param: click.Parameter,  # noqa: ARG001 (click's signature)
+    incomplete: str,
+) -> list[CompletionItem]:
+    """Complete the studies of the database that the command line names, newest first.
+
+    Without a readable database there are no suggestions.
+    """
+    url = ctx.params.get("storage") or os.environ.get("THRIFTY_STORAGE") or _DEFAULT
+    names = _study_names(url)
+    # Omit names with special characters, which the shell would interpret.
+    return [
+        CompletionItem(name)
+        for name in names
+        if name.startswith(incomplete) and name == plain_text(name)
+    ]
+
+
+def complete_storage(
+    ctx: click.Context,  # noqa: ARG001 (click's signature)
+    param: click.Parameter,  # noqa: ARG001
+    incomplete: str,
+) -> list[CompletionItem]:
+    """Complete the addresses of existing SQLite files."""
+    if incomplete.startswith(_SQLITE):
+        return _files(incomplete.removeprefix(_SQLITE))
+    found = _files("") if _SQLITE.startswith(incomplete) else []
+    if _POSTGRESQL.startswith(incomplete):
+        found.append(CompletionItem(_POSTGRESQL))
+    return found
+
+
+def _files(begun: str) -> list[CompletionItem]:
+    folder, _, start = begun.rpartition("/")
+    if begun.startswith("/"):
+        folder = folder or "/"
+    found: list[CompletionItem] = []
+    with suppress(OSError):
+        for path in sorted(Path(folder or ".").iterdir()):
+            if not path.name.startswith(start) or (path.name.startswith(".") and not start):
+                continue
+            shown = f"{begun.removesuffix(start)}{path.name}"
+            if path.is_dir():
+                found.append(CompletionItem(f"{_SQLITE}{shown}/"))
+            elif path.suffix in (".db", ".sqlite", ".sqlite3"):
+                found.append(CompletionItem(f"{_SQLITE}{shown}"))
+    return found
+
+
+def _study_names(url: str) -> list[str]:
+    """Read study names without changing anything; of an unreadable database there are none.
+
+    Pressing a key must neither create nor upgrade a database.
+    """
+    # Imported late: ``thrifty --help`` does not wait for the database's library.
+    from sqlalchemy import create_engine, text  # noqa: PLC0415
+    from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415
+
+    from thrifty.store._address import read_address  # noqa: PLC0415
+    from thrifty.store._engine import ReadOnlyFile  # noqa: PLC0415
+
+    query = text("SELECT name FROM studies ORDER BY id DESC LIMIT :most")
+    with suppress(SQLAlchemyError, ThriftyError, ImportError, OSError):
+        address = read_address(url)
+        if address.get_backend_name() == "sqlite":
+            if not address.database or not Path(address.database).is_file():
+                return []
+            file = Path(address.database).resolve()
+            engine = ReadOnlyFile(file, timeout_s=1.0).engine(address)
+        else:
+            if address.drivername == "postgresql":
+                address = address.set(drivername="postgresql+psycopg")
+            engine = create_engine(address, connect_args={"connect_timeout": 2})
+        try:
+            with engine.connect() as connection:
+                return list(connection.execute(query, {"most": _MOST}).scalars())
+        finally:
+            engine.dispose()
+    return []
 
 
 storage_option = click.option(

@@ -23,8 +23,7 @@ from thrifty.store import (
 from thrifty.store._failures import failure_lines
 from thrifty.store._spec import is_legacy, likeness
 
-from ._completion import complete_study
-from ._options import say, storage_option
+from ._options import complete_study, say, storage_option
 
 
 _GONE = " (its process is gone; run it again to go on)"

@@ -14,9 +14,8 @@ from thrifty.run import Local
 from thrifty.store._address import shell_command
 from thrifty.study import StopWhen, Study, TrialResult
 
-from ._completion import complete_study
 from ._load import load_stored_study, load_study
-from ._options import cell, say, storage_option, training_options, trust_option
+from ._options import cell, complete_study, say, storage_option, training_options, trust_option
 
 
 def show_results(study: Study) -> None:

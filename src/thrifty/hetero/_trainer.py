@@ -31,8 +31,7 @@ from .checks._inspector import Inspector
 from .checks._loss_check import LossCheck
 from .training._learner import Learner, Loss, Objective, Pass, Reduction, Weight
 from .training._samples import Collate, PublicAndPrivate
-from .workers._device import device_of
-from .workers._measure import Meter
+from .workers._measure import Meter, device_of
 from .workers._membership import FixedMembership, Membership
 from .workers._worker_group import WorkerGroup
 

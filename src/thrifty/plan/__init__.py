@@ -1,8 +1,7 @@
 """The search plan and the stage forest: pure data structures, without files or tensors."""
 
 from ._forest import ForestStage, StageState, stage_forest
-from ._garbage import evictable_checkpoints, superseded
-from ._policies import Measured, pack_size
+from ._policies import Measured, evictable_checkpoints, pack_size, superseded
 from ._search_plan import MAX_ATTEMPTS, MAX_EVICTIONS, SearchPlan
 from ._stages import Answer, Chain, Node, Stage
 

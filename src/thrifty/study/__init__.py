@@ -3,10 +3,9 @@
 from ._forecast import Forecast
 from ._goals import Bound, at_least, at_most
 from ._importance import Importance
-from ._loop import Observer
+from ._loop import Observer, StopWhen
 from ._repository import Storage
 from ._results import Savings, TrialResult
-from ._stop import StopWhen
 from ._study import Study
 from ._trial_events import (
     StudyBegan,

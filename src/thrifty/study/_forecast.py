@@ -19,7 +19,21 @@ from thrifty.space import Config, Space, Timeline
 from ._goals import Goals
 from ._html import lines
 from ._ledger import Ledger
-from ._unique_epochs import unique_epochs
+
+
+def unique_epochs(ledger: Ledger) -> list[int]:
+    """Return, for each trial, the unique epochs of this trial and those before it together."""
+    seen: set[tuple[int, int]] = set()
+    counts = []
+    for number in range(len(ledger.history)):
+        node = ledger.node_of[number]
+        for epoch in range(ledger.history[number].reached, 0, -1):
+            place = ledger.plan.owner(node, epoch).id, epoch
+            if place in seen:
+                break  # all earlier epochs are counted as well
+            seen.add(place)
+        counts.append(len(seen))
+    return counts
 
 
 NUM_SIMULATIONS = 8

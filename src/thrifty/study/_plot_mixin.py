@@ -12,11 +12,11 @@ from thrifty.core import (
 from thrifty.plan import ForestStage
 from thrifty.space import Space
 
+from ._forecast import unique_epochs
 from ._goals import Goals, Mode
 from ._importance import Importance, Level, Method, importance
 from ._ledger import Ledger
 from ._results import Savings, TrialResult
-from ._unique_epochs import unique_epochs
 
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from thrifty.search import Algorithm
 from thrifty.space import Choice, Domain, Schedule, Space, Timeline
 
 from ._goals import Goals
-from ._stop import StopWhen
+from ._loop import StopWhen
 
 
 def option_names(choice: Choice) -> tuple[str, ...]:

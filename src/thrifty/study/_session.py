@@ -26,11 +26,19 @@ from thrifty.store._failures import error_key, failure_lines
 
 from ._housekeeping import DiskBudget, Packing, PassedStates, gc_frozen, with_threads_of
 from ._ledger import Ledger
-from ._loop import Observer, Parts, hold_budget_at_the_end, run_loop, tell, tell_news
+from ._loop import (
+    Observer,
+    Parts,
+    StopOnSignal,
+    StopWhen,
+    hold_budget_at_the_end,
+    run_loop,
+    tell,
+    tell_news,
+)
 from ._progress import Progress
 from ._reader import Provenance, is_in_memory
 from ._repository import StudyRepository
-from ._stop import StopOnSignal, StopWhen
 from ._trial_events import StudyBegan, StudyEnded, TrialAdvanced, TrialBegan, TrialEnded
 
 

@@ -30,7 +30,7 @@ from ._forecast import Forecast, forecast, forest_of, mean_epoch_s, trained_fore
 from ._goals import Bound, Goals, Mode
 from ._identity import Recipe
 from ._ledger import Ledger
-from ._loop import Observer
+from ._loop import Observer, StopWhen
 from ._overview import Trials, overview
 from ._plot_mixin import PlotMixin
 from ._preflight import (
@@ -45,7 +45,6 @@ from ._reader import Reader
 from ._repository import Source, Storage, StudyRepository
 from ._results import Savings, TrialResult, candidates, rows, savings, trial_result
 from ._session import say_if_all_failed, say_what_was_not_checked, say_where_from, train
-from ._stop import StopWhen
 from ._warm_start import fill_config, prior_trials
 from .simulation._simulate import simulate
 from .simulation._simulation_report import Simulation

@@ -11,7 +11,7 @@ from types import FunctionType
 import pytest
 
 from tests.pack.identity._projects import project
-from thrifty.pack.identity._plain import digest
+from thrifty.pack.identity._contents import digest
 from thrifty.pack.identity._source import code_digest, content
 from thrifty.pack.identity._syntax import function_form
 

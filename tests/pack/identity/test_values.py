@@ -34,7 +34,7 @@ import sklearn.linear_model
 import torch
 
 from thrifty.core import TaskError
-from thrifty.pack.identity._plain import Names
+from thrifty.pack.identity._contents import Names
 from thrifty.pack.identity._values import Values
 
 

@@ -23,7 +23,7 @@ from thrifty.hetero.training._flat import gradient_buckets, median_shape
 from thrifty.hetero.training._learner import Loss
 from thrifty.hetero.training._rehearsal import Rehearsal
 from thrifty.hetero.training._samples import Samples
-from thrifty.hetero.workers._device import device_of, to_device
+from thrifty.hetero.workers._measure import device_of, to_device
 from thrifty.pack import out_of_memory
 from thrifty.perf import StepProfile
 

@@ -19,7 +19,7 @@ from thrifty.hetero.training._equal_draws import equal_draws
 from thrifty.hetero.training._kept import Kept, untouched
 from thrifty.hetero.training._learner import Objective
 from thrifty.hetero.training._samples import Taken
-from thrifty.hetero.workers._device import to_device
+from thrifty.hetero.workers._measure import to_device
 from thrifty.pack import borrowed_streams
 from thrifty.pack._random import seed_everything
 

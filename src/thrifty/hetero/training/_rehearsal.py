@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from thrifty.core import Clock, HeteroError
-from thrifty.hetero.workers._device import device_of
+from thrifty.hetero.workers._measure import device_of
 from thrifty.pack import borrowed_streams
 
 from ._learner import Loss

@@ -15,8 +15,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ._out_variants import CREATIONS, IN_PLACE_SAFE, VIEWS, out_variant
-from ._record import Call, Program, Ref
+from ._record import CREATIONS, IN_PLACE_SAFE, VIEWS, Call, Program, Ref, out_variant
 
 
 MAX_COPIED_BYTES = 2**20

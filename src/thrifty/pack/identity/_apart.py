@@ -6,8 +6,7 @@ from collections.abc import Callable, Collection
 from types import FunctionType
 from typing import Any
 
-from ._members import members_of
-from ._own import is_own
+from ._own import is_own, members_of
 from ._place import slots_of, vars_of
 from ._reach import Reach
 from ._syntax import mentions

@@ -15,10 +15,9 @@ import torch
 from thrifty.core import TaskError
 
 from ._apart import only_evaluated
-from ._contents import is_a
+from ._contents import Names, digest, is_a, short_text, versions
 from ._own import import_name, is_importable, is_installed, is_own, is_own_module, module_name
 from ._place import MISSING, MOVES, Key, Place, Texts
-from ._plain import Names, digest, short_text, versions
 from ._planted import planted_in, registered
 from ._reach import Reach, reach
 from ._source import code_digest, extension_digest

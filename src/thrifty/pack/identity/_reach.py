@@ -18,11 +18,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from ._contents import CONTAINERS, NEUTRAL, PLAIN, elements, inside_of, is_a, short
-from ._members import members_of
-from ._own import import_name, is_installed, is_own, is_own_module, is_there, module_name
+from ._contents import CONTAINERS, NEUTRAL, PLAIN, Names, elements, inside_of, is_a, short
+from ._own import (
+    import_name,
+    is_installed,
+    is_own,
+    is_own_module,
+    is_there,
+    members_of,
+    module_name,
+)
 from ._place import MISSING, Place, PlaceKind, slots_of, vars_of
-from ._plain import Names
 from ._syntax import Import, mentions
 
 

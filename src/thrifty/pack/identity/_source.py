@@ -17,8 +17,8 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, get_args
 
+from ._contents import digest
 from ._own import is_own_module
-from ._plain import digest
 from ._syntax import Function, constant_form, function_form
 
 

@@ -26,6 +26,10 @@ from ._arrays import writer_for
 from ._contents import (
     BUILT_IN,
     CACHED,
+    LISTABLE,
+    PLAIN_WRITERS,
+    SUBCLASSED,
+    Names,
     compiled_from,
     held_by,
     is_a,
@@ -35,10 +39,8 @@ from ._contents import (
     short,
     why_no_content,
 )
-from ._members import members_of
-from ._own import is_installed, is_own
+from ._own import is_installed, is_own, members_of
 from ._place import MISSING, slots_of, vars_of
-from ._plain import LISTABLE, PLAIN_WRITERS, SUBCLASSED, Names
 from ._source import code_digest, content, extension_digest
 
 

@@ -13,7 +13,7 @@ import torch
 from thrifty.core import TaskError, derive_seed
 from thrifty.pack._random import borrowed_streams, seed_everything
 from thrifty.pack.identity import places_of
-from thrifty.pack.identity._plain import Names
+from thrifty.pack.identity._contents import Names
 from thrifty.pack.identity._values import Values
 from thrifty.pack.verify import as_it_was
 

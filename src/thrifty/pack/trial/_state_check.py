@@ -32,8 +32,7 @@ from thrifty.pack.verify import (
     training_places,
 )
 
-from ._data_check import check_data
-from ._state_probe import Trial, probe, probe_further
+from ._state_probe import Trial, check_data, probe, probe_further
 from ._trial import TaskTrial, TrainableTrial
 
 

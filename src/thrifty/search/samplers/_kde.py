@@ -17,8 +17,7 @@ from thrifty.search._history import History
 from thrifty.search._observations import Observations, coordinates_of, observe, points_of
 from thrifty.space import Coordinates, Space
 
-from ._base_sampler import Sampler
-from ._prefix import Picker
+from ._base_sampler import Picker, Sampler
 
 
 FloatArray = npt.NDArray[np.float64]

@@ -19,9 +19,8 @@ from thrifty.search._history import History
 from thrifty.search._observations import Observations, coordinates_of, observe, points_of
 from thrifty.space import Space
 
-from ._base_sampler import Sampler
+from ._base_sampler import Picker, Sampler
 from ._kde import cdf, normal_scores, pdf
-from ._prefix import Picker
 
 
 FloatArray = npt.NDArray[np.float64]

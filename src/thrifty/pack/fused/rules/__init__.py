@@ -10,7 +10,6 @@ from . import (
     _losses,
     _normalisation,
     _pointwise,
-    _recurrent,
     _shapes,
 )
 
@@ -22,7 +21,6 @@ FAMILIES = (
     _losses,
     _normalisation,
     _pointwise,
-    _recurrent,
     _shapes,
 )
 """The modules whose import has registered the rules."""
