@@ -1,13 +1,17 @@
-"""Data sets stay loaded while a trial uses them, and a few recently used ones stay longer."""
+"""Data sets stay loaded while trials use them; trials share them unless reading changes them."""
 
 import gc
+import types
 import weakref
 
 import pytest
 import torch
+from torch.utils.data import Dataset, Subset
 
-from thrifty.pack import ArrayData, FusedBackend, Member
+from thrifty.core import StateError
+from thrifty.pack import ArrayData, DatasetPair, EpochPlan, FusedBackend, Member
 from thrifty.pack.task._sources import NUM_RECENT, AliveSources
+from thrifty.pack.trial._trial import TaskTrial
 from thrifty.run import Local
 from thrifty.search import GridSearch
 from thrifty.space import Choice, Space
@@ -123,3 +127,166 @@ def test_a_source_without_weak_references_is_found_while_it_is_a_recent_one():
         known.add(number, source)
         assert known.number_of(source) >= 0
     assert [key for key, _ in known] == list(range(1, NUM_RECENT + 1))
+
+
+# -- data that change while they are read ------------------------------------------------------
+
+X = torch.linspace(-1, 1, 64)[:, None]
+NUM_READ = [0]
+
+
+class Rows(Dataset):
+    """Rows of a line, and what reading one of them does besides."""
+
+    def __init__(self, effect):
+        self.effect, self.count, self.seen, self.cache = effect, 0, [], {}
+        self.helper = types.SimpleNamespace(num=0)
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, index):
+        self.effect(self, index)
+        return X[index], 2 * X[index]
+
+
+def count(data, index):
+    data.count += 1
+
+
+def list_it(data, index):
+    data.seen.append(index)
+
+
+def add_an_attribute(data, index):
+    data.last = index
+
+
+def count_in_a_helper(data, index):
+    data.helper.num += 1
+
+
+def count_in_a_global(data, index):
+    NUM_READ[0] += 1
+
+
+def count_on_the_class(data, index):
+    type(data).num = getattr(type(data), "num", 0) + 1
+
+
+def keep(data, index):
+    data.cache[index] = X[index]
+
+
+def nothing(data, index):
+    pass
+
+
+class Reading(LineTask):
+    """A task whose data set has an effect, within another data set or as a function of batches."""
+
+    def __init__(self, effect, wrap=lambda rows: rows):
+        self.effect, self.wrap = effect, wrap
+
+    def data(self, hp):
+        return DatasetPair(train=self.wrap(Rows(self.effect)), valid=Rows(nothing))
+
+
+def sources_of_two(task):
+    trials = [TaskTrial(task, torch.device("cpu")) for _ in range(2)]
+    for trial in trials:
+        trial.begin(Member(values={"lr": 0.1}, seed=0))
+    return [trial.source for trial in trials]
+
+
+EFFECTS = [count, list_it, add_an_attribute, count_in_a_helper, count_in_a_global, keep]
+
+
+@pytest.mark.parametrize("wrap", [lambda rows: rows, lambda rows: Subset(rows, range(40))])
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_data_that_reading_changes_are_not_shared_and_the_change_is_named(effect, wrap, caplog):
+    one, other = sources_of_two(Reading(effect, wrap))
+    assert one is not other
+    assert caplog.text.count("reading its data changes") == 1
+
+
+def test_data_that_reading_does_not_change_are_shared(caplog):
+    one, other = sources_of_two(Reading(nothing))
+    assert one is other
+    assert caplog.text == ""
+
+
+def test_a_trial_gets_data_that_nobody_has_read():
+    (one, _) = sources_of_two(Reading(count))
+    assert one.parts["data.train"].count == 0
+
+
+def test_data_whose_change_is_said_to_mean_nothing_are_shared(caplog):
+    class Cached(Reading):
+        not_state = ("cache",)
+
+    one, other = sources_of_two(Cached(keep))
+    assert one is other
+    assert caplog.text == ""
+
+
+class Fading(Rows):
+    """Rows whose inputs are zero after they were read for some epochs."""
+
+    def __init__(self, num_epochs):
+        super().__init__(count)
+        self.num_epochs = num_epochs
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x * (self.count <= self.num_epochs * len(X)), y
+
+
+def study_of(rates, *, num_epochs, folder):
+    class Task(LineTask):
+        def data(self, hp):
+            return DatasetPair(train=Fading(num_epochs), valid=Rows(nothing))
+
+    return Study(
+        Task(),
+        Space(lr=Choice(rates)),
+        algorithm=GridSearch(max_epochs=3),
+        metric="mse",
+        mode="min",
+        storage=f"sqlite:///{folder}/{len(rates)}.db",
+        name="s",
+    )
+
+
+@pytest.mark.parametrize("pack", ["solo", "concatenated", "fused", "auto"])
+def test_a_counter_that_takes_effect_later_is_refused_by_name(pack, tmp_path):
+    """Three trials read the data often enough for the effect, one alone does not."""
+    study = study_of([0.1, 0.05, 0.02], num_epochs=5, folder=tmp_path)
+    with pytest.raises(StateError, match=r"Not in the checkpoint: 'data\.train\.count'"):
+        study.run(progress=False, executor=Local(pack=pack, threads=1))
+
+
+@pytest.mark.parametrize("pack", ["solo", "concatenated", "fused", "auto"])
+def test_a_counter_without_effect_changes_nothing(pack, tmp_path):
+    def curve(rates):
+        study = study_of(rates, num_epochs=10**6, folder=tmp_path)
+        study.run(progress=False, executor=Local(pack=pack, threads=1))
+        return {trial.config["lr"]: trial.curve for trial in study.trials}[0.02]
+
+    assert curve([0.1, 0.05, 0.02]) == pytest.approx(curve([0.02]), rel=1e-5)
+
+
+def test_data_that_change_later_while_trials_share_them_are_refused():
+    def late(data, index):
+        data.count += index == 7 and len(data.seen) > 0
+
+    task = Reading(late)
+    trials = [TaskTrial(task, torch.device("cpu")) for _ in range(2)]
+    for trial in trials:
+        trial.begin(Member(values={"lr": 0.1}, seed=0))
+    first, second = trials
+    assert first.source is second.source
+    first.source.parts["data.train"].seen.append(1)
+    for trial in trials:
+        with pytest.raises(StateError, match=r"have changed while .*'data\.train\.seen'"):
+            trial.batches(EpochPlan(epoch=1, values={"lr": 0.1}))

@@ -168,6 +168,17 @@ def epoch_order(num_samples: int, *, seed: int, epoch: int) -> torch.Tensor:
     return torch.randperm(num_samples, generator=generator)
 
 
+def datasets_of(source: Source) -> Mapping[str, Any]:
+    """Return the objects of the user that make a source's batches in this process, by name.
+
+    There are none for arrays, for sources of thrifty, and where other processes read the data.
+    """
+    if isinstance(source, _DatasetSource):
+        return {} if source.has_workers else source.parts
+    is_ours = type(source).__module__.partition(".")[0] == "thrifty"
+    return {} if is_ours else {"data": source}
+
+
 def steps_of(source: Source, batch_size: int) -> int:
     """Return how many batches an epoch of training has.
 
@@ -225,6 +236,13 @@ class _DatasetSource:
             raise TaskError(
                 "Task.data returned an empty dataset; both sets need at least one sample"
             )
+
+    @property
+    def parts(self) -> Mapping[str, Any]:
+        """The objects of the user that make batches, by name."""
+        loader = {f"data.{name}": value for name, value in self._data.loader.items()}
+        made = {name: value for name, value in loader.items() if callable(value)}
+        return {"data.train": self._data.train, "data.valid": self._data.valid, **made}
 
     def train_batches(self, *, seed: int, epoch: int, batch_size: int) -> Iterator[Batch]:
         order = epoch_order(self.num_train, seed=seed, epoch=epoch).tolist()

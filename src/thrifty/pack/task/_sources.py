@@ -1,19 +1,28 @@
-"""Data sets of trials, opened once and freed when no trial uses them."""
+"""Data sets of trials: opened once, freed when no trial uses them, unshared if they change."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from itertools import count
-from typing import Generic, TypeVar
-from weakref import WeakKeyDictionary, ref
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count, islice
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 
-from ._data import Source, open_source
+from thrifty.core import StateError, plain_logger
+from thrifty.pack._random import borrowed_streams
+from thrifty.pack.identity import vars_of
+from thrifty.pack.verify import Watch
+
+from ._data import Source, datasets_of, open_source
 from ._hyperparameters import HyperParameters, share, unread, values_of
 from ._task import Task
+
+
+logger = plain_logger(__name__)
 
 
 NUM_RECENT = 2
@@ -71,38 +80,177 @@ class AliveSources(Generic[Key]):
             return lambda: next((s for s in self._recent if id(s) == number), None)
 
 
+class DataWatch:
+    """The values that reading a source may change: attributes of data sets, globals, closures.
+
+    Args:
+        objects: The user's data sets and functions that make batches, by name.
+    """
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self._objects = objects
+        self._watch = Watch(objects)
+        self._names = dict(_attribute_names(objects))
+
+    def changed(self, *, besides: Collection[str]) -> str:
+        """Return the name of a value that has changed; "" if there is none.
+
+        Args:
+            besides: Names of attributes whose changes mean nothing.
+        """
+        for change in self._watch.changes():
+            # Hyper-parameters that the data have kept note what is read; `Sources` follows that.
+            is_ours = isinstance(change.holder, HyperParameters)
+            if not is_ours and change.name.rpartition(".")[2] not in besides:
+                return change.name
+        for name, keys in _attribute_names(self._objects):
+            new = sorted(keys - self._names.get(name, keys) - set(besides))
+            if new:
+                return f"{name}.{new[0]}"
+        return ""
+
+
+_MAX_DEPTH = 3
+_MAX_ELEMENTS = 64
+_LEFT_OUT = (torch.Tensor, type, HyperParameters)
+
+
+def _attribute_names(objects: Mapping[str, Any]) -> Iterator[tuple[str, frozenset[str]]]:
+    """Yield the names of the attributes of objects and of the objects within them."""
+    seen: set[int] = set()
+    queue = [(name, value, 0) for name, value in objects.items()]
+    while queue:
+        name, value, depth = queue.pop()
+        if id(value) in seen or isinstance(value, _LEFT_OUT) or depth > _MAX_DEPTH:
+            continue
+        seen.add(id(value))
+        inside: list[tuple[str, Any]] = []
+        if type(value) in (list, tuple):
+            inside = [(f"{name}[{i}]", v) for i, v in enumerate(value[:_MAX_ELEMENTS])]
+        elif type(value) is dict:
+            inside = [(f"{name}[{k!r}]", v) for k, v in islice(value.items(), _MAX_ELEMENTS)]
+        else:
+            held = vars_of(value)
+            if held:
+                yield name, frozenset(map(str, held))
+                inside = [(f"{name}.{k}", v) for k, v in held.items()]
+        queue += [(path, each, depth + 1) for path, each in inside]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loaded:
+    """Data that were loaded: with which hyper-parameters, for whom, and what may change in them."""
+
+    given: HyperParameters
+    watch: DataWatch | None
+    users: WeakSet[Any] = field(default_factory=WeakSet)
+
+
 class Sources:
-    """Data sets, shared by trials that agree on what ``Task.data`` reads."""
+    """Data sets, shared by trials that agree on what ``Task.data`` reads.
+
+    Data that change while they are read are not shared: what one trial reads would depend on how
+    often others have read before. Each trial then gets data of its own.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._known = AliveSources[HyperParameters]()
+        self._known = AliveSources[_Loaded]()
+        self._changing = False
+        """Whether reading some data has changed them, so that no data of the task are shared."""
+        self._names: set[str] = set()
+        """Hyper-parameters that data which change have read."""
         self.load_s = 0.0
         """How many seconds the last load of data took."""
 
-    def get(self, task: Task, hp: HyperParameters) -> Source:
-        """Return the data for these hyper-parameters, and load them if necessary."""
-        for given, source in self._known:
+    def get(self, task: Task, hp: HyperParameters, *, user: object = None) -> Source:
+        """Return the data for these hyper-parameters, and load them if necessary.
+
+        Args:
+            task: The task.
+            hp: The hyper-parameters, which record what the data have read.
+            user: The trial that will read them.
+        """
+        for loaded, source in () if self._changing else self._known:
             # data may keep the hyper-parameters they were given, and read more of them later
-            names = given.names_read
-            if values_of(hp, names) == values_of(given, names):
+            names = loaded.given.names_read
+            if values_of(hp, names) == values_of(loaded.given, names):
+                if self._changed(task, loaded):
+                    break
                 hp.names_read |= names
-                share(given, hp)
+                share(loaded.given, hp)
                 self._known.use(source)
+                _note(loaded, user)
                 return source
         began = time.perf_counter()
-        given, source = self._load(task, hp)
+        loaded, source = self._load(task, hp)
         self.load_s = time.perf_counter() - began
-        self._known.add(given, source)
-        hp.names_read |= given.names_read
+        self._known.add(loaded, source)
+        _note(loaded, user)
+        hp.names_read |= loaded.given.names_read
         return source
+
+    def check_unchanged(self, task: Task, source: Source) -> None:
+        """Check that data that several trials share have not changed since they were loaded.
+
+        Raises:
+            StateError: They have, so what a trial reads depends on the others.
+        """
+        loaded = next((key for key, each in self._known if each is source), None)
+        if loaded is None or len(loaded.users) < 2:
+            return
+        what = self._changed(task, loaded)
+        if what:
+            raise StateError(
+                f"the data of {type(task).__name__} have changed while several trials read them "
+                f"({what!r}), so a trial's samples would depend on the other trials; keep nothing "
+                "in a data set that changes while it is read, or name the attribute in not_state "
+                "if it means nothing, as of a cache"
+            )
+
+    def _changed(self, task: Task, loaded: _Loaded) -> str:
+        """Return the name of what has changed in loaded data, and log it once; "" for nothing."""
+        if loaded.watch is None:
+            return ""
+        self._names |= loaded.given.names_read
+        what = loaded.watch.changed(besides=task.not_state)
+        if what and not self._changing:
+            self._changing = True
+            logger.warning(
+                "%s: reading its data changes %r, so each trial loads data of its own; if the "
+                "change means nothing, as of a cache, name it in not_state, and trials share data",
+                type(task).__name__,
+                what,
+            )
+        return what
 
     def number_of(self, source: Source) -> int:
         """Return a number unique to a source among all sources of this task, past ones included."""
         return self._known.number_of(source)
 
-    def _load(self, task: Task, hp: HyperParameters) -> tuple[HyperParameters, Source]:
+    def _load(self, task: Task, hp: HyperParameters) -> tuple[_Loaded, Source]:
         """Load data; return them with their hyper-parameters, which record what was read."""
+        if not self._changing:
+            with borrowed_streams():
+                given, source, has_kept = self._open(task, hp)
+                loaded = _Loaded(given=given, watch=_watch_of(source))
+                if has_kept and getattr(source, "has_workers", False):
+                    # loader processes may read any hyper-parameter, which is not visible here
+                    given.names_read.update(given)
+                elif has_kept:
+                    _read_a_row(source)
+                elif loaded.watch is not None:
+                    with suppress(Exception):  # the trial that meets this error will report it
+                        _read_a_row(source)
+                if not self._changed(task, loaded):
+                    return loaded, source
+        # Data that remember what was read: the trial gets some that nobody has read.
+        given, source, _ = self._open(task, hp)
+        given.names_read |= self._names
+        return _Loaded(given=given, watch=None), source
+
+    def _open(self, task: Task, hp: HyperParameters) -> tuple[HyperParameters, Source, bool]:
+        """Open data; also return their hyper-parameters, and whether the data have kept them."""
 
         def load() -> tuple[ref[HyperParameters], set[str], Source]:
             given = unread(hp)
@@ -110,21 +258,27 @@ class Sources:
             return ref(given), given.names_read, source
 
         held, names, source = load()
-        given = held()
-        if given is not None:
-            _touch(source, given)
-            return given, source
+        kept = held()
+        if kept is not None:
+            return kept, source, True
         given = unread(hp)
         given.names_read = names
-        return given, source
+        return given, source, False
 
 
-def _touch(source: Source, given: HyperParameters) -> None:
-    """Read a row to find the hyper-parameters that it reads, before other trials share the data."""
-    if getattr(source, "has_workers", False):
-        # loader processes may read any hyper-parameter, which is not visible here
-        given.names_read.update(given)
-        return
+def _note(loaded: _Loaded, user: object) -> None:
+    if user is not None:
+        loaded.users.add(user)
+
+
+def _watch_of(source: Source) -> DataWatch | None:
+    """Return a watch of the user's code that makes batches; None if there is none."""
+    objects = datasets_of(source)
+    return DataWatch(objects) if objects else None
+
+
+def _read_a_row(source: Source) -> None:
+    """Read a row, to find the hyper-parameters that it reads and what it changes."""
     next(iter(source.train_batches(seed=0, epoch=0, batch_size=1)))
     next(iter(source.valid_batches(batch_size=1)))
 

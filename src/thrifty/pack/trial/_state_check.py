@@ -18,6 +18,7 @@ import torch
 
 from thrifty.core import StateError, TaskError, plain_logger
 from thrifty.pack._backend import EpochPlan, Member, out_of_memory
+from thrifty.pack.task._data import datasets_of
 from thrifty.pack.task._task import Task, Trainable
 from thrifty.pack.verify import (
     FIRST_BATCH,
@@ -490,8 +491,9 @@ def _outside(live: Trial, restored: Trial, *, meant: Collection[str]) -> list[st
     mine: dict[str, Any] = {"self": live.task}
     theirs: dict[str, Any] = {"self": restored.task}
     if isinstance(live, TaskTrial) and isinstance(restored, TaskTrial):
-        mine |= {"model": live.model, "optimizer": live.optimizer}
+        mine |= {"model": live.model, "optimizer": live.optimizer, **datasets_of(live.source)}
         theirs |= {"model": restored.model, "optimizer": restored.optimizer}
+        theirs |= datasets_of(restored.source)
     return outside_of_state(mine, theirs, meant=meant)
 
 

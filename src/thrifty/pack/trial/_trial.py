@@ -56,9 +56,10 @@ class TaskTrial:
         self.seed = member.seed
         self.readings = Readings(type(self._owner).__name__, first, moving=member.moving)
         seed_everything(derive_seed(member.seed, "data"))
-        sources = sources_of(self._owner, self.device)
-        self.source: Source = sources.get(self._owner, self.readings.once("data"))
-        self.source_number = sources.number_of(self.source)
+        self._sources = sources_of(self._owner, self.device)
+        hp = self.readings.once("data")
+        self.source: Source = self._sources.get(self._owner, hp, user=self)
+        self.source_number = self._sources.number_of(self.source)
         """A number unique to its data among those of all trials, past ones included."""
         seed_everything(derive_seed(member.seed, "model"))
         self.model = self.task.model(self.readings.once("model")).to(self.device)
@@ -153,7 +154,12 @@ class TaskTrial:
         })
 
     def batches(self, plan: EpochPlan) -> Iterator[Batch]:
-        """Return the batches of an epoch."""
+        """Return the batches of an epoch.
+
+        Raises:
+            StateError: The data have changed while several trials read them.
+        """
+        self._sources.check_unchanged(self._owner, self.source)
         return self.source.train_batches(
             seed=self.seed, epoch=plan.epoch, batch_size=self.batch_size(plan.values)
         )
