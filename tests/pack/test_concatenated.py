@@ -120,6 +120,8 @@ class Rows(Dataset):
 
 
 class FromRows(Dropping):
+    not_state = ("num_read",)
+
     def __init__(self, noise=None):
         self.train_rows, self.valid_rows = Rows(noise=noise), Rows(noise=None)
 
@@ -142,17 +144,17 @@ def test_data_that_draw_at_random_for_trials_that_share_them(noise):
 def num_train_reads(trials):
     task = FromRows()
     together(ConcatenatedBackend(task), trials)
-    return task.train_rows.num_read
+    return sorted(task.train_rows.num_read)
 
 
 def test_trials_that_see_the_same_batches_read_them_once():
     trials = [Trial(config={"lr": 0.05 / (k + 1)}, seed=3, epochs=2) for k in range(4)]
-    assert num_train_reads(trials) == [2] * 20
+    assert num_train_reads(trials) == [2] * 19 + [3], "one is read to see what reading changes"
 
 
 def test_trials_of_other_seeds_read_batches_of_their_own():
     trials = [Trial(config={"lr": 0.05}, seed=seed, epochs=2) for seed in (1, 1, 2)]
-    assert num_train_reads(trials) == [4] * 20
+    assert num_train_reads(trials) == [4] * 19 + [5]
 
 
 def test_states_of_solo_and_concatenated_are_one():

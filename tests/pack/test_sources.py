@@ -1,15 +1,26 @@
 """Data sets stay loaded while trials use them; trials share them unless reading changes them."""
 
 import gc
+import io
+import math
+import random
 import types
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, Subset
 
 from thrifty.core import StateError
-from thrifty.pack import ArrayData, DatasetPair, EpochPlan, FusedBackend, Member
+from thrifty.pack import (
+    ArrayData,
+    DatasetPair,
+    EpochPlan,
+    FusedBackend,
+    Member,
+    SoloBackend,
+)
 from thrifty.pack.task._sources import NUM_RECENT, AliveSources
 from thrifty.pack.trial._trial import TaskTrial
 from thrifty.run import Local
@@ -138,9 +149,17 @@ NUM_READ = [0]
 class Rows(Dataset):
     """Rows of a line, and what reading one of them does besides."""
 
+    num = 0
+
     def __init__(self, effect):
         self.effect, self.count, self.seen, self.cache = effect, 0, [], {}
         self.helper = types.SimpleNamespace(num=0)
+        self.python, self.numpy = random.Random(0), np.random.RandomState(0)
+        self.tensor, self.table = torch.zeros(2), dict.fromkeys(range(300), 0)
+        self.others = [torch.tensor([math.nan]), torch.tensor(1j).conj(), torch.empty(0),
+                       torch.ones(2, 3).T, torch.tensor(True), torch.ones(1).bfloat16(),
+                       np.array([math.nan]), math.nan]  # fmt: skip
+        self.file = io.StringIO("\n" * 1000)
 
     def __len__(self):
         return len(X)
@@ -171,7 +190,7 @@ def count_in_a_global(data, index):
 
 
 def count_on_the_class(data, index):
-    type(data).num = getattr(type(data), "num", 0) + 1
+    Rows.num += 1
 
 
 def keep(data, index):
@@ -199,7 +218,30 @@ def sources_of_two(task):
     return [trial.source for trial in trials]
 
 
-EFFECTS = [count, list_it, add_an_attribute, count_in_a_helper, count_in_a_global, keep]
+def draw_python(data, index):
+    data.python.random()
+
+
+def draw_numpy(data, index):
+    data.numpy.random()
+
+
+def write_through_numpy(data, index):
+    data.tensor.numpy()[0] += 1
+
+
+def count_in_a_large_dict(data, index):
+    data.table[7] += 1
+
+
+def read_on(data, index):
+    data.file.readline()
+
+
+EFFECTS = [
+    count, list_it, add_an_attribute, count_in_a_helper, keep, draw_python, draw_numpy,
+    write_through_numpy, count_in_a_large_dict, read_on,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("wrap", [lambda rows: rows, lambda rows: Subset(rows, range(40))])
@@ -208,6 +250,94 @@ def test_data_that_reading_changes_are_not_shared_and_the_change_is_named(effect
     one, other = sources_of_two(Reading(effect, wrap))
     assert one is not other
     assert caplog.text.count("reading its data changes") == 1
+
+
+ONE = Rows(count)
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        (Reading(count_in_a_global), "NUM_READ"),
+        (Reading(count_on_the_class), "Rows.num"),
+        (Reading(nothing, lambda _: ONE), "data.train.count"),
+    ],
+)
+def test_a_change_of_what_all_data_share_is_refused_by_name(task, name):
+    with pytest.raises(StateError, match=rf"changes '[\w.]*{name}', which is no part of what"):
+        sources_of_two(task)
+
+
+def test_batches_of_a_source_of_ones_own_may_be_changed():
+    class Own:
+        arrays, num_train = None, 8
+        x = torch.ones(8, 1)
+
+        def source(self, device):
+            return self
+
+        def train_batches(self, *, seed, epoch, batch_size):
+            yield self.x, self.x
+
+        def valid_batches(self, *, batch_size):
+            yield (self.x, self.x), 8
+
+    class Doubling(LineTask):
+        def data(self, hp):
+            return Own()
+
+        def loss(self, model, batch):
+            return super().loss(model, (batch[0].mul_(2), batch[1]))
+
+        def metrics(self, model, batch):
+            return super().metrics(model, (batch[0].mul_(2), batch[1]))
+
+    backend = SoloBackend(Doubling())
+    backend.stack(0, Member(values={"lr": 0.1}, seed=0))
+    for epoch in range(2):
+        backend.step({0: EpochPlan(epoch=epoch, values={"lr": 0.1})})
+    assert torch.equal(Own.x, torch.ones(8, 1))
+
+
+class Transform:
+    """An object of the user without a comparison of its own."""
+
+    scale = 1.0
+
+
+class Blurring(LineTask):
+    """A task whose data read an attribute that ``adapt`` sets in each trial's copy of the task."""
+
+    strength = 0.0
+
+    def __init__(self):
+        self.strength = 0.0
+        self.transform = Transform()
+
+    def data(self, hp):
+        rows = Rows(lambda data, index: self.strength + self.transform.scale)
+        return DatasetPair(train=rows, valid=Rows(nothing))
+
+    def adapt(self, model, hp):
+        super().adapt(model, hp)
+        self.strength = hp.strength
+
+
+@pytest.mark.parametrize("pack", ["solo", "concatenated", "fused"])
+def test_data_that_read_what_adapt_changes_are_refused(pack, tmp_path):
+    study = Study(
+        Blurring(),
+        Space(lr=0.1, strength=Choice([0.0, 0.5])),
+        algorithm=GridSearch(max_epochs=1),
+        metric="mse",
+        mode="min",
+        storage=f"sqlite:///{tmp_path}/t.db",
+        name="s",
+    )
+    study.run(progress=False, executor=Local(pack=pack, threads=1))
+    still, moved = study.trials
+    assert still.state == "done"
+    assert "read the task's attribute 'strength', which a trial has changed" in moved.error
 
 
 def test_data_that_reading_does_not_change_are_shared(caplog):

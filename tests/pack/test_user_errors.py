@@ -326,6 +326,7 @@ def test_a_wider_trial_is_not_joined_where_reading_a_batch_fails():
 
     class Wide(LineTask):
         batch_size = 32
+        not_state = ("is_whole",)
 
         def data(self, hp):
             return made

@@ -104,7 +104,10 @@ class _Server:
                 self._answer()
 
     def _answer(self) -> None:
-        data, files, _, _ = socket.recv_fds(self._requests, MAX_REQUEST_BYTES, NUM_FILES)
+        try:
+            data, files, _, _ = socket.recv_fds(self._requests, MAX_REQUEST_BYTES, NUM_FILES)
+        except ConnectionResetError:  # the parent has ended without reading all answers
+            data, files = b"", []
         if not data:
             self._is_open = False
             return

@@ -23,7 +23,7 @@ from thrifty.core import TaskError
 from thrifty.pack._backend import Backend, EpochPlan, Member, Outcome, UnverifiedError, guarded
 from thrifty.pack._random import loose_streams
 from thrifty.pack._state import State
-from thrifty.pack.task._data import Batch, LastingError, WholeBatch, own_copy
+from thrifty.pack.task._data import Batch, LastingError, own_batch
 from thrifty.pack.task._task import Task
 from thrifty.pack.trial._trial import TaskTrial, TrainableTrial
 from thrifty.pack.verify import Change, Watch
@@ -344,15 +344,9 @@ class _SharedBatches:
         known = self._known.pop(key, None)
         mine, kept = tee(_for_several(trial.batches(plan)) if known is None else known)
         self._known[key] = kept
-        return map(_own, mine)
+        return map(own_batch, mine)
 
 
 def _for_several(batches: Iterator[Batch]) -> Iterator[Batch]:
     # an iterator that can be copied handles its errors itself
     return batches if hasattr(batches, "__copy__") else LastingError(batches)
-
-
-def _own(batch: Batch) -> Batch:
-    # whole batches handle copying themselves
-    is_whole = isinstance(batch, WholeBatch) and not isinstance(batch, torch.Tensor)
-    return batch if is_whole else own_copy(batch)

@@ -175,8 +175,24 @@ def datasets_of(source: Source) -> Mapping[str, Any]:
     """
     if isinstance(source, _DatasetSource):
         return {} if source.has_workers else source.parts
-    is_ours = type(source).__module__.partition(".")[0] == "thrifty"
-    return {} if is_ours else {"data": source}
+    return {} if _is_ours(source) else {"data": source}
+
+
+def train_batches(source: Source, *, seed: int, epoch: int, batch_size: int) -> Iterator[Batch]:
+    """Return the training batches of an epoch; changing one changes nothing in the source."""
+    batches = source.train_batches(seed=seed, epoch=epoch, batch_size=batch_size)
+    return batches if _is_ours(source) else map(own_batch, batches)
+
+
+def valid_batches(source: Source, *, batch_size: int) -> Iterator[tuple[Batch, int]]:
+    """Return the validation batches; changing one changes nothing in the source."""
+    batches = source.valid_batches(batch_size=batch_size)
+    return batches if _is_ours(source) else ((own_batch(batch), num) for batch, num in batches)
+
+
+def _is_ours(source: Source) -> bool:
+    """Return whether a source is one of thrifty, which hand out copies."""
+    return type(source).__module__.partition(".")[0] == "thrifty"
 
 
 def steps_of(source: Source, batch_size: int) -> int:
@@ -457,6 +473,12 @@ class LastingError(Iterator[Any]):
         except Exception as error:
             self._error = error
             raise
+
+
+def own_batch(batch: Batch) -> Batch:
+    """Copy a batch, except for whole ones, which handle copying themselves."""
+    is_whole = isinstance(batch, WholeBatch) and not isinstance(batch, torch.Tensor)
+    return batch if is_whole else own_copy(batch)
 
 
 def own_copy(batch: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
@@ -12,10 +13,10 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 
-from thrifty.core import StateError, plain_logger
+from thrifty.core import StateError, TaskError, plain_logger
 from thrifty.pack._random import borrowed_streams
 from thrifty.pack.identity import vars_of
-from thrifty.pack.verify import Watch
+from thrifty.pack.verify import Watch, outside_of_state
 
 from ._data import Source, datasets_of, open_source
 from ._hyperparameters import HyperParameters, share, unread, values_of
@@ -90,7 +91,9 @@ class DataWatch:
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self._objects = objects
         self._watch = Watch(objects)
-        self._names = dict(_attribute_names(objects))
+        self._inside = _inside(objects)
+        self.written = frozenset[int]()
+        """The identities of the objects that the change was written to."""
 
     def changed(self, *, besides: Collection[str]) -> str:
         """Return the name of a value that has changed; "" if there is none.
@@ -102,39 +105,70 @@ class DataWatch:
             # Hyper-parameters that the data have kept note what is read; `Sources` follows that.
             is_ours = isinstance(change.holder, HyperParameters)
             if not is_ours and change.name.rpartition(".")[2] not in besides:
+                self.written = change.objects
                 return change.name
-        for name, keys in _attribute_names(self._objects):
-            new = sorted(keys - self._names.get(name, keys) - set(besides))
+        for name, (now, number) in _inside(self._objects).items():
+            before, _ = self._inside.get(name, (now, 0))
+            new = frozenset[str]()
+            if isinstance(now, frozenset) and isinstance(before, frozenset):
+                new = now - before - set(besides)
+            elif now != before and name.rpartition(".")[2] not in besides:
+                new = frozenset({""})
             if new:
-                return f"{name}.{new[0]}"
-        return ""
+                self.written = frozenset({number})
+                return f"{name}.{min(new)}".removesuffix(".")
+        unwatchable = self._watch.unwatchable
+        return "" if unwatchable in self._inside else unwatchable  # the place in a file is seen
+
+    def objects(self) -> set[int]:
+        """Return the identities of the objects that hold what is watched."""
+        return self._watch.objects() | {number for _, number in self._inside.values()}
+
+    def read_of(self, holder: object) -> frozenset[str]:
+        """Return the names of the attributes that the data read of an object."""
+        return self._watch.read_of(holder)
 
 
 _MAX_DEPTH = 3
 _MAX_ELEMENTS = 64
-_LEFT_OUT = (torch.Tensor, type, HyperParameters)
+_MAX_SAMPLES = 256
 
 
-def _attribute_names(objects: Mapping[str, Any]) -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield the names of the attributes of objects and of the objects within them."""
+def _inside(objects: Mapping[str, Any]) -> dict[str, tuple[Any, int]]:
+    """Return what a watch does not see of objects and of the objects within them, by name.
+
+    These are the names of their attributes, some elements of their tensors, which NumPy may write
+    to, and the places in open files, each with the identity of the object.
+    """
+    out: dict[str, tuple[Any, int]] = {}
     seen: set[int] = set()
     queue = [(name, value, 0) for name, value in objects.items()]
     while queue:
         name, value, depth = queue.pop()
-        if id(value) in seen or isinstance(value, _LEFT_OUT) or depth > _MAX_DEPTH:
+        if id(value) in seen or isinstance(value, type | HyperParameters) or depth > _MAX_DEPTH:
             continue
         seen.add(id(value))
         inside: list[tuple[str, Any]] = []
-        if type(value) in (list, tuple):
+        if isinstance(value, torch.Tensor):
+            plain = value.layout is torch.strided and not (value.is_conj() or value.is_neg())
+            if plain and value.device.type == "cpu" and value.is_contiguous():
+                flat = value.detach().view(-1)
+                some = flat[:: max(1, len(flat) // _MAX_SAMPLES)].contiguous()
+                out[name] = some.view(torch.uint8).numpy().tobytes(), id(value)
+        elif isinstance(value, io.IOBase):
+            if not value.closed and value.seekable():
+                out[name] = value.tell(), id(value)
+        elif type(value) in (list, tuple):
             inside = [(f"{name}[{i}]", v) for i, v in enumerate(value[:_MAX_ELEMENTS])]
         elif type(value) is dict:
             inside = [(f"{name}[{k!r}]", v) for k, v in islice(value.items(), _MAX_ELEMENTS)]
         else:
             held = vars_of(value)
             if held:
-                yield name, frozenset(map(str, held))
+                out[name] = frozenset(map(str, held)), id(value)
                 inside = [(f"{name}.{k}", v) for k, v in held.items()]
         queue += [(path, each, depth + 1) for path, each in inside]
+    return out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +177,7 @@ class _Loaded:
 
     given: HyperParameters
     watch: DataWatch | None
+    read_of_task: frozenset[str] = frozenset()
     users: WeakSet[Any] = field(default_factory=WeakSet)
 
 
@@ -156,8 +191,10 @@ class Sources:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._known = AliveSources[_Loaded]()
-        self._changing = False
-        """Whether reading some data has changed them, so that no data of the task are shared."""
+        self._changing = ""
+        """What reading data has changed, so that no data of the task are shared; "" for nothing."""
+        self._changed_watch: DataWatch | None = None
+        """It keeps the data that were read alive, so that no other object gets their identity."""
         self._names: set[str] = set()
         """Hyper-parameters that data which change have read."""
         self.load_s = 0.0
@@ -190,14 +227,30 @@ class Sources:
         hp.names_read |= loaded.given.names_read
         return source
 
-    def check_unchanged(self, task: Task, source: Source) -> None:
-        """Check that data that several trials share have not changed since they were loaded.
+    def check(self, task: Task, source: Source, *, own: Task) -> None:
+        """Check before an epoch that a trial's data are what they are for the trial alone.
+
+        Args:
+            task: The task that made the data.
+            source: The data.
+            own: The trial's copy of the task.
 
         Raises:
-            StateError: They have, so what a trial reads depends on the others.
+            StateError: Data that several trials share have changed since they were loaded.
+            TaskError: The data read an attribute of the task that the trial has changed.
         """
         loaded = next((key for key, each in self._known if each is source), None)
-        if loaded is None or len(loaded.users) < 2:
+        if loaded is None:
+            return
+        apart = outside_of_state({"": task}, {"": own}) if loaded.read_of_task else []
+        for name in apart:
+            if name.partition(".")[0].partition("[")[0] in loaded.read_of_task:
+                raise TaskError(
+                    f"the data of {type(task).__name__} read the task's attribute {name!r}, which "
+                    "a trial has changed, as in adapt; each trial has a copy of the task, so its "
+                    "data would not follow; read what changes in loss or model instead"
+                )
+        if len(loaded.users) < 2:
             return
         what = self._changed(task, loaded)
         if what:
@@ -215,7 +268,7 @@ class Sources:
         self._names |= loaded.given.names_read
         what = loaded.watch.changed(besides=task.not_state)
         if what and not self._changing:
-            self._changing = True
+            self._changing, self._changed_watch = what, loaded.watch
             logger.warning(
                 "%s: reading its data changes %r, so each trial loads data of its own; if the "
                 "change means nothing, as of a cache, name it in not_state, and trials share data",
@@ -233,7 +286,8 @@ class Sources:
         if not self._changing:
             with borrowed_streams():
                 given, source, has_kept = self._open(task, hp)
-                loaded = _Loaded(given=given, watch=_watch_of(source))
+                watch = _watch_of(source)
+                loaded = _Loaded(given=given, watch=watch, read_of_task=_read_of(task, watch))
                 if has_kept and getattr(source, "has_workers", False):
                     # loader processes may read any hyper-parameter, which is not visible here
                     given.names_read.update(given)
@@ -247,7 +301,17 @@ class Sources:
         # Data that remember what was read: the trial gets some that nobody has read.
         given, source, _ = self._open(task, hp)
         given.names_read |= self._names
-        return _Loaded(given=given, watch=None), source
+        watch = _watch_of(source)
+        changed = self._changed_watch
+        if watch is not None and changed is not None and changed.written & watch.objects():
+            raise StateError(
+                f"reading the data of {type(task).__name__} changes {self._changing!r}, which is "
+                "no part of what data(hp) makes anew, so trials would change each other's "
+                "samples; make it in data(hp), or name it in not_state if the change means "
+                "nothing, as of a cache"
+            )
+        # Nobody else reads them, so nothing has to be watched.
+        return _Loaded(given=given, watch=None, read_of_task=_read_of(task, watch)), source
 
     def _open(self, task: Task, hp: HyperParameters) -> tuple[HyperParameters, Source, bool]:
         """Open data; also return their hyper-parameters, and whether the data have kept them."""
@@ -269,6 +333,10 @@ class Sources:
 def _note(loaded: _Loaded, user: object) -> None:
     if user is not None:
         loaded.users.add(user)
+
+
+def _read_of(task: Task, watch: DataWatch | None) -> frozenset[str]:
+    return frozenset() if watch is None else watch.read_of(task)
 
 
 def _watch_of(source: Source) -> DataWatch | None:

@@ -15,7 +15,7 @@ from thrifty.core import DivergedError, TaskError, derive_seed, step_seed
 from thrifty.pack._backend import EpochPlan, Member
 from thrifty.pack._random import seed_everything, seed_step
 from thrifty.pack._state import State, pack_state, step_counters, unpack_state
-from thrifty.pack.task._data import Batch, Source, steps_of
+from thrifty.pack.task._data import Batch, Source, steps_of, train_batches, valid_batches
 from thrifty.pack.task._followed_optimizer import FollowedOptimizer
 from thrifty.pack.task._hyperparameters import HyperParameters, Readings
 from thrifty.pack.task._metrics import MetricSums, as_number, check_loss, check_metrics
@@ -158,10 +158,14 @@ class TaskTrial:
 
         Raises:
             StateError: The data have changed while several trials read them.
+            TaskError: The data read an attribute of the task that this trial has changed.
         """
-        self._sources.check_unchanged(self._owner, self.source)
-        return self.source.train_batches(
-            seed=self.seed, epoch=plan.epoch, batch_size=self.batch_size(plan.values)
+        self._sources.check(self._owner, self.source, own=self.task)
+        return train_batches(
+            self.source,
+            seed=self.seed,
+            epoch=plan.epoch,
+            batch_size=self.batch_size(plan.values),
         )
 
     def fetch_seeds(self, plan: EpochPlan) -> Callable[[int], int] | None:
@@ -278,7 +282,7 @@ def evaluate(
     sums = MetricSums()
     seed_everything(seed)
     with torch.no_grad():
-        for batch, num in source.valid_batches(batch_size=task.eval_batch_size):
+        for batch, num in valid_batches(source, batch_size=task.eval_batch_size):
             found = check_metrics(task.metrics(model, batch), task=type(task).__name__)
             sums.add(found, num=num)
     return sums.means()

@@ -7,6 +7,7 @@ check. The design follows the guards of ``torch.compile``.
 
 from __future__ import annotations
 
+import random
 import threading
 from array import array
 from collections import deque
@@ -137,6 +138,14 @@ class Watch:
             if token(place.get()) != before and not (before == _NOTHING and not place.own):
                 yield self._change(place)
 
+    def read_of(self, holder: object) -> frozenset[str]:
+        """Return the names of the attributes of an object that the code reads."""
+        return frozenset(
+            str(place.key)
+            for place in self._places
+            if place.holder is holder and place.kind == "attribute" and place.key
+        )
+
     def objects(self) -> set[int]:
         """Return identities of objects that hold a watched value or are inside a mutable one."""
         out = {id(place.holder) for place in self._places} | self._own
@@ -237,6 +246,10 @@ def token(value: Any, depth: int = 0) -> Any:
         return (id(value), bytes(value.get_state().numpy()))
     if isinstance(value, np.random.Generator):
         return (id(value), repr(value.bit_generator.state))
+    if isinstance(value, np.random.RandomState):
+        return (id(value), repr(value.get_state(legacy=False)["state"]))
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+        return (id(value), value.getstate())
     return (kind, id(value))
 
 
@@ -248,9 +261,9 @@ def _sequence(value: Any, depth: int) -> Any:
 
 
 def _mapping(value: Any, depth: int) -> Any:
-    if dict.__len__(value) > MAX_ELEMENTS:
-        return (dict, id(value), dict.__len__(value))
-    return (dict, *((token(k, depth), token(v, depth + 1)) for k, v in dict.items(value)))
+    num = dict.__len__(value)
+    some = islice(dict.items(value), None, None, max(1, num // MAX_ELEMENTS))
+    return (dict, num, *((token(k, depth), token(v, depth + 1)) for k, v in some))
 
 
 def _local(value: Any, depth: int) -> Any:
@@ -319,7 +332,12 @@ def _namespace(place: Place) -> Mapping[str, Any] | None:
 def _has_contents(value: Any) -> bool:
     """Return whether something in a value may change while the value stays the same object."""
     return _maker(type(value)) is not None or isinstance(  # type: ignore[arg-type]
-        value, torch.Tensor | torch.Generator | np.random.Generator
+        value,
+        torch.Tensor
+        | torch.Generator
+        | np.random.Generator
+        | np.random.RandomState
+        | random.Random,
     )
 
 
