@@ -29,7 +29,7 @@ class Digits(th.Task):
         return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
 
     def metrics(self, model: torch.nn.Module, batch: Any) -> Mapping[str, Any]:
-        return {"accuracy": (model(batch[0]).argmax(1) == batch[1]).float().mean()}
+        return {"accuracy": (model(batch[0]).argmax(1) == batch[1]).double().mean()}
 
 
 def space_of(configs: Sequence[digits.Config]) -> th.Space:
