@@ -162,6 +162,8 @@ def test_batches_are_made_once_for_all_trials_of_a_block():
                 yield batch
 
     class Counted(Nodes):
+        not_state = ("made",)
+
         def data(self, hp):
             return Counting(data(), self.dtype)
 

@@ -170,6 +170,8 @@ SETTINGS = {"factor": 1.0}
 
 
 class Meddled(Toy):
+    not_state = ("settings",)
+
     def data(self, hp):
         return Meddling(SETTINGS, at=40), Meddling(SETTINGS, at=0)
 

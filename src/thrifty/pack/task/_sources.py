@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count, islice
@@ -15,7 +15,7 @@ import torch
 
 from thrifty.core import StateError, TaskError, plain_logger
 from thrifty.pack._random import borrowed_streams
-from thrifty.pack.identity import vars_of
+from thrifty.pack.identity import is_own, vars_of
 from thrifty.pack.verify import Watch, outside_of_state
 
 from ._data import Source, datasets_of, open_source
@@ -102,9 +102,7 @@ class DataWatch:
             besides: Names of attributes whose changes mean nothing.
         """
         for change in self._watch.changes():
-            # Hyper-parameters that the data have kept note what is read; `Sources` follows that.
-            is_ours = isinstance(change.holder, HyperParameters)
-            if not is_ours and change.name.rpartition(".")[2] not in besides:
+            if not _is_ours(change.holder) and change.name.rpartition(".")[2] not in besides:
                 self.written = change.objects
                 return change.name
         for name, (now, number) in _inside(self._objects).items():
@@ -145,30 +143,55 @@ def _inside(objects: Mapping[str, Any]) -> dict[str, tuple[Any, int]]:
     queue = [(name, value, 0) for name, value in objects.items()]
     while queue:
         name, value, depth = queue.pop()
-        if id(value) in seen or isinstance(value, type | HyperParameters) or depth > _MAX_DEPTH:
+        if (
+            id(value) in seen
+            or isinstance(value, type)
+            or _is_ours(value)
+            or depth > _MAX_DEPTH
+        ):
             continue
         seen.add(id(value))
-        inside: list[tuple[str, Any]] = []
-        if isinstance(value, torch.Tensor):
-            plain = value.layout is torch.strided and not (value.is_conj() or value.is_neg())
-            if plain and value.device.type == "cpu" and value.is_contiguous():
-                flat = value.detach().view(-1)
-                some = flat[:: max(1, len(flat) // _MAX_SAMPLES)].contiguous()
-                out[name] = some.view(torch.uint8).numpy().tobytes(), id(value)
-        elif isinstance(value, io.IOBase):
-            if not value.closed and value.seekable():
-                out[name] = value.tell(), id(value)
-        elif type(value) in (list, tuple):
-            inside = [(f"{name}[{i}]", v) for i, v in enumerate(value[:_MAX_ELEMENTS])]
-        elif type(value) is dict:
-            inside = [(f"{name}[{k!r}]", v) for k, v in islice(value.items(), _MAX_ELEMENTS)]
-        else:
-            held = vars_of(value)
-            if held:
-                out[name] = frozenset(map(str, held)), id(value)
-                inside = [(f"{name}.{k}", v) for k, v in held.items()]
-        queue += [(path, each, depth + 1) for path, each in inside]
+        content = _content(value)
+        if content is not None:
+            out[name] = content, id(value)
+        queue += [(f"{name}{key}", each, depth + 1) for key, each in _parts(value)]
     return out
+
+
+def _is_ours(value: Any) -> bool:
+    """Return whether an object is of a class of thrifty, or of one derived from it.
+
+    Hyper-parameters note what is read of them, and graphs check the batches that they share.
+    """
+    names = (kind.__module__ for kind in type(value).__mro__)
+    return any(n.startswith("thrifty.") and not n.startswith("thrifty.testing") for n in names)
+
+
+def _content(value: Any) -> Any:
+    """Return a stand-in for what may change in a value itself; None for nothing."""
+    if isinstance(value, torch.Tensor):
+        plain = value.layout is torch.strided and not (value.is_conj() or value.is_neg())
+        if not plain or value.device.type != "cpu" or not value.is_contiguous():
+            return None
+        flat = value.detach().view(-1)
+        some = flat[:: max(1, len(flat) // _MAX_SAMPLES)].contiguous()
+        return some.view(torch.uint8).numpy().tobytes()
+    if isinstance(value, io.IOBase):
+        return None if value.closed or not value.seekable() else value.tell()
+    held = vars_of(value)
+    # An installed class may fill caches of its own.
+    return frozenset(map(str, held)) if held and is_own(type(value)) else None
+
+
+def _parts(value: Any) -> Iterable[tuple[str, Any]]:
+    """Return the objects within a value, with how each is reached."""
+    if isinstance(value, torch.Tensor | io.IOBase):
+        return ()
+    if type(value) in (list, tuple):
+        return ((f"[{i}]", each) for i, each in enumerate(value[:_MAX_ELEMENTS]))
+    if type(value) is dict:
+        return ((f"[{k!r}]", each) for k, each in islice(value.items(), _MAX_ELEMENTS))
+    return ((f".{k}", each) for k, each in vars_of(value).items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,6 +299,11 @@ class Sources:
                 what,
             )
         return what
+
+    @property
+    def change_while_read(self) -> bool:
+        """Whether reading data of the task changes them, so that each trial has its own."""
+        return bool(self._changing)
 
     def number_of(self, source: Source) -> int:
         """Return a number unique to a source among all sources of this task, past ones included."""
