@@ -21,7 +21,6 @@ from thrifty.pack import (
     EpochPlan,
     FusedBackend,
     Member,
-    SoloBackend,
 )
 from thrifty.pack.task._sources import NUM_RECENT, AliveSources
 from thrifty.pack.trial._trial import TaskTrial
@@ -271,35 +270,59 @@ def test_a_change_of_what_all_data_share_is_refused_by_name(task, name):
         sources_of_two(task)
 
 
-def test_batches_of_a_source_of_ones_own_may_be_changed():
-    class Own:
-        arrays, num_train = None, 8
-        x = torch.ones(8, 1)
+PACKS = pytest.mark.parametrize("pack", ["solo", "concatenated", "fused", "auto"])
 
-        def source(self, device):
-            return self
 
-        def train_batches(self, *, seed, epoch, batch_size):
-            yield self.x, self.x
+class Own:
+    """A source of a user, whose batches are its own tensors."""
 
-        def valid_batches(self, *, batch_size):
-            yield (self.x, self.x), 8
+    arrays, num_train = None, 8
 
-    class Doubling(LineTask):
-        def data(self, hp):
-            return Own()
+    def __init__(self):
+        self.x = torch.ones(8, 1)
 
-        def loss(self, model, batch):
-            return super().loss(model, (batch[0].mul_(2), batch[1]))
+    def source(self, device):
+        return self
 
-        def metrics(self, model, batch):
-            return super().metrics(model, (batch[0].mul_(2), batch[1]))
+    def train_batches(self, *, seed, epoch, batch_size):
+        for start in range(0, 8, batch_size):
+            yield (self.x[start : start + batch_size],) * 2
 
-    backend = SoloBackend(Doubling())
-    backend.stack(0, Member(values={"lr": 0.1}, seed=0))
-    for epoch in range(2):
-        backend.step({0: EpochPlan(epoch=epoch, values={"lr": 0.1})})
-    assert torch.equal(Own.x, torch.ones(8, 1))
+    def valid_batches(self, *, batch_size):
+        yield (self.x, self.x), 8
+
+
+class Doubling(LineTask):
+    """A task that changes its batches in place."""
+
+    def __init__(self, data):
+        self.given = data
+
+    def data(self, hp):
+        return self.given
+
+    def loss(self, model, batch):
+        return super().loss(model, (batch[0].mul_(2), batch[1]))
+
+    def metrics(self, model, batch):
+        return super().metrics(model, (batch[0].mul_(2), batch[1]))
+
+
+@PACKS
+def test_batches_of_a_source_of_ones_own_may_be_changed(pack, tmp_path):
+    data = Own()
+    study = Study(
+        Doubling(data),
+        Space(lr=Choice([0.1, 0.05])),
+        algorithm=GridSearch(max_epochs=2),
+        metric="mse",
+        mode="min",
+        storage=f"sqlite:///{tmp_path}/t.db",
+        name="s",
+    )
+    study.run(progress=False, executor=Local(pack=pack, threads=1))
+    assert [trial.state for trial in study.trials] == ["done", "done"]
+    assert torch.equal(data.x, torch.ones(8, 1))
 
 
 class Transform:
@@ -398,9 +421,6 @@ def study_of(rates, *, num_epochs, folder):
         storage=f"sqlite:///{folder}/{len(rates)}.db",
         name="s",
     )
-
-
-PACKS = pytest.mark.parametrize("pack", ["solo", "concatenated", "fused", "auto"])
 
 
 @PACKS

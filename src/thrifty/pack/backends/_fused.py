@@ -34,7 +34,7 @@ from thrifty.pack.fused._step import BlockOptions, denormals_flushed
 from thrifty.pack.fused._structure import Structure
 from thrifty.pack.fused._tape import Arena
 from thrifty.pack.fused.optimizers import GroupedOptimizer, grouped_optimizer
-from thrifty.pack.task._data import LastingError, epoch_order
+from thrifty.pack.task._data import LastingError, epoch_order, train_batches
 from thrifty.pack.task._task import Task
 from thrifty.pack.verify import AloneTime, CheckBudget, SoloTimes
 
@@ -568,4 +568,4 @@ def _few_rows(trial: FusedTrial, values: Mapping[str, Any]) -> Iterator[Any]:
     if trial.source.arrays is not None:
         return trial.batches(EpochPlan(epoch=0, values=values))
     size = min(trial.batch_size(values), NUM_ROWS)
-    return trial.source.train_batches(seed=trial.seed, epoch=0, batch_size=size)
+    return train_batches(trial.source, seed=trial.seed, epoch=0, batch_size=size)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from thrifty.pack.task._data import valid_batches
 from thrifty.pack.verify import (
     Difference,
     StepTaken,
@@ -87,7 +88,7 @@ def metrics_agree_in_double(
 
 def _metrics_agree(structure: Structure, trial: FusedTrial) -> bool:
     double = _in_double(structure)
-    batches = trial.source.valid_batches(batch_size=structure.task.eval_batch_size)
+    batches = valid_batches(trial.source, batch_size=structure.task.eval_batch_size)
     state = own_tensors(trial.model)
     with _in_double_for_a_while(trial.model, state) as model:
         for batch, _ in batches:

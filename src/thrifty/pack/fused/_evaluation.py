@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from thrifty.core import plain_logger
 from thrifty.pack._backend import Outcome, UnverifiedError, guarded
 from thrifty.pack._random import seed_everything
-from thrifty.pack.task._data import Source
+from thrifty.pack.task._data import Source, valid_batches
 from thrifty.pack.task._metrics import MetricSums
 from thrifty.pack.verify import (
     CheckBudget,
@@ -82,7 +82,7 @@ def evaluate_whole(
     """Return the metrics of the first ``size`` rows, computed ``at_once`` trials at a time."""
     parts = list(_parts(range(size), at_once))
     sums = [MetricSums() for _ in parts]
-    for batch, num in source.valid_batches(batch_size=structure.task.eval_batch_size):
+    for batch, num in valid_batches(source, batch_size=structure.task.eval_batch_size):
         for rows, total in zip(parts, sums, strict=True):
             found = structure.metrics(batch, state=state.of_rows(rows), size=len(rows))
             total.add(found, num=num)
@@ -255,7 +255,7 @@ def evaluate_packed(
         UnfusableError: The metrics cannot be computed for all trials at once.
     """
     sums = MetricSums()
-    for batch, num in source.valid_batches(batch_size=batch_size):
+    for batch, num in valid_batches(source, batch_size=batch_size):
         leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
         if size * sum(leaf.numel() for leaf in leaves) > MAX_ELEMENTS:
             return None

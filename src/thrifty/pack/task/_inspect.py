@@ -17,6 +17,7 @@ from thrifty.pack.identity._contents import Names
 from thrifty.pack.identity._values import Values
 from thrifty.pack.verify import as_it_was
 
+from ._data import valid_batches
 from ._followed_optimizer import FollowedOptimizer
 from ._hyperparameters import HyperParameters, Readings
 from ._metrics import check_metrics
@@ -98,7 +99,7 @@ def inspect_task(
         readings.note_once("optimizer", followed.read_when_built)
         adapted = HyperParameters(values)
         own.adapt(model, adapted)
-        batch, _ = next(iter(source.valid_batches(batch_size=task.eval_batch_size)))
+        batch, _ = next(iter(valid_batches(source, batch_size=task.eval_batch_size)))
         found: list[Any] = []
         with as_it_was({"task": own, "model": model}):
             with torch.no_grad():

@@ -12,7 +12,7 @@ import torch
 from thrifty.core import StateError, derive_seed
 from thrifty.pack._backend import EpochPlan
 from thrifty.pack._random import seed_everything
-from thrifty.pack.task._data import Batch, Source, open_source
+from thrifty.pack.task._data import Batch, Source, open_source, valid_batches
 from thrifty.pack.task._hyperparameters import HyperParameters
 from thrifty.pack.task._sources import sources_of
 from thrifty.pack.task._task import Task, own_task
@@ -174,7 +174,7 @@ def _metrics(trial: TaskTrial, plan: EpochPlan) -> tuple[Any, dict[str, Any]]:
     trial.model.eval()
     seed_everything(derive_seed(trial.seed, "evaluate", plan.epoch))
     with torch.no_grad():
-        batches = trial.source.valid_batches(batch_size=trial.task.eval_batch_size)
+        batches = valid_batches(trial.source, batch_size=trial.task.eval_batch_size)
         batch, _ = next(iter(batches))
         seen = stand_in(batch)
         return seen, dict(trial.task.metrics(trial.model, batch))
