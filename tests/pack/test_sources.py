@@ -308,6 +308,34 @@ class Doubling(LineTask):
         return super().metrics(model, (batch[0].mul_(2), batch[1]))
 
 
+class Drawing(Rows):
+    """Rows with noise from an iterator, which cannot be compared with what it was."""
+
+    def __init__(self):
+        super().__init__(nothing)
+        self.noise = iter(range(10**6))
+
+    def __getitem__(self, index):
+        return X[index] + next(self.noise), X[index]
+
+
+def test_data_with_an_iterator_are_not_shared_unless_it_is_said_to_mean_nothing():
+    one, other = sources_of_two(Reading(nothing, lambda _: Drawing()))
+    assert one is not other
+
+    class Meant(Reading):
+        not_state = ("noise",)
+
+    one, other = sources_of_two(Meant(nothing, lambda _: Drawing()))
+    assert one is other
+
+
+def test_one_iterator_for_all_data_is_refused():
+    all_read = Drawing()
+    with pytest.raises(StateError, match=r"'data\.train\.noise', which is no part of what"):
+        sources_of_two(Reading(nothing, lambda _: all_read))
+
+
 @PACKS
 def test_batches_of_a_source_of_ones_own_may_be_changed(pack, tmp_path):
     data = Own()

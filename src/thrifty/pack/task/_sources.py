@@ -102,7 +102,10 @@ class DataWatch:
             besides: Names of attributes whose changes mean nothing.
         """
         for change in self._watch.changes():
-            if not _is_ours(change.holder) and change.name.rpartition(".")[2] not in besides:
+            if (
+                not _derives_from_thrifty(change.holder)
+                and change.name.rpartition(".")[2] not in besides
+            ):
                 self.written = change.objects
                 return change.name
         for name, (now, number) in _inside(self._objects).items():
@@ -115,8 +118,12 @@ class DataWatch:
             if new:
                 self.written = frozenset({number})
                 return f"{name}.{min(new)}".removesuffix(".")
-        unwatchable = self._watch.unwatchable
-        return "" if unwatchable in self._inside else unwatchable  # the place in a file is seen
+        for name in self._watch.iterators:
+            # The place in an open file is among what is inside.
+            if name not in self._inside and name.rpartition(".")[2] not in besides:
+                self.written = frozenset(number for _, number in self._inside.values())
+                return name
+        return ""
 
     def objects(self) -> set[int]:
         """Return the identities of the objects that hold what is watched."""
@@ -146,7 +153,7 @@ def _inside(objects: Mapping[str, Any]) -> dict[str, tuple[Any, int]]:
         if (
             id(value) in seen
             or isinstance(value, type)
-            or _is_ours(value)
+            or _derives_from_thrifty(value)
             or depth > _MAX_DEPTH
         ):
             continue
@@ -158,7 +165,7 @@ def _inside(objects: Mapping[str, Any]) -> dict[str, tuple[Any, int]]:
     return out
 
 
-def _is_ours(value: Any) -> bool:
+def _derives_from_thrifty(value: Any) -> bool:
     """Return whether an object is of a class of thrifty, or of one derived from it.
 
     Hyper-parameters note what is read of them, and graphs check the batches that they share.
@@ -326,7 +333,7 @@ class Sources:
                         _read_a_row(source)
                 if not self._changed(task, loaded):
                     return loaded, source
-        # Data that remember what was read: the trial gets some that nobody has read.
+        # Data that remember what was read: the trial gets some that are unread.
         given, source, _ = self._open(task, hp)
         given.names_read |= self._names
         watch = _watch_of(source)
@@ -338,7 +345,7 @@ class Sources:
                 "samples; make it in data(hp), or name it in not_state if the change means "
                 "nothing, as of a cache"
             )
-        # Nobody else reads them, so nothing has to be watched.
+        # No other trial reads them, so nothing has to be watched.
         return _Loaded(given=given, watch=None, read_of_task=_read_of(task, watch)), source
 
     def _open(self, task: Task, hp: HyperParameters) -> tuple[HyperParameters, Source, bool]:

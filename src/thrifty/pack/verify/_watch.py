@@ -73,8 +73,8 @@ class Watch:
         memory: bool = False,
     ) -> None:
         skipped = {(id(holder), name) for holder, name in ignored}
-        self.unwatchable = ""
-        """The name of a value that cannot be compared, such as an iterator; "" if there is none."""
+        self.iterators: dict[str, None] = {}
+        """The names of values that cannot be compared with what they were, in order."""
         self._memory = memory
         self._models = {
             n: root for n, root in roots.items() if isinstance(root, torch.nn.Module)
@@ -104,7 +104,7 @@ class Watch:
     def _add(self, place: Place) -> None:
         value = place.get()
         if is_iterator(value):
-            self.unwatchable = self.unwatchable or place.name
+            self.iterators[place.name] = None
         namespace = _namespace(place)
         if namespace is not None:
             space = self._spaces.setdefault(id(namespace), _Namespace(namespace))
@@ -113,6 +113,11 @@ class Watch:
             self._cells.append((value, place))
         if _has_contents(value) or (namespace is None and place.kind != "closure"):
             self._contents.append((place, token(value)))
+
+    @property
+    def unwatchable(self) -> str:
+        """The name of a value that cannot be compared, such as an iterator; "" if there is none."""
+        return next(iter(self.iterators), "")
 
     def changed(self, part: int = 0, parts: int = 1) -> Change | None:
         """Return a value that is not what it was; None if there is none.
