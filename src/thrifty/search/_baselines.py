@@ -13,8 +13,8 @@ from thrifty.core import AlgorithmError
 from thrifty.space import Space
 
 from ._algorithm import Algorithm, check_sampler, draw
-from ._arguments import check_counts
 from ._history import Decision, History, Proposal, Stop, Trial
+from ._option_checks import check_counts
 from ._sorted_list import SortedList
 from .samplers import GridSampler, RandomSampler, Sampler
 

@@ -13,8 +13,8 @@ from thrifty.core import AlgorithmError
 from thrifty.space import Choice, Domain, Float, Int, MultiStep, Space, Timeline
 
 from ._algorithm import Algorithm, check_sampler, draw
-from ._arguments import check_counts
 from ._history import Decision, History, Leaderboard, Proposal, Stop
+from ._option_checks import check_counts
 from .samplers import RandomSampler, Sampler
 
 

@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from thrifty.search._algorithm import Algorithm, check_sampler, draw
-from thrifty.search._arguments import check_counts, check_halving
 from thrifty.search._history import Decision, History, Proposal, Trial
+from thrifty.search._option_checks import check_counts, check_halving
 from thrifty.search._sorted_list import SortedList
 from thrifty.search.halving._asha import rungs_between
 from thrifty.search.samplers import RandomSampler, Sampler

@@ -15,8 +15,8 @@ import numpy as np
 
 from thrifty.core import AlgorithmError
 from thrifty.search._algorithm import Algorithm, check_sampler, draw
-from thrifty.search._arguments import check_counts, check_halving
 from thrifty.search._history import Decision, History, Leaderboard, Proposal, Trial
+from thrifty.search._option_checks import check_counts, check_halving
 from thrifty.search._sorted_list import SortedList
 from thrifty.search.halving._asha import RungAlgorithm, best
 from thrifty.search.halving._hyperband import Bracket, ask_brackets, brackets_of

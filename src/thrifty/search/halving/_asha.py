@@ -9,8 +9,8 @@ from itertools import islice, pairwise, repeat
 import numpy as np
 
 from thrifty.search._algorithm import Algorithm, check_sampler, draw
-from thrifty.search._arguments import check_counts, check_halving
 from thrifty.search._history import Decision, History, Leaderboard, Proposal, Stop
+from thrifty.search._option_checks import check_counts, check_halving
 from thrifty.search.samplers import RandomSampler, Sampler
 from thrifty.space import Space
 

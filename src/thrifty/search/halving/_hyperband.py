@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from thrifty.search._algorithm import Algorithm, check_sampler, draw
-from thrifty.search._arguments import check_counts, check_halving
 from thrifty.search._history import Decision, History
+from thrifty.search._option_checks import check_counts, check_halving
 from thrifty.search.samplers import KDESampler, RandomSampler, Sampler
 from thrifty.space import Space
 

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from thrifty.core import AlgorithmError, require
-from thrifty.search._arguments import check_counts
 from thrifty.search._history import History
+from thrifty.search._option_checks import check_counts
 from thrifty.space import Config, Schedule, Space, Timeline, common_prefix
 
 

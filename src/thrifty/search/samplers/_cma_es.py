@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from thrifty.core import AlgorithmError
-from thrifty.search._arguments import check_counts
 from thrifty.search._history import History
 from thrifty.search._observations import Observations, coordinates_of, observe
+from thrifty.search._option_checks import check_counts
 from thrifty.space import Config, Coordinates, Space
 
 from ._base_sampler import Source, SuggestingSampler, load

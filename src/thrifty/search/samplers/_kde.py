@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from thrifty.core import AlgorithmError
-from thrifty.search._arguments import check_counts, check_shares
 from thrifty.search._history import History
 from thrifty.search._observations import Observations, coordinates_of, observe, points_of
+from thrifty.search._option_checks import check_counts, check_shares
 from thrifty.space import Coordinates, Space
 
 from ._base_sampler import Picker, Sampler

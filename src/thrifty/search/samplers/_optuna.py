@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from thrifty.search._arguments import check_counts
 from thrifty.search._history import History
 from thrifty.search._observations import coordinates_of, observe
+from thrifty.search._option_checks import check_counts
 from thrifty.space import Space
 
 from ._base_sampler import Source, SuggestingSampler, load
