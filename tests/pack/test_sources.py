@@ -3,11 +3,13 @@
 import contextlib
 import gc
 import io
+import itertools
 import math
 import random
 import types
 import weakref
 from collections import OrderedDict
+from functools import cache, lru_cache
 
 import numpy as np
 import pytest
@@ -484,6 +486,36 @@ def test_a_counter_without_effect_changes_nothing(pack, tmp_path):
         return {trial.config["lr"]: trial.curve for trial in study.trials}[0.02]
 
     assert curve([0.1, 0.05, 0.02]) == pytest.approx(curve([0.02]), rel=1e-5)
+
+
+@cache
+def kept_counts():
+    return itertools.count()
+
+
+def count_in_a_cached_result(data, index):
+    next(kept_counts())
+
+
+def test_data_that_change_what_a_cached_function_keeps_are_refused():
+    kept_counts.cache_clear()
+    task = Reading(count_in_a_cached_result)
+    trials = [TaskTrial(task, torch.device("cpu")) for _ in range(2)]
+    trials[0].begin(Member(values={"lr": 0.1}, seed=0))
+    trials[0].epoch(EpochPlan(epoch=0, values={"lr": 0.1}))
+    with pytest.raises(StateError, match=r"'kept_counts\(\.\.\.\)', which is no part of what"):
+        trials[1].begin(Member(values={"lr": 0.1}, seed=0))
+
+
+@lru_cache
+def doubled(index):
+    return X[index] * 2
+
+
+def test_data_whose_rows_are_cached_are_shared():
+    doubled.cache_clear()
+    one, other = sources_of_two(Reading(lambda data, index: doubled(index)))
+    assert one is other
 
 
 def test_data_that_change_later_while_trials_share_them_are_refused():

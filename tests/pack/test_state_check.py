@@ -6,7 +6,7 @@ import itertools
 import json
 import logging
 import random
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import pytest
 import torch
@@ -188,6 +188,64 @@ class GlobalCounter(Toy):
     def loss(self, model, batch):
         TOTAL["calls"] += 1
         return super().loss(model, batch) / TOTAL["calls"]
+
+
+@lru_cache
+def kept_counts():
+    return {"steps": 0}
+
+
+class CachedCounter(Toy):
+    """A task whose counter is in what a cached function keeps."""
+
+    def loss(self, model, batch):
+        counts = kept_counts()
+        counts["steps"] += 1
+        return super().loss(model, batch) * (1 + 0.1 * counts["steps"])
+
+
+@cache
+def kept_notes():
+    return []
+
+
+class CachedNotes(Toy):
+    """A task that only notes things in what a cached function keeps."""
+
+    def loss(self, model, batch):
+        kept_notes().append(len(batch))
+        return super().loss(model, batch)
+
+
+@cache
+def weight_of(size):
+    return torch.full((), 1.0 / size)
+
+
+class CachedWeights(Toy):
+    """A task that computes what it needs only once."""
+
+    def loss(self, model, batch):
+        return super().loss(model, batch) * weight_of(len(batch[0]))
+
+
+def test_a_counter_in_a_cached_result_is_named():
+    kept_counts.cache_clear()
+    with pytest.raises(StateError, match=r"Not in the checkpoint: 'kept_counts\(\.\.\.\)'"):
+        run_check(CachedCounter())
+    assert kept_counts()["steps"] > 0
+
+
+@pytest.mark.parametrize("task", [CachedNotes, CachedWeights])
+def test_cached_results_without_effect_are_kept_as_they_are(task):
+    kept_notes.cache_clear()
+    weight_of.cache_clear()
+    check = StateCheck(task(), device=CPU)
+    with borrowed_streams():
+        trial, member = trained(task(), check)
+        before = [*kept_notes(), weight_of.cache_info().currsize]
+        check.check(trial, member, plan(1), seconds=0.0)
+    assert [*kept_notes(), weight_of.cache_info().currsize] == before
 
 
 class ClassCounter(Toy):

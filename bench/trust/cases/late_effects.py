@@ -64,6 +64,59 @@ def counts_in_a_deque() -> type[th.Task]:
     return _weighted_by(count)
 
 
+@functools.lru_cache
+def _kept() -> list[float]:
+    return [0.0]
+
+
+@moving("D", refused="_kept")
+def counts_in_what_a_cached_function_keeps() -> type[th.Task]:
+    def count() -> float:
+        _kept()[0] += 1
+        return _kept()[0]
+
+    return _weighted_by(count)
+
+
+@functools.cache
+def _rows_read() -> list[float]:
+    return [0.0]
+
+
+class _Rows(torch.utils.data.TensorDataset):
+    """Rows with a bias that grows with each row that is read."""
+
+    def __getitem__(self, index: Any) -> Any:
+        _rows_read()[0] += 1
+        x, y = super().__getitem__(index)
+        return x + 0.01 * math.sin(_rows_read()[0]), y
+
+
+@moving("D", refused="are not the same each time")
+def data_that_count_in_what_a_cached_function_keeps() -> type[th.Task]:
+    class Mine(Regression):
+        def data(self, hp: th.HyperParameters) -> Any:
+            given = super().data(hp)
+            return _Rows(*given.train), _Rows(*given.valid)
+
+    return Mine
+
+
+@functools.cache
+def _weights(size: int) -> torch.Tensor:
+    return torch.linspace(0.5, 1.5, size)
+
+
+@moving("A", loop=PLAIN)
+def weights_under_functools_cache() -> type[th.Task]:
+    class Mine(Regression):
+        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+            x, y = batch
+            return (_weights(len(y)) * (model(x) - y).square().flatten()).mean()
+
+    return Mine
+
+
 _NOW: contextvars.ContextVar[int] = contextvars.ContextVar("_NOW", default=0)
 
 

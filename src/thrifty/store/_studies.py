@@ -6,6 +6,7 @@ import difflib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, delete, func, insert, select, update
@@ -408,36 +409,7 @@ def _summary(connection: Connection, study: Row[Any], *, state: str) -> StudySum
             t.c.reached >= study.spec.get("max_epochs", _NEVER),
         )
     ).scalar_one()
-    # Of several objectives take the first, because rungs compare that one.
-    mode, metric = (_first(study.spec.get(key, "")) for key in ("mode", "metric"))
-    order = t.c.value.asc() if mode == "min" else t.c.value.desc()
-    best = connection.execute(
-        select(t.c.number, t.c.value)
-        .where(
-            t.c.study == study.id,
-            t.c.state != "failed",
-            t.c.value.is_not(None),
-            func.coalesce(t.c.violation, 0.0) == 0.0,
-        )
-        .order_by(order, t.c.number)
-        .limit(1)
-    ).first()
-    # The index of the query above does not hold this column.
-    best_epochs = connection.execute(
-        select(t.c.reached).where(
-            t.c.study == study.id, t.c.number == (-1 if best is None else best.number)
-        )
-    ).scalar()
-    num_infeasible = 0
-    if best is None:
-        num_infeasible = connection.execute(
-            select(func.count()).where(
-                t.c.study == study.id,
-                t.c.state != "failed",
-                t.c.value.is_not(None),
-                t.c.violation > 0.0,
-            )
-        ).scalar_one()
+    best = _best(connection, study)
     num_epochs, seconds = connection.execute(
         select(func.count(), func.coalesce(func.sum(e.c.seconds), 0.0)).where(
             e.c.plan == study.plan
@@ -453,18 +425,50 @@ def _summary(connection: Connection, study: Row[Any], *, state: str) -> StudySum
         id=study.id,
         name=study.name,
         state=state,
-        metric=metric,
+        metric=_first(study.spec.get("metric", "")),
         num_trials={each: count for each, count, _ in counts},
         num_done=num_done,
-        best_value=None if best is None else best.value,
-        best_trial=None if best is None else best.number,
-        best_epochs=best_epochs,
-        num_infeasible=num_infeasible,
+        best_value=best.value,
+        best_trial=best.number,
+        best_epochs=best.epochs,
+        num_infeasible=best.num_infeasible,
         trial_epochs=sum(targets for _, _, targets in counts),
         plan_epochs=num_epochs,
         seconds=seconds,
         last_activity=last,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Best:
+    """The best trial that keeps the constraints; how many trials break them if none does."""
+
+    number: int | None = None
+    value: float | None = None
+    epochs: int | None = None
+    num_infeasible: int = 0
+
+
+def _best(connection: Connection, study: Row[Any]) -> _Best:
+    t = schema.trials
+    scored = (t.c.study == study.id, t.c.state != "failed", t.c.value.is_not(None))
+    # Of several objectives take the first, because rungs compare that one.
+    mode = _first(study.spec.get("mode", ""))
+    order = t.c.value.asc() if mode == "min" else t.c.value.desc()
+    best = connection.execute(
+        select(t.c.number, t.c.value)
+        .where(*scored, func.coalesce(t.c.violation, 0.0) == 0.0)
+        .order_by(order, t.c.number)
+        .limit(1)
+    ).first()
+    if best is None:
+        num = connection.execute(select(func.count()).where(*scored, t.c.violation > 0.0))
+        return _Best(num_infeasible=num.scalar_one())
+    # The index of the query above does not hold this column.
+    epochs = connection.execute(
+        select(t.c.reached).where(t.c.study == study.id, t.c.number == best.number)
+    ).scalar()
+    return _Best(number=best.number, value=best.value, epochs=epochs)
 
 
 def _first(value: Any) -> str:

@@ -8,6 +8,7 @@ import threading
 from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
 from contextvars import ContextVar
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from thrifty.pack.identity import Place
-from thrifty.pack.verify import Keeper, Watch, same, training_places
+from thrifty.pack.verify import Keeper, Watch, cached_places, same, training_places
 from thrifty.pack.verify._keeper import MAX_BYTES
 
 
@@ -214,3 +215,52 @@ def test_variables_of_the_environment_that_code_names(monkeypatch):
     assert sorted(keeper.changed()) == [f"os.environ[{name!r}]" for name in names]
     keeper.put_back()
     assert reads_the_environment() == [None, "1"]
+
+
+@lru_cache(maxsize=2)
+def few(key):
+    return [key]
+
+
+@cache
+def endless(key):
+    return {"key": key}
+
+
+class WithMethod:
+    @staticmethod
+    @cache
+    def kept():
+        return [0]
+
+
+@pytest.mark.parametrize(
+    ("cached", "keys"), [(few, (1, 2)), (endless, (1, 2)), (WithMethod.kept, ((),))]
+)
+def test_results_of_cached_functions_are_saved_and_put_back(cached, keys):
+    cached.cache_clear()
+    cached.note = "an attribute is no result"
+    results = [cached(key) if key else cached() for key in keys]
+    keeper = Keeper(cached_places([cached]))
+    assert not keeper.changed()
+    results[0].clear()
+    assert keeper.changed() == [f"{cached.__wrapped__.__qualname__}(...)"]
+    keeper.put_back()
+    assert results[0]
+    assert not keeper.changed()
+
+
+def test_an_empty_cache_in_each_place_of_a_cached_function():
+    def code():
+        return few(1), other(1), WithMethod.kept()
+
+    other = few
+    places = training_places({"code": code})
+    keeper, empty = Keeper(places), {}
+    before = code()
+    keeper.empty_caches(empty)
+    after = code()
+    assert after[0] is after[1]
+    assert [a is b for a, b in zip(after, before, strict=True)] == [False] * 3
+    keeper.put_back()
+    assert [a is b for a, b in zip(code(), before, strict=True)] == [True] * 3

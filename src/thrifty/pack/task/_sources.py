@@ -6,7 +6,7 @@ import io
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary, WeakSet, ref
@@ -118,10 +118,10 @@ class DataWatch:
             if new:
                 self.written = frozenset({number})
                 return f"{name}.{min(new)}".removesuffix(".")
-        for name in self._watch.iterators:
+        for name, number in self._watch.iterators.items():
             # The place in an open file is among what is inside.
             if name not in self._inside and name.rpartition(".")[2] not in besides:
-                self.written = frozenset(number for _, number in self._inside.values())
+                self.written = frozenset({number, *(n for _, n in self._inside.values())})
                 return name
         return ""
 
@@ -332,7 +332,8 @@ class Sources:
                     with suppress(Exception):  # the trial that meets this error will report it
                         _read_a_row(source)
                 if not self._changed(task, loaded):
-                    return loaded, source
+                    # the first row may have filled caches, whose results count from now on
+                    return replace(loaded, watch=_watch_of(source)), source
         # Data that remember what was read: the trial gets some that are unread.
         given, source, _ = self._open(task, hp)
         given.names_read |= self._names

@@ -7,7 +7,7 @@ persistent, a global variable."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +18,7 @@ import torch
 
 from thrifty.core import StateError, TaskError, plain_logger
 from thrifty.pack._backend import EpochPlan, Member, out_of_memory
+from thrifty.pack.identity import Place
 from thrifty.pack.task._data import datasets_of
 from thrifty.pack.task._task import Task, Trainable
 from thrifty.pack.verify import (
@@ -25,6 +26,7 @@ from thrifty.pack.verify import (
     CheckBudget,
     Keeper,
     Probe,
+    cached_places,
     how_far_apart,
     outside_of_state,
     own_tensors,
@@ -114,6 +116,12 @@ class StateCheck:
         self._device = device
         self.budget = CheckBudget()
         self._keepers = [Keeper(training_places({"task": task}))]
+        self._num_calls = 0
+        """How often cached functions have been called for a result that they did not have."""
+        self._results: list[Keeper] = []
+        """Those keepers that save what cached functions keep."""
+        self._empties_caches = False
+        """Whether steps change cached results, so that restored trials begin with empty caches."""
         self._kinds: set[frozenset[type]] = set()
         self._passed: set[_Situation] = set()
         self._followed: set[tuple[frozenset[type], frozenset[str]]] = set()
@@ -134,14 +142,16 @@ class StateCheck:
         if kind in self._kinds:
             return
         self._kinds.add(kind)
-        known = set().union(*(keeper.keys for keeper in self._keepers))
         own = {id(module) for module in trial.model.modules()}
-        places = [
-            place
-            for place in training_places({"model": trial.model})
-            if (id(place.holder), place.key) not in known and id(place.holder) not in own
-        ]
-        self._keepers.append(Keeper(places))
+        places = training_places({"model": trial.model})
+        self._keep(place for place in places if id(place.holder) not in own)
+
+    def _keep(self, places: Iterable[Place]) -> None:
+        """Save the places that are not saved yet."""
+        known = set().union(*(keeper.keys for keeper in self._keepers))
+        new = [place for place in places if (id(place.holder), place.key) not in known]
+        if new:
+            self._keepers.append(Keeper(new))
 
     def _note_parameters(self, model: torch.nn.Module) -> None:
         own = {n: p for n, p in model.named_parameters() if p.requires_grad}
@@ -213,10 +223,16 @@ class StateCheck:
 
     def _compare(self, case: _Case) -> bool:
         """Compare two trials; return False if the user's code fails in both of them."""
+        changed = self._changed()
         now = [keeper.now() for keeper in self._keepers]
-        changed = sorted(self._changed())
         restored = self._restored(case)
         theirs = _attempted(case.probe, restored)
+        moved = self._moved_results(now)
+        if moved:
+            changed |= moved
+            self._empties_caches = True
+            restored = self._restored(case)
+            theirs = _attempted(case.probe, restored)
         left = [keeper.now() for keeper in self._keepers]
         if (
             isinstance(case.live, TaskTrial)
@@ -230,14 +246,24 @@ class StateCheck:
         if isinstance(mine, Exception) or isinstance(theirs, Exception):
             if isinstance(mine, Exception) and isinstance(theirs, Exception):
                 return False  # it will also fail in training, with its own message
-            raise StateError(self._incomplete(_raised(mine, theirs), changed))
+            raise StateError(self._incomplete(_raised(mine, theirs), sorted(changed)))
         difference = probes_differ(mine, theirs)
-        outside = [*_outside(case.live, restored, meant=self._task.not_state), *changed]
+        outside = [*_outside(case.live, restored, meant=self._task.not_state), *sorted(changed)]
         if difference:
             self._judge(case, mine, theirs, meant=meant, outside=outside)
         elif outside:
             self._go_on(case, restored, left, meant=meant, outside=outside)
         return True
+
+    def _moved_results(self, before: Sequence[Keeper]) -> frozenset[str]:
+        """Return the names of cached results that a step has changed.
+
+        The state before the first step is not known of them, so a restored trial must begin with
+        empty caches, as in another process.
+        """
+        pairs = zip(self._keepers, before, strict=True)
+        saved = [was for keeper, was in pairs if keeper in self._results]
+        return frozenset(name for keeper in saved for name in keeper.changed())
 
     def _go_on(
         self,
@@ -332,6 +358,10 @@ class StateCheck:
             StateError: The checkpoint does not fit the model, or models are not the same each time.
         """
         _put_back(self._keepers)
+        if self._empties_caches:
+            empty: dict[Any, Any] = {}
+            for keeper in self._keepers:
+                keeper.empty_caches(empty)
         member, restored = case.member, self._new()
         if isinstance(restored, TrainableTrial) or isinstance(case.live, TrainableTrial):
             self._load(restored, member)
@@ -464,6 +494,17 @@ class StateCheck:
             logger.warning("%s", text)
 
     def _changed(self) -> frozenset[str]:
+        """Return the names of the variables that do not have their first values.
+
+        A result that a cached function has kept since is saved as it is now.
+        """
+        caches = {id(c): c for keeper in self._keepers for c in keeper.caches}.values()
+        num_calls = sum(cache.cache_info().misses for cache in caches)
+        if num_calls != self._num_calls:
+            self._num_calls = num_calls
+            before = len(self._keepers)
+            self._keep(cached_places(caches))
+            self._results += self._keepers[before:]
         return frozenset(name for keeper in self._keepers for name in keeper.changed())
 
 

@@ -15,7 +15,7 @@ from ._compare import (
     relative_tolerance,
     same,
 )
-from ._keeper import Keeper, as_it_was, training_places
+from ._keeper import Keeper, as_it_was, cached_places, training_places
 from ._reference import (
     OwnState,
     StepAlone,
@@ -54,6 +54,7 @@ __all__ = [
     "Watch",
     "are_metrics_rounding",
     "as_it_was",
+    "cached_places",
     "compare_metrics",
     "compare_step",
     "differences",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import re
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType, FunctionType
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -40,6 +42,7 @@ _VARIABLE = re.compile("[A-Z][A-Z0-9_]+")
 """A pattern for the names of environment variables."""
 
 _CACHED = type(lru_cache(len))
+IMMUTABLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 _MAKERS = ("data", "model", "optimizer")
 """Methods of a task that run before training, and may keep caches."""
@@ -74,6 +77,27 @@ class Keeper:
     def keys(self) -> set[tuple[int, Any]]:
         """The identities of the places."""
         return {(id(place.holder), place.key) for place in self._places}
+
+    @property
+    def caches(self) -> list[Any]:
+        """The functions under ``functools.lru_cache`` that the places hold."""
+        return _caches_in(self._places)
+
+    def empty_caches(self, empty: dict[Any, Any]) -> None:
+        """Give each place that holds a cached function one with an empty cache.
+
+        Args:
+            empty: Cached functions with empty caches, by those that they stand for; new ones are
+                added.
+        """
+        for place in self._places:
+            for cache in _caches_in([place]):
+                if cache not in empty:
+                    empty[cache] = lru_cache(**cache.cache_parameters())(cache.__wrapped__)
+                    vars_of(empty[cache]).update(vars_of(cache))
+                value = place.get()
+                wraps = type(value) in (staticmethod, classmethod)
+                place.set(type(value)(empty[cache]) if wraps else empty[cache])
 
     def now(self) -> Keeper:
         """Return a new keeper that saves the same places as they are now."""
@@ -166,6 +190,7 @@ def training_places(roots: Mapping[str, Any]) -> list[Place]:
         *_environment_places(functions),
         *SETTINGS.places(),
     ]
+    places += cached_places(_caches_in(places))
     return list({(id(place.holder), place.key): place for place in places}.values())
 
 
@@ -180,6 +205,64 @@ def _empty_places(found: Iterable[Reach]) -> Iterator[Place]:
             yield Place(name=f"{kind.name}.", kind="class attribute", holder=kind.value, key="")
 
 
+class _Result(dict[int, Any]):
+    """The holder of one result that a cache keeps."""
+
+
+_RESULTS: WeakValueDictionary[int, _Result] = WeakValueDictionary()
+"""Holders by the identity of their results, which they keep alive."""
+
+
+def cached_places(caches: Iterable[Any]) -> list[Place]:
+    """Find the results that cached functions keep now, and what code reads of them.
+
+    A result that is added to a cache changes nothing: whoever calls the function first gets the
+    same. A result that is changed later reaches every caller.
+
+    Args:
+        caches: Functions under ``functools.lru_cache``.
+    """
+    places: list[Place] = []
+    for cache in caches:
+        for result in _results_of(cache):
+            if type(result) not in IMMUTABLE:
+                holder = _RESULTS.setdefault(id(result), _Result({0: result}))
+                name = f"{cache.__wrapped__.__qualname__}(...)"
+                places.append(Place(name=name, kind="item", holder=holder, key=0))
+    return list(reach({}, places=places).places) if places else []
+
+
+def _results_of(cache: Any) -> list[Any]:
+    """Return the results that a cached function keeps.
+
+    Python gives no access to them, except through the references that the garbage collector sees.
+    """
+    if not cache.cache_info().currsize:
+        return []
+    seen = gc.get_referents(cache)
+    tables = [each for each in seen if type(each) is dict and each is not vars_of(cache)]
+    if cache.cache_parameters()["maxsize"] is None:
+        # only the table of results holds as many as the cache says
+        sized = [each for each in tables if len(each) == cache.cache_info().currsize]
+        return list(sized[0].values()) if sized else []
+    links = [t for t in tables if any("lru_list" in type(v).__name__ for v in t.values())]
+    keys = {id(key) for table in links for key in table}
+    others = {id(cache.__wrapped__), *map(id, links), id(vars_of(cache))}
+    return [
+        each
+        for each in seen
+        if id(each) not in keys | others
+        and not isinstance(each, type)
+        and type(each) is not object
+    ]
+
+
+def _caches_in(places: Iterable[Place]) -> list[Any]:
+    found = [place.get() for place in places]
+    values = [v.__func__ if type(v) in (staticmethod, classmethod) else v for v in found]
+    return [v for v in values if type(v) is _CACHED]
+
+
 @contextmanager
 def as_it_was(roots: Mapping[str, Any]) -> Iterator[list[Any]]:
     """Restore, on exit, all values that some code may change.
@@ -191,9 +274,7 @@ def as_it_was(roots: Mapping[str, Any]) -> Iterator[list[Any]]:
     """
     places = training_places(roots)
     keeper = Keeper(places)
-    found = [place.get() for place in places]
-    values = [v.__func__ if type(v) in (staticmethod, classmethod) else v for v in found]
-    caches = [v for v in values if type(v) is _CACHED and not v.cache_info().currsize]
+    caches = [each for each in _caches_in(places) if not each.cache_info().currsize]
     try:
         yield caches
     finally:

@@ -23,7 +23,7 @@ import torch
 
 from thrifty.pack.identity import MISSING, Place, held_by, is_iterator, vars_of
 
-from ._keeper import elements, local_names, training_places
+from ._keeper import IMMUTABLE, elements, local_names, training_places
 
 
 MAX_ELEMENTS = 256
@@ -31,8 +31,6 @@ MAX_ELEMENTS = 256
 MAX_DEPTH = 8
 
 _HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
-
-_IMMUTABLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +71,8 @@ class Watch:
         memory: bool = False,
     ) -> None:
         skipped = {(id(holder), name) for holder, name in ignored}
-        self.iterators: dict[str, None] = {}
-        """The names of values that cannot be compared with what they were, in order."""
+        self.iterators: dict[str, int] = {}
+        """Values that cannot be compared with what they were: identities by name, in order."""
         self._memory = memory
         self._models = {
             n: root for n, root in roots.items() if isinstance(root, torch.nn.Module)
@@ -104,7 +102,7 @@ class Watch:
     def _add(self, place: Place) -> None:
         value = place.get()
         if is_iterator(value):
-            self.iterators[place.name] = None
+            self.iterators[place.name] = id(value)
         namespace = _namespace(place)
         if namespace is not None:
             space = self._spaces.setdefault(id(namespace), _Namespace(namespace))
@@ -240,7 +238,7 @@ def token(value: Any, depth: int = 0) -> Any:
     False
     """
     kind = type(value)
-    if kind in _IMMUTABLE:
+    if kind in IMMUTABLE:
         return (kind, value)
     make = _maker(kind)  # type: ignore[arg-type]  # mypy: a class is not hashable
     if make is not None and depth < MAX_DEPTH:
@@ -348,7 +346,7 @@ def _has_contents(value: Any) -> bool:
 
 def _inside(value: Any, depth: int = 0) -> Iterator[int]:
     """Yield identities of a value that may change, and of those inside it."""
-    if type(value) in _IMMUTABLE or isinstance(value, type) or callable(value):
+    if type(value) in IMMUTABLE or isinstance(value, type) or callable(value):
         return
     yield id(value)
     if depth < MAX_DEPTH:
