@@ -250,7 +250,9 @@ def test_no_trial_sees_how_often_another_one_has_read_its_data():
     assert first == second
 
 
-def test_a_given_data_set_that_changes_is_named(tmp_path, caplog):
+@pytest.mark.parametrize("short_s", [0.0, 60.0])  # without and with an epoch for the comparison
+def test_a_given_data_set_that_changes_is_named(tmp_path, caplog, monkeypatch, short_s):
+    monkeypatch.setattr("thrifty.pack.trial._state_check.SHORT_S", short_s)
     study = th.Study(
         task(train_dataset=Growing()),
         th.Space(lr=0.01),

@@ -82,7 +82,7 @@ def with_versions(
     if versions is None:
         return state
     made = OrderedDict(state)
-    made._metadata = versions  # type: ignore[attr-defined]
+    made._metadata = OrderedDict(versions)  # type: ignore[attr-defined]
     return made
 
 
