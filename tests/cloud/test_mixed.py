@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 from tests.cloud._drawn_fleets import (
+    AS_NAMED,
     ESTIMATES,
     a_profile,
     a_workload,
@@ -32,7 +33,13 @@ pytestmark = pytest.mark.slow
 PROFILE = a_profile(optimizer_s=0.0, bucket_bytes=(1e8, 3e8))
 EACH = HardwareEstimates(
     profiled="V100",
-    measured_compute={"T4": exactly(3.0), "A10": exactly(0.5), "K80": exactly(5.0)},
+    networks=AS_NAMED,
+    measured_compute={
+        "V100": exactly(1.0),
+        "T4": exactly(3.0),
+        "A10": exactly(0.5),
+        "K80": exactly(5.0),
+    },
 )
 MOST = 4
 

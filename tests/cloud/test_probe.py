@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 from tests.cloud._drawn_fleets import (
+    AS_NAMED,
     ESTIMATES,
     History,
     a_profile,
@@ -41,7 +42,9 @@ NOTHING_TO_SUM = {
 }
 UNSURE = HardwareEstimates(
     profiled="V100",
+    networks=AS_NAMED,
     measured_compute={
+        "V100": exactly(1.0),
         "A10": Interval(median=1.2, low=0.8, high=1.8),
         "T4": Interval(median=4.0, low=2.0, high=8.0),
     },
@@ -96,7 +99,10 @@ def test_what_cannot_change_the_choice_is_not_measured():
 
 
 def test_the_present_choice_is_measured_where_it_may_be_worse_than_another():
-    known = replace(UNSURE, measured_compute={"A10": Interval(median=0.9, low=0.6, high=1.8)})
+    known = replace(
+        UNSURE,
+        measured_compute={"V100": exactly(1.0), "A10": Interval(median=0.9, low=0.6, high=1.8)},
+    )
     probes = probes_of([SURE, RIVAL], estimates=known)
     assert str(probes.plan.best) == "1 x rival"
     probe = probes.next()
@@ -109,7 +115,13 @@ def test_what_costs_more_is_a_rival_of_a_choice_that_may_miss_the_deadline():
 
     Its price is above the choice's highest cost, but it is taken where the choice is too slow.
     """
-    known = replace(UNSURE, measured_compute={"A10": Interval(median=0.9, low=0.85, high=1.8)})
+    known = replace(
+        UNSURE,
+        measured_compute={
+            "V100": exactly(1.0),
+            "A10": Interval(median=0.9, low=0.85, high=1.8),
+        },
+    )
     dear = replace(SURE, instance_type="dear", price_usd_h=40.0)
     probes = probes_of([RIVAL, dear], estimates=known)
     assert str(probes.plan.best) == "1 x rival"
@@ -117,7 +129,9 @@ def test_what_costs_more_is_a_rival_of_a_choice_that_may_miss_the_deadline():
 
 
 def test_certain_knowledge_is_worth_nothing():
-    certain = replace(UNSURE, measured_compute={"A10": exactly(1.2), "T4": exactly(4.0)})
+    certain = replace(
+        UNSURE, measured_compute={"V100": exactly(1.0), "A10": exactly(1.2), "T4": exactly(4.0)}
+    )
     assert probes_of([SURE, RIVAL, HOPELESS], estimates=certain).next() is None
 
 
@@ -141,6 +155,7 @@ def test_caps_are_of_all_probes_together():
     known = replace(
         UNSURE,
         measured_compute={
+            "V100": exactly(1.0),
             "A10": Interval(median=1.2, low=0.8, high=1.8),
             "L4": Interval(median=1.2, low=0.8, high=1.8),
         },
@@ -157,6 +172,7 @@ def test_of_two_probes_the_one_that_brings_more_for_a_dollar_is_first():
     known = replace(
         UNSURE,
         measured_compute={
+            "V100": exactly(1.0),
             "A10": Interval(median=1.2, low=0.8, high=1.8),
             "L4": Interval(median=1.1, low=0.4, high=3.0),
         },
@@ -225,7 +241,7 @@ def test_networks_are_measured_on_two_machines():
             "sure": exactly(1.0),
             "rival": Interval(median=1.0, low=0.05, high=5.0),
         },
-        measured_compute={"A10": exactly(1.05)},
+        measured_compute={"V100": exactly(1.0), "A10": exactly(1.05)},
     )
     cheap = replace(RIVAL, price_usd_h=2.0)
     given = {"estimates": known, "deadline_s": 150 * HOUR}

@@ -38,6 +38,8 @@ class Offer:
         spot_usd_h: spot price in dollars per hour; None if not offered as spot, or unknown.
         baseline_gbps: network bandwidth that the VM always has, in Gbit/s; None if unknown.
         peak_gbps: network bandwidth that the VM has in bursts, in Gbit/s.
+        fabric: whether its network gives remote memory access, as InfiniBand and EFA do; None:
+            judged by its bandwidth.
         priced_on: date of the prices; None if unknown.
 
     Raises:
@@ -67,6 +69,7 @@ class Offer:
     spot_usd_h: float | None = None
     baseline_gbps: float | None = None
     peak_gbps: float | None = None
+    fabric: bool | None = None
     priced_on: date | None = None
 
     def __post_init__(self) -> None:
