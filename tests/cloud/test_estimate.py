@@ -98,7 +98,7 @@ def test_a_step_by_hand():
     # Each of two buckets needs six messages inside the machine.
     assert fleet.step_s.median == pytest.approx(1.625 + 6 * 10e-6)
     assert fleet.time_s.median == pytest.approx(25 + 1625.06)
-    assert (fleet.num_devices, fleet.usd_h, str(fleet)) == (4, 3.0, "1 x v1")
+    assert (fleet.num_devices, fleet.usd_h, str(fleet)) == (4, 3.0, "1 x v1 (4 V100)")
 
 
 @given(workloads, offers, st.integers(1, 8))
@@ -217,7 +217,7 @@ def test_the_same_type_on_demand_and_as_spot_is_one_kind():
     assert fleet.step_s == equal.step_s
     assert fleet.usd_h == 6.0
     assert fleet.time_s.median > equal.time_s.median
-    assert str(fleet) == "1 x v1 + 3 x v1 (spot)"
+    assert str(fleet) == "1 x v1 (1 V100) + 3 x v1 (1 V100 each, spot)"
 
 
 # -- spot ------------------------------------------------------------------------------

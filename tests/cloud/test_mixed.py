@@ -143,9 +143,11 @@ def test_what_one_type_cannot_do_two_can():
     with pytest.raises(CloudError, match="the fastest fleet"):
         plan_fleet(a_workload(profile=PROFILE), offers, FleetOptions(**options))
     plan = plan_fleet(a_workload(profile=PROFILE), offers, FleetOptions(**options, mixed=True))
-    assert str(plan.best) == "1 x a10 + 2 x v1"
+    assert str(plan.best) == "1 x a10 (1 A10) + 2 x v1 (1 V100 each)"
     assert plan.best.time_s.high <= 2400.0
-    with pytest.raises(CloudError, match=r"the fastest fleet \(1 x a10 \+ 2 x v1\)"):
+    with pytest.raises(
+        CloudError, match=r"the fastest fleet \(1 x a10 \(1 A10\) \+ 2 x v1 \(1 V100 each\)\)"
+    ):
         plan_fleet(
             a_workload(profile=PROFILE),
             offers,

@@ -102,6 +102,25 @@ class Offer:
         gib = self.accelerator_memory_gib if self.accelerator else self.memory_gib
         return None if gib is None or math.isnan(gib) else gib * GIB
 
+    def spell(self, num: int, *, spot: bool = False) -> str:
+        """Return a number of these machines in words, with their accelerators.
+
+        >>> offer = Offer(
+        ...     cloud="aws",
+        ...     region="us-east-1",
+        ...     instance_type="g5.12xlarge",
+        ...     accelerator="A10G",
+        ...     accelerator_count=4,
+        ...     price_usd_h=5.67,
+        ... )
+        >>> print(offer.spell(2))
+        2 x g5.12xlarge (4 A10G each)
+        """
+        each = " each" if num > 1 else ""
+        has = [f"{self.accelerator_count} {self.accelerator}{each}"] if self.accelerator else []
+        notes = ", ".join(has + ["spot"] * spot)
+        return f"{num} x {self.instance_type}{f' ({notes})' if notes else ''}"
+
     def usd_h(self, *, spot: bool) -> float | None:
         """Return the price in dollars per hour, or None if the VM is not offered this way."""
         return self.spot_usd_h if spot else self.price_usd_h
@@ -172,6 +191,5 @@ class Fleet:
 
     def __str__(self) -> str:
         return " + ".join(
-            f"{rented.num} x {rented.offer.instance_type}{' (spot)' if rented.spot else ''}"
-            for rented in self.machines
+            rented.offer.spell(rented.num, spot=rented.spot) for rented in self.machines
         )

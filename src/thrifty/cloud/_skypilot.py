@@ -244,7 +244,7 @@ def _equal(fleet: Fleet) -> str:
         cost = each.usd_h / each.num * num
         ways.append((
             cost,
-            f"{num} x {each.offer.instance_type}{' (spot)' if each.spot else ''}",
+            each.offer.spell(num, spot=each.spot),
         ))
     cost, way = min(ways)
     return f"{way} at ${cost:.2f} an hour"
