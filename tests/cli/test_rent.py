@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from datetime import date, timedelta
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from thrifty.cli._rent._command import hardware_of, rent_command
+from thrifty.cli._rent._exported import Installation, installation
 from thrifty.cli._rent._output import span
 from thrifty.cli._rent._rent_options import Dollars, Duration, Pair
 from thrifty.cloud import Interval
@@ -312,7 +314,19 @@ def test_data_sets_are_read_as_in_training(folder):
     assert profile.sample_input_s > 0
 
 
-def test_the_picture_and_the_task(folder):
+@pytest.fixture
+def scripts(folder, monkeypatch):
+    """Scripts that train, and a wheel that was built before."""
+    wheel = folder / "thrifty-0-py3-none-any.whl"
+    wheel.write_bytes(b"")
+    monkeypatch.setattr("thrifty.cli._rent._exported._wheel", lambda source, to: wheel)
+    Path("rented.py").write_text(f"{STUDY}\nif __name__ == '__main__':\n    study.run()\n")
+    Path("run.py").write_text("print('trains')\n")
+    return folder
+
+
+def test_the_picture_and_the_task(scripts):
+    folder = scripts
     given = (*LONG, "--deadline", "2d", "--plot", "front.png", "--export", "sky.yaml")
     said = rent(*given).stdout
     assert "wrote front.png" in said
@@ -327,7 +341,69 @@ def test_the_picture_and_the_task(folder):
     json.loads(rent(*given, "--json").stdout)
 
 
-def test_nothing_is_rented_without_a_yes(folder, monkeypatch):
+def test_the_machines_install_the_thrifty_that_runs_here(scripts):
+    rent(*LONG, "--deadline", "2d", "--export", "sky.yaml")
+    task = Path("sky.yaml").read_text()
+    name = "thrifty-0-py3-none-any.whl"
+    assert f"setup: pip install ~/{name}" in task
+    assert f"~/{name}: {scripts / name}" in task
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ((), "rented.py only defines things, so the machines would train nothing"),
+        (("--script", "gone.py --fast"), "there is no file gone.py in "),
+        (("--script", " "), "--script is blank"),
+        (("--script", "odd.py"), "odd.py cannot be read"),
+    ],
+)
+def test_a_script_that_trains_nothing_is_not_exported(folder, script, message):
+    Path("odd.py").write_text("if:")
+    with pytest.raises(UsageError, match=re.escape(message)):
+        rent(*LONG, "--deadline", "2d", "--export", "sky.yaml", *script)
+    assert not Path("sky.yaml").exists()
+
+
+def installed(monkeypatch, url):
+    source = None if url is None else json.dumps({"url": url})
+    found = SimpleNamespace(version="1.2", read_text=lambda name: source)
+    monkeypatch.setattr("thrifty.cli._rent._exported.distribution", lambda name: found)
+
+
+def test_a_version_from_an_index_comes_from_there(tmp_path, monkeypatch):
+    installed(monkeypatch, None)
+    assert installation(tmp_path) == Installation(setup="pip install thrifty==1.2")
+
+
+def test_the_wheel_that_was_installed_is_copied(tmp_path, monkeypatch):
+    wheel = tmp_path / "thrifty-1.2-py3-none-any.whl"
+    installed(monkeypatch, wheel.as_uri())
+    with pytest.raises(CloudError, match="which is gone; install it again"):
+        installation(tmp_path)
+    wheel.write_bytes(b"")
+    remote = f"~/{wheel.name}"
+    assert installation(tmp_path) == Installation(
+        setup=f"pip install {remote}", mounts={remote: str(wheel)}
+    )
+
+
+def test_thrifty_has_to_be_installed_to_be_copied(tmp_path, monkeypatch):
+    def nothing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("thrifty.cli._rent._exported.distribution", nothing)
+    with pytest.raises(CloudError, match="pip install -e CHECKOUT"):
+        installation(tmp_path)
+
+
+def test_a_checkout_that_gives_no_wheel(tmp_path, monkeypatch):
+    installed(monkeypatch, (tmp_path / "no").as_uri())
+    with pytest.raises(CloudError, match=r"no wheel of .*no can be built for the rented"):
+        installation(tmp_path / "wheels")
+
+
+def test_nothing_is_rented_without_a_yes(scripts, monkeypatch):
     launched = []
     monkeypatch.setattr(
         "thrifty.cli._rent._command.launch", lambda task: launched.append(task) or "id-1"
