@@ -2,7 +2,7 @@
 
 ::
 
-    python -m bench.bench_cloud [--quick] [--only prediction|tables|decisions|spot|local|planning]
+    python -m bench.bench_cloud [--quick] [--only clusters|prediction|tables|...]
 
 Measurements of others (Sia and Pollux, PROFET, vTrain, prices and logs of AWS, GCP) are read from
 ``$THRIFTY_DATA``; ``local`` trains on this machine.
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bench.cloud import (
+    clusters as clusters_,
     local as local_,
     planning as planning_,
     prediction as sia,
@@ -28,6 +29,26 @@ def main() -> None:
     args = options.parse_args()
     figures, goals = run_parts(PARTS, only=args.only, quick=args.quick)
     finish("bench_cloud", figures, goals)
+
+
+def clusters(*, quick: bool) -> Part:
+    """Report errors of ``estimate`` on clusters whose measurements its priors have not seen.
+
+    A cluster is one type of GPU and one network.
+    """
+    found = clusters_.clusters_left_out(quick=quick)
+    lines = [line for each in found for line in each["rows"]]
+    print("a step of several devices from the profile of one: median absolute error\n")
+    table(lines)
+    goals = []
+    for line in lines:
+        if line["application"] == "all":
+            name = f"{line['cluster']}, left out"
+            goals += [
+                at_most(f"{name}: error, median, %", line["median error %"], 15),
+                at_least(f"{name}: in the 90 % interval, %", line["in the 90 % interval"], 85),
+            ]
+    return {"left out": found}, goals
 
 
 def prediction(*, quick: bool) -> Part:
@@ -110,6 +131,7 @@ def planning(*, quick: bool) -> Part:
 
 
 PARTS: dict[str, Callable[..., Part]] = {
+    "clusters": clusters,
     "prediction": prediction,
     "tables": tables,
     "decisions": decisions,

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from datetime import date, timedelta
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from thrifty.cli._rent._command import hardware_of, rent_command
+from thrifty.cli._rent._exported import Installation, installation
 from thrifty.cli._rent._output import span
 from thrifty.cli._rent._rent_options import Dollars, Duration, Pair
 from thrifty.cloud import Interval
@@ -93,13 +95,14 @@ def best(*args, file="rented.py"):
 
 def test_a_table_and_what_it_rests_on(folder):
     said = rent(*LONG, "--deadline", "2d").stdout
-    head, *rows = said.splitlines()
-    assert head.split() == ["fleet", "where", "batch", "time", "cost", "why"]
-    chosen = re.sub(" +", " ", next(row for row in rows if row.startswith("→"))).strip()
+    rows = said.splitlines()
+    place = next(i for i, row in enumerate(rows) if row.startswith("→"))
+    assert rows[place] == "→ 1 x l4.one (1 L4), gcp east"
     # 16.7 h on a profiled T4; 8.9 h, within a factor of 1.5, on an L4.
-    assert chosen.startswith("→ 1 x l4.one gcp east 16 ")
-    assert chosen.endswith("compute")
-    assert re.search(r"9\.0 h \(6\.0 to 13\.4\) \$7\.17 \(4\.79 to 10\.74\)", chosen)
+    assert re.sub("  +", " | ", rows[place + 1].strip()) == (
+        "9.0 h (6.0 to 13.4) | $7.17 (4.79 to 10.74) | batch 16 | compute"
+    )
+    assert max(map(len, rows[: place + 2])) <= 80
     assert "prices: prices.csv, of 2024-05-01 to 2024-06-01; 3 of 3 offers are older" in said
     assert "timed on Tesla T4" in said
     assert "the speed of L4 is that of data sheets" in said
@@ -167,7 +170,7 @@ def test_probes_are_proposed_in_order(folder):
     assert found["probes"][0]["gain"] > found["probes"][0]["usd"]
     assert found["probes_ended"] == "no probe is worth its price"
     said = rent(*asked, "--probe", "2").stdout
-    assert "1. compute on 1 x l4.one in gcp east: $0.05, 4 min; in " in said
+    assert "1. compute on 1 x l4.one (1 L4) in gcp east: $0.05, 4 min; in " in said
     assert "then no probe is worth its price" in said
     for little in (("--probe", "0.01"), ("--probe", "2", "--probe-time", "1m")):
         none = data(*asked, *little)
@@ -311,7 +314,19 @@ def test_data_sets_are_read_as_in_training(folder):
     assert profile.sample_input_s > 0
 
 
-def test_the_picture_and_the_task(folder):
+@pytest.fixture
+def scripts(folder, monkeypatch):
+    """Scripts that train, and a wheel that was built before."""
+    wheel = folder / "thrifty-0-py3-none-any.whl"
+    wheel.write_bytes(b"")
+    monkeypatch.setattr("thrifty.cli._rent._exported._wheel", lambda source, to: wheel)
+    Path("rented.py").write_text(f"{STUDY}\nif __name__ == '__main__':\n    study.run()\n")
+    Path("run.py").write_text("print('trains')\n")
+    return folder
+
+
+def test_the_picture_and_the_task(scripts):
+    folder = scripts
     given = (*LONG, "--deadline", "2d", "--plot", "front.png", "--export", "sky.yaml")
     said = rent(*given).stdout
     assert "wrote front.png" in said
@@ -326,7 +341,69 @@ def test_the_picture_and_the_task(folder):
     json.loads(rent(*given, "--json").stdout)
 
 
-def test_nothing_is_rented_without_a_yes(folder, monkeypatch):
+def test_the_machines_install_the_thrifty_that_runs_here(scripts):
+    rent(*LONG, "--deadline", "2d", "--export", "sky.yaml")
+    task = Path("sky.yaml").read_text()
+    name = "thrifty-0-py3-none-any.whl"
+    assert f"setup: pip install ~/{name}" in task
+    assert f"~/{name}: {scripts / name}" in task
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ((), "rented.py only defines things, so the machines would train nothing"),
+        (("--script", "gone.py --fast"), "there is no file gone.py in "),
+        (("--script", " "), "--script is blank"),
+        (("--script", "odd.py"), "odd.py cannot be read"),
+    ],
+)
+def test_a_script_that_trains_nothing_is_not_exported(folder, script, message):
+    Path("odd.py").write_text("if:")
+    with pytest.raises(UsageError, match=re.escape(message)):
+        rent(*LONG, "--deadline", "2d", "--export", "sky.yaml", *script)
+    assert not Path("sky.yaml").exists()
+
+
+def installed(monkeypatch, url):
+    source = None if url is None else json.dumps({"url": url})
+    found = SimpleNamespace(version="1.2", read_text=lambda name: source)
+    monkeypatch.setattr("thrifty.cli._rent._exported.distribution", lambda name: found)
+
+
+def test_a_version_from_an_index_comes_from_there(tmp_path, monkeypatch):
+    installed(monkeypatch, None)
+    assert installation(tmp_path) == Installation(setup="pip install thrifty==1.2")
+
+
+def test_the_wheel_that_was_installed_is_copied(tmp_path, monkeypatch):
+    wheel = tmp_path / "thrifty-1.2-py3-none-any.whl"
+    installed(monkeypatch, wheel.as_uri())
+    with pytest.raises(CloudError, match="which is gone; install it again"):
+        installation(tmp_path)
+    wheel.write_bytes(b"")
+    remote = f"~/{wheel.name}"
+    assert installation(tmp_path) == Installation(
+        setup=f"pip install {remote}", mounts={remote: str(wheel)}
+    )
+
+
+def test_thrifty_has_to_be_installed_to_be_copied(tmp_path, monkeypatch):
+    def nothing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("thrifty.cli._rent._exported.distribution", nothing)
+    with pytest.raises(CloudError, match="pip install -e CHECKOUT"):
+        installation(tmp_path)
+
+
+def test_a_checkout_that_gives_no_wheel(tmp_path, monkeypatch):
+    installed(monkeypatch, (tmp_path / "no").as_uri())
+    with pytest.raises(CloudError, match=r"no wheel of .*no can be built for the rented"):
+        installation(tmp_path / "wheels")
+
+
+def test_nothing_is_rented_without_a_yes(scripts, monkeypatch):
     launched = []
     monkeypatch.setattr(
         "thrifty.cli._rent._command.launch", lambda task: launched.append(task) or "id-1"
@@ -334,7 +411,7 @@ def test_nothing_is_rented_without_a_yes(folder, monkeypatch):
     given = (*LONG, "--deadline", "2d", "--launch")
     no = rent(*given, answer="n\n")
     assert (no.exit_code, launched) == (1, [])
-    assert "rent 1 x l4.one for about $7.17" in no.stdout
+    assert "rent 1 x l4.one (1 L4) for about $7.17" in no.stdout
     assert "id-1" in rent(*given, answer="y\n").stdout
     assert "l4.one" in launched[0]
 
@@ -470,8 +547,8 @@ def test_how_options_are_read():
     ("seconds", "text"),
     [
         (7200.0, "2.0 h (1.0 to 4.0)"),
-        (7199.0, "120.0 min (60.0 to 240.0)"),
-        (119.0, "119.0 s (59.5 to 238.0)"),
+        (7199.0, "120 min (60.0 to 240)"),
+        (119.0, "119 s (59.5 to 238)"),
     ],
 )
 def test_times_have_a_unit(seconds, text):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from hypothesis import settings, strategies as st
 
-from thrifty.cloud import HardwareEstimates, Interval, Offer, Workload
+from thrifty.cloud import HardwareEstimates, Interval, NetworkPriors, Offer, Spread, Workload
 from thrifty.perf import StepProfile
 
 
@@ -55,9 +57,24 @@ def exactly(value):
     return Interval(median=value, low=value, high=value)
 
 
+AS_NAMED = NetworkPriors(
+    tcp_share=1.0,
+    tcp_gbps=math.inf,
+    fabric_share=1.0,
+    linked_share=1.0,
+    pcie_gb_s=10.0,
+    pcie_contention=0.0,
+    **dict.fromkeys(("tcp", "fabric", "linked", "pcie"), Spread(faster=1.25, slower=1.25)),
+    step=Spread(faster=1.0, slower=1.0),
+    straggling=exactly(0.0),
+)
+"""Networks as fast as their names say, and steps that are what the replay says."""
+
 ESTIMATES = HardwareEstimates(
     profiled="V100",
+    networks=AS_NAMED,
     measured_compute={
+        "V100": exactly(1.0),
         "T4": Interval(median=3.0, low=2.0, high=3.5),
         "A10": Interval(median=0.75, low=0.5, high=1.0),
     },

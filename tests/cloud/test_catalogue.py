@@ -154,6 +154,16 @@ def test_a_network_that_is_given_is_kept(vms, given_gbps, kept):
     assert (only(path).baseline_gbps, only(path).peak_gbps) == kept
 
 
+@pytest.mark.parametrize(("given", "fabric"), [("yes", True), ("NO", False), ("", None)])
+def test_a_fabric_that_is_given_is_kept(vms, given, fabric):
+    assert only(vms(f"{P3},{given}", header=f"{HEADER},Fabric")).fabric is fabric
+
+
+def test_a_fabric_is_there_or_not(vms):
+    with pytest.raises(CloudError, match=r"line 2: Fabric is 'efa', and has to be yes, no"):
+        Catalogue.load(vms(f"{P3},EFA", header=f"{HEADER},Fabric"))
+
+
 def test_a_later_file_replaces_what_an_earlier_one_has(vms, tmp_path):
     mine = tmp_path / "mine.csv"
     mine.write_text(f"{HEADER},Cloud\n{P3.replace('12.24', '10')},AWS\n", encoding="utf-8-sig")
@@ -427,6 +437,7 @@ offers = st.builds(
     spot_usd_h=some,
     baseline_gbps=some,
     peak_gbps=some,
+    fabric=st.sampled_from([None, True, False]),
     priced_on=st.none() | st.dates(),
 )
 

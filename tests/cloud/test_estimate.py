@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from tests.cloud._drawn_fleets import (
+    AS_NAMED,
     ESTIMATES,
     GIB,
     History,
@@ -55,7 +56,13 @@ def step_s(workload, offer, num, end):
         )
         free = max(free, forward + ready * backward) + slower * took
     after = factor * (profile.optimizer_s + profile.overhead_s)
-    return max(max(free, forward + backward) + after, batch * profile.sample_input_s)
+    replayed = max(max(free, forward + backward) + after, batch * profile.sample_input_s)
+    return replayed * rest(devices)[end]
+
+
+def rest(devices):
+    """Return the factors on the step of some devices, by the end of the interval."""
+    return dict(zip(ENDS, ESTIMATES.networks.rest(devices).tolist(), strict=True))
 
 
 @given(
@@ -91,7 +98,7 @@ def test_a_step_by_hand():
     # Each of two buckets needs six messages inside the machine.
     assert fleet.step_s.median == pytest.approx(1.625 + 6 * 10e-6)
     assert fleet.time_s.median == pytest.approx(25 + 1625.06)
-    assert (fleet.num_devices, fleet.usd_h, str(fleet)) == (4, 3.0, "1 x v1")
+    assert (fleet.num_devices, fleet.usd_h, str(fleet)) == (4, 3.0, "1 x v1 (4 V100)")
 
 
 @given(workloads, offers, st.integers(1, 8))
@@ -124,7 +131,9 @@ def test_neither_place_nor_price_changes_the_step():
 def test_it_says_what_bounds_the_step(changes, why):
     # 16 samples: 1 + 2 + 0.125 s; from 2 s on two sums of 1 GB at 10 Gb/s, which take 4.125 times
     # 0.8 s each.
-    estimates = HardwareEstimates(profiled="V100", measured_network={"v1": exactly(4.125)})
+    estimates = HardwareEstimates(
+        profiled="V100", networks=AS_NAMED, measured_network={"v1": exactly(4.125)}
+    )
     workload = a_workload(profile=a_profile(**changes))
     assert estimate(workload, [(an_offer(), 2, False)], estimates=estimates).why == why
 
@@ -133,7 +142,9 @@ def test_it_says_what_bounds_the_step(changes, why):
 
 
 def test_unequal_machines_end_together():
-    estimates = HardwareEstimates(profiled="V100", measured_compute={"T4": exactly(3.0)})
+    estimates = HardwareEstimates(
+        profiled="V100", networks=AS_NAMED, measured_compute={"T4": exactly(3.0)}
+    )
     workload = a_workload(profile=a_profile(bucket_bytes=(0.0, 0.0)), global_batch=16)
     fast, slow = an_offer(), an_offer("t4", accelerator="T4")
     fleet = estimate(workload, [(fast, 1, False), (slow, 1, False)], estimates=estimates)
@@ -178,7 +189,9 @@ def test_no_split_computes_sooner(nums, global_batch):
 
 def test_memory_limits_the_share_of_a_fast_device():
     # 4 samples need 2 GiB, 8 need 3 GiB.
-    estimates = HardwareEstimates(profiled="V100", measured_compute={"T4": exactly(9.0)})
+    estimates = HardwareEstimates(
+        profiled="V100", networks=AS_NAMED, measured_compute={"T4": exactly(9.0)}
+    )
     small = an_offer(accelerator_memory_gib=3.0)
     slow = an_offer("t4", accelerator="T4")
     workload = a_workload(global_batch=16)
@@ -187,7 +200,9 @@ def test_memory_limits_the_share_of_a_fast_device():
 
 
 def test_a_machine_without_samples_does_not_compute():
-    estimates = HardwareEstimates(profiled="V100", measured_compute={"T4": exactly(1000.0)})
+    estimates = HardwareEstimates(
+        profiled="V100", networks=AS_NAMED, measured_compute={"T4": exactly(1000.0)}
+    )
     workload = a_workload(profile=a_profile(bucket_bytes=(0.0, 0.0)), global_batch=4)
     machines = [(an_offer(), 1, False), (an_offer("t4", accelerator="T4"), 1, False)]
     fleet = estimate(workload, machines, estimates=estimates)
@@ -202,7 +217,7 @@ def test_the_same_type_on_demand_and_as_spot_is_one_kind():
     assert fleet.step_s == equal.step_s
     assert fleet.usd_h == 6.0
     assert fleet.time_s.median > equal.time_s.median
-    assert str(fleet) == "1 x v1 + 3 x v1 (spot)"
+    assert str(fleet) == "1 x v1 (1 V100) + 3 x v1 (1 V100 each, spot)"
 
 
 # -- spot ------------------------------------------------------------------------------
@@ -393,7 +408,7 @@ def measured_fleet(num, *, sums=(), offers=None):
         price_usd_h=3.06,
         baseline_gbps=10,
     )
-    estimates = HardwareEstimates(profiled="V100", measured_sums=tuple(sums))
+    estimates = HardwareEstimates(profiled="V100", networks=AS_NAMED, measured_sums=tuple(sums))
     return estimate(work, [(offer, num, False)], estimates=estimates)
 
 

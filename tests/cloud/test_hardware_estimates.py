@@ -19,8 +19,9 @@ def machine(accelerator="V100", **options):
 
 @given(names)
 def test_the_profiled_device_takes_the_profiles_time(name):
-    same = Interval(median=1.0, low=1.0, high=1.0)
-    assert HardwareEstimates(profiled=name).compute(machine(name)) == same
+    same = HardwareEstimates(profiled=name).compute(machine(name))
+    # Machines of one type differ.
+    assert same.low < same.median == 1.0 < same.high
 
 
 @given(names, names)
@@ -66,24 +67,63 @@ def test_processors_are_measured_by_the_type_of_machine():
 
 
 def test_a_network_is_as_fast_as_it_always_is():
-    link = HardwareEstimates().link(machine(baseline_gbps=10.0, peak_gbps=25.0))
-    assert link.bytes_per_s == pytest.approx(1.25e9)
-    assert link.inner_bytes_per_s == pytest.approx(60e9)
-    assert HardwareEstimates().link(machine(peak_gbps=25.0)).bytes_per_s == pytest.approx(
-        3.125e9
+    def gbps(**options):
+        return HardwareEstimates().link(machine(**options)).bytes_per_s * 8e-9
+
+    assert gbps(baseline_gbps=5.0, peak_gbps=25.0) == pytest.approx(0.8 * 5)
+    assert gbps(peak_gbps=2.0) == pytest.approx(0.8 * 2)
+    assert gbps() == pytest.approx(0.8 * 5)
+
+
+def test_few_flows_do_not_fill_a_wide_network():
+    def gbps(nominal, **options):
+        link = HardwareEstimates().link(machine(baseline_gbps=nominal, **options))
+        return link.bytes_per_s * 8e-9
+
+    assert gbps(25.0) == gbps(100.0) == pytest.approx(6.0)
+    # InfiniBand and the like have no such limit, and nobody sells 400 Gbit/s without them.
+    assert gbps(100.0, fabric=True) == pytest.approx(40.0)
+    assert gbps(400.0) == gbps(400.0, fabric=True) == pytest.approx(160.0)
+    assert gbps(400.0, fabric=False) == pytest.approx(6.0)
+
+
+def test_devices_without_a_link_of_their_own_share_the_host():
+    def gb_s(accelerator, count):
+        link = HardwareEstimates().link(machine(accelerator, accelerator_count=count))
+        return link.inner_bytes_per_s / 1e9
+
+    assert gb_s("T4", 2) == pytest.approx(2.4)
+    assert gb_s("T4", 8) == pytest.approx(1.2)
+    assert gb_s("nobody knows", 4) == gb_s("T4", 4)
+    assert gb_s("A100", 8) == gb_s("A100", 2) == pytest.approx(0.7 * 150)
+
+
+def test_a_step_of_several_devices_is_less_certain_the_more_they_are():
+    median, low, high = HardwareEstimates().networks.rest([1, 2, 64])
+    assert (median[0], low[0], high[0]) == (1.0, 1.0, 1.0)
+    assert low[1] < 1 < median[1] < median[2] < high[2]
+    assert high[2] / low[2] > high[1] / low[1] > 1
+
+
+def test_the_links_inside_a_machine_widen_the_interval():
+    one, several = (
+        HardwareEstimates().network(machine("A100", baseline_gbps=10.0, accelerator_count=num))
+        for num in (1, 8)
     )
-    assert HardwareEstimates().link(machine("")).bytes_per_s == pytest.approx(0.625e9)
+    assert several.high > one.high
+    assert several.low == one.low
 
 
 @pytest.mark.parametrize(
     ("gbps", "low", "high"),
     [
-        ({"baseline_gbps": 10.0, "peak_gbps": 10.0}, 0.8, 1.25),
-        ({"baseline_gbps": 10.0}, 0.8, 1.25),
-        ({"baseline_gbps": 5.0, "peak_gbps": 10.0}, 0.4, 1.25),
+        ({"baseline_gbps": 10.0, "peak_gbps": 10.0}, 0.4, 1.8),
+        ({"baseline_gbps": 10.0}, 0.4, 1.8),
+        ({"baseline_gbps": 5.0, "peak_gbps": 10.0}, 0.2, 1.8),
         # only "up to" is known: perhaps much slower, never faster
-        ({"peak_gbps": 10.0}, 0.8, 6.25),
-        ({}, 0.16, 6.25),
+        ({"peak_gbps": 10.0}, 0.4, 9.0),
+        ({}, 0.08, 9.0),
+        ({"baseline_gbps": 400.0}, 1 / 3, 2.5),
     ],
 )
 def test_a_network_is_the_less_known_the_less_its_name_says(gbps, low, high):

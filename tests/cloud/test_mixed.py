@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 from tests.cloud._drawn_fleets import (
+    AS_NAMED,
     ESTIMATES,
     a_profile,
     a_workload,
@@ -32,7 +33,13 @@ pytestmark = pytest.mark.slow
 PROFILE = a_profile(optimizer_s=0.0, bucket_bytes=(1e8, 3e8))
 EACH = HardwareEstimates(
     profiled="V100",
-    measured_compute={"T4": exactly(3.0), "A10": exactly(0.5), "K80": exactly(5.0)},
+    networks=AS_NAMED,
+    measured_compute={
+        "V100": exactly(1.0),
+        "T4": exactly(3.0),
+        "A10": exactly(0.5),
+        "K80": exactly(5.0),
+    },
 )
 MOST = 4
 
@@ -136,9 +143,11 @@ def test_what_one_type_cannot_do_two_can():
     with pytest.raises(CloudError, match="the fastest fleet"):
         plan_fleet(a_workload(profile=PROFILE), offers, FleetOptions(**options))
     plan = plan_fleet(a_workload(profile=PROFILE), offers, FleetOptions(**options, mixed=True))
-    assert str(plan.best) == "1 x a10 + 2 x v1"
+    assert str(plan.best) == "1 x a10 (1 A10) + 2 x v1 (1 V100 each)"
     assert plan.best.time_s.high <= 2400.0
-    with pytest.raises(CloudError, match=r"the fastest fleet \(1 x a10 \+ 2 x v1\)"):
+    with pytest.raises(
+        CloudError, match=r"the fastest fleet \(1 x a10 \(1 A10\) \+ 2 x v1 \(1 V100 each\)\)"
+    ):
         plan_fleet(
             a_workload(profile=PROFILE),
             offers,

@@ -136,11 +136,11 @@ def test_the_front_goes_from_the_fastest_to_the_cheapest():
 def test_quotas_hold_for_types_and_for_accelerators():
     catalogue = [an_offer("v1"), an_offer("v2", accelerator_count=2)]
     tight = {"estimates": ESTIMATES, "deadline_s": 600.0, "conservative": False}
-    with pytest.raises(CloudError, match=r"\(3 x v2\)"):
+    with pytest.raises(CloudError, match=r"\(3 x v2 \(2 V100 each\)\)"):
         plan_fleet(
             a_workload(), catalogue, FleetOptions(quotas={"v2": 3}, max_nodes=4, **tight)
         )
-    with pytest.raises(CloudError, match=r"\(2 x v2\)"):
+    with pytest.raises(CloudError, match=r"\(2 x v2 \(2 V100 each\)\)"):
         plan_fleet(
             a_workload(),
             catalogue,
@@ -185,7 +185,7 @@ def test_the_fastest_fleet_is_too_slow():
     # 1,000 steps of 3 s, plus 0.125 s for the optimiser.
     message = refused(deadline_s=1800.0)
     assert message.startswith(
-        "the fastest fleet (2 x v1) takes 55.1 min at the 90 % end, "
+        "the fastest fleet (2 x v1 (1 V100 each)) takes 55.1 min at the 90 % end, "
         "25.1 min over the deadline of 30.0 min: "
     )
     assert "allow more than 2 machines" in message
@@ -196,7 +196,8 @@ def test_the_cheapest_fleet_is_too_dear():
     # One machine: 1,000 steps of 6.125 s, and 180 s of setup.
     catalogue = [an_offer(), an_offer("v2", price_usd_h=4.0)]
     assert refused(catalogue, budget_usd=4.0).startswith(
-        "the cheapest fleet (1 x v1) costs $5.25 at the 90 % end, $1.25 over the budget of $4.00: "
+        "the cheapest fleet (1 x v1 (1 V100)) costs $5.25 at the 90 % end, "
+        "$1.25 over the budget of $4.00: "
     )
 
 

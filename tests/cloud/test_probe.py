@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 from tests.cloud._drawn_fleets import (
+    AS_NAMED,
     ESTIMATES,
     History,
     a_profile,
@@ -41,7 +42,9 @@ NOTHING_TO_SUM = {
 }
 UNSURE = HardwareEstimates(
     profiled="V100",
+    networks=AS_NAMED,
     measured_compute={
+        "V100": exactly(1.0),
         "A10": Interval(median=1.2, low=0.8, high=1.8),
         "T4": Interval(median=4.0, low=2.0, high=8.0),
     },
@@ -80,8 +83,8 @@ def test_the_probe_is_the_one_that_can_change_the_choice():
     assert probe.seconds == 180 + 60
     assert probe.usd == pytest.approx(3.0 * 240 / HOUR)
     assert probe.gain > probe.usd
-    assert "mostly 1 x rival" in probe.why
-    assert str(probe) == "compute on 1 x rival"
+    assert "mostly 1 x rival (1 A10)" in probe.why
+    assert str(probe) == "compute on 1 x rival (1 A10)"
 
 
 def test_what_cannot_change_the_choice_is_not_measured():
@@ -96,12 +99,15 @@ def test_what_cannot_change_the_choice_is_not_measured():
 
 
 def test_the_present_choice_is_measured_where_it_may_be_worse_than_another():
-    known = replace(UNSURE, measured_compute={"A10": Interval(median=0.9, low=0.6, high=1.8)})
+    known = replace(
+        UNSURE,
+        measured_compute={"V100": exactly(1.0), "A10": Interval(median=0.9, low=0.6, high=1.8)},
+    )
     probes = probes_of([SURE, RIVAL], estimates=known)
-    assert str(probes.plan.best) == "1 x rival"
+    assert str(probes.plan.best) == "1 x rival (1 A10)"
     probe = probes.next()
     assert probe.offer == RIVAL
-    assert "mostly 1 x sure" in probe.why
+    assert "mostly 1 x sure (1 V100)" in probe.why
 
 
 def test_what_costs_more_is_a_rival_of_a_choice_that_may_miss_the_deadline():
@@ -109,15 +115,23 @@ def test_what_costs_more_is_a_rival_of_a_choice_that_may_miss_the_deadline():
 
     Its price is above the choice's highest cost, but it is taken where the choice is too slow.
     """
-    known = replace(UNSURE, measured_compute={"A10": Interval(median=0.9, low=0.85, high=1.8)})
+    known = replace(
+        UNSURE,
+        measured_compute={
+            "V100": exactly(1.0),
+            "A10": Interval(median=0.9, low=0.85, high=1.8),
+        },
+    )
     dear = replace(SURE, instance_type="dear", price_usd_h=40.0)
     probes = probes_of([RIVAL, dear], estimates=known)
-    assert str(probes.plan.best) == "1 x rival"
+    assert str(probes.plan.best) == "1 x rival (1 A10)"
     assert dear in probes._arena().rivals
 
 
 def test_certain_knowledge_is_worth_nothing():
-    certain = replace(UNSURE, measured_compute={"A10": exactly(1.2), "T4": exactly(4.0)})
+    certain = replace(
+        UNSURE, measured_compute={"V100": exactly(1.0), "A10": exactly(1.2), "T4": exactly(4.0)}
+    )
     assert probes_of([SURE, RIVAL, HOPELESS], estimates=certain).next() is None
 
 
@@ -134,13 +148,14 @@ def test_both_caps_bind():
         probes = probes_of([SURE, RIVAL], **cap)
         assert probes.next() is None
         assert "the cap leaves" in probes.ended
-        assert "compute on 1 x rival" in probes.ended
+        assert "compute on 1 x rival (1 A10)" in probes.ended
 
 
 def test_caps_are_of_all_probes_together():
     known = replace(
         UNSURE,
         measured_compute={
+            "V100": exactly(1.0),
             "A10": Interval(median=1.2, low=0.8, high=1.8),
             "L4": Interval(median=1.2, low=0.8, high=1.8),
         },
@@ -157,6 +172,7 @@ def test_of_two_probes_the_one_that_brings_more_for_a_dollar_is_first():
     known = replace(
         UNSURE,
         measured_compute={
+            "V100": exactly(1.0),
             "A10": Interval(median=1.2, low=0.8, high=1.8),
             "L4": Interval(median=1.1, low=0.4, high=3.0),
         },
@@ -189,13 +205,13 @@ def test_of_very_many_rivals_the_most_promising_are_compared():
 
 def test_a_result_is_believed_and_paid():
     probes = probes_of([SURE, RIVAL])
-    assert str(probes.plan.best) == "1 x sure"
+    assert str(probes.plan.best) == "1 x sure (1 V100)"
     probe = probes.next()
     probes.tell(probe, Measured(compute=(0.5, 0.52, 0.51)))
     assert probes.estimates.measured_compute["A10"] == measured_interval((0.5, 0.52, 0.51))
     assert probes.estimates.measured_compute["T4"] == UNSURE.measured_compute["T4"]
     assert (probes.spent_usd, probes.spent_s) == (probe.usd, probe.seconds)
-    assert str(probes.plan.best) == "1 x rival"
+    assert str(probes.plan.best) == "1 x rival (1 A10)"
     assert probes.next() is None
 
 
@@ -225,7 +241,7 @@ def test_networks_are_measured_on_two_machines():
             "sure": exactly(1.0),
             "rival": Interval(median=1.0, low=0.05, high=5.0),
         },
-        measured_compute={"A10": exactly(1.05)},
+        measured_compute={"V100": exactly(1.0), "A10": exactly(1.05)},
     )
     cheap = replace(RIVAL, price_usd_h=2.0)
     given = {"estimates": known, "deadline_s": 150 * HOUR}
@@ -235,7 +251,7 @@ def test_networks_are_measured_on_two_machines():
     assert probe.usd == pytest.approx(2 * 2.0 * 240 / HOUR)
     probes.tell(probe, Measured(network=(0.1,)))
     assert probes.estimates.network(cheap) == measured_interval((0.1,))
-    assert str(probes.plan.best) == "2 x rival"
+    assert str(probes.plan.best) == "2 x rival (1 A10 each)"
     # A quota of one does not allow the two machines that this probe needs.
     assert probes_of([SURE, cheap], heavy, **given, quotas={"rival": 1}).next() is None
 
@@ -254,7 +270,11 @@ def test_a_device_is_measured_where_it_is_cheapest():
     probe = probes_of([SURE, big, west, RIVAL]).next()
     assert (probe.offer, probe.spot) == (RIVAL, False)
     probe = probes_of([SURE, big, west, RIVAL], spot=True).next()
-    assert (probe.offer, probe.spot, str(probe)) == (west, True, "compute on 1 x rival (spot)")
+    assert (probe.offer, probe.spot, str(probe)) == (
+        west,
+        True,
+        "compute on 1 x rival (1 A10, spot)",
+    )
     market = History(rival=(2.7, 0.01))
     probe = probes_of([SURE, big, west, RIVAL], spot=True, market=AnyMarket(market)).next()
     assert probe.usd == pytest.approx(2.7 * 240 / HOUR)
@@ -308,7 +328,7 @@ def test_the_median_is_enough_where_no_fleet_is_sure():
     ).best.time_s
     given = {"max_nodes": 1, "deadline_s": (end.median + end.high) / 2, "cap_usd": 1.0}
     probes = probes_of([RIVAL], **given)
-    assert str(probes.plan.best) == "1 x rival"
+    assert str(probes.plan.best) == "1 x rival (1 A10)"
     assert "by its median" in probes.plan.notes[-1]
     assert probes.next() is None
     assert "by its median" not in str(probes_of([SURE]).plan.notes)

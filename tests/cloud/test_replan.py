@@ -45,7 +45,7 @@ def test_the_present_fleet_needs_no_setup():
     fleet = a_fleet(CHEAP)
     plan = replan(fleet, WORKLOAD, [CHEAP, DEAR], options=FleetOptions(**GIVEN), done_steps=400)
     anew = estimate(left_after(400), [(CHEAP, 1, False)], estimates=ESTIMATES)
-    assert str(plan.best) == "1 x cheap"
+    assert str(plan.best) == "1 x cheap (1 V100)"
     for end in ("median", "low", "high"):
         assert getattr(plan.best.time_s, end) == pytest.approx(getattr(anew.time_s, end) - 600)
         saved = getattr(anew.cost_usd, end) - getattr(plan.best.cost_usd, end)
@@ -67,7 +67,7 @@ def test_it_is_left_where_another_saves_more_than_its_setup():
         ).best
         for done in (950, 0)
     )
-    assert (str(little), str(much)) == ("1 x dear", "1 x cheap")
+    assert (str(little), str(much)) == ("1 x dear (2 V100)", "1 x cheap (1 V100)")
 
 
 def test_a_machine_that_is_gone_is_not_chosen():
@@ -80,7 +80,7 @@ def test_a_machine_that_is_gone_is_not_chosen():
         done_steps=0,
         gone=fleet.machines,
     )
-    assert str(plan.best) == "1 x dear"
+    assert str(plan.best) == "1 x dear (2 V100)"
     assert all("cheap" not in str(each) for each in plan.front)
     with pytest.raises(CloudError, match="there are no offers"):
         replan(
@@ -98,11 +98,11 @@ def test_an_evicted_spot_machine_may_be_had_on_demand(market):
     fleet = a_fleet(CHEAP, spot=True)
     options = FleetOptions(**GIVEN, spot=True, market=market)
     stays = replan(fleet, WORKLOAD, [CHEAP, DEAR], options=options, done_steps=0)
-    assert str(stays.best) == "1 x cheap (spot)"
+    assert str(stays.best) == "1 x cheap (1 V100, spot)"
     evicted = replan(
         fleet, WORKLOAD, [CHEAP, DEAR], options=options, done_steps=0, gone=fleet.machines
     )
-    assert str(evicted.best) == "1 x cheap"
+    assert str(evicted.best) == "1 x cheap (1 V100)"
     # A machine also lost on demand is unavailable, in any order of ``gone``.
     both = (Rented(offer=CHEAP, num=1, batch=32), *fleet.machines)
     for gone in (both, both[::-1]):
@@ -111,8 +111,8 @@ def test_an_evicted_spot_machine_may_be_had_on_demand(market):
                 fleet, WORKLOAD, [CHEAP, DEAR], options=options, done_steps=0, gone=gone
             ).best
         ) in {
-            "1 x dear",
-            "1 x dear (spot)",
+            "1 x dear (2 V100)",
+            "1 x dear (2 V100, spot)",
         }
 
 
@@ -127,7 +127,7 @@ def test_other_spot_machines_may_be_had():
         done_steps=0,
         gone=fleet.machines,
     )
-    assert str(plan.best) == "1 x dear (spot)"
+    assert str(plan.best) == "1 x dear (2 V100, spot)"
 
 
 def test_an_offer_of_spot_only_is_gone_with_its_spot_machines():
@@ -141,7 +141,7 @@ def test_an_offer_of_spot_only_is_gone_with_its_spot_machines():
         done_steps=0,
         gone=fleet.machines,
     )
-    assert str(plan.best) == "1 x dear"
+    assert str(plan.best) == "1 x dear (2 V100)"
 
 
 def test_spot_machines_that_are_gone_do_not_end_those_on_demand():
@@ -195,7 +195,7 @@ def test_the_present_fleet_may_be_the_only_one_in_time():
     with pytest.raises(CloudError, match="over the deadline"):
         plan_fleet(WORKLOAD, [CHEAP], FleetOptions(**given))
     plan = replan(fleet, WORKLOAD, [CHEAP], options=FleetOptions(**given), done_steps=0)
-    assert str(plan.best) == "4 x cheap"
+    assert str(plan.best) == "4 x cheap (1 V100 each)"
     assert plan.front == (plan.best,)
     with pytest.raises(CloudError, match="over the deadline"):
         replan(
@@ -223,7 +223,7 @@ def test_drift_changes_the_estimates():
         str(
             replan(fleet, WORKLOAD, [CHEAP], options=FleetOptions(**given), done_steps=500).best
         )
-        == "1 x cheap"
+        == "1 x cheap (1 V100)"
     )
 
 
@@ -270,7 +270,9 @@ def test_without_a_goal_there_is_a_front():
         done_steps=0,
     )
     assert plan.best is None
-    assert any(str(each) == "1 x cheap" and each.time_s.median < 6126 for each in plan.front)
+    assert any(
+        str(each) == "1 x cheap (1 V100)" and each.time_s.median < 6126 for each in plan.front
+    )
 
 
 @given(workloads, st.lists(offers, min_size=1, max_size=5), st.integers(0, 4), st.booleans())

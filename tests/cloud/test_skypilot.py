@@ -173,27 +173,33 @@ def test_machines_that_are_not_equal(other):
 
 def test_a_mixed_fleet_is_named_an_equal_one():
     # A T4 has 0.43 times the speed of a V100: 8 V100 and 2 T4 equal 9 V100 or 21 T4.
-    with pytest.raises(CloudError, match=r"fast is 21 x g4dn\.xlarge at \$11\.05 an hour"):
+    with pytest.raises(
+        CloudError, match=r"fast is 21 x g4dn\.xlarge \(1 T4 each\) at \$11\.05 an hour"
+    ):
         task(rented(), rented(G4))
     with pytest.raises(
-        CloudError, match=r"fast is 3 x p3\.8xlarge \(spot\) at \$11\.02 an hour"
+        CloudError, match=r"fast is 3 x p3\.8xlarge \(4 V100 each, spot\) at \$11\.02 an hour"
     ):
         task(rented(spot=True), rented(G4))
 
 
 def test_what_computes_alike_needs_as_many_machines():
     with pytest.raises(
-        CloudError, match=r"fast is 4 x p3\.8xlarge \(spot\) at \$14\.69 an hour"
+        CloudError, match=r"fast is 4 x p3\.8xlarge \(4 V100 each, spot\) at \$14\.69 an hour"
     ):
         task(rented(), rented(spot=True))
     odd = replace(P3, accelerator="unknown", instance_type="odd", price_usd_h=10.0)
-    with pytest.raises(CloudError, match=r"fast is 4 x odd at \$40\.00 an hour"):
+    with pytest.raises(
+        CloudError, match=r"fast is 4 x odd \(4 unknown each\) at \$40\.00 an hour"
+    ):
         task(rented(), rented(odd))
 
 
 @given(st.integers(1, 200), st.integers(1, 200))
 def test_machines_of_one_type_are_as_fast_as_so_many_of_them(one, other):
-    with pytest.raises(CloudError, match=rf"fast is {one + other} x g4dn\.xlarge at"):
+    with pytest.raises(
+        CloudError, match=rf"fast is {one + other} x g4dn\.xlarge \(1 T4 each\) at"
+    ):
         task(rented(G4, num=one), rented(G4, num=other, batch=16))
 
 

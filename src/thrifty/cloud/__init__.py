@@ -4,9 +4,11 @@ The planner picks a fleet for a deadline or a budget, after Srifty (Luo et al., 
 here trains a model or touches a tensor: profiles and measurements come in as values.
 """
 
+from ._accelerators import ACCELERATORS, Accelerator
 from ._catalogue import Catalogue
-from ._hardware import ACCELERATORS, Accelerator, HardwareEstimates
+from ._hardware import HardwareEstimates
 from ._market import Life, PriceSeries, SpotMarket
+from ._networks import NetworkPriors, Spread
 from ._offer import Fleet, Interval, Offer, Rented
 from ._plan_plot import plot_front
 from ._probe import Measured, Probe, Probes
@@ -30,6 +32,7 @@ __all__ = [
     "Interval",
     "Life",
     "Measured",
+    "NetworkPriors",
     "Offer",
     "PriceSeries",
     "Probe",
@@ -37,6 +40,7 @@ __all__ = [
     "Rented",
     "SpotHistory",
     "SpotMarket",
+    "Spread",
     "Workload",
     "daly_s",
     "estimate",

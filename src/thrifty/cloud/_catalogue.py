@@ -31,7 +31,8 @@ class Catalogue:
     The required columns are InstanceType, AcceleratorName, AcceleratorCount, vCPUs, MemoryGiB,
     Price and Region. GpuInfo, SpotPrice and AvailabilityZone are optional. Columns beyond
     SkyPilot's are Cloud, BaselineGbps and PeakGbps (network bandwidth, built in for known AWS
-    types) and PricedOn (a date such as 2024-06-01).
+    types), Fabric (yes or no: InfiniBand, EFA and the like) and PricedOn (a date such as
+    2024-06-01).
 
     Rows without any price, TPUs, and machines with a fraction of a GPU are left out. A row without
     Price is offered as spot only. GPUs in a row without InstanceType, as in Google's list, are

@@ -17,7 +17,8 @@ from typing import Any
 
 from thrifty.core import CloudError
 
-from ._hardware import ACCELERATORS, AWS_GBPS, attached
+from ._accelerators import ACCELERATORS, attached
+from ._networks import AWS_GBPS
 from ._offer import Offer
 
 
@@ -40,6 +41,7 @@ _OPTIONAL = (
     "Cloud",
     "BaselineGbps",
     "PeakGbps",
+    "Fabric",
     "PricedOn",
 )
 _MIB_PER_GIB = 1024
@@ -123,6 +125,12 @@ class _Line:
             raise self.error(f"{column} is {text!r}, and has to be a number") from None
         return None if math.isnan(value) else value
 
+    def choice(self, column: str) -> bool | None:
+        text = self.text(column).lower()
+        if text not in {"", "yes", "no"}:
+            raise self.error(f"{column} is {text!r}, and has to be yes, no or blank")
+        return None if not text else text == "yes"
+
     def day(self, column: str) -> date | None:
         text = self.text(column)
         try:
@@ -199,6 +207,7 @@ def _read(line: _Line, cloud: str, priced_on: date | None) -> Offer | None:
         "spot_usd_h": spot,
         "baseline_gbps": baseline,
         "peak_gbps": peak,
+        "fabric": line.choice("Fabric"),
         "priced_on": line.day("PricedOn") or priced_on,
     }
     try:
@@ -250,6 +259,7 @@ def _cells(offer: Offer) -> dict[str, str]:
         "Cloud": offer.cloud,
         "BaselineGbps": _number(offer.baseline_gbps),
         "PeakGbps": _number(offer.peak_gbps),
+        "Fabric": "" if offer.fabric is None else "yes" if offer.fabric else "no",
         "PricedOn": offer.priced_on.isoformat() if offer.priced_on else "",
     }
 

@@ -38,6 +38,8 @@ class Offer:
         spot_usd_h: spot price in dollars per hour; None if not offered as spot, or unknown.
         baseline_gbps: network bandwidth that the VM always has, in Gbit/s; None if unknown.
         peak_gbps: network bandwidth that the VM has in bursts, in Gbit/s.
+        fabric: whether its network gives remote memory access, as InfiniBand and EFA do; None:
+            judged by its bandwidth.
         priced_on: date of the prices; None if unknown.
 
     Raises:
@@ -67,6 +69,7 @@ class Offer:
     spot_usd_h: float | None = None
     baseline_gbps: float | None = None
     peak_gbps: float | None = None
+    fabric: bool | None = None
     priced_on: date | None = None
 
     def __post_init__(self) -> None:
@@ -98,6 +101,25 @@ class Offer:
         """Memory of one computing device in bytes; None if unknown."""
         gib = self.accelerator_memory_gib if self.accelerator else self.memory_gib
         return None if gib is None or math.isnan(gib) else gib * GIB
+
+    def spell(self, num: int, *, spot: bool = False) -> str:
+        """Return a number of these machines in words, with their accelerators.
+
+        >>> offer = Offer(
+        ...     cloud="aws",
+        ...     region="us-east-1",
+        ...     instance_type="g5.12xlarge",
+        ...     accelerator="A10G",
+        ...     accelerator_count=4,
+        ...     price_usd_h=5.67,
+        ... )
+        >>> print(offer.spell(2))
+        2 x g5.12xlarge (4 A10G each)
+        """
+        each = " each" if num > 1 else ""
+        has = [f"{self.accelerator_count} {self.accelerator}{each}"] if self.accelerator else []
+        notes = ", ".join(has + ["spot"] * spot)
+        return f"{num} x {self.instance_type}{f' ({notes})' if notes else ''}"
 
     def usd_h(self, *, spot: bool) -> float | None:
         """Return the price in dollars per hour, or None if the VM is not offered this way."""
@@ -169,6 +191,5 @@ class Fleet:
 
     def __str__(self) -> str:
         return " + ".join(
-            f"{rented.num} x {rented.offer.instance_type}{' (spot)' if rented.spot else ''}"
-            for rented in self.machines
+            rented.offer.spell(rented.num, spot=rented.spot) for rented in self.machines
         )

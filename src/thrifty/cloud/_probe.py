@@ -51,10 +51,7 @@ class Probe:
     why: str = ""
 
     def __str__(self) -> str:
-        return (
-            f"{' and '.join(self.finds)} on {self.num} x "
-            f"{self.offer.instance_type}{' (spot)' if self.spot else ''}"
-        )
+        return f"{' and '.join(self.finds)} on {self.offer.spell(self.num, spot=self.spot)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,10 +142,10 @@ class Probes:
     ... )
     >>> probe = probes.next()
     >>> print(probes.plan.best, "|", probe)
-    1 x g4dn.xlarge | compute on 1 x g6.xlarge
+    1 x g4dn.xlarge (1 T4) | compute on 1 x g6.xlarge (1 L4)
     >>> probes.tell(probe, Measured(compute=(0.25, 0.26)))
     >>> print(probes.plan.best, probes.next(), probes.ended)
-    1 x g6.xlarge None no probe is worth its price
+    1 x g6.xlarge (1 L4) None no probe is worth its price
     """
 
     def __init__(

@@ -171,7 +171,8 @@ class Arena:
     def _name(self, place: int) -> str:
         row, num = divmod(place, self.table.time_s.shape[-1])
         lot = self.table.lots[row]
-        return f"{num + 1} x {lot.offer.instance_type}{' (spot)' if lot.spot else ''}"
+        spelled: str = lot.offer.spell(num + 1, spot=lot.spot)
+        return spelled
 
 
 def outcomes(interval: Interval, num: int, *, rng: np.random.Generator) -> np.ndarray:

@@ -72,7 +72,7 @@ def replan(
     ...     first, workload, offers, options=options, done_steps=50_000, gone=first.machines
     ... ).best
     >>> print(first, "->", later)
-    1 x p3.2xlarge -> 1 x p3.8xlarge
+    1 x p3.2xlarge (1 V100) -> 1 x p3.8xlarge (4 V100)
     """
     options = options or FleetOptions()
     goal, market = options.goal, options.market

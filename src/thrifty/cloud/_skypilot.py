@@ -33,6 +33,7 @@ def to_skypilot(
     setup: str | None = None,
     workdir: str | None = None,
     envs: Mapping[str, str] | None = None,
+    mounts: Mapping[str, str] | None = None,
 ) -> str:
     """Return a SkyPilot task that rents the fleet and starts one process on each device.
 
@@ -47,6 +48,7 @@ def to_skypilot(
         setup: commands that run on each machine first.
         workdir: folder that is copied to each machine.
         envs: further environment variables.
+        mounts: further files that are copied to each machine, local paths by remote ones.
 
     Returns:
         YAML, for ``launch``, ``sky launch`` or ``sky jobs launch``.
@@ -93,6 +95,8 @@ def to_skypilot(
     }
     if workdir is not None:
         task["workdir"] = workdir
+    if mounts:
+        task["file_mounts"] = dict(mounts)
     if setup is not None:
         task["setup"] = setup
     text: str = _yaml().safe_dump(task, sort_keys=False, width=math.inf)
@@ -244,7 +248,7 @@ def _equal(fleet: Fleet) -> str:
         cost = each.usd_h / each.num * num
         ways.append((
             cost,
-            f"{num} x {each.offer.instance_type}{' (spot)' if each.spot else ''}",
+            each.offer.spell(num, spot=each.spot),
         ))
     cost, way = min(ways)
     return f"{way} at ${cost:.2f} an hour"

@@ -35,6 +35,7 @@ from thrifty.cloud import (
 from thrifty.core import CloudError, UsageError, plain_text, require
 from thrifty.perf import StepProfile
 
+from ._exported import installation, script_of
 from ._output import plan_json, probe_json, show_plan, show_probes, show_values
 from ._rent_options import Asked, rent_options
 
@@ -279,7 +280,7 @@ def rent_command(*, file: Path, **given: Any) -> None:
     devices is estimated from data sheets.
     """
     asked = Asked(**given)
-    _check(asked)
+    _check(asked, file)
     console = Console(stderr=asked.as_json)
     catalogue, source = load_catalogue(asked)
     workload, values = load_workload(file, asked)
@@ -309,7 +310,7 @@ def rent_command(*, file: Path, **given: Any) -> None:
     _hand_over(plan, file, asked)
 
 
-def _check(asked: Asked) -> None:
+def _check(asked: Asked, file: Path) -> None:
     """Reject invalid options before anything is measured."""
     goal = asked.deadline is not None or asked.budget is not None
     for option, value in (
@@ -324,6 +325,8 @@ def _check(asked: Asked) -> None:
     for path in (asked.plot, asked.export):
         if path is not None and not path.resolve().parent.is_dir():
             raise UsageError(f"there is no folder {path.resolve().parent}; make it first")
+    if asked.export is not None or asked.launch:
+        script_of(file, asked.script)
 
 
 def _hand_over(plan: FleetPlan, file: Path, asked: Asked) -> None:
@@ -340,11 +343,13 @@ def _hand_over(plan: FleetPlan, file: Path, asked: Asked) -> None:
     if asked.export is None and not asked.launch:
         return
     assert plan.best is not None
+    installed = installation(_cache(asked) / "wheels")
     task = to_skypilot(
         plan.best,
         name=re.sub(r"[^A-Za-z0-9]+", "-", file.stem).strip("-") or "thrifty",
-        run=asked.script or file.name,
-        setup="pip install thrifty",
+        run=script_of(file, asked.script),
+        setup=installed.setup,
+        mounts=installed.mounts,
         workdir=str(file.resolve().parent),
     )
     if asked.export is not None:

@@ -6,36 +6,32 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from thrifty.cli._options import cell
 from thrifty.cloud import Fleet, FleetPlan, Interval, Probe
 
 
 _MOST_ROWS = 10
-_COLUMNS = ("", "fleet", "where", "batch", "time", "cost", "why")
 
 
 def show_plan(plan: FleetPlan, *, console: Console) -> None:
-    """Print the chosen fleet and some others of the Pareto front of time and cost."""
-    table = Table(box=None, pad_edge=False)
-    for column in _COLUMNS:
-        table.add_column(column, overflow="fold")
+    """Print the chosen fleet and some others of the Pareto front, each in two lines."""
     rows = _some(plan)
-    for fleet in rows:
+    cells = [_cells(fleet) for fleet in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for fleet, line in zip(rows, cells, strict=True):
         chosen = fleet == plan.best
-        table.add_row(
-            *(cell("→" if chosen else ""), *map(cell, _cells(fleet))),
-            style="bold" if chosen else None,
-        )
-    console.print(table)
+        padded = "  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True))
+        for text in (f"{'→' if chosen else ' '} {_named(fleet)}", f"    {padded.rstrip()}"):
+            console.print(cell(text), style="bold" if chosen else None, soft_wrap=True)
+    legend = ["batches are those of a device"]
+    if any("network" in fleet.why for fleet in rows):
+        legend.append("a network's share is how long a step waits for sums")
     more = len({*plan.front, plan.best} - {None}) - len(rows)
-    rest = f", {more} more of them with --json" if more > 0 else ""
-    console.print(
-        f"{plan.num_considered:,} fleets considered; shown are those that no other is cheaper and "
-        f"faster than{rest}",
-        highlight=False,
-    )
+    shown = "shown are those that no other is cheaper and faster than"
+    rest = [f"{more} more of them with --json"] if more > 0 else []
+    notes = [f"{plan.num_considered:,} fleets considered", shown, *legend, *rest]
+    console.print("; ".join(notes), highlight=False)
 
 
 def show_probes(probes: Sequence[Probe], ended: str, *, console: Console) -> None:
@@ -119,16 +115,18 @@ def _some(plan: FleetPlan) -> list[Fleet]:
     return best + others
 
 
-def _cells(fleet: Fleet) -> tuple[str, ...]:
+def _named(fleet: Fleet) -> str:
     places = dict.fromkeys(f"{m.offer.cloud} {m.offer.region}" for m in fleet.machines)
+    return f"{fleet}, {', '.join(places)}"
+
+
+def _cells(fleet: Fleet) -> tuple[str, ...]:
     usd = fleet.cost_usd
     return (
-        str(fleet),
-        ", ".join(places),
-        " + ".join(str(each.batch) for each in fleet.machines),
         span(fleet.time_s),
-        f"${usd.median:,.2f} ({usd.low:,.2f} to {usd.high:,.2f})",
-        fleet.why,
+        f"${_short(usd.median, 2)} ({_short(usd.low, 2)} to {_short(usd.high, 2)})",
+        f"batch {' + '.join(str(each.batch) for each in fleet.machines)}",
+        fleet.why.removesuffix(" of the step waits for sums"),
     )
 
 
@@ -140,8 +138,15 @@ def span(time_s: Interval) -> str:
     """
     units = ((7200, 3600, "h"), (120, 60, "min"), (0, 1, "s"))
     unit, name = next((unit, name) for least, unit, name in units if time_s.median >= least)
-    ends = (time_s.median / unit, time_s.low / unit, time_s.high / unit)
-    return "{:,.1f} {} ({:,.1f} to {:,.1f})".format(ends[0], name, *ends[1:])
+    middle, low, high = (
+        _short(each / unit, 1) for each in (time_s.median, time_s.low, time_s.high)
+    )
+    return f"{middle} {name} ({low} to {high})"
+
+
+def _short(value: float, digits: int) -> str:
+    """Return a number with these digits after its point, or with none from 100 on."""
+    return f"{value:,.{0 if value >= 100 else digits}f}"
 
 
 def _where(probe: Probe) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from thrifty.cloud._hardware import HardwareEstimates
+from thrifty.cloud._networks import NetworkPriors
 from thrifty.cloud._offer import GIB, Interval, Offer
 from thrifty.perf import CollectiveModel, Link, StepProfile, iteration_s, ring_s
 
@@ -30,6 +31,7 @@ class Devices:
         most: samples that fit into one device, [kinds].
         measured: instance types whose all-reduces were measured, [kinds]; "" for the others.
         collectives: model of these measurements; None if there are none.
+        priors: what is known of machines where nothing was measured.
     """
 
     compute: np.ndarray
@@ -39,6 +41,7 @@ class Devices:
     most: np.ndarray
     measured: tuple[str, ...]
     collectives: CollectiveModel | None
+    priors: NetworkPriors
 
     @classmethod
     def of(
@@ -64,6 +67,7 @@ class Devices:
                 offer.instance_type if offer.instance_type in known else "" for offer in offers
             ),
             collectives=collectives,
+            priors=estimates.networks,
         )
 
     def __len__(self) -> int:
@@ -78,6 +82,7 @@ class Devices:
             most=self.most[rows],
             measured=tuple(np.array(self.measured, object)[rows]),
             collectives=self.collectives,
+            priors=self.priors,
         )
 
     def sums_s(self, bucket_bytes: ArrayLike, nodes: np.ndarray) -> np.ndarray:
@@ -115,6 +120,7 @@ def kind_of(offer: Offer) -> Hashable:
         offer.device_memory_bytes,
         offer.baseline_gbps,
         offer.peak_gbps,
+        offer.fabric,
     )
 
 
@@ -166,7 +172,9 @@ def equal_steps(
             sums_s=few.sums_s(profile.bucket_bytes, nodes),
         )
     fits = (batch <= devices.most[:, None]) & (workers <= global_batch)
-    return EqualSteps(step_s=np.where(fits, step_s, np.inf), batch=batch)
+    return EqualSteps(
+        step_s=np.where(fits, step_s * devices.priors.rest(workers), np.inf), batch=batch
+    )
 
 
 def replayed_s(

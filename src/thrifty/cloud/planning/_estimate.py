@@ -71,7 +71,7 @@ def estimate(
     ...     workload, [(offer, 2, False)], estimates=HardwareEstimates(profiled="V100")
     ... )
     >>> round(fleet.time_s.median), round(fleet.cost_usd.median, 2), fleet.why
-    (6001, 10.2, 'compute')
+    (6091, 10.35, 'compute')
     """
     _check(machines)
     kinds = {kind_of(offer): offer for offer, _, _ in machines}
@@ -231,6 +231,7 @@ def _unequal(
     batch = _split(workload, devices, nums)
     sums = devices.sums_s(profile.bucket_bytes, np.array([nums.sum()])).max(axis=1)[:, 0]
     steps = replayed_s(profile, batch=batch, compute=devices.compute * (batch > 0), sums_s=sums)
+    steps = steps * devices.priors.rest((nums * devices.per_node * (batch > 0)).sum())
     return batch, steps, workload.steps * steps
 
 

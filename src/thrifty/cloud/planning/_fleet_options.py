@@ -14,6 +14,10 @@ from thrifty.cloud._spot import SpotHistory
 from thrifty.core import CloudError
 
 
+ALIKE = 0.02
+"""Relative difference up to which fleets count as one choice, of which the cheapest is taken."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
     """A deadline, a budget, or neither.
@@ -54,6 +58,8 @@ class Goal:
     def best_of(self, time_s: np.ndarray, cost_usd: np.ndarray) -> int | None:
         """Return the index of the best fleet; None if no fleet meets the goal or there is no goal.
 
+        Fleets within 2 % of the fastest are one choice: the cheapest of them is taken.
+
         Args:
             time_s: seconds of each fleet: median, low, high, [3, fleets].
             cost_usd: dollars of each fleet: median, low, high, [3, fleets].
@@ -66,7 +72,8 @@ class Goal:
         meets = np.flatnonzero(limited[self.end] <= self.limit)
         if not meets.size:
             return None
-        return int(meets[np.lexsort((limited[0, meets], other[0, meets]))[0]])
+        alike = meets[other[0, meets] <= (1 + ALIKE) * other[0, meets].min()]
+        return int(alike[np.lexsort((limited[0, alike], cost_usd[0, alike]))[0]])
 
     def bound(self, interval: Interval) -> float:
         """Return the end of the interval that must meet the goal."""
