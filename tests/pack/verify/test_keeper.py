@@ -17,7 +17,7 @@ import torch
 
 from thrifty.pack.identity import Place
 from thrifty.pack.verify import Keeper, Watch, cached_places, same, training_places
-from thrifty.pack.verify._keeper import MAX_BYTES
+from thrifty.pack.verify._keeper import MAX_BYTES, MAX_RESULTS
 
 
 def keeper_of(value) -> tuple[Keeper, dict]:
@@ -248,6 +248,17 @@ def test_results_of_cached_functions_are_saved_and_put_back(cached, keys):
     keeper.put_back()
     assert results[0]
     assert not keeper.changed()
+
+
+def test_of_many_results_some_are_saved():
+    endless.cache_clear()
+    results = [endless(key) for key in range(10 * MAX_RESULTS)]
+    keeper = Keeper(cached_places([endless]))
+    results[-1].clear()
+    assert not keeper.changed()
+    results[0].clear()
+    assert keeper.changed() == ["endless(...)"]
+    endless.cache_clear()
 
 
 def test_an_empty_cache_in_each_place_of_a_cached_function():

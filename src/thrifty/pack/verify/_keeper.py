@@ -205,6 +205,13 @@ def _empty_places(found: Iterable[Reach]) -> Iterator[Place]:
             yield Place(name=f"{kind.name}.", kind="class attribute", holder=kind.value, key="")
 
 
+MAX_RESULTS = 64
+"""The number of results of a cached function that are watched, the oldest of those that are left.
+
+A cache of all rows of a data set holds thousands, which nobody changes.
+"""
+
+
 class _Result(dict[int, Any]):
     """The holder of one result that a cache keeps."""
 
@@ -224,7 +231,7 @@ def cached_places(caches: Iterable[Any]) -> list[Place]:
     """
     places: list[Place] = []
     for cache in caches:
-        for result in _results_of(cache):
+        for result in _results_of(cache)[:MAX_RESULTS]:
             if type(result) not in IMMUTABLE:
                 holder = _RESULTS.setdefault(id(result), _Result({0: result}))
                 name = f"{cache.__wrapped__.__qualname__}(...)"
