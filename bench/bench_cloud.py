@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from bench.cloud import (
     clusters as clusters_,
+    devices as devices_,
     local as local_,
     planning as planning_,
     prediction as sia,
@@ -49,6 +50,20 @@ def clusters(*, quick: bool) -> Part:
                 at_least(f"{name}: in the 90 % interval, %", line["in the 90 % interval"], 85),
             ]
     return {"left out": found}, goals
+
+
+def devices(*, quick: bool) -> Part:
+    """Report errors of a step's time on a GPU from its time on another."""
+    found = devices_.left_out_gpus(quick=quick)
+    speeds = devices_.fitted_speeds(devices_.steps())
+    print("speeds relative to a V100:", {gpu: round(each, 2) for gpu, each in speeds.items()})
+    table(found)
+    goals = [
+        at_least(f"{line['GPU']}, left out: in the 90 % interval, %", line[column], 85)
+        for line in found
+        if line[column := "left out: in the 90 % interval"] is not None
+    ]
+    return {"left out": found, "speeds": speeds}, goals
 
 
 def prediction(*, quick: bool) -> Part:
@@ -132,6 +147,7 @@ def planning(*, quick: bool) -> Part:
 
 PARTS: dict[str, Callable[..., Part]] = {
     "clusters": clusters,
+    "devices": devices,
     "prediction": prediction,
     "tables": tables,
     "decisions": decisions,

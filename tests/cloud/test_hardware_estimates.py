@@ -32,11 +32,25 @@ def test_there_and_back_is_the_same_time(here, there):
 
 
 def test_a_faster_device_takes_less_time_and_nobody_knows_how_much():
-    factor = HardwareEstimates(profiled="T4").compute(machine("V100"))
+    factor = HardwareEstimates(profiled="A100").compute(machine("H100"))
     # Speeds are the geometric means of arithmetic and memory speed.
-    assert factor.median == pytest.approx(((8.1 * 320) / (15.7 * 900)) ** 0.5)
-    assert factor.low == pytest.approx(factor.median / 1.5)
-    assert factor.high == pytest.approx(factor.median * 1.5)
+    assert factor.median == pytest.approx(((19.5 * 1555) / (67 * 3350)) ** 0.5)
+    assert factor.low == pytest.approx(factor.median / 2.4)
+    assert factor.high == pytest.approx(factor.median * 2.4)
+
+
+def test_measured_devices_are_known_better_and_processors_worse():
+    def width(profiled, accelerator):
+        factor = HardwareEstimates(profiled=profiled).compute(machine(accelerator, vcpus=8))
+        return factor.high / factor.median
+
+    assert HardwareEstimates(profiled="T4").compute(machine("V100")).median == pytest.approx(
+        0.44
+    )
+    assert width("T4", "V100") == pytest.approx(2.1)
+    assert width("T4", "L4") == width("L4", "T4") == pytest.approx(2.4)
+    assert [width("", "V100"), width("V100", "")] == pytest.approx([5.0, 5.0])
+    assert width("", "") < 5.0
 
 
 def test_twice_the_processors_take_half_the_time():

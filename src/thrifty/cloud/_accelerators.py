@@ -20,30 +20,39 @@ class Accelerator:
         memory_gib: memory in GiB.
         inner_gb_s: bandwidth in GB/s of a ring over the devices of one machine that are linked
             directly, roughly half of the data sheet's link; 0 if they share the host's PCIe.
+        measured: speed in training relative to a V100, where public measurements have it; None: the
+            data sheet counts.
     """
 
     tflops: float
     gb_s: float
     memory_gib: float
     inner_gb_s: float
+    measured: float | None = None
 
     @property
     def speed(self) -> float:
-        """Geometric mean of compute and memory bandwidth, to compare devices by.
+        """The number to compare devices by: as measured, or else by the data sheet.
 
-        Training is bound partly by arithmetic and partly by memory, so both count.
+        Training is bound partly by arithmetic and partly by memory, so a data sheet counts with the
+        geometric mean of compute and memory bandwidth.
         """
+        if self.measured is not None:
+            return self.measured * _V100_SPEED
         return math.sqrt(self.tflops * self.gb_s)
 
 
+_V100_SPEED = math.sqrt(15.7 * 900)
+
+
 ACCELERATORS = {
-    "K80": Accelerator(tflops=4.1, gb_s=240, memory_gib=12, inner_gb_s=0),
-    "M60": Accelerator(tflops=4.8, gb_s=160, memory_gib=8, inner_gb_s=0),
+    "K80": Accelerator(tflops=4.1, gb_s=240, memory_gib=12, inner_gb_s=0, measured=0.16),
+    "M60": Accelerator(tflops=4.8, gb_s=160, memory_gib=8, inner_gb_s=0, measured=0.27),
     "P4": Accelerator(tflops=5.5, gb_s=192, memory_gib=8, inner_gb_s=0),
-    "P100": Accelerator(tflops=9.3, gb_s=732, memory_gib=16, inner_gb_s=0),
-    "V100": Accelerator(tflops=15.7, gb_s=900, memory_gib=16, inner_gb_s=60),
-    "V100-32GB": Accelerator(tflops=15.7, gb_s=900, memory_gib=32, inner_gb_s=60),
-    "T4": Accelerator(tflops=8.1, gb_s=320, memory_gib=16, inner_gb_s=0),
+    "P100": Accelerator(tflops=9.3, gb_s=732, memory_gib=16, inner_gb_s=0, measured=0.63),
+    "V100": Accelerator(tflops=15.7, gb_s=900, memory_gib=16, inner_gb_s=60, measured=1.0),
+    "V100-32GB": Accelerator(tflops=15.7, gb_s=900, memory_gib=32, inner_gb_s=60, measured=1.0),
+    "T4": Accelerator(tflops=8.1, gb_s=320, memory_gib=16, inner_gb_s=0, measured=0.44),
     "L4": Accelerator(tflops=30.3, gb_s=300, memory_gib=24, inner_gb_s=0),
     "A10": Accelerator(tflops=31.2, gb_s=600, memory_gib=24, inner_gb_s=0),
     "A10G": Accelerator(tflops=31.2, gb_s=600, memory_gib=24, inner_gb_s=0),
@@ -53,7 +62,12 @@ ACCELERATORS = {
     "H100": Accelerator(tflops=67.0, gb_s=3350, memory_gib=80, inner_gb_s=220),
     "H200": Accelerator(tflops=67.0, gb_s=4800, memory_gib=141, inner_gb_s=220),
 }
-"""Accelerators by SkyPilot's names; figures from the makers' data sheets."""
+"""Accelerators by SkyPilot's names; figures from the makers' data sheets.
+
+The measured speeds are fitted to pairs of GPUs on which PROFET, Gavel and Sia have run the same
+networks, by ``bench/cloud/devices.py``. An A100 was measured on few and small steps only, so its
+data sheet counts.
+"""
 
 VCPU = Accelerator(tflops=0.035, gb_s=4.0, memory_gib=0.0, inner_gb_s=0.0)
 """One hardware thread of a server processor, roughly."""

@@ -14,12 +14,16 @@ from ._networks import NetworkPriors
 from ._offer import Interval, Offer
 
 
-_BY_SPECIFICATION = 1.5
-"""Error factor of a device's speed estimated from its data sheet.
+_MEASURED = 2.1
+"""Error factor of the ratio of two devices' speeds that were both measured.
 
-The true speed is within this factor in nine cases of ten. Habitat and PROFET report errors of 10 to
-40 % for such scaling.
+The true ratio is within this factor in nine cases of ten, because it depends on the network: small
+steps are bound by launches, which take equally long everywhere.
 """
+_BY_SPECIFICATION = 2.4
+"""The same where one of both is known by its data sheet."""
+_ACROSS_KINDS = 5.0
+"""The same between processors and accelerators, which have little in common."""
 
 _SAME_DEVICE = Interval(median=1.0, low=1 / 1.1, high=1.1)
 """Factor on the profile's seconds for the profiled device itself.
@@ -87,9 +91,8 @@ class HardwareEstimates:
             )
         here = _speed(self.profiled, self.profiled_vcpus)
         factor = here / _speed(offer.accelerator, offer.vcpus)
-        return Interval(
-            median=factor, low=factor / _BY_SPECIFICATION, high=factor * _BY_SPECIFICATION
-        )
+        error = _error(self.profiled, offer.accelerator)
+        return Interval(median=factor, low=factor / error, high=factor * error)
 
     def link(self, offer: Offer) -> Link:
         """Return the machine's network by its nominal bandwidth, without bursts."""
@@ -137,6 +140,14 @@ class HardwareEstimates:
             measured_compute={**self.measured_compute, **(compute or {})},
             measured_network={**self.measured_network, **(network or {})},
         )
+
+
+def _error(one: str, other: str) -> float:
+    """Return the error factor of the ratio of two devices' speeds; "" are processors."""
+    if bool(one) != bool(other):
+        return _ACROSS_KINDS
+    known = [ACCELERATORS[name] for name in (one, other) if name]
+    return _MEASURED if all(each.measured for each in known) else _BY_SPECIFICATION
 
 
 def _speed(accelerator: str, vcpus: float) -> float:
