@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import date, timedelta
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -70,6 +71,8 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("THRIFTY_CACHE", str(tmp_path / "profiles"))
     monkeypatch.setattr(sys, "path", list(sys.path))
+    # A profile is only kept if nothing else runs meanwhile.
+    monkeypatch.setattr(StepProfile, "is_noisy", property(lambda _: False))
     Path("rented.py").write_text(STUDY)
     Path("bare.py").write_text(TASK)
     Path("prices.csv").write_text(PRICES)
@@ -178,6 +181,19 @@ def test_probes_are_proposed_in_order(folder):
         assert none["probes"] == []
         assert "the cap leaves" in none["probes_ended"]
     assert "probes" not in data(*asked)
+
+
+def test_a_busy_machine_is_said(folder, monkeypatch):
+    monkeypatch.undo()
+    profile = Path(folder / "t4.json")
+    profile.write_text(json.dumps(replace(PROFILE, noise=0.4).to_json()))
+    monkeypatch.chdir(folder)
+    notes = data(*LONG, "--deadline", "2d")["notes"]
+    assert any(
+        "half of the steps took at least 40 % longer than the fastest" in n for n in notes
+    )
+    profile.write_text(json.dumps(PROFILE.to_json()))
+    assert not any("busy" in n for n in data(*LONG, "--deadline", "2d")["notes"])
 
 
 def test_the_model_is_timed_here(folder):

@@ -124,6 +124,52 @@ def test_slow_single_steps_do_not_count():
     assert profile.forward_s == pytest.approx((0.5, 1.0, 2.0))
 
 
+class Busy(Timed):
+    """A step during which something else runs, in some of the timed rounds."""
+
+    def __init__(self, busy, **options):
+        super().__init__(**options)
+        self.busy = busy
+
+    def loss(self, net, batch):
+        out = super().loss(net, batch)
+        if self.busy(len(batch), self.seen.count(len(batch)) - 6):
+            self.clock.advance(5.0)
+        return out
+
+
+def test_sizes_are_timed_in_rounds():
+    timed = Timed()
+    timed.profiled(budget_s=200.0)
+    # The first step of each size is timed when its memory is measured.
+    rounds = timed.seen[18:]
+    assert rounds[: 3 * 4] == [1, 2, 4] * 4
+
+
+def test_a_busy_machine_is_noticed_and_its_profile_not_kept(tmp_path, caplog):
+    def profiled(busy):
+        return Busy(busy).profiled(cache=tmp_path)
+
+    quiet = Timed().profiled()
+    with caplog.at_level(logging.WARNING, logger="thrifty.hetero"):
+        found = profiled(lambda _, number: number % 3 > 0)
+    assert "the machine was busy while a step was timed" in caplog.text
+    assert found.is_noisy
+    assert found.forward_s == pytest.approx(quiet.forward_s)
+    assert found.backward_s == pytest.approx(quiet.backward_s)
+    assert not list(tmp_path.iterdir())
+    assert not quiet.is_noisy
+    assert not profiled(lambda _, number: number % 5 == 1).is_noisy
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_larger_batches_that_seem_faster_are_timed_again():
+    # As long as the budget lasts, something else runs during each step of the smallest size.
+    timed = Busy(lambda num, _: num == 1 and timed.clock.monotonic() < 300.0)
+    profile = timed.profiled(budget_s=300.0)
+    assert profile.forward_s == pytest.approx((0.5, 1.0, 2.0))
+
+
 def test_hooks_do_not_cost_the_times_anything():
     timed = Timed()
     weight = timed.net[0].weight
@@ -379,6 +425,7 @@ class TestCache:
             loss=counted,
             batches=changes.get("batches", (2, 4)),
             budget_s=0.0,
+            clock=VirtualClock(),
             cache=folder,
         )
         return len(steps), profile

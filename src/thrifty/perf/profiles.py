@@ -13,6 +13,10 @@ from numpy.typing import ArrayLike
 from thrifty.core import UsageError
 
 
+_NOISY = 0.15
+"""``StepProfile.noise`` of a busy machine; an idle one has a few hundredths."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepProfile:
     """Measured phases of a step by batch size, and the gradient's buckets.
@@ -28,6 +32,7 @@ class StepProfile:
         bucket_ready: share of the backward pass after which each bucket is ready, ascending to 1.
         sample_input_s: seconds to read one sample.
         overhead_s: other seconds of a step.
+        noise: by how much, relative to it, the median step took longer than the fastest.
 
     Raises:
         UsageError: the numbers do not fit together.
@@ -56,6 +61,7 @@ class StepProfile:
     bucket_ready: tuple[float, ...]
     sample_input_s: float = 0.0
     overhead_s: float = 0.0
+    noise: float = 0.0
 
     def __post_init__(self) -> None:
         sizes = np.asarray(self.batches, float)
@@ -75,6 +81,7 @@ class StepProfile:
             self.optimizer_s,
             self.sample_input_s,
             self.overhead_s,
+            self.noise,
             *self.peak_bytes,
             *self.bucket_bytes,
         ])
@@ -88,6 +95,11 @@ class StepProfile:
             )
         if not (np.diff(ready) >= 0).all() or not 0 <= ready[0] <= ready[-1] <= 1:
             raise UsageError(f"bucket_ready ascends from 0 to 1, not {list(self.bucket_ready)}")
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the machine was busy while the step was timed."""
+        return self.noise > _NOISY
 
     def forward_at(self, batch: ArrayLike) -> np.ndarray:
         """Return the seconds of the forward pass of ``batch`` samples.

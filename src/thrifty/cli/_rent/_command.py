@@ -252,6 +252,12 @@ class Scene:
                 f"{workload.profile.device}{with_}"
             )
         ]
+        if workload.profile.is_noisy:
+            notes.append(
+                "the machine was busy meanwhile: half of the steps took at least "
+                f"{workload.profile.noise:.0%} longer than the fastest; time it again when nothing "
+                "else runs".replace("%", " %")
+            )
         notes += plan.notes
         if self.market is not None:
             notes.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -35,6 +35,14 @@ _WARM_UP = 2
 _SHAPES = 3
 _LEAST, _MOST = 3, 100
 """Minimum and maximum number of timed steps per batch size."""
+_AGAIN = 3
+"""How often all sizes are timed again where a larger batch took less time than a smaller one."""
+_SAME = 0.05
+"""Relative difference up to which two batch sizes count as equally fast."""
+_TINY_S = 1e-12
+
+_METHOD = 2
+"""Number of the way of measuring; profiles of earlier ways are not used."""
 
 
 def profile_step(
@@ -50,11 +58,13 @@ def profile_step(
 ) -> StepProfile:
     """Time the phases of a training step, for ``perf.iteration_s`` to predict other machines.
 
-    For each batch size it measures the median time of forward pass, backward pass and optimiser.
-    For the gradient, it records the buckets of PyTorch's DDP (1 MiB, then 25 MiB, in reverse order
-    of the parameters) and the share of the backward pass after which each bucket is complete. Hooks
-    measure that share in separate steps, so they do not affect the times. Measuring stops at the
-    batch size that does not fit into memory, or that would exceed ``budget_s``.
+    For each batch size it measures the least time of forward pass, backward pass and optimiser, in
+    rounds over all sizes: what else the machine does only adds to a time. How much it added is the
+    profile's ``noise``; a noisy profile is a warning, and is not cached. For the gradient, it
+    records the buckets of PyTorch's DDP (1 MiB, then 25 MiB, in reverse order of the parameters)
+    and the share of the backward pass after which each bucket is complete. Hooks measure that share
+    in separate steps, so they do not affect the times. Measuring stops at the batch size that does
+    not fit into memory, or that would exceed ``budget_s``.
 
     On a CUDA device the peak memory is measured. On a CPU it is an estimate: parameters, gradients,
     buffers, the optimiser's state, the batch, and what autograd keeps for the backward pass.
@@ -99,38 +109,93 @@ def profile_step(
             if known is not None:
                 return known
         profile = _profile(rehearsal, sizes, make, budget_s=budget_s)
-    if path is not None:
+    if path is not None and not profile.is_noisy:
         write_profile(path, profile)
     return profile
 
 
 @dataclass(kw_only=True)
 class _Measured:
-    """Measurements of one batch size."""
+    """Measurements of one batch size.
 
+    Attributes:
+        batch: A batch of this size, in the host's memory.
+        input_s: Seconds to make such a batch.
+        phases: Seconds of forward pass, backward pass and optimiser, for each timed step.
+        shapes: When each gradient is complete, for each step with hooks.
+        peak_bytes: Peak memory of a step.
+    """
+
+    batch: Any = None
     input_s: list[float] = field(default_factory=list)
     phases: list[tuple[float, float, float]] = field(default_factory=list)
     shapes: list[dict[int, float]] = field(default_factory=list)
     peak_bytes: float = 0.0
 
     def phase(self, at: int) -> float:
-        return median(each[at] for each in self.phases)
+        """Return the least seconds of a phase; what else the machine does only adds to them."""
+        return min(each[at] for each in self.phases)
+
+    @property
+    def step_s(self) -> float:
+        """The least seconds of a step."""
+        return min(map(sum, self.phases))
+
+    @property
+    def noise(self) -> float:
+        """By how much, relative to it, the median step is longer than the fastest."""
+        more = median(map(sum, self.phases)) - self.step_s
+        return more / max(self.step_s, _TINY_S)
 
 
 def _profile(
     rehearsal: Rehearsal, sizes: Sequence[int], make: Make, *, budget_s: float
 ) -> StepProfile:
+    until = rehearsal.clock.monotonic() + budget_s
+    done = _fitting(rehearsal, sizes, make, until=until)
+    _time_rounds(rehearsal, done, until=until)
+    ready = median_shape([shape for each in done.values() for shape in each.shapes])
+    buckets = gradient_buckets(rehearsal.parameters, ready)
+    profile = StepProfile(
+        device=device_name(rehearsal.device),
+        batches=tuple(done),
+        forward_s=tuple(each.phase(0) for each in done.values()),
+        backward_s=tuple(each.phase(1) for each in done.values()),
+        optimizer_s=min(each.phase(2) for each in done.values()),
+        peak_bytes=tuple(each.peak_bytes for each in done.values()),
+        bucket_bytes=tuple(num_bytes for num_bytes, _ in buckets),
+        bucket_ready=tuple(share for _, share in buckets),
+        sample_input_s=median(s / size for size, each in done.items() for s in each.input_s),
+        noise=median(each.noise for each in done.values()),
+    )
+    if profile.is_noisy:
+        _log.warning(
+            "the machine was busy while a step was timed: half of the steps took at least %.0f %% "
+            "longer than the fastest one; forecasts may be off, so time it again when nothing else "
+            "runs",
+            100 * profile.noise,
+        )
+    return profile
+
+
+def _fitting(
+    rehearsal: Rehearsal, sizes: Sequence[int], make: Make, *, until: float
+) -> dict[int, _Measured]:
+    """Measure memory and the gradient's timing of the sizes that fit, and time one step of each.
+
+    Raises:
+        HeteroError: Not even the smallest size fits into memory.
+    """
     clock, done = rehearsal.clock, dict[int, _Measured]()
-    began = clock.monotonic()
-    for left, size in zip(range(len(sizes), 0, -1), sizes, strict=True):
-        until = clock.monotonic() + (budget_s - (clock.monotonic() - began)) / left
+    for size in sizes:
         if done:
             last = max(done)
-            least = (_WARM_UP + _LEAST + _SHAPES) * sum(map(done[last].phase, range(3)))
-            if clock.monotonic() - began + least * size / last > budget_s:
+            more = (_WARM_UP + _LEAST + _SHAPES) * done[last].step_s * size / last
+            rest = (_LEAST - 1) * sum(each.step_s for each in done.values())
+            if clock.monotonic() + more + rest > until:
                 break
         try:
-            done[size] = _measure(rehearsal, size, make, until=until)
+            done[size] = _first(rehearsal, size, make)
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
@@ -140,36 +205,49 @@ def _profile(
                     f"{rehearsal.device}; smaller batches, or a smaller model, would"
                 ) from error
             break
-    ready = median_shape([shape for each in done.values() for shape in each.shapes])
-    buckets = gradient_buckets(rehearsal.parameters, ready)
-    return StepProfile(
-        device=device_name(rehearsal.device),
-        batches=tuple(done),
-        forward_s=tuple(each.phase(0) for each in done.values()),
-        backward_s=tuple(each.phase(1) for each in done.values()),
-        optimizer_s=median(phase[2] for each in done.values() for phase in each.phases),
-        peak_bytes=tuple(each.peak_bytes for each in done.values()),
-        bucket_bytes=tuple(num_bytes for num_bytes, _ in buckets),
-        bucket_ready=tuple(share for _, share in buckets),
-        sample_input_s=median(s / size for size, each in done.items() for s in each.input_s),
-    )
+    return done
 
 
-def _measure(rehearsal: Rehearsal, size: int, make: Make, *, until: float) -> _Measured:
-    """Run warm-up steps, then steps with hooks for the gradient's timing, then the timed steps."""
+def _first(rehearsal: Rehearsal, size: int, make: Make) -> _Measured:
+    """Run warm-up steps, then steps with hooks for the gradient's timing, then one timed step."""
     clock, out = rehearsal.clock, _Measured()
-    batch = None
     for _ in range(_LEAST):
         began = clock.monotonic()
-        batch = make(size)
+        out.batch = make(size)
         out.input_s.append(clock.monotonic() - began)
-    batch = to_device(batch, rehearsal.device)
+    batch = to_device(out.batch, rehearsal.device)
     for _ in range(_WARM_UP):
         out.peak_bytes = rehearsal.peak_bytes(batch)
     out.shapes = [rehearsal.shape(batch) for _ in range(_SHAPES)]
-    while len(out.phases) < _LEAST or (len(out.phases) < _MOST and clock.monotonic() < until):
-        out.phases.append(rehearsal.phases(batch))
+    out.phases = [rehearsal.phases(batch)]
     return out
+
+
+def _time_rounds(rehearsal: Rehearsal, done: Mapping[int, _Measured], *, until: float) -> None:
+    """Time steps in rounds over all sizes, so that a busy moment does not hit one size only.
+
+    If a larger batch then takes less time than a smaller one, all are timed again.
+    """
+    clock = rehearsal.clock
+    round_s = sum(each.step_s for each in done.values())
+    num = 1
+    while num < _LEAST or (num < _MOST and clock.monotonic() + round_s <= until):
+        _time_round(rehearsal, done)
+        num += 1
+    for _ in range(_AGAIN):
+        if _is_ascending([each.step_s for each in done.values()]):
+            return
+        for _ in range(_LEAST):
+            _time_round(rehearsal, done)
+
+
+def _time_round(rehearsal: Rehearsal, done: Mapping[int, _Measured]) -> None:
+    for each in done.values():
+        each.phases.append(rehearsal.phases(to_device(each.batch, rehearsal.device)))
+
+
+def _is_ascending(seconds: Sequence[float]) -> bool:
+    return all(larger > (1 - _SAME) * smaller for smaller, larger in pairwise(seconds))
 
 
 def _sizes(batches: Sequence[int], data: Dataset[Any] | Make) -> tuple[list[int], Make]:
@@ -224,6 +302,7 @@ def profile_key(
         "sizes": list(sizes),
         "device": device_name(device_of(model)),
         "torch": torch.__version__,
+        "method": _METHOD,
     })
 
 
