@@ -53,6 +53,10 @@ COMMANDS = {
         "Copy study NAME for other tools: its trials as a table, or all of it for Optuna.",
     ),
     "rent": _Command("_rent", "Show which machines to rent for the study or the task in FILE."),
+    "catalogue": _Command(
+        "_catalogue",
+        "Show the price lists that ``thrifty rent`` reads, and how old their rows are.",
+    ),
     "dashboard": _Command(
         "_dashboard",
         "Show the studies in a database in the browser, also while they run.",

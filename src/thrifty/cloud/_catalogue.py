@@ -114,6 +114,10 @@ class Catalogue:
             for path in paths
         )
 
+    def updated(self, other: Catalogue) -> Catalogue:
+        """Return all offers of both; where both have the same one, that of the other catalogue."""
+        return _merged([self, other])
+
     def save(self, path: Path | str) -> None:
         """Write an editable file that ``load`` can read, atomically: either all of it or nothing.
 

@@ -13,6 +13,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from thrifty.cli._catalogue import chosen_catalogue
 from thrifty.cli._options import cell, say
 from thrifty.cloud import (
     ACCELERATORS,
@@ -49,12 +50,7 @@ def load_catalogue(asked: Asked) -> tuple[Catalogue, str]:
     Raises:
         CloudError: The selection is empty, or a file is invalid.
     """
-    if asked.catalogue:
-        found, source = Catalogue.load(*asked.catalogue), ", ".join(map(str, asked.catalogue))
-    elif any(Path("~/.sky/catalogs").expanduser().glob("v*/*/vms.csv")):
-        found, source = Catalogue.from_skypilot(), "SkyPilot's catalogue"
-    else:
-        found, source = Catalogue.shipped(), "the table that comes with thrifty"
+    found, source = chosen_catalogue(asked.catalogue)
     wanted = found.where(
         cloud=asked.cloud or None,
         region=asked.region or None,

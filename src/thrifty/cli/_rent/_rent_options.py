@@ -12,6 +12,8 @@ from typing import Any
 
 import click
 
+from thrifty.cli._catalogue import PriceList
+
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _PART = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
@@ -30,7 +32,7 @@ class Asked:
     epochs: int | None
     batch: int | None
     study: bool
-    catalogue: tuple[Path, ...]
+    catalogue: tuple[Path | str, ...]
     cloud: tuple[str, ...]
     region: tuple[str, ...]
     accelerator: tuple[str, ...]
@@ -156,9 +158,11 @@ _OPTIONS = (
     ),
     click.option(
         "--catalogue",
-        type=_file(exists=True),
+        type=PriceList(),
         multiple=True,
-        help="Prices in SkyPilot's schema  [default: SkyPilot's own, or a small table].",
+        help=(
+            "Prices in SkyPilot's schema, or \"sky\"  [default: SkyPilot's own, or a small table]."
+        ),
     ),
     click.option("--cloud", multiple=True, help="Only this cloud."),
     click.option("--region", multiple=True, help="Only this region."),

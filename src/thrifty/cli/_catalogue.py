@@ -1,0 +1,139 @@
+"""The command ``thrifty catalogue``: price lists of machines, and how old they are."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from thrifty.cloud import Catalogue, Offer
+
+from ._options import cell
+
+
+class PriceList(click.Path):
+    """A CSV file in SkyPilot's schema, or ``sky`` for the lists that SkyPilot has stored."""
+
+    name = "file"
+
+    def __init__(self) -> None:
+        super().__init__(exists=True, dir_okay=False, path_type=Path)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """Return ``"sky"`` or a path."""
+        return value if value == "sky" else super().convert(value, param, ctx)
+
+
+def chosen_catalogue(given: Sequence[Path | str]) -> tuple[Catalogue, str]:
+    """Return the offers of the given lists, and a name for where they come from.
+
+    Without any, these are SkyPilot's lists if it has stored some, and else those of thrifty.
+
+    Raises:
+        CloudError: A list cannot be read.
+    """
+    if given and "sky" not in given:
+        return Catalogue.load(*given), ", ".join(map(str, given))
+    if given or any(Path("~/.sky/catalogs").expanduser().glob("v*/*/vms.csv")):
+        own = [path for path in given if path != "sky"]
+        stored = Catalogue.from_skypilot()
+        if not own:
+            return stored, "SkyPilot's catalogue"
+        both = stored.updated(Catalogue.load(*own))
+        return both, ", ".join(["SkyPilot's catalogue", *map(str, own)])
+    return Catalogue.shipped(), "the table that comes with thrifty"
+
+
+@click.group("catalogue")
+def catalogue_command() -> None:
+    """Show the price lists that ``thrifty rent`` reads, and how old their rows are."""
+
+
+@catalogue_command.command("show")
+@click.option(
+    "--catalogue",
+    type=PriceList(),
+    multiple=True,
+    help="Prices in SkyPilot's schema, or \"sky\"  [default: SkyPilot's own, or a small table].",
+)
+@click.option("--cloud", multiple=True, help="Only this cloud.")
+@click.option("--region", multiple=True, help="Only this region.")
+@click.option("--accelerator", multiple=True, help='Only this GPU; "" for none.')
+def show_command(
+    *,
+    catalogue: tuple[Path | str, ...],
+    cloud: tuple[str, ...],
+    region: tuple[str, ...],
+    accelerator: tuple[str, ...],
+) -> None:
+    """Show all offers, the cheapest first, with the age of each price."""
+    found, source = chosen_catalogue(catalogue)
+    offers = found.where(
+        cloud=cloud or None, region=region or None, accelerator=accelerator or None
+    )
+    table = Table(box=None, pad_edge=False)
+    for column in ("machine", "where", "$/h", "spot $/h", "Gbit/s", "price of"):
+        table.add_column(column, overflow="fold")
+    today = datetime.now(UTC).date()
+    for offer in sorted(offers, key=_price):
+        where = f"{offer.cloud} {offer.zone or offer.region}"
+        cells = (
+            offer.spell(1).removeprefix("1 x "),
+            where,
+            _dollars(offer.price_usd_h),
+            _dollars(offer.spot_usd_h),
+            _gbps(offer),
+            _age(offer.priced_on, today),
+        )
+        table.add_row(*map(cell, cells))
+    console = Console()
+    console.print(table)
+    console.print(cell(f"{len(offers):,} offers from {source}"))
+
+
+@catalogue_command.command("refresh")
+def refresh_command() -> None:
+    """Let SkyPilot download its price lists again; say how old the rows of each cloud are."""
+    found = Catalogue.from_skypilot(refresh=True)
+    by_cloud: dict[str, list[Offer]] = defaultdict(list)
+    for offer in found:
+        by_cloud[offer.cloud].append(offer)
+    table = Table(box=None, pad_edge=False)
+    for column in ("cloud", "offers", "oldest price", "newest price"):
+        table.add_column(column)
+    today = datetime.now(UTC).date()
+    for cloud, offers in sorted(by_cloud.items()):
+        days = sorted(offer.priced_on for offer in offers if offer.priced_on is not None)
+        ends = (days[0], days[-1]) if days else (None, None)
+        table.add_row(*map(cell, (cloud, f"{len(offers):,}", *(_age(d, today) for d in ends))))
+    Console().print(table)
+
+
+def _price(offer: Offer) -> float:
+    known = [each for each in (offer.price_usd_h, offer.spot_usd_h) if each is not None]
+    return min(known)
+
+
+def _dollars(price: float | None) -> str:
+    return "" if price is None else f"{price:,.3f}"
+
+
+def _gbps(offer: Offer) -> str:
+    if offer.baseline_gbps is None:
+        return "?" if offer.peak_gbps is None else f"up to {offer.peak_gbps:g}"
+    return f"{offer.baseline_gbps:g}"
+
+
+def _age(day: date | None, today: date) -> str:
+    if day is None:
+        return "no date"
+    days = (today - day).days
+    return f"{day} ({days:,} {'day' if days == 1 else 'days'} ago)"
