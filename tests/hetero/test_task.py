@@ -7,8 +7,10 @@ import pytest
 import torch
 
 import thrifty as th
-from thrifty.core import HeteroError
+from thrifty.core import HeteroError, TrainingError, WorkerLostError
+from thrifty.core._child import ChildEndedError
 from thrifty.hetero import BatchScaling, HeteroOptions, HeteroTask
+from thrifty.hetero._hetero_task import _Processes
 from thrifty.run import train_alone
 
 
@@ -188,3 +190,62 @@ def test_how_losses_are_weighted_counts_for_the_identity():
         for options in ({}, {"reduction": "sum"}, {"weight": tokens}, {"weight": all_tokens})
     ]
     assert all(one != two for i, one in enumerate(made) for two in made[:i])
+
+
+class Scripted:
+    """A process of a trial that says what a test has written down."""
+
+    def __init__(self, *said):
+        self.said = list(said)
+
+    def send(self, message):
+        pass
+
+    def receive(self):
+        found = self.said.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return [found]
+
+    def end(self):
+        pass
+
+
+GONE = ChildEndedError("killed by signal 9")
+LOST, ERROR = ("lost", "PeerLostError: gone"), ("error", "ValueError: mine")
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "message"),
+    [
+        # The cause is heard of after its effect, or before.
+        (([LOST], [GONE]), WorkerLostError, "worker 1 of 2 of this trial ended without a word"),
+        (([LOST], [ERROR]), TrainingError, "worker 1 of 2: ValueError: mine"),
+        (([ERROR], [LOST]), TrainingError, "worker 0 of 2: ValueError: mine"),
+        (
+            ([ERROR], [GONE]),
+            WorkerLostError,
+            "worker 1 of 2 of this trial ended without a word",
+        ),
+        # Nobody is gone: a network that fails, or a time that runs out.
+        (
+            ([LOST], [LOST]),
+            WorkerLostError,
+            "workers of this trial have lost each other; worker 0",
+        ),
+        (([("done", {})], [LOST]), WorkerLostError, "lost each other; worker 1 of 2: PeerLost"),
+        (([LOST], [("done", {})]), WorkerLostError, "lost each other; worker 0 of 2: PeerLost"),
+    ],
+)
+def test_the_cause_is_told_from_its_effects(monkeypatch, said, error, message):
+    def those_that_say_something(children, _):
+        found = [child for child in children if child.said]
+        assert found, "it would wait for ever"
+        return found[:1]
+
+    monkeypatch.setattr("thrifty.hetero._hetero_task.wait_for", those_that_say_something)
+    crew = _Processes(2)
+    crew._children = [Scripted(*each) for each in said]
+    crew.tell("epoch")
+    with pytest.raises(error, match=message):
+        crew.hear()

@@ -131,6 +131,10 @@ class _Processes:
         self._num = num
         self._children: list[Child] = []
         self._inbox: list[deque[Any]] = [deque() for _ in range(num)]
+        self._lost: dict[int, str] = {}
+        """What processes have said that ended because they had lost another one."""
+        self._asked: set[int] = set()
+        """Processes that have not answered yet."""
 
     def start(
         self, task: bytes, begin: Mapping[str, Any], cores: Sequence[Sequence[int]] | None
@@ -168,6 +172,7 @@ class _Processes:
 
     def _send(self, rank: int, *messages: Any) -> None:
         # A dead worker is detected and reported when an answer is awaited.
+        self._asked.add(rank)
         for message in messages:
             self._children[rank].send(message)
 
@@ -178,21 +183,35 @@ class _Processes:
         comes.
         """
         while not self._inbox[rank]:
-            for child in wait_for(self._children, None):
+            if self._lost and not self._asked - self._lost.keys():
+                raise self._all_lost()  # the others have answered, so nothing more will be heard
+            left = [each for i, each in enumerate(self._children) if i not in self._lost]
+            for child in wait_for(left, None):
                 self._read(self._children.index(child))
         return self._inbox[rank].popleft()
 
     def _read(self, rank: int) -> None:
         for kind, answer in self._messages(rank):
-            if kind != "error":
+            if kind == "lost":
+                # The cause is the other's end or error, which may be heard of later.
+                self._lost[rank] = answer
+            elif kind != "error":
                 self._inbox[rank].append(answer)
-                continue
-            for other in range(self._num):
-                # The failed worker may only be the first to notice that another one is gone.
-                if other != rank:
-                    self._messages(other)
-            self.end()
-            raise TrainingError(f"worker {rank} of {self._num}: {answer}")
+                self._asked.discard(rank)
+            else:
+                for other in range(self._num):
+                    # The failed worker may only be the first to notice that another one is gone.
+                    if other != rank and other not in self._lost:
+                        self._messages(other)
+                self.end()
+                raise TrainingError(f"worker {rank} of {self._num}: {answer}")
+
+    def _all_lost(self) -> WorkerLostError:
+        self.end()
+        rank, answer = next(iter(self._lost.items()))
+        return WorkerLostError(
+            f"workers of this trial have lost each other; worker {rank} of {self._num}: {answer}"
+        )
 
     def _messages(self, rank: int) -> list[Any]:
         try:

@@ -15,7 +15,13 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import Dataset, TensorDataset
 
-from thrifty.core import HeteroError, derive_seed, error_text
+from thrifty.core import (
+    HeteroError,
+    PeerLostError,
+    TooFewWorkersError,
+    derive_seed,
+    error_text,
+)
 from thrifty.core._child import parent_of
 from thrifty.hetero._job_options import HeteroOptions
 from thrifty.hetero._trainer import HeteroTrainer
@@ -122,8 +128,9 @@ def main(arguments: list[str]) -> None:
     except (EOFError, ConnectionError):
         return  # the study process is gone
     except BaseException as error:  # noqa: BLE001 (user code may raise anything, even SystemExit)
+        lost = isinstance(error, PeerLostError | TooFewWorkersError)
         with contextlib.suppress(OSError):  # another worker's error may have ended the trial
-            connection.send(("error", error_text(error)))
+            connection.send(("lost" if lost else "error", error_text(error)))
 
 
 def _serve(connection: Connection) -> None:
