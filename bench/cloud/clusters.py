@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.cloud.prediction import placement_of
 from bench.common.harness import data_folder
 from thrifty.cloud import (
     HardwareEstimates,
@@ -86,7 +87,7 @@ def measured() -> list[Row]:
     path = data_folder() / "systems" / "sia_pollux" / "measurements.csv"
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
-            key = row["gpu"], row["app"], _placement(row), int(float(row["local_bsz"]))
+            key = row["gpu"], row["app"], placement_of(row), int(float(row["local_bsz"]))
             found[key].append(float(row["step_time"]))
     rows = [
         Row(cluster=c, app=a, placement=p, batch=b, step_s=float(np.median(times)))
@@ -94,16 +95,6 @@ def measured() -> list[Row]:
     ]
     alone = {(r.cluster, r.app, r.batch) for r in rows if r.placement == (1,)}
     return [r for r in rows if (r.cluster, r.app, r.batch) in alone]
-
-
-def _placement(row: Mapping[str, str]) -> Placement:
-    """Return devices by machine; where the file only has totals, they are spread evenly."""
-    digits = row["placement"].removesuffix(".0")
-    if digits:
-        return tuple(sorted(int(digit) for digit in digits))
-    nodes, devices = int(float(row["num_nodes"])), int(float(row["num_replicas"]))
-    each, more = divmod(devices, nodes)
-    return tuple(sorted([each + 1] * more + [each] * (nodes - more)))
 
 
 def profile_of(rows: Sequence[Row], *, cluster: str, app: str) -> StepProfile:

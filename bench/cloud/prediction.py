@@ -78,7 +78,7 @@ def tables() -> list[Table]:
     path = data_folder() / "systems" / "sia_pollux" / "measurements.csv"
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
-            setup = Setup(placement=_placement(row), batch=float(row["local_bsz"]))
+            setup = Setup(placement=placement_of(row), batch=float(row["local_bsz"]))
             found[row["gpu"], row["app"]][setup].append(float(row["step_time"]))
     return [
         Table(
@@ -94,7 +94,7 @@ def tables() -> list[Table]:
     ]
 
 
-def _placement(row: Mapping[str, str]) -> tuple[int, ...]:
+def placement_of(row: Mapping[str, str]) -> tuple[int, ...]:
     """Return the placement as given, or spread evenly where the file only has numbers.
 
     Even spreading is what the schedulers of Pollux and Sia do.

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from thrifty.cli._rent._command import hardware_of, rent_command
-from thrifty.cli._rent._exported import Installation, installation
+from thrifty.cli._rent._exported import Installation, installation, script_of
 from thrifty.cli._rent._output import span
 from thrifty.cli._rent._rent_options import Dollars, Duration, Pair
 from thrifty.cloud import Interval
@@ -194,6 +194,11 @@ def test_a_busy_machine_is_said(folder, monkeypatch):
     )
     profile.write_text(json.dumps(PROFILE.to_json()))
     assert not any("busy" in n for n in data(*LONG, "--deadline", "2d")["notes"])
+
+
+def test_a_speed_that_was_profiled_is_not_called_a_guess(folder):
+    notes = data(*LONG, "--deadline", "2d", "--accelerator", "T4")["notes"]
+    assert not any("the speed of" in note for note in notes)
 
 
 def test_the_model_is_timed_here(folder):
@@ -382,8 +387,36 @@ def test_a_script_that_trains_nothing_is_not_exported(folder, script, message):
     assert not Path("sky.yaml").exists()
 
 
-def installed(monkeypatch, url):
-    source = None if url is None else json.dumps({"url": url})
+IMPORTS = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "does"),
+    [
+        ('"""Words."""\nimport torch\n', False),
+        (IMPORTS + "def train():\n    print(1)\n", False),
+        ("try:\n    import torch\nexcept ImportError:\n    torch = None\n", False),
+        ("import thrifty as th\nrows = load()\nstudy = th.Study(rows)\n", False),
+        ("LR: float\nEPOCHS: int = 3\n", False),
+        (IMPORTS + "if __name__ == '__main__':\n    main()\n", True),
+        ("def train():\n    return 1\nbest = train()\n", True),
+        ("study = make()\nbest: float = study.run().best\n", True),
+        ("for epoch in range(3):\n    print(epoch)\n", True),
+        ("try:\n    train()\nfinally:\n    pass\n", True),
+    ],
+)
+def test_scripts_that_only_define_things_are_told_apart(tmp_path, text, does):
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    if does:
+        assert script_of(script, None) == "train.py"
+    else:
+        with pytest.raises(UsageError, match="only defines things"):
+            script_of(script, None)
+
+
+def installed(monkeypatch, url, **more):
+    source = None if url is None else json.dumps({"url": url, **more})
     found = SimpleNamespace(version="1.2", read_text=lambda name: source)
     monkeypatch.setattr("thrifty.cli._rent._exported.distribution", lambda name: found)
 
@@ -391,6 +424,13 @@ def installed(monkeypatch, url):
 def test_a_version_from_an_index_comes_from_there(tmp_path, monkeypatch):
     installed(monkeypatch, None)
     assert installation(tmp_path) == Installation(setup="pip install thrifty==1.2")
+
+
+def test_a_version_from_another_address_comes_from_there(tmp_path, monkeypatch):
+    installed(monkeypatch, "https://host/t.git", vcs_info={"vcs": "git", "commit_id": "ab1"})
+    assert installation(tmp_path).setup == "pip install git+https://host/t.git@ab1"
+    installed(monkeypatch, "https://host/t 1.whl")
+    assert installation(tmp_path) == Installation(setup="pip install 'https://host/t 1.whl'")
 
 
 def test_the_wheel_that_was_installed_is_copied(tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from tests.cloud._drawn_fleets import (
     offers,
     workloads,
 )
-from thrifty.cloud import HardwareEstimates, Interval, Offer, Workload
+from thrifty.cloud import HardwareEstimates, Interval, NetworkPriors, Offer, Workload
 from thrifty.cloud._spot import spot_seconds
 from thrifty.cloud.planning._estimate import estimate
 from thrifty.core import CloudError
@@ -118,6 +118,25 @@ def test_neither_place_nor_price_changes_the_step():
         for offer in (an_offer(), an_offer(region="west", zone="b", price_usd_h=9.0))
     }
     assert len(steps) == 1
+
+
+@pytest.mark.parametrize("num", [2, 16])
+@pytest.mark.parametrize(
+    ("changes", "why"), [({}, "compute"), ({"sample_input_s": 5.0}, "input")]
+)
+def test_waiting_for_stragglers_is_not_waiting_for_sums(changes, why, num):
+    workload = a_workload(
+        profile=a_profile(bucket_bytes=(0.0, 0.0), **changes), global_batch=512
+    )
+    estimates = HardwareEstimates(
+        profiled="V100", networks=NetworkPriors(straggling=exactly(0.3))
+    )
+    offers = [an_offer(name, accelerator_memory_gib=None) for name in ("v1", "v2")]
+    equal = estimate(workload, [(offers[0], num, False)], estimates=estimates)
+    unequal = estimate(
+        workload, [(each, num // 2, False) for each in offers], estimates=estimates
+    )
+    assert (equal.why, unequal.why) == (why, why)
 
 
 @pytest.mark.parametrize(

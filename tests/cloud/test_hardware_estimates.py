@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import re
+
 import pytest
 from hypothesis import given, strategies as st
 
-from thrifty.cloud import ACCELERATORS, HardwareEstimates, Interval, Offer
+from thrifty.cloud import (
+    ACCELERATORS,
+    HardwareEstimates,
+    Interval,
+    NetworkPriors,
+    Offer,
+    Spread,
+)
 from thrifty.core import CloudError
 
 
@@ -37,6 +47,18 @@ def test_a_faster_device_takes_less_time_and_nobody_knows_how_much():
     assert factor.median == pytest.approx(((19.5 * 1555) / (67 * 3350)) ** 0.5)
     assert factor.low == pytest.approx(factor.median / 2.4)
     assert factor.high == pytest.approx(factor.median * 2.4)
+
+
+def test_where_a_speed_comes_from():
+    estimates = HardwareEstimates(profiled="T4").probed(
+        compute={"L4": Interval(median=0.5, low=0.4, high=0.6)}
+    )
+    found = {
+        name: estimates.speed_from(machine(name, vcpus=8)) for name in ("T4", "L4", "V100")
+    }
+    assert found == {"T4": "profile", "L4": "probe", "V100": "measured pairs"}
+    for name in ("H100", ""):
+        assert estimates.speed_from(machine(name, vcpus=8)) == "data sheets"
 
 
 def test_measured_devices_are_known_better_and_processors_worse():
@@ -89,13 +111,32 @@ def test_a_network_is_as_fast_as_it_always_is():
     assert gbps() == pytest.approx(0.8 * 5)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: NetworkPriors(tcp_gbps=0.0), "tcp_gbps is 0.0, and has to be positive"),
+        (lambda: NetworkPriors(fabric_share=-1.0), "fabric_share is -1.0"),
+        (lambda: NetworkPriors(pcie_contention=-0.1), "pcie_contention=-0.1"),
+        (
+            lambda: NetworkPriors(straggling=Interval(median=0.1, low=0.2, high=0.3)),
+            "0 <= low <= median <= high",
+        ),
+        (lambda: Spread(faster=0.5, slower=2.0), "factors of 1 or more, not faster=0.5"),
+        (lambda: Spread(faster=1.0, slower=math.nan), "not faster=1.0, slower=nan"),
+    ],
+)
+def test_priors_that_cannot_be(wrong, message):
+    with pytest.raises(CloudError, match=re.escape(message)):
+        wrong()
+
+
 def test_few_flows_do_not_fill_a_wide_network():
     def gbps(nominal, **options):
         link = HardwareEstimates().link(machine(baseline_gbps=nominal, **options))
         return link.bytes_per_s * 8e-9
 
     assert gbps(25.0) == gbps(100.0) == pytest.approx(6.0)
-    # InfiniBand and the like have no such limit, and nobody sells 400 Gbit/s without them.
+    # InfiniBand and the like have no such limit, and 400 Gbit/s are not sold without them.
     assert gbps(100.0, fabric=True) == pytest.approx(40.0)
     assert gbps(400.0) == gbps(400.0, fabric=True) == pytest.approx(160.0)
     assert gbps(400.0, fabric=False) == pytest.approx(6.0)
@@ -108,7 +149,7 @@ def test_devices_without_a_link_of_their_own_share_the_host():
 
     assert gb_s("T4", 2) == pytest.approx(2.4)
     assert gb_s("T4", 8) == pytest.approx(1.2)
-    assert gb_s("nobody knows", 4) == gb_s("T4", 4)
+    assert gb_s("unknown", 4) == gb_s("T4", 4)
     assert gb_s("A100", 8) == gb_s("A100", 2) == pytest.approx(0.7 * 150)
 
 
@@ -133,7 +174,9 @@ def test_the_links_inside_a_machine_widen_the_interval():
     [
         ({"baseline_gbps": 10.0, "peak_gbps": 10.0}, 0.4, 1.8),
         ({"baseline_gbps": 10.0}, 0.4, 1.8),
-        ({"baseline_gbps": 5.0, "peak_gbps": 10.0}, 0.2, 1.8),
+        ({"baseline_gbps": 5.0, "peak_gbps": 7.0}, 0.4 * 4.0 / 5.6, 1.8),
+        # a burst is no faster than few flows
+        ({"baseline_gbps": 5.0, "peak_gbps": 25.0}, 0.4 * 4.0 / 6.0, 1.8),
         # only "up to" is known: perhaps much slower, never faster
         ({"peak_gbps": 10.0}, 0.4, 9.0),
         ({}, 0.08, 9.0),

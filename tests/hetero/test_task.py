@@ -227,7 +227,7 @@ LOST, ERROR = ("lost", "PeerLostError: gone"), ("error", "ValueError: mine")
             WorkerLostError,
             "worker 1 of 2 of this trial ended without a word",
         ),
-        # Nobody is gone: a network that fails, or a time that runs out.
+        # No process is gone: a network fails, or a time runs out.
         (
             ([LOST], [LOST]),
             WorkerLostError,

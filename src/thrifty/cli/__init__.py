@@ -54,7 +54,7 @@ COMMANDS = {
     ),
     "rent": _Command("_rent", "Show which machines to rent for the study or the task in FILE."),
     "catalogue": _Command(
-        "_catalogue",
+        "_price_lists",
         "Show the price lists that ``thrifty rent`` reads, and how old their rows are.",
     ),
     "dashboard": _Command(

@@ -125,7 +125,7 @@ class _Line:
             raise self.error(f"{column} is {text!r}, and has to be a number") from None
         return None if math.isnan(value) else value
 
-    def choice(self, column: str) -> bool | None:
+    def yes_or_no(self, column: str) -> bool | None:
         text = self.text(column).lower()
         if text not in {"", "yes", "no"}:
             raise self.error(f"{column} is {text!r}, and has to be yes, no or blank")
@@ -207,7 +207,7 @@ def _read(line: _Line, cloud: str, priced_on: date | None) -> Offer | None:
         "spot_usd_h": spot,
         "baseline_gbps": baseline,
         "peak_gbps": peak,
-        "fabric": line.choice("Fabric"),
+        "fabric": line.yes_or_no("Fabric"),
         "priced_on": line.day("PricedOn") or priced_on,
     }
     try:

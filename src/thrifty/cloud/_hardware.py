@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from thrifty.core import CloudError
 from thrifty.perf import CollectiveModel, CollectiveTiming, Link
@@ -13,6 +14,8 @@ from ._accelerators import ACCELERATORS, VCPU
 from ._networks import NetworkPriors
 from ._offer import Interval, Offer
 
+
+SpeedSource = Literal["probe", "profile", "measured pairs", "data sheets"]
 
 _MEASURED = 2.1
 """Error factor of the ratio of two devices' speeds that were both measured.
@@ -94,6 +97,15 @@ class HardwareEstimates:
         error = _error(self.profiled, offer.accelerator)
         return Interval(median=factor, low=factor / error, high=factor * error)
 
+    def speed_from(self, offer: Offer) -> SpeedSource:
+        """Return what ``compute`` rests on."""
+        if offer.device in self.measured_compute:
+            return "probe"
+        if offer.accelerator and offer.accelerator == self.profiled:
+            return "profile"
+        both = self.profiled, offer.accelerator
+        return "measured pairs" if _are_measured(*both) else "data sheets"
+
     def link(self, offer: Offer) -> Link:
         """Return the machine's network by its nominal bandwidth, without bursts."""
         return self.networks.link(offer)
@@ -146,8 +158,12 @@ def _error(one: str, other: str) -> float:
     """Return the error factor of the ratio of two devices' speeds; "" are processors."""
     if bool(one) != bool(other):
         return _ACROSS_KINDS
-    known = [ACCELERATORS[name] for name in (one, other) if name]
-    return _MEASURED if all(each.measured for each in known) else _BY_SPECIFICATION
+    return _MEASURED if _are_measured(one, other) else _BY_SPECIFICATION
+
+
+def _are_measured(*names: str) -> bool:
+    known = [ACCELERATORS.get(name) for name in names]
+    return all(each is not None and each.measured is not None for each in known)
 
 
 def _speed(accelerator: str, vcpus: float) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from thrifty.core import CloudError
 from thrifty.perf import Link
 
 from ._accelerators import ACCELERATORS
@@ -137,16 +138,27 @@ If there is no figure at all, it may be slower or faster than the guess by this 
 _FABRIC_GBPS = 100.0
 """Bandwidth above which a network is taken for one with remote memory access.
 
-Over TCP, nobody sells more for one machine; EFA, InfiniBand and GPUDirect carry the rest.
+Over TCP, machines have no more than this; EFA, InfiniBand and GPUDirect carry the rest.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Factors by which a time may be shorter and longer, in nine cases of ten."""
+    """Factors by which a time may be shorter and longer, in nine cases of ten.
+
+    Raises:
+        CloudError: a factor is below 1.
+    """
 
     faster: float
     slower: float
+
+    def __post_init__(self) -> None:
+        if not (self.faster >= 1 and self.slower >= 1):
+            raise CloudError(
+                f"a spread has factors of 1 or more, not faster={self.faster}, "
+                f"slower={self.slower}"
+            )
 
     def widest(self, other: Spread) -> Spread:
         """Return the wider of both on either side."""
@@ -186,6 +198,9 @@ class NetworkPriors:
         step: spread of the step of several devices besides: launches, other jobs' traffic.
         straggling: by how much a step is longer for each doubling of the devices, which wait for
             the slowest.
+
+    Raises:
+        CloudError: a number is not positive, or a spread makes an interval empty.
     """
 
     tcp_share: float = 0.8
@@ -201,15 +216,22 @@ class NetworkPriors:
     step: Spread = _STEP
     straggling: Interval = _STRAGGLING
 
+    def __post_init__(self) -> None:
+        for name in ("tcp_share", "tcp_gbps", "fabric_share", "linked_share", "pcie_gb_s"):
+            if not getattr(self, name) > 0:
+                raise CloudError(f"{name} is {getattr(self, name)}, and has to be positive")
+        low, median, high = (getattr(self.straggling, end) for end in ("low", "median", "high"))
+        if not 0 <= low <= median <= high or not self.pcie_contention >= 0:
+            raise CloudError(
+                "a step of more devices is not shorter, and 0 <= low <= median <= high: not "
+                f"straggling={self.straggling}, pcie_contention={self.pcie_contention}"
+            )
+
     def link(self, offer: Offer) -> Link:
         """Return the links that a machine's all-reduces are expected to see, without bursts."""
         gbps = offer.baseline_gbps or offer.peak_gbps or _UNKNOWN_GBPS
-        if _is_fabric(offer):
-            between = self.fabric_share * gbps
-        else:
-            between = min(self.tcp_share * gbps, self.tcp_gbps)
         return Link(
-            bytes_per_s=between * _GBPS,
+            bytes_per_s=self._reached(gbps, is_fabric=_is_fabric(offer)) * _GBPS,
             latency_s=_LATENCY_S,
             inner_bytes_per_s=self._inner_gb_s(offer) * 1e9,
             inner_latency_s=_INNER_LATENCY_S,
@@ -227,7 +249,11 @@ class NetworkPriors:
             slower *= _UNNAMED
             faster *= 1.0 if offer.peak_gbps else _UNNAMED
         elif offer.peak_gbps:
-            faster *= max(1.0, offer.peak_gbps / offer.baseline_gbps)
+            peak, baseline = (
+                self._reached(gbps, is_fabric=_is_fabric(offer))
+                for gbps in (offer.peak_gbps, offer.baseline_gbps)
+            )
+            faster *= max(1.0, peak / baseline)
         both = Spread(faster=faster, slower=slower)
         if offer.accelerator_count > 1:
             both = both.widest(self.linked if _inner_of(offer) else self.pcie)
@@ -250,6 +276,12 @@ class NetworkPriors:
             np.where(several, end, 1.0) * (1 + each * doublings)
             for end, each in zip(ends, straggling, strict=True)
         ])
+
+    def _reached(self, gbps: float, *, is_fabric: bool) -> float:
+        """Return what a ring between machines reaches, of a nominal bandwidth in Gbit/s."""
+        if is_fabric:
+            return self.fabric_share * gbps
+        return min(self.tcp_share * gbps, self.tcp_gbps)
 
     def _inner_gb_s(self, offer: Offer) -> float:
         linked = _inner_of(offer)

@@ -13,8 +13,8 @@ from typing import Any
 import click
 from rich.console import Console
 
-from thrifty.cli._catalogue import chosen_catalogue
 from thrifty.cli._options import cell, say
+from thrifty.cli._price_lists import chosen_offers
 from thrifty.cloud import (
     ACCELERATORS,
     Catalogue,
@@ -42,21 +42,6 @@ from ._rent_options import Asked, rent_options
 
 
 _THREADS = re.compile(r"(\d+) thread\(s\)$")
-
-
-def load_catalogue(asked: Asked) -> tuple[Catalogue, str]:
-    """Load the selected offers, and return them with the source of their prices.
-
-    Raises:
-        CloudError: The selection is empty, or a file is invalid.
-    """
-    found, source = chosen_catalogue(asked.catalogue)
-    wanted = found.where(
-        cloud=asked.cloud or None,
-        region=asked.region or None,
-        accelerator=asked.accelerator or None,
-    )
-    return wanted, source
 
 
 def age_of(catalogue: Catalogue, source: str, *, today: date) -> str:
@@ -259,16 +244,14 @@ class Scene:
             notes.append(
                 f"{asked.evictions:g} evictions of a spot machine in an hour are assumed"
             )
-        guessed = {
-            each.offer.device
-            for each in (plan.best.machines if plan.best else ())
-            if (speed := self.estimates.compute(each.offer)).high > speed.low
-        }
-        if guessed:
-            notes.append(
-                f"the speed of {' and '.join(sorted(guessed))} is that of data sheets: --probe "
-                "says what is worth measuring"
-            )
+        chosen = [each.offer for each in (plan.best.machines if plan.best else ())]
+        for source in ("data sheets", "measured pairs"):
+            guessed = {o.device for o in chosen if self.estimates.speed_from(o) == source}
+            if guessed:
+                notes.append(
+                    f"the speed of {' and '.join(sorted(guessed))} is that of {source}: --probe "
+                    "says what is worth measuring"
+                )
         return notes
 
 
@@ -279,12 +262,14 @@ def rent_command(*, file: Path, **given: Any) -> None:
     """Show which machines to rent for the study or the task in FILE.
 
     The model is timed on this machine's device, which takes some seconds. The speed of other
-    devices is estimated from data sheets.
+    devices is estimated from measured pairs of devices, or from data sheets.
     """
     asked = Asked(**given)
     _check(asked, file)
     console = Console(stderr=asked.as_json)
-    catalogue, source = load_catalogue(asked)
+    catalogue, source = chosen_offers(
+        asked.catalogue, cloud=asked.cloud, region=asked.region, accelerator=asked.accelerator
+    )
     workload, values = load_workload(file, asked)
     scene = Scene(
         asked=asked,

@@ -7,7 +7,7 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -40,27 +40,55 @@ def script_of(file: Path, given: str | None) -> str:
     return given or file.name
 
 
+_DEFINITIONS = (
+    ast.Import,
+    ast.ImportFrom,
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.Pass,
+)
+
+
 def _does_something(script: Path) -> bool:
     """Return whether a script does more than import, define and assign."""
     try:
         tree = ast.parse(script.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError) as error:
         raise UsageError(f"{script} cannot be read: {error}") from error
-    definitions = (
-        ast.Import,
-        ast.ImportFrom,
-        ast.FunctionDef,
-        ast.AsyncFunctionDef,
-        ast.ClassDef,
-        ast.Assign,
-        ast.AnnAssign,
-        ast.Pass,
-    )
-    return any(
-        not isinstance(each, definitions)
-        and not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
-        for each in tree.body
-    )
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    own = {each.name for each in ast.walk(tree) if isinstance(each, functions)}
+    own |= {
+        each.id
+        for each in ast.walk(tree)
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+    }
+    return any(_is_done(each, own) for each in tree.body)
+
+
+def _is_done(statement: ast.stmt, own: Collection[str]) -> bool:
+    """Return whether a statement does something, rather than define it.
+
+    Args:
+        statement: A statement of the module.
+        own: Functions and variables of the module. An assignment that calls one of them, such as
+            ``best = study.run()``, does something.
+    """
+    if isinstance(statement, _DEFINITIONS):
+        return False
+    if isinstance(statement, ast.If | ast.Try):  # such as imports for type checkers
+        below = [statement.body, statement.orelse]
+        below += [each.body for each in getattr(statement, "handlers", [])]
+        return any(_is_done(each, own) for part in below for each in part)
+    if isinstance(statement, ast.Assign | ast.AnnAssign):
+        calls = (
+            each.func
+            for each in ast.walk(statement.value or statement)
+            if isinstance(each, ast.Call)
+        )
+        names = (each.value if isinstance(each, ast.Attribute) else each for each in calls)
+        return any(isinstance(each, ast.Name) and each.id in own for each in names)
+    return not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +107,9 @@ class Installation:
 def installation(folder: Path) -> Installation:
     """Return how to install the thrifty that runs here.
 
-    A version from a package index is installed from there. Otherwise, a wheel is built from the
-    checkout, or the wheel is taken that this one was installed from, and copied to the machines.
+    A version from a package index, a repository or another address is installed from there.
+    Otherwise, a wheel is built from the checkout, or the wheel is taken that this one was installed
+    from, and copied to the machines.
 
     Args:
         folder: Where to write a wheel.
@@ -98,7 +127,13 @@ def installation(folder: Path) -> Installation:
     source = json.loads(installed.read_text("direct_url.json") or "{}")
     if not source:
         return Installation(setup=f"pip install thrifty=={installed.version}")
-    path = Path(unquote(urlsplit(source["url"]).path))
+    url = urlsplit(source["url"])
+    if url.scheme != "file":
+        place, version = source["url"], source.get("vcs_info")
+        if version:
+            place = f"{version['vcs']}+{place}@{version['commit_id']}"
+        return Installation(setup=f"pip install {shlex.quote(place)}")
+    path = Path(unquote(url.path))
     wheel = path if path.suffix == ".whl" else _wheel(path, folder)
     if not wheel.is_file():
         raise CloudError(f"thrifty was installed from {wheel}, which is gone; install it again")

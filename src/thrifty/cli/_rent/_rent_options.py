@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from thrifty.cli._catalogue import PriceList
+from thrifty.cli._price_lists import PriceList
 
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -142,10 +142,12 @@ class EqualSteps:
 
     Attributes:
         step_s: seconds: median, low, high, [3, kinds, sizes]; infinite where samples do not fit.
+        replay_s: median seconds by the replay alone, [kinds, sizes].
         batch: samples of each device, [kinds, sizes].
     """
 
     step_s: np.ndarray
+    replay_s: np.ndarray
     batch: np.ndarray
 
 
@@ -173,7 +175,9 @@ def equal_steps(
         )
     fits = (batch <= devices.most[:, None]) & (workers <= global_batch)
     return EqualSteps(
-        step_s=np.where(fits, step_s * devices.priors.rest(workers), np.inf), batch=batch
+        step_s=np.where(fits, step_s * devices.priors.rest(workers), np.inf),
+        replay_s=step_s[0],
+        batch=batch,
     )
 
 
@@ -203,22 +207,22 @@ _WAITING = 0.1
 
 
 def bound_by(
-    profile: StepProfile, *, batch: np.ndarray, compute: np.ndarray, step_s: float
+    profile: StepProfile, *, batch: np.ndarray, compute: np.ndarray, replay_s: float
 ) -> str:
-    """Return what bounds a step that takes ``step_s``: input, network or compute.
+    """Return what bounds a step that takes ``replay_s``: input, network or compute.
 
     Args:
         profile: profile of a step on the profiled device.
         batch: samples of each worker.
         compute: factor on the profile's seconds, for each worker.
-        step_s: estimated seconds of the step.
+        replay_s: median seconds of the step by the replay alone.
     """
     sums = np.zeros(len(profile.bucket_bytes))
     reading = float((batch * profile.sample_input_s).max())
     alone = float(replayed_s(profile, batch=batch, compute=compute, sums_s=sums))
-    if reading >= step_s:
+    if reading >= replay_s:
         return "input"
-    waiting = 1 - alone / step_s
+    waiting = 1 - alone / replay_s
     if waiting >= _WAITING:
         return f"network: {waiting:.0%} of the step waits for sums".replace("%", " %")
     return "compute"

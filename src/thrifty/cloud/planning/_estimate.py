@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -81,23 +81,40 @@ def estimate(
     for offer, num, _ in machines:
         nums[places[kind_of(offer)]] += num
     if len(kinds) == 1:
-        batch, steps, work = _equal(workload, devices, offer=machines[0][0], num=int(nums[0]))
+        found = _equal(workload, devices, offer=machines[0][0], num=int(nums[0]))
     else:
-        batch, steps, work = _unequal(workload, devices, offers=list(kinds.values()), nums=nums)
+        found = _unequal(workload, devices, offers=list(kinds.values()), nums=nums)
     return fleet_of(
         workload,
         machines,
-        batches=[int(batch[places[kind_of(offer)]]) for offer, _, _ in machines],
-        step_s=steps,
-        work_s=work,
+        batches=[int(found.batch[places[kind_of(offer)]]) for offer, _, _ in machines],
+        step_s=found.step_s,
+        work_s=found.work_s,
         spot_market=spot_market,
         why=bound_by(
             workload.profile,
-            batch=batch,
-            compute=devices.compute[0] * (batch > 0),
-            step_s=float(steps[0]),
+            batch=found.batch,
+            compute=devices.compute[0] * (found.batch > 0),
+            replay_s=found.replay_s,
         ),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Steps:
+    """Steps on some machines.
+
+    Attributes:
+        batch: samples per device of each kind, [kinds].
+        step_s: seconds of a step: median, low, high.
+        work_s: seconds of all steps: median, low, high.
+        replay_s: median seconds of a step by the replay alone.
+    """
+
+    batch: np.ndarray
+    step_s: np.ndarray
+    work_s: np.ndarray
+    replay_s: float
 
 
 def fleet_of(
@@ -192,10 +209,8 @@ def _check(machines: Machines) -> None:
         )
 
 
-def _equal(
-    workload: Workload, devices: Devices, *, offer: Offer, num: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return samples per device, seconds of a step and seconds of all steps on equal machines."""
+def _equal(workload: Workload, devices: Devices, *, offer: Offer, num: int) -> _Steps:
+    """Return the steps on equal machines."""
     steps = equal_steps(
         workload.profile, devices, global_batch=workload.global_batch, most_nodes=num
     )
@@ -213,13 +228,18 @@ def _equal(
             "lower the global batch"
         )
     size = machines_each(workload, steps.step_s[0, 0]) - 1
-    return steps.batch[:, size], steps.step_s[:, 0, size], work
+    return _Steps(
+        batch=steps.batch[:, size],
+        step_s=steps.step_s[:, 0, size],
+        work_s=work,
+        replay_s=float(steps.replay_s[0, size]),
+    )
 
 
 def _unequal(
     workload: Workload, devices: Devices, *, offers: Sequence[Offer], nums: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return samples per device of each kind, seconds of a step and seconds of all steps."""
+) -> _Steps:
+    """Return the steps on machines of several kinds."""
     profile = workload.profile
     if workload.parallelism_phases is not None:
         raise CloudError(
@@ -230,9 +250,13 @@ def _unequal(
             raise CloudError(f"{misfit(profile, offer, batch=1)}: leave it out")
     batch = _split(workload, devices, nums)
     sums = devices.sums_s(profile.bucket_bytes, np.array([nums.sum()])).max(axis=1)[:, 0]
-    steps = replayed_s(profile, batch=batch, compute=devices.compute * (batch > 0), sums_s=sums)
-    steps = steps * devices.priors.rest((nums * devices.per_node * (batch > 0)).sum())
-    return batch, steps, workload.steps * steps
+    replay = replayed_s(
+        profile, batch=batch, compute=devices.compute * (batch > 0), sums_s=sums
+    )
+    steps = replay * devices.priors.rest((nums * devices.per_node * (batch > 0)).sum())
+    return _Steps(
+        batch=batch, step_s=steps, work_s=workload.steps * steps, replay_s=float(replay[0])
+    )
 
 
 def _split(workload: Workload, devices: Devices, nums: np.ndarray) -> np.ndarray:

@@ -77,7 +77,7 @@ class Table:
                 workload.profile,
                 batch=batch,
                 compute=self.devices.compute[0, row.kind],
-                step_s=float(step_s[0]),
+                replay_s=float(self.steps.replay_s[row.kind, each]),
             ),
         )
 

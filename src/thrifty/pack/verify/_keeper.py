@@ -208,7 +208,7 @@ def _empty_places(found: Iterable[Reach]) -> Iterator[Place]:
 MAX_RESULTS = 64
 """The number of results of a cached function that are watched: the oldest that it still keeps.
 
-A cache of all rows of a data set holds thousands, which nobody changes.
+A cache of all rows of a data set holds thousands, and such rows do not change.
 """
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -32,14 +32,34 @@ class PriceList(click.Path):
         return value if value == "sky" else super().convert(value, param, ctx)
 
 
-def chosen_catalogue(given: Sequence[Path | str]) -> tuple[Catalogue, str]:
-    """Return the offers of the given lists, and a name for where they come from.
+def chosen_offers(
+    lists: Sequence[Path | str],
+    *,
+    cloud: Collection[str],
+    region: Collection[str],
+    accelerator: Collection[str],
+) -> tuple[Catalogue, str]:
+    """Return the chosen offers of some lists, and a name for where they come from.
 
-    Without any, these are SkyPilot's lists if it has stored some, and else those of thrifty.
+    Without any list, these are SkyPilot's lists if it has stored some, and else those of thrifty.
+
+    Args:
+        lists: Files, and ``"sky"`` for SkyPilot's lists. Their offers give way to those of files.
+        cloud: Names of the wanted clouds; all if there are none.
+        region: Names of the wanted regions; all if there are none.
+        accelerator: Names of the wanted accelerators; all if there are none.
 
     Raises:
-        CloudError: A list cannot be read.
+        CloudError: A list cannot be read, or has no such offer.
     """
+    found, source = _lists(lists)
+    wanted = found.where(
+        cloud=cloud or None, region=region or None, accelerator=accelerator or None
+    )
+    return wanted, source
+
+
+def _lists(given: Sequence[Path | str]) -> tuple[Catalogue, str]:
     if given and "sky" not in given:
         return Catalogue.load(*given), ", ".join(map(str, given))
     if given or any(Path("~/.sky/catalogs").expanduser().glob("v*/*/vms.csv")):
@@ -75,9 +95,8 @@ def show_command(
     accelerator: tuple[str, ...],
 ) -> None:
     """Show all offers, the cheapest first, with the age of each price."""
-    found, source = chosen_catalogue(catalogue)
-    offers = found.where(
-        cloud=cloud or None, region=region or None, accelerator=accelerator or None
+    offers, source = chosen_offers(
+        catalogue, cloud=cloud, region=region, accelerator=accelerator
     )
     table = Table(box=None, pad_edge=False)
     for column in ("machine", "where", "$/h", "spot $/h", "Gbit/s", "price of"):
@@ -96,7 +115,7 @@ def show_command(
         table.add_row(*map(cell, cells))
     console = Console()
     console.print(table)
-    console.print(cell(f"{len(offers):,} offers from {source}"))
+    console.print(cell(f"{_counted(len(offers), 'offer')} from {source}"))
 
 
 @catalogue_command.command("refresh")
@@ -135,5 +154,8 @@ def _gbps(offer: Offer) -> str:
 def _age(day: date | None, today: date) -> str:
     if day is None:
         return "no date"
-    days = (today - day).days
-    return f"{day} ({days:,} {'day' if days == 1 else 'days'} ago)"
+    return f"{day} ({_counted((today - day).days, 'day')} ago)"
+
+
+def _counted(num: int, what: str) -> str:
+    return f"{num:,} {what}{'' if num == 1 else 's'}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from thrifty.cli._catalogue import catalogue_command, chosen_catalogue
+from thrifty.cli._price_lists import catalogue_command, chosen_offers
 from thrifty.core import CloudError
 
 
@@ -64,8 +64,8 @@ def test_offers_are_shown_with_their_age_the_cheapest_first(folder):
 
 def test_offers_may_be_chosen(folder):
     given = ("show", "--catalogue", "mine.csv")
-    assert "1 offers from mine.csv" in said(*given, "--cloud", "gcp")
-    assert "1 offers from mine.csv" in said(*given, "--accelerator", "")
+    assert "1 offer from mine.csv" in said(*given, "--cloud", "gcp")
+    assert "1 offer from mine.csv" in said(*given, "--accelerator", "")
     with pytest.raises(CloudError, match="no offer has region=\\('west',\\)"):
         said(*given, "--region", "west")
 
@@ -75,12 +75,14 @@ def test_without_any_list_the_small_table_counts(folder):
 
 
 def test_skypilots_lists_count_where_there_are_some(stored):
-    assert said("show")[-1] == "1 offers from SkyPilot's catalogue"
-    assert said("show", "--catalogue", "sky")[-1] == "1 offers from SkyPilot's catalogue"
+    assert said("show")[-1] == "1 offer from SkyPilot's catalogue"
+    assert said("show", "--catalogue", "sky")[-1] == "1 offer from SkyPilot's catalogue"
 
 
 def test_a_list_of_ones_own_replaces_offers_of_skypilots(stored):
-    found, source = chosen_catalogue(["sky", Path("mine.csv")])
+    found, source = chosen_offers(
+        ["sky", Path("mine.csv")], cloud=(), region=(), accelerator=()
+    )
     assert source == "SkyPilot's catalogue, mine.csv"
     prices = {offer.instance_type: offer.price_usd_h for offer in found}
     assert prices == {"t4.one": 0.5, "l4.four": 3.2, "cpu.one": 0.3}
