@@ -76,13 +76,14 @@ class Pack:
         """Train all trials for whole epochs of at least ``steps`` steps; return the trial-steps."""
         per_epoch = self._backend.num_steps(0, self._values[0])
         epochs = math.ceil(steps / per_epoch)
-        for _ in range(epochs):
-            self._one_epoch()
+        for left in reversed(range(epochs)):
+            self._one_epoch(is_last=not left)
         return epochs * per_epoch * len(self._values)
 
-    def _one_epoch(self) -> None:
+    def _one_epoch(self, *, is_last: bool) -> None:
+        # As in a worker, the end of the last epoch is verified, and others as far as time allows.
         outcomes = self._backend.step({
-            slot: EpochPlan(epoch=self._epoch, values=values)
+            slot: EpochPlan(epoch=self._epoch, values=values, verify=is_last)
             for slot, values in self._values.items()
         })
         self._epoch += 1
