@@ -1,6 +1,6 @@
 """K trials in one process: thrifty's packs beside plain loops, processes and ``torch.vmap``.
 
-    python -m bench.bench_pack [--quick] [--repeats 3] [--models mlp,lenet]
+    python -m bench.bench_pack [--quick] [--repeats 3] [--models mlp,lenet] [--speed-only]
     python -m bench.bench_pack --device cuda [--repeats 1] [--models mlp,gpt]
 
 It also shows how precise packs are. On the CPU each method gets two cores: two processes of one
@@ -189,11 +189,16 @@ def speed_goals(runs: Runs) -> list[Goal]:
     return out
 
 
-def on_cpu(*, quick: bool, rounds: int, models: Sequence[str]) -> None:
+def on_cpu(*, quick: bool, rounds: int, models: Sequence[str], speed_only: bool) -> None:
     run: Run = _in_this_process if quick else in_fresh_process
     studies = [s for s in STUDIES if not models or s.workload in models]
     subjects = [s for s in precision.SUBJECTS if not models or s in models]
     runs = speed(studies, run=run, rounds=1 if quick else rounds, quick=quick)
+    if speed_only:
+        rows = {"speed": speed_rows(runs)}
+        _tables(rows)
+        finish("pack", {"rows": rows, "runs": runs}, speed_goals(runs))
+        return
     curves = block_sizes(dict.fromkeys(s.workload for s in studies), run=run, quick=quick)
     flags = ["--quick"] if quick else []
     results: Results = {subject: run(PRECISION, subject, *flags) for subject in subjects}
@@ -390,11 +395,16 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--device", default="cpu")
     options.add_argument("--models", default="", help="a few of them, with commas between")
+    options.add_argument(
+        "--speed-only",
+        action="store_true",
+        help="on a CPU: no sizes of blocks, precision and study of a minute",
+    )
     args = options.parse_args()
     models = [model for model in args.models.split(",") if model]
     common = {"quick": args.quick, "rounds": args.repeats, "models": models}
     if args.device == "cpu":
-        on_cpu(**common)
+        on_cpu(**common, speed_only=args.speed_only)
     else:
         on_gpu(**common, device=args.device)
 
