@@ -46,19 +46,27 @@ def points(axes):
     }
 
 
-def texts(axes):
-    return {text.get_text(): text.xy for text in axes.texts}
+def numbered(figure):
+    """Return where the number of each listed fleet is drawn, by the fleet's name."""
+    places = {text.get_text(): text.xy for text in figure.axes[0].texts}
+    listed = (text.get_text().split(":  ") for text in figure.legends[1].get_texts())
+    return {name: places[number] for number, name in listed}
 
 
 def test_every_fleet_is_where_it_belongs():
-    (axes,) = plot_front(a_plan()).axes
+    figure = plot_front(a_plan())
+    (axes,) = figure.axes
     found = points(axes)
     assert found["neither dearer nor slower than another"][0] == [[1.0, 40.0], [4.0, 20.0]]
-    middles, (times, costs) = found["chosen: 2 x v1 (1 V100 each)"]
+    middles, (times, costs) = found["chosen"]
     assert middles == [[2.0, 30.0]]
     assert times[0].ravel().tolist() == pytest.approx([1.6, 30.0, 2.5, 30.0])
     assert costs[0].ravel().tolist() == pytest.approx([2.0, 24.0, 2.0, 37.5])
-    assert texts(axes) == {"4 x v1 (1 V100 each)": (1.0, 40.0), "1 x v1 (1 V100)": (4.0, 20.0)}
+    assert numbered(figure) == {
+        "4 x v1 (1 V100 each)": (1.0, 40.0),
+        "2 x v1 (1 V100 each)": (2.0, 30.0),
+        "1 x v1 (1 V100)": (4.0, 20.0),
+    }
     border = axes.lines[0]
     assert border.get_xydata().tolist() == [[1.0, 40.0], [2.0, 30.0], [4.0, 20.0]]
 
@@ -81,14 +89,15 @@ def test_nothing_may_be_chosen():
 
 
 def test_the_chosen_one_may_be_off_the_front_or_all_of_it():
-    (axes,) = plot_front(a_plan(best=a_fleet(3, 3.0, 35.0))).axes
-    assert set(texts(axes)) == {
+    assert list(numbered(plot_front(a_plan(best=a_fleet(3, 3.0, 35.0))))) == [
         "4 x v1 (1 V100 each)",
         "2 x v1 (1 V100 each)",
+        "3 x v1 (1 V100 each)",
         "1 x v1 (1 V100)",
-    }
-    (axes,) = plot_front(a_plan(front=FRONT[1:2])).axes
-    assert set(points(axes)) == {"chosen: 2 x v1 (1 V100 each)"}
+    ]
+    figure = plot_front(a_plan(front=FRONT[1:2]))
+    assert set(points(figure.axes[0])) == {"chosen"}
+    assert list(numbered(figure)) == ["2 x v1 (1 V100 each)"]
 
 
 def test_wide_ranges_are_logarithmic():
@@ -99,13 +108,15 @@ def test_wide_ranges_are_logarithmic():
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")
 
 
-def test_no_name_hides_another():
-    front = tuple(a_fleet(40 - at, 1.0 + at, 100.0 - at) for at in range(40))
-    figure = plot_front(a_plan(best=None, front=front))
-    named = figure.axes[0].texts
-    assert named[0].get_text() == "40 x v1 (1 V100 each)"
-    assert 5 <= len(named) < 40
-    boxes = [text.get_window_extent(FigureCanvasAgg(figure).get_renderer()) for text in named]
+def test_no_number_hides_another():
+    front = tuple(a_fleet(60 - at, 1.0 + at, 100.0 - at) for at in range(60))
+    figure = plot_front(a_plan(best=front[31], front=front))
+    found = numbered(figure)
+    assert 5 <= len(found) < 60
+    assert "29 x v1 (1 V100 each)" in found  # the chosen one
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw(renderer)
+    boxes = [text.get_window_extent(renderer) for text in figure.axes[0].texts]
     assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 

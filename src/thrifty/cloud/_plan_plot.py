@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -17,8 +18,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_LETTER = 6.0, 12.0
-"""Approximate width and height of a letter of a fleet's name, in pixels."""
+_APART = 20.0
+"""Pixels between two points whose numbers can both be read."""
+
+_HEIGHT, _ROW = 4.6, 0.19
+"""Inches: height of the figure without the list of names, and of each row of that list."""
 
 _WIDE = 20.0
 """Ratio of largest to smallest value above which an axis gets a logarithmic scale."""
@@ -28,6 +32,9 @@ def plot_front(
     plan: FleetPlan, *, deadline_s: float | None = None, budget_usd: float | None = None
 ) -> Figure:
     """Plot the Pareto front of cost against time, with intervals (matplotlib).
+
+    Fleets have numbers, and the names are listed below. Where points lie close together, some have
+    neither.
 
     Args:
         plan: plan to plot; its best fleet is marked.
@@ -42,19 +49,19 @@ def plot_front(
     if not plan.front:
         raise CloudError("the plan has no fleets to draw")
     library = import_module("thrifty.core._figure")
-    figure: Figure = library.NotebookFigure(figsize=(7.2, 4.6), layout="constrained")
+    figure: Figure = library.NotebookFigure(figsize=(7.2, _HEIGHT), layout="constrained")
     axes = figure.add_subplot()
     others = [fleet for fleet in plan.front if fleet != plan.best]
     axes.plot(
-        [fleet.time_s.median / 3600 for fleet in plan.front],
-        [fleet.cost_usd.median for fleet in plan.front],
+        [_point(fleet)[0] for fleet in plan.front],
+        [_point(fleet)[1] for fleet in plan.front],
         color="C0",
         linewidth=1,
         drawstyle="steps-post",
     )
     _points(axes, others, colour="C0", size=5, label="neither dearer nor slower than another")
     if plan.best is not None:
-        _points(axes, [plan.best], colour="C3", size=9, label=f"chosen: {plan.best}")
+        _points(axes, [plan.best], colour="C3", size=9, label="chosen")
     if deadline_s is not None:
         axes.axvline(deadline_s / 3600, color="black", linestyle="--", label="deadline")
     if budget_usd is not None:
@@ -63,9 +70,9 @@ def plot_front(
     _scale(axes, "x", [fleet.time_s for fleet in shown])
     _scale(axes, "y", [fleet.cost_usd for fleet in shown])
     axes.set(xlabel="hours, from renting to the end", ylabel="dollars")
-    _name(axes, others)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(frameon=False, loc="outside upper left", ncols=2, fontsize=9)
+    _number(figure, axes, others, chosen=plan.best)
     return figure
 
 
@@ -75,8 +82,8 @@ def _points(
     if not fleets:
         return
     axes.errorbar(
-        [fleet.time_s.median / 3600 for fleet in fleets],
-        [fleet.cost_usd.median for fleet in fleets],
+        [_point(fleet)[0] for fleet in fleets],
+        [_point(fleet)[1] for fleet in fleets],
         xerr=_arms([fleet.time_s for fleet in fleets], 3600),
         yerr=_arms([fleet.cost_usd for fleet in fleets], 1),
         fmt="o",
@@ -96,27 +103,50 @@ def _arms(intervals: Sequence[Interval], unit: float) -> list[list[float]]:
     ]
 
 
-def _name(axes: Axes, fleets: Sequence[Fleet]) -> None:
-    """Label the fleets whose names do not overlap an earlier label."""
-    width, height = _LETTER
-    taken: list[tuple[float, float, float]] = []
+def _number(
+    figure: Figure, axes: Axes, fleets: Sequence[Fleet], *, chosen: Fleet | None
+) -> None:
+    """Number the points that lie apart, in the order of time, and list the fleets' names."""
+    from matplotlib.lines import Line2D  # noqa: PLC0415 (an extra)
+
+    figure.draw_without_rendering()  # gives the axes their place, and so the points theirs
+    taken: list[Fleet] = [] if chosen is None else [chosen]
+    places = [axes.transData.transform(_point(fleet)) for fleet in taken]
     for fleet in fleets:
-        point, name = (fleet.time_s.median / 3600, fleet.cost_usd.median), str(fleet)
-        left, low = axes.transData.transform(point)
-        right = left + width * len(name)
-        if any(
-            left < end and right > start and abs(low - y) < height for start, end, y in taken
-        ):
-            continue
-        taken.append((left, right, low))
+        here = axes.transData.transform(_point(fleet))
+        if all(math.dist(here, place) >= _APART for place in places):
+            taken.append(fleet)
+            places.append(here)
+    names, colours = [], []
+    for number, fleet in enumerate(sorted(taken, key=lambda fleet: _point(fleet)), start=1):
+        colour = "C3" if fleet == chosen else "0.3"
         axes.annotate(
-            name,
-            point,
-            xytext=(5, 5),
+            f"{number}",
+            _point(fleet),
+            xytext=(5, 4),
             textcoords="offset points",
-            fontsize=8,
-            color="0.3",
+            fontsize=9,
+            color=colour,
         )
+        names.append(f"{number}:  {fleet}")
+        colours.append(colour)
+    figure.set_figheight(_HEIGHT + _ROW * -(-len(names) // 2))  # so that the axes stay as large
+    figure.legend(
+        [Line2D([], [], linestyle="") for _ in names],
+        names,
+        labelcolor=colours,
+        frameon=False,
+        loc="outside lower left",
+        ncols=2,
+        fontsize=8,
+        handlelength=0,
+        handletextpad=0,
+    )
+
+
+def _point(fleet: Fleet) -> tuple[float, float]:
+    """Return where a fleet is drawn: hours and dollars."""
+    return fleet.time_s.median / 3600, fleet.cost_usd.median
 
 
 def _scale(axes: Axes, which: str, intervals: Sequence[Interval]) -> None:
