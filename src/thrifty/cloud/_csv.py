@@ -18,7 +18,7 @@ from typing import Any
 from thrifty.core import CloudError
 
 from ._accelerators import ACCELERATORS, attached
-from ._networks import AWS_GBPS
+from ._bandwidths import bandwidth_of
 from ._offer import Offer
 
 
@@ -190,8 +190,11 @@ def _read(line: _Line, cloud: str, priced_on: date | None) -> Offer | None:
     kind = line.text("InstanceType") if name else line.needed("InstanceType")
     cloud = (line.text("Cloud") or cloud or line.needed("Cloud")).lower()
     baseline, peak = line.value("BaselineGbps"), line.value("PeakGbps")
-    if cloud == "aws" and baseline is None and peak is None:
-        baseline, peak = AWS_GBPS.get(kind, (None, None))
+    fabric = line.yes_or_no("Fabric")
+    if baseline is None and peak is None:
+        stated = bandwidth_of(cloud, kind)
+        baseline, peak = stated.baseline_gbps, stated.peak_gbps
+        fabric = stated.fabric if fabric is None else fabric
     vcpus, memory = line.value("vCPUs"), line.value("MemoryGiB")
     fields: dict[str, Any] = {
         "cloud": cloud,
@@ -207,7 +210,7 @@ def _read(line: _Line, cloud: str, priced_on: date | None) -> Offer | None:
         "spot_usd_h": spot,
         "baseline_gbps": baseline,
         "peak_gbps": peak,
-        "fabric": line.yes_or_no("Fabric"),
+        "fabric": fabric,
         "priced_on": line.day("PricedOn") or priced_on,
     }
     try:
