@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from importlib.resources import files
 
 from ._offer import Offer
 
@@ -45,28 +47,25 @@ class Accelerator:
 _V100_SPEED = math.sqrt(15.7 * 900)
 
 
-ACCELERATORS = {
-    "K80": Accelerator(tflops=4.1, gb_s=240, memory_gib=12, inner_gb_s=0, measured=0.16),
-    "M60": Accelerator(tflops=4.8, gb_s=160, memory_gib=8, inner_gb_s=0, measured=0.27),
-    "P4": Accelerator(tflops=5.5, gb_s=192, memory_gib=8, inner_gb_s=0),
-    "P100": Accelerator(tflops=9.3, gb_s=732, memory_gib=16, inner_gb_s=0, measured=0.63),
-    "V100": Accelerator(tflops=15.7, gb_s=900, memory_gib=16, inner_gb_s=60, measured=1.0),
-    "V100-32GB": Accelerator(tflops=15.7, gb_s=900, memory_gib=32, inner_gb_s=60, measured=1.0),
-    "T4": Accelerator(tflops=8.1, gb_s=320, memory_gib=16, inner_gb_s=0, measured=0.44),
-    "L4": Accelerator(tflops=30.3, gb_s=300, memory_gib=24, inner_gb_s=0),
-    "A10": Accelerator(tflops=31.2, gb_s=600, memory_gib=24, inner_gb_s=0),
-    "A10G": Accelerator(tflops=31.2, gb_s=600, memory_gib=24, inner_gb_s=0),
-    "L40S": Accelerator(tflops=91.6, gb_s=864, memory_gib=48, inner_gb_s=0),
-    "A100": Accelerator(tflops=19.5, gb_s=1555, memory_gib=40, inner_gb_s=150),
-    "A100-80GB": Accelerator(tflops=19.5, gb_s=2039, memory_gib=80, inner_gb_s=150),
-    "H100": Accelerator(tflops=67.0, gb_s=3350, memory_gib=80, inner_gb_s=220),
-    "H200": Accelerator(tflops=67.0, gb_s=4800, memory_gib=141, inner_gb_s=220),
-}
-"""Accelerators by SkyPilot's names; figures from the makers' data sheets.
+def _from_data_sheets() -> dict[str, Accelerator]:
+    text = (files(__package__) / "accelerators.csv").read_text(encoding="utf-8")
+    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
+    return {
+        row["Name"]: Accelerator(
+            tflops=float(row["TFLOPS"]),
+            gb_s=float(row["GBs"]),
+            memory_gib=float(row["MemoryGiB"]),
+            inner_gb_s=float(row["InnerGBs"]),
+            measured=float(row["Measured"]) if row["Measured"] else None,
+        )
+        for row in rows
+    }
 
-The measured speeds are fitted to pairs of GPUs on which PROFET, Gavel and Sia have run the same
-networks, by ``bench/cloud/devices.py``. An A100 was measured on few and small steps only, so its
-data sheet counts.
+
+ACCELERATORS = _from_data_sheets()
+"""Accelerators by SkyPilot's names.
+
+The file ``accelerators.csv`` beside this module has their figures and the sources of these.
 """
 
 VCPU = Accelerator(tflops=0.035, gb_s=4.0, memory_gib=0.0, inner_gb_s=0.0)
@@ -85,6 +84,7 @@ _BUILT_IN = {
     "g2-standard-24": ("L4", 2),
     "g2-standard-48": ("L4", 4),
     "g2-standard-96": ("L4", 8),
+    **{f"g4-standard-{48 * num}": ("RTXPRO6000", num) for num in (1, 2, 4, 8)},
 }
 """GPUs that are built into a VM type, which cannot be rented without them."""
 
