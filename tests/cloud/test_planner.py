@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date
 
 import pytest
@@ -273,10 +274,27 @@ def notes(catalogue, *, workload=None, **options):
 
 
 def test_all_is_known():
-    dated = an_offer(priced_on=date(2024, 6, 1))
+    dated = an_offer(accelerator="", priced_on=date(2024, 6, 1), vcpus=8, memory_gib=64)
     assert notes([dated]) == ("prices are those of 2024-06-01",)
-    assert notes([an_offer()]) == ("the prices have no date",)
+    assert notes([replace(dated, priced_on=None)]) == ("the prices have no date",)
     assert notes([dated], deadline_s=None) == ()
+
+
+def test_a_plan_says_that_capacity_is_not_known():
+    found = notes([an_offer("own.type", cloud="else")])
+    assert found == (
+        "capacity: whether 1 x own.type (1 V100) can be rented now is not known",
+        "the prices have no date",
+    )
+
+
+def test_a_plan_names_the_quotas_it_takes():
+    big = an_offer("p3.8xlarge", accelerator_count=4, vcpus=32)
+    assert notes([big])[0] == (
+        "quota: 1 x p3.8xlarge in east take 32 vCPUs of the quota 'Running On-Demand P instances'; "
+        "check it, because a new account may have none"
+    )
+    assert not any("quota" in note for note in notes([big], quotas={"V100": 2}))
 
 
 def test_left_out_are_devices_of_unknown_speed():
@@ -312,7 +330,7 @@ def test_spot_rests_on_assumptions():
     assert any("no history of spot machines" in note and "0.1" in note for note in found)
     assert any("the time is the expected one" in note for note in found)
     known = notes([spot], spot=True, market=History(v1=(9.0, 0.1)))
-    assert known == ("the prices have no date",)
+    assert not any("history" in note or "the expected one" in note for note in known)
 
 
 def test_spot_machines_without_history_are_left_out():

@@ -13,6 +13,7 @@ from thrifty.cloud._spot import ASSUMED_PER_H
 from thrifty.cloud._workload import Workload
 from thrifty.core import CloudError
 
+from ._availability import availability_notes
 from ._devices import misfit, spell_s
 from ._fleet_options import FleetOptions, Goal
 from ._mixed import mixed_fleets
@@ -77,6 +78,7 @@ def notes_on(
         notes.append(
             "with spot machines the time is the expected one: evictions come when they like"
         )
+    notes.extend(availability_notes(machines, quotas=options.quotas))
     dates = [rented.offer.priced_on for rented in machines]
     if None in dates:
         notes.append("the prices have no date")
