@@ -5,15 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 import time
+from collections import defaultdict
 from dataclasses import replace
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
+from importlib.resources import files
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.counting import lines_run
-from thrifty.cloud import Offer
+from thrifty.cloud import ACCELERATORS, Offer
 from thrifty.cloud._catalogue import Catalogue
 from thrifty.core import CloudError
 
@@ -139,11 +142,14 @@ def test_the_memory_of_a_gpu(vms, name, info, gib):
     [
         ("p3.16xlarge", "aws", (25.0, 25.0)),
         ("g4dn.xlarge", "aws", (5.0, 25.0)),
+        ("p6-b200.48xlarge", "aws", (3200.0, 3200.0)),
+        ("a3-ultragpu-8g", "gcp", (3200.0, 3200.0)),
+        ("Standard_NC24ads_A100_v4", "azure", (None, 20.0)),
         ("p3.17xlarge", "aws", (None, None)),
         ("g4dn.xlarge", "another", (None, None)),
     ],
 )
-def test_networks_of_aws_are_known(vms, kind, cloud, gbps):
+def test_stated_networks_are_known(vms, kind, cloud, gbps):
     offer = only(vms(P3.replace("p3.8xlarge", kind), cloud=cloud))
     assert (offer.baseline_gbps, offer.peak_gbps) == gbps
 
@@ -157,6 +163,13 @@ def test_a_network_that_is_given_is_kept(vms, given_gbps, kept):
 @pytest.mark.parametrize(("given", "fabric"), [("yes", True), ("NO", False), ("", None)])
 def test_a_fabric_that_is_given_is_kept(vms, given, fabric):
     assert only(vms(f"{P3},{given}", header=f"{HEADER},Fabric")).fabric is fabric
+
+
+def test_a_stated_fabric_gives_way_to_the_one_in_the_list(vms):
+    nd = P3.replace("p3.8xlarge", "Standard_ND96isr_H100_v5")
+    assert only(vms(nd, cloud="azure")).fabric is True
+    given = only(vms(f"{nd},no", cloud="azure", header=f"{HEADER},Fabric"))
+    assert (given.fabric, given.baseline_gbps) == (False, 3200.0)
 
 
 def test_a_fabric_is_there_or_not(vms):
@@ -210,6 +223,11 @@ def test_dates_that_are_none(vms):
     assert only(vms(f"{P3},", header=header)).priced_on is None
     with pytest.raises(CloudError, match=r"line 2: PricedOn is '1\.6\.24', and .* 2024-06-01"):
         Catalogue.load(vms(f"{P3},1.6.24", header=header))
+
+
+def test_where_a_price_was_read_is_kept(vms):
+    assert only(vms(f"{P3},page", header=f"{HEADER},Source")).source == "page"
+    assert only(vms(P3)).source == ""
 
 
 def test_columns_that_lack(vms, tmp_path):
@@ -384,16 +402,18 @@ def test_machines_without_gpus_can_be_asked_for(shipped):
 
 def test_nothing_left_says_which_filter_and_what_there_is(shipped):
     with pytest.raises(CloudError) as error:
-        shipped.where(cloud="azure", accelerator="V1000")
-    assert str(error.value) == (
-        "no offer with cloud='azure' has accelerator='V1000'; did you mean 'V100'?"
-        " There is 'A100', 'A100-80GB', 'K80', 'P100', 'T4', 'V100'"
+        shipped.where(cloud="azure", accelerator="H1000")
+    assert str(error.value).startswith(
+        "no offer with cloud='azure' has accelerator='H1000'; did you mean 'H100'"
+    )
+    assert str(error.value).endswith(
+        " There is 'A100', 'A100-80GB', 'H100', 'H100-NVL', 'H200', 'MI300X', 'T4'"
     )
     with pytest.raises(CloudError, match=r"^no offer has cloud='oracle': there is 'aws', 'az"):
         shipped.where(cloud="oracle")
     with pytest.raises(CloudError, match=r"cloud='azure' region='eastus' has instance_type="):
         shipped.where(cloud="azure", region="eastus", instance_type="Standard_NC7")
-    with pytest.raises(CloudError, match=r"there is 'Standard_NC12', .* and \d+ more$"):
+    with pytest.raises(CloudError, match=r"there is '.*' and \d+ more$"):
         shipped.where(instance_type="?")
 
 
@@ -439,6 +459,7 @@ offers = st.builds(
     peak_gbps=some,
     fabric=st.sampled_from([None, True, False]),
     priced_on=st.none() | st.dates(),
+    source=st.just("") | words,
 )
 
 
@@ -499,49 +520,60 @@ def test_a_save_that_fails_leaves_the_old_file(shipped, tmp_path, monkeypatch):
 # the table in the package
 
 
-def test_the_shipped_table_has_what_is_promised(shipped):
-    assert {offer.cloud for offer in shipped} == {"aws", "gcp", "azure"}
+def test_the_shipped_table_has_todays_machines(shipped):
+    clouds = {"aws", "azure", "gcp", "lambda", "nebius", "runpod", "verda"}
+    assert {offer.cloud for offer in shipped} == clouds
     types = {offer.instance_type for offer in shipped}
-    families = (
-        "p2.",
-        "p3.",
-        "p3dn.",
-        "g4dn.",
-        "g5.",
-        "p4d.",
-        "c5.",
-        "m5.",
-        "n1-",
-        "a2-",
-        "g2-",
-    )
-    for family in (*families, "Standard_NC", "Standard_ND"):
+    families = "g4dn. g5. g6. g6e. g7e. p4d. p4de. p5. p5en. p6-b200. p6-b300. c5. m5."
+    for family in (*families.split(), "a2-", "a3-", "g2-", "g4-", "Standard_NC", "Standard_ND"):
         assert any(each.startswith(family) for each in types), family
-    assert 30 <= len(types) <= 60
+    gpus = {offer.accelerator for offer in shipped}
+    assert {"A100", "A10G", "B200", "H100", "H200", "L4", "L40S", "MI300X"} <= gpus
+    assert {offer.cloud for offer in shipped if offer.spot_usd_h is not None} >= {"aws", "gcp"}
+
+
+def test_every_shipped_price_has_a_day_and_a_source(shipped):
+    path = files("thrifty.cloud") / "catalogue.csv"
+    explained = re.findall(r"^# ([a-z-]+)(?:, [a-z-]+)*:", path.read_text(), flags=re.M)
+    for offer in shipped:
+        assert offer.priced_on is not None, offer
+        assert date(2026, 1, 1) <= offer.priced_on <= datetime.now(UTC).date(), offer
+        assert offer.source in explained, offer
 
 
 def test_the_shipped_table_is_complete(shipped):
     for offer in shipped:
-        assert offer.priced_on is not None
-        assert offer.priced_on <= date(2024, 6, 1)
-        assert offer.price_usd_h is not None
         assert offer.vcpus > 0
         assert offer.device_memory_bytes is not None
-        assert offer.cloud != "aws" or offer.baseline_gbps is not None
-        assert offer.spot_usd_h is None or offer.spot_usd_h < offer.price_usd_h
+        assert offer.accelerator in {"", *ACCELERATORS}
+        if offer.cloud == "aws":
+            assert offer.baseline_gbps is not None
+        if offer.price_usd_h is not None and offer.spot_usd_h is not None:
+            assert offer.spot_usd_h < offer.price_usd_h
+
+
+def test_shipped_prices_grow_with_the_machine(shipped):
+    """A GPU of a larger type costs about as much as one of a smaller type: a typo shows."""
+    by_gpu = defaultdict(list)
+    for offer in shipped:
+        if offer.accelerator and offer.price_usd_h is not None:
+            key = offer.cloud, offer.region, offer.accelerator
+            by_gpu[key].append(offer.price_usd_h / offer.accelerator_count)
+    for key, prices in by_gpu.items():
+        # Types with many processors for one GPU cost up to four times as much as the smallest.
+        assert max(prices) < 4.5 * min(prices), (key, sorted(prices))
 
 
 def test_shipped_prices(shipped):
     def price(kind, region="us-east-1"):
         (offer,) = shipped.where(instance_type=kind, region=region)
-        return offer.price_usd_h
+        return offer.price_usd_h, offer.spot_usd_h
 
-    assert price("g4dn.xlarge") == 0.526
-    assert price("p3.8xlarge") == 12.24
-    assert price("g5.48xlarge") == 16.288
-    # A GPU of the larger type costs the same as one of the smaller type.
-    assert price("p3.16xlarge") == pytest.approx(8 * price("p3.2xlarge"))
-    assert price("Standard_NC24s_v3", "eastus") == 12.24
+    assert price("g4dn.xlarge") == (0.526, None)
+    assert price("p5.48xlarge") == (55.04, None)
+    assert price("p5en.48xlarge", "us-west-2") == (63.296, 26.9369)
+    assert price("a3-highgpu-1g", "us-central1") == (None, 6.3262)
+    assert price("Standard_ND96isr_MI300X_v5", "eastus2") == (48.0, None)
 
 
 def test_the_work_grows_with_the_rows(vms):

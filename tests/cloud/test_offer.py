@@ -72,7 +72,20 @@ def test_it_has_a_price():
 
 
 def test_newer_accelerators_are_faster():
-    order = ["K80", "T4", "V100", "A100", "A100-80GB", "H100", "H200"]
+    order = ["K80", "T4", "V100", "A100", "A100-80GB", "H100", "H200", "B200"]
     speeds = [ACCELERATORS[name].speed for name in order]
     assert speeds == sorted(set(speeds))
     assert ACCELERATORS["V100"].speed == pytest.approx(math.sqrt(15.7 * 900))
+
+
+def test_every_data_sheet_is_possible():
+    for name, sheet in ACCELERATORS.items():
+        assert 0 < sheet.tflops < 1000, name
+        assert 100 < sheet.gb_s < 20_000, name
+        assert 8 <= sheet.memory_gib < 400, name
+        # A ring inside a machine is slower than memory.
+        assert 0 <= sheet.inner_gb_s < sheet.gb_s, name
+
+
+def test_an_offer_of_all_regions_says_so():
+    assert str(Offer(**{**PLACE, "region": "any"}, price_usd_h=1.0)).endswith(" in any region")

@@ -70,6 +70,19 @@ def test_equal_machines_of_several_zones_are_one_task():
     assert asked["resources"]["infra"] == "aws/us-east-1"
 
 
+def test_an_offer_of_all_regions_leaves_the_region_to_skypilot():
+    anywhere = replace(P3, cloud="lambda", region="any")
+    assert task(rented(anywhere))["resources"]["infra"] == "lambda"
+    asked = SimpleNamespace(
+        cloud="Lambda",
+        region="us-east-1",
+        instance_type="p3.8xlarge",
+        use_spot=False,
+        accelerators=None,
+    )
+    assert time_estimator([anywhere], lambda offer, num, spot: 60.0)(asked) == 60
+
+
 def test_spot_machines_are_recovered_in_their_region():
     resources = task(rented(spot=True))["resources"]
     assert resources["use_spot"] is True

@@ -30,9 +30,9 @@ class Catalogue:
 
     The required columns are InstanceType, AcceleratorName, AcceleratorCount, vCPUs, MemoryGiB,
     Price and Region. GpuInfo, SpotPrice and AvailabilityZone are optional. Columns beyond
-    SkyPilot's are Cloud, BaselineGbps and PeakGbps (network bandwidth, built in for known AWS
-    types), Fabric (yes or no: InfiniBand, EFA and the like) and PricedOn (a date such as
-    2024-06-01).
+    SkyPilot's are Cloud, BaselineGbps and PeakGbps (network bandwidth, built in for many types of
+    AWS, Azure and Google), Fabric (yes or no: InfiniBand, EFA and the like), PricedOn (a date such
+    as 2024-06-01) and Source (where the price was read, in a word).
 
     Rows without any price, TPUs, and machines with a fraction of a GPU are left out. A row without
     Price is offered as spot only. GPUs in a row without InstanceType, as in Google's list, are
@@ -46,20 +46,17 @@ class Catalogue:
 
     >>> catalogue = Catalogue.shipped()
     >>> cheap = catalogue.where(
-    ...     cloud="aws", accelerator=["V100", "T4"], region="us-east-1", spot=True
+    ...     cloud="gcp", accelerator=["L4", "A100"], region="us-central1", spot=True
     ... )
     >>> sorted({offer.instance_type for offer in cheap})[:2]
-    ['g4dn.12xlarge', 'g4dn.2xlarge']
+    ['a2-highgpu-1g', 'a2-highgpu-2g']
     """
 
     offers: tuple[Offer, ...]
 
     def __post_init__(self) -> None:
         if not self.offers:
-            raise CloudError(
-                "a catalogue has at least one offer; Catalogue.shipped() has some of aws, "
-                "gcp and azure"
-            )
+            raise CloudError("a catalogue has at least one offer; Catalogue.shipped() has some")
 
     @classmethod
     def load(cls, *paths: Path | str) -> Catalogue:
@@ -79,7 +76,8 @@ class Catalogue:
     def shipped(cls) -> Catalogue:
         """Load the small table that comes with the package.
 
-        Prices are approximate list prices; each offer carries the date of its price.
+        Prices are list prices that were read on different days; each offer carries the date and
+        the source of its price. They go stale: ``stale`` and ``from_skypilot`` help.
         """
         with as_file(files(__package__) / "catalogue.csv") as path:
             return cls.load(path)

@@ -43,6 +43,7 @@ _OPTIONAL = (
     "PeakGbps",
     "Fabric",
     "PricedOn",
+    "Source",
 )
 _MIB_PER_GIB = 1024
 _UNREADABLE = (
@@ -212,6 +213,7 @@ def _read(line: _Line, cloud: str, priced_on: date | None) -> Offer | None:
         "peak_gbps": peak,
         "fabric": fabric,
         "priced_on": line.day("PricedOn") or priced_on,
+        "source": line.text("Source"),
     }
     try:
         return Offer(**fields)
@@ -264,6 +266,7 @@ def _cells(offer: Offer) -> dict[str, str]:
         "PeakGbps": _number(offer.peak_gbps),
         "Fabric": "" if offer.fabric is None else "yes" if offer.fabric else "no",
         "PricedOn": offer.priced_on.isoformat() if offer.priced_on else "",
+        "Source": offer.source,
     }
 
 

@@ -11,6 +11,9 @@ from thrifty.core import CloudError
 
 GIB = 2**30
 
+ANYWHERE = "any"
+"""Region of an offer whose price is the same in all regions of its cloud."""
+
 _NOT_NEGATIVE = (
     "price_usd_h",
     "spot_usd_h",
@@ -26,7 +29,7 @@ class Offer:
 
     Args:
         cloud: "aws", "gcp", ...
-        region: region of that cloud.
+        region: region of that cloud; "any" if all regions have one price.
         zone: zone in the region; "" if prices do not depend on the zone.
         instance_type: name of the VM type.
         accelerator: name of its GPUs; "" for none.
@@ -41,6 +44,7 @@ class Offer:
         fabric: whether its network gives remote memory access, as InfiniBand and EFA do; None:
             judged by its bandwidth.
         priced_on: date of the prices; None if unknown.
+        source: where the prices were read, in a word; "" if unknown.
 
     Raises:
         CloudError: a number is out of range, or the offer has no price.
@@ -71,6 +75,7 @@ class Offer:
     peak_gbps: float | None = None
     fabric: bool | None = None
     priced_on: date | None = None
+    source: str = ""
 
     def __post_init__(self) -> None:
         for name in _NOT_NEGATIVE:
@@ -89,7 +94,8 @@ class Offer:
             raise CloudError(f"{self} has no price: give price_usd_h, spot_usd_h or both")
 
     def __str__(self) -> str:
-        return f"{self.cloud} {self.instance_type} in {self.zone or self.region}"
+        place = "any region" if self.region == ANYWHERE else self.zone or self.region
+        return f"{self.cloud} {self.instance_type} in {place}"
 
     @property
     def device(self) -> str:

@@ -15,7 +15,7 @@ from thrifty.core import (
 
 from ._csv import SKYPILOT_FILE
 from ._hardware import HardwareEstimates
-from ._offer import Fleet, Offer, Rented
+from ._offer import ANYWHERE, Fleet, Offer, Rented
 
 
 _NAME = re.compile(r"[a-zA-Z0-9]+(?:[._-]{1,2}[a-zA-Z0-9]+)*")
@@ -258,7 +258,7 @@ def _resources(rented: Rented) -> dict[str, Any]:
     offer = rented.offer
     resources: dict[str, Any] = {
         # No zone, so that SkyPilot searches the whole region for capacity.
-        "infra": f"{offer.cloud}/{offer.region}",
+        "infra": offer.cloud if offer.region == ANYWHERE else f"{offer.cloud}/{offer.region}",
         "instance_type": offer.instance_type,
         "use_spot": rented.spot,
     }
@@ -288,7 +288,8 @@ def _run(script: str, devices: int) -> str:
 
 def _matching(offers: Iterable[Offer], resources: Any) -> list[Offer]:
     """Return the offers in the region with the requested GPUs."""
-    here = [each for each in offers if resources.region in {None, each.region}]
+    region = resources.region
+    here = [each for each in offers if region is None or each.region in {region, ANYWHERE}]
     wanted = resources.accelerators
     if wanted is not None:
         return [each for each in here if wanted == {each.accelerator: each.accelerator_count}]
