@@ -452,13 +452,14 @@ identity = str(one.identity())
 
 def test_the_identity_is_the_same_in_every_process_and_follows_the_code():
     elsewhere = subprocess.run(
-        [sys.executable, "-c", f"{IDENTITY}\nprint(identity)"],
+        [sys.executable, "-c", f"__name__ = 'somewhere'\n{IDENTITY}\nprint(identity)"],
         capture_output=True,
         text=True,
         check=True,
         cwd=Path(__file__).parents[2],
     )
-    here, changed = {}, {}
+    # a name of its own: that of the main program is another one in each process
+    here, changed = {"__name__": "somewhere"}, {"__name__": "somewhere"}
     exec(IDENTITY, here)
     exec(IDENTITY.replace("train(hp.lr)", "train(2 * hp.lr)"), changed)
     assert here["identity"] == elsewhere.stdout.strip() != changed["identity"]
