@@ -27,6 +27,7 @@ def a_profile(**changes):
         "peak_bytes": (2.0 * GIB, 3.0 * GIB),
         "bucket_bytes": (1e6, 5e6),
         "bucket_ready": (0.5, 1.0),
+        "peak_error": 0.0,
         **changes,
     })
 
@@ -79,6 +80,7 @@ ESTIMATES = HardwareEstimates(
         "A10": Interval(median=0.75, low=0.5, high=1.0),
     },
     measured_network={"t4": Interval(median=1.0, low=0.5, high=4.0)},
+    usable_memory=0.9375,
 )
 
 offers = st.builds(
@@ -97,6 +99,7 @@ offers = st.builds(
 profiles = st.builds(
     a_profile,
     bucket_bytes=st.sampled_from([(0.0, 0.0), (1e6, 5e6), (1e9, 2e9)]),
+    peak_error=st.sampled_from([0.0, 0.25]),
     sample_input_s=st.sampled_from([0.0, 0.01, 1.0]),
     overhead_s=st.sampled_from([0.0, 0.5]),
 )

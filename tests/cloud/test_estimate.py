@@ -42,7 +42,9 @@ def step_s(workload, offer, num, end):
     profile, devices = workload.profile, num * offer.accelerator_count
     batch = math.ceil(workload.global_batch / devices)
     memory = offer.device_memory_bytes
-    if devices > workload.global_batch or (memory and profile.peak_at(batch) > memory):
+    needed = profile.peak_at(batch) * (1 + profile.peak_error) + sum(profile.bucket_bytes)
+    usable = ESTIMATES.usable_memory * memory if memory else math.inf
+    if devices > workload.global_batch or needed > usable:
         return None
     factor = getattr(ESTIMATES.compute(offer), end)
     slower = getattr(ESTIMATES.network(offer), end)
@@ -207,11 +209,11 @@ def test_no_split_computes_sooner(nums, global_batch):
 
 
 def test_memory_limits_the_share_of_a_fast_device():
-    # 4 samples need 2 GiB, 8 need 3 GiB.
+    # 4 samples need 2 GiB, 8 need 3 GiB, and 6 MB of gradients.
     estimates = HardwareEstimates(
         profiled="V100", networks=AS_NAMED, measured_compute={"T4": exactly(9.0)}
     )
-    small = an_offer(accelerator_memory_gib=3.0)
+    small = an_offer(accelerator_memory_gib=3.5)
     slow = an_offer("t4", accelerator="T4")
     workload = a_workload(global_batch=16)
     fleet = estimate(workload, [(small, 1, False), (slow, 1, False)], estimates=estimates)
@@ -295,8 +297,8 @@ def test_a_study_takes_as_long_as_its_phases():
 
 
 def test_a_study_gives_a_training_as_many_machines_as_its_samples_need():
-    # 16 samples need 5 GiB.
-    offer = an_offer(accelerator_memory_gib=5.0)
+    # 16 samples need 5 GiB and 6 MB of gradients, out of 15 sixteenths of the device.
+    offer = an_offer(accelerator_memory_gib=5.375)
     fleet = estimate(
         a_workload(parallelism_phases=((4, 50),)), [(offer, 4, False)], estimates=ESTIMATES
     )
@@ -344,20 +346,20 @@ def test_machines_that_a_study_cannot_feed_stay_idle():
         ),
         (
             [(an_offer(accelerator_memory_gib=1.0), 1, False)],
-            r"one sample needs 1\.2 GiB, a device of aws v1 in east has 1\.0 GiB",
+            r"1\.2 GiB \(at most 1\.3 GiB\), a device of aws v1 .* 1\.0 GiB \(at least 0\.9 GiB",
         ),
         (
             [(an_offer(accelerator_memory_gib=2.5), 2, False)],
-            r"16 samples need 5\.0 GiB, a device of aws v1 in east has 2\.5 GiB: rent more",
+            r"16 samples need 5\.0 GiB .* device of aws v1 in east has 2\.5 GiB .*: rent more",
         ),
         (
             [(an_offer(), 1, False), (an_offer("v2", accelerator_memory_gib=1.0), 1, False)],
-            r"one sample needs 1\.2 GiB, a device of aws v2 in east has 1\.0 GiB: leave it out",
+            r"one sample needs 1\.2 GiB .* of aws v2 in east has 1\.0 GiB .*: leave it out",
         ),
         (
             [
-                (an_offer("v1", accelerator_memory_gib=2.5), 2, False),
-                (an_offer("v2", accelerator_memory_gib=3.0), 1, False),
+                (an_offer("v1", accelerator_memory_gib=2.75), 2, False),
+                (an_offer("v2", accelerator_memory_gib=3.25), 1, False),
             ],
             "a global batch of 32 samples does not fit into the memory of 3 devices, which hold 20",
         ),
@@ -375,6 +377,18 @@ def test_a_study_on_several_types():
             [(an_offer(), 1, False), (an_offer("v2", baseline_gbps=1.0), 1, False)],
             estimates=ESTIMATES,
         )
+
+
+def test_a_batch_that_may_not_fit_is_refused():
+    # 16 samples need 5 GiB, at most 6, and 6 MB of gradients.
+    workload = a_workload(profile=a_profile(peak_error=0.2), global_batch=16)
+    roomy, tight = (an_offer(accelerator_memory_gib=gib) for gib in (6.5, 6.25))
+    assert estimate(workload, [(roomy, 1, False)], estimates=ESTIMATES).machines[0].batch == 16
+    message = (
+        r"16 samples need 5.0 GiB \(at most 6.0 GiB\), .* 6.2 GiB \(at least 5.9 GiB usable"
+    )
+    with pytest.raises(CloudError, match=message):
+        estimate(workload, [(tight, 1, False)], estimates=ESTIMATES)
 
 
 def test_memory_that_nobody_knows_limits_nothing():

@@ -202,3 +202,15 @@ def test_devices_that_nobody_knows(estimates, accelerator):
 def test_processors_that_nobody_has_counted():
     with pytest.raises(CloudError, match="how many it has is not known: add vCPUs"):
         HardwareEstimates().compute(machine(""))
+
+
+def test_a_program_gets_a_share_of_a_device_s_memory():
+    half = HardwareEstimates(usable_memory=0.5)
+    assert half.usable_bytes(machine("T4", accelerator_memory_gib=16.0)) == 8 * 2**30
+    assert half.usable_bytes(machine("T4", accelerator_memory_gib=None)) == math.inf
+
+
+@pytest.mark.parametrize("share", [0.0, 1.1, math.nan])
+def test_a_share_of_memory_is_a_share(share):
+    with pytest.raises(CloudError, match=f"a share above 0 and up to 1, not {share}"):
+        HardwareEstimates(usable_memory=share)

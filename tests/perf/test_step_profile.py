@@ -78,9 +78,30 @@ def test_one_size_stands_for_all_others():
 @drawn
 def test_the_largest_batch_that_fits(profile, memory):
     max_batch = 0
-    while profile.peak_at(max_batch + 1) <= memory:
+    while profile.high_peak_at(max_batch + 1) <= memory:
         max_batch += 1
     assert profile.max_batch(memory) == max_batch
+
+
+def test_the_upper_end_of_memory_has_the_error_the_distance_from_a_line_and_the_gradient():
+    # These peaks lie on a line, and the gradient has 40 bytes.
+    assert PROFILE.high_peak_at(32) == pytest.approx(1.1 * 380 + 40)
+    known = replace(PROFILE, peak_error=0.0)
+    assert known.high_peak_at([4, 16]).tolist() == pytest.approx([140.0, 260.0])
+    bent = replace(known, batches=(1, 2, 3), peak_bytes=(100.0, 100.0, 200.0))
+    line, *_ = np.polynomial.polynomial.polyfit(
+        [1, 2, 3], [100, 100, 200], 1, w=[1 / 100, 1 / 100, 1 / 200], full=True
+    )
+    far = max(
+        abs((line[0] + line[1] * b) / peak - 1) for b, peak in ((1, 100), (2, 100), (3, 200))
+    )
+    assert far > 0.1
+    assert bent.high_peak_at(2) == pytest.approx((1 + far) * 100 + 40)
+
+
+def test_memory_that_was_not_measured_needs_nothing():
+    unknown = replace(PROFILE, peak_bytes=(0.0, 0.0, 0.0))
+    assert unknown.high_peak_at([1, 99]).tolist() == [0.0, 0.0]
 
 
 def test_memory_that_no_batch_fills():
@@ -140,6 +161,7 @@ def test_a_profile_that_was_altered_says_what_is_wrong():
         ({"optimizer_s": -1.0}, "times and bytes are finite and not negative"),
         ({"sample_input_s": math.nan}, "times and bytes are finite and not negative"),
         ({"overhead_s": math.inf}, "times and bytes are finite and not negative"),
+        ({"peak_error": -0.1}, "times and bytes are finite and not negative"),
         ({"peak_bytes": (1.0, -1.0, 2.0)}, "times and bytes are finite and not negative"),
         ({"bucket_bytes": (-1.0, 2.0)}, "times and bytes are finite and not negative"),
         ({"bucket_bytes": (1.0,)}, "each bucket has its bytes and its moment, not 1 and 2"),

@@ -33,6 +33,8 @@ class StepProfile:
         sample_input_s: seconds to read one sample.
         overhead_s: other seconds of a step.
         noise: by how much, relative to it, the median step took longer than the fastest.
+        peak_error: by how much, relative to them, a step may need more than ``peak_bytes``; by
+            default what an allocator loses to fragments.
 
     Raises:
         UsageError: the numbers do not fit together.
@@ -62,6 +64,7 @@ class StepProfile:
     sample_input_s: float = 0.0
     overhead_s: float = 0.0
     noise: float = 0.0
+    peak_error: float = 0.1
 
     def __post_init__(self) -> None:
         sizes = np.asarray(self.batches, float)
@@ -82,6 +85,7 @@ class StepProfile:
             self.sample_input_s,
             self.overhead_s,
             self.noise,
+            self.peak_error,
             *self.peak_bytes,
             *self.bucket_bytes,
         ])
@@ -116,14 +120,29 @@ class StepProfile:
         """Return the bytes of memory, interpolated like ``forward_at``."""
         return _along(self.batches, self.peak_bytes, batch)
 
+    def high_peak_at(self, batch: ArrayLike) -> np.ndarray:
+        """Return the bytes of memory that a step may need: the upper end of ``peak_at``.
+
+        It adds ``peak_error``, the largest relative distance of ``peak_bytes`` from a line, and the
+        gradient once more: several devices copy it into buckets, and gradient accumulation keeps it
+        during the forward pass. All of it is 0 if no memory was measured.
+        """
+        if not any(self.peak_bytes):
+            return self.peak_at(batch)
+        spread = 1 + self.peak_error + _distance(self.batches, self.peak_bytes)
+        return np.asarray(spread * self.peak_at(batch) + sum(self.bucket_bytes))
+
     def max_batch(self, memory_bytes: float) -> int:
-        """Return the largest batch that fits into ``memory_bytes``; 0: not even one sample fits."""
+        """Return the largest batch that fits into ``memory_bytes`` by ``high_peak_at``.
+
+        It is 0 if not even one sample fits.
+        """
         low, high = 0, 1
-        while self.peak_at(high) <= memory_bytes and high < 2**30:
+        while self.high_peak_at(high) <= memory_bytes and high < 2**30:
             low, high = high, 2 * high
         while high - low > 1:
             middle = (low + high) // 2
-            if self.peak_at(middle) <= memory_bytes:
+            if self.high_peak_at(middle) <= memory_bytes:
                 low = middle
             else:
                 high = middle
@@ -173,6 +192,16 @@ def _along(sizes: tuple[int, ...], values: tuple[float, ...], at: ArrayLike) -> 
     slope = (y[index + 1] - y[index]) / (x[index + 1] - x[index])
     out: np.ndarray = np.maximum(y[index] + slope * (wanted - x[index]), 0.0)
     return out
+
+
+def _distance(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """Return the largest relative distance of positive values from the line that fits them best."""
+    x, y = np.asarray(sizes, float), np.asarray(values, float)
+    if x.size < 3 or not (y > 0).all():
+        return 0.0
+    columns = np.stack([np.ones_like(x), x], axis=1) / y[:, None]
+    line = columns @ np.linalg.lstsq(columns, np.ones_like(y), rcond=None)[0]
+    return float(np.abs(line - 1).max())
 
 
 _FLAT = 1e-6

@@ -28,7 +28,8 @@ class Devices:
         network: factor on the seconds of the links, [3, kinds].
         links: bandwidth (bytes/s) and latency (s) between machines, then inside them, [4, kinds].
         per_node: devices of a machine, [kinds].
-        most: samples that fit into one device, [kinds].
+        usable: bytes of a device that a program is sure to get, [kinds].
+        most: samples that fit into one device at the upper end of their memory, [kinds].
         measured: instance types whose all-reduces were measured, [kinds]; "" for the others.
         collectives: model of these measurements; None if there are none.
         priors: what is known of machines where nothing was measured.
@@ -38,6 +39,7 @@ class Devices:
     network: np.ndarray
     links: np.ndarray
     per_node: np.ndarray
+    usable: np.ndarray
     most: np.ndarray
     measured: tuple[str, ...]
     collectives: CollectiveModel | None
@@ -52,9 +54,8 @@ class Devices:
         Raises:
             CloudError: nothing is known of a device's speed.
         """
-        holds: dict[float | None, int] = {}
-        for memory in {offer.device_memory_bytes for offer in offers}:
-            holds[memory] = profile.max_batch(math.inf if memory is None else memory)
+        usable = [estimates.usable_bytes(offer) for offer in offers]
+        holds = {memory: profile.max_batch(memory) for memory in set(usable)}
         collectives = estimates.collectives(offers)
         known = () if collectives is None else collectives.names
         return cls(
@@ -62,7 +63,8 @@ class Devices:
             network=_ends([estimates.network(offer) for offer in offers]),
             links=np.array([_numbers(estimates.link(offer)) for offer in offers]).T,
             per_node=np.array([offer.accelerator_count for offer in offers]),
-            most=np.array([holds[offer.device_memory_bytes] for offer in offers]),
+            usable=np.array(usable),
+            most=np.array([holds[memory] for memory in usable]),
             measured=tuple(
                 offer.instance_type if offer.instance_type in known else "" for offer in offers
             ),
@@ -79,6 +81,7 @@ class Devices:
             network=self.network[:, rows],
             links=self.links[:, rows],
             per_node=self.per_node[rows],
+            usable=self.usable[rows],
             most=self.most[rows],
             measured=tuple(np.array(self.measured, object)[rows]),
             collectives=self.collectives,
@@ -228,12 +231,13 @@ def bound_by(
     return "compute"
 
 
-def misfit(profile: StepProfile, offer: Offer, *, batch: int) -> str:
-    """Return why a device of this machine cannot hold ``batch`` samples."""
-    memory = offer.device_memory_bytes or 0.0
+def misfit(profile: StepProfile, offer: Offer, *, batch: int, usable: float) -> str:
+    """Return why a device of this machine, with so many usable bytes, may not hold a batch."""
     samples = "one sample needs" if batch == 1 else f"{batch} samples need"
+    needed, at_most = float(profile.peak_at(batch)), float(profile.high_peak_at(batch))
     return (
-        f"{samples} {gib(float(profile.peak_at(batch)))}, a device of {offer} has {gib(memory)}"
+        f"{samples} {gib(needed)} (at most {gib(at_most)}), a device of {offer} has "
+        f"{gib(offer.device_memory_bytes or 0.0)} (at least {gib(usable)} usable)"
     )
 
 

@@ -223,10 +223,8 @@ def _equal(workload: Workload, devices: Devices, *, offer: Offer, num: int) -> _
                 "rent fewer, or raise the global batch"
             )
         needs = 1 if devices.most[0] < 1 else int(steps.batch[0, -1])
-        raise CloudError(
-            f"{misfit(workload.profile, offer, batch=needs)}: rent more of them or others, or "
-            "lower the global batch"
-        )
+        text = misfit(workload.profile, offer, batch=needs, usable=float(devices.usable[0]))
+        raise CloudError(f"{text}: rent more of them or others, or lower the global batch")
     size = machines_each(workload, steps.step_s[0, 0]) - 1
     return _Steps(
         batch=steps.batch[:, size],
@@ -245,9 +243,10 @@ def _unequal(
         raise CloudError(
             "a study is planned for machines of one type: leave out widths, or take equal machines"
         )
-    for offer, most in zip(offers, devices.most.tolist(), strict=True):
+    for offer, most, usable in zip(offers, devices.most, devices.usable.tolist(), strict=True):
         if most < 1:
-            raise CloudError(f"{misfit(profile, offer, batch=1)}: leave it out")
+            text = misfit(profile, offer, batch=1, usable=usable)
+            raise CloudError(f"{text}: leave it out")
     batch = _split(workload, devices, nums)
     sums = devices.sums_s(profile.bucket_bytes, np.array([nums.sum()])).max(axis=1)[:, 0]
     replay = replayed_s(

@@ -122,13 +122,10 @@ def nothing_trains(table: Table) -> str:
             "offers"
         )
     if not devices.most[allowed].any():
-        roomy = max(
-            (table.kinds[kind] for kind in allowed),
-            key=lambda kind: kind.device_memory_bytes or 0,
-        )
+        roomy = int(max(allowed, key=lambda kind: devices.usable[kind]))
         return (
-            f"{misfit(workload.profile, roomy, batch=1)}, and no other has more: take offers "
-            "with larger devices, or a smaller model"
+            f"{_misfit(table, roomy, batch=1)}, and no other has more: take offers with larger "
+            "devices, or a smaller model"
         )
     return (
         "no fleet that may be rented holds the global batch: "
@@ -144,10 +141,13 @@ def _nearest_batch(table: Table, allowed: np.ndarray, batch: np.ndarray) -> str:
     )
     samples = batch[allowed, most_nodes - 1]
     place = int(np.argmin(samples / np.maximum(1, table.devices.most[allowed])))
-    text = misfit(
-        table.workload.profile, table.kinds[allowed[place]], batch=int(samples[place])
-    )
+    text = _misfit(table, int(allowed[place]), batch=int(samples[place]))
     return f"on {most_nodes[place]} machines {text}"
+
+
+def _misfit(table: Table, kind: int, *, batch: int) -> str:
+    usable = float(table.devices.usable[kind])
+    return misfit(table.workload.profile, table.kinds[kind], batch=batch, usable=usable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

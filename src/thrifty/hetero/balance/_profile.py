@@ -41,7 +41,13 @@ _SAME = 0.05
 """Relative difference up to which two batch sizes count as equally fast."""
 _TINY_S = 1e-12
 
-_METHOD = 2
+_ESTIMATED_PEAK = 0.5
+"""``StepProfile.peak_error`` of an estimated memory.
+
+The estimate knows neither the workspaces of a GPU's libraries nor results that are freed at once.
+"""
+
+_METHOD = 3
 """Number of the way of measuring; profiles of earlier ways are not used."""
 
 
@@ -67,7 +73,8 @@ def profile_step(
     not fit into memory, or that would exceed ``budget_s``.
 
     On a CUDA device the peak memory is measured. On a CPU it is an estimate: parameters, gradients,
-    buffers, the optimiser's state, the batch, and what autograd keeps for the backward pass.
+    buffers, the optimiser's state, the batch, and what autograd keeps for the backward pass. The
+    profile's ``peak_error`` is larger then.
 
     Afterwards model, optimiser, gradients, buffers and global random streams are as before.
 
@@ -167,6 +174,7 @@ def _profile(
         bucket_ready=tuple(share for _, share in buckets),
         sample_input_s=median(s / size for size, each in done.items() for s in each.input_s),
         noise=median(each.noise for each in done.values()),
+        **({} if rehearsal.device.type == "cuda" else {"peak_error": _ESTIMATED_PEAK}),
     )
     if profile.is_noisy:
         _log.warning(
