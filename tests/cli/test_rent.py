@@ -112,6 +112,30 @@ def test_a_table_and_what_it_rests_on(folder):
     assert "considered" in said
 
 
+def test_micro_batches_where_samples_do_not_fit(folder):
+    # 21.1 GiB of the L4 are usable, and a sample needs 0.13 GiB at most.
+    large = (
+        *KNOWN,
+        "--steps",
+        "1000",
+        "--batch",
+        "256",
+        "--deadline",
+        "2d",
+        "--max-nodes",
+        "1",
+    )
+    machines = best(*large)
+    assert (machines["device_batch"], machines["micro_batches"]) == (256, 2)
+    said = rent(*large).stdout
+    assert "batch 2 x 128" in said
+    assert "the script has to accumulate gradients" in said
+    with pytest.raises(
+        CloudError, match=r"256 samples need 29.8 GiB .*, allow accumulation, or"
+    ):
+        rent(*large, "--no-accumulation")
+
+
 def test_a_deadline_and_a_budget(folder):
     quick = best(*LONG, "--deadline", "9h")
     assert (quick["instance_type"], quick["num"]) != ("l4.one", 1)

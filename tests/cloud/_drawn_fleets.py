@@ -110,6 +110,7 @@ workloads = st.builds(
     global_batch=st.sampled_from([3, 16, 37]),
     state_bytes=st.sampled_from([0.0, 1e9]),
     setup_s=st.sampled_from([0.0, 180.0]),
+    accumulation=st.sampled_from(["allowed", "never"]),
     parallelism_phases=st.sampled_from([None, None, ((1, 100), (5, 50), (2, 30))]),
 )
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from tests.cloud._drawn_fleets import drawn
+from tests.cloud._drawn_fleets import a_workload, drawn
 from thrifty.cloud._workload import study_s, widths_of
 from thrifty.core import CloudError
 from thrifty.plan import ForestStage, SearchPlan, stage_forest
@@ -114,6 +115,23 @@ def test_one_call_answers_for_many_kinds(kinds):
     together = study_s(table, phases)
     for column in range(table.shape[1]):
         assert together[:, column].tolist() == study_s(table[:, column], phases).tolist()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, "at least one step of one sample, not steps=0"),
+        ({"global_batch": 0}, "at least one step of one sample, .*global_batch=0"),
+        ({"state_bytes": -1.0}, "bytes and seconds are not negative: state_bytes=-1.0"),
+        ({"setup_s": math.nan}, "bytes and seconds are not negative: .*setup_s=nan"),
+        ({"accumulation": "often"}, 'accumulation is "allowed" or "never", not \'often\''),
+        ({"parallelism_phases": ()}, "are pairs .trainings, steps., both 1 or more"),
+        ({"parallelism_phases": ((0, 1),)}, "are pairs .trainings, steps., both 1 or more"),
+    ],
+)
+def test_workloads_that_cannot_be(changes, message):
+    with pytest.raises(CloudError, match=message):
+        a_workload(**changes)
 
 
 # -- width -----------------------------------------------------------------------------

@@ -37,28 +37,44 @@ def ends(interval):
     return [getattr(interval, end) for end in ENDS]
 
 
+def fits(profile, offer, batch):
+    needed = profile.peak_at(batch) * (1 + profile.peak_error) + sum(profile.bucket_bytes)
+    memory = offer.device_memory_bytes
+    return memory is None or needed <= ESTIMATES.usable_memory * memory
+
+
+def parts(workload, offer, batch):
+    """Return in how few micro-batches a device can train its samples, or None."""
+    most = 1 if workload.accumulation == "never" else batch
+    numbers = range(1, most + 1)
+    return next(
+        (num for num in numbers if fits(workload.profile, offer, math.ceil(batch / num))), None
+    )
+
+
 def step_s(workload, offer, num, end):
     """Return one step of ``num`` equal machines by definition, or None if it does not fit."""
     profile, devices = workload.profile, num * offer.accelerator_count
     batch = math.ceil(workload.global_batch / devices)
-    memory = offer.device_memory_bytes
-    needed = profile.peak_at(batch) * (1 + profile.peak_error) + sum(profile.bucket_bytes)
-    usable = ESTIMATES.usable_memory * memory if memory else math.inf
-    if devices > workload.global_batch or needed > usable:
+    micro = parts(workload, offer, batch)
+    if devices > workload.global_batch or micro is None:
         return None
     factor = getattr(ESTIMATES.compute(offer), end)
     slower = getattr(ESTIMATES.network(offer), end)
     forward, backward = (
-        factor * float(at(batch)) for at in (profile.forward_at, profile.backward_at)
+        factor * float(at(batch / micro)) for at in (profile.forward_at, profile.backward_at)
     )
+    # All micro-batches but the last exchange nothing.
+    began = sum(forward + backward for _ in range(micro - 1))
     free = 0.0
     for num_bytes, ready in zip(profile.bucket_bytes, profile.bucket_ready, strict=True):
         took = ESTIMATES.link(offer).all_reduce_s(
             num_bytes=num_bytes, nodes=num, per_node=offer.accelerator_count
         )
-        free = max(free, forward + ready * backward) + slower * took
+        free = max(free, began + forward + ready * backward) + slower * took
     after = factor * (profile.optimizer_s + profile.overhead_s)
-    replayed = max(max(free, forward + backward) + after, batch * profile.sample_input_s)
+    computed = began + forward + backward
+    replayed = max(max(free, computed) + after, batch * profile.sample_input_s)
     return replayed * rest(devices)[end]
 
 
@@ -87,9 +103,10 @@ def test_equal_machines_take_what_the_replay_says(workload, offer, num):
             each / 3600 * num * offer.price_usd_h for each in times
         ])
         assert fleet.checkpoint_s is None
-    assert fleet.machines[0].batch == math.ceil(
-        workload.global_batch / (num * offer.accelerator_count)
-    )
+    (rented,) = fleet.machines
+    assert rented.batch == math.ceil(workload.global_batch / (num * offer.accelerator_count))
+    assert rented.num_micro == parts(workload, offer, rented.batch)
+    assert rented.micro_batch == math.ceil(rented.batch / rented.num_micro)
 
 
 def test_a_step_by_hand():
@@ -215,9 +232,59 @@ def test_memory_limits_the_share_of_a_fast_device():
     )
     small = an_offer(accelerator_memory_gib=3.5)
     slow = an_offer("t4", accelerator="T4")
-    workload = a_workload(global_batch=16)
-    fleet = estimate(workload, [(small, 1, False), (slow, 1, False)], estimates=estimates)
-    assert [each.batch for each in fleet.machines] == [8, 8]
+    machines = [(small, 1, False), (slow, 1, False)]
+    whole, micro = (
+        estimate(
+            a_workload(global_batch=16, accumulation=accumulation),
+            machines,
+            estimates=estimates,
+        )
+        for accumulation in ("never", "allowed")
+    )
+    assert [(each.batch, each.num_micro) for each in whole.machines] == [(8, 1), (8, 1)]
+    # Two micro-batches of 7 or 8 on the fast device take less time than 8 samples on the slow one.
+    assert [(each.batch, each.num_micro) for each in micro.machines] == [(15, 2), (1, 1)]
+    assert micro.step_s.median < whole.step_s.median
+
+
+def test_micro_batches_by_hand():
+    # 4 samples need 2 GiB: 16 of them are 4 micro-batches of 0.25 + 0.5 s, and 0.125 s more.
+    workload = a_workload(profile=a_profile(bucket_bytes=(0.0, 0.0)), global_batch=16)
+    offer = an_offer(accelerator_memory_gib=2.25)
+    fleet = estimate(workload, [(offer, 1, False)], estimates=ESTIMATES)
+    (rented,) = fleet.machines
+    assert (rented.batch, rented.num_micro, rented.micro_batch) == (16, 4, 4)
+    assert fleet.step_s.median == pytest.approx(4 * 0.75 + 0.125)
+
+
+def test_the_exchange_overlaps_with_the_last_micro_batch_only():
+    # Two sums of 1 s: the first can start after half of the last backward pass of 0.5 s.
+    sums = {"v1": exactly(1.0)}
+    estimates = HardwareEstimates(profiled="V100", networks=AS_NAMED, measured_network=sums)
+    profile = a_profile(bucket_bytes=(1.25e9, 1.25e9), optimizer_s=0.0, peak_bytes=(5e9, 6e9))
+    offer = an_offer(accelerator_memory_gib=10.0)
+    fleet = estimate(a_workload(profile=profile), [(offer, 2, False)], estimates=estimates)
+    rented = fleet.machines[0]
+    each_s = 0.1875 * 16 / rented.num_micro
+    began_s = each_s * (rented.num_micro - 1) + each_s * (1 / 3 + 1 / 3)
+    assert rented.num_micro > 1
+    assert fleet.step_s.median == pytest.approx(began_s + 2 * 1.0, rel=1e-3)
+
+
+def test_machines_that_hold_too_little_together_accumulate_at_one_pace():
+    estimates = HardwareEstimates(
+        profiled="V100",
+        networks=AS_NAMED,
+        measured_compute={"T4": exactly(3.0)},
+        usable_memory=1.0,
+    )
+    workload = a_workload(profile=a_profile(bucket_bytes=(0.0, 0.0)), global_batch=32)
+    # 4 samples need 2 GiB on each.
+    fast = an_offer(accelerator_memory_gib=2.0)
+    slow = an_offer("t4", accelerator="T4", accelerator_memory_gib=2.0)
+    fleet = estimate(workload, [(fast, 1, False), (slow, 1, False)], estimates=estimates)
+    assert [(each.batch, each.num_micro) for each in fleet.machines] == [(24, 6), (8, 2)]
+    assert fleet.step_s.median == pytest.approx(24 * 0.1875 + 3 * 0.125 + 2 * 50e-6)
 
 
 def test_a_machine_without_samples_does_not_compute():
@@ -300,7 +367,9 @@ def test_a_study_gives_a_training_as_many_machines_as_its_samples_need():
     # 16 samples need 5 GiB and 6 MB of gradients, out of 15 sixteenths of the device.
     offer = an_offer(accelerator_memory_gib=5.375)
     fleet = estimate(
-        a_workload(parallelism_phases=((4, 50),)), [(offer, 4, False)], estimates=ESTIMATES
+        a_workload(parallelism_phases=((4, 50),), accumulation="never"),
+        [(offer, 4, False)],
+        estimates=ESTIMATES,
     )
     two = estimate(a_workload(), [(offer, 2, False)], estimates=ESTIMATES)
     assert fleet.machines[0].batch == 16
@@ -350,7 +419,7 @@ def test_machines_that_a_study_cannot_feed_stay_idle():
         ),
         (
             [(an_offer(accelerator_memory_gib=2.5), 2, False)],
-            r"16 samples need 5\.0 GiB .* device of aws v1 in east has 2\.5 GiB .*: rent more",
+            r"16 samples need 5\.0 GiB .* 2\.5 GiB .*: rent more of .*, allow accumulation, or",
         ),
         (
             [(an_offer(), 1, False), (an_offer("v2", accelerator_memory_gib=1.0), 1, False)],
@@ -361,13 +430,24 @@ def test_machines_that_a_study_cannot_feed_stay_idle():
                 (an_offer("v1", accelerator_memory_gib=2.75), 2, False),
                 (an_offer("v2", accelerator_memory_gib=3.25), 1, False),
             ],
-            "a global batch of 32 samples does not fit into the memory of 3 devices, which hold 20",
+            r"32 samples does not fit .* of 3 devices, which hold 20: .*, allow accumulation, or",
         ),
     ],
 )
 def test_fleets_that_cannot_train(machines, message):
     with pytest.raises(CloudError, match=message):
-        estimate(a_workload(), machines, estimates=ESTIMATES)
+        estimate(a_workload(accumulation="never"), machines, estimates=ESTIMATES)
+
+
+def test_without_room_for_a_sample_accumulation_does_not_help():
+    small = an_offer(accelerator_memory_gib=1.0)
+    other = an_offer("t4", accelerator="T4")
+    with pytest.raises(
+        CloudError, match=r"one sample needs .*: rent more of them or others, or"
+    ):
+        estimate(a_workload(), [(small, 1, False)], estimates=ESTIMATES)
+    with pytest.raises(CloudError, match=r"one sample needs .*: leave it out"):
+        estimate(a_workload(), [(small, 1, False), (other, 1, False)], estimates=ESTIMATES)
 
 
 def test_a_study_on_several_types():
@@ -381,7 +461,8 @@ def test_a_study_on_several_types():
 
 def test_a_batch_that_may_not_fit_is_refused():
     # 16 samples need 5 GiB, at most 6, and 6 MB of gradients.
-    workload = a_workload(profile=a_profile(peak_error=0.2), global_batch=16)
+    profile = a_profile(peak_error=0.2)
+    workload = a_workload(profile=profile, global_batch=16, accumulation="never")
     roomy, tight = (an_offer(accelerator_memory_gib=gib) for gib in (6.5, 6.25))
     assert estimate(workload, [(roomy, 1, False)], estimates=ESTIMATES).machines[0].batch == 16
     message = (

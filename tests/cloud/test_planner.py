@@ -220,10 +220,12 @@ def test_no_device_holds_a_sample():
 def test_all_devices_together_do_not_hold_the_batch():
     # 32 samples on two devices: 16 of them need 5 GiB.
     small = [an_offer(accelerator_memory_gib=2.5), an_offer("v2", accelerator_memory_gib=2.0)]
-    message = refused(small)
+    message = refused(small, workload=a_workload(accumulation="never"))
     assert "on 2 machines 16 samples need 5.0 GiB (at most 5.0 GiB), " in message
     assert "a device of aws v1 in east has 2.5 GiB (at least 2.3 GiB usable)" in message
-    assert message.endswith("allow more machines, or lower the global batch")
+    assert message.endswith(
+        "allow more machines, allow accumulation, or lower the global batch"
+    )
 
 
 def test_machines_that_the_batch_cannot_feed():
@@ -328,6 +330,14 @@ def test_memory_that_is_not_known():
     assert any(
         "the memory of aws v1 in east is not known: whether 32" in note
         for note in notes([unknown])
+    )
+
+
+def test_accumulation_is_named():
+    # 5 samples fit, of 32.
+    found = notes([an_offer(accelerator_memory_gib=2.5)])
+    assert any(
+        "is 7 micro-batches of up to 5 samples: the script has to" in note for note in found
     )
 
 

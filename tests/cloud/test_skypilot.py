@@ -40,8 +40,8 @@ G4 = replace(
 )
 
 
-def rented(offer=P3, num=2, batch=32, spot=False):
-    return Rented(offer=offer, num=num, batch=batch, spot=spot)
+def rented(offer=P3, num=2, batch=32, **options):
+    return Rented(offer=offer, num=num, batch=batch, **options)
 
 
 def fleet(*machines, **options):
@@ -98,6 +98,8 @@ def test_google_is_told_which_gpus_to_add():
 
 def test_the_plan_is_in_the_environment():
     assert task(rented(batch=48))["envs"] == {"THRIFTY_DEVICE_BATCH": "48"}
+    micro = task(rented(batch=48, num_micro=3))["envs"]
+    assert micro == {"THRIFTY_DEVICE_BATCH": "48", "THRIFTY_MICRO_BATCHES": "3"}
     text = to_skypilot(
         fleet(rented(spot=True), checkpoint_s=600.4),
         name="digits",

@@ -150,12 +150,20 @@ class Rented:
         num: number of machines.
         batch: samples per device in a step.
         spot: whether they are rented as spot machines.
+        num_micro: micro-batches that a device trains one after the other in a step; 1: no gradient
+            accumulation.
     """
 
     offer: Offer
     num: int
     batch: int
     spot: bool = False
+    num_micro: int = 1
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples of the largest micro-batch of a device."""
+        return -(-self.batch // self.num_micro)
 
     @property
     def usd_h(self) -> float:

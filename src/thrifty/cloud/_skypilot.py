@@ -38,8 +38,9 @@ def to_skypilot(
     """Return a SkyPilot task that rents the fleet and starts one process on each device.
 
     The script finds its part of the plan in the environment: ``THRIFTY_DEVICE_BATCH`` is the number
-    of samples of a step on one device. For a fleet of spot machines, ``THRIFTY_CHECKPOINT_S`` is
-    the number of seconds between two checkpoints.
+    of samples of a step on one device. Where they do not fit together, ``THRIFTY_MICRO_BATCHES`` is
+    the number of equal parts in which the device trains them, one after the other. For a fleet of
+    spot machines, ``THRIFTY_CHECKPOINT_S`` is the number of seconds between two checkpoints.
 
     Args:
         fleet: fleet of equal machines.
@@ -227,7 +228,14 @@ def _only(fleet: Fleet) -> Rented:
 def _kind(rented: Rented) -> tuple[Any, ...]:
     offer = rented.offer
     place = offer.cloud, offer.region
-    return (*place, offer.instance_type, offer.accelerator, rented.spot, rented.batch)
+    return (
+        *place,
+        offer.instance_type,
+        offer.accelerator,
+        rented.spot,
+        rented.batch,
+        rented.num_micro,
+    )
 
 
 def _equal(fleet: Fleet) -> str:
@@ -272,6 +280,8 @@ def _resources(rented: Rented) -> dict[str, Any]:
 
 def _plan(fleet: Fleet, rented: Rented) -> dict[str, str]:
     plan = {"THRIFTY_DEVICE_BATCH": str(rented.batch)}
+    if rented.num_micro > 1:
+        plan["THRIFTY_MICRO_BATCHES"] = str(rented.num_micro)
     if fleet.checkpoint_s is not None:
         plan["THRIFTY_CHECKPOINT_S"] = f"{fleet.checkpoint_s:.0f}"
     return plan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -23,6 +24,10 @@ class Workload:
         parallelism_phases: phases of a study, ``((trainings, steps), ...)``: how many
             trainings can run side by side, and for how many steps each. This is the width of
             the stage forest over time. None: one training of ``steps`` steps.
+        accumulation: whether a device may train its samples of a step in micro-batches, one after
+            the other, where they do not fit together. The gradients are exchanged once a step. For
+            a loss that is a mean over samples, the results are the same but for rounding; layers
+            that use statistics of a batch, such as batch normalisation, see those of a micro-batch.
         state_bytes: bytes of model and optimizer in a checkpoint.
         setup_s: seconds from renting a machine until its first step.
 
@@ -34,6 +39,7 @@ class Workload:
     steps: int
     global_batch: int
     parallelism_phases: tuple[tuple[int, int], ...] | None = None
+    accumulation: Literal["allowed", "never"] = "allowed"
     state_bytes: float = 0.0
     setup_s: float = 180.0
 
@@ -48,6 +54,8 @@ class Workload:
                 f"bytes and seconds are not negative: state_bytes={self.state_bytes}, "
                 f"setup_s={self.setup_s}"
             )
+        if self.accumulation not in {"allowed", "never"}:
+            raise CloudError(f'accumulation is "allowed" or "never", not {self.accumulation!r}')
         if self.parallelism_phases is not None and (
             not self.parallelism_phases
             or any(width < 1 or steps < 1 for width, steps in self.parallelism_phases)

@@ -113,7 +113,7 @@ def load_workload(file: Path, asked: Asked) -> tuple[Workload, Mapping[str, Any]
     """
     stored = None if asked.profile is None else _stored(asked.profile)
     if stored is not None and asked.steps and asked.batch and not asked.study:
-        return _of(stored, steps=asked.steps, batch=asked.batch), {}
+        return _of(stored, asked, steps=asked.steps, batch=asked.batch), {}
     # Imported here because it imports torch, which takes seconds.
     from thrifty.cli._rent._timed_task import load_subject, steps_of  # noqa: PLC0415
 
@@ -131,18 +131,19 @@ def load_workload(file: Path, asked: Asked) -> tuple[Workload, Mapping[str, Any]
             profile = subject.profile(source, batch=batch, cache=_cache(asked))
     each = steps_of(source, batch)
     steps = asked.steps or (epochs or 0) * each
-    workload = _of(profile, steps=steps, batch=batch)
+    workload = _of(profile, asked, steps=steps, batch=batch)
     if asked.study and study is not None:
         parallelism_phases = widths_of(study.plan().forest, steps_per_epoch=each)
         workload = replace(workload, parallelism_phases=parallelism_phases)
     return workload, {} if stored else subject.values
 
 
-def _of(profile: StepProfile, *, steps: int, batch: int) -> Workload:
+def _of(profile: StepProfile, asked: Asked, *, steps: int, batch: int) -> Workload:
     return Workload(
         profile=profile,
         steps=steps,
         global_batch=batch,
+        accumulation="allowed" if asked.accumulation else "never",
         state_bytes=_STATE * sum(profile.bucket_bytes),
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from thrifty.cli._options import cell
-from thrifty.cloud import Fleet, FleetPlan, Interval, Probe
+from thrifty.cloud import Fleet, FleetPlan, Interval, Probe, Rented
 
 
 _MOST_ROWS = 10
@@ -25,6 +25,8 @@ def show_plan(plan: FleetPlan, *, console: Console) -> None:
         for text in (f"{'→' if chosen else ' '} {_named(fleet)}", f"    {padded.rstrip()}"):
             console.print(cell(text), style="bold" if chosen else None, soft_wrap=True)
     legend = ["batches are those of a device"]
+    if any(each.num_micro > 1 for fleet in rows for each in fleet.machines):
+        legend.append("4 x 16 are four micro-batches, one after the other")
     if any("network" in fleet.why for fleet in rows):
         legend.append("a network's share is how long a step waits for sums")
     more = len({*plan.front, plan.best} - {None}) - len(rows)
@@ -76,6 +78,7 @@ def _fleet_json(fleet: Fleet) -> dict[str, Any]:
                 "accelerator_count": each.offer.accelerator_count,
                 "num": each.num,
                 "device_batch": each.batch,
+                "micro_batches": each.num_micro,
                 "spot": each.spot,
                 "usd_h": each.usd_h,
             }
@@ -125,7 +128,7 @@ def _cells(fleet: Fleet) -> tuple[str, ...]:
     return (
         span(fleet.time_s),
         f"${_short(usd.median, 2)} ({_short(usd.low, 2)} to {_short(usd.high, 2)})",
-        f"batch {' + '.join(str(each.batch) for each in fleet.machines)}",
+        f"batch {' + '.join(map(_batch, fleet.machines))}",
         fleet.why.removesuffix(" of the step waits for sums"),
     )
 
@@ -142,6 +145,11 @@ def span(time_s: Interval) -> str:
         _short(each / unit, 1) for each in (time_s.median, time_s.low, time_s.high)
     )
     return f"{middle} {name} ({low} to {high})"
+
+
+def _batch(rented: Rented) -> str:
+    micro = f"{rented.num_micro} x {rented.micro_batch}"
+    return micro if rented.num_micro > 1 else str(rented.batch)
 
 
 def _short(value: float, digits: int) -> str:

@@ -42,6 +42,7 @@ class Asked:
     prices: Path | None
     evictions: float
     mixed: bool
+    accumulation: bool
     deadline: float | None
     budget: float | None
     median: bool
@@ -193,6 +194,12 @@ _OPTIONS = (
     ),
     click.option(
         "--mixed", is_flag=True, help="Several VM types in one fleet may be taken, too."
+    ),
+    click.option(
+        "--accumulation/--no-accumulation",
+        default=True,
+        show_default=True,
+        help="Micro-batches, where a device's samples do not fit together.",
     ),
     click.option(
         "--deadline",

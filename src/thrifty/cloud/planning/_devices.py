@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from thrifty.cloud._hardware import HardwareEstimates
 from thrifty.cloud._networks import NetworkPriors
 from thrifty.cloud._offer import GIB, Interval, Offer
+from thrifty.cloud._workload import Workload
 from thrifty.perf import CollectiveModel, Link, StepProfile, iteration_s, ring_s
 
 
@@ -30,6 +31,7 @@ class Devices:
         per_node: devices of a machine, [kinds].
         usable: bytes of a device that a program is sure to get, [kinds].
         most: samples that fit into one device at the upper end of their memory, [kinds].
+        accumulates: whether a device may train more than that, in micro-batches.
         measured: instance types whose all-reduces were measured, [kinds]; "" for the others.
         collectives: model of these measurements; None if there are none.
         priors: what is known of machines where nothing was measured.
@@ -41,13 +43,14 @@ class Devices:
     per_node: np.ndarray
     usable: np.ndarray
     most: np.ndarray
+    accumulates: bool
     measured: tuple[str, ...]
     collectives: CollectiveModel | None
     priors: NetworkPriors
 
     @classmethod
     def of(
-        cls, offers: Sequence[Offer], *, estimates: HardwareEstimates, profile: StepProfile
+        cls, offers: Sequence[Offer], *, estimates: HardwareEstimates, workload: Workload
     ) -> Devices:
         """Return the estimates, with one kind for each offer.
 
@@ -55,7 +58,7 @@ class Devices:
             CloudError: nothing is known of a device's speed.
         """
         usable = [estimates.usable_bytes(offer) for offer in offers]
-        holds = {memory: profile.max_batch(memory) for memory in set(usable)}
+        holds = {memory: workload.profile.max_batch(memory) for memory in set(usable)}
         collectives = estimates.collectives(offers)
         known = () if collectives is None else collectives.names
         return cls(
@@ -65,6 +68,7 @@ class Devices:
             per_node=np.array([offer.accelerator_count for offer in offers]),
             usable=np.array(usable),
             most=np.array([holds[memory] for memory in usable]),
+            accumulates=workload.accumulation == "allowed",
             measured=tuple(
                 offer.instance_type if offer.instance_type in known else "" for offer in offers
             ),
@@ -83,10 +87,29 @@ class Devices:
             per_node=self.per_node[rows],
             usable=self.usable[rows],
             most=self.most[rows],
+            accumulates=self.accumulates,
             measured=tuple(np.array(self.measured, object)[rows]),
             collectives=self.collectives,
             priors=self.priors,
         )
+
+    def limit(self, global_batch: int) -> np.ndarray:
+        """Return the samples of a step that a device can train, [kinds]."""
+        most = np.minimum(self.most, global_batch)
+        out: np.ndarray = np.where(most > 0, global_batch, 0) if self.accumulates else most
+        return out
+
+    def num_micro(self, batch: np.ndarray) -> np.ndarray:
+        """Return how many micro-batches a device makes of its samples; 0: they do not fit.
+
+        They are as few as fit, so that as much as possible of the exchange overlaps.
+
+        Args:
+            batch: samples of a device, [..., kinds].
+        """
+        num = np.maximum(1, -(-batch // np.maximum(1, self.most)))
+        out: np.ndarray = np.where(batch <= self.limit(np.iinfo(int).max), num, 0)
+        return out
 
     def sums_s(self, bucket_bytes: ArrayLike, nodes: np.ndarray) -> np.ndarray:
         """Return the seconds of each bucket's all-reduce, [3, kinds, sizes, buckets].
@@ -147,11 +170,13 @@ class EqualSteps:
         step_s: seconds: median, low, high, [3, kinds, sizes]; infinite where samples do not fit.
         replay_s: median seconds by the replay alone, [kinds, sizes].
         batch: samples of each device, [kinds, sizes].
+        num_micro: micro-batches of each device, [kinds, sizes]; 0 where samples do not fit.
     """
 
     step_s: np.ndarray
     replay_s: np.ndarray
     batch: np.ndarray
+    num_micro: np.ndarray
 
 
 def equal_steps(
@@ -159,12 +184,13 @@ def equal_steps(
 ) -> EqualSteps:
     """Return data-parallel steps on 1 to ``most_nodes`` machines of each kind.
 
-    The batch is split equally. A device has at least one sample, and no more than fit into its
-    memory.
+    The batch is split equally. A device has at least one sample, and no more at a time than fit
+    into its memory.
     """
     nodes = np.arange(1, most_nodes + 1)
     workers = devices.per_node[:, None] * nodes
     batch = -(-global_batch // workers)
+    num_micro = devices.num_micro(batch.T).T
     step_s = np.empty((3, *batch.shape))
     rows = max(1, _CHUNK // most_nodes)
     for first in range(0, len(devices), rows):
@@ -173,31 +199,44 @@ def equal_steps(
         step_s[:, part] = replayed_s(
             profile,
             batch=batch[part, :, None],
+            num_micro=num_micro[part, :, None],
             compute=few.compute[..., None, None],
             sums_s=few.sums_s(profile.bucket_bytes, nodes),
         )
-    fits = (batch <= devices.most[:, None]) & (workers <= global_batch)
+    fits = (num_micro > 0) & (workers <= global_batch)
     return EqualSteps(
         step_s=np.where(fits, step_s * devices.priors.rest(workers), np.inf),
         replay_s=step_s[0],
         batch=batch,
+        num_micro=num_micro,
     )
 
 
 def replayed_s(
-    profile: StepProfile, *, batch: np.ndarray, compute: np.ndarray, sums_s: np.ndarray
+    profile: StepProfile,
+    *,
+    batch: np.ndarray,
+    num_micro: np.ndarray,
+    compute: np.ndarray,
+    sums_s: np.ndarray,
 ) -> np.ndarray:
     """Return the seconds of a step of workers with these batches; the axes broadcast.
+
+    All micro-batches of a worker but the last pass forward and backward without an exchange.
 
     Args:
         profile: profile of a step on the profiled device.
         batch: samples of each worker, [..., workers].
+        num_micro: equal parts of a worker's batch, one after the other, [..., workers].
         compute: factor on the profile's seconds, [..., workers].
         sums_s: seconds of each bucket's all-reduce, [..., buckets].
     """
+    others = np.maximum(num_micro, 1) - 1
+    each = batch / (others + 1)
+    forward, backward = profile.forward_at(each), profile.backward_at(each)
     return iteration_s(
-        forward_s=compute * profile.forward_at(batch),
-        backward_s=compute * profile.backward_at(batch),
+        forward_s=compute * (forward + others * (forward + backward)),
+        backward_s=compute * backward,
         optimizer_s=compute * (profile.optimizer_s + profile.overhead_s),
         bucket_ready=profile.bucket_ready,
         bucket_s=sums_s,
@@ -210,19 +249,27 @@ _WAITING = 0.1
 
 
 def bound_by(
-    profile: StepProfile, *, batch: np.ndarray, compute: np.ndarray, replay_s: float
+    profile: StepProfile,
+    *,
+    batch: np.ndarray,
+    num_micro: np.ndarray,
+    compute: np.ndarray,
+    replay_s: float,
 ) -> str:
     """Return what bounds a step that takes ``replay_s``: input, network or compute.
 
     Args:
         profile: profile of a step on the profiled device.
         batch: samples of each worker.
+        num_micro: micro-batches of each worker.
         compute: factor on the profile's seconds, for each worker.
         replay_s: median seconds of the step by the replay alone.
     """
     sums = np.zeros(len(profile.bucket_bytes))
     reading = float((batch * profile.sample_input_s).max())
-    alone = float(replayed_s(profile, batch=batch, compute=compute, sums_s=sums))
+    alone = float(
+        replayed_s(profile, batch=batch, num_micro=num_micro, compute=compute, sums_s=sums)
+    )
     if reading >= replay_s:
         return "input"
     waiting = 1 - alone / replay_s

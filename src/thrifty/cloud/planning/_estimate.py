@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -76,7 +77,7 @@ def estimate(
     _check(machines)
     kinds = {kind_of(offer): offer for offer, _, _ in machines}
     places = {kind: place for place, kind in enumerate(kinds)}
-    devices = Devices.of(list(kinds.values()), estimates=estimates, profile=workload.profile)
+    devices = Devices.of(list(kinds.values()), estimates=estimates, workload=workload)
     nums = np.zeros(len(kinds), int)
     for offer, num, _ in machines:
         nums[places[kind_of(offer)]] += num
@@ -87,13 +88,14 @@ def estimate(
     return fleet_of(
         workload,
         machines,
-        batches=[int(found.batch[places[kind_of(offer)]]) for offer, _, _ in machines],
+        batches=[found.of_device(places[kind_of(offer)]) for offer, _, _ in machines],
         step_s=found.step_s,
         work_s=found.work_s,
         spot_market=spot_market,
         why=bound_by(
             workload.profile,
             batch=found.batch,
+            num_micro=found.num_micro,
             compute=devices.compute[0] * (found.batch > 0),
             replay_s=found.replay_s,
         ),
@@ -106,22 +108,28 @@ class _Steps:
 
     Attributes:
         batch: samples per device of each kind, [kinds].
+        num_micro: micro-batches per device of each kind, [kinds].
         step_s: seconds of a step: median, low, high.
         work_s: seconds of all steps: median, low, high.
         replay_s: median seconds of a step by the replay alone.
     """
 
     batch: np.ndarray
+    num_micro: np.ndarray
     step_s: np.ndarray
     work_s: np.ndarray
     replay_s: float
+
+    def of_device(self, kind: int) -> tuple[int, int]:
+        """Return the samples and the micro-batches of a device of this kind."""
+        return int(self.batch[kind]), int(self.num_micro[kind])
 
 
 def fleet_of(
     workload: Workload,
     machines: Machines,
     *,
-    batches: Sequence[int],
+    batches: Sequence[tuple[int, int]],
     step_s: np.ndarray,
     work_s: np.ndarray,
     spot_market: SpotHistory | None,
@@ -132,7 +140,7 @@ def fleet_of(
     Args:
         workload: training to estimate.
         machines: machines as in ``estimate``.
-        batches: samples per device for each entry of ``machines``.
+        batches: samples and micro-batches of a device for each entry of ``machines``.
         step_s: seconds of a step: median, low, high.
         work_s: seconds of all steps: median, low, high.
         spot_market: see ``estimate``.
@@ -143,7 +151,7 @@ def fleet_of(
     """
     rented: list[Rented] = []
     evictions = 0.0
-    for (offer, num, spot), batch in zip(machines, batches, strict=True):
+    for (offer, num, spot), (batch, num_micro) in zip(machines, batches, strict=True):
         priced = offer
         if not spot and offer.price_usd_h is None:
             raise CloudError(
@@ -157,7 +165,9 @@ def fleet_of(
                 )
             priced = replace(offer, spot_usd_h=terms[0])
             evictions += num * terms[1]
-        rented.append(Rented(offer=priced, num=num, batch=batch, spot=spot))
+        rented.append(
+            Rented(offer=priced, num=num, batch=batch, spot=spot, num_micro=num_micro)
+        )
     time_s, every_s = work_s, None
     if any(each.spot for each in rented):
         slow, every = slowdowns(workload, np.array([evictions]))
@@ -224,10 +234,14 @@ def _equal(workload: Workload, devices: Devices, *, offer: Offer, num: int) -> _
             )
         needs = 1 if devices.most[0] < 1 else int(steps.batch[0, -1])
         text = misfit(workload.profile, offer, batch=needs, usable=float(devices.usable[0]))
-        raise CloudError(f"{text}: rent more of them or others, or lower the global batch")
+        raise CloudError(
+            f"{text}: rent more of them or others{_or_accumulate(devices)}, or lower the global "
+            "batch"
+        )
     size = machines_each(workload, steps.step_s[0, 0]) - 1
     return _Steps(
         batch=steps.batch[:, size],
+        num_micro=steps.num_micro[:, size],
         step_s=steps.step_s[:, 0, size],
         work_s=work,
         replay_s=float(steps.replay_s[0, size]),
@@ -247,21 +261,83 @@ def _unequal(
         if most < 1:
             text = misfit(profile, offer, batch=1, usable=usable)
             raise CloudError(f"{text}: leave it out")
-    batch = _split(workload, devices, nums)
     sums = devices.sums_s(profile.bucket_bytes, np.array([nums.sum()])).max(axis=1)[:, 0]
-    replay = replayed_s(
-        profile, batch=batch, compute=devices.compute * (batch > 0), sums_s=sums
-    )
-    steps = replay * devices.priors.rest((nums * devices.per_node * (batch > 0)).sum())
+
+    def replay(batch: np.ndarray) -> np.ndarray:
+        return replayed_s(
+            profile,
+            batch=batch,
+            num_micro=devices.num_micro(batch),
+            compute=devices.compute * (batch > 0),
+            sums_s=sums,
+        )
+
+    splits = _splits(workload, devices, nums, sums_s=sums[0])
+    batch = min(splits, key=lambda split: float(replay(split)[0]))
+    replay_s = replay(batch)
+    steps = replay_s * devices.priors.rest((nums * devices.per_node * (batch > 0)).sum())
     return _Steps(
-        batch=batch, step_s=steps, work_s=workload.steps * steps, replay_s=float(replay[0])
+        batch=batch,
+        num_micro=devices.num_micro(batch),
+        step_s=steps,
+        work_s=workload.steps * steps,
+        replay_s=float(replay_s[0]),
     )
 
 
-def _split(workload: Workload, devices: Devices, nums: np.ndarray) -> np.ndarray:
+def _splits(
+    workload: Workload, devices: Devices, nums: np.ndarray, *, sums_s: np.ndarray
+) -> list[np.ndarray]:
+    """Return the splits worth trying: whole batches, and micro-batches where memory binds."""
+    whole = _whole_batches(workload, devices, nums)
+    if devices.accumulates and (whole is None or (whole >= devices.most).any()):
+        micro = _micro_batches(workload, devices, nums, sums_s=sums_s)
+        return [micro] if whole is None else [whole, micro]
+    if whole is None:
+        held = int((nums * devices.per_node * devices.most).sum())
+        raise CloudError(
+            f"a global batch of {workload.global_batch} samples does not fit into the memory "
+            f"of {(nums * devices.per_node).sum()} devices, which hold {held}: rent "
+            f"more{_or_accumulate(devices)}, or lower the global batch"
+        )
+    return [whole]
+
+
+def _or_accumulate(devices: Devices) -> str:
+    return "" if devices.accumulates else ", allow accumulation"
+
+
+def _micro_batches(
+    workload: Workload, devices: Devices, nums: np.ndarray, *, sums_s: np.ndarray
+) -> np.ndarray:
+    """Return samples per device of each kind for the shortest step, in micro-batches if needed."""
+    samples = np.arange(1, workload.global_batch + 1)
+    # All devices wait for the slowest optimiser, whatever their samples.
+    took = replayed_s(
+        replace(workload.profile, optimizer_s=0.0, overhead_s=0.0),
+        batch=samples[:, None, None],
+        num_micro=devices.num_micro(samples[:, None])[..., None],
+        compute=devices.compute[0][:, None],
+        sums_s=sums_s,
+    )
+    # A few samples more may take less time, where they make full micro-batches.
+    took = np.minimum.accumulate(took[::-1])[::-1]
+    of_kind = nums * devices.per_node
+
+    def batches(step_s: float) -> np.ndarray:
+        return np.array([np.searchsorted(each, step_s, side="right") for each in took.T])
+
+    times = np.unique(took)
+    first = bisect_left(
+        times, workload.global_batch, key=lambda each: int(batches(each) @ of_kind)
+    )
+    return batches(float(times[first]))
+
+
+def _whole_batches(workload: Workload, devices: Devices, nums: np.ndarray) -> np.ndarray | None:
     """Return samples per device of each kind so that all devices compute equally long.
 
-    Equal devices get the same number of samples, rounded up.
+    Equal devices get the same number of samples, rounded up. It is None if they do not fit.
     """
     profile = workload.profile
     seconds = np.add(profile.forward_s, profile.backward_s)
@@ -273,12 +349,8 @@ def _split(workload: Workload, devices: Devices, nums: np.ndarray) -> np.ndarray
     kinds = np.repeat(np.arange(len(nums)), nums * devices.per_node)
     try:
         sizes = split_batch([of_kind[kind] for kind in kinds], workload.global_batch)
-    except UsageError as error:
-        raise CloudError(
-            f"a global batch of {workload.global_batch} samples does not fit into the memory "
-            f"of {len(kinds)} devices, which hold {int(devices.most[kinds].sum())}: rent "
-            "more, or lower the global batch"
-        ) from error
+    except UsageError:
+        return None
     batch = np.zeros(len(nums), int)
     np.maximum.at(batch, kinds, sizes)
     return batch

@@ -120,7 +120,7 @@ class Mix:
         paces = np.unique(sums.sum(axis=-1), axis=0)
         slower = paces[..., None] < sums.sum(axis=-1).T
         worlds = np.where(slower[..., None], 0.0, sums.transpose(1, 0, 2)).max(axis=2)
-        most = np.minimum(self.devices.most, self.global_batch)
+        most = self.devices.limit(self.global_batch)
         low = np.zeros(slower.shape, int)
         high = np.broadcast_to(most + 1, slower.shape)
         for _ in range(self.global_batch.bit_length() + 1):
@@ -128,6 +128,7 @@ class Mix:
             took = replayed_s(
                 self.profile,
                 batch=middle[..., None],
+                num_micro=self.devices.num_micro(middle)[..., None],
                 compute=self.devices.compute[self.end][:, None],
                 sums_s=worlds[:, :, None],
             )
@@ -213,7 +214,7 @@ def mix_of(workload: Workload, offers: Sequence[Offer], options: FleetOptions) -
     return Mix(
         profile=workload.profile,
         global_batch=workload.global_batch,
-        devices=Devices.of(offers, estimates=options.estimates, profile=workload.profile),
+        devices=Devices.of(offers, estimates=options.estimates, workload=workload),
         end=options.goal.end,
         usd_h=np.array([_usd_h(offer) for offer in offers]),
         allowed=np.array([options.allowance(offer) for offer in offers]),
@@ -241,7 +242,7 @@ def _regions(
     ranked: list[tuple[float, list[Offer]]] = []
     for local in regions.values():
         some = list(local.values())
-        devices = Devices.of(some, estimates=options.estimates, profile=workload.profile)
+        devices = Devices.of(some, estimates=options.estimates, workload=workload)
         usd = np.array([_usd_h(offer) for offer in some])
         usd = np.where(devices.most > 0, usd * devices.compute[0] / devices.per_node, np.inf)
         order = np.argsort(usd, kind="stable")[: min(_MOST_TYPES, int(np.isfinite(usd).sum()))]
@@ -259,10 +260,12 @@ def _longest_s(workload: Workload, mix: Mix, goal: Goal) -> float:
     """
     devices = mix.devices
     sums = devices.sums_s(workload.profile.bucket_bytes, np.array([mix.max_nodes]))
-    full = np.minimum(devices.most, -(-workload.global_batch // devices.per_node))
+    full = devices.limit(workload.global_batch)
+    full = np.minimum(full, -(-workload.global_batch // devices.per_node))
     longest = replayed_s(
         workload.profile,
         batch=full[:, None],
+        num_micro=devices.num_micro(full)[:, None],
         compute=devices.compute[mix.end][:, None],
         sums_s=sums[mix.end, :, 0],
     ).max()

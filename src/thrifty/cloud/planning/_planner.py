@@ -69,6 +69,12 @@ def notes_on(
                 f"the memory of {rented.offer} is not known: whether {rented.batch} samples "
                 "fit is not known"
             )
+        if rented.num_micro > 1:
+            notes.append(
+                f"a step of a device is {rented.num_micro} micro-batches of up to "
+                f"{rented.micro_batch} samples: the script has to accumulate gradients, and batch "
+                'normalisation sees a micro-batch; exclude this with accumulation="never"'
+            )
     if options.spot and options.market is None:
         notes.append(
             f"no history of spot machines is given: {ASSUMED_PER_H:g} evictions in an hour of "
@@ -127,9 +133,11 @@ def nothing_trains(table: Table) -> str:
             f"{_misfit(table, roomy, batch=1)}, and no other has more: take offers with larger "
             "devices, or a smaller model"
         )
+    others = "" if devices.accumulates else ", allow accumulation"
     return (
         "no fleet that may be rented holds the global batch: "
-        f"{_nearest_batch(table, allowed, batch)}: allow more machines, or lower the global batch"
+        f"{_nearest_batch(table, allowed, batch)}: allow more machines{others}, or lower the "
+        "global batch"
     )
 
 

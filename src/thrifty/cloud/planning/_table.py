@@ -65,17 +65,19 @@ class Table:
         row, workload = self.lots[lot], self.workload
         each = machines_each(workload, self.steps.step_s[0, row.kind, :num]) - 1
         batch = self.steps.batch[row.kind, each : each + 1]
+        num_micro = self.steps.num_micro[row.kind, each : each + 1]
         step_s = self.steps.step_s[:, row.kind, each]
         return fleet_of(
             workload,
             [(row.offer, num, row.spot)],
-            batches=[int(batch[0])],
+            batches=[(int(batch[0]), int(num_micro[0]))],
             step_s=step_s,
             work_s=self.work_s[:, row.kind, num - 1],
             spot_market=self.market,
             why=bound_by(
                 workload.profile,
                 batch=batch,
+                num_micro=num_micro,
                 compute=self.devices.compute[0, row.kind],
                 replay_s=float(self.steps.replay_s[row.kind, each]),
             ),
@@ -101,7 +103,7 @@ def table_of(workload: Workload, offers: Sequence[Offer], options: FleetOptions)
         members.setdefault(kind_of(offer), []).append(offer)
     groups = list(members.values())
     kinds = tuple(group[0] for group in groups)
-    devices = Devices.of(kinds, estimates=options.estimates, profile=workload.profile)
+    devices = Devices.of(kinds, estimates=options.estimates, workload=workload)
     steps = equal_steps(
         workload.profile,
         devices,
