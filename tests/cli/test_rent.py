@@ -136,6 +136,15 @@ def test_micro_batches_where_samples_do_not_fit(folder):
         rent(*large, "--no-accumulation")
 
 
+def test_mixed_precision_where_it_is_allowed(folder):
+    asked = (*LONG, "--deadline", "2d")
+    assert best(*asked)["precision"] == "float32"
+    assert best(*asked, "--precision", "bfloat16")["precision"] == "bfloat16"
+    said = rent(*asked, "--precision", "bfloat16").stdout
+    assert "batch 16 in bfloat16" in said
+    assert "L4 trains in bfloat16, and the step was measured in float32" in said
+
+
 def test_a_deadline_and_a_budget(folder):
     quick = best(*LONG, "--deadline", "9h")
     assert (quick["instance_type"], quick["num"]) != ("l4.one", 1)

@@ -111,6 +111,7 @@ workloads = st.builds(
     state_bytes=st.sampled_from([0.0, 1e9]),
     setup_s=st.sampled_from([0.0, 180.0]),
     accumulation=st.sampled_from(["allowed", "never"]),
+    precisions=st.sampled_from([None, ("float32", "bfloat16")]),
     parallelism_phases=st.sampled_from([None, None, ((1, 100), (5, 50), (2, 30))]),
 )
 

@@ -60,6 +60,8 @@ def step_s(workload, offer, num, end):
     if devices > workload.global_batch or micro is None:
         return None
     factor = getattr(ESTIMATES.compute(offer), end)
+    if workload.precisions and offer.accelerator == "A10":
+        factor *= {"median": 1 / 1.7, "low": 1 / 3.5, "high": 1.0}[end]
     slower = getattr(ESTIMATES.network(offer), end)
     forward, backward = (
         factor * float(at(batch / micro)) for at in (profile.forward_at, profile.backward_at)

@@ -100,6 +100,8 @@ def test_the_plan_is_in_the_environment():
     assert task(rented(batch=48))["envs"] == {"THRIFTY_DEVICE_BATCH": "48"}
     micro = task(rented(batch=48, num_micro=3))["envs"]
     assert micro == {"THRIFTY_DEVICE_BATCH": "48", "THRIFTY_MICRO_BATCHES": "3"}
+    mixed = task(rented(precision="bfloat16"))["envs"]
+    assert mixed == {"THRIFTY_DEVICE_BATCH": "32", "THRIFTY_PRECISION": "bfloat16"}
     text = to_skypilot(
         fleet(rented(spot=True), checkpoint_s=600.4),
         name="digits",

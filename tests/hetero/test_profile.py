@@ -253,6 +253,27 @@ def test_memory_is_estimated_on_a_cpu():
     assert profile.peak_error == 0.5
 
 
+@pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [(None, "float32"), (torch.bfloat16, "bfloat16"), (torch.float16, "float16")],
+)
+def test_the_precision_is_that_of_the_layers_results(dtype, precision):
+    def under_autocast(net, x):
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+            return net(x).float().sum()
+
+    net = nn.Linear(4, 2)
+    profile = profile_step(
+        net,
+        torch.optim.SGD(net.parameters()),
+        lambda num: torch.zeros(num, 4),
+        loss=under_autocast,
+        batches=(3,),
+        clock=VirtualClock(),
+    )
+    assert profile.precision == precision
+
+
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_everything_is_left_as_it_was(make, trained):
@@ -321,8 +342,8 @@ def test_sizes_end_where_the_budget_does():
 def test_one_size_is_measured_whatever_it_costs():
     timed = Timed()
     assert timed.profiled(budget_s=0.0).batches == (1,)
-    # Warm-up steps and repeats.
-    assert len(timed.seen) == 8
+    # Warm-up steps, repeats, and one for the precision.
+    assert len(timed.seen) == 9
 
 
 def test_more_budget_buys_more_repeats():

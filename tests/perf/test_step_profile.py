@@ -161,6 +161,10 @@ def test_a_profile_that_was_altered_says_what_is_wrong():
         ({"optimizer_s": -1.0}, "times and bytes are finite and not negative"),
         ({"sample_input_s": math.nan}, "times and bytes are finite and not negative"),
         ({"overhead_s": math.inf}, "times and bytes are finite and not negative"),
+        (
+            {"precision": "float8"},
+            "precision is one of float32, bfloat16, float16, not 'float8'",
+        ),
         ({"peak_error": -0.1}, "times and bytes are finite and not negative"),
         ({"peak_bytes": (1.0, -1.0, 2.0)}, "times and bytes are finite and not negative"),
         ({"bucket_bytes": (-1.0, 2.0)}, "times and bytes are finite and not negative"),

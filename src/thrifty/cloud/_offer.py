@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import date
 
 from thrifty.core import CloudError
+from thrifty.perf import Precision
 
 
 GIB = 2**30
@@ -152,6 +153,7 @@ class Rented:
         spot: whether they are rented as spot machines.
         num_micro: micro-batches that a device trains one after the other in a step; 1: no gradient
             accumulation.
+        precision: precision in which they train.
     """
 
     offer: Offer
@@ -159,6 +161,7 @@ class Rented:
     batch: int
     spot: bool = False
     num_micro: int = 1
+    precision: Precision = "float32"
 
     @property
     def micro_batch(self) -> int:

@@ -139,7 +139,8 @@ class Arena:
             mine = np.repeat(
                 [subject_of(what, table.kinds[kind]) == subject for kind in kinds], cases
             )
-            now = np.where(mine, np.tile(ends, len(kinds)), getattr(devices, what))
+            told = np.tile(ends, len(kinds)) * (devices.gain if what == "compute" else 1.0)
+            now = np.where(mine, told, getattr(devices, what))
             devices = (
                 replace(devices, compute=now)
                 if what == "compute"

@@ -39,7 +39,8 @@ def to_skypilot(
 
     The script finds its part of the plan in the environment: ``THRIFTY_DEVICE_BATCH`` is the number
     of samples of a step on one device. Where they do not fit together, ``THRIFTY_MICRO_BATCHES`` is
-    the number of equal parts in which the device trains them, one after the other. For a fleet of
+    the number of equal parts in which the device trains them, one after the other. Where the plan
+    has mixed precision, ``THRIFTY_PRECISION`` is the data type for autocast. For a fleet of
     spot machines, ``THRIFTY_CHECKPOINT_S`` is the number of seconds between two checkpoints.
 
     Args:
@@ -235,6 +236,7 @@ def _kind(rented: Rented) -> tuple[Any, ...]:
         rented.spot,
         rented.batch,
         rented.num_micro,
+        rented.precision,
     )
 
 
@@ -282,6 +284,8 @@ def _plan(fleet: Fleet, rented: Rented) -> dict[str, str]:
     plan = {"THRIFTY_DEVICE_BATCH": str(rented.batch)}
     if rented.num_micro > 1:
         plan["THRIFTY_MICRO_BATCHES"] = str(rented.num_micro)
+    if rented.precision != "float32":
+        plan["THRIFTY_PRECISION"] = rented.precision
     if fleet.checkpoint_s is not None:
         plan["THRIFTY_CHECKPOINT_S"] = f"{fleet.checkpoint_s:.0f}"
     return plan

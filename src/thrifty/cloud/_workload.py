@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from thrifty.core import CloudError
-from thrifty.perf import StepProfile
+from thrifty.perf import PRECISIONS, Precision, StepProfile
 from thrifty.plan import ForestStage
 
 
@@ -28,6 +28,9 @@ class Workload:
             the other, where they do not fit together. The gradients are exchanged once a step. For
             a loss that is a mean over samples, the results are the same but for rounding; layers
             that use statistics of a batch, such as batch normalisation, see those of a micro-batch.
+        precisions: precisions in which the model may be trained, by autocast; a device takes the
+            fastest that it has units for. They change the results. float32 must be among them,
+            because some devices have units for no other. None: the profile's.
         state_bytes: bytes of model and optimizer in a checkpoint.
         setup_s: seconds from renting a machine until its first step.
 
@@ -40,6 +43,7 @@ class Workload:
     global_batch: int
     parallelism_phases: tuple[tuple[int, int], ...] | None = None
     accumulation: Literal["allowed", "never"] = "allowed"
+    precisions: tuple[Precision, ...] | None = None
     state_bytes: float = 0.0
     setup_s: float = 180.0
 
@@ -56,6 +60,13 @@ class Workload:
             )
         if self.accumulation not in {"allowed", "never"}:
             raise CloudError(f'accumulation is "allowed" or "never", not {self.accumulation!r}')
+        if self.precisions is not None and (
+            "float32" not in self.precisions or not set(self.precisions) <= set(PRECISIONS)
+        ):
+            raise CloudError(
+                f"precisions are some of {', '.join(PRECISIONS)}, and float32 is one of them, not "
+                f"{self.precisions}"
+            )
         if self.parallelism_phases is not None and (
             not self.parallelism_phases
             or any(width < 1 or steps < 1 for width, steps in self.parallelism_phases)

@@ -24,10 +24,11 @@ from .balancing import (
 )
 from .network import CollectiveModel, CollectiveTiming, Link, ring_s
 from .packing import PackChoice, PackCurve, choose_pack
-from .profiles import Power, StepCurve, StepProfile, iteration_s
+from .profiles import PRECISIONS, Power, Precision, StepCurve, StepProfile, iteration_s
 
 
 __all__ = [
+    "PRECISIONS",
     "Balancer",
     "BalancerOptions",
     "CollectiveModel",
@@ -36,6 +37,7 @@ __all__ = [
     "PackChoice",
     "PackCurve",
     "Power",
+    "Precision",
     "SlicedProduct",
     "SlicingCosts",
     "SplitChange",

@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from thrifty.core import UsageError
 
+
+Precision = Literal["float32", "bfloat16", "float16"]
+"""Data type of a model's matrix products; 16 bits under autocast."""
+
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 _NOISY = 0.15
 """``StepProfile.noise`` of a busy machine; an idle one has a few hundredths."""
@@ -35,6 +40,7 @@ class StepProfile:
         noise: by how much, relative to it, the median step took longer than the fastest.
         peak_error: by how much, relative to them, a step may need more than ``peak_bytes``; by
             default what an allocator loses to fragments.
+        precision: precision in which the step was measured.
 
     Raises:
         UsageError: the numbers do not fit together.
@@ -65,6 +71,7 @@ class StepProfile:
     overhead_s: float = 0.0
     noise: float = 0.0
     peak_error: float = 0.1
+    precision: Precision = "float32"
 
     def __post_init__(self) -> None:
         sizes = np.asarray(self.batches, float)
@@ -91,6 +98,10 @@ class StepProfile:
         ])
         if not (np.isfinite(others).all() and (others >= 0).all()):
             raise UsageError("times and bytes are finite and not negative")
+        if self.precision not in PRECISIONS:
+            raise UsageError(
+                f"precision is one of {', '.join(PRECISIONS)}, not {self.precision!r}"
+            )
         ready = np.asarray(self.bucket_ready, float)
         if len(self.bucket_bytes) != ready.size or not ready.size:
             raise UsageError(

@@ -144,6 +144,7 @@ def _of(profile: StepProfile, asked: Asked, *, steps: int, batch: int) -> Worklo
         steps=steps,
         global_batch=batch,
         accumulation="allowed" if asked.accumulation else "never",
+        precisions=("float32", *asked.precision) if asked.precision else None,
         state_bytes=_STATE * sum(profile.bucket_bytes),
     )
 

@@ -79,6 +79,7 @@ def _fleet_json(fleet: Fleet) -> dict[str, Any]:
                 "num": each.num,
                 "device_batch": each.batch,
                 "micro_batches": each.num_micro,
+                "precision": each.precision,
                 "spot": each.spot,
                 "usd_h": each.usd_h,
             }
@@ -149,7 +150,8 @@ def span(time_s: Interval) -> str:
 
 def _batch(rented: Rented) -> str:
     micro = f"{rented.num_micro} x {rented.micro_batch}"
-    return micro if rented.num_micro > 1 else str(rented.batch)
+    batch = micro if rented.num_micro > 1 else str(rented.batch)
+    return batch if rented.precision == "float32" else f"{batch} in {rented.precision}"
 
 
 def _short(value: float, digits: int) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from thrifty.cli._price_lists import PriceList
+from thrifty.perf import PRECISIONS, Precision
 
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -43,6 +44,7 @@ class Asked:
     evictions: float
     mixed: bool
     accumulation: bool
+    precision: tuple[Precision, ...]
     deadline: float | None
     budget: float | None
     median: bool
@@ -200,6 +202,12 @@ _OPTIONS = (
         default=True,
         show_default=True,
         help="Micro-batches, where a device's samples do not fit together.",
+    ),
+    click.option(
+        "--precision",
+        type=click.Choice(PRECISIONS),
+        multiple=True,
+        help="Train in this precision where it is faster  [default: the profile's].",
     ),
     click.option(
         "--deadline",

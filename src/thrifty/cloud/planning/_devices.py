@@ -12,8 +12,9 @@ from numpy.typing import ArrayLike
 from thrifty.cloud._hardware import HardwareEstimates
 from thrifty.cloud._networks import NetworkPriors
 from thrifty.cloud._offer import GIB, Interval, Offer
+from thrifty.cloud._precisions import precision_of
 from thrifty.cloud._workload import Workload
-from thrifty.perf import CollectiveModel, Link, StepProfile, iteration_s, ring_s
+from thrifty.perf import CollectiveModel, Link, Precision, StepProfile, iteration_s, ring_s
 
 
 _QUANTILES = (0.5, 0.05, 0.95)
@@ -26,6 +27,8 @@ class Devices:
 
     Attributes:
         compute: factor on the profile's seconds, [3, kinds].
+        precisions: precision in which each kind trains, [kinds].
+        gain: factor of this precision, which ``compute`` contains, [3, kinds].
         network: factor on the seconds of the links, [3, kinds].
         links: bandwidth (bytes/s) and latency (s) between machines, then inside them, [4, kinds].
         per_node: devices of a machine, [kinds].
@@ -38,6 +41,8 @@ class Devices:
     """
 
     compute: np.ndarray
+    precisions: tuple[Precision, ...]
+    gain: np.ndarray
     network: np.ndarray
     links: np.ndarray
     per_node: np.ndarray
@@ -57,12 +62,28 @@ class Devices:
         Raises:
             CloudError: nothing is known of a device's speed.
         """
-        usable = [estimates.usable_bytes(offer) for offer in offers]
-        holds = {memory: workload.profile.max_batch(memory) for memory in set(usable)}
+        profile = workload.profile
+        chosen = [
+            precision_of(
+                offer, allowed=workload.precisions, profile=profile, estimates=estimates
+            )
+            for offer in offers
+        ]
+        gain = _ends([each for _, each in chosen])
+        # Results of a profile's layers may need twice its bytes in float32; fewer in 16 bits are no
+        # promise, because weights and gradients keep theirs.
+        usable = [
+            estimates.usable_bytes(offer)
+            / (2 if precision == "float32" != profile.precision else 1)
+            for offer, (precision, _) in zip(offers, chosen, strict=True)
+        ]
+        holds = {memory: profile.max_batch(memory) for memory in set(usable)}
         collectives = estimates.collectives(offers)
         known = () if collectives is None else collectives.names
         return cls(
-            compute=_ends([estimates.compute(offer) for offer in offers]),
+            compute=gain * _ends([estimates.compute(offer) for offer in offers]),
+            precisions=tuple(each for each, _ in chosen),
+            gain=gain,
             network=_ends([estimates.network(offer) for offer in offers]),
             links=np.array([_numbers(estimates.link(offer)) for offer in offers]).T,
             per_node=np.array([offer.accelerator_count for offer in offers]),
@@ -82,6 +103,8 @@ class Devices:
     def __getitem__(self, rows: slice | np.ndarray) -> Devices:
         return Devices(
             compute=self.compute[:, rows],
+            precisions=tuple(np.array(self.precisions, object)[rows]),
+            gain=self.gain[:, rows],
             network=self.network[:, rows],
             links=self.links[:, rows],
             per_node=self.per_node[rows],

@@ -13,7 +13,7 @@ from thrifty.cloud._offer import Fleet, Interval, Offer, Rented
 from thrifty.cloud._spot import SpotHistory, slowdowns, spot_terms
 from thrifty.cloud._workload import Workload, study_s
 from thrifty.core import CloudError, UsageError
-from thrifty.perf import StepCurve, split_batch
+from thrifty.perf import Precision, StepCurve, split_batch
 
 from ._devices import Devices, bound_by, equal_steps, kind_of, misfit, replayed_s
 
@@ -77,7 +77,9 @@ def estimate(
     _check(machines)
     kinds = {kind_of(offer): offer for offer, _, _ in machines}
     places = {kind: place for place, kind in enumerate(kinds)}
-    devices = Devices.of(list(kinds.values()), estimates=estimates, workload=workload)
+    # Devices of several types train in one precision, where they can.
+    told = workload if len(kinds) == 1 else replace(workload, precisions=None)
+    devices = Devices.of(list(kinds.values()), estimates=estimates, workload=told)
     nums = np.zeros(len(kinds), int)
     for offer, num, _ in machines:
         nums[places[kind_of(offer)]] += num
@@ -89,6 +91,7 @@ def estimate(
         workload,
         machines,
         batches=[found.of_device(places[kind_of(offer)]) for offer, _, _ in machines],
+        precisions=[devices.precisions[places[kind_of(offer)]] for offer, _, _ in machines],
         step_s=found.step_s,
         work_s=found.work_s,
         spot_market=spot_market,
@@ -130,6 +133,7 @@ def fleet_of(
     machines: Machines,
     *,
     batches: Sequence[tuple[int, int]],
+    precisions: Sequence[Precision],
     step_s: np.ndarray,
     work_s: np.ndarray,
     spot_market: SpotHistory | None,
@@ -141,6 +145,7 @@ def fleet_of(
         workload: training to estimate.
         machines: machines as in ``estimate``.
         batches: samples and micro-batches of a device for each entry of ``machines``.
+        precisions: precision in which each entry of ``machines`` trains.
         step_s: seconds of a step: median, low, high.
         work_s: seconds of all steps: median, low, high.
         spot_market: see ``estimate``.
@@ -151,7 +156,9 @@ def fleet_of(
     """
     rented: list[Rented] = []
     evictions = 0.0
-    for (offer, num, spot), (batch, num_micro) in zip(machines, batches, strict=True):
+    for (offer, num, spot), (batch, num_micro), precision in zip(
+        machines, batches, precisions, strict=True
+    ):
         priced = offer
         if not spot and offer.price_usd_h is None:
             raise CloudError(
@@ -166,7 +173,14 @@ def fleet_of(
             priced = replace(offer, spot_usd_h=terms[0])
             evictions += num * terms[1]
         rented.append(
-            Rented(offer=priced, num=num, batch=batch, spot=spot, num_micro=num_micro)
+            Rented(
+                offer=priced,
+                num=num,
+                batch=batch,
+                spot=spot,
+                num_micro=num_micro,
+                precision=precision,
+            )
         )
     time_s, every_s = work_s, None
     if any(each.spot for each in rented):

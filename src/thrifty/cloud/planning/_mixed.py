@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -211,6 +211,7 @@ def mix_of(workload: Workload, offers: Sequence[Offer], options: FleetOptions) -
     """Return the input of the integer program for these offers."""
     quotas = options.quotas
     accelerators = {offer.accelerator for offer in offers}
+    workload = replace(workload, precisions=None)
     return Mix(
         profile=workload.profile,
         global_batch=workload.global_batch,

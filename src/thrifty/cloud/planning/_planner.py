@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from thrifty.cloud._hardware import HardwareEstimates
-from thrifty.cloud._offer import Fleet, Offer
+from thrifty.cloud._offer import Fleet, Offer, Rented
 from thrifty.cloud._spot import ASSUMED_PER_H
 from thrifty.cloud._workload import Workload
 from thrifty.core import CloudError
@@ -64,17 +64,7 @@ def notes_on(
             "the model's memory was not measured: whether the samples fit is not known"
         )
     for rented in machines:
-        if rented.offer.device_memory_bytes is None:
-            notes.append(
-                f"the memory of {rented.offer} is not known: whether {rented.batch} samples "
-                "fit is not known"
-            )
-        if rented.num_micro > 1:
-            notes.append(
-                f"a step of a device is {rented.num_micro} micro-batches of up to "
-                f"{rented.micro_batch} samples: the script has to accumulate gradients, and batch "
-                'normalisation sees a micro-batch; exclude this with accumulation="never"'
-            )
+        notes += _notes_on_machines(workload, rented)
     if options.spot and options.market is None:
         notes.append(
             f"no history of spot machines is given: {ASSUMED_PER_H:g} evictions in an hour of "
@@ -91,6 +81,28 @@ def notes_on(
     elif dates:
         notes.append(f"prices are those of {min(date for date in dates if date)}")
     return tuple(notes)
+
+
+def _notes_on_machines(workload: Workload, rented: Rented) -> list[str]:
+    notes = []
+    if rented.offer.device_memory_bytes is None:
+        notes.append(
+            f"the memory of {rented.offer} is not known: whether {rented.batch} samples "
+            "fit is not known"
+        )
+    if rented.precision != workload.profile.precision:
+        notes.append(
+            f"{rented.offer.device} trains in {rented.precision}, and the step was measured in "
+            f"{workload.profile.precision}: how much that changes its time is known roughly "
+            "only, and results differ"
+        )
+    if rented.num_micro > 1:
+        notes.append(
+            f"a step of a device is {rented.num_micro} micro-batches of up to "
+            f"{rented.micro_batch} samples: the script has to accumulate gradients, and batch "
+            'normalisation sees a micro-batch; exclude this with accumulation="never"'
+        )
+    return notes
 
 
 def missed(nearest: Fleet, goal: Goal, *, max_nodes: int) -> str:

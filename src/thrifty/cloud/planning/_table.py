@@ -71,6 +71,7 @@ class Table:
             workload,
             [(row.offer, num, row.spot)],
             batches=[(int(batch[0]), int(num_micro[0]))],
+            precisions=self.devices.precisions[row.kind : row.kind + 1],
             step_s=step_s,
             work_s=self.work_s[:, row.kind, num - 1],
             spot_market=self.market,

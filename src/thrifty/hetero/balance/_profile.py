@@ -7,7 +7,7 @@ import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -25,7 +25,7 @@ from thrifty.hetero.training._rehearsal import Rehearsal
 from thrifty.hetero.training._samples import Samples
 from thrifty.hetero.workers._measure import device_of, to_device
 from thrifty.pack import out_of_memory
-from thrifty.perf import StepProfile
+from thrifty.perf import Precision, StepProfile
 
 
 Make = Callable[[int], Any]
@@ -41,6 +41,8 @@ _SAME = 0.05
 """Relative difference up to which two batch sizes count as equally fast."""
 _TINY_S = 1e-12
 
+_MEASURED_PEAK = 0.1
+"""``StepProfile.peak_error`` of a measured memory: what an allocator loses to fragments."""
 _ESTIMATED_PEAK = 0.5
 """``StepProfile.peak_error`` of an estimated memory.
 
@@ -74,7 +76,8 @@ def profile_step(
 
     On a CUDA device the peak memory is measured. On a CPU it is an estimate: parameters, gradients,
     buffers, the optimiser's state, the batch, and what autograd keeps for the backward pass. The
-    profile's ``peak_error`` is larger then.
+    profile's ``peak_error`` is larger then. The profile's ``precision`` is that of the layers'
+    results, so it tells whether ``loss`` uses autocast.
 
     Afterwards model, optimiser, gradients, buffers and global random streams are as before.
 
@@ -87,7 +90,8 @@ def profile_step(
         budget_s: Seconds that measuring may take.
         clock: Clock for measurements on a CPU (default: the machine's). A CUDA device has its own.
         cache: Folder to cache profiles in. Another model, optimiser, data shape, device or version
-            of torch is measured again; another ``loss`` is not.
+            of torch is measured again; another ``loss`` is not, so use another folder after you
+            turn autocast on or off in it.
 
     Raises:
         HeteroError: The batch sizes are invalid, no parameter is trained, or the smallest size does
@@ -116,6 +120,7 @@ def profile_step(
             if known is not None:
                 return known
         profile = _profile(rehearsal, sizes, make, budget_s=budget_s)
+        profile = replace(profile, precision=_precision(rehearsal, model, make(sizes[0])))
     if path is not None and not profile.is_noisy:
         write_profile(path, profile)
     return profile
@@ -174,7 +179,7 @@ def _profile(
         bucket_ready=tuple(share for _, share in buckets),
         sample_input_s=median(s / size for size, each in done.items() for s in each.input_s),
         noise=median(each.noise for each in done.values()),
-        **({} if rehearsal.device.type == "cuda" else {"peak_error": _ESTIMATED_PEAK}),
+        peak_error=_MEASURED_PEAK if rehearsal.device.type == "cuda" else _ESTIMATED_PEAK,
     )
     if profile.is_noisy:
         _log.warning(
@@ -184,6 +189,24 @@ def _profile(
             100 * profile.noise,
         )
     return profile
+
+
+def _precision(rehearsal: Rehearsal, model: nn.Module, batch: Any) -> Precision:
+    """Return the smallest precision of the results of a model's layers."""
+    seen: set[torch.dtype] = set()
+
+    def note(_module: nn.Module, _args: Any, out: Any) -> None:
+        seen.update(each.dtype for each in tree_leaves(out) if isinstance(each, Tensor))
+
+    handles = [each.register_forward_hook(note) for each in model.modules()]
+    try:
+        rehearsal.phases(to_device(batch, rehearsal.device))
+    finally:
+        for handle in handles:
+            handle.remove()
+    if torch.bfloat16 in seen:
+        return "bfloat16"
+    return "float16" if torch.float16 in seen else "float32"
 
 
 def _fitting(
