@@ -15,6 +15,7 @@ from collections.abc import Callable
 from bench.cloud import (
     clusters as clusters_,
     devices as devices_,
+    floors as floors_,
     local as local_,
     planning as planning_,
     prediction as sia,
@@ -58,12 +59,15 @@ def devices(*, quick: bool) -> Part:
     speeds = devices_.fitted_speeds(devices_.steps())
     print("speeds relative to a V100:", {gpu: round(each, 2) for gpu, each in speeds.items()})
     table(found)
+    print("\nwith a floor: a part of the step that takes equally long on all GPUs\n")
+    with_floors = floors_.floors_left_out(quick=quick)
+    table(with_floors)
     goals = [
         at_least(f"{line['GPU']}, left out: in the 90 % interval, %", line[column], 85)
         for line in found
         if line[column := "left out: in the 90 % interval"] is not None
     ]
-    return {"left out": found, "speeds": speeds}, goals
+    return {"left out": found, "with a floor": with_floors, "speeds": speeds}, goals
 
 
 def prediction(*, quick: bool) -> Part:

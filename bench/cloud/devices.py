@@ -23,10 +23,10 @@ from thrifty.cloud import ACCELERATORS, Accelerator, HardwareEstimates, Offer
 Steps = list[dict[str, float]]
 """Seconds of a step by GPU; each entry is one network and batch."""
 
-_GAVEL = {"k80": "K80", "p100": "P100", "v100": "V100"}
+GAVEL_GPUS = {"k80": "K80", "p100": "P100", "v100": "V100"}
 _ALSO = {"RTX2080Ti": Accelerator(tflops=13.4, gb_s=616, memory_gib=11, inner_gb_s=0)}
 """GPUs that no cloud rents, by the maker's data sheet."""
-_HOST_BOUND = "ncf"
+HOST_BOUND = "ncf"
 """Its steps take 7 ms on a T4 and 97 ms on Azure's V100: they measure the host."""
 
 _UNMEASURED = "L4"
@@ -49,11 +49,11 @@ def steps() -> Steps:
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
             rate = float(row["steps_per_s"])
-            if row["gpus"] == "1" and row["worker"] in _GAVEL and rate > 0:
+            if row["gpus"] == "1" and row["worker"] in GAVEL_GPUS and rate > 0:
                 key = "gavel", row["file"], row["model"], row["bs"]
-                found[key][_GAVEL[row["worker"]]] = 1 / rate
+                found[key][GAVEL_GPUS[row["worker"]]] = 1 / rate
     for each in measured():
-        if each.placement == (1,) and each.app != _HOST_BOUND:
+        if each.placement == (1,) and each.app != HOST_BOUND:
             gpu = {"rtx": "RTX2080Ti", "azure": "V100"}.get(each.cluster)
             name = gpu or CLUSTERS[each.cluster].accelerator
             found["sia", each.app, each.batch][name] = each.step_s
