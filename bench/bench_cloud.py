@@ -21,6 +21,7 @@ from bench.cloud import (
     prediction as sia,
     profet_vtrain as others,
     spot as spot_,
+    studies as studies_,
 )
 from bench.common.harness import Part, at_least, at_most, finish, parser, run_parts, table
 
@@ -149,6 +150,14 @@ def planning(*, quick: bool) -> Part:
     ]
 
 
+def studies(*, quick: bool) -> Part:
+    """Report time and dollars of one study, rented in several ways, without goals."""
+    del quick  # it takes a second
+    rows = studies_.studies()
+    table(rows)
+    return {"rows": rows}, []
+
+
 PARTS: dict[str, Callable[..., Part]] = {
     "clusters": clusters,
     "devices": devices,
@@ -158,6 +167,7 @@ PARTS: dict[str, Callable[..., Part]] = {
     "spot": spot,
     "local": local,
     "planning": planning,
+    "studies": studies,
 }
 
 

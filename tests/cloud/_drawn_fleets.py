@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from hypothesis import settings, strategies as st
 
 from thrifty.cloud import HardwareEstimates, Interval, NetworkPriors, Offer, Spread, Workload
-from thrifty.perf import StepProfile
+from thrifty.perf import PackCurve, StepProfile
 
 
 # Run the same examples each time.
@@ -104,6 +105,10 @@ profiles = st.builds(
     overhead_s=st.sampled_from([0.0, 0.5]),
 )
 
+PACKS = PackCurve(
+    backend="fused", step_s={1: 0.5, 2: 0.625, 3: 1.0}, memory_bytes={1: 2e9, 2: 3e9}
+)
+
 workloads = st.builds(
     a_workload,
     profile=profiles,
@@ -113,6 +118,10 @@ workloads = st.builds(
     accumulation=st.sampled_from(["allowed", "never"]),
     precisions=st.sampled_from([None, ("float32", "bfloat16")]),
     parallelism_phases=st.sampled_from([None, None, ((1, 100), (5, 50), (2, 30))]),
+).flatmap(
+    lambda some: st.sampled_from(
+        [some] if some.parallelism_phases is None else [some, replace(some, packs=PACKS)]
+    )
 )
 
 

@@ -12,6 +12,7 @@ from hypothesis import given, strategies as st
 from tests.cloud._drawn_fleets import a_workload, drawn
 from thrifty.cloud._workload import study_s, widths_of
 from thrifty.core import CloudError
+from thrifty.perf import PackCurve
 from thrifty.plan import ForestStage, SearchPlan, stage_forest
 from thrifty.space import Constant, Step, Timeline
 
@@ -22,17 +23,25 @@ pytestmark = pytest.mark.slow
 # -- sharing machines ------------------------------------------------------------------
 
 
-def shortest(step_s, machines, trainings):
-    """Return the shortest time over all ways to train in waves with equal machines each."""
+PACKS = PackCurve(backend="fused", step_s={1: 0.5, 2: 0.625, 4: 1.0})
+
+
+def shortest(step_s, machines, trainings, ratio=(1.0,)):
+    """Return the shortest time over all ways to train in waves with equal machines each.
+
+    A machine may also train a pack, in a step of its ratio to that of one training.
+    """
 
     @cache
     def left(some):
         if not some:
             return 0.0
-        return min(
-            min(step_s[: machines // wave]) + left(some - wave)
+        ways = [
+            (wave, min(step_s[: machines // wave]))
             for wave in range(1, min(some, machines) + 1)
-        )
+        ]
+        ways += [(machines * k, step_s[0] * ratio[k - 1]) for k in range(2, len(ratio) + 1)]
+        return min(seconds + left(max(0, some - wave)) for wave, seconds in ways)
 
     return left(trainings)
 
@@ -47,6 +56,15 @@ def test_no_waves_end_sooner(step_s, data):
     machines = len(step_s)
     width = data.draw(st.integers(1, 2 * machines))
     assert study_s(np.array(step_s), [(width, 1)])[-1] == shortest(step_s, machines, width)
+
+
+@given(steps, st.lists(st.sampled_from([1.0, 1.5, 3.0, np.inf]), max_size=3), st.data())
+@drawn
+def test_no_waves_of_packs_end_sooner(step_s, more, data):
+    ratio = [1.0, *more]
+    width = data.draw(st.integers(1, 2 * len(step_s) * len(ratio)))
+    taken = study_s(np.array(step_s), [(width, 1)], np.array(ratio))[-1]
+    assert taken == shortest(step_s, len(step_s), width, tuple(ratio))
 
 
 @given(steps, st.integers(1, 60))
@@ -125,6 +143,7 @@ def test_one_call_answers_for_many_kinds(kinds):
         ({"state_bytes": -1.0}, "bytes and seconds are not negative: state_bytes=-1.0"),
         ({"setup_s": math.nan}, "bytes and seconds are not negative: .*setup_s=nan"),
         ({"accumulation": "often"}, 'accumulation is "allowed" or "never", not \'often\''),
+        ({"packs": PACKS}, "packs are trainings of a study: give its parallelism_phases, or"),
         ({"parallelism_phases": ()}, "are pairs .trainings, steps., both 1 or more"),
         ({"parallelism_phases": ((0, 1),)}, "are pairs .trainings, steps., both 1 or more"),
     ],

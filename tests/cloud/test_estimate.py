@@ -24,7 +24,14 @@ from thrifty.cloud import HardwareEstimates, Interval, NetworkPriors, Offer, Wor
 from thrifty.cloud._spot import spot_seconds
 from thrifty.cloud.planning._estimate import estimate
 from thrifty.core import CloudError
-from thrifty.perf import CollectiveTiming, StepCurve, StepProfile, forecast_split, split_batch
+from thrifty.perf import (
+    CollectiveTiming,
+    PackCurve,
+    StepCurve,
+    StepProfile,
+    forecast_split,
+    split_batch,
+)
 
 
 pytestmark = pytest.mark.slow
@@ -376,6 +383,40 @@ def test_a_study_gives_a_training_as_many_machines_as_its_samples_need():
     two = estimate(a_workload(), [(offer, 2, False)], estimates=ESTIMATES)
     assert fleet.machines[0].batch == 16
     assert fleet.time_s.median == pytest.approx(180 + 2 * 50 * two.step_s.median)
+
+
+def test_a_study_in_packs():
+    # 10 steps of 12 trainings in packs of four on 2 machines are 10 and 10 joint steps.
+    packs = PackCurve(backend="fused", step_s={1: 0.5, 2: 0.75, 4: 1.0})
+    phases = {"parallelism_phases": ((12, 10),), "global_batch": 8, "setup_s": 0.0}
+
+    def in_packs(**changes):
+        offer = an_offer(**{"accelerator_memory_gib": 16.0, **changes})
+        workload = a_workload(**phases, packs=packs)
+        alone = a_workload(global_batch=8)
+        one_s = estimate(alone, [(offer, 1, False)], estimates=ESTIMATES).step_s.median
+        found = estimate(workload, [(offer, 2, False)], estimates=ESTIMATES).time_s.median
+        return found / one_s
+
+    # One wave of eight, and one of four.
+    assert in_packs() == pytest.approx(10 * (2.0 + 1.5))
+    # 8 samples need 3 GiB and 6 MB, of 15 sixteenths: two trainings fit, or one.
+    assert in_packs(accelerator_memory_gib=7.0) == pytest.approx(10 * 3 * 1.5)
+    assert in_packs(accelerator_memory_gib=4.0) == pytest.approx(10 * 6)
+    # Devices of one machine train together, and pack nothing.
+    assert in_packs(accelerator_count=2) == pytest.approx(10 * 6)
+
+
+def test_packs_of_measured_memory():
+    packs = PackCurve(
+        backend="fused", step_s={1: 1.0, 2: 1.0}, memory_bytes={1: 1e9, 2: 1.25e9}
+    )
+    workload = a_workload(
+        parallelism_phases=((2, 10),), packs=packs, global_batch=8, setup_s=0.0
+    )
+    offer = an_offer(accelerator_memory_gib=4.25)
+    fleet = estimate(workload, [(offer, 1, False)], estimates=ESTIMATES)
+    assert fleet.time_s.median == pytest.approx(10 * fleet.step_s.median)
 
 
 def test_a_narrow_study_has_the_step_of_many_machines():

@@ -150,7 +150,7 @@ class Arena:
         steps = equal_steps(
             workload.profile, devices, global_batch=workload.global_batch, most_nodes=sizes
         )
-        work_s = all_steps_s(workload, steps.step_s)
+        work_s = all_steps_s(workload, devices, steps.step_s)
         return kinds, work_s.reshape(3, len(kinds), cases, sizes)
 
     def _with(self, rows: Sequence[int], work_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

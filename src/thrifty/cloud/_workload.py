@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from thrifty.core import CloudError
-from thrifty.perf import PRECISIONS, Precision, StepProfile
+from thrifty.perf import PRECISIONS, PackCurve, Precision, StepProfile
 from thrifty.plan import ForestStage
 
 
@@ -24,6 +24,9 @@ class Workload:
         parallelism_phases: phases of a study, ``((trainings, steps), ...)``: how many
             trainings can run side by side, and for how many steps each. This is the width of
             the stage forest over time. None: one training of ``steps`` steps.
+        packs: measured curve of joint steps, with which a device may train several trainings of a
+            study at once. It counts relative to a step of one training, on every type of device,
+            and only on machines with one device. None: a device trains one at a time.
         accumulation: whether a device may train its samples of a step in micro-batches, one after
             the other, where they do not fit together. The gradients are exchanged once a step. For
             a loss that is a mean over samples, the results are the same but for rounding; layers
@@ -42,6 +45,7 @@ class Workload:
     steps: int
     global_batch: int
     parallelism_phases: tuple[tuple[int, int], ...] | None = None
+    packs: PackCurve | None = None
     accumulation: Literal["allowed", "never"] = "allowed"
     precisions: tuple[Precision, ...] | None = None
     state_bytes: float = 0.0
@@ -57,6 +61,10 @@ class Workload:
             raise CloudError(
                 f"bytes and seconds are not negative: state_bytes={self.state_bytes}, "
                 f"setup_s={self.setup_s}"
+            )
+        if self.packs is not None and self.parallelism_phases is None:
+            raise CloudError(
+                "packs are trainings of a study: give its parallelism_phases, or leave packs out"
             )
         if self.accumulation not in {"allowed", "never"}:
             raise CloudError(f'accumulation is "allowed" or "never", not {self.accumulation!r}')
@@ -129,7 +137,11 @@ def widths_of(
     return tuple(phases)
 
 
-def study_s(step_s: np.ndarray, parallelism_phases: Sequence[tuple[int, int]]) -> np.ndarray:
+def study_s(
+    step_s: np.ndarray,
+    parallelism_phases: Sequence[tuple[int, int]],
+    pack_ratio: np.ndarray | None = None,
+) -> np.ndarray:
     """Return the seconds of a whole study on 1, 2, ... equal machines.
 
     In each phase, trainings run in waves: the trainings of one wave run side by side and share the
@@ -138,27 +150,35 @@ def study_s(step_s: np.ndarray, parallelism_phases: Sequence[tuple[int, int]]) -
 
     Args:
         step_s: seconds of a step of one training on 1, 2, ... machines, [machines, ...].
-        widths: number of trainings and of steps in each phase.
+        parallelism_phases: number of trainings and of steps in each phase.
+        pack_ratio: seconds of a joint step of 1, 2, ... trainings on one machine, relative to that
+            of one, [packs, ...]; infinite where they do not fit. None: no packs.
 
     Returns:
         Seconds, [machines, ...].
 
     >>> study_s(np.array([1.0, 0.6]), [(1, 100), (3, 10)]).tolist()
     [130.0, 76.0]
+    >>> study_s(np.array([1.0, 0.6]), [(1, 100), (3, 10)], np.array([1.0, 1.2])).tolist()
+    [122.0, 72.0]
     """
+    ratio = np.ones(1) if pack_ratio is None else pack_ratio
     # Extra machines that would slow a training down stay idle.
     best = np.minimum.accumulate(np.asarray(step_s, float), axis=0)
     return np.stack([
-        _phases_s(best[: num + 1], parallelism_phases) for num in range(len(best))
+        _phases_s(best[: num + 1], parallelism_phases, ratio) for num in range(len(best))
     ])
 
 
-def _phases_s(best: np.ndarray, parallelism_phases: Sequence[tuple[int, int]]) -> np.ndarray:
+def _phases_s(
+    best: np.ndarray, parallelism_phases: Sequence[tuple[int, int]], pack_ratio: np.ndarray
+) -> np.ndarray:
     """Return the seconds of all phases on ``len(best)`` machines."""
     num = len(best)
     # Among waves that give each training the same number of machines, the widest is never worse.
     waves = {num // each: best[each - 1] for each in range(1, num + 1)}
-    most = 2 * num
+    waves |= {num * k: best[0] * pack_ratio[k - 1] for k in range(2, len(pack_ratio) + 1)}
+    most = 2 * max(waves)
     ends = [np.zeros(best.shape[1:])]
     for width in range(1, min(most, max(width for width, _ in parallelism_phases)) + 1):
         ends.append(np.min([s + ends[max(0, width - w)] for w, s in waves.items()], axis=0))

@@ -34,6 +34,8 @@ class Devices:
         per_node: devices of a machine, [kinds].
         usable: bytes of a device that a program is sure to get, [kinds].
         most: samples that fit into one device at the upper end of their memory, [kinds].
+        pack_ratio: seconds of a joint step of 1, 2, ... trainings of a study, relative to one,
+            [packs, kinds]; infinite where they do not fit.
         accumulates: whether a device may train more than that, in micro-batches.
         measured: instance types whose all-reduces were measured, [kinds]; "" for the others.
         collectives: model of these measurements; None if there are none.
@@ -48,6 +50,7 @@ class Devices:
     per_node: np.ndarray
     usable: np.ndarray
     most: np.ndarray
+    pack_ratio: np.ndarray
     accumulates: bool
     measured: tuple[str, ...]
     collectives: CollectiveModel | None
@@ -89,6 +92,7 @@ class Devices:
             per_node=np.array([offer.accelerator_count for offer in offers]),
             usable=np.array(usable),
             most=np.array([holds[memory] for memory in usable]),
+            pack_ratio=_pack_ratio(workload, offers, usable),
             accumulates=workload.accumulation == "allowed",
             measured=tuple(
                 offer.instance_type if offer.instance_type in known else "" for offer in offers
@@ -110,6 +114,7 @@ class Devices:
             per_node=self.per_node[rows],
             usable=self.usable[rows],
             most=self.most[rows],
+            pack_ratio=self.pack_ratio[:, rows],
             accumulates=self.accumulates,
             measured=tuple(np.array(self.measured, object)[rows]),
             collectives=self.collectives,
@@ -179,6 +184,25 @@ def _ends(intervals: Sequence[Interval]) -> np.ndarray:
 
 def _numbers(link: Link) -> tuple[float, ...]:
     return link.bytes_per_s, link.latency_s, link.inner_bytes_per_s, link.inner_latency_s
+
+
+def _pack_ratio(
+    workload: Workload, offers: Sequence[Offer], usable: Sequence[float]
+) -> np.ndarray:
+    """Return ``Devices.pack_ratio``: the last measured pack is the largest."""
+    packs = workload.packs
+    if packs is None:
+        return np.ones((1, len(offers)))
+    one_bytes = float(workload.profile.high_peak_at(workload.global_batch))
+    out = np.full((max(packs.step_s), len(offers)), np.inf)
+    for k in range(1, len(out) + 1):
+        more = packs.memory(k) / packs.memory(1) if packs.memory_bytes else k
+        fits = np.array([
+            k == 1 or (offer.accelerator_count == 1 and more * one_bytes <= memory)
+            for offer, memory in zip(offers, usable, strict=True)
+        ])
+        out[k - 1, fits] = packs.time(k) / packs.time(1)
+    return out
 
 
 _CHUNK = 2**13

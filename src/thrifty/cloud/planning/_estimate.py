@@ -198,11 +198,16 @@ def fleet_of(
     )
 
 
-def all_steps_s(workload: Workload, step_s: np.ndarray) -> np.ndarray:
-    """Return the seconds of all steps from those of one, on 1, 2, ... machines: [..., sizes]."""
+def all_steps_s(workload: Workload, devices: Devices, step_s: np.ndarray) -> np.ndarray:
+    """Return the seconds of all steps from those of one, [3, kinds, sizes]."""
     if workload.parallelism_phases is None:
         return workload.steps * step_s
-    return np.moveaxis(study_s(np.moveaxis(step_s, -1, 0), workload.parallelism_phases), 0, -1)
+    seconds = study_s(
+        np.moveaxis(step_s, -1, 0),
+        workload.parallelism_phases,
+        devices.pack_ratio[:, None],
+    )
+    return np.moveaxis(seconds, 0, -1)
 
 
 def machines_each(workload: Workload, step_s: np.ndarray) -> int:
@@ -238,7 +243,7 @@ def _equal(workload: Workload, devices: Devices, *, offer: Offer, num: int) -> _
     steps = equal_steps(
         workload.profile, devices, global_batch=workload.global_batch, most_nodes=num
     )
-    work = all_steps_s(workload, steps.step_s[:, 0])[:, -1]
+    work = all_steps_s(workload, devices, steps.step_s)[:, 0, -1]
     if not np.isfinite(work).all():
         if num * offer.accelerator_count > workload.global_batch:
             raise CloudError(

@@ -114,7 +114,7 @@ def table_of(workload: Workload, offers: Sequence[Offer], options: FleetOptions)
     allowed = np.array([options.allowance(offer) for offer in kinds])
     work_s = np.where(
         np.arange(options.max_nodes) < allowed[:, None],
-        all_steps_s(workload, steps.step_s),
+        all_steps_s(workload, devices, steps.step_s),
         np.inf,
     )
     lots: list[PricedOffer] = []
