@@ -19,7 +19,6 @@ PAGES = DOCS / "reference"
 BELOW = {
     "perf.steptime": "perf",
     "testing.graph": "testing",
-    "testing.hetero": "testing",
     "testing.nn": "testing",
 }
 """Public modules whose reference is on the page of the package above them."""

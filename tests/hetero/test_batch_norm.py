@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from tests.hetero.memberships import ThreadCluster
 from thrifty.core import HeteroError
 from thrifty.hetero import WholeBatchNorm
 from thrifty.hetero.training._batch_norm import SharedSums, whole_batch_norm
-from thrifty.testing.hetero import ThreadCluster
 
 
 CHANNELS = 3

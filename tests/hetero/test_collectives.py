@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.hetero.memberships import ThreadCluster
 from thrifty.core import HeteroError
 from thrifty.hetero import FixedMembership
 from thrifty.hetero.workers._membership import measure_all_reduce
 from thrifty.perf import Link
 from thrifty.testing import VirtualClock
-from thrifty.testing.hetero import ThreadCluster
 
 
 LINK = Link(bytes_per_s=1e6, latency_s=0.01)

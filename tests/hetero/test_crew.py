@@ -7,11 +7,11 @@ import logging
 import pytest
 import torch
 
+from tests.hetero.memberships import ThreadCluster
 from thrifty.core import PeerLostError
 from thrifty.hetero import Power, StepCurve, View
 from thrifty.hetero._job_report import WorkerInfo
 from thrifty.hetero.workers._worker_group import WorkerGroup
-from thrifty.testing.hetero import ThreadCluster
 
 
 class Counter:

@@ -14,11 +14,11 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils.data import TensorDataset, default_collate
 
+from tests.hetero.memberships import ThreadCluster
 from thrifty.core import DivergedError, HeteroError
 from thrifty.hetero import HeteroOptions, HeteroTrainer, StepCurve
 from thrifty.nn import GyroMLP, GyroSchedule
 from thrifty.testing import VirtualClock
-from thrifty.testing.hetero import ThreadCluster
 
 from .jobs import FEATURES, SAMPLES, Worker, distance, model, plain_with, sgd
 

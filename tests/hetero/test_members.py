@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.hetero.memberships import MEMBERSHIP_CHECKS, ThreadCluster
 from thrifty.hetero import ElasticMembership
-from thrifty.testing.hetero import MEMBERSHIP_CHECKS, ThreadCluster
 
 
 pytestmark = pytest.mark.slow

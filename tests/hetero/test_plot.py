@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
+from tests.hetero.memberships import ThreadCluster
 from thrifty.core import HeteroError, MissingExtraError
 from thrifty.hetero import Load, SimulatedWorker, StepCurve, plot_steps, simulate
-from thrifty.testing.hetero import ThreadCluster
 
 from .jobs import Worker
 

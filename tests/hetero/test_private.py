@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from tests.hetero.memberships import ThreadCluster
 from thrifty.hetero import StepCurve
-from thrifty.testing.hetero import ThreadCluster
 
 from .jobs import FEATURES, Worker, distance, loss, model, sgd
 

@@ -8,8 +8,8 @@ import threading
 import pytest
 import torch
 
+from tests.hetero.memberships import ThreadCluster
 from thrifty.perf import StepCurve
-from thrifty.testing.hetero import ThreadCluster
 
 from .jobs import SAMPLES, Worker, data, distance, model, plain
 

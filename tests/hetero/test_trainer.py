@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.hetero.memberships import ThreadCluster
 from thrifty.core import DivergedError, HeteroError, PeerLostError, TooFewWorkersError
 from thrifty.hetero import (
     BatchScaling,
@@ -28,7 +29,6 @@ from thrifty.hetero import (
 )
 from thrifty.hetero.workers._worker_group import from_bytes, to_bytes
 from thrifty.testing import VirtualClock
-from thrifty.testing.hetero import ThreadCluster
 
 from .jobs import SAMPLES, Worker, data, distance, loss, model, plain, sgd
 

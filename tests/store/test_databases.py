@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import Inspector, event, inspect
 
 from tests.servers import needs_postgresql, postgresql, server  # noqa: F401 (fixtures)
+from tests.store.conformance import STORE_CHECKS
 from thrifty.core import (
     MissingExtraError,
     StoreBusyError,
@@ -28,7 +29,6 @@ from thrifty.store import (
     _engine,
     redact_url,
 )
-from thrifty.testing import STORE_CHECKS
 
 
 pytestmark = pytest.mark.slow

@@ -16,14 +16,12 @@ from ._algorithms import (
     replay,
 )
 from ._executors import EXECUTOR_CHECKS
-from ._stores import STORE_CHECKS
 from ._tasks import FaultyTask, LineTask, VirtualClock
 
 
 __all__ = [
     "ALGORITHM_CHECKS",
     "EXECUTOR_CHECKS",
-    "STORE_CHECKS",
     "FakeStudy",
     "FaultyTask",
     "LineTask",
