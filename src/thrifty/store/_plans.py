@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, Row, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Engine, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from thrifty.core import CheckpointRef, Clock
@@ -15,7 +14,14 @@ from thrifty.space import config_from_json
 
 from . import _schema as schema
 from ._engine import consistent_read, user_errors
-from ._records import CheckpointAdded, EpochRecord, NodeRecord, PlanInfo, PlanRecords
+from ._records import (
+    CheckpointAdded,
+    EpochRecord,
+    NodeRecord,
+    PlanInfo,
+    PlanRecords,
+    records_of,
+)
 from ._writer import write
 
 
@@ -196,52 +202,7 @@ def news_of(
     ).all()
     return PlanRecords(
         revision=revision,
-        nodes=[_node(row, plan=plan) for row in nodes],
-        epochs=[_epoch(row, plan=plan) for row in epochs],
-        checkpoints=[_checkpoint(row) for row in kept],
-    )
-
-
-def _node(row: Row[Any], *, plan: int) -> NodeRecord:
-    return NodeRecord(
-        plan=plan,
-        node=row.node,
-        parent=row.parent,
-        start=row.start,
-        config=config_from_json(row.config),
-        epochs=row.epochs,
-    )
-
-
-def _epoch(row: Row[Any], *, plan: int) -> EpochRecord:
-    return EpochRecord(
-        plan=plan,
-        node=row.node,
-        epoch=row.epoch,
-        metrics=json.loads(row.metrics),
-        seconds=row.seconds,
-        worker=row.worker,
-        seconds_checks=row.seconds_checks,
-        seconds_alone=row.seconds_alone,
-        seconds_alone_low=row.seconds_alone_low,
-        seconds_alone_high=row.seconds_alone_high,
-        study=row.study,
-        evaluated=bool(row.evaluated),
-        again=row.again,
-        again_s=row.again_s,
-        again_checks_s=row.again_checks_s,
-        again_alone_s=row.again_alone_s,
-        again_alone_low_s=row.again_alone_low_s,
-        again_alone_high_s=row.again_alone_high_s,
-    )
-
-
-def _checkpoint(row: Row[Any]) -> CheckpointRef:
-    return CheckpointRef(
-        node=row.node,
-        epoch=row.epoch,
-        path=row.path,
-        num_bytes=row.num_bytes,
-        digest=row.digest,
-        train_loss=row.train_loss,
+        nodes=records_of(NodeRecord, nodes, config=config_from_json),
+        epochs=records_of(EpochRecord, epochs, metrics=json.loads, evaluated=bool),
+        checkpoints=records_of(CheckpointRef, kept),
     )

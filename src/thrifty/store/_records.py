@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from operator import itemgetter
+from typing import Any, TypeVar
+
+from sqlalchemy import Row
 
 from thrifty.core import CheckpointRef
 
@@ -355,3 +358,30 @@ class StudySummary:
     plan_epochs: int
     seconds: float
     last_activity: float | None
+
+
+_Made = TypeVar("_Made")
+
+
+def records_of(
+    kind: type[_Made], rows: Sequence[Row[Any]], **decode: Callable[[Any], Any]
+) -> list[_Made]:
+    """Return records from rows whose columns are named like the fields of the records.
+
+    Args:
+        kind: The class of the records.
+        rows: The rows of one query; columns that are no fields are left out.
+        decode: A function for each field that the database holds in another form.
+    """
+    if not rows:
+        return []
+    known = {each.name for each in fields(kind)}  # type: ignore[arg-type]
+    names = [name for name in rows[0]._fields if name in known]
+    read = itemgetter(*(rows[0]._fields.index(name) for name in names))
+    out = []
+    for row in rows:
+        values = dict(zip(names, read(row), strict=True))
+        for name, function in decode.items():
+            values[name] = function(values[name])
+        out.append(kind(**values))
+    return out

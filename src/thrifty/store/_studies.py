@@ -33,6 +33,7 @@ from ._records import (
     StudySummary,
     TrialEnqueued,
     TrialRecord,
+    records_of,
 )
 from ._writer import write
 from .coordination._claims import lock_plan
@@ -297,28 +298,13 @@ def _records(connection: Connection, study: int) -> StudyRecords:
     t, entries = schema.trials, schema.log
     trials = connection.execute(select(t).where(t.c.study == study).order_by(t.c.number)).all()
     log = connection.execute(
-        select(
-            entries.c.kind,
-            entries.c.trial,
-            entries.c.epoch,
-            entries.c.value,
-            entries.c.config,
-        )
-        .where(entries.c.study == study)
-        .order_by(entries.c.id)
+        select(entries).where(entries.c.study == study).order_by(entries.c.id)
     ).all()
     return StudyRecords(
-        trials=[_trial(row) for row in trials],
-        log=[
-            LogRecord(
-                kind=kind,
-                trial=trial,
-                epoch=epoch,
-                value=value,
-                config=None if config is None else config_from_json(config),
-            )
-            for kind, trial, epoch, value, config in log
-        ],
+        trials=records_of(
+            TrialRecord, trials, config=config_from_json, parent=_pair, error=_error
+        ),
+        log=records_of(LogRecord, log, config=_config),
     )
 
 
@@ -335,15 +321,8 @@ def _enqueued(connection: Connection, study: int) -> list[dict[str, Any]]:
 def _priors(connection: Connection, study: int) -> list[PriorRecord]:
     table = schema.priors
     query = select(table).where(table.c.study == study).order_by(table.c.number)
-    return [
-        PriorRecord(
-            config=config_from_json(row.config),
-            state=row.state,
-            target=row.target,
-            metrics=json.loads(row.metrics),
-        )
-        for row in connection.execute(query)
-    ]
+    rows = connection.execute(query).all()
+    return records_of(PriorRecord, rows, config=config_from_json, metrics=json.loads)
 
 
 def _curve(
@@ -361,21 +340,12 @@ def _curve(
     return tuple(out[::-1])
 
 
-def _trial(row: Row[Any]) -> TrialRecord:
-    return TrialRecord(
-        number=row.number,
-        config=config_from_json(row.config),
-        node=row.node,
-        group=row.group,
-        parent=None if row.parent is None else (row.parent[0], row.parent[1]),
-        state=row.state,
-        target=row.target,
-        reached=row.reached,
-        value=row.value,
-        error=_error(row.error),
-        objectives=row.objectives,
-        violation=row.violation,
-    )
+def _config(stored: Any) -> dict[str, Any] | None:
+    return None if stored is None else config_from_json(stored)
+
+
+def _pair(stored: Sequence[int] | None) -> tuple[int, int] | None:
+    return None if stored is None else (stored[0], stored[1])
 
 
 def _error(stored: Sequence[str] | None) -> tuple[str, str, str]:
