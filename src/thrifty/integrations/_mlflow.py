@@ -6,9 +6,7 @@ import re
 import time
 from typing import Any
 
-from thrifty.core import (
-    require,
-)
+from thrifty.core import require
 from thrifty.study import (
     StudyBegan,
     StudyEnded,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from thrifty.core import (
-    require,
-)
+from thrifty.core import require
 
 
 _RIDGE = 1e-6

@@ -128,12 +128,6 @@ class Space:
         """
         return branches_of(self._params, max_epochs=max_epochs)
 
-    def branch_epochs(self, *, max_epochs: int) -> tuple[int, ...]:
-        """Return the epochs at which two configurations of this space may diverge, ascending."""
-        found = self.branches(max_epochs=max_epochs)
-        inside = {e for i in found.intervals for e in range(i.first, i.last + 1)}
-        return tuple(sorted({*found.epochs, *inside.intersection(range(1, max_epochs))}))
-
     def changes_over_time(self, name: str, *, max_epochs: int) -> bool:
         """Return whether some schedule of this hyper-parameter changes during the run.
 

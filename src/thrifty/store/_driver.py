@@ -51,7 +51,6 @@ class Driver:
         lease: The lease of the study that is run.
         clock: The source of time.
         revision: The revision of the plan up to which the caller knows everything.
-        sleep: A function that waits for a number of seconds.
     """
 
     def __init__(
@@ -61,13 +60,12 @@ class Driver:
         *,
         clock: Clock,
         revision: int,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.shared = lease.shared
         self._engine = engine
         self._lease = lease
         self._clock = clock
-        self._sleep = sleep
+        self._sleep = time.sleep
         self._plan = lease.study.plan
         self._seen = revision
         self._held = Counter[int]()

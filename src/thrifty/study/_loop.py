@@ -170,7 +170,6 @@ class Parts:
     observers: Sequence[Observer]
     packing: Packing
     passed: PassedStates
-    sleep: Callable[[float], None] = time.sleep
 
 
 def _no_limit() -> float:
@@ -213,7 +212,7 @@ def run_loop(
             _write(parts)
             return not stopping
         else:
-            parts.sleep(GROUP_S)
+            time.sleep(GROUP_S)
         upkeep.tick()
         if not stopping and stop_requested():
             stopping = True

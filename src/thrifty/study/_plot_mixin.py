@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from thrifty.core import (
-    require,
-)
+from thrifty.core import require
 from thrifty.plan import ForestStage
 from thrifty.space import Space
 
@@ -81,10 +79,7 @@ class PlotMixin:
         Raises:
             MissingExtraError: matplotlib is not installed.
         """
-        figure: Figure = _plots().learning_curves(
-            self.trials, metric=self.metric, mode=self.mode
-        )
-        return figure
+        return _draw("learning_curves", self.trials, metric=self.metric, mode=self.mode)
 
     def plot_forest(self) -> Figure:
         """Plot the stage forest: each stage once, and how many trials share it (matplotlib).
@@ -92,10 +87,9 @@ class PlotMixin:
         Raises:
             MissingExtraError: matplotlib is not installed.
         """
-        figure: Figure = _plots().stage_forest(
-            self.forest(), metric=self.metric, saved_epochs=self.savings.epochs
+        return _draw(
+            "stage_forest", self.forest(), metric=self.metric, saved_epochs=self.savings.epochs
         )
-        return figure
 
     def plot_history(self) -> Figure:
         """Plot the best value so far over epochs trained, shared ones counted once (matplotlib).
@@ -103,13 +97,13 @@ class PlotMixin:
         Raises:
             MissingExtraError: matplotlib is not installed.
         """
-        figure: Figure = _plots().history(
+        return _draw(
+            "history",
             self.trials,
             metric=self.metric,
             mode=self.mode,
             unique_epochs=unique_epochs(self._books()),
         )
-        return figure
 
     def plot_importance(
         self, *, method: Method = "fanova", level: Level = "hyperparameter"
@@ -121,8 +115,7 @@ class PlotMixin:
             MissingExtraError: matplotlib, scikit-learn or Optuna is not installed.
         """
         shares = self.importance(method=method, level=level)
-        figure: Figure = _plots().importance(shares, metric=self.metric, basis=shares.basis)
-        return figure
+        return _draw("importance", shares, metric=self.metric, basis=shares.basis)
 
     def plot_parallel(self, names: Sequence[str] | None = None) -> Figure:
         """Plot each trial as a line through an axis per coordinate (matplotlib).
@@ -133,10 +126,14 @@ class PlotMixin:
             UsageError: No trial has reported yet, or a name is unknown.
             MissingExtraError: matplotlib is not installed.
         """
-        figure: Figure = _plots().parallel_coordinates(
-            self.trials, self.space, metric=self.metric, mode=self.mode, names=names
+        return _draw(
+            "parallel_coordinates",
+            self.trials,
+            self.space,
+            metric=self.metric,
+            mode=self.mode,
+            names=names,
         )
-        return figure
 
     def plot_slice(self, names: Sequence[str] | None = None) -> Figure:
         """Plot the metric over each single coordinate (matplotlib).
@@ -147,10 +144,14 @@ class PlotMixin:
             UsageError: No trial has reported yet, or a name is unknown.
             MissingExtraError: matplotlib is not installed.
         """
-        figure: Figure = _plots().slice_plot(
-            self.trials, self.space, metric=self.metric, mode=self.mode, names=names
+        return _draw(
+            "slice_plot",
+            self.trials,
+            self.space,
+            metric=self.metric,
+            mode=self.mode,
+            names=names,
         )
-        return figure
 
     def plot_contour(self, names: Sequence[str] | None = None) -> Figure:
         """Plot the metric over two coordinates (matplotlib).
@@ -164,10 +165,9 @@ class PlotMixin:
             MissingExtraError: matplotlib or scikit-learn is not installed.
         """
         ranked = list(self.importance(level="coordinate")) if names is None else names
-        figure: Figure = _plots().contour(
-            self.trials, self.space, metric=self.metric, mode=self.mode, names=ranked
+        return _draw(
+            "contour", self.trials, self.space, metric=self.metric, mode=self.mode, names=ranked
         )
-        return figure
 
     def plot_pareto(self) -> Figure:
         """Plot all trials by their objectives, with the Pareto front emphasised (matplotlib).
@@ -178,12 +178,17 @@ class PlotMixin:
             MissingExtraError: matplotlib is not installed.
         """
         front = [trial.number for trial in self.best_trials]
-        figure: Figure = _plots().pareto_front(
-            self.trials, metrics=self.goals.metrics, modes=self.goals.modes, front=front
+        return _draw(
+            "pareto_front",
+            self.trials,
+            metrics=self.goals.metrics,
+            modes=self.goals.modes,
+            front=front,
         )
-        return figure
 
 
-def _plots() -> Any:
+def _draw(plot: str, *args: Any, **options: Any) -> Figure:
+    """Return a plot of ``thrifty.study.plots``, which is imported when the first is drawn."""
     require("matplotlib", extra="plots")
-    return import_module("thrifty.study.plots")
+    figure: Figure = getattr(import_module("thrifty.study.plots"), plot)(*args, **options)
+    return figure

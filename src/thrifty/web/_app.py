@@ -120,10 +120,9 @@ def history(
 @_study.get("/curves", response_model=models.Curves)
 def curves(asked: AboutStudy, query: Annotated[CurvesQuery, Query()]) -> Response:
     """Return the learning curves of the best trials and some others."""
-    metric, best, others = query.metric, query.best, query.others
+    options = dict(query)
     return asked.answer(
-        ("curves", metric, best, others),
-        lambda views, view: charts.curves(views, view, metric=metric, best=best, others=others),
+        ("curves", *options.values()), lambda views, view: charts.curves(views, view, **options)
     )
 
 
@@ -155,10 +154,10 @@ def forest(asked: AboutStudy, limit: Annotated[int, Query(ge=1, le=10_000)] = 15
 @_study.get("/workers", response_model=models.Workers)
 def workers(asked: AboutStudy, query: Annotated[WorkersQuery, Query()]) -> Response:
     """Return the stages on workers over time."""
-    since, until, limit = query.since, query.until, query.limit
+    options = dict(query)
     return asked.answer(
-        ("workers", since, until, limit),
-        lambda views, view: charts.workers(views, view, since=since, until=until, limit=limit),
+        ("workers", *options.values()),
+        lambda views, view: charts.workers(views, view, **options),
     )
 
 

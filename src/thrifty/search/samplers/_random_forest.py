@@ -11,9 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from thrifty.core import (
-    require,
-)
+from thrifty.core import require
 from thrifty.search._history import History
 from thrifty.search._observations import Observations, coordinates_of, observe, points_of
 from thrifty.search._option_checks import check_counts, check_shares

@@ -44,13 +44,12 @@ class Schedule(ABC):
     def profile(self, epochs: float) -> tuple[Segment, ...]:
         """Return the pieces of a run of ``epochs`` epochs, before any sampling rate."""
 
-    @abstractmethod
     def span(self) -> float:
-        """Return the fewest epochs that a run needs for this schedule."""
+        """Return the fewest epochs that a run needs for this schedule (unless overridden: 0)."""
+        return 0.0
 
-    @abstractmethod
-    def validate(self) -> None:
-        """Raise ScheduleError for invalid field values."""
+    def validate(self) -> None:  # noqa: B027 (some kinds have nothing more to check)
+        """Raise ScheduleError for values of the right kind that are invalid."""
 
     def __post_init__(self) -> None:
         for each in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
@@ -104,6 +103,8 @@ class Schedule(ABC):
                 raise ScheduleError(f"{self!r}: {each.name} must be a list, not {value!r}")
             if kind == "Numbers" and not all(map(_is_number, value)):
                 raise ScheduleError(f"{self!r}: {each.name} must be numbers, not {value!r}")
+            if kind == "SampleRate":
+                _check_rate(self, value)
 
     def is_template(self) -> bool:
         """Return whether some field is still a domain (``Step(Float(0.01, 0.1), [30])``)."""
@@ -243,7 +244,7 @@ def sampled(
     return sample_and_hold(segments, times, stop=segments[-1].stop)
 
 
-def check_rate(schedule: Schedule, rate: SampleRate) -> None:
+def _check_rate(schedule: Schedule, rate: SampleRate) -> None:
     """Raise ScheduleError unless the sampling rate is one of the four forms."""
     if rate in ("step", "epoch"):
         return
@@ -373,11 +374,3 @@ class Constant(Schedule):
     def profile(self, epochs: float) -> tuple[Segment, ...]:
         """Return one hold."""
         return (Segment(0.0, epochs, hold(self.value)),)
-
-    def span(self) -> float:
-        """Return the fewest epochs that a run needs."""
-        return 0.0
-
-    def validate(self) -> None:
-        """Raise ScheduleError for invalid field values."""
-        # Every value that freeze() accepts is a valid constant.

@@ -18,7 +18,6 @@ from ._base_schedule import (
     SampleRate,
     Schedule,
     check_positive,
-    check_rate,
     sampled,
     shift,
     with_tail,
@@ -90,7 +89,6 @@ class Warmup(Schedule):
     def validate(self) -> None:
         """Raise ScheduleError for invalid field values."""
         check_positive(self, epochs=self.epochs)
-        check_rate(self, self.sample)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -136,7 +134,6 @@ class WSD(Schedule):
     def validate(self) -> None:
         """Raise ScheduleError for invalid field values."""
         check_positive(self, epochs=self.epochs, cooldown=self.cooldown)
-        check_rate(self, self.sample)
         if self.warmup < 0:
             raise ScheduleError(f"{self!r}: warmup must not be negative")
         if self.epochs is not None and self.warmup + self.cooldown > self.epochs:

@@ -13,7 +13,6 @@ from ._base_schedule import (
     SampleRate,
     Schedule,
     check_positive,
-    check_rate,
     sampled,
     with_tail,
 )
@@ -45,14 +44,9 @@ class Cyclic(Schedule):
             arcs.append(Segment(start, min(stop, epochs), ramp(first, last, start, stop)))
         return sampled(tuple(arcs), self.sample, length=epochs)
 
-    def span(self) -> float:
-        """Return the fewest epochs that a run needs."""
-        return 0.0
-
     def validate(self) -> None:
         """Raise ScheduleError for invalid field values."""
         check_positive(self, period=self.period)
-        check_rate(self, self.sample)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -85,14 +79,9 @@ class CosineRestarts(Schedule):
             start, length = stop, length * self.growth
         return sampled(tuple(arcs), self.sample, length=epochs)
 
-    def span(self) -> float:
-        """Return the fewest epochs that a run needs."""
-        return 0.0
-
     def validate(self) -> None:
         """Raise ScheduleError for invalid field values."""
         check_positive(self, period=self.period)
-        check_rate(self, self.sample)
         if self.growth < 1.0:
             raise ScheduleError(f"{self!r}: growth must be at least 1, not {self.growth!r}")
 
@@ -139,7 +128,6 @@ class OneCycle(Schedule):
     def validate(self) -> None:
         """Raise ScheduleError for invalid field values."""
         check_positive(self, epochs=self.epochs, div=self.div, final_div=self.final_div)
-        check_rate(self, self.sample)
         if not 0.0 < self.warmup < 1.0:
             raise ScheduleError(f"{self!r}: warmup is a fraction between 0 and 1")
         if self.shape not in ("cosine", "linear"):

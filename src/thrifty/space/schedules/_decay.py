@@ -17,7 +17,6 @@ from ._base_schedule import (
     Values,
     check_milestones,
     check_positive,
-    check_rate,
     sampled,
     with_tail,
 )
@@ -119,14 +118,9 @@ class Exponential(Schedule):
         arc = decay(self.value, gamma=float(self.gamma), start=0.0)
         return sampled((Segment(0.0, epochs, arc),), self.sample, length=epochs)
 
-    def span(self) -> float:
-        """Return the fewest epochs that a run needs."""
-        return 0.0
-
     def validate(self) -> None:
         """Raise ScheduleError for invalid field values."""
         check_positive(self, gamma=self.gamma)
-        check_rate(self, self.sample)
 
 
 class OneArc(Schedule, abstract=True):
@@ -158,7 +152,6 @@ class OneArc(Schedule, abstract=True):
     def validate(self) -> None:
         """Raise ScheduleError for invalid field values."""
         check_positive(self, epochs=self.epochs)
-        check_rate(self, self.sample)
         self.check_shape()
 
 
