@@ -15,7 +15,7 @@ def pairwise(
     """Parametrize a test so that each two values of different parameters meet in some case.
 
     Args:
-        unless: Given the parameters of a case by name, returns whether the case makes no sense.
+        unless: Given the parameters of a case by name, returns whether to leave the case out.
         values: The values of each parameter.
     """
     names = [*values]

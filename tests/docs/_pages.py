@@ -82,9 +82,7 @@ class Reader:
         if block.language == "console":
             self._type(block)
         elif block.language != "python":
-            raise AssertionError(
-                f"{self._where(block)}: nobody knows how to run {block.language!r}"
-            )
+            raise AssertionError(f"{self._where(block)}: no test can run {block.language!r}")
         elif block.title.endswith(".py"):
             (self._folder / block.title).write_text(block.text, encoding="utf-8")
         elif ">>> " in block.text:
@@ -117,7 +115,7 @@ class Reader:
 
     def _shell(self, command: str) -> str:
         program, *words = shlex.split(command)
-        assert program == "thrifty", f"nobody knows how to run {program!r}"
+        assert program == "thrifty", f"no test can run {program!r}"
         said = io.StringIO()
         with (
             mock.patch.object(sys, "argv", ["thrifty", *words]),

@@ -93,7 +93,7 @@ def test_a_study_of_the_same_name_has_runs_of_its_own(uri, client):
     runs = client.search_runs([found.experiment_id])
     assert sorted(run.data.tags["thrifty.key"][0] for run in runs) == ["1", "2"]
     assert [run.info.status for run in runs] == ["KILLED", "KILLED"], (
-        "nobody asked for more of them"
+        "the study is done, so no trial continues"
     )
 
 

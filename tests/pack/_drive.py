@@ -74,7 +74,7 @@ def together(backend: Backend, trials, *, at_once: int | None = None, slots=None
             at = {slot: trials[n].start + len(results[n].metrics) for slot, n in where.items()}
             new = {}
             outcomes = backend.step(plans)
-            assert outcomes, "nobody's epoch has ended"
+            assert outcomes, "no epoch has ended"
             for slot, outcome in outcomes.items():
                 result, trial = results[where[slot]], trials[where[slot]]
                 if isinstance(outcome, Exception):

@@ -65,7 +65,7 @@ class Party:
             return False
         for stage in chain.stages:
             who, (start, _) = self.log.claims.get(stage.node, (self.number, (stage.start, 0)))
-            assert who == self.number, "somebody trains it"
+            assert who == self.number, "another driver trains it"
             self.log.claims[stage.node] = (self.number, (start, stage.stop))
         self._held.update({stage.node for stage in chain.stages})
         self._running.append((chain, list(chain.stages)))

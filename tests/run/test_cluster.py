@@ -295,7 +295,7 @@ def test_nobody_has_to_wait_for_a_worker_that_is_not_up():
     world.cluster.up(0)
     world.poll(1.0)
     assert world.cluster.on_board[0] == []
-    assert world.cluster.now < 1.0, "somebody is up and has nothing to do"
+    assert world.cluster.now < 1.0, "a worker is up and idle"
 
 
 def test_an_idle_worker_takes_who_has_waited_longest():
@@ -324,7 +324,7 @@ def test_more_are_asked_for_when_all_are_busy():
     assert world.executor.num_free() == 0
     world.cluster.up(0, 1)
     assert world.poll(5.0) == []
-    assert world.cluster.now < 5.0, "somebody is up"
+    assert world.cluster.now < 5.0, "a worker is up"
     assert world.executor.num_free() == 1
     world.submit()
     assert world.cluster.asked == [0, 1, 2, 3]

@@ -183,7 +183,7 @@ def check_a_node_is_held_until_its_last_chain_ends(url: str) -> None:
             mine.done(_stages(0, 1))
             mine.record([_epoch(study, 1, 1, loss=0.5)])
             _hear(theirs, num_nodes=0)
-            assert not theirs.claim(_stages(0)), "its second chain has it still"
+            assert not theirs.claim(_stages(0)), "its second chain still holds the node"
             assert theirs.claim(_stages(1))
             mine.done(_stages(0))
             mine.record([_epoch(study, 0, 1, loss=0.5)])

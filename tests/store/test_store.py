@@ -413,7 +413,9 @@ def test_what_the_dead_train_is_free(store, info, clock):
         with store._engine.begin() as connection:
             connection.execute(text("UPDATE leases SET pid=999999999 WHERE name='other'"))
         clock.advance(4.0)
-        assert mine.changes(num_nodes=1) is None, "nobody has looked yet"
+        assert mine.changes(num_nodes=1) is None, (
+            "dead drivers are only looked for every LOOK_S seconds"
+        )
         clock.advance(2.0)
         changes = mine.changes(num_nodes=1)
         assert changes is not None

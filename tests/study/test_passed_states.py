@@ -107,7 +107,7 @@ def test_states_at_which_the_space_may_branch_stay(tmp_path):
     kept = {tuple(map(int, name.split("-"))) for name in files(tmp_path)}
     # 0.1 continues after 2 epochs on one node only, and that is where 5 matters.
     follows = [t for t in study.trials if t.config["lr"] != Step(0.1, [2]) and t.epochs > 5]
-    assert follows, "nobody follows 0.1 for so long"
+    assert follows, "no trial follows 0.1 that far"
     assert {epoch for _, epoch in kept} >= {2, 5}
     assert len([node for node, epoch in kept if epoch == 5]) == 1
 

@@ -105,7 +105,7 @@ def test_records_are_read_again_only_if_they_have_changed(tmp_path, reads):
     assert len(reads) == 1
     assert study.trials
     assert study.best_trial
-    assert len(reads) == 1, "nobody else can have written"
+    assert len(reads) == 1, "no other process can have written"
     other = some(tmp_path)
     assert len(other.trials) == len(other.trials) == 4
     assert len(reads) == 2

@@ -252,7 +252,7 @@ def test_stragglers_are_in_the_bound():
 
 
 def test_states_that_are_passed_go_without_a_word(caplog):
-    """Simulated states have no files, so there is nothing to warn about when they are deleted."""
+    """Simulated states have no files, so deleting them causes no warning."""
     simulate(MedianStopping(max_epochs=9, num_trials=30), SPACE, workers=2, epoch_s=1.0)
     simulate(ASHA(max_epochs=9, num_trials=30), SPACE, workers=2, epoch_s=1.0)
     assert not caplog.records

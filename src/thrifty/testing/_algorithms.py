@@ -339,7 +339,9 @@ def _check_config(study: FakeStudy, proposal: Proposal) -> None:
     if proposal.parent is not None:
         donor, epoch = proposal.parent
         before = study.history[donor]
-        assert before.reached >= epoch > 0, f"{proposal} branches off where nobody has been"
+        assert before.reached >= epoch > 0, (
+            f"{proposal} branches off at an epoch that its parent has not reached"
+        )
         assert not math.isinf(before.scores[epoch - 1])
         shared = common_prefix(timeline, Timeline(before.config, epochs=most))
         assert shared >= epoch, f"{proposal} differs from its parent at epoch {shared} already"

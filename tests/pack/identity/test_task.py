@@ -159,7 +159,7 @@ TRAINING = {
     "another optimizer": ("momentum=0.9", "momentum=0.9, foreach=True"),
     "a decorator": ("    def loss", "    @torch.enable_grad()\n    def loss"),
     "a decorator of a helper": ("def scale(x", "@torch.enable_grad()\ndef scale(x"),
-    "a member that nobody names": ("    margin = 0.1", "    margin = 0.1\n    other = 3"),
+    "a member that no code names": ("    margin = 0.1", "    margin = 0.1\n    other = 3"),
 }
 
 EVALUATION = {

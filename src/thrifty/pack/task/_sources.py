@@ -203,7 +203,7 @@ def _parts(value: Any) -> Iterable[tuple[str, Any]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Loaded:
-    """Data that were loaded: with which hyper-parameters, for whom, and what may change in them."""
+    """How data were loaded, and what may change in them."""
 
     given: HyperParameters
     watch: DataWatch | None

@@ -223,7 +223,7 @@ _RESULTS: WeakValueDictionary[int, _Result] = WeakValueDictionary()
 def cached_places(caches: Iterable[Any]) -> list[Place]:
     """Find the results that cached functions keep now, and what code reads of them.
 
-    A result that is added to a cache changes nothing: whoever calls the function first gets the
+    A result that is added to a cache changes nothing: without a cache, the call would return the
     same. A result that is changed later reaches every caller.
 
     Args:
