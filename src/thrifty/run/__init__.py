@@ -5,7 +5,7 @@ from ._executor import Assignment, Executor, ExecutorConfig, Report
 from ._local import Local
 from ._ray import Ray
 from ._simulated import Faults
-from ._states import state_from_arrays, state_to_arrays
+from ._state_files import state_from_arrays, state_to_arrays
 from ._worker import Worker
 
 

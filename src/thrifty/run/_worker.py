@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -49,19 +48,16 @@ from thrifty.pack import (
 from thrifty.pack._backend import no_exits
 from thrifty.perf import PackCurve
 from thrifty.plan import Stage
-from thrifty.store import CheckpointFolder
 
 from ._alone import epoch_plan
 from ._executor import Assignment, Report
-from ._states import (
+from ._running_chain import (
     Completeness,
-    RecentStates,
     RunningChain,
     evaluated,
     nothing_to_write,
-    state_from_arrays,
-    state_to_arrays,
 )
+from ._state_files import StateFiles
 
 
 logger = plain_logger(__name__)
@@ -72,9 +68,6 @@ _KINDS: Mapping[type[Exception], str] = {
     WorkerLostError: "lost",
 }
 """Kinds of failures by error; a trial may be a distributed job and lose a worker of its own."""
-
-CACHE_BYTES = 256 * 2**20
-"""Size of the cache of recent states, so that a branch need not read what was just written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,9 +107,7 @@ class Worker:
         self._task = task
         self._spec = spec
         self._should_stop = should_stop
-        self._checkpoints = CheckpointFolder(spec.checkpoints)
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix=f"{spec.name}-writer")
-        self._recent = RecentStates(CACHE_BYTES)
+        self._states = StateFiles(spec.checkpoints, folder=spec.folder, name=spec.name)
         self._known = {
             key: [PackCurve.from_json(curve) for curve in curves]
             for key, curves in spec.curves.items()
@@ -153,7 +144,7 @@ class Worker:
 
     def close(self) -> None:
         """Wait for states that are still being written."""
-        self._writer.shutdown()
+        self._states.close()
 
     def advance(self) -> list[Report]:
         """Train until at least one epoch has ended, and return the reports.
@@ -225,7 +216,7 @@ class Worker:
         if course.passed is not None:
             return course.passed
         resume = course.resume
-        return None if resume is None else self._load(resume)
+        return None if resume is None else self._states.read(resume)
 
     def _leave(self, course: RunningChain) -> None:
         """Release the slot of a course; its pending writes continue."""
@@ -384,7 +375,7 @@ class Worker:
             if ref is None or self._should_stop():
                 continue
             try:
-                state = self._load(ref)
+                state = self._states.read(ref)
             except CheckpointError as error:
                 course.lost.add(ref)  # it is trained again
                 event = CheckpointLost(checkpoint=ref, reason=str(error), worker=self.name)
@@ -564,15 +555,8 @@ class Worker:
 
     def _keep(self, course: RunningChain, state: State) -> None:
         stage, epoch = course.stage, course.epoch
-        self._recent.add((stage.node, epoch), state)
         kept = Stage(node=stage.node, start=stage.start, stop=epoch)
-        course.keep(kept, self._writer.submit(self._write, stage.node, epoch, state))
-
-    def _write(self, node: int, epoch: int, state: State) -> CheckpointRef:
-        arrays, meta = state_to_arrays(state)
-        return self._checkpoints.write(
-            self._spec.folder, node=node, epoch=epoch, tensors=arrays, meta=meta
-        )
+        course.keep(kept, self._states.write(stage.node, epoch, state))
 
     def _written(self, course: RunningChain, out: list[Report], *, wait: bool) -> None:
         """Report the stages of a course whose final state is on disk, in order."""
@@ -586,18 +570,6 @@ class Worker:
                 checkpoint=future.result(),
             )
             out.append(course.report(done))
-
-    def _load(self, ref: CheckpointRef) -> State:
-        known = self._recent.get((ref.node, ref.epoch))
-        if known is not None:
-            return known
-        arrays, meta = self._checkpoints.read(ref)
-        try:
-            state = state_from_arrays(arrays, meta)
-        except (KeyError, AttributeError, TypeError) as error:
-            raise CheckpointError(f"{ref.path}: not a state of a trial ({error})") from error
-        self._recent.add((ref.node, ref.epoch), state)
-        return state
 
     def _failed(
         self, course: RunningChain, error: Exception, *, kind: str | None = None

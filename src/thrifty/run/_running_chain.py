@@ -1,18 +1,14 @@
-"""What a worker keeps of a running chain: its progress and its states."""
+"""A chain of stages that a worker trains: its progress, and checks of its states."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections import OrderedDict
-from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import Any
 
-import numpy as np
 import torch
 
-from thrifty.core import CheckpointError, CheckpointRef, EpochDone, Event
+from thrifty.core import CheckpointRef, EpochDone, Event
 from thrifty.pack import (
     TRAIN_LOSS,
     AutoBackend,
@@ -29,6 +25,7 @@ from thrifty.plan import Stage
 
 from ._alone import member_at, plan_of
 from ._executor import Assignment, ChainProgress, Report
+from ._state_files import state_from_arrays, state_to_arrays
 
 
 class RunningChain(ChainProgress):
@@ -127,74 +124,6 @@ class RunningChain(ChainProgress):
             state=state,
             alone=self.is_alone,
         )
-
-
-def state_to_arrays(state: State) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Return a state as NumPy arrays and JSON data.
-
-    NumPy has no bfloat16 and no float8, so those are stored as integers of the same width.
-    """
-    arrays: dict[str, np.ndarray] = {}
-    dtypes: dict[str, str] = {}
-    for key, tensor in state.tensors.items():
-        held = tensor.cpu().contiguous()
-        try:
-            arrays[key] = held.numpy()
-        except TypeError:
-            width = {1: torch.uint8, 2: torch.int16}[held.element_size()]
-            arrays[key] = held.view(width).numpy()
-            dtypes[key] = str(held.dtype).removeprefix("torch.")
-    return arrays, {"tree": state.tree, "dtypes": dtypes}
-
-
-def state_from_arrays(arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> State:
-    """Return the state from which ``state_to_arrays`` made arrays and JSON data.
-
-    Raises:
-        CheckpointError: The arrays or the JSON data are not the output of ``state_to_arrays``.
-    """
-    tensors: dict[str, torch.Tensor] = {}
-    try:
-        for key, array in arrays.items():
-            tensor = torch.from_numpy(array.copy() if not array.flags.writeable else array)
-            dtype = meta["dtypes"].get(key)
-            tensors[key] = tensor if dtype is None else tensor.view(_dtype(dtype))
-        return State(tensors=tensors, tree=meta["tree"])
-    except (KeyError, AttributeError, TypeError, RuntimeError) as error:
-        raise CheckpointError(f"this is not the state of a trial ({error})") from error
-
-
-def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
-        raise TypeError(f"{name!r} is no type of numbers")
-    return found
-
-
-class RecentStates:
-    """The most recently used states, up to a number of bytes; at least one state is kept."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._held_bytes = 0
-        self._states: OrderedDict[tuple[int, int], State] = OrderedDict()
-
-    def get(self, key: tuple[int, int]) -> State | None:
-        if key in self._states:
-            self._states.move_to_end(key)
-        return self._states.get(key)
-
-    def add(self, key: tuple[int, int], state: State) -> None:
-        replaced = self._states.pop(key, None)
-        self._held_bytes += _num_bytes(state) - (_num_bytes(replaced) if replaced else 0)
-        self._states[key] = state
-        while self._held_bytes > self._max_bytes and len(self._states) > 1:
-            _, dropped = self._states.popitem(last=False)
-            self._held_bytes -= _num_bytes(dropped)
-
-
-def _num_bytes(state: State) -> int:
-    return sum(t.numel() * t.element_size() for t in state.tensors.values())
 
 
 def evaluated(
