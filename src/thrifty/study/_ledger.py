@@ -38,9 +38,9 @@ from thrifty.store import (
     TrialReported,
     TrialStopped,
 )
-from thrifty.store._failures import error_key, listed_trials
 
 from ._epoch_times import EpochTimes
+from ._failure_log import FailureLog
 from ._goals import Goals
 from ._trial_events import TrialAdvanced, TrialBegan, TrialEnded, TrialEvent
 
@@ -54,7 +54,7 @@ class Ledger:
     It applies decisions and events to plan and history; ``outbox`` collects records for the store.
     """
 
-    def __init__(  # noqa: PLR0915 (one statement for each attribute)
+    def __init__(
         self,
         plan: SearchPlan,
         *,
@@ -88,10 +88,7 @@ class Ledger:
         """Nodes with checkpoints that may have become superseded since the last check."""
         self.stands: Counter[tuple[int, int]] = Counter()
         """How many trials have each state as their latest one, by node and epoch."""
-        # The trials that the log has named for each error, by the error's key.
-        self.said: dict[str, list[int]] = {}
-        self._diverged: list[int] = []
-        """Trials that failed by their metrics since the log last named such trials."""
+        self.failure_log = FailureLog()
         # A heap of (-first objective, trial, epoch). Outdated entries stay until they are popped.
         self._ranked: list[tuple[float, int, int]] = []
         self.trial_epochs = 0
@@ -117,7 +114,7 @@ class Ledger:
     def decide(self, decisions: Sequence[Decision]) -> None:
         """Apply an algorithm's decisions; requests for known results are answered at once."""
         self._decide(decisions)
-        self._say_diverged()
+        self.failure_log.say_diverged(self.errors)
 
     def _decide(self, decisions: Sequence[Decision]) -> None:
         for decision in decisions:
@@ -203,8 +200,8 @@ class Ledger:
         for answer in answers:
             self._answered(answer)
         if isinstance(event, StageFailed) and event.kind != "task":  # "task" errors are raised
-            self._say_failure(event, answers)
-        self._say_diverged()
+            self.failure_log.say_stage(event, answers)
+        self.failure_log.say_diverged(self.errors)
 
     def _epoch_done(self, event: EpochDone) -> None:
         key, times = (event.node, event.epoch), EpochTimes.of(event)
@@ -319,7 +316,7 @@ class Ledger:
             verb = "is" if len(bad) == 1 else "are"
             message = f"{', '.join(bad)} {verb} not finite after epoch {epoch}"
             self._fail(number, epoch, ("diverged", message, ""))
-            self._diverged.append(number)
+            self.failure_log.note_diverged(number)
             return None
         violation = goals.violation(metrics)
         self._stand(number, epoch)
@@ -360,37 +357,6 @@ class Ledger:
                 traceback=traceback,
             )
         )
-
-    def _say_failure(self, event: StageFailed, answers: Sequence[Answer]) -> None:
-        """Log which trials failed with the training, each error once.
-
-        No trial fails if the stage is tried again, or if no trial requests it any more.
-        """
-        failed = [answer.trial for answer in answers if answer.failure is not None]
-        numbers = sorted(number for number in failed if isinstance(number, int))
-        if not numbers:
-            logger.warning("training failed, but no trial for that: %s", event.message)
-            return
-        where = f" (traceback: study.trials[{numbers[0]}].error)" if event.traceback else ""
-        self._say_once(numbers, event.message, where=where)
-
-    def _say_diverged(self) -> None:
-        """Log which trials failed because a metric is not finite, each error once."""
-        if not self._diverged:
-            return
-        failed, self._diverged = self._diverged, []
-        messages: dict[str, list[int]] = {}
-        for number in sorted(failed):
-            messages.setdefault(self.errors[number][1], []).append(number)
-        for message, numbers in messages.items():
-            self._say_once(numbers, message)
-
-    def _say_once(self, numbers: list[int], message: str, *, where: str = "") -> None:
-        """Log the first trials with an error; the end of the run counts the others."""
-        key = error_key(message)
-        if key not in self.said:
-            self.said[key] = numbers
-            logger.warning("%s failed: %s%s", listed_trials(numbers), message, where)
 
     def _log_stage(self, event: StageDone | StageFailed, *, state: str) -> None:
         began, began_s = self._stage_began.pop((event.node, event.start), self._moment())
@@ -449,7 +415,7 @@ class Ledger:
         self.plan.set_remote_running({
             claim.node: (claim.start, claim.stop) for claim in changes.claims
         })
-        self._say_diverged()
+        self.failure_log.say_diverged(self.errors)
 
     def _learn(self, records: PlanRecords) -> None:
         # Decisions of this study that are not recorded yet have added no nodes: nodes are
@@ -513,7 +479,7 @@ class Ledger:
                     self._pass(entry.trial, before=before)
         # Observers of earlier runs have received all of these events.
         self.news.clear()
-        self._diverged.clear()
+        self.failure_log.forget_diverged()
         self._ask_again()
 
     def _ask_again(self) -> None:

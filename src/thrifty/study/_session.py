@@ -13,7 +13,6 @@ from rich.text import Text
 from thrifty.core import StateError, fingerprint, plain_logger
 from thrifty.run import ExecutorConfig
 from thrifty.store import (
-    FailureGroup,
     Heartbeat,
     Lease,
     PlanInfo,
@@ -22,8 +21,9 @@ from thrifty.store import (
     StudyMoved,
     failure_groups,
 )
-from thrifty.store._failures import error_key, failure_lines
+from thrifty.store._failures import error_key
 
+from ._failure_log import failure_text
 from ._housekeeping import DiskBudget, Packing, PassedStates, gc_frozen, with_threads_of
 from ._ledger import Ledger
 from ._loop import (
@@ -138,7 +138,7 @@ def _say_how_it_ended(
 ) -> None:
     """Log which trials failed in a run, and what is left to do."""
     if not say_if_all_failed(archive, ledger):
-        _say_failures(ledger, before=failed_before)
+        ledger.failure_log.say_all(ledger.errors, before=failed_before)
     if not done:
         because = f": {why}" if why else ""
         logger.warning("study %r was stopped%s; run it again to go on", archive.name, because)
@@ -163,7 +163,7 @@ def say_if_all_failed(archive: StudyRepository, ledger: Ledger) -> bool:
         "study %r has no results, because all its trials failed:\n%s\n"
         "Correct the cause, then use another name, or delete the study%s and run it again",
         archive.name,
-        _failure_text(failure_groups(ledger.errors)),
+        failure_text(failure_groups(ledger.errors)),
         delete,
     )
     return True
@@ -187,32 +187,6 @@ def say_what_was_not_checked(archive: StudyRepository, ledger: Ledger, *, error:
             error,
             task,
         )
-
-
-def _say_failures(ledger: Ledger, *, before: frozenset[int]) -> None:
-    """Log the errors of this run with all their trials, except those that were logged so already.
-
-    Args:
-        ledger: The ledger at the end of the run.
-        before: The trials that failed in earlier runs.
-    """
-    news = [
-        group
-        for group in failure_groups(ledger.errors)
-        if not before.issuperset(group.trials)
-        and ledger.said.get(error_key(group.message)) != list(group.trials)
-    ]
-    if news:
-        logger.warning("%s", _failure_text(news))
-
-
-def _failure_text(groups: Sequence[FailureGroup]) -> str:
-    """Return a line for each error, and one that says where the traceback of the first is."""
-    first = groups[0]
-    hint = (
-        f"\nstudy.trials[{first.trials[0]}].error has the traceback" if first.traceback else ""
-    )
-    return "\n".join(failure_lines(groups)) + hint
 
 
 def say_where_from(
