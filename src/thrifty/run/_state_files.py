@@ -48,7 +48,11 @@ class StateFiles:
         known = self._recent.get((ref.node, ref.epoch))
         if known is not None:
             return known
-        state = state_from_arrays(*self._checkpoints.read(ref))
+        arrays, meta = self._checkpoints.read(ref)
+        try:
+            state = state_from_arrays(arrays, meta)
+        except CheckpointError as error:
+            raise CheckpointError(f"{ref.path}: {error}") from error
         self._recent.add((ref.node, ref.epoch), state)
         return state
 

@@ -181,8 +181,9 @@ class AsyncSubSampling(Algorithm):
     has no rounds. The leader is the best of the trials trained longest. Its challengers wait with
     fewer epochs. Trials continue in this order:
 
-    1. challengers with fewer epochs than the ``threshold`` (see ``SubSampling``), the least trained
-    first;
+    1. challengers with fewer epochs than the ``threshold``, the least trained first. It is a number
+    of epochs, or grows with the number ``n`` of epochs of all trials: ``log(n)`` for ``"log"``, its
+    square root for ``"sqrt-log"``;
     2. challengers that are good against the leader, by difference at the last epoch that both have
     reached;
     3. the other challengers by difference, while fewer than one in ``eta**r`` (rounded up) of the
