@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bench.cloud import (
+    choices_report as choices_,
     clusters as clusters_,
     devices as devices_,
     floors as floors_,
@@ -121,6 +122,25 @@ def decisions(*, quick: bool) -> Part:
     ]
 
 
+def choices(*, quick: bool) -> Part:
+    """Report choices of ``plan_fleet`` for deadlines and budgets, beside other ways to choose."""
+    figures = choices_.choices(quick=quick)
+    print(f"{figures['jobs']} jobs, {figures['candidates']:.0f} fleets each on average\n")
+    table(figures["table"])
+    print("\nby application, cluster of the profile, and limit\n")
+    table(figures["parts"])
+    print(f"\nmargins rehearsed on the other applications: {figures['margins']}")
+    goals = [at_least("choices: jobs", figures["jobs"], 2000)]
+    for line in figures["table"]:
+        if line["chooses"] in {choices_.ONE_PROFILE, choices_.EACH_GPU, choices_.RUNS}:
+            name = line["chooses"]
+            goals += [
+                at_most(f"{name}: regret, mean, %", line["regret, mean %"], 5),
+                at_most(f"{name}: deadlines missed, %", line["deadlines missed %"], 5),
+            ]
+    return figures, goals
+
+
 def spot(*, quick: bool) -> Part:
     """Replay jobs on prices and logs of 2019 and 2020."""
     starts = 20 if quick else 1000
@@ -164,6 +184,7 @@ PARTS: dict[str, Callable[..., Part]] = {
     "prediction": prediction,
     "tables": tables,
     "decisions": decisions,
+    "choices": choices,
     "spot": spot,
     "local": local,
     "planning": planning,

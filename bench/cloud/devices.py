@@ -38,8 +38,12 @@ _USUAL = 0.5
 """Standard deviation of the logarithm of a data sheet's error, with which the fit begins."""
 
 
-def steps() -> Steps:
-    """Return the measured steps that several types of GPU have in common."""
+def steps(*, sia: bool = True) -> Steps:
+    """Return the measured steps that several types of GPU have in common.
+
+    Args:
+        sia: whether those of Sia's clusters are among them.
+    """
     found: dict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
     times, _ = profet_times()
     for (gpu, network), by_setup in times.items():
@@ -52,7 +56,7 @@ def steps() -> Steps:
             if row["gpus"] == "1" and row["worker"] in GAVEL_GPUS and rate > 0:
                 key = "gavel", row["file"], row["model"], row["bs"]
                 found[key][GAVEL_GPUS[row["worker"]]] = 1 / rate
-    for each in measured():
+    for each in measured() if sia else ():
         if each.placement == (1,) and each.app != HOST_BOUND:
             gpu = {"rtx": "RTX2080Ti", "azure": "V100"}.get(each.cluster)
             name = gpu or CLUSTERS[each.cluster].accelerator

@@ -1,0 +1,121 @@
+"""All ways to choose, on the same jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bench.cloud.choices import Choice, Chooser, Knowledge, judged, planner, summary
+from bench.cloud.choices_peers import Known, cheapest_listed, skypilot
+from bench.cloud.choices_runs import ShortRuns
+from bench.cloud.clusters import CLUSTERS, Row, fitted, measured
+from bench.cloud.devices import fitted_speeds, steps
+from bench.cloud.jobs import Job, Truth, drawn, true_s
+from bench.cloud.prediction import RISK
+from thrifty.cloud import NetworkPriors
+
+
+SEED, REHEARSAL_SEED = 2000, 77
+"""Seeds of the jobs that are judged, and of those that margins are rehearsed with."""
+
+ONE_PROFILE = "thrifty, one profile"
+EACH_GPU = "thrifty, each GPU profiled"
+RUNS = "thrifty, three runs on each cluster"
+
+_SEEN = {"V100": "V100-32GB"}
+"""Names of GPUs in the tables of pairs that the catalogue spells otherwise."""
+
+
+def choices(*, quick: bool, num: int = 2000) -> dict[str, Any]:
+    """Return the figures of all ways to choose, and of parts of the jobs."""
+    rows = measured()
+    truth = Truth(rows)
+    jobs = drawn(truth, num=80 if quick else num, seed=SEED)
+    rehearsal = drawn(truth, num=80 if quick else 600, seed=REHEARSAL_SEED)
+    priors = {each: _without(rows, each, quick=quick) for each in CLUSTERS}
+    runs = ShortRuns(rows, priors=priors)
+    margins = runs.rehearsed(rehearsal, risk=RISK)
+    ways = _ways(rows, priors=priors, runs=runs, margins=margins)
+    found = {name: judged(jobs, choose) for name, choose in ways.items()}
+    return {
+        "jobs": len(jobs),
+        "candidates": float(np.mean([len(job.candidates) for job in jobs])),
+        "margins": margins,
+        "table": [{"chooses": name, **summary(each)} for name, each in found.items()],
+        "parts": [
+            {"chooses": name, **line}
+            for name in (ONE_PROFILE, EACH_GPU, RUNS)
+            for line in _parts(found[name])
+        ],
+    }
+
+
+def _without(rows: Sequence[Row], cluster: str, *, quick: bool) -> NetworkPriors:
+    if quick:
+        return NetworkPriors()
+    return fitted([row for row in rows if row.cluster != cluster])
+
+
+def _ways(
+    rows: Sequence[Row],
+    *,
+    priors: Mapping[str, NetworkPriors],
+    runs: ShortRuns,
+    margins: Mapping[str, float],
+) -> dict[str, Chooser]:
+    """Return all ways by name; thrifty's have not seen the clusters unless they say so."""
+    speeds = fitted_speeds(steps(sia=False))
+    known = Knowledge(
+        rows,
+        priors=priors,
+        speeds={_SEEN.get(gpu, gpu): speed for gpu, speed in speeds.items()},
+    )
+    learned = Known(rows)
+
+    def with_margin(job: Job) -> Choice:
+        return planner(runs.views(margins[job.app]))(job)
+
+    return {
+        ONE_PROFILE: planner(known.left_out),
+        f"{ONE_PROFILE}, as shipped": planner(known.shipped),
+        f"{ONE_PROFILE}, by medians": planner(known.left_out, conservative=False),
+        EACH_GPU: planner(known.each_gpu),
+        f"{EACH_GPU}, by medians": planner(known.each_gpu, conservative=False),
+        RUNS: with_margin,
+        f"{RUNS}, by medians": planner(runs.views(1.0), conservative=False),
+        "cheapest listed, and SkyPilot by default": cheapest_listed,
+        "SkyPilot, times from data sheets": skypilot,
+        "data sheets, one profile": learned.data_sheets,
+        "boosting, one profile": learned.boosting(each_gpu=False),
+        "boosting, each GPU profiled": learned.boosting(each_gpu=True),
+        "Ernest, three runs on each cluster": learned.ernest,
+        "the truth, 5 % off": nearly_true(0.05),
+    }
+
+
+def nearly_true(error: float, *, seed: int = 0) -> Chooser:
+    """Return choices by true times with a normal error: what repetitions differ by."""
+    rng = np.random.default_rng(seed)
+
+    def choose(job: Job) -> Choice:
+        true = true_s(job)
+        return Choice(place=job.by_forecast(true * np.exp(rng.normal(0, error, true.size))))
+
+    return choose
+
+
+def _parts(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return figures by application, by cluster of the profile, and by what is limited."""
+    out = []
+    for key in ("app", "profiled", "for"):
+        for value in sorted({row[key] for row in rows}):
+            mine = [row for row in rows if row[key] == value]
+            out.append({
+                "jobs": f"{key} {value}",
+                "regret, mean %": 100 * float(np.mean([row["regret"] for row in mine])),
+                "missed %": 100 * float(np.mean([row["missed"] for row in mine])),
+                "refused %": 100 * float(np.mean([row["refused"] for row in mine])),
+            })
+    return out
