@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
@@ -16,8 +16,10 @@ import numpy as np
 
 from bench.cloud.clusters import CLUSTERS, measured
 from bench.cloud.profet_vtrain import profet_times
+from bench.cloud.step_time_models import Ernest
 from bench.common.harness import data_folder
-from thrifty.cloud import ACCELERATORS, Accelerator, HardwareEstimates, Offer
+from thrifty.cloud import ACCELERATORS, Accelerator, HardwareEstimates, Interval, Offer
+from thrifty.perf.steptime import Setup
 
 
 Steps = list[dict[str, float]]
@@ -44,24 +46,32 @@ def steps(*, sia: bool = True) -> Steps:
     Args:
         sia: whether those of Sia's clusters are among them.
     """
-    found: dict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
+    return list(keyed_steps(sia=sia).values())
+
+
+def keyed_steps(*, sia: bool = True) -> dict[tuple[Hashable, int], dict[str, float]]:
+    """Return the same steps by network and batch; images of another size are another network.
+
+    A batch that is not known is 0.
+    """
+    found: dict[tuple[Hashable, int], dict[str, float]] = defaultdict(dict)
     times, _ = profet_times()
     for (gpu, network), by_setup in times.items():
-        for setup, seconds in by_setup.items():
-            found["profet", network, setup][gpu] = seconds
+        for (batch, pixels), seconds in by_setup.items():
+            found[("profet", network, pixels), batch][gpu] = seconds
     path = data_folder() / "systems" / "gavel" / "isolated.csv"
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
             rate = float(row["steps_per_s"])
             if row["gpus"] == "1" and row["worker"] in GAVEL_GPUS and rate > 0:
-                key = "gavel", row["file"], row["model"], row["bs"]
+                key = ("gavel", row["file"], row["model"]), int(row["bs"] or 0)
                 found[key][GAVEL_GPUS[row["worker"]]] = 1 / rate
     for each in measured() if sia else ():
         if each.placement == (1,) and each.app != HOST_BOUND:
-            gpu = {"rtx": "RTX2080Ti", "azure": "V100"}.get(each.cluster)
-            name = gpu or CLUSTERS[each.cluster].accelerator
-            found["sia", each.app, each.batch][name] = each.step_s
-    return [by_gpu for by_gpu in found.values() if len(by_gpu) > 1]
+            others = {"rtx": "RTX2080Ti", "azure": "V100"}
+            name = others.get(each.cluster, CLUSTERS[each.cluster].accelerator)
+            found[("sia", each.app), each.batch][name] = each.step_s
+    return {key: by_gpu for key, by_gpu in found.items() if len(by_gpu) > 1}
 
 
 def sheet(gpu: str) -> float:
@@ -113,6 +123,87 @@ def left_out_gpus(*, quick: bool) -> list[dict[str, Any]]:
         speeds = {**fitted_speeds([_without(each, gpu) for each in some]), gpu: sheet(gpu)}
         out.append({"GPU": gpu, **_errors(some, gpu, speeds)})
     return out
+
+
+def with_two_runs(*, quick: bool) -> list[dict[str, Any]]:
+    """Return errors on each GPU after two runs of the network on it, beside Ernest's.
+
+    Ernest knows nothing of hardware, so without runs on a GPU it has no forecast for it. On one
+    GPU its law is a line over the batch, for which its experiment design takes the smallest and the
+    largest batch; if runs have to be cheap, as it wants them, the two smallest. Then
+    ``HardwareEstimates.probed`` gets the same two runs and the profile of another GPU. All other
+    batches are forecast, of networks with three or more.
+    """
+    found: dict[Hashable, dict[int, dict[str, float]]] = defaultdict(dict)
+    for (network, batch), by_gpu in keyed_steps().items():
+        if batch:
+            found[network][batch] = by_gpu
+    networks = list(found.values())[:: 5 if quick else 1]
+    gpus = sorted({
+        each for by_batch in networks for by_gpu in by_batch.values() for each in by_gpu
+    })
+    out = []
+    for gpu in gpus:
+        for runs in ("ends", "two smallest"):
+            each = [_after(by_batch, gpu, runs=runs) for by_batch in networks]
+            ernest, ours, none = (
+                [ratio for ratios in column for ratio in ratios]
+                for column in zip(*each, strict=True)
+            )
+            if ernest:
+                out.append({
+                    "GPU": gpu,
+                    "runs": runs,
+                    "steps": len(ernest),
+                    "no run, data sheets: median error %": _median(none),
+                    "thrifty: median error %": _median(ours),
+                    "Ernest: median error %": _median(ernest),
+                })
+    return out
+
+
+def _after(
+    by_batch: Mapping[int, Mapping[str, float]], gpu: str, *, runs: str
+) -> tuple[list[float], list[float], list[float]]:
+    """Return forecasts by Ernest, by ours and by data sheets, relative to the truth."""
+    ernest: list[float] = []
+    ours: list[float] = []
+    none: list[float] = []
+    sizes = sorted(batch for batch, by_gpu in by_batch.items() if gpu in by_gpu)
+    if len(sizes) < 3:
+        return ernest, ours, none
+    two = (sizes[0], sizes[-1]) if runs == "ends" else (sizes[0], sizes[1])
+    law = Ernest()
+    law.fit([_alone(size) for size in two], [by_batch[size][gpu] for size in two])
+    for size in sizes:
+        if size in two:
+            continue
+        true = by_batch[size][gpu]
+        ernest.append(float(law.predict([_alone(size)])[0]) / true)
+        for other in by_batch[size].keys() - {gpu}:
+            ratios = [
+                by_batch[run][gpu] / by_batch[run][other]
+                for run in two
+                if other in by_batch[run]
+            ]
+            if ratios:  # otherwise the other GPU's profile has neither of the two runs
+                here_s = by_batch[size][other]
+                ours.append(_probed(gpu, ratios, other=other) * here_s / true)
+                none.append(sheet(other) / sheet(gpu) * here_s / true)
+    return ernest, ours, none
+
+
+def _probed(gpu: str, ratios: Sequence[float], *, other: str) -> float:
+    """Return the factor that ``HardwareEstimates`` has for a GPU after some runs on it."""
+    found = Interval(
+        median=float(np.exp(np.mean(np.log(ratios)))), low=min(ratios), high=max(ratios)
+    )
+    known = HardwareEstimates(profiled=other).probed(compute={gpu: found})
+    return known.compute(_offer(gpu)).median
+
+
+def _alone(batch: int) -> Setup:
+    return Setup(placement=(1,), batch=float(batch))
 
 
 def _without(by_gpu: Mapping[str, float], gpu: str) -> dict[str, float]:
