@@ -21,10 +21,20 @@ from bench.cloud import (
     planning as planning_,
     prediction as sia,
     profet_vtrain as others,
+    repeated_profile as profiles_,
     spot as spot_,
     studies as studies_,
 )
-from bench.common.harness import Part, at_least, at_most, finish, parser, run_parts, table
+from bench.common.harness import (
+    Part,
+    at_least,
+    at_most,
+    equal,
+    finish,
+    parser,
+    run_parts,
+    table,
+)
 
 
 def main() -> None:
@@ -163,6 +173,16 @@ def local(*, quick: bool) -> Part:
     ]
 
 
+def profiles(*, quick: bool) -> Part:
+    """Profile a job again and again, also beside a busy loop, and compare the choices."""
+    figures = profiles_.repeated_profiles(quick=quick)
+    table(figures["rows"])
+    return figures, [
+        equal(f"choices that differ and are not called noisy, {name}", num, 0)
+        for name, num in figures["unsaid"].items()
+    ]
+
+
 def planning(*, quick: bool) -> Part:
     """Report the seconds of a plan."""
     figures = planning_.planning_times(3, quick)
@@ -191,6 +211,7 @@ PARTS: dict[str, Callable[..., Part]] = {
     "choices": choices,
     "spot": spot,
     "local": local,
+    "profiles": profiles,
     "planning": planning,
     "studies": studies,
 }
