@@ -143,7 +143,8 @@ def choices(*, quick: bool) -> Part:
     table(figures["table"])
     print("\nby application, cluster of the profile, and limit\n")
     table(figures["parts"])
-    print(f"\nmargins rehearsed on the other applications: {figures['margins']}")
+    print("\nmargins, each rehearsed on the other applications\n")
+    table([{"chooses": name, **each} for name, each in figures["margins"].items()])
     goals = [at_least("choices: jobs", figures["jobs"], 2000)]
     for line in figures["table"]:
         if line["chooses"] in {choices_.ONE_PROFILE, choices_.EACH_GPU, choices_.RUNS}:

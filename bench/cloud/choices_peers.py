@@ -77,16 +77,20 @@ class Known:
         ]
         return Choice(place=job.by_forecast(np.array(step_s)))
 
-    def ernest(self, job: Job) -> Choice:
-        """Choose by Ernest's law, fitted to runs of the same application on every cluster.
+    def ernest(self, margin: float = 1.0) -> Chooser:
+        """Return choices by Ernest's law, fitted to runs of the job on every cluster.
 
         These are one GPU at all batch sizes, and three runs on up to 16 GPUs; nobody pays for them.
         """
-        step_s = [
-            self._law(job.app, each.cluster).predict([_setup(each)])[0]
-            for each in job.candidates
-        ]
-        return Choice(place=job.by_forecast(np.array(step_s)))
+
+        def choose(job: Job) -> Choice:
+            step_s = np.array([
+                self._law(job.app, each.cluster).predict([_setup(each)])[0]
+                for each in job.candidates
+            ])
+            return Choice(place=job.by_forecast(step_s, margin=margin))
+
+        return choose
 
     def _law(self, app: str, cluster: str) -> Ernest:
         if (app, cluster) not in self._ernest:

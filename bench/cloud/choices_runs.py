@@ -1,4 +1,4 @@
-"""Network priors fitted to three short runs of a job on each cluster, and rehearsed margins."""
+"""Network priors fitted to three short runs of a job on each cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import product
 
 import numpy as np
 
-from bench.cloud.choices import GPUS, View, Views, judged, planner
+from bench.cloud.choices import GPUS, View, Views
 from bench.cloud.choices_peers import Known
 from bench.cloud.clusters import CLUSTERS, Row, offer_of, profile_of
 from bench.cloud.jobs import Job
@@ -24,9 +24,6 @@ from thrifty.cloud import (
 from thrifty.perf import StepProfile
 from thrifty.perf.steptime import Setup
 
-
-MARGINS = (1.0, 1.03, 1.06, 1.1, 1.15, 1.2, 1.3, 1.5)
-"""Factors on a forecast step that may be kept free; the smallest that suffices is taken."""
 
 _NOISE = 0.03
 """Error of a measured step, as a logarithm: what repetitions differ by."""
@@ -83,28 +80,6 @@ class ShortRuns:
             ]
 
         return known
-
-    def rehearsed(self, jobs: Sequence[Job], *, risk: float) -> dict[str, float]:
-        """Return each application's margin: the least that suffices for the other applications.
-
-        Args:
-            jobs: jobs to rehearse with; none of them is judged later.
-            risk: share of their deadlines, and of their budgets, that may be missed.
-        """
-        found = {each: judged(jobs, planner(self.views(each))) for each in MARGINS}
-
-        def missed(margin: float, app: str) -> float:
-            others = [row for row in found[margin] if row["app"] != app]
-            return max(
-                float(np.mean([row["missed"] for row in others if row["for"] == what]))
-                for what in ("deadline", "budget")
-            )
-
-        apps = sorted({job.app for job in jobs})
-        return {
-            app: next((m for m in MARGINS if missed(m, app) <= risk), MARGINS[-1])
-            for app in apps
-        }
 
 
 def _several_gpus(runs: Sequence[tuple[Setup, float]]) -> list[tuple[Setup, float]]:

@@ -86,10 +86,15 @@ class Job:
         cost = time_s / 3600 * np.array([each.usd_h for each in self.candidates])
         return (time_s, cost) if self.deadline_s is not None else (cost, time_s)
 
-    def by_forecast(self, step_s: np.ndarray) -> int:
-        """Return the best candidate if steps take so long; if none meets the limit, the nearest."""
+    def by_forecast(self, step_s: np.ndarray, *, margin: float = 1.0) -> int:
+        """Return the best candidate if steps take so long; if none meets the limit, the nearest.
+
+        Args:
+            step_s: seconds of a step on each candidate, [candidates].
+            margin: factor on these seconds with which the limit has to be met.
+        """
         bound, aim = self.bound_and_aim(step_s)
-        meets = bound <= self.limit
+        meets = self.bound_and_aim(margin * step_s)[0] <= self.limit
         return int(np.argmin(np.where(meets, aim, np.inf) if meets.any() else bound))
 
 

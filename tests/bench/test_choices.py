@@ -11,6 +11,7 @@ import pytest
 
 from bench.cloud.choices import Choice, Knowledge, judged, planner, summary
 from bench.cloud.choices_peers import cheapest_listed
+from bench.cloud.choices_report import nearly_true, rehearsed
 from bench.cloud.clusters import CLUSTERS, Row
 from bench.cloud.jobs import SETUP_S, Truth, drawn, true_s
 from thrifty.cloud import NetworkPriors
@@ -119,3 +120,15 @@ def test_a_plan_that_was_not_measured_is_an_error(jobs):
     )
     with pytest.raises(LookupError, match="none of the measured ones"):
         planner(known.each_gpu)(few)
+
+
+def test_a_margin_is_the_least_that_suffices_for_the_other_applications(jobs):
+    both = [*jobs, *(replace(job, app="other") for job in jobs)]
+    exact = rehearsed(lambda margin: nearly_true(0.0, margin=margin), both, risk=0.0)
+    assert exact == {"bert": 1.0, "other": 1.0}
+    assert rehearsed(too_short, both, risk=0.0) == {"bert": 1.3, "other": 1.3}
+
+
+def too_short(margin):
+    """Return choices by times that are a quarter too short."""
+    return lambda job: Choice(place=job.by_forecast(true_s(job) / 1.25, margin=margin))
