@@ -137,6 +137,7 @@ def _workload(job: Job, view: View) -> Workload:
         steps=job.steps,
         global_batch=job.global_batch,
         setup_s=SETUP_S,
+        accumulation="never",  # micro-batches were never measured
     )
 
 

@@ -172,7 +172,10 @@ def frame(**columns):
 
 
 def fitted(c=1.0):
-    return sklearn.linear_model.LogisticRegression(C=c).fit([[0.0], [1.0]], [0, 1])
+    model = sklearn.linear_model.LogisticRegression(C=c).fit([[0.0], [1.0]], [0, 1])
+    # the last bits of a fit depend on how its arrays lie in memory
+    model.coef_, model.intercept_ = np.array([[c / 2]]), np.array([-c / 4])
+    return model
 
 
 def cycle(x):
