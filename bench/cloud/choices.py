@@ -152,12 +152,15 @@ def _options(job: Job, view: View) -> dict[str, Any]:
 def _offers(job: Job, view: View) -> list[Offer]:
     """Return the machines of the candidates.
 
-    Profiles of ``clusters.py`` have one byte a sample, so a machine's memory is its largest batch.
+    Memory was not measured: a machine's is just enough for its largest batch. Profiles of
+    ``clusters.py`` have one byte a sample.
     """
     out = []
+    usable = view.estimates.usable_memory
     for cluster, per_node in sorted({(each.cluster, each.per_node) for each in job.candidates}):
         if cluster in view.clusters:
             known = CLUSTERS[cluster]
+            needed = float(view.profile.high_peak_at(job.largest[cluster]))
             out.append(
                 Offer(
                     cloud="measured",
@@ -165,7 +168,7 @@ def _offers(job: Job, view: View) -> list[Offer]:
                     instance_type=_type_of(cluster, per_node),
                     accelerator=GPUS[cluster],
                     accelerator_count=per_node,
-                    accelerator_memory_gib=job.largest[cluster] / _GIB,
+                    accelerator_memory_gib=(needed + 0.5) / usable / _GIB,
                     price_usd_h=per_node * USD_H[cluster],
                     baseline_gbps=known.gbps,
                     peak_gbps=known.gbps,
