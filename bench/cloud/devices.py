@@ -199,7 +199,7 @@ def _probed(gpu: str, ratios: Sequence[float], *, other: str) -> float:
         median=float(np.exp(np.mean(np.log(ratios)))), low=min(ratios), high=max(ratios)
     )
     known = HardwareEstimates(profiled=other).probed(compute={gpu: found})
-    return known.compute(_offer(gpu)).median
+    return known.compute(offer_of(gpu)).median
 
 
 def _alone(batch: int) -> Setup:
@@ -212,14 +212,14 @@ def _without(by_gpu: Mapping[str, float], gpu: str) -> dict[str, float]:
 
 def _errors(some: Steps, gpu: str, speeds: Mapping[str, float]) -> dict[str, Any]:
     by_sheet, seen, unseen, inside_seen, inside = [], [], [], [], []
-    unknown = HardwareEstimates(profiled="T4").compute(_offer(_UNMEASURED))
+    unknown = HardwareEstimates(profiled="T4").compute(offer_of(_UNMEASURED))
     for by_gpu in some:
         for other in by_gpu.keys() - {gpu} if gpu in by_gpu else ():
             true = by_gpu[gpu] / by_gpu[other]
             by_sheet.append(sheet(other) / sheet(gpu) / true)
             unseen.append(speeds[other] / speeds[gpu] / true)
             if {gpu, other} <= ACCELERATORS.keys():
-                factor = HardwareEstimates(profiled=other).compute(_offer(gpu))
+                factor = HardwareEstimates(profiled=other).compute(offer_of(gpu))
                 seen.append(factor.median / true)
                 inside_seen.append(factor.low <= true <= factor.high)
                 wide = unknown.high / unknown.median
@@ -242,7 +242,8 @@ def _median(ratios: Sequence[float]) -> float:
     return 100 * float(np.median(np.abs(np.array(ratios) - 1)))
 
 
-def _offer(gpu: str) -> Offer:
+def offer_of(gpu: str) -> Offer:
+    """Return an offer with this GPU, of which nothing else is known."""
     return Offer(
         cloud="measured",
         region="any",
