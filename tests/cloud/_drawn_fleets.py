@@ -81,6 +81,7 @@ ESTIMATES = HardwareEstimates(
         "A10": Interval(median=0.75, low=0.5, high=1.0),
     },
     measured_network={"t4": Interval(median=1.0, low=0.5, high=4.0)},
+    measured_inner={"t4": Interval(median=1.5, low=0.75, high=2.0)},
     usable_memory=0.9375,
 )
 

@@ -69,7 +69,8 @@ def step_s(workload, offer, num, end):
     factor = getattr(ESTIMATES.compute(offer), end)
     if workload.precisions and offer.accelerator == "A10":
         factor *= {"median": 1 / 1.7, "low": 1 / 3.5, "high": 1.0}[end]
-    slower = getattr(ESTIMATES.network(offer), end)
+    between = getattr(ESTIMATES.network(offer), end)
+    inside = getattr(ESTIMATES.inner(offer), end)
     forward, backward = (
         factor * float(at(batch / micro)) for at in (profile.forward_at, profile.backward_at)
     )
@@ -77,10 +78,12 @@ def step_s(workload, offer, num, end):
     began = sum(forward + backward for _ in range(micro - 1))
     free = 0.0
     for num_bytes, ready in zip(profile.bucket_bytes, profile.bucket_ready, strict=True):
-        took = ESTIMATES.link(offer).all_reduce_s(
-            num_bytes=num_bytes, nodes=num, per_node=offer.accelerator_count
+        link = ESTIMATES.link(offer)
+        took = between * link.all_reduce_s(num_bytes=num_bytes, nodes=num) + (
+            inside
+            * link.all_reduce_s(num_bytes=num_bytes, nodes=1, per_node=offer.accelerator_count)
         )
-        free = max(free, began + forward + ready * backward) + slower * took
+        free = max(free, began + forward + ready * backward) + took
     after = factor * (profile.optimizer_s + profile.overhead_s)
     computed = began + forward + backward
     replayed = max(max(free, computed) + after, batch * profile.sample_input_s)

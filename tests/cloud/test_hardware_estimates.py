@@ -160,13 +160,14 @@ def test_a_step_of_several_devices_is_less_certain_the_more_they_are():
     assert high[2] / low[2] > high[1] / low[1] > 1
 
 
-def test_the_links_inside_a_machine_widen_the_interval():
-    one, several = (
-        HardwareEstimates().network(machine("A100", baseline_gbps=10.0, accelerator_count=num))
-        for num in (1, 8)
-    )
-    assert several.high > one.high
-    assert several.low == one.low
+def test_links_inside_a_machine_are_known_apart_from_those_between_machines():
+    linked, over_pcie = machine("A100", accelerator_count=8), machine("T4", accelerator_count=8)
+    estimates = HardwareEstimates()
+    assert estimates.inner(linked).high > estimates.inner(over_pcie).high > 1
+    measured = Interval(median=2.0, low=1.9, high=2.1)
+    probed = estimates.probed(inner={linked.instance_type: measured})
+    assert probed.inner(linked) == measured
+    assert probed.network(linked) == estimates.network(linked)
 
 
 @pytest.mark.parametrize(

@@ -413,7 +413,8 @@ def slow_gain(probe, workload, catalogue, *, goal, seed, draws, **options):
         workload, catalogue, FleetOptions(estimates=ESTIMATES, **goal, **options)
     )
     rng = np.random.default_rng(derive_seed(seed, "probe", str(probe)))
-    subjects = {"compute": probe.offer.device, "network": probe.offer.instance_type}
+    name = probe.offer.instance_type
+    subjects = {"compute": probe.offer.device, "inner": name, "network": name}
     cases = zip(
         *(
             outcomes(getattr(ESTIMATES, what)(probe.offer), draws, rng=rng)

@@ -13,6 +13,7 @@ from thrifty.perf import CollectiveModel, CollectiveTiming, Link
 from ._accelerators import ACCELERATORS, VCPU
 from ._networks import NetworkPriors
 from ._offer import Interval, Offer
+from ._step_timing import ObservedSteps
 
 
 SpeedSource = Literal["probe", "profile", "measured pairs", "data sheets"]
@@ -33,6 +34,8 @@ _SAME_DEVICE = Interval(median=1.0, low=1 / 1.1, high=1.1)
 
 Rented machines of one type differ, and a step of several devices waits for the slowest.
 """
+_AS_MEASURED = Interval(median=1.0, low=1.0, high=1.0)
+"""Factor where all-reduces were measured: their own quantiles make the interval."""
 
 _USABLE = 0.88
 """A T4 of 16 GiB offers 14.6, of which the CUDA context takes 0.3 to 0.5; larger GPUs lose less."""
@@ -49,12 +52,16 @@ class HardwareEstimates:
             processor cores.
         profiled_vcpus: number of processor cores that were profiled.
         measured_compute: by ``Offer.device``: measured factor on the profile's times.
-        measured_network: by instance type: measured factor on the times that ``link`` gives.
+        measured_network: by instance type: measured factor on the seconds that ``link`` gives for
+            sums between machines.
+        measured_inner: by instance type: the same for sums inside a machine.
         measured_sums: all-reduce timings from ``hetero.measure_all_reduce``, named by instance
-            type. For these types they replace both the nominal bandwidth and the factor in
-            ``measured_network``.
+            type. For these types they replace both the nominal bandwidth and the factors in
+            ``measured_network`` and ``measured_inner``.
         networks: what networks reach that were not measured.
         usable_memory: share of a device's nominal memory that a program is sure to get.
+        observed: by instance type: steps of this training that were measured there, from
+            ``calibrate``.
 
     >>> offer = Offer(
     ...     cloud="aws",
@@ -76,9 +83,11 @@ class HardwareEstimates:
     profiled_vcpus: float = 1.0
     measured_compute: Mapping[str, Interval] = field(default_factory=dict)
     measured_network: Mapping[str, Interval] = field(default_factory=dict)
+    measured_inner: Mapping[str, Interval] = field(default_factory=dict)
     measured_sums: tuple[CollectiveTiming, ...] = ()
     networks: NetworkPriors = field(default_factory=NetworkPriors)
     usable_memory: float = _USABLE
+    observed: Mapping[str, ObservedSteps] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0 < self.usable_memory <= 1:
@@ -98,7 +107,8 @@ class HardwareEstimates:
             CloudError: the device was not measured, and it is not in the table of accelerators or
                 its number of processors is unknown.
         """
-        known = self.measured_compute.get(offer.device)
+        seen = self.observed.get(offer.instance_type)
+        known = seen.posterior[0] if seen else self.measured_compute.get(offer.device)
         if known is not None:
             return known
         if offer.accelerator and offer.accelerator == self.profiled:
@@ -115,7 +125,7 @@ class HardwareEstimates:
 
     def speed_from(self, offer: Offer) -> SpeedSource:
         """Return what ``compute`` rests on."""
-        if offer.device in self.measured_compute:
+        if offer.device in self.measured_compute or offer.instance_type in self.observed:
             return "probe"
         if offer.accelerator and offer.accelerator == self.profiled:
             return "profile"
@@ -127,17 +137,27 @@ class HardwareEstimates:
         return self.networks.link(offer)
 
     def network(self, offer: Offer) -> Interval:
-        """Return the factor on the times of ``link``.
+        """Return the factor on the times of ``link`` for sums between machines.
 
         The low end allows for bursts; the high end is larger where only "up to 10 Gigabit" is
         known.
         """
-        if any(timing.name == offer.instance_type for timing in self.measured_sums):
-            return Interval(median=1.0, low=1.0, high=1.0)
-        known = self.measured_network.get(offer.instance_type)
-        if known is not None:
-            return known
-        return self.networks.spread(offer)
+        if self._has_sums(offer):
+            return _AS_MEASURED
+        seen = self.observed.get(offer.instance_type)
+        known = seen.posterior[2] if seen else self.measured_network.get(offer.instance_type)
+        return self.networks.spread(offer) if known is None else known
+
+    def inner(self, offer: Offer) -> Interval:
+        """Return the factor on the times of ``link`` for sums inside a machine."""
+        if self._has_sums(offer):
+            return _AS_MEASURED
+        seen = self.observed.get(offer.instance_type)
+        known = seen.posterior[1] if seen else self.measured_inner.get(offer.instance_type)
+        return self.networks.inner_spread(offer) if known is None else known
+
+    def _has_sums(self, offer: Offer) -> bool:
+        return any(timing.name == offer.instance_type for timing in self.measured_sums)
 
     def collectives(self, offers: Iterable[Offer]) -> CollectiveModel | None:
         """Return a model of the measured all-reduces of these types; None if none was measured.
@@ -161,12 +181,29 @@ class HardwareEstimates:
         *,
         compute: Mapping[str, Interval] | None = None,
         network: Mapping[str, Interval] | None = None,
+        inner: Mapping[str, Interval] | None = None,
     ) -> HardwareEstimates:
-        """Return a copy with these measurements added."""
+        """Return a copy with these measurements added.
+
+        Steps that ``calibrate`` was given of these machines no longer count.
+
+        Args:
+            compute: see ``measured_compute``.
+            network: see ``measured_network``.
+            inner: see ``measured_inner``.
+        """
+        kept = {
+            name: seen
+            for name, seen in self.observed.items()
+            if name not in {*(network or {}), *(inner or {})}
+            and seen.timings[0].offer.device not in (compute or {})
+        }
         return replace(
             self,
+            observed=kept,
             measured_compute={**self.measured_compute, **(compute or {})},
             measured_network={**self.measured_network, **(network or {})},
+            measured_inner={**self.measured_inner, **(inner or {})},
         )
 
 

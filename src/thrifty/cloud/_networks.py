@@ -52,12 +52,6 @@ class Spread:
                 f"slower={self.slower}"
             )
 
-    def widest(self, other: Spread) -> Spread:
-        """Return the wider of both on either side."""
-        return Spread(
-            faster=max(self.faster, other.faster), slower=max(self.slower, other.slower)
-        )
-
 
 _TCP = Spread(faster=2.5, slower=1.8)
 _FABRIC = Spread(faster=3.0, slower=2.5)
@@ -66,6 +60,11 @@ _LINKED = Spread(faster=2.0, slower=8.0)
 _PCIE = Spread(faster=2.0, slower=2.0)
 _STEP = Spread(faster=1.15, slower=1.1)
 _STRAGGLING = Interval(median=0.015, low=0.0, high=0.06)
+
+
+_POSITIVE = (
+    "tcp_share", "tcp_gbps", "fabric_share", "linked_share", "pcie_gb_s", "observed"
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +89,7 @@ class NetworkPriors:
         step: spread of the step of several devices besides: launches, other jobs' traffic.
         straggling: by how much a step is longer for each doubling of the devices, which wait for
             the slowest.
+        observed: factor on the logarithm of the interval where steps of the training were measured.
 
     Raises:
         CloudError: a number is not positive, or a spread makes an interval empty.
@@ -107,9 +107,10 @@ class NetworkPriors:
     pcie: Spread = _PCIE
     step: Spread = _STEP
     straggling: Interval = _STRAGGLING
+    observed: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("tcp_share", "tcp_gbps", "fabric_share", "linked_share", "pcie_gb_s"):
+        for name in _POSITIVE:
             if not getattr(self, name) > 0:
                 raise CloudError(f"{name} is {getattr(self, name)}, and has to be positive")
         low, median, high = (getattr(self.straggling, end) for end in ("low", "median", "high"))
@@ -130,7 +131,7 @@ class NetworkPriors:
         )
 
     def spread(self, offer: Offer) -> Interval:
-        """Return the factor on the times of ``link`` that holds in nine cases of ten.
+        """Return the factor on the times between machines that holds in nine cases of ten.
 
         The low end allows for bursts; the high end is larger where only "up to 10 Gigabit" is
         known.
@@ -146,10 +147,12 @@ class NetworkPriors:
                 for gbps in (offer.peak_gbps, offer.baseline_gbps)
             )
             faster *= max(1.0, peak / baseline)
-        both = Spread(faster=faster, slower=slower)
-        if offer.accelerator_count > 1:
-            both = both.widest(self.linked if _inner_of(offer) else self.pcie)
-        return Interval(median=1.0, low=1.0 / both.faster, high=both.slower)
+        return Interval(median=1.0, low=1.0 / faster, high=slower)
+
+    def inner_spread(self, offer: Offer) -> Interval:
+        """Return the factor on the times inside a machine that holds in nine cases of ten."""
+        own = self.linked if _inner_of(offer) else self.pcie
+        return Interval(median=1.0, low=1.0 / own.faster, high=own.slower)
 
     def rest(self, devices: ArrayLike) -> np.ndarray:
         """Return the factor on a step's time for what its replay leaves out.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -20,15 +20,16 @@ from .planning._planner import FleetPlan, known_offers, plan_fleet
 from .planning._table import table_of
 
 
-_FINDS: tuple[What, ...] = ("compute", "network")
-"""What is measured on one machine, and additionally on two."""
+_MACHINES: Mapping[What, int] = {"compute": 1, "inner": 1, "network": 2}
+"""How many machines show a factor; more of them show what fewer do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
     """A measurement on rented machines.
 
-    One machine shows how fast its devices compute, two show how fast they all-reduce.
+    One machine shows how fast its devices compute and all-reduce inside it; two show how fast
+    machines all-reduce between them.
 
     Attributes:
         offer: offer to rent.
@@ -60,21 +61,24 @@ class Measured:
 
     Args:
         compute: factors on the profile's seconds that a device takes.
-        network: factors on the seconds of ``HardwareEstimates.link`` that all-reduces over two
-            machines take.
+        inner: factors on the seconds of ``HardwareEstimates.link`` that all-reduces inside a
+            machine take.
+        network: the same between two machines.
 
     Raises:
         CloudError: a factor is not positive.
     """
 
     compute: tuple[float, ...] = ()
+    inner: tuple[float, ...] = ()
     network: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if not all(0 < factor < math.inf for factor in (*self.compute, *self.network)):
+        factors = (*self.compute, *self.inner, *self.network)
+        if not all(0 < factor < math.inf for factor in factors):
             raise CloudError(
                 f"factors are positive and finite, not compute={self.compute}, "
-                f"network={self.network}"
+                f"inner={self.inner}, network={self.network}"
             )
 
 
@@ -209,7 +213,7 @@ class Probes:
             CloudError: the result does not match what the probe finds, or no fleet meets the goal
                 any more.
         """
-        found = {what: factors for what in _FINDS if (factors := getattr(measured, what))}
+        found = {what: factors for what in _MACHINES if (factors := getattr(measured, what))}
         if set(found) != set(probe.finds):
             raise CloudError(
                 f"the probe finds {' and '.join(probe.finds)}, and "
@@ -233,7 +237,9 @@ class Probes:
             seconds: seconds spent on it nevertheless.
         """
         # If two machines were not available, a probe on one machine may still work.
-        self._spend(replace(probe, usd=usd, seconds=seconds, finds=probe.finds[-1:]))
+        most = max(_MACHINES[what] for what in probe.finds)
+        lost = tuple(what for what in probe.finds if _MACHINES[what] == most)
+        self._spend(replace(probe, usd=usd, seconds=seconds, finds=lost))
 
     def _spend(self, probe: Probe) -> None:
         self.spent_usd += probe.usd
@@ -283,21 +289,21 @@ class Probes:
         probes: dict[tuple[What, str], Probe] = {}
         for usd_h, _, offer, spot in machines:
             allowed = self._options.allowance(offer)
-            mine = tuple(what for what in _FINDS if (what, subject_of(what, offer)) in unsure)
+            mine = tuple(w for w in _MACHINES if (w, subject_of(w, offer)) in unsure)
             for what in mine:
-                num = _FINDS.index(what) + 1
+                num = _MACHINES[what]
                 subject = what, subject_of(what, offer)
                 if subject not in probes and num <= allowed:
                     probes[subject] = Probe(
                         offer=offer,
                         num=num,
                         spot=spot,
-                        # Two machines also show what one machine shows.
-                        finds=mine[:num],
+                        finds=tuple(w for w in mine if _MACHINES[w] <= num),
                         usd=num * usd_h * seconds / 3600,
                         seconds=seconds,
                     )
-        return list(probes.values())
+        # One probe may show several factors.
+        return list(dict.fromkeys(probes.values()))
 
     def _usd_h(self, offer: Offer, *, spot: bool) -> float | None:
         market = self._options.market
@@ -312,7 +318,9 @@ class Probes:
         """Return the rivals' factors that are known less well than a probe would measure them."""
         unsure: set[tuple[What, str]] = set()
         for offer in arena.rivals:
-            for what in _FINDS:
+            for what in _MACHINES:
+                if what == "inner" and offer.accelerator_count == 1:
+                    continue
                 subject, believed = (
                     subject_of(what, offer),
                     _believed(what, offer, self.estimates),
@@ -338,4 +346,5 @@ class Probes:
 
 
 def _believed(what: What, offer: Offer, estimates: HardwareEstimates) -> Interval:
-    return estimates.compute(offer) if what == "compute" else estimates.network(offer)
+    known: Interval = getattr(estimates, what)(offer)
+    return known

@@ -31,7 +31,7 @@ NOISE = 1.03
 _MOST_RIVALS = 60
 """Most offers to compare; all of them must turn out expensive before another can be best."""
 
-What = Literal["compute", "network"]
+What = Literal["compute", "inner", "network"]
 """Factor in ``HardwareEstimates`` that a probe measures."""
 
 
@@ -141,11 +141,7 @@ class Arena:
             )
             told = np.tile(ends, len(kinds)) * (devices.gain if what == "compute" else 1.0)
             now = np.where(mine, told, getattr(devices, what))
-            devices = (
-                replace(devices, compute=now)
-                if what == "compute"
-                else replace(devices, network=now)
-            )
+            devices = devices.with_factors({what: now})
         workload, sizes = table.workload, table.time_s.shape[-1]
         steps = equal_steps(
             workload.profile, devices, global_batch=workload.global_batch, most_nodes=sizes

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,12 +13,19 @@ from thrifty.cloud._hardware import HardwareEstimates
 from thrifty.cloud._networks import NetworkPriors
 from thrifty.cloud._offer import GIB, Interval, Offer
 from thrifty.cloud._precisions import precision_of
+from thrifty.cloud._step_timing import ObservedSteps
 from thrifty.cloud._workload import Workload
 from thrifty.perf import CollectiveModel, Link, Precision, StepProfile, iteration_s, ring_s
 
 
 _QUANTILES = (0.5, 0.05, 0.95)
 """Median, low and high."""
+
+FACTORS = ("compute", "inner", "network")
+"""Factors that measured steps correct, in the order of ``ObservedSteps.slopes``."""
+
+_NEAR = 0.05
+"""How far a derivative by a factor looks: a step has kinks where a sum is just hidden."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +36,8 @@ class Devices:
         compute: factor on the profile's seconds, [3, kinds].
         precisions: precision in which each kind trains, [kinds].
         gain: factor of this precision, which ``compute`` contains, [3, kinds].
-        network: factor on the seconds of the links, [3, kinds].
+        network: factor on the seconds of sums between machines, [3, kinds].
+        inner: factor on the seconds of sums inside a machine, [3, kinds].
         links: bandwidth (bytes/s) and latency (s) between machines, then inside them, [4, kinds].
         per_node: devices of a machine, [kinds].
         usable: bytes of a device that a program is sure to get, [kinds].
@@ -40,12 +48,15 @@ class Devices:
         measured: instance types whose all-reduces were measured, [kinds]; "" for the others.
         collectives: model of these measurements; None if there are none.
         priors: what is known of machines where nothing was measured.
+        observed: measured steps of this training on these machines, [kinds]; None for none.
+        quantiles: quantile of measured all-reduces for each entry of the first axis.
     """
 
     compute: np.ndarray
     precisions: tuple[Precision, ...]
     gain: np.ndarray
     network: np.ndarray
+    inner: np.ndarray
     links: np.ndarray
     per_node: np.ndarray
     usable: np.ndarray
@@ -55,6 +66,8 @@ class Devices:
     measured: tuple[str, ...]
     collectives: CollectiveModel | None
     priors: NetworkPriors
+    observed: tuple[ObservedSteps | None, ...]
+    quantiles: tuple[float, ...] = _QUANTILES
 
     @classmethod
     def of(
@@ -88,6 +101,7 @@ class Devices:
             precisions=tuple(each for each, _ in chosen),
             gain=gain,
             network=_ends([estimates.network(offer) for offer in offers]),
+            inner=_ends([estimates.inner(offer) for offer in offers]),
             links=np.array([_numbers(estimates.link(offer)) for offer in offers]).T,
             per_node=np.array([offer.accelerator_count for offer in offers]),
             usable=np.array(usable),
@@ -99,17 +113,25 @@ class Devices:
             ),
             collectives=collectives,
             priors=estimates.networks,
+            # Steps were measured in the profile's precision, and tell nothing of another one.
+            observed=tuple(
+                estimates.observed.get(offer.instance_type)
+                if precision == profile.precision
+                else None
+                for offer, (precision, _) in zip(offers, chosen, strict=True)
+            ),
         )
 
     def __len__(self) -> int:
         return self.per_node.size
 
-    def __getitem__(self, rows: slice | np.ndarray) -> Devices:
+    def __getitem__(self, rows: slice | np.ndarray | list[int]) -> Devices:
         return Devices(
             compute=self.compute[:, rows],
             precisions=tuple(np.array(self.precisions, object)[rows]),
             gain=self.gain[:, rows],
             network=self.network[:, rows],
+            inner=self.inner[:, rows],
             links=self.links[:, rows],
             per_node=self.per_node[rows],
             usable=self.usable[rows],
@@ -119,6 +141,26 @@ class Devices:
             measured=tuple(np.array(self.measured, object)[rows]),
             collectives=self.collectives,
             priors=self.priors,
+            observed=tuple(np.array(self.observed, object)[rows]),
+            quantiles=self.quantiles,
+        )
+
+    def nearby(self) -> Devices:
+        """Return the medians, then each factor a little larger: compute, inner, network."""
+        factors = {
+            name: getattr(self, name)[0]
+            * np.where(np.arange(4) == place, 1 + _NEAR, 1.0)[:, None]
+            for place, name in enumerate(FACTORS, start=1)
+        }
+        return replace(self.with_factors(factors), quantiles=(0.5,) * 4)
+
+    def with_factors(self, factors: Mapping[str, np.ndarray]) -> Devices:
+        """Return a copy with some of the factors replaced, by their names in ``FACTORS``."""
+        return replace(
+            self,
+            compute=factors.get("compute", self.compute),
+            inner=factors.get("inner", self.inner),
+            network=factors.get("network", self.network),
         )
 
     def limit(self, global_batch: int) -> np.ndarray:
@@ -146,14 +188,16 @@ class Devices:
             bucket_bytes: bytes of each gradient bucket.
             nodes: numbers of machines, [sizes].
         """
-        between, latency, inner, inner_latency = self.links[..., None, None]
-        seconds = ring_s(bucket_bytes, nodes[:, None], between, latency)
-        inside = ring_s(bucket_bytes, self.per_node[:, None, None], inner, inner_latency)
-        out: np.ndarray = self.network[..., None, None] * (seconds + inside)
+        speed, latency, inner_speed, inner_latency = self.links[..., None, None]
+        between = ring_s(bucket_bytes, nodes[:, None], speed, latency)
+        inside = ring_s(bucket_bytes, self.per_node[:, None, None], inner_speed, inner_latency)
+        out: np.ndarray = (
+            self.network[..., None, None] * between + self.inner[..., None, None] * inside
+        )
         if self.collectives is not None:
             for kind, name in enumerate(self.measured):
                 if name:
-                    for end, quantile in enumerate(_QUANTILES):
+                    for end, quantile in enumerate(self.quantiles):
                         out[end, kind] = self.collectives.seconds(
                             name,
                             num_bytes=np.asarray(bucket_bytes, float),
@@ -251,12 +295,70 @@ def equal_steps(
             sums_s=few.sums_s(profile.bucket_bytes, nodes),
         )
     fits = (num_micro > 0) & (workers <= global_batch)
+    replay_s = step_s[0].copy()
+    step_s *= devices.priors.rest(workers)
+    for kind, seen in enumerate(devices.observed):
+        if seen is not None:
+            step_s[:, kind] = seen.ends(
+                *replay_slopes(
+                    profile,
+                    devices[[kind]],
+                    batch=batch[kind],
+                    num_micro=num_micro[kind],
+                    nodes=nodes,
+                ),
+                nodes=nodes,
+                per_node=np.full(most_nodes, devices.per_node[kind]),
+                batch=batch[kind],
+                wider=devices.priors.observed,
+            )
     return EqualSteps(
-        step_s=np.where(fits, step_s * devices.priors.rest(workers), np.inf),
-        replay_s=step_s[0],
+        step_s=np.where(fits, step_s, np.inf),
+        replay_s=replay_s,
         batch=batch,
         num_micro=num_micro,
     )
+
+
+def replay_slopes(
+    profile: StepProfile,
+    devices: Devices,
+    *,
+    batch: np.ndarray,
+    num_micro: np.ndarray,
+    nodes: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the median seconds of steps on one kind of machine, and their log derivatives.
+
+    Args:
+        profile: profile of a step on the profiled device.
+        devices: one kind.
+        batch: samples per device, [steps].
+        num_micro: equal parts of these samples, one after the other, [steps].
+        nodes: machines, [steps].
+
+    Returns:
+        Seconds, [steps], and derivatives by ``FACTORS``, [steps, 3].
+    """
+    near = devices.nearby()
+    steps = replayed_s(
+        profile,
+        batch=batch[:, None],
+        num_micro=num_micro[:, None],
+        compute=near.compute[..., None],
+        sums_s=near.sums_s(profile.bucket_bytes, nodes)[:, 0],
+    )
+    return steps[0] * devices.priors.rest(nodes * devices.per_node[0])[0], slopes_of(steps)
+
+
+def slopes_of(steps: np.ndarray) -> np.ndarray:
+    """Return log derivatives by ``FACTORS`` of steps on ``Devices.nearby``, [..., 3].
+
+    Args:
+        steps: seconds with the medians, then with each factor a little larger, [4, ...].
+    """
+    out: np.ndarray = np.moveaxis(np.log(steps[1:] / steps[0]) / math.log1p(_NEAR), 0, -1)
+    return out
 
 
 def replayed_s(

@@ -15,7 +15,7 @@ from thrifty.cloud._workload import Workload, study_s
 from thrifty.core import CloudError, UsageError
 from thrifty.perf import Precision, StepCurve, split_batch
 
-from ._devices import Devices, bound_by, equal_steps, kind_of, misfit, replayed_s
+from ._devices import Devices, bound_by, equal_steps, kind_of, misfit, replayed_s, slopes_of
 
 
 Machines = Sequence[tuple[Offer, int, bool]]
@@ -280,21 +280,33 @@ def _unequal(
         if most < 1:
             text = misfit(profile, offer, batch=1, usable=usable)
             raise CloudError(f"{text}: leave it out")
-    sums = devices.sums_s(profile.bucket_bytes, np.array([nums.sum()])).max(axis=1)[:, 0]
+    num = nums.sum(keepdims=True)
 
-    def replay(batch: np.ndarray) -> np.ndarray:
+    def replay(batch: np.ndarray, devices: Devices = devices) -> np.ndarray:
         return replayed_s(
             profile,
             batch=batch,
             num_micro=devices.num_micro(batch),
             compute=devices.compute * (batch > 0),
-            sums_s=sums,
+            sums_s=_slowest_sums_s(workload, devices, num),
         )
 
-    splits = _splits(workload, devices, nums, sums_s=sums[0])
+    splits = _splits(workload, devices, nums, sums_s=_slowest_sums_s(workload, devices, num)[0])
     batch = min(splits, key=lambda split: float(replay(split)[0]))
     replay_s = replay(batch)
-    steps = replay_s * devices.priors.rest((nums * devices.per_node * (batch > 0)).sum())
+    rest = devices.priors.rest((nums * devices.per_node * (batch > 0)).sum())
+    steps = replay_s * rest
+    if devices.observed[0] is not None and len(set(devices.observed)) == 1:
+        # All are of one type, of which some machines lend only some of their devices.
+        near = replay(batch, devices.nearby())
+        steps = devices.observed[0].ends(
+            near[:1] * rest[0],
+            slopes_of(near)[None],
+            nodes=num,
+            per_node=devices.per_node.max(keepdims=True),
+            batch=batch.max(keepdims=True),
+            wider=devices.priors.observed,
+        )[:, 0]
     return _Steps(
         batch=batch,
         num_micro=devices.num_micro(batch),
@@ -302,6 +314,13 @@ def _unequal(
         work_s=workload.steps * steps,
         replay_s=float(replay_s[0]),
     )
+
+
+def _slowest_sums_s(workload: Workload, devices: Devices, num: np.ndarray) -> np.ndarray:
+    """Return the seconds of each bucket's sum on ``num`` machines, [ends, buckets]."""
+    sums = devices.sums_s(workload.profile.bucket_bytes, num)
+    out: np.ndarray = sums.max(axis=1)[:, 0]
+    return out
 
 
 def _splits(

@@ -21,6 +21,7 @@ from thrifty.run._simulated import EpochSeconds, Outcome, Simulated, SimulatedEx
 from thrifty.search import Algorithm, Decision, History, Proposal, Stop
 from thrifty.space import Space, Timeline
 from thrifty.store import Store, StudyMoved
+from thrifty.study._failure_log import FailureLog
 from thrifty.study._goals import Goals, Mode
 from thrifty.study._housekeeping import DiskBudget, Packing, PassedStates
 from thrifty.study._ledger import Ledger
@@ -400,9 +401,11 @@ def _quiet() -> Iterator[None]:
     def is_real(record: logging.LogRecord) -> bool:
         return record.thread != mine
 
-    logger = logging.getLogger(Ledger.__module__)
-    logger.addFilter(is_real)
+    loggers = [logging.getLogger(each.__module__) for each in (Ledger, FailureLog)]
+    for logger in loggers:
+        logger.addFilter(is_real)
     try:
         yield
     finally:
-        logger.removeFilter(is_real)
+        for logger in loggers:
+            logger.removeFilter(is_real)
