@@ -11,6 +11,7 @@ Measurements of others (Sia and Pollux, PROFET, vTrain, prices and logs of AWS, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from bench.cloud import (
     choices_report as choices_,
@@ -21,12 +22,14 @@ from bench.cloud import (
     newer_devices as newer_,
     planning as planning_,
     prediction as sia,
+    probed_clusters as probed_,
     profet_vtrain as others,
     repeated_profile as profiles_,
     spot as spot_,
     studies as studies_,
 )
 from bench.common.harness import (
+    Goal,
     Part,
     at_least,
     at_most,
@@ -49,9 +52,12 @@ def main() -> None:
 def clusters(*, quick: bool) -> Part:
     """Report errors of ``estimate`` on clusters whose measurements its priors have not seen.
 
-    A cluster is one type of GPU and one network.
+    A cluster is one type of GPU and one network. Then applications are left out on clusters that
+    the others have used, and probed.
     """
-    found = clusters_.clusters_left_out(quick=quick)
+    rows = clusters_.some_rows(quick=quick)
+    priors = clusters_.priors_without(rows)
+    found = [clusters_.left_out(rows, name, each) for name, each in priors.items()]
     lines = [line for each in found for line in each["rows"]]
     print("a step of several devices from the profile of one: median absolute error\n")
     table(lines)
@@ -63,7 +69,35 @@ def clusters(*, quick: bool) -> Part:
                 at_most(f"{name}: error, median, %", line["median error %"], 15),
                 at_least(f"{name}: in the 90 % interval, %", line["in the 90 % interval"], 85),
             ]
-    return {"left out": found}, goals
+    if quick:
+        # Quick rows lack the placements that probes use.
+        return {"left out": found}, goals
+    applications = probed_.new_applications(rows, priors)
+    for name, each in applications.items():
+        print(f"\nan application that is left out: {name}\n")
+        whole = name in ("known cluster", *_PROBED)
+        table([line for line in each if whole or line["application"] == "all"])
+        if whole:
+            goals += _probed_goals(name, each)
+    return {"left out": found, "applications left out": applications}, goals
+
+
+_PROBED = ("known cluster, two probes", "unknown cluster, two probes")
+
+
+def _probed_goals(name: str, lines: list[dict[str, Any]]) -> list[Goal]:
+    goals = []
+    for line in lines:
+        if line["application"] == "all":
+            where = f"{line['cluster']}, {name}"
+            covered = line["in the 90 % interval"]
+            most = 6 if name in _PROBED else 10
+            goals += [
+                at_most(f"{where}: error, median, %", line["median error %"], most),
+                at_least(f"{where}: in the 90 % interval, %", covered, 85),
+                at_most(f"{where}: in the 90 % interval, at most, %", covered, 95),
+            ]
+    return goals
 
 
 def devices(*, quick: bool) -> Part:

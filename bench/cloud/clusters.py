@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -18,14 +18,15 @@ import numpy as np
 from bench.cloud.prediction import placement_of
 from bench.common.harness import data_folder
 from thrifty.cloud import (
+    ACCELERATORS,
     HardwareEstimates,
     Interval,
     NetworkPriors,
     Offer,
-    Spread,
     Workload,
     estimate,
 )
+from thrifty.cloud._networks import NetworkKind
 from thrifty.perf import StepProfile
 
 
@@ -135,14 +136,29 @@ def offer_of(cluster: str, num_devices: int) -> Offer:
     )
 
 
-def forecasts(rows: Sequence[Row], priors: NetworkPriors | None = None) -> np.ndarray:
+Known = Callable[[str, str], HardwareEstimates]
+"""Estimates for an application on a cluster."""
+
+
+def by_priors(priors: NetworkPriors) -> Known:
+    """Return estimates of clusters where nothing was measured."""
+
+    def known(cluster: str, _: str) -> HardwareEstimates:
+        return HardwareEstimates(profiled=CLUSTERS[cluster].accelerator, networks=priors)
+
+    return known
+
+
+def forecasts(rows: Sequence[Row], known: Known) -> np.ndarray:
     """Return the forecasts for setups of several devices: median, low, high, [setups, 3]."""
     profiles: dict[tuple[str, str], StepProfile] = {}
+    estimates: dict[tuple[str, str], HardwareEstimates] = {}
     out = []
     for row in rows:
         key = row.cluster, row.app
         if key not in profiles:
             profiles[key] = profile_of(rows, cluster=row.cluster, app=row.app)
+            estimates[key] = known(row.cluster, row.app)
         if sum(row.placement) == 1:
             continue
         work = Workload(
@@ -155,10 +171,7 @@ def forecasts(rows: Sequence[Row], priors: NetworkPriors | None = None) -> np.nd
             (offer_of(row.cluster, num), row.placement.count(num), False)
             for num in sorted(set(row.placement))
         ]
-        known = HardwareEstimates(
-            profiled=CLUSTERS[row.cluster].accelerator, networks=priors or NetworkPriors()
-        )
-        step = estimate(work, machines, estimates=known).step_s
+        step = estimate(work, machines, estimates=estimates[key]).step_s
         out.append((step.median, step.low, step.high))
     return np.array(out)
 
@@ -205,18 +218,16 @@ through the host. The shares are those of a ring at large messages.
 """
 
 _STEPS = (0.5, 0.7, 0.85, 1.0, 1.2, 1.4, 2.0)
-_SPREADS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0)
 _COVERAGE = 0.9
+_FEW = 2
+"""Clusters below which a kind of network counts as unknown."""
+_LEAST_WIDTH = 0.1
 _EVERY = 20
 """Every how manieth setup counts in the fit."""
 
 
 def fitted(rows: Sequence[Row], *, every: int = _EVERY) -> NetworkPriors:
-    """Return priors fitted to some clusters, starting from what vendors say.
-
-    The spreads are then scaled to the smallest for which, on the mean of the clusters, nine of ten
-    setups lie in the interval.
-    """
+    """Return priors fitted to some clusters, starting from what vendors say."""
     alone = [row for row in rows if row.placement == (1,)]
     some = alone + [row for row in rows if row.placement != (1,)][::every]
     start = {name: middle for name, (middle, _) in VENDORS.items()}
@@ -228,37 +239,57 @@ def fitted(rows: Sequence[Row], *, every: int = _EVERY) -> NetworkPriors:
                 loss = _loss(some, tried)
                 if loss < least:
                     best, least = tried, loss
-    priors = NetworkPriors(**best)
-    for spread in _SPREADS:
-        scaled = scaled_spreads(priors, spread)
-        found = [
-            line["in the 90 % interval"]
-            for line in summary(some, forecasts(some, scaled))
-            if line["application"] == "all"
-        ]
-        if np.mean(found) >= 100 * _COVERAGE:
-            break
-    return scaled
+    return calibrated(NetworkPriors(**best, observed=1.0), some)
 
 
-def scaled_spreads(priors: NetworkPriors, power: float) -> NetworkPriors:
-    """Return the priors with the logarithms of all spreads times ``power``."""
-    names = ("tcp", "fabric", "linked", "pcie")
-    return replace(
-        priors,
-        **{
-            name: Spread(faster=each.faster**power, slower=each.slower**power)
-            for name in names
-            for each in [getattr(priors, name)]
-        },
-    )
+def calibrated(priors: NetworkPriors, rows: Sequence[Row]) -> NetworkPriors:
+    """Return the priors with the width of intervals calibrated for each kind of network.
+
+    On each cluster, nine of ten setups would lie in the interval. The mean over the kind's clusters
+    counts. A kind of which fewer than two clusters were measured keeps its width.
+    """
+    plain = replace(priors, widths={})
+    several = [row for row in rows if sum(row.placement) > 1]
+    needed = needed_widths(several, forecasts(rows, by_priors(plain)))
+    found: dict[NetworkKind, list[float]] = defaultdict(list)
+    for cluster in sorted({row.cluster for row in several}):
+        for kind, between in ((kind_of(cluster, several=each), each) for each in (False, True)):
+            mine = [
+                (row.cluster == cluster) and ((len(row.placement) > 1) == between)
+                for row in several
+            ]
+            found[kind].append(math.log(np.quantile(needed[mine], _COVERAGE)))
+    widths = {
+        kind: math.exp(np.mean(each)) for kind, each in found.items() if len(each) >= _FEW
+    }
+    return replace(priors, widths=widths)
+
+
+def needed_widths(rows: Sequence[Row], guessed: np.ndarray) -> np.ndarray:
+    """Return the factor on the logarithm of each interval with which it just holds.
+
+    Rented machines of one type differ by a tenth; this part of the interval is given.
+    """
+    away = np.log([row.step_s for row in rows] / guessed[:, 0])
+    sides = np.where(away > 0, guessed[:, 2] / guessed[:, 0], guessed[:, 0] / guessed[:, 1])
+    machine = math.log(1.1)
+    out: np.ndarray = (np.abs(away) - machine) / np.maximum(np.log(sides) - machine, 1e-3)
+    return np.maximum(out, _LEAST_WIDTH)
+
+
+def kind_of(cluster: str, *, several: bool) -> NetworkKind:
+    """Return the kind of network that sums use on one machine, or on several."""
+    known = CLUSTERS[cluster]
+    if several:
+        return "fabric" if known.fabric else "tcp"
+    return "linked" if ACCELERATORS[known.accelerator].inner_gb_s else "pcie"
 
 
 def _loss(rows: Sequence[Row], values: Mapping[str, float]) -> float:
     """Return the mean over clusters of a robust error, and how far vendors' figures are away."""
     several = [row for row in rows if sum(row.placement) > 1]
     true = np.log([row.step_s for row in several])
-    away = np.log(forecasts(rows, NetworkPriors(**values))[:, 0]) - true
+    away = np.log(forecasts(rows, by_priors(NetworkPriors(**values)))[:, 0]) - true
     clusters = np.array([row.cluster for row in several])
     errors = [np.mean(np.sqrt(0.01 + away[clusters == each] ** 2)) for each in set(clusters)]
     unlikely = sum(
@@ -280,21 +311,27 @@ NOMINAL = NetworkPriors(
 """Networks as fast as their names say: data-sheet scaling."""
 
 
-def left_out(rows: Sequence[Row], cluster: str) -> dict[str, Any]:
+def left_out(rows: Sequence[Row], cluster: str, priors: NetworkPriors) -> dict[str, Any]:
     """Return the errors on a cluster by priors that were fitted without it."""
-    priors = fitted([row for row in rows if row.cluster != cluster])
     mine = [row for row in rows if row.cluster == cluster]
-    found = summary(mine, forecasts(mine, priors))
-    by_name = summary(mine, forecasts(mine, NOMINAL))
+    found = summary(mine, forecasts(mine, by_priors(priors)))
+    by_name = summary(mine, forecasts(mine, by_priors(NOMINAL)))
     for line, other in zip(found, by_name, strict=True):
         line["by data sheets %"] = other["median error %"]
     return {"cluster": cluster, "priors": asdict(priors), "rows": found}
 
 
-def clusters_left_out(*, quick: bool) -> list[dict[str, Any]]:
-    """Return the errors on each cluster by priors that were fitted to the others."""
+def some_rows(*, quick: bool) -> list[Row]:
+    """Return the measurements; few if the bench is to be quick."""
     rows = measured()
     if quick:
         alone = [row for row in rows if row.placement == (1,)]
         rows = alone + [row for row in rows if row.placement != (1,)][:: 20 * _EVERY]
-    return [left_out(rows, cluster) for cluster in CLUSTERS]
+    return rows
+
+
+def priors_without(rows: Sequence[Row]) -> dict[str, NetworkPriors]:
+    """Return priors for each cluster that were fitted to the others."""
+    return {
+        cluster: fitted([row for row in rows if row.cluster != cluster]) for cluster in CLUSTERS
+    }

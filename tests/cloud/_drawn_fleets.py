@@ -69,6 +69,7 @@ AS_NAMED = NetworkPriors(
     **dict.fromkeys(("tcp", "fabric", "linked", "pcie"), Spread(faster=1.25, slower=1.25)),
     step=Spread(faster=1.0, slower=1.0),
     straggling=exactly(0.0),
+    widths={},
 )
 """Networks as fast as their names say, and steps that are what the replay says."""
 

@@ -24,7 +24,7 @@ from thrifty.cloud._step_timing import ObservedSteps
 from thrifty.core import CloudError
 
 
-TRUE = NetworkPriors(straggling=exactly(0.0), step=Spread(faster=1.0, slower=1.0))
+TRUE = NetworkPriors(straggling=exactly(0.0), step=Spread(faster=1.0, slower=1.0), observed=1.0)
 PROFILE = a_profile(
     batches=(4, 16, 64),
     forward_s=(0.1, 0.4, 1.6),
@@ -33,7 +33,7 @@ PROFILE = a_profile(
     bucket_bytes=(2e9, 2e9),
 )
 OFFER = an_offer("v4", accelerator_count=4, accelerator_memory_gib=None, baseline_gbps=5.0)
-GUESSED = HardwareEstimates(profiled="V100")
+GUESSED = HardwareEstimates(profiled="V100", networks=NetworkPriors(widths={}, observed=1.0))
 
 
 def actual(**factors):
@@ -137,6 +137,14 @@ def test_steps_that_contradict_each_other_widen_the_interval():
     assert width(step_on(OFFER, 2, 8, known=rough)) > 2 * width(
         step_on(OFFER, 2, 8, known=smooth)
     )
+
+
+def test_the_interval_after_measurements_is_as_wide_as_asked():
+    found = calibrate(PROFILE, runs(*TWO_RUNS), estimates=GUESSED)
+    doubled = replace(found, networks=replace(found.networks, observed=2.0))
+    plain, wide = (step_on(OFFER, 8, 16, known=each) for each in (found, doubled))
+    assert wide.median == plain.median
+    assert width(wide) == pytest.approx(2 * width(plain))
 
 
 def test_later_steps_add_to_earlier_ones():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, strategies as st
@@ -186,6 +187,28 @@ def test_it_says_what_bounds_the_step(changes, why):
     )
     workload = a_workload(profile=a_profile(**changes))
     assert estimate(workload, [(an_offer(), 2, False)], estimates=estimates).why == why
+
+
+def test_the_width_of_an_interval_spares_the_speed_of_the_devices():
+    heavy = a_workload(profile=a_profile(bucket_bytes=(1e9, 1e9)))
+    wide = replace(ESTIMATES, networks=replace(AS_NAMED, widths={"tcp": 2.0}))
+    offer = an_offer(baseline_gbps=10.0)
+    alone, sums = (
+        [
+            estimate(work, [(offer, num, False)], estimates=each).step_s
+            for each in (ESTIMATES, wide)
+        ]
+        for work, num in ((replace(heavy, global_batch=8), 1), (heavy, 4))
+    )
+    assert alone[0] == alone[1]
+    assert sums[0].median == sums[1].median
+    for end in ("low", "high"):
+        plain, widened = (math.log(getattr(each, end) / each.median) for each in sums)
+        assert widened == pytest.approx(2 * plain)
+    slower = replace(wide, measured_compute={"V100": Interval(median=1.0, low=1.0, high=2.0)})
+    light = a_workload(profile=a_profile(bucket_bytes=(0.0, 0.0)))
+    step = estimate(light, [(offer, 4, False)], estimates=slower).step_s
+    assert step.high / step.median == pytest.approx(2.0, rel=1e-3)
 
 
 # -- several types ---------------------------------------------------------------------

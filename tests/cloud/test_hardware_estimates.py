@@ -116,6 +116,9 @@ def test_a_network_is_as_fast_as_it_always_is():
     [
         (lambda: NetworkPriors(tcp_gbps=0.0), "tcp_gbps is 0.0, and has to be positive"),
         (lambda: NetworkPriors(fabric_share=-1.0), "fabric_share is -1.0"),
+        (lambda: NetworkPriors(observed=0.0), "observed is 0.0"),
+        (lambda: NetworkPriors(widths={"tcp": 0.0}), r"`widths` must have positive factors"),
+        (lambda: NetworkPriors(widths={"wifi": 1.0}), r"by tcp, fabric, linked, pcie, got"),
         (lambda: NetworkPriors(pcie_contention=-0.1), "pcie_contention=-0.1"),
         (
             lambda: NetworkPriors(straggling=Interval(median=0.1, low=0.2, high=0.3)),
@@ -158,6 +161,21 @@ def test_a_step_of_several_devices_is_less_certain_the_more_they_are():
     assert (median[0], low[0], high[0]) == (1.0, 1.0, 1.0)
     assert low[1] < 1 < median[1] < median[2] < high[2]
     assert high[2] / low[2] > high[1] / low[1] > 1
+
+
+@pytest.mark.parametrize(
+    ("offer", "inside", "between"),
+    [
+        (machine("A100", baseline_gbps=1600.0, accelerator_count=8), "linked", "fabric"),
+        (machine("T4", baseline_gbps=50.0, accelerator_count=8), "pcie", "tcp"),
+    ],
+)
+def test_each_kind_of_network_has_an_interval_of_its_own_width(offer, inside, between):
+    widths = {"tcp": 2.0, "fabric": 3.0, "linked": 4.0, "pcie": 5.0}
+    priors = NetworkPriors(widths=widths)
+    assert priors.width(offer, several=False) == widths[inside]
+    assert priors.width(offer, several=True) == widths[between]
+    assert NetworkPriors(widths={}).width(offer, several=True) == 1.0
 
 
 def test_links_inside_a_machine_are_known_apart_from_those_between_machines():

@@ -25,9 +25,8 @@ _PLACEMENT, _PLACEMENT_OCTAVES, _SAME_PLACEMENT = 0.1, 0.7, 0.05
 """Standard deviations of the logarithm of a step over its replay, and how far they reach.
 
 A replay errs alike at neighbouring batch sizes, because the profile of one device has errors of its
-own, and at neighbouring numbers of machines and of devices per machine. The figures are rough on
-purpose: halving or doubling any of them changes the errors on measured clusters by less than a
-tenth (``bench/cloud/clusters.py``).
+own, and at neighbouring numbers of machines and of devices per machine. The figures are rough: in
+trials on measured clusters, halving or doubling one changed the errors by a tenth at most.
 """
 
 _DOUBT = 8.0

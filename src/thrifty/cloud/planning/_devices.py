@@ -48,6 +48,8 @@ class Devices:
         measured: instance types whose all-reduces were measured, [kinds]; "" for the others.
         collectives: model of these measurements; None if there are none.
         priors: what is known of machines where nothing was measured.
+        widths: factor on the logarithm of a step's interval on one machine, and on several,
+            [2, kinds].
         observed: measured steps of this training on these machines, [kinds]; None for none.
         quantiles: quantile of measured all-reduces for each entry of the first axis.
     """
@@ -66,6 +68,7 @@ class Devices:
     measured: tuple[str, ...]
     collectives: CollectiveModel | None
     priors: NetworkPriors
+    widths: np.ndarray
     observed: tuple[ObservedSteps | None, ...]
     quantiles: tuple[float, ...] = _QUANTILES
 
@@ -113,6 +116,10 @@ class Devices:
             ),
             collectives=collectives,
             priors=estimates.networks,
+            widths=np.array([
+                [estimates.networks.width(offer, several=several) for offer in offers]
+                for several in (False, True)
+            ]),
             # Steps were measured in the profile's precision, and tell nothing of another one.
             observed=tuple(
                 estimates.observed.get(offer.instance_type)
@@ -141,6 +148,7 @@ class Devices:
             measured=tuple(np.array(self.measured, object)[rows]),
             collectives=self.collectives,
             priors=self.priors,
+            widths=self.widths[:, rows],
             observed=tuple(np.array(self.observed, object)[rows]),
             quantiles=self.quantiles,
         )
@@ -296,7 +304,11 @@ def equal_steps(
         )
     fits = (num_micro > 0) & (workers <= global_batch)
     replay_s = step_s[0].copy()
-    step_s *= devices.priors.rest(workers)
+    step_s = widened(
+        step_s * devices.priors.rest(workers),
+        compute=devices.compute[..., None],
+        widths=np.where(workers > 1, devices.widths[(nodes > 1).astype(int)].T, 1.0),
+    )
     for kind, seen in enumerate(devices.observed):
         if seen is not None:
             step_s[:, kind] = seen.ends(
@@ -318,6 +330,20 @@ def equal_steps(
         batch=batch,
         num_micro=num_micro,
     )
+
+
+def widened(steps_s: np.ndarray, *, compute: np.ndarray, widths: np.ndarray) -> np.ndarray:
+    """Return steps whose interval is wider by what the devices' speed does not explain.
+
+    Args:
+        steps_s: median, low, high, [3, ...].
+        compute: factor on the computation: median, low, high, [3, ...].
+        widths: factor on the logarithm of the rest of the interval, [...].
+    """
+    rest = steps_s * compute[0] / (steps_s[0] * compute)
+    sides = np.stack([np.ones_like(rest[0]), np.minimum(rest[1], 1), np.maximum(rest[2], 1)])
+    out: np.ndarray = steps_s * sides ** (widths - 1)
+    return out
 
 
 def replay_slopes(

@@ -15,7 +15,16 @@ from thrifty.cloud._workload import Workload, study_s
 from thrifty.core import CloudError, UsageError
 from thrifty.perf import Precision, StepCurve, split_batch
 
-from ._devices import Devices, bound_by, equal_steps, kind_of, misfit, replayed_s, slopes_of
+from ._devices import (
+    Devices,
+    bound_by,
+    equal_steps,
+    kind_of,
+    misfit,
+    replayed_s,
+    slopes_of,
+    widened,
+)
 
 
 Machines = Sequence[tuple[Offer, int, bool]]
@@ -295,7 +304,11 @@ def _unequal(
     batch = min(splits, key=lambda split: float(replay(split)[0]))
     replay_s = replay(batch)
     rest = devices.priors.rest((nums * devices.per_node * (batch > 0)).sum())
-    steps = replay_s * rest
+    steps = widened(
+        replay_s * rest,
+        compute=devices.compute.max(axis=1),
+        widths=devices.widths[int(nums.sum() > 1)].max(),
+    )
     if devices.observed[0] is not None and len(set(devices.observed)) == 1:
         # All are of one type, of which some machines lend only some of their devices.
         near = replay(batch, devices.nearby())

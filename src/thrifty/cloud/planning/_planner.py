@@ -236,7 +236,7 @@ def plan_fleet(
     ...     FleetOptions(deadline_s=24 * 3600, estimates=HardwareEstimates(profiled="V100")),
     ... )
     >>> str(plan.best), round(plan.best.time_s.high / 3600, 1)
-    ('1 x p3.8xlarge (4 V100)', 23.6)
+    ('1 x p3.8xlarge (4 V100)', 22.6)
     """
     options = options or FleetOptions()
     goal = options.goal
