@@ -258,7 +258,8 @@ def calibrated(priors: NetworkPriors, rows: Sequence[Row]) -> NetworkPriors:
                 (row.cluster == cluster) and ((len(row.placement) > 1) == between)
                 for row in several
             ]
-            found[kind].append(math.log(np.quantile(needed[mine], _COVERAGE)))
+            if any(mine):
+                found[kind].append(math.log(np.quantile(needed[mine], _COVERAGE)))
     widths = {
         kind: math.exp(np.mean(each)) for kind, each in found.items() if len(each) >= _FEW
     }
