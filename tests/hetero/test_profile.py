@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from thrifty.core import HeteroError
+from thrifty.hetero.balance import _profile
 from thrifty.hetero.balance._profile import device_name, profile_step
 from thrifty.hetero.training._flat import gradient_buckets
 from thrifty.hetero.training._rehearsal import _Stopwatch
@@ -161,6 +162,33 @@ def test_a_busy_machine_is_noticed_and_its_profile_not_kept(tmp_path, caplog):
     assert not quiet.is_noisy
     assert not profiled(lambda _, number: number % 5 == 1).is_noisy
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(("waits_ns", "noisy"), [(10**12, True), (0, False)])
+def test_a_machine_that_is_busy_at_every_step_is_noticed_too(
+    waits_ns, noisy, tmp_path, monkeypatch
+):
+    told = tmp_path / "7" / "schedstat"
+    told.parent.mkdir()
+    told.write_text("5 100 1")
+    (tmp_path / "8").mkdir()  # a thread that has just ended
+    monkeypatch.setattr(_profile, "_THREADS", tmp_path)
+
+    def waiting(net, batch):
+        told.write_text(f"5 {100 + waits_ns} 1")
+        return net(batch).sum()
+
+    net = nn.Linear(4, 2)
+    profile = profile_step(
+        net,
+        sgd(net),
+        lambda num: torch.zeros(num, 4),
+        loss=waiting,
+        batches=(2, 4),
+        budget_s=0.05,
+    )
+    # Real steps may be noisy by themselves, so only waiting that is told makes sure that they are.
+    assert profile.noise > 1000 if noisy else profile.noise < 1000
 
 
 def test_larger_batches_that_seem_faster_are_timed_again():

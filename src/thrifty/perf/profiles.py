@@ -37,7 +37,7 @@ class StepProfile:
         bucket_ready: share of the backward pass after which each bucket is ready, ascending to 1.
         sample_input_s: seconds to read one sample.
         overhead_s: other seconds of a step.
-        noise: by how much, relative to it, the median step took longer than the fastest.
+        noise: by how much longer, relative to them, steps took because the machine was busy.
         peak_error: by how much, relative to them, a step may need more than ``peak_bytes``; by
             default what an allocator loses to fragments.
         precision: precision in which the step was measured.

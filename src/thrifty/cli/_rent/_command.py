@@ -237,9 +237,8 @@ class Scene:
         ]
         if workload.profile.is_noisy:
             notes.append(
-                "the machine was busy meanwhile: half of the steps took at least "
-                f"{workload.profile.noise:.0%} longer than the fastest; time it again when nothing "
-                "else runs".replace("%", " %")
+                "the machine was busy meanwhile, which made steps "
+                f"{100 * workload.profile.noise:.0f} % longer; time it again when nothing else runs"
             )
         notes += plan.notes
         if self.market is not None:

@@ -49,7 +49,10 @@ _ESTIMATED_PEAK = 0.5
 The estimate knows neither the workspaces of a GPU's libraries nor results that are freed at once.
 """
 
-_METHOD = 3
+_THREADS = Path("/proc/self/task")
+"""What Linux says about each thread of this process; other systems have no such folder."""
+
+_METHOD = 4
 """Number of the way of measuring; profiles of earlier ways are not used."""
 
 
@@ -68,7 +71,8 @@ def profile_step(
 
     For each batch size it measures the least time of forward pass, backward pass and optimiser, in
     rounds over all sizes: what else the machine does only adds to a time. How much it added is the
-    profile's ``noise``; a noisy profile is a warning, and is not cached. For the gradient, it
+    profile's ``noise``: by how much the median step is longer, or how long a thread waited for a
+    processor (on Linux). A noisy profile is a warning, and is not cached. For the gradient, it
     records the buckets of PyTorch's DDP (1 MiB, then 25 MiB, in reverse order of the parameters)
     and the share of the backward pass after which each bucket is complete. Hooks measure that share
     in separate steps, so they do not affect the times. Measuring stops at the batch size that does
@@ -89,6 +93,7 @@ def profile_step(
         batches: Batch sizes, ascending.
         budget_s: Seconds that measuring may take.
         clock: Clock for measurements on a CPU (default: the machine's). A CUDA device has its own.
+            With a clock of your own, waiting for a processor does not count as noise.
         cache: Folder to cache profiles in. Another model, optimiser, data shape, device or version
             of torch is measured again; another ``loss`` is not, so use another folder after you
             turn autocast on or off in it.
@@ -110,6 +115,7 @@ def profile_step(
     ((8, 16), (40.0,))
     """
     rehearsal = Rehearsal(model, optimizer, loss=loss, clock=clock or SystemClock())
+    queues = _Queues(_THREADS if clock is None else None)
     sizes, make = _sizes(batches, data)
     with rehearsal.left_as_it_was():
         path = None
@@ -119,7 +125,7 @@ def profile_step(
             known = read_profile(path)
             if known is not None:
                 return known
-        profile = _profile(rehearsal, sizes, make, budget_s=budget_s)
+        profile = _profile(rehearsal, sizes, make, budget_s=budget_s, queues=queues)
         profile = replace(profile, precision=_precision(rehearsal, model, make(sizes[0])))
     if path is not None and not profile.is_noisy:
         write_profile(path, profile)
@@ -160,12 +166,53 @@ class _Measured:
         return more / max(self.step_s, _TINY_S)
 
 
+class _Queues:
+    """How long threads of this process were ready to run while others had the processor.
+
+    Where a program shares the processor all the time, every step is slow, so the steps alone do not
+    tell. The kernel does: ``schedstat`` has seconds on the processor, then seconds of waiting.
+
+    Args:
+        threads: Folder with a subfolder for each thread; None: nothing is known.
+    """
+
+    def __init__(self, threads: Path | None) -> None:
+        self._threads = threads
+
+    def waited_s(self) -> dict[str, float]:
+        """Return the seconds that each thread has waited so far; empty where they are not known."""
+        out = {}
+        for path in self._threads.glob("*/schedstat") if self._threads else ():
+            with suppress(OSError, ValueError, IndexError):  # a thread that has just ended
+                out[path.parent.name] = 1e-9 * int(path.read_text().split()[1])
+        return out
+
+    @staticmethod
+    def noise(
+        before: Mapping[str, float], after: Mapping[str, float], *, took_s: float
+    ) -> float:
+        """Return how much longer the thread that waited most took than it would have alone."""
+        waited = max((after[key] - s for key, s in before.items() if key in after), default=0.0)
+        return waited / max(took_s - waited, _TINY_S)
+
+
 def _profile(
-    rehearsal: Rehearsal, sizes: Sequence[int], make: Make, *, budget_s: float
+    rehearsal: Rehearsal,
+    sizes: Sequence[int],
+    make: Make,
+    *,
+    budget_s: float,
+    queues: _Queues,
 ) -> StepProfile:
-    until = rehearsal.clock.monotonic() + budget_s
+    began, before = rehearsal.clock.monotonic(), queues.waited_s()
+    until = began + budget_s
     done = _fitting(rehearsal, sizes, make, until=until)
     _time_rounds(rehearsal, done, until=until)
+    took_s = rehearsal.clock.monotonic() - began
+    noise = max(
+        median(each.noise for each in done.values()),
+        queues.noise(before, queues.waited_s(), took_s=took_s),
+    )
     ready = median_shape([shape for each in done.values() for shape in each.shapes])
     buckets = gradient_buckets(rehearsal.parameters, ready)
     profile = StepProfile(
@@ -178,14 +225,13 @@ def _profile(
         bucket_bytes=tuple(num_bytes for num_bytes, _ in buckets),
         bucket_ready=tuple(share for _, share in buckets),
         sample_input_s=median(s / size for size, each in done.items() for s in each.input_s),
-        noise=median(each.noise for each in done.values()),
+        noise=noise,
         peak_error=_MEASURED_PEAK if rehearsal.device.type == "cuda" else _ESTIMATED_PEAK,
     )
     if profile.is_noisy:
         _log.warning(
-            "the machine was busy while a step was timed: half of the steps took at least %.0f %% "
-            "longer than the fastest one; forecasts may be off, so time it again when nothing else "
-            "runs",
+            "the machine was busy while a step was timed, which made steps %.0f %% longer; "
+            "forecasts may be off, so time it again when nothing else runs",
             100 * profile.noise,
         )
     return profile
