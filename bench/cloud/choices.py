@@ -38,9 +38,20 @@ GPUS = {"aws": "T4", "azure": "V100-32GB", "dgx": "A100", "rtx": "RTX2080Ti"}
 
 _GOOD = 0.05
 _GIB = 2**30
-_SHEET_ERROR = 2.4
-_PAIR_ERROR = 2.1
-"""Error factors of ``HardwareEstimates``, for speeds that it does not know or must not know."""
+
+
+def _error_of(profiled: str, accelerator: str) -> float:
+    """Return the error factor of ``HardwareEstimates`` for the ratio of two devices' speeds."""
+    offer = Offer(
+        cloud="", region="", instance_type="", accelerator=accelerator, price_usd_h=1.0
+    )
+    known = HardwareEstimates(profiled=profiled).compute(offer)
+    return known.high / known.median
+
+
+_PAIR_ERROR = _error_of("V100", "T4")
+_SHEET_ERROR = _error_of("V100", "A100")
+"""Error factors for speeds that it does not know or must not know."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -125,6 +125,17 @@ def test_what_is_known_well_moves_less():
     assert 1 < believed < 1.4 < guessed
 
 
+def test_estimates_are_refused_for_another_training_than_was_measured():
+    found = calibrate(PROFILE, runs(*TWO_RUNS), estimates=GUESSED)
+    other = replace(PROFILE, forward_s=(0.2, 0.8, 3.2))
+    with pytest.raises(CloudError, match="calibrated to another profile"):
+        calibrate(other, runs((2, 8)), estimates=found)
+    with pytest.raises(CloudError, match="call `calibrate` with this one"):
+        estimate(a_workload(profile=other), [(OFFER, 2, False)], estimates=found)
+    again = calibrate(replace(PROFILE), runs((2, 8)), estimates=found)
+    assert len(again.observed["v4"].timings) == len(TWO_RUNS) + 1
+
+
 def test_steps_that_contradict_each_other_widen_the_interval():
     scattered = [
         replace(each, seconds=each.seconds * (3.0 if place % 2 else 1 / 3.0))

@@ -9,6 +9,7 @@ import pytest
 
 from tests.cloud._drawn_fleets import AS_NAMED, GIB, a_profile, a_workload, an_offer, exactly
 from thrifty.cloud import FleetOptions, HardwareEstimates, Interval, estimate, plan_fleet
+from thrifty.cloud._accelerators import ACCELERATORS
 from thrifty.cloud._precisions import precision_of
 from thrifty.cloud._probe_gain import Arena
 from thrifty.cloud.planning._table import table_of
@@ -37,6 +38,13 @@ def test_a_device_without_units_of_16_bits_trains_in_float32(gpu):
 def test_volta_and_turing_have_no_bfloat16(gpu):
     assert chosen(gpu, allowed=("float32", "bfloat16"))[0] == "float32"
     assert chosen(gpu)[0] == "float16"
+
+
+def test_every_accelerator_since_volta_trains_in_16_bits():
+    before = {"K80", "M60", "P4", "P100"}
+    without = {gpu for gpu in ACCELERATORS if chosen(gpu)[0] == "float32"}
+    assert without == before
+    assert chosen("MI300X", allowed=("float32", "bfloat16"))[0] == "bfloat16"
 
 
 @pytest.mark.parametrize("gpu", ["V100", "T4", "A100", "L4", "H100"])

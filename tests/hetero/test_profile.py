@@ -164,9 +164,12 @@ def test_a_busy_machine_is_noticed_and_its_profile_not_kept(tmp_path, caplog):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize(("waits_ns", "noisy"), [(10**12, True), (0, False)])
-def test_a_machine_that_is_busy_at_every_step_is_noticed_too(
-    waits_ns, noisy, tmp_path, monkeypatch
+@pytest.mark.parametrize(
+    ("device", "waits_ns", "noisy"),
+    [("cpu", 10**12, True), ("cpu", 0, False), ("meta", 10**12, False)],
+)
+def test_a_machine_that_is_busy_at_every_step_is_noticed_where_steps_run_on_its_processors(
+    device, waits_ns, noisy, tmp_path, monkeypatch
 ):
     told = tmp_path / "7" / "schedstat"
     told.parent.mkdir()
@@ -178,7 +181,7 @@ def test_a_machine_that_is_busy_at_every_step_is_noticed_too(
         told.write_text(f"5 {100 + waits_ns} 1")
         return net(batch).sum()
 
-    net = nn.Linear(4, 2)
+    net = nn.Linear(4, 2, device=device)
     profile = profile_step(
         net,
         sgd(net),

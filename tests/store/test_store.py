@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import threading
+from dataclasses import dataclass
 
 import pytest
 from sqlalchemy import create_engine, inspect, text
@@ -37,6 +38,7 @@ from thrifty.store import (
     TrialStopped,
 )
 from thrifty.store._migrate import upgrade
+from thrifty.store._records import records_of
 from thrifty.store._schema import metadata
 from thrifty.testing import VirtualClock
 
@@ -620,3 +622,18 @@ def test_an_epoch_outlives_the_study_that_trained_it(store, study):
     assert store.plans.load(1).epochs == [record]
     store.studies.delete("s")
     assert [e.study for e in store.plans.load(1).epochs] == [None]
+
+
+def test_a_field_without_a_column_is_no_silent_default():
+    @dataclass(frozen=True, kw_only=True)
+    class Counted:
+        number: int
+        times: int = 0
+
+    engine = create_engine("sqlite://")
+    with engine.connect() as connection:
+        whole = connection.execute(text("SELECT 1 AS number, 2 AS times, 3 AS more")).all()
+        part = connection.execute(text("SELECT 1 AS number")).all()
+    assert records_of(Counted, whole) == [Counted(number=1, times=2)]
+    with pytest.raises(ValueError, match="not in tuple"):
+        records_of(Counted, part)

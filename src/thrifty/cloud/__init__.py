@@ -17,10 +17,10 @@ from ._skypilot import launch, time_estimator, to_skypilot
 from ._spot import SpotHistory, daly_s, spot_seconds, young_s
 from ._step_timing import StepTiming
 from ._workload import Workload, widths_of
-from .planning._calibrate import calibrate
 from .planning._estimate import estimate
 from .planning._fleet_options import FleetOptions
 from .planning._planner import FleetPlan, plan_fleet
+from .planning._step_fit import calibrate
 
 
 __all__ = [

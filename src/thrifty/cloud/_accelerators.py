@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib.resources import files
 
+from thrifty.perf import PRECISIONS, Precision
+
 from ._offer import Offer
 
 
@@ -24,6 +26,7 @@ class Accelerator:
             directly, roughly half of the data sheet's link; 0 if they share the host's PCIe.
         measured: speed in training relative to a V100, where public measurements have it; None: the
             data sheet counts.
+        mixed: types of 16 bits that its matrix units train in.
     """
 
     tflops: float
@@ -31,6 +34,7 @@ class Accelerator:
     memory_gib: float
     inner_gb_s: float
     measured: float | None = None
+    mixed: tuple[Precision, ...] = ()
 
     @property
     def speed(self) -> float:
@@ -57,6 +61,7 @@ def _from_data_sheets() -> dict[str, Accelerator]:
             memory_gib=float(row["MemoryGiB"]),
             inner_gb_s=float(row["InnerGBs"]),
             measured=float(row["Measured"]) if row["Measured"] else None,
+            mixed=tuple(each for each in PRECISIONS if each in row["Mixed"].split()),
         )
         for row in rows
     }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from thrifty.core import CloudError
-from thrifty.perf import CollectiveModel, CollectiveTiming, Link
+from thrifty.perf import CollectiveModel, CollectiveTiming, Link, StepProfile
 
 from ._accelerators import ACCELERATORS, VCPU
 from ._networks import NetworkPriors
@@ -60,8 +60,10 @@ class HardwareEstimates:
             ``measured_network`` and ``measured_inner``.
         networks: what networks reach that were not measured.
         usable_memory: share of a device's nominal memory that a program is sure to get.
-        observed: by instance type: steps of this training that were measured there, from
+        observed: by instance type: steps of one training that were measured there, from
             ``calibrate``.
+        calibrated_to: profile of that training; None without measured steps. Estimates for another
+            profile are refused, because how fast a device is depends on the training.
 
     >>> offer = Offer(
     ...     cloud="aws",
@@ -88,11 +90,27 @@ class HardwareEstimates:
     networks: NetworkPriors = field(default_factory=NetworkPriors)
     usable_memory: float = _USABLE
     observed: Mapping[str, ObservedSteps] = field(default_factory=dict)
+    calibrated_to: StepProfile | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.usable_memory <= 1:
             raise CloudError(
                 f"usable_memory is a share above 0 and up to 1, not {self.usable_memory}"
+            )
+
+    def check_profile(self, profile: StepProfile) -> None:
+        """Check that the measured steps, if there are any, are those of this training.
+
+        Raises:
+            CloudError: they were measured with another profile.
+        """
+        if self.calibrated_to not in (None, profile):
+            raise CloudError(
+                "these estimates were calibrated to another profile (device "
+                f"{self.calibrated_to.device!r}, batches {self.calibrated_to.batches}) than the "
+                f"workload's (device {profile.device!r}, batches {profile.batches}): plan with "
+                "that profile, or start from estimates without measured steps and call "
+                "`calibrate` with this one"
             )
 
     def usable_bytes(self, offer: Offer) -> float:

@@ -75,8 +75,13 @@ _OBSERVED = 1.2
 """The same after two probes of each application on each cluster."""
 
 _POSITIVE = (
-    "tcp_share", "tcp_gbps", "fabric_share", "linked_share", "pcie_gb_s", "observed"
-)  # fmt: skip
+    "tcp_share",
+    "tcp_gbps",
+    "fabric_share",
+    "linked_share",
+    "pcie_gb_s",
+    "observed",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from thrifty.perf import PRECISIONS, Precision, StepProfile
 
+from ._accelerators import ACCELERATORS
 from ._hardware import HardwareEstimates
 from ._offer import Interval, Offer
 
@@ -17,17 +18,9 @@ _AMPERE = Interval(median=1 / 1.7, low=1 / 3.5, high=1.0)
 NVIDIA's DeepLearningExamples report 1.9 to 4.0 times the throughput for twelve trainings on one
 V100, and 1.04 to 2.8 times for twenty on one A100, there compared with TF32. PyTorch multiplies
 matrices without TF32 unless told otherwise, so the gain may be larger. Those networks were chosen
-to show the gain, and small ones are bound by launches, so the other end is no gain at all.
+to show the gain, and small ones are bound by launches, so the other end is no gain at all. Newer
+devices count like an A100, because there are no such measurements of them.
 """
-
-_UNITS: dict[str, dict[Precision, Interval]] = {
-    **{name: {"float16": _VOLTA} for name in ("V100", "V100-32GB", "T4")},
-    **{
-        name: {"float16": _AMPERE, "bfloat16": _AMPERE}
-        for name in ("L4", "A10", "A10G", "L40S", "A100", "A100-80GB", "H100", "H200")
-    },
-}
-"""Accelerators with matrix units of 16 bits; all others train in single precision only."""
 
 
 def precision_of(
@@ -48,7 +41,7 @@ def precision_of(
         profile: profile of a step, with its precision.
         estimates: tell whether the device itself was measured.
     """
-    known = _UNITS.get(offer.accelerator, {})
+    known = _mixed(offer.accelerator)
     wanted = (profile.precision,) if allowed is None else allowed
     possible = [each for each in PRECISIONS if each in wanted and each in known]
     if "float32" in wanted or not possible:
@@ -68,4 +61,13 @@ def precision_of(
 
 
 def _factor(accelerator: str, precision: Precision) -> Interval:
-    return _UNITS.get(accelerator, {}).get(precision, _SAME)
+    mixed = _mixed(accelerator)
+    if precision not in mixed:
+        return _SAME
+    return _AMPERE if "bfloat16" in mixed else _VOLTA
+
+
+def _mixed(accelerator: str) -> tuple[Precision, ...]:
+    """Return the types of 16 bits that it has units for; none where its data sheet is not known."""
+    known = ACCELERATORS.get(accelerator)
+    return () if known is None else known.mixed

@@ -372,11 +372,13 @@ def records_of(
         kind: The class of the records.
         rows: The rows of one query; columns that are no fields are left out.
         decode: A function for each field that the database holds in another form.
+
+    Raises:
+        ValueError: A field has no column; its default would hide what the database has.
     """
     if not rows:
         return []
-    known = {each.name for each in fields(kind)}  # type: ignore[arg-type]
-    names = [name for name in rows[0]._fields if name in known]
+    names = [each.name for each in fields(kind)]  # type: ignore[arg-type]
     read = itemgetter(*(rows[0]._fields.index(name) for name in names))
     out = []
     for row in rows:

@@ -79,9 +79,11 @@ class Devices:
         """Return the estimates, with one kind for each offer.
 
         Raises:
-            CloudError: nothing is known of a device's speed.
+            CloudError: nothing is known of a device's speed, or the estimates were calibrated to
+                another training.
         """
         profile = workload.profile
+        estimates.check_profile(profile)
         chosen = [
             precision_of(
                 offer, allowed=workload.precisions, profile=profile, estimates=estimates

@@ -115,7 +115,9 @@ def profile_step(
     ((8, 16), (40.0,))
     """
     rehearsal = Rehearsal(model, optimizer, loss=loss, clock=clock or SystemClock())
-    queues = _Queues(_THREADS if clock is None else None)
+    # A step on a GPU does not wait for the host's threads; they only launch its kernels.
+    on_processors = clock is None and rehearsal.device.type == "cpu"
+    queues = _Queues(_THREADS if on_processors else None)
     sizes, make = _sizes(batches, data)
     with rehearsal.left_as_it_was():
         path = None
@@ -169,8 +171,9 @@ class _Measured:
 class _Queues:
     """How long threads of this process were ready to run while others had the processor.
 
-    Where a program shares the processor all the time, every step is slow, so the steps alone do not
-    tell. The kernel does: ``schedstat`` has seconds on the processor, then seconds of waiting.
+    Where a program shares the processor all the time, every step on a CPU is slow, so the steps
+    alone do not tell. The kernel does: ``schedstat`` has seconds on the processor, then seconds of
+    waiting.
 
     Args:
         threads: Folder with a subfolder for each thread; None: nothing is known.

@@ -45,7 +45,8 @@ def calibrate(
         estimates: estimates to correct.
 
     Raises:
-        CloudError: there are no timings, or nothing is known of a device's speed.
+        CloudError: there are no timings, nothing is known of a device's speed, or the estimates
+            were calibrated to another profile before.
 
     >>> from thrifty.cloud import Offer
     >>> profile = StepProfile(
@@ -74,6 +75,7 @@ def calibrate(
     """
     if not timings:
         raise CloudError("`timings` must have at least one measured step, got none")
+    estimates.check_profile(profile)
     groups: dict[str, list[StepTiming]] = defaultdict(list)
     for timing in timings:
         groups[timing.offer.instance_type].append(timing)
@@ -112,6 +114,7 @@ def _observed(
         estimates,
         measured_compute={**estimates.measured_compute, offer.device: seen.posterior[0]},
         observed={**estimates.observed, name: seen},
+        calibrated_to=profile,
     )
 
 
