@@ -21,7 +21,7 @@ from tests.cloud._drawn_fleets import (
     offers,
     workloads,
 )
-from thrifty.cloud import FleetOptions, HardwareEstimates, Interval
+from thrifty.cloud import FleetOptions, HardwareEstimates, Interval, StepTiming
 from thrifty.cloud._probe import Measured, Probes
 from thrifty.cloud._probe_gain import measured_interval, outcomes
 from thrifty.cloud.planning._estimate import estimate
@@ -233,7 +233,7 @@ def test_repeats_make_the_interval():
     assert (wide.low, wide.high) == pytest.approx((2 / 2**1.6449, 2 * 2**1.6449), rel=1e-4)
 
 
-def test_networks_are_measured_on_two_machines():
+def test_networks_are_measured_on_four_machines_or_on_as_many_as_are_allowed():
     heavy = a_workload(steps=100_000, profile=a_profile(bucket_bytes=(2e9, 2e9)))
     known = replace(
         UNSURE,
@@ -247,13 +247,62 @@ def test_networks_are_measured_on_two_machines():
     given = {"estimates": known, "deadline_s": 150 * HOUR}
     probes = probes_of([SURE, cheap], heavy, **given)
     probe = probes.next()
-    assert (probe.offer, probe.num, probe.finds) == (cheap, 2, ("network",))
-    assert probe.usd == pytest.approx(2 * 2.0 * 240 / HOUR)
+    assert (probe.offer, probe.num, probe.finds) == (cheap, 4, ("network",))
+    assert probe.usd == pytest.approx(4 * 2.0 * 240 / HOUR)
     probes.tell(probe, Measured(network=(0.1,)))
     assert probes.estimates.network(cheap) == measured_interval((0.1,))
     assert str(probes.plan.best) == "2 x rival (1 A10 each)"
-    # A quota of one does not allow the two machines that this probe needs.
+    assert probes_of([SURE, cheap], heavy, **given, quotas={"rival": 2}).next().num == 2
+    # A quota of one does not allow the two machines that this probe needs at least.
     assert probes_of([SURE, cheap], heavy, **given, quotas={"rival": 1}).next() is None
+
+
+def unsure_of_a_network():
+    """Return probes, the first of which is of the offer's network, and that offer."""
+    heavy = a_workload(steps=100_000, profile=a_profile(bucket_bytes=(2e9, 2e9)))
+    known = replace(
+        UNSURE,
+        measured_network={
+            "sure": exactly(1.0),
+            "rival": Interval(median=1.0, low=0.05, high=5.0),
+        },
+        measured_compute={"V100": exactly(1.0), "A10": exactly(1.05)},
+    )
+    cheap = replace(RIVAL, price_usd_h=2.0)
+    return probes_of([SURE, cheap], heavy, estimates=known, deadline_s=150 * HOUR), cheap
+
+
+def test_a_probe_may_be_told_as_seconds_of_steps():
+    probes, cheap = unsure_of_a_network()
+    before = probes.estimates
+    probe = probes.next()
+    assert probe.num == 4
+    timings = [
+        StepTiming(offer=cheap, num=num, batch=16, seconds=seconds)
+        for num, seconds in [(1, 3.2), (4, 5.0)]
+    ]
+    probes.tell(probe, timings)
+    assert probes.estimates.calibrated_to == probes._workload.profile
+    wide, narrow = before.network(cheap), probes.estimates.network(cheap)
+    assert narrow.high / narrow.low < wide.high / wide.low
+    assert probes.spent_usd == probe.usd
+    assert str(probes.next()) != str(probe)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"offer": SURE}, "a step is told on 4 x sure"),
+        ({"num": 5}, "a step is told on 5 x rival"),
+        ({"num": 1}, "all steps are of one machine"),
+    ],
+)
+def test_steps_of_other_machines_than_the_probes_are_refused(change, message):
+    probes, cheap = unsure_of_a_network()
+    timing = StepTiming(offer=cheap, num=4, batch=16, seconds=0.9)
+    with pytest.raises(CloudError, match=message):
+        probes.tell(probes.next(), [replace(timing, **change)])
+    assert probes.spent_usd == 0
 
 
 def test_two_machines_show_what_one_does():

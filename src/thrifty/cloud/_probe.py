@@ -14,22 +14,31 @@ from thrifty.core import CloudError, derive_seed
 from ._hardware import HardwareEstimates
 from ._offer import Interval, Offer
 from ._probe_gain import NOISE, Arena, What, measured_interval, outcomes, subject_of
+from ._step_timing import StepTiming
 from ._workload import Workload
 from .planning._fleet_options import FleetOptions
 from .planning._planner import FleetPlan, known_offers, plan_fleet
+from .planning._step_fit import calibrate
 from .planning._table import table_of
 
 
 _MACHINES: Mapping[What, int] = {"compute": 1, "inner": 1, "network": 2}
-"""How many machines show a factor; more of them show what fewer do."""
+"""How many machines show a factor at least; more of them show what fewer do."""
+
+_TOGETHER = 4
+"""How many machines measure a network, if as many are allowed.
+
+Two of them may be connected better or worse than most: on one measured cluster, forecasts from two
+were worse than from data sheets, and those from four were better (docs/design/cloud.md).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
     """A measurement on rented machines.
 
-    One machine shows how fast its devices compute and all-reduce inside it; two show how fast
-    machines all-reduce between them.
+    One machine shows how fast its devices compute and all-reduce inside it; several, four if
+    allowed, show how fast machines all-reduce between them.
 
     Attributes:
         offer: offer to rent.
@@ -63,7 +72,7 @@ class Measured:
         compute: factors on the profile's seconds that a device takes.
         inner: factors on the seconds of ``HardwareEstimates.link`` that all-reduces inside a
             machine take.
-        network: the same between two machines.
+        network: the same between machines.
 
     Raises:
         CloudError: a factor is not positive.
@@ -206,13 +215,27 @@ class Probes:
             )
         return None
 
-    def tell(self, probe: Probe, measured: Measured) -> None:
+    def tell(self, probe: Probe, measured: Measured | Sequence[StepTiming]) -> None:
         """Record a result and replan; the probe's price and seconds count as spent.
 
+        Args:
+            probe: probe that was made.
+            measured: factors that it found, or seconds of steps of this training, from which
+                ``calibrate`` works them out.
+
         Raises:
-            CloudError: the result does not match what the probe finds, or no fleet meets the goal
-                any more.
+            CloudError: the result does not match what the probe finds or where, or no fleet meets
+                the goal any more.
         """
+        if isinstance(measured, Measured):
+            estimates = self._with_factors(probe, measured)
+        else:
+            estimates = self._with_steps(probe, measured)
+        self._spend(probe)
+        self._options = replace(self._options, estimates=estimates)
+        self.plan = self._planned()
+
+    def _with_factors(self, probe: Probe, measured: Measured) -> HardwareEstimates:
         found = {what: factors for what in _MACHINES if (factors := getattr(measured, what))}
         if set(found) != set(probe.finds):
             raise CloudError(
@@ -220,13 +243,28 @@ class Probes:
                 f"{' and '.join(found) or 'nothing'} is told: give Measured at least one "
                 "factor for each of its finds, and no other"
             )
-        self._spend(probe)
-        estimates = self.estimates.probed(**{
+        return self.estimates.probed(**{
             what: {subject_of(what, probe.offer): measured_interval(factors)}
             for what, factors in found.items()
         })
-        self._options = replace(self._options, estimates=estimates)
-        self.plan = self._planned()
+
+    def _with_steps(self, probe: Probe, timings: Sequence[StepTiming]) -> HardwareEstimates:
+        for timing in timings:
+            if (
+                timing.offer.instance_type != probe.offer.instance_type
+                or timing.num > probe.num
+            ):
+                raise CloudError(
+                    f"the probe rents {probe.offer.spell(probe.num)}, and a step is told on "
+                    f"{timing.offer.spell(timing.num)}: give steps on the probe's machines, or "
+                    "on fewer of them"
+                )
+        if probe.num > 1 and not any(timing.num > 1 for timing in timings):
+            raise CloudError(
+                "the probe finds how fast machines all-reduce, and all steps are of one machine: "
+                f"give one on {probe.offer.spell(probe.num)}"
+            )
+        return calibrate(self._workload.profile, timings, estimates=self.estimates)
 
     def missed(self, probe: Probe, *, usd: float = 0.0, seconds: float = 0.0) -> None:
         """Record that the probe's machines were not available or failed; it is not proposed again.
@@ -294,6 +332,8 @@ class Probes:
                 num = _MACHINES[what]
                 subject = what, subject_of(what, offer)
                 if subject not in probes and num <= allowed:
+                    if what == "network":
+                        num = max(num, int(min(_TOGETHER, allowed)))
                     probes[subject] = Probe(
                         offer=offer,
                         num=num,
