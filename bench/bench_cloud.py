@@ -194,7 +194,12 @@ def choices(*, quick: bool) -> Part:
     table([{"chooses": name, **each} for name, each in figures["margins"].items()])
     goals = [at_least("choices: jobs", figures["jobs"], 2000)]
     for line in figures["table"]:
-        if line["chooses"] in {choices_.ONE_PROFILE, choices_.EACH_GPU, choices_.RUNS}:
+        if line["chooses"] in {
+            choices_.ONE_PROFILE,
+            choices_.EACH_GPU,
+            choices_.PROBED,
+            choices_.RUNS,
+        }:
             name = line["chooses"]
             goals += [
                 at_most(f"{name}: regret, mean, %", line["regret, mean %"], 5),

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from bench.cloud.clusters import CLUSTERS, Row, profile_of
 from bench.cloud.devices import sheet
 from bench.cloud.jobs import SETUP_S, Job, true_s
 from bench.cloud.prediction import USD_H
+from bench.cloud.probed_clusters import Runs, rows_of, timings_of
 from thrifty.cloud import (
     ACCELERATORS,
     Fleet,
@@ -27,6 +29,7 @@ from thrifty.cloud import (
     NetworkPriors,
     Offer,
     Workload,
+    calibrate,
     plan_fleet,
 )
 from thrifty.core import CloudError
@@ -223,7 +226,8 @@ class Knowledge:
         priors: Mapping[str, NetworkPriors],
         speeds: Mapping[str, float],
     ) -> None:
-        self._priors, self._speeds = priors, speeds
+        self._rows, self._priors, self._speeds = rows, priors, speeds
+        self._calibrated = cache(self._after_probes)
         self._profiles = {
             (app, cluster): profile_of(rows, cluster=cluster, app=app)
             for app in sorted({row.app for row in rows})
@@ -290,6 +294,29 @@ class Knowledge:
             )
             for cluster in CLUSTERS
         ]
+
+    def calibrated(self, job: Job) -> list[View]:
+        """Return the same after two short runs of the application on each cluster.
+
+        One is on a machine, the other on four (or on all); ``calibrate`` learns from their steps.
+        """
+        return [self._calibrated(job.app, cluster) for cluster in CLUSTERS]
+
+    def _after_probes(self, app: str, cluster: str) -> View:
+        profile = self._profiles[app, cluster]
+        known = HardwareEstimates(profiled=GPUS[cluster], networks=self._priors[cluster])
+        mine = rows_of(self._rows, (cluster, app))
+        timings = [
+            replace(each, offer=replace(each.offer, accelerator=GPUS[cluster]))
+            for each in timings_of(Runs().of(mine))
+        ]
+        found = calibrate(profile, timings, estimates=known)
+        (seen,) = found.observed.values()
+        # A machine of which a job uses some GPUs is a type of its own here, and the same machine.
+        types = {_type_of(cluster, num): seen for num in range(1, 17)}
+        return View(
+            clusters=(cluster,), profile=profile, estimates=replace(found, observed=types)
+        )
 
 
 def _factor(here: float, there: float, *, error: float = _SHEET_ERROR) -> Interval:

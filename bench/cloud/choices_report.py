@@ -22,6 +22,7 @@ SEED, REHEARSAL_SEED = 2000, 77
 
 ONE_PROFILE = "thrifty, one profile"
 EACH_GPU = "thrifty, each GPU profiled"
+PROBED = "thrifty, two probes"
 RUNS = "thrifty, three runs, margin"
 
 MARGINS = (1.0, 1.03, 1.06, 1.1, 1.15, 1.2, 1.3, 1.5)
@@ -48,7 +49,7 @@ def choices(*, quick: bool, num: int = 2000) -> dict[str, Any]:
         "table": [{"chooses": name, **summary(each)} for name, each in found.items()],
         "parts": [
             {"chooses": name, **line}
-            for name in (ONE_PROFILE, EACH_GPU, RUNS)
+            for name in (ONE_PROFILE, EACH_GPU, PROBED, RUNS)
             for line in _parts(found[name])
         ],
     }
@@ -84,6 +85,8 @@ def _ways(
         f"{ONE_PROFILE}, by medians": planner(known.left_out, conservative=False),
         EACH_GPU: planner(known.each_gpu),
         f"{EACH_GPU}, by medians": planner(known.each_gpu, conservative=False),
+        PROBED: planner(known.calibrated),
+        f"{PROBED}, by medians": planner(known.calibrated, conservative=False),
         "thrifty, three runs, by medians": planner(runs.views(1.0), conservative=False),
         "cheapest listed, and SkyPilot by default": cheapest_listed,
         "SkyPilot, times from data sheets": skypilot,
