@@ -1,6 +1,6 @@
 """Bandit rules with one pull a step, played on many problems side by side.
 
-``sub_samples`` plays the rule of ``thrifty.search.bandits._sub_sampling`` and makes the same pulls
+``sub_samples`` plays the rule of ``thrifty.search._sub_sampling`` and makes the same pulls
 as its functions do (a test compares them). It works from running sums and never looks twice at a
 block of the leader's history.
 """
@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from thrifty.search.bandits._sub_sampling import Threshold, threshold
+from thrifty.search._sub_sampling import Threshold, threshold
 
 
 Ints = npt.NDArray[np.int64]

@@ -21,8 +21,8 @@ from bench.cloud.prediction import OURS, one_thread, percentage
 from bench.cloud.step_time_models import Ernest, Pollux
 from bench.common.harness import data_folder
 from thrifty.cloud import ACCELERATORS
-from thrifty.perf._nonnegative import relative_fit
 from thrifty.perf.steptime import OnBoth, OtherDevice, Setup, StepTimeModel
+from thrifty.perf.steptime._model import relative_fit
 
 
 SEED = 10

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from thrifty.core import require
-from thrifty.perf._nonnegative import relative_fit
 from thrifty.perf.steptime import Setup
-from thrifty.perf.steptime._model import Columns, SingleDeviceTime, checked
+from thrifty.perf.steptime._model import Columns, SingleDeviceTime, checked, relative_fit
 
 
 _LEAST = 1e-6

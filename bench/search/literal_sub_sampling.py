@@ -15,7 +15,8 @@ import numpy as np
 
 from thrifty.search import Algorithm, Decision, History, RandomSampler, Sampler
 from thrifty.search._algorithm import draw
-from thrifty.search.bandits._sub_sampling import (
+from thrifty.search._halving import rungs_between
+from thrifty.search._sub_sampling import (
     Rounds,
     Threshold,
     _Replay,
@@ -23,7 +24,6 @@ from thrifty.search.bandits._sub_sampling import (
     threshold,
     total,
 )
-from thrifty.search.halving._asha import rungs_between
 from thrifty.space import Space
 
 

@@ -17,7 +17,7 @@ from thrifty import cli
 from thrifty.cli._options import cell, complete_study, say
 from thrifty.core import ThriftyError, UsageError, plain_logger
 from thrifty.store import Store
-from thrifty.study._progress import Progress
+from thrifty.study._session import Progress
 
 
 pytestmark = pytest.mark.slow

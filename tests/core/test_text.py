@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from thrifty.core import error_text, error_traceback, plain_text
-from thrifty.core._text import MESSAGE_CHARS, TRACEBACK_CHARS
+from thrifty.core._errors import MESSAGE_CHARS, TRACEBACK_CHARS
 
 
 class UnspeakableError(Exception):

@@ -14,7 +14,7 @@ from threading import Barrier, Event, Semaphore, Thread
 import pytest
 
 from thrifty.core import GraphError
-from thrifty.graph._prefetcher import OrderedPrefetcher
+from thrifty.graph._threads import OrderedPrefetcher
 
 
 pytestmark = pytest.mark.slow
@@ -252,7 +252,7 @@ def run_python(code):
 
 
 LOOP = """
-from thrifty.graph._prefetcher import OrderedPrefetcher
+from thrifty.graph._threads import OrderedPrefetcher
 made = OrderedPrefetcher(lambda n: n, 10**9, num_threads=2, depth=4)
 for number in made:
     if number == 3:
@@ -268,7 +268,7 @@ def test_the_interpreter_ends_in_the_midst_of_an_iteration():
 AT_EXIT = """
 import atexit
 from threading import Event
-from thrifty.graph._prefetcher import OrderedPrefetcher
+from thrifty.graph._threads import OrderedPrefetcher
 begun, ending = Event(), Event()
 def make(number):
     begun.set()

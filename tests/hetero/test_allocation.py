@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, strategies as st
 
 from thrifty.hetero import HeteroOptions, Place, Power, StepCurve
-from thrifty.hetero._job_report import WorkerInfo
+from thrifty.hetero._job import WorkerInfo
 from thrifty.hetero.balance._allocation import Allocation
 
 

@@ -10,8 +10,8 @@ import torch
 from tests.hetero.memberships import ThreadCluster
 from thrifty.core import PeerLostError
 from thrifty.hetero import Power, StepCurve, View
-from thrifty.hetero._job_report import WorkerInfo
-from thrifty.hetero.workers._worker_group import WorkerGroup
+from thrifty.hetero._job import WorkerInfo
+from thrifty.hetero.workers._membership import WorkerGroup
 
 
 class Counter:

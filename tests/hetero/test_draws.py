@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from thrifty.hetero import HeteroOptions, HeteroTrainer, StepCurve
-from thrifty.hetero.workers._worker_group import from_bytes, to_bytes
+from thrifty.hetero.workers._membership import from_bytes, to_bytes
 from thrifty.testing import VirtualClock
 
 from .jobs import SAMPLES, data, loss, model, sgd
@@ -53,7 +53,7 @@ def trained(dataset, *, net=None, seed=5, criterion=loss, epochs=2):
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_check_takes_no_draws_from_a_step(source, batch, monkeypatch):
     """A check takes no draws from a step, since it depends on run time when a check happens."""
-    monkeypatch.setattr("thrifty.hetero.checks._inspector._LEAST_GAP", 2)
+    monkeypatch.setattr("thrifty.hetero._loss_check._LEAST_GAP", 2)
     found = []
     for verify in (True, False):
         net, dataset = model(), Augmenting(SOURCES[source])

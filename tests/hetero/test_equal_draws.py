@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from thrifty.hetero.training._equal_draws import EqualDraws
+from thrifty.hetero._gradient_comparison import EqualDraws
 
 
 ROWS, UNITS = 6, 4

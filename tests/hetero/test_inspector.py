@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from thrifty.hetero.checks._inspector import CheckSchedule
+from thrifty.hetero._loss_check import CheckSchedule
 
 
 def checked_at(schedule, *, num_steps, check_s, step_s):

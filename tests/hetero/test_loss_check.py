@@ -685,7 +685,7 @@ def test_a_share_without_weight_cannot_take_part_in_batch_normalisation():
 
 def test_a_loss_that_changes_its_mind_is_found_out(monkeypatch):
     """Checks continue at random steps, so a loss that changes later is found."""
-    monkeypatch.setattr("thrifty.hetero.checks._inspector._LEAST_GAP", 3)
+    monkeypatch.setattr("thrifty.hetero._loss_check._LEAST_GAP", 3)
     net, wrong = model(), []
 
     def changing(net, batch):

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from safetensors import SafetensorError
 
 from thrifty.core import TaskError
-from thrifty.hetero.workers._worker_group import from_bytes, to_bytes
+from thrifty.hetero.workers._membership import from_bytes, to_bytes
 
 from .jobs import data, loss, model
 

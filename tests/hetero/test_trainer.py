@@ -27,7 +27,7 @@ from thrifty.hetero import (
     WholeBatchNorm,
     balance,
 )
-from thrifty.hetero.workers._worker_group import from_bytes, to_bytes
+from thrifty.hetero.workers._membership import from_bytes, to_bytes
 from thrifty.testing import VirtualClock
 
 from .jobs import SAMPLES, Worker, data, distance, loss, model, plain, sgd

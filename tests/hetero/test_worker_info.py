@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, strategies as st
 
 from thrifty.hetero import Power, StepCurve
-from thrifty.hetero._job_report import WorkerInfo
+from thrifty.hetero._job import WorkerInfo
 
 
 seconds = st.floats(1e-9, 1e6)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from thrifty.integrations._description import by_shape, described
+from thrifty.integrations._adapters import by_shape, described
 from thrifty.integrations.sklearn._param_space import by_content
 
 
@@ -103,7 +103,7 @@ def test_what_cannot_be_read_is_equal_to_nothing_else():
 
 SET_IN_CODE = """
 from thrifty.integrations.sklearn._param_space import by_content
-from thrifty.integrations._description import described
+from thrifty.integrations._adapters import described
 print(described(lambda x: x in {"a", "b", "c", "d"}, otherwise=by_content))
 """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thrifty.integrations._trainers import HpMemo
+from thrifty.integrations._adapters import HpMemo
 from thrifty.pack import HyperParameters
 
 

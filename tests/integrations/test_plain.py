@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from tests.integrations._drive import stored
-from thrifty.integrations._trainers import from_plain, to_plain
+from thrifty.integrations._adapters import from_plain, to_plain
 from thrifty.pack import pack_state, unpack_state
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils.checkpoint import checkpoint
 
-from thrifty.nn import BlockGyroDropout, GyroMLP, GyroSchedule, GyroSequential, _trust
+from thrifty.nn import BlockGyroDropout, GyroMLP, GyroSchedule, GyroSequential, _sliced
 
 
 pytestmark = pytest.mark.slow
@@ -314,7 +314,7 @@ def test_what_differs_runs_as_it_is(monkeypatch, caplog, forward):
 
 
 def test_it_is_looked_at_again_and_again(monkeypatch, caplog):
-    monkeypatch.setattr(_trust, "_EVERY", 5)
+    monkeypatch.setattr(_sliced, "_EVERY", 5)
     model = mlp()
     for _ in range(5):
         model(rows())
@@ -329,7 +329,7 @@ def test_it_is_looked_at_again_and_again(monkeypatch, caplog):
 def test_a_layer_that_was_put_in_place_of_another_is_looked_at(caplog):
     model = mlp()
     model(rows())
-    records = _trust._records[model].known
+    records = _sliced._records[model].known
     before = dict(records)
     model[3] = nn.Linear(16, 12).double()
     model(rows())
@@ -337,8 +337,8 @@ def test_a_layer_that_was_put_in_place_of_another_is_looked_at(caplog):
 
 
 def test_checks_are_rare_and_seeded(monkeypatch):
-    compared, times, real = [], [], _trust._difference
-    monkeypatch.setattr(_trust, "_difference", lambda *a: compared.append(batch) or real(*a))
+    compared, times, real = [], [], _sliced._difference
+    monkeypatch.setattr(_sliced, "_difference", lambda *a: compared.append(batch) or real(*a))
     for _ in range(2):
         model = mlp()
         compared.clear()
@@ -379,7 +379,7 @@ def test_evaluation_without_gradients_is_compared_too():
     model = mlp()
     with torch.no_grad():
         model(rows())
-    assert len(_trust._records[model].known) == 3
+    assert len(_sliced._records[model].known) == 3
 
 
 def test_transforms_of_functions_run_the_layers_as_they_are():
@@ -403,7 +403,7 @@ def test_copies_and_pickles_are_looked_at_anew():
     model = mlp()
     expected = model(rows())
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert other not in _trust._records
+        assert other not in _sliced._records
         torch.testing.assert_close(other(rows()), expected)
 
 

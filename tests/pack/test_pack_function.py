@@ -12,7 +12,7 @@ from torch import nn
 import thrifty as th
 from tests.pack._toys import Attending, BatchNormed, Dropping, Images, Toy, normal
 from thrifty.core import UsageError, derive_seed, step_seed
-from thrifty.pack.fused._registry import RULES
+from thrifty.pack.fused._fusable import RULES
 
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 from tests.pack._drive import Trial, together
 from tests.pack._toys import Toy
 from thrifty.core import SpaceError, TaskError
-from thrifty.core._arguments import RESERVED_NAMES
+from thrifty.core._errors import RESERVED_NAMES
 from thrifty.pack import (
     SGD,
     ArrayData,

@@ -26,8 +26,8 @@ from thrifty.pack import (
     task_identity,
 )
 from thrifty.pack._state import pack_state, unpack_state
+from thrifty.pack.trial._probes import FURTHER_STEPS, probe, probe_further
 from thrifty.pack.trial._state_check import SHORT_S
-from thrifty.pack.trial._state_probe import FURTHER_STEPS, probe, probe_further
 from thrifty.pack.trial._trial import TaskTrial, TrainableTrial
 from thrifty.pack.verify import same
 from thrifty.run import state_from_arrays, state_to_arrays
@@ -751,7 +751,7 @@ def test_data_that_draw_from_the_seeded_streams():
 
 
 def test_data_that_take_long_are_not_loaded_twice(monkeypatch):
-    monkeypatch.setattr("thrifty.pack.trial._state_probe.QUICK_S", -1.0)
+    monkeypatch.setattr("thrifty.pack.trial._probes.QUICK_S", -1.0)
     run_check(OtherRows())
 
 

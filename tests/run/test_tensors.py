@@ -7,7 +7,7 @@ import torch
 from thrifty.core import CheckpointError
 from thrifty.pack import State
 from thrifty.run import state_from_arrays, state_to_arrays
-from thrifty.run._state_files import StateFiles
+from thrifty.run._running_chain import StateFiles
 from thrifty.store import CheckpointFolder
 
 

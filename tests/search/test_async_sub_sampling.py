@@ -9,7 +9,7 @@ from tests.counting import lines_run
 from tests.search._drive import SPACE, ask, follow, to_the_end, with_scores
 from thrifty.core import AlgorithmError
 from thrifty.search import AsyncSubSampling, History, Proposal, Stop
-from thrifty.search.bandits._sub_sampling import difference, threshold
+from thrifty.search._sub_sampling import difference, threshold
 from thrifty.testing import FakeStudy
 
 

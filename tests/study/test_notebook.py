@@ -15,9 +15,9 @@ from thrifty.core import StoreUnreachableError, UsageError
 from thrifty.search import Hyperband, RandomSearch, SuccessiveHalving
 from thrifty.space import Choice, Float, Space, Step
 from thrifty.store import Store
-from thrifty.study import Storage, _progress
+from thrifty.study import Storage, _session
 from thrifty.study._html import MAX_ROWS
-from thrifty.study._overview import Trials
+from thrifty.study._reader import Trials
 from thrifty.testing import LineTask
 
 
@@ -387,6 +387,6 @@ class ZMQInteractiveShell:
 
 def test_a_notebook_without_ipywidgets_gets_the_bar_at_the_end(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(builtins, "get_ipython", ZMQInteractiveShell, raising=False)
-    monkeypatch.setattr(_progress, "find_spec", lambda name: None)
+    monkeypatch.setattr(_session, "find_spec", lambda name: None)
     make_study(tmp_path, space=SMALL).run(executor=SOLO)
     assert "10/10 unique epochs" in capsys.readouterr().err

@@ -215,7 +215,7 @@ class Damage:
 
 
 def test_damaged_checkpoints_are_trained_again(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("thrifty.run._state_files.CACHE_BYTES", 0)
+    monkeypatch.setattr("thrifty.run._running_chain.CACHE_BYTES", 0)
     algorithm = SuccessiveHalving(max_epochs=6, num_trials=8, eta=2)
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()

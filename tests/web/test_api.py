@@ -8,7 +8,7 @@ from sqlalchemy import create_engine, text
 from tests.web.conftest import SCRIPT, opened
 from thrifty.store import EpochRecord, Store, StudyMoved, TrialAsked, TrialReported
 from thrifty.web import create_app
-from thrifty.web.server._responses import PollThrottle
+from thrifty.web._responses import PollThrottle
 
 
 pytestmark = pytest.mark.slow

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from thrifty.web.server._responses import Cache
+from thrifty.web._responses import Cache
 
 
 class Clock:

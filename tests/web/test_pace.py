@@ -3,7 +3,7 @@ from __future__ import annotations
 import heapq
 from itertools import pairwise
 
-from thrifty.web.server._responses import PollThrottle
+from thrifty.web._responses import PollThrottle
 
 
 def rounds(pages, *, for_s):

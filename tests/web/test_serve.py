@@ -14,8 +14,7 @@ import pytest
 from tests.web.conftest import serving
 from thrifty.cli import main
 from thrifty.core import MissingExtraError, StudyNotFoundError, UsageError
-from thrifty.web import Server, create_app, serve
-from thrifty.web.server import _serve
+from thrifty.web import Server, _serve, create_app, serve
 
 
 pytestmark = pytest.mark.slow

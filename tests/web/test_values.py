@@ -12,7 +12,7 @@ from thrifty.space import Constant, Cosine, MultiStep, Step, Timeline, config_to
 from thrifty.web.views._charts import busy, lanes, shares
 from thrifty.web.views._columns import Column, columns, flatten, texts
 from thrifty.web.views._models import finite
-from thrifty.web.views._trial_views import lines
+from thrifty.web.views._study_views import lines
 
 
 def test_schedules_are_taken_apart():

@@ -26,8 +26,8 @@ from thrifty import __version__
 from thrifty.core import StoreError
 from thrifty.store import VERSION, CheckpointFolder, redact_url
 from thrifty.store._address import read_address, redact
+from thrifty.store._checkpoints import survey
 from thrifty.store._engine import ReadOnlyFile, can_write
-from thrifty.store._leftovers import survey
 from thrifty.store._store import default_checkpoints
 
 from ._options import cell

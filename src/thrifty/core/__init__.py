@@ -1,6 +1,5 @@
 """Errors, seeds, clocks and events that every other package may import."""
 
-from ._arguments import check_hyperparameter_names, check_integers
 from ._clock import Clock, SystemClock
 from ._errors import (
     AlgorithmError,
@@ -16,6 +15,7 @@ from ._errors import (
     ScheduleError,
     SpaceError,
     StateError,
+    StopNow,
     StoreBusyError,
     StoreError,
     StoreUnreachableError,
@@ -29,6 +29,13 @@ from ._errors import (
     TrainingError,
     UsageError,
     WorkerLostError,
+    check_hyperparameter_names,
+    check_integers,
+    error_text,
+    error_traceback,
+    is_from_user,
+    plain_logger,
+    plain_text,
     require,
 )
 from ._events import (
@@ -43,9 +50,7 @@ from ._events import (
     StageFailed,
     StageStarted,
 )
-from ._interrupt import StopNow, is_from_user
 from ._seeds import derive_seed, fingerprint, step_seed
-from ._text import error_text, error_traceback, plain_logger, plain_text
 
 
 __all__ = [

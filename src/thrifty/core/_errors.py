@@ -1,4 +1,4 @@
-"""Every error that thrifty raises on purpose.
+"""Every error that thrifty raises on purpose, checks of arguments, and the text of errors.
 
 ::
 
@@ -34,10 +34,15 @@ Messages say what is wrong, where, and how to fix it.
 
 from __future__ import annotations
 
+import logging
+import signal
+import threading
+import traceback
+import unicodedata
+from collections.abc import Iterable
 from importlib import import_module
+from numbers import Integral
 from typing import Any
-
-from ._text import plain_text
 
 
 class ThriftyError(Exception):
@@ -182,3 +187,157 @@ def require(module: str, *, extra: str, package: str | None = None) -> Any:
         raise MissingExtraError(
             package or top, extra=extra, cause="" if is_missing else str(error)
         ) from error
+
+
+RESERVED_NAMES = frozenset({"get", "items", "keys", "names_read", "values"})
+"""Methods of ``HyperParameters``; ``hp.values`` is always the method, never a value."""
+
+
+def check_hyperparameter_names(names: Iterable[str]) -> None:
+    """Reject names that a task could not read as attributes.
+
+    >>> check_hyperparameter_names(["lr", "width"])
+
+    Raises:
+        SpaceError: A hyper-parameter is named like a method of ``HyperParameters``.
+    """
+    if RESERVED_NAMES.isdisjoint(names):
+        return
+    name = next(name for name in names if name in RESERVED_NAMES)
+    raise SpaceError(
+        f"a hyper-parameter cannot be called {name!r}: hp.{name} is a method of all "
+        f"hyper-parameters; choose another name, such as {name}_"
+    )
+
+
+def check_integers(error: type[ThriftyError], least: int, /, **options: Any) -> None:
+    """Check that all options are integers of at least ``least``.
+
+    Args:
+        error: The class of the error.
+        least: The smallest value allowed.
+        options: The options by name.
+
+    Raises:
+        ThriftyError: An option is not an integer, or too small; of the class ``error``.
+
+    >>> check_integers(ThriftyError, 1, batch_size=8)
+    """
+    for name, value in options.items():
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+            raise error(f"{name}={value!r}; give an integer of at least {least}")
+
+
+MESSAGE_CHARS = 10_000
+TRACEBACK_CHARS = 100_000
+"""Characters kept of an error's message and traceback; the middle of a longer text is cut."""
+
+
+def plain_text(value: object, *, lines: bool = False, limit: int | None = None) -> str:
+    r"""Return a text that every terminal, file and database accepts unchanged.
+
+    Unprintable characters are replaced by their Python escapes: control characters (and with them
+    terminal escape sequences), marks that change the writing direction, and lone surrogates.
+
+    Args:
+        value: A text, or an object to convert to text; its ``__str__`` may raise.
+        lines: Whether to keep newlines and tabs.
+        limit: Number of characters to keep; the middle of a longer text is cut. None: all.
+
+    >>> plain_text("\x1b[31mred\x00")
+    '\\x1b[31mred\\x00'
+    """
+    text = value if type(value) is str else _text_of(value)
+    if limit is not None and len(text) > limit:
+        head = limit * 2 // 3
+        left_out = f"... ({len(text) - limit:,} characters left out) ..."
+        text = f"{text[:head]}{left_out}{text[head - limit :]}"
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or (lines and c in "\n\t") or _is_space(c) else _escaped(c)
+        for c in text
+    )
+
+
+def error_text(error: BaseException) -> str:
+    """Return the type and the message of an error as printable text, even if ``__str__`` fails.
+
+    >>> error_text(ValueError("no"))
+    'ValueError: no'
+    """
+    message = plain_text(error, lines=True, limit=MESSAGE_CHARS)
+    name = plain_text(type(error).__name__, limit=200)
+    return f"{name}: {message}" if message else name
+
+
+def error_traceback(error: BaseException) -> str:
+    """Return the traceback of an error, with its causes, as printable text."""
+    try:
+        found = "".join(traceback.format_exception(error))
+    except BaseException as other:
+        if is_from_user(other):
+            raise
+        # Formatting reads attributes of the error, and user code may have made them anything.
+        found = f"{''.join(traceback.format_tb(error.__traceback__))}{error_text(error)}"
+    return plain_text(found, lines=True, limit=TRACEBACK_CHARS)
+
+
+def _text_of(value: Any) -> str:
+    try:
+        # The second call turns an instance of a str subclass into a plain str.
+        return str.__str__(str(value))
+    except BaseException as error:
+        if is_from_user(error):
+            raise
+        return f"<{type(value).__name__}: its text cannot be read, {type(error).__name__}>"
+
+
+def _is_space(character: str) -> bool:
+    return unicodedata.category(character) == "Zs"
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def plain_logger(name: str) -> logging.Logger:
+    """Return the logger of a name; its messages are safe to show on any terminal."""
+    logger = logging.getLogger(name)
+    if not any(isinstance(each, _Plain) for each in logger.filters):
+        logger.addFilter(_Plain())
+    return logger
+
+
+class _Plain(logging.Filter):
+    """A filter that makes messages printable before any handler gets them."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Format the message and escape its unprintable characters."""
+        record.msg, record.args = plain_text(record.getMessage(), lines=True), ()
+        return True
+
+
+class StopNow(KeyboardInterrupt):
+    """The user has pressed Ctrl-C again: stop at once.
+
+    A signal handler that raises this, and never a plain KeyboardInterrupt, must have an attribute
+    ``raises_stop_now``.
+    """
+
+
+def is_from_user(error: BaseException) -> bool:
+    """Return whether an error may be the user's Ctrl-C; if not, the running code has raised it.
+
+    >>> is_from_user(SystemExit(3)), is_from_user(StopNow())
+    (False, True)
+    """
+    if not isinstance(error, KeyboardInterrupt):
+        return False
+    if isinstance(error, StopNow):
+        return True
+    if threading.current_thread() is not threading.main_thread():
+        return False  # Python delivers Ctrl-C only to the main thread
+    handler = signal.getsignal(signal.SIGINT)
+    quiet = handler in (signal.SIG_IGN, signal.SIG_DFL)
+    return not quiet and not getattr(handler, "raises_stop_now", False)

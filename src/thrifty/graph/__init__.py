@@ -4,15 +4,13 @@ A plain PyTorch library: it does not depend on search, plans or databases. Needs
 ``graph``.
 """
 
-from . import _pack_rules as _pack_rules
 from ._batch import Batch, Block, Mode
 from ._conversions import from_edge_index, from_networkx, from_pyg, from_scipy
-from ._features import FeatureCache
+from ._features import FeatureCache, inclusion_probabilities, top_nodes
 from ._gnn import GNN
 from ._graph import Graph, check_symmetric, is_symmetric, symmetric
 from ._graph_data import GraphData
 from ._graph_layers import GAT, GIN, SAGE
-from ._inclusion import inclusion_probabilities, top_nodes
 from ._inference import Layered, infer_layerwise, infer_sampled
 from ._loader import NeighborLoader
 from ._memory import tune_allocator

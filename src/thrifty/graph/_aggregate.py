@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from ._batch import Block
-from ._by_rows import by_rows
+from ._threads import by_rows
 from .kernels._csr import transpose
 from .kernels._neighbours import (
     edge_products,

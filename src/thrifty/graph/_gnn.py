@@ -1,4 +1,4 @@
-"""Graph networks, made by name, and their fused ReLU and dropout."""
+"""Graph networks, made by name, their fused ReLU and dropout, and their packing rules."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from torch.nn.modules import module as torch_module
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from thrifty.core import GraphError
+from thrifty.pack import Group, Packed, register_rule
 
-from ._aggregate import uses_kernels
+from . import _aggregate
+from ._aggregate import mean_and_own, neighbor_mean, neighbor_sum, uses_kernels
 from ._batch import Batch, Block
-from ._by_rows import by_elements
 from ._features import gather_features
 from ._graph_layers import GAT, SAGE
 from ._memory import Memory
 from ._sampler import NeighborSampler
+from ._threads import by_elements
 from .kernels import _neighbours as kernels
 
 
@@ -293,3 +295,40 @@ def _has_hooks(layer: nn.Module) -> bool:
         or layer._backward_pre_hooks
         or torch_module._has_any_global_hook()  # type: ignore[no-untyped-call]
     )
+
+
+@register_rule(neighbor_mean)
+def mean(group: Group, x: Packed, block: Block) -> Packed:
+    """Apply ``neighbor_mean`` to each trial."""
+    return group.pack(_aggregate.of_each(group.first(x), block, mean=True, own=False))
+
+
+@register_rule(neighbor_sum)
+def total(group: Group, x: Packed, block: Block) -> Packed:
+    """Apply ``neighbor_sum`` to each trial."""
+    return group.pack(_aggregate.of_each(group.first(x), block, mean=False, own=False))
+
+
+@register_rule(mean_and_own)
+def beside(group: Group, x: Packed, block: Block) -> Packed:
+    """Apply ``mean_and_own`` to each trial."""
+    return group.pack(_aggregate.of_each(group.first(x), block, mean=True, own=True))
+
+
+@register_rule(relu_dropout)
+def drop(group: Group, x: Packed, p: float, *, inplace: bool = False) -> Packed:
+    """Apply ``relu_dropout`` with each trial's own key and probability."""
+    value = group.first(x)
+    if not (uses_kernels(value) and value.is_contiguous()):
+        return F.dropout(x.relu_() if inplace else x.relu(), p)  # type: ignore[return-value]
+    randomness = group.randomness
+    draws = [
+        # A trial on its own draws no number either if the rate is 0 or 1.
+        (rate, draw_key(generator) if 0.0 < rate < 1.0 else 0)
+        for rate, generator in zip(randomness.rates_of(p), randomness.generators, strict=True)
+    ]
+    out = of_each(value, draws, inplace=inplace)
+    if inplace:
+        x.value, x.axis = out, 0
+        return x
+    return group.pack(out)

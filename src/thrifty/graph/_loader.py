@@ -18,8 +18,8 @@ from ._features import CudaStreams, Transfer, batch_dtype
 from ._gnn import make_batch
 from ._graph import Graph, checked_nodes
 from ._memory import Memory, pinned_bytes
-from ._prefetcher import OrderedPrefetcher
 from ._sampler import NeighborSampler, Relabel
+from ._threads import OrderedPrefetcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,7 @@ PyTorch library that does not depend on studies.
 from thrifty.perf import BalancerOptions, Link, Power, SplitChange, StepCurve
 
 from ._hetero_task import HeteroTask
-from ._job_options import BatchScaling, HeteroOptions
-from ._job_report import MembersChanged, StepReport, plot_steps
+from ._job import BatchScaling, HeteroOptions, MembersChanged, StepReport, plot_steps
 from ._order import Place, SampleOrder, Share
 from ._trainer import HeteroTrainer, balance
 from .balance._profile import profile_step

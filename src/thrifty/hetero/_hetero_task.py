@@ -17,9 +17,9 @@ from thrifty.core._child import Child, ChildEndedError, wait_for
 from thrifty.pack import HyperParameters, Task, TaskIdentity, Trainable, task_identity
 from thrifty.pack.identity import identify
 
-from ._job_options import HeteroOptions
+from ._job import HeteroOptions
 from .training._learner import Objective, Reduction, Weight
-from .workers._worker_group import from_bytes, to_bytes
+from .workers._membership import from_bytes, to_bytes
 
 
 class HeteroTask(Trainable):

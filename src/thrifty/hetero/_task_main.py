@@ -23,10 +23,10 @@ from thrifty.core import (
     error_text,
 )
 from thrifty.core._child import parent_of
-from thrifty.hetero._job_options import HeteroOptions
+from thrifty.hetero._job import HeteroOptions
 from thrifty.hetero._trainer import HeteroTrainer
 from thrifty.hetero.workers._elastic import LOOPBACK, keep_gloo_here, open_store
-from thrifty.hetero.workers._worker_group import from_bytes, to_bytes
+from thrifty.hetero.workers._membership import from_bytes, to_bytes
 from thrifty.pack import (
     TRAIN_LOSS,
     ArrayData,
@@ -39,7 +39,7 @@ from thrifty.pack import (
 )
 from thrifty.pack._random import seed_everything
 from thrifty.pack.task._followed_optimizer import FollowedOptimizer
-from thrifty.pack.task._hyperparameters import Readings
+from thrifty.pack.task._task import Readings
 
 
 _TIMEOUT = timedelta(seconds=300)

@@ -23,17 +23,14 @@ from thrifty.core import (
 )
 from thrifty.perf import Power, SplitChange, StepCurve
 
-from ._job_options import HeteroOptions
-from ._job_report import REFUSED, MembersChanged, Note, StepReport, Told, WorkerInfo
+from ._job import REFUSED, HeteroOptions, MembersChanged, Note, StepReport, Told, WorkerInfo
+from ._loss_check import Inspector, LossCheck
 from ._order import Place, Share
 from .balance._allocation import Allocation
-from .checks._inspector import Inspector
-from .checks._loss_check import LossCheck
 from .training._learner import Learner, Loss, Objective, Pass, Reduction, Weight
 from .training._samples import Collate, PublicAndPrivate
 from .workers._measure import Meter, device_of
-from .workers._membership import FixedMembership, Membership
-from .workers._worker_group import WorkerGroup
+from .workers._membership import FixedMembership, Membership, WorkerGroup
 
 
 _log = plain_logger("thrifty.hetero")

@@ -17,12 +17,12 @@ from thrifty.core import TaskError, derive_seed
 from thrifty.pack import TRAIN_LOSS, HyperParameters, borrowed_streams
 from thrifty.pack._random import seed_everything
 
-from ._description import described
-from ._trainers import (
+from ._adapters import (
     HpMemo,
     KeptTrainable,
     Options,
     check_loss,
+    described,
     follow,
     from_plain,
     options_of,

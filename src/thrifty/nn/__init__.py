@@ -4,8 +4,7 @@ A plain PyTorch library: it does not depend on search, plans or databases.
 """
 
 from ._convert import gyro_
-from ._ensemble import SubnetworkEnsemble, subnetwork
-from ._gyro import BlockGyroDropout, GyroDropout
+from ._gyro import BlockGyroDropout, GyroDropout, SubnetworkEnsemble, subnetwork
 from ._masks import GyroSchedule, KeptGroups
 from ._sequential import GyroMLP, GyroSequential
 from ._sliced import gyro_conv2d, gyro_linear

@@ -13,7 +13,7 @@ from thrifty.core import LayerError
 
 from ._gyro import BlockGyroDropout, GyroDropout, GyroLayer
 from ._masks import GyroSchedule, Order, unit_dim
-from ._trust import is_plain
+from ._sliced import is_plain
 
 
 _PLAIN = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)

@@ -17,8 +17,7 @@ from thrifty.perf import SlicedProduct, SlicingCosts
 
 from ._gyro import BlockGyroDropout
 from ._masks import GyroSchedule, KeptGroups, Parts, put, take
-from ._sliced import gyro_conv2d, gyro_linear
-from ._trust import is_plain, is_transformed, is_trusted
+from ._sliced import gyro_conv2d, gyro_linear, is_plain, is_transformed, is_trusted
 
 
 logger = plain_logger(__name__)

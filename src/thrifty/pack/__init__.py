@@ -21,19 +21,16 @@ from ._pack import Pack, pack
 from ._random import borrowed_streams, seed_step
 from ._state import State, pack_state, step_counters, unpack_state
 from .backends._auto import AutoBackend, Prefer
-from .backends._concatenated import ConcatenatedBackend
 from .backends._fused import FusedBackend
 from .backends._fusion_policy import Calibration
-from .backends._solo import SoloBackend
+from .backends._plain import ConcatenatedBackend, SoloBackend
 from .fused import BlockOptions, Group, Packed, UnfusableError, register_rule
 from .identity import TaskIdentity
 from .task._data import ArrayData, DatasetPair, Source, SourceData, epoch_order, open_source
-from .task._hyperparameters import HyperParameters
-from .task._inspect import TaskReport, inspect_task
 from .task._optimizer import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop, times
-from .task._task import Task, Trainable, optimizer_of, task_identity
+from .task._task import HyperParameters, Task, Trainable, optimizer_of, task_identity
+from .trial._probes import TaskReport, Trial, inspect_task
 from .trial._state_check import StateCheck
-from .trial._state_probe import Trial
 from .trial._trial import TRAIN_LOSS, evaluate, evaluate_state
 
 

@@ -15,17 +15,15 @@ from ._random import borrowed_streams, seed_everything, seed_step
 from ._state import step_counters
 from .fused._block import Block
 from .fused._dry_run import dry_run
+from .fused._fusable import UnfusableError, check_memory, dropout_rates, rate_places, signature
 from .fused._member import FusedTrial, IteratorFeed
-from .fused._registry import UnfusableError
-from .fused._signature import check_memory, dropout_rates, rate_places, signature
 from .fused._step import BlockOptions, denormals_flushed
 from .fused._tape import Arena
 from .fused.optimizers import grouped_optimizer
 from .task._data import own_copy
 from .task._followed_optimizer import FollowedOptimizer
-from .task._hyperparameters import HyperParameters
 from .task._optimizer import Optimizer
-from .task._task import Task
+from .task._task import HyperParameters, Task
 from .verify import CheckBudget, OwnState, Watch, own_state
 
 

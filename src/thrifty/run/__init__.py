@@ -4,8 +4,8 @@ from ._alone import model_of, train_alone
 from ._executor import Assignment, Executor, ExecutorConfig, Report
 from ._local import Local
 from ._ray import Ray
+from ._running_chain import state_from_arrays, state_to_arrays
 from ._simulated import Faults
-from ._state_files import state_from_arrays, state_to_arrays
 from ._worker import Worker
 
 

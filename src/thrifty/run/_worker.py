@@ -54,10 +54,10 @@ from ._executor import Assignment, Report
 from ._running_chain import (
     Completeness,
     RunningChain,
+    StateFiles,
     evaluated,
     nothing_to_write,
 )
-from ._state_files import StateFiles
 
 
 logger = plain_logger(__name__)

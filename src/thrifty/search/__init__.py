@@ -1,13 +1,11 @@
 """Search algorithms: each decides, from the history alone, what to train and for how long."""
 
-from ._algorithm import Algorithm
-from ._baselines import GridSearch, MedianStopping, RandomSearch
+from ._algorithm import Algorithm, GridSearch, MedianStopping, RandomSearch
+from ._async_sub_sampling import AsyncSubSampling
+from ._halving import ASHA, BOHB, Bracket, Hyperband, SuccessiveHalving
 from ._history import Decision, History, Leaderboard, Proposal, Stop, Trial, TrialState
 from ._population import PopulationBasedTraining
-from .bandits._async_sub_sampling import AsyncSubSampling
-from .bandits._sub_sampling import BOSS, SubSampling
-from .halving._asha import ASHA
-from .halving._hyperband import BOHB, Bracket, Hyperband, SuccessiveHalving
+from ._sub_sampling import BOSS, SubSampling
 from .samplers import (
     CMAESSampler,
     GPSampler,

@@ -1,18 +1,22 @@
-"""The interface of a search algorithm, and what all algorithms share."""
+"""The interface of a search algorithm, and the simple ones: grid, random, median stopping."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from dataclasses import dataclass, field
+from itertools import islice, pairwise, repeat
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from thrifty.core import AlgorithmError
 from thrifty.space import Space
 
-from ._history import Decision, History, Proposal
-from .samplers import Sampler
+from ._history import Decision, History, Proposal, Stop, Trial
+from ._sorted_list import SortedList
+from .samplers import GridSampler, RandomSampler, Sampler
+from .samplers._base_sampler import check_counts
 
 
 class Algorithm(ABC):
@@ -78,3 +82,194 @@ def draw(
         Proposal(target=target, config=config, group=group)
         for (group, target), config in zip(places, configs, strict=False)
     ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridSearch(Algorithm):
+    """Grid search: trains every configuration of the grid for ``max_epochs``.
+
+    Intervals are thinned to ``levels`` values.
+
+    >>> from thrifty.search import History
+    >>> from thrifty.space import Float, Space
+    >>> space, rng = Space(lr=Float(0.1, 0.3)), np.random.default_rng(0)
+    >>> asked = GridSearch(max_epochs=9, levels=3).ask(History(), space, num=1, rng=rng)
+    >>> [(proposal.config["lr"], proposal.target) for proposal in asked]
+    [(0.1, 9), (0.2, 9), (0.3, 9)]
+    """
+
+    max_epochs: int
+    levels: int = 5
+
+    def __post_init__(self) -> None:
+        check_counts(self, max_epochs=self.max_epochs, levels=self.levels)
+
+    def ask(
+        self,
+        history: History,
+        space: Space,
+        *,
+        num: int,
+        rng: np.random.Generator,
+    ) -> Sequence[Decision]:
+        """Return all configurations of the grid that are not in the history yet."""
+        sampler = GridSampler(levels=self.levels)
+        num_left = sampler.size(space) - history.num_drawn + history.num_enqueued
+        starts = repeat((0, self.max_epochs), num_left)
+        return draw(sampler, history, space, starts=starts, num=num, rng=rng)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomSearch(Algorithm):
+    """Random search: trains ``num_trials`` configurations of a sampler for ``max_epochs``.
+
+    Bergstra and Bengio, "Random Search for Hyper-Parameter Optimization", JMLR 2012.
+
+    >>> from thrifty.search import History
+    >>> from thrifty.space import Float, Space
+    >>> space, rng = Space(lr=Float(0.1, 0.3)), np.random.default_rng(0)
+    >>> len(RandomSearch(max_epochs=9, num_trials=20).ask(History(), space, num=1, rng=rng))
+    20
+    """
+
+    max_epochs: int
+    num_trials: int
+    sampler: Sampler = field(default_factory=RandomSampler)
+
+    def __post_init__(self) -> None:
+        check_counts(self, max_epochs=self.max_epochs, num_trials=self.num_trials)
+        check_sampler(self, self.sampler)
+
+    def ask(
+        self,
+        history: History,
+        space: Space,
+        *,
+        num: int,
+        rng: np.random.Generator,
+    ) -> Sequence[Decision]:
+        """Return all trials that are not in the history yet."""
+        starts = repeat((0, self.max_epochs), max(self.num_trials - len(history), 0))
+        return draw(self.sampler, history, space, starts=starts, num=num, rng=rng)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MedianStopping(Algorithm):
+    """Stops trials whose best score is below the median of the other trials' average scores.
+
+    Golovin et al., "Google Vizier: A Service for Black-Box Optimization", KDD 2017, section 3.2.2.
+    Scores up to the current epoch count. Trials are judged after ``grace_epochs`` and every
+    ``interval`` epochs from then on, against the other trials that have come as far. While those
+    are fewer than ``min_trials``, no trial is stopped.
+
+    >>> MedianStopping(max_epochs=10, num_trials=20, grace_epochs=4, interval=3).checkpoints()
+    (4, 7, 10)
+    """
+
+    max_epochs: int
+    num_trials: int
+    grace_epochs: int = 1
+    min_trials: int = 5
+    interval: int = 1
+    sampler: Sampler = field(default_factory=RandomSampler)
+
+    def __post_init__(self) -> None:
+        check_counts(
+            self,
+            max_epochs=self.max_epochs,
+            num_trials=self.num_trials,
+            grace_epochs=self.grace_epochs,
+            min_trials=self.min_trials,
+            interval=self.interval,
+        )
+        if self.grace_epochs > self.max_epochs:
+            raise AlgorithmError(
+                f"MedianStopping(grace_epochs={self.grace_epochs}, "
+                f"max_epochs={self.max_epochs}): no trial would "
+                "ever be judged; lower grace_epochs"
+            )
+        check_sampler(self, self.sampler)
+
+    def checkpoints(self) -> tuple[int, ...]:
+        """Return the epochs at which trials are judged, and ``max_epochs``."""
+        return (*range(self.grace_epochs, self.max_epochs, self.interval), self.max_epochs)
+
+    def ask(
+        self,
+        history: History,
+        space: Space,
+        *,
+        num: int,
+        rng: np.random.Generator,
+    ) -> Sequence[Decision]:
+        """Return all trials that are not in the history yet, and verdicts on waiting trials."""
+        checkpoints = self.checkpoints()
+        starts = repeat((0, checkpoints[0]), max(self.num_trials - len(history), 0))
+        out: list[Decision] = []
+        out += draw(self.sampler, history, space, starts=starts, num=num, rng=rng)
+        averages = _Averages.of(history, checkpoints)
+        for here, there in pairwise(checkpoints):
+            waiting = history.waiting(here)
+            if waiting:
+                ascending = averages.at[here]
+                out += [
+                    self._verdict(history[number], there, ascending) for _, number in waiting
+                ]
+        return out
+
+    def _verdict(self, trial: Trial, there: int, ascending: SortedList[float]) -> Decision:
+        """Return whether a trial stops or continues.
+
+        ``ascending`` has the averages of all trials that have come as far, including this one.
+        """
+        judged = len(ascending) > self.min_trials
+        own = _average(trial, trial.reached)
+        if judged and max(trial.scores) < _median_without(ascending, own):
+            return Stop(trial=trial.number)
+        return Proposal(target=there, trial=trial.number)
+
+
+class _Averages:
+    """Average scores of all trials at each checkpoint, kept up to date as a history grows."""
+
+    def __init__(self, checkpoints: Sequence[int]) -> None:
+        self.at: dict[int, SortedList[float]] = {epoch: SortedList() for epoch in checkpoints}
+        self._reached: list[int] = []
+        """Epoch that each trial had reached when it was last counted."""
+        self._num_moves = 0
+
+    @classmethod
+    def of(cls, history: History, checkpoints: tuple[int, ...]) -> _Averages:
+        known = _KNOWN.setdefault(history, {})
+        if checkpoints not in known:
+            known[checkpoints] = cls(checkpoints)
+        found = known[checkpoints]
+        found._catch_up(history)
+        return found
+
+    def _catch_up(self, history: History) -> None:
+        self._reached += [0] * (len(history) - len(self._reached))
+        for number in history.moves[self._num_moves :]:
+            trial, before = history[number], self._reached[number]
+            for epoch in range(before + 1, trial.reached + 1):
+                if epoch in self.at:
+                    self.at[epoch].add(_average(trial, epoch))
+            self._reached[number] = trial.reached
+        self._num_moves = len(history.moves)
+
+
+_KNOWN: WeakKeyDictionary[History, dict[tuple[int, ...], _Averages]] = WeakKeyDictionary()
+
+
+def _average(trial: Trial, epoch: int) -> float:
+    return sum(trial.scores[:epoch]) / epoch
+
+
+def _median_without(ascending: SortedList[float], own: float) -> float:
+    """Return the median of all values but one.
+
+    Unlike ``np.median``, it accepts -inf (an epoch without a finite score).
+    """
+    place, num = ascending.rank(own), len(ascending) - 1
+    low, high = (ascending[index + (index >= place)] for index in ((num - 1) // 2, num // 2))
+    return low if low == high else (low + high) / 2

@@ -14,8 +14,8 @@ from thrifty.space import Choice, Domain, Float, Int, MultiStep, Space, Timeline
 
 from ._algorithm import Algorithm, check_sampler, draw
 from ._history import Decision, History, Leaderboard, Proposal, Stop
-from ._option_checks import check_counts
 from .samplers import RandomSampler, Sampler
+from .samplers._base_sampler import check_counts
 
 
 Ranking = list[tuple[float, int]]

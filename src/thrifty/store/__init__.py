@@ -2,7 +2,6 @@
 
 from ._address import redact_url
 from ._checkpoints import CheckpointFolder
-from ._driver import Driver
 from ._failures import (
     FailureGroup,
     failure_groups,
@@ -36,7 +35,7 @@ from ._records import (
     TrialStopped,
 )
 from ._schema import VERSION
-from ._store import Store
+from ._store import Driver, Store
 from .coordination._leases import Heartbeat, Lease
 from .queries import COLUMNS, Order, Paths, StudyView, TrialFilter, Views, sortable
 from .queries._trial_queries import best_trials, nondominated

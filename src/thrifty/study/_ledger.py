@@ -40,9 +40,8 @@ from thrifty.store import (
 )
 
 from ._epoch_times import EpochTimes
-from ._failure_log import FailureLog
 from ._goals import Goals
-from ._trial_events import TrialAdvanced, TrialBegan, TrialEnded, TrialEvent
+from ._trial_events import FailureLog, TrialAdvanced, TrialBegan, TrialEnded, TrialEvent
 
 
 logger = plain_logger(__name__)

@@ -31,7 +31,6 @@ from ._goals import Bound, Goals, Mode
 from ._identity import Recipe
 from ._ledger import Ledger
 from ._loop import Observer, StopWhen
-from ._overview import Trials, overview
 from ._plot_mixin import PlotMixin
 from ._preflight import (
     check_arguments,
@@ -41,7 +40,7 @@ from ._preflight import (
     checked_name,
     checked_seed,
 )
-from ._reader import Reader
+from ._reader import Reader, Trials, overview
 from ._repository import Source, Storage, StudyRepository
 from ._results import Savings, TrialResult, candidates, rows, savings, trial_result
 from ._session import say_if_all_failed, say_what_was_not_checked, say_where_from, train

@@ -3,7 +3,7 @@
 ``thrifty.web`` needs the extra ``web``. Modules that import FastAPI are loaded on first use.
 """
 
-from .server._serve import Server, create_app, serve
+from ._serve import Server, create_app, serve
 
 
 __all__ = ["Server", "create_app", "serve"]

@@ -20,14 +20,13 @@ from starlette.staticfiles import StaticFiles
 from thrifty.core import StoreError
 from thrifty.store import COLUMNS, Order, StudyView, TrialFilter, Views, sortable
 
-from .server._responses import LARGEST, AboutStudy, AtDesk, Cache, PollThrottle, ResponseService
-from .server._security import SecurityMiddleware
+from ._responses import LARGEST, AboutStudy, AtDesk, Cache, PollThrottle, ResponseService
+from ._security import SecurityMiddleware
 from .views import (
     _charts as charts,
     _forest_view as forests,
     _models as models,
     _study_views as studies,
-    _trial_views as trials,
 )
 
 
@@ -178,7 +177,7 @@ def table(asked: AboutStudy, query: Annotated[TrialsQuery, Query()]) -> Response
     )
     return asked.answer(
         ("trials", which, sort, order, offset, limit),
-        lambda views, view: trials.table(
+        lambda views, view: studies.table(
             views, view, which, sort=sort, order=order, offset=offset, limit=limit
         ),
     )
@@ -192,7 +191,7 @@ def trial(asked: AboutStudy, number: TrialNumber) -> Response:
         row = views.trials.get(view.id, number)
         if row is None:
             raise HTTPException(404, f"study {view.name!r} has no trial {number}")
-        return trials.trial(views, view, row, forest=_forest(asked.desk, view))
+        return studies.trial(views, view, row, forest=_forest(asked.desk, view))
 
     return asked.answer(("trial", number), make)
 

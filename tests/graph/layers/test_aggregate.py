@@ -16,7 +16,7 @@ from tests.graph.layers._blocks import (
     random_block,
     shared,
 )
-from thrifty.graph import _by_rows
+from thrifty.graph import _threads
 from thrifty.graph._aggregate import (
     _gather_back_by_index,
     _gather_by_index,
@@ -132,7 +132,7 @@ def test_threads_do_not_change_a_bit(monkeypatch):
     x = features(500, 7, dtype=torch.float32, requires_grad=True)
     results = []
     for least, threads in ((2**60, 1), (1, 3)):
-        monkeypatch.setattr(_by_rows, "LEAST_WORK", least)
+        monkeypatch.setattr(_threads, "LEAST_WORK", least)
         monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
         out = mean_and_own(x, block)
         results.append((out.detach(), *torch.autograd.grad(out.square().sum(), x)))
@@ -140,7 +140,7 @@ def test_threads_do_not_change_a_bit(monkeypatch):
 
 
 def test_threads_share_the_rows_of_a_block(monkeypatch):
-    monkeypatch.setattr(_by_rows, "LEAST_WORK", 1)
+    monkeypatch.setattr(_threads, "LEAST_WORK", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     ranges, names, lock = [], set(), threading.Lock()
 
@@ -150,13 +150,13 @@ def test_threads_share_the_rows_of_a_block(monkeypatch):
             names.add(threading.current_thread().name)
 
     indptr = torch.tensor([0, 90, *range(91, 101)]).numpy()
-    _by_rows.by_rows(kernel, indptr, width=8)
+    _threads.by_rows(kernel, indptr, width=8)
     assert sorted(ranges) == [(0, 1), (1, 1), (1, 1), (1, 11)]
     assert len(names) > 1
 
 
 def test_a_thread_hands_on_its_error(monkeypatch):
-    monkeypatch.setattr(_by_rows, "LEAST_WORK", 1)
+    monkeypatch.setattr(_threads, "LEAST_WORK", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
 
     def kernel(indptr, begin, end):
@@ -164,13 +164,13 @@ def test_a_thread_hands_on_its_error(monkeypatch):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        _by_rows.by_rows(kernel, torch.arange(9).numpy(), width=8)
+        _threads.by_rows(kernel, torch.arange(9).numpy(), width=8)
 
 
 def test_a_fork_starts_threads_of_its_own():
-    before = _by_rows._threads()
-    _by_rows._forget()
-    assert _by_rows._threads() is not before
+    before = _threads._threads()
+    _threads._forget()
+    assert _threads._threads() is not before
 
 
 def test_what_needs_no_gradient_is_made_once():

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from thrifty.pack import Optimizer
-from thrifty.pack.fused._registry import UnfusableError
+from thrifty.pack.fused._fusable import UnfusableError
 from thrifty.pack.fused.optimizers import (
     SGD,
     Adagrad,

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from thrifty.pack.fused import UnfusableError
-from thrifty.pack.fused._signature import check_memory, signature
+from thrifty.pack.fused._fusable import check_memory, signature
 
 
 def test_hooks_of_loading_and_saving_do_not_count():

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import thrifty.pack.fused.rules  # noqa: F401
+from thrifty.pack.fused._fusable import UnfusableError
 from thrifty.pack.fused._packed import Group, Layout
 from thrifty.pack.fused._randomness import Draw, Randomness, fill
 from thrifty.pack.fused._record import record
-from thrifty.pack.fused._registry import UnfusableError
 from thrifty.pack.fused._tape import bind
 
 

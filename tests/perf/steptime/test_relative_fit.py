@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from tests.perf._draw import drawn
 from thrifty.core import MissingExtraError
-from thrifty.perf._nonnegative import relative_fit
+from thrifty.perf.steptime._model import relative_fit
 
 
 coefficients = st.lists(st.floats(0, 100), min_size=1, max_size=4).filter(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from thrifty.hetero._job_options import HeteroOptions
-from thrifty.hetero._job_report import WorkerInfo
+from thrifty.hetero._job import HeteroOptions, WorkerInfo
 from thrifty.hetero._order import Place, SampleOrder, Share
 from thrifty.perf import (
     Balancer,

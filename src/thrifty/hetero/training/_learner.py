@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from thrifty.core import Clock, HeteroError
 from thrifty.hetero._order import Share
 from thrifty.hetero.workers._measure import device_of, measure_curve, to_device
-from thrifty.hetero.workers._worker_group import from_bytes, to_bytes
+from thrifty.hetero.workers._membership import from_bytes, to_bytes
 from thrifty.pack import borrowed_streams, step_counters
 from thrifty.pack._random import seed_everything
 from thrifty.perf import StepCurve

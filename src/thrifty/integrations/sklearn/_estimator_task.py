@@ -21,7 +21,7 @@ from sklearn.utils import _safe_indexing
 from sklearn.utils.metaestimators import _safe_split
 
 from thrifty.core import CheckpointError, UsageError
-from thrifty.integrations._description import described
+from thrifty.integrations._adapters import described
 from thrifty.pack import HyperParameters, Trainable
 
 from ._estimator_state import EstimatorState

@@ -14,7 +14,7 @@ import numpy as np
 from sklearn.utils import check_random_state
 
 from thrifty.core import SpaceError
-from thrifty.integrations._description import Describe, described
+from thrifty.integrations._adapters import Describe, described
 from thrifty.space import Choice, Condition, Domain, Float, Int, Schedule, Space
 
 
@@ -24,7 +24,7 @@ def by_content(value: Any, describe: Describe) -> str:
     Different objects never have the same description.
 
     >>> from sklearn.linear_model import LogisticRegression
-    >>> from thrifty.integrations._description import described
+    >>> from thrifty.integrations._adapters import described
     >>> described(LogisticRegression(), otherwise=by_content) == described(
     ...     LogisticRegression(C=1.0), otherwise=by_content
     ... )

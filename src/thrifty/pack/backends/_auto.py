@@ -22,17 +22,16 @@ from thrifty.pack._backend import (
     out_of_memory,
 )
 from thrifty.pack._state import State
+from thrifty.pack.fused._fusable import UnfusableError
 from thrifty.pack.fused._member import FusedTrial
-from thrifty.pack.fused._registry import UnfusableError
 from thrifty.pack.task._task import Task, Trainable
-from thrifty.pack.trial._state_probe import Trial
+from thrifty.pack.trial._probes import Trial
 from thrifty.pack.verify import AloneTime, CheckBudget
 from thrifty.perf import PackCurve
 
-from ._concatenated import ConcatenatedBackend, check_parameters
 from ._fused import FusedBackend
 from ._fusion_policy import Calibration, FusionPolicy
-from ._solo import SoloBackend
+from ._plain import ConcatenatedBackend, SoloBackend, check_parameters
 
 
 logger = plain_logger(__name__)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from thrifty.pack._backend import EpochPlan, Member, UnverifiedError, out_of_memory
-from thrifty.pack.fused._registry import UnfusableError
+from thrifty.pack.fused._fusable import UnfusableError
 from thrifty.pack.fused._step import BlockOptions
 from thrifty.pack.task._task import Task
 from thrifty.pack.trial._trial import TaskTrial

@@ -26,10 +26,16 @@ from thrifty.pack._random import seed_everything
 from thrifty.pack._state import State
 from thrifty.pack.fused._block import Block
 from thrifty.pack.fused._dry_run import NUM_ROWS, dry_run, fits_inside
+from thrifty.pack.fused._fusable import (
+    UnfusableError,
+    check_memory,
+    dropout_rates,
+    family,
+    kin,
+    settings,
+)
 from thrifty.pack.fused._member import ArrayFeed, Feed, FeedError, FusedTrial, IteratorFeed
-from thrifty.pack.fused._registry import UnfusableError
 from thrifty.pack.fused._row_state import steps_taken
-from thrifty.pack.fused._signature import check_memory, dropout_rates, family, kin, settings
 from thrifty.pack.fused._step import BlockOptions, denormals_flushed
 from thrifty.pack.fused._structure import Structure
 from thrifty.pack.fused._tape import Arena

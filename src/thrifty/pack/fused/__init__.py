@@ -7,8 +7,8 @@ replayed on fixed memory (``_tape``) for the trials of a block (``_block``).
 
 from ._block import Block
 from ._dry_run import dry_run
+from ._fusable import UnfusableError, register_rule
 from ._packed import Group, Packed
-from ._registry import UnfusableError, register_rule
 from ._step import BlockOptions
 
 

@@ -27,8 +27,8 @@ from thrifty.pack.verify import (
 )
 
 from ._experiment import Experiment, run_packed
+from ._fusable import UnfusableError
 from ._member import FusedTrial
-from ._registry import UnfusableError
 from ._row_state import RowState
 from ._step import check_same, evaluate_alone, train_alone
 from ._structure import Structure

@@ -22,8 +22,7 @@ from thrifty.pack.task._task import Task
 from thrifty.pack.verify import Watch, as_it_was
 
 from ._experiment import Experiment, run_packed, stacked
-from ._registry import UnfusableError
-from ._signature import rate_places
+from ._fusable import UnfusableError, rate_places
 from ._step import Step, check_same, close, evaluate_alone, train_alone
 from ._structure import Recorded, Structure
 

@@ -25,10 +25,10 @@ from thrifty.pack.verify import (
 )
 
 from ._checking import metrics_agree_in_double
+from ._fusable import UnfusableError
 from ._member import Feed, FusedTrial, IteratorFeed
 from ._programs import Programs
 from ._randomness import Randomness
-from ._registry import UnfusableError
 from ._row_state import RowState
 from ._structure import Structure
 

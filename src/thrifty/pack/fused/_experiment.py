@@ -12,10 +12,9 @@ from torch.utils import _pytree as pytree
 
 from thrifty.pack.task._data import WholeBatch
 
+from ._fusable import UnfusableError, dropout_rates
 from ._packed import corner
 from ._randomness import Randomness, fill
-from ._registry import UnfusableError
-from ._signature import dropout_rates
 from ._step import Step, check_same, close, evaluate_alone, train_alone
 from ._structure import Recorded, Structure, Variant, in_order
 from ._tape import bind

@@ -19,8 +19,7 @@ from thrifty.pack.task._task import Task, adapts
 from thrifty.pack.trial._trial import TaskTrial, values_at_step
 from thrifty.pack.verify import Change, Difference, Watch
 
-from ._registry import UnfusableError
-from ._signature import dropout_rates, rate_places, signature
+from ._fusable import UnfusableError, dropout_rates, rate_places, signature
 
 
 class ArrayFeed:

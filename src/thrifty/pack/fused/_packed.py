@@ -10,8 +10,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ._fusable import RULES, UnfusableError
 from ._randomness import Randomness, TrialValue
-from ._registry import RULES, UnfusableError
 
 
 ALIGNMENT = 16

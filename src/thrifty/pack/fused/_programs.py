@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from ._fusable import UnfusableError
 from ._randomness import Draw
 from ._record import Program, Ref
-from ._registry import UnfusableError
 from ._row_state import RowState
 from ._step import BlockOptions
 from ._structure import Recorded, Structure, Variant, in_order

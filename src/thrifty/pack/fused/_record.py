@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ._registry import UnfusableError
+from ._fusable import UnfusableError
 
 
 aten: Any = torch.ops.aten

@@ -10,8 +10,8 @@ import torch
 from thrifty.pack.task._followed_optimizer import Options
 from thrifty.pack.verify import OwnState, own_tensors
 
+from ._fusable import UnfusableError
 from ._member import FusedTrial
-from ._registry import UnfusableError
 from ._structure import Structure
 from .optimizers import GroupedOptimizer, Rows, clip_rows
 

@@ -13,8 +13,8 @@ import torch
 
 from thrifty.pack.task._task import Task
 
+from ._fusable import UnfusableError
 from ._packed import corner
-from ._registry import UnfusableError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

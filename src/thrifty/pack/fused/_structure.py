@@ -14,11 +14,10 @@ from thrifty.pack._state import step_counters
 from thrifty.pack.task._task import Task
 
 from . import rules as rules
+from ._fusable import UnfusableError, dropouts, follows_rate_itself
 from ._packed import Group, Layout, Packed
 from ._randomness import Draw, Randomness, TrialValue, plain
 from ._record import Program, record
-from ._registry import UnfusableError
-from ._signature import dropouts, follows_rate_itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

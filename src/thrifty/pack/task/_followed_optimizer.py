@@ -12,8 +12,8 @@ import torch
 from thrifty.core import TaskError
 from thrifty.pack._random import borrowed_streams
 
-from ._hyperparameters import HyperParameters, values_of
 from ._optimizer import Optimizer, ParameterGroup, is_number, names_in, resolved
+from ._task import HyperParameters, values_of
 
 
 Method = Callable[[HyperParameters], Optimizer]

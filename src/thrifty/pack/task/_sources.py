@@ -19,8 +19,7 @@ from thrifty.pack.identity import is_own, vars_of
 from thrifty.pack.verify import Watch, outside_of_state
 
 from ._data import Source, datasets_of, open_source
-from ._hyperparameters import HyperParameters, share, unread, values_of
-from ._task import Task
+from ._task import HyperParameters, Task, share, unread, values_of
 
 
 logger = plain_logger(__name__)

@@ -35,7 +35,7 @@ from thrifty.pack.verify import (
     training_places,
 )
 
-from ._state_probe import Trial, check_data, probe, probe_further
+from ._probes import Trial, check_data, probe, probe_further
 from ._trial import TaskTrial, TrainableTrial
 
 

@@ -17,11 +17,10 @@ from thrifty.pack._random import seed_everything, seed_step
 from thrifty.pack._state import State, pack_state, step_counters, unpack_state
 from thrifty.pack.task._data import Batch, Source, steps_of, train_batches, valid_batches
 from thrifty.pack.task._followed_optimizer import FollowedOptimizer
-from thrifty.pack.task._hyperparameters import HyperParameters, Readings
 from thrifty.pack.task._metrics import MetricSums, as_number, check_loss, check_metrics
 from thrifty.pack.task._optimizer import Optimizer
 from thrifty.pack.task._sources import sources_of
-from thrifty.pack.task._task import Task, Trainable, adapts, own_task
+from thrifty.pack.task._task import HyperParameters, Readings, Task, Trainable, adapts, own_task
 from thrifty.pack.verify import Watch
 
 

@@ -11,10 +11,9 @@ import numpy.typing as npt
 from thrifty.core import AlgorithmError
 from thrifty.search._history import History
 from thrifty.search._observations import Observations, coordinates_of, observe
-from thrifty.search._option_checks import check_counts
 from thrifty.space import Config, Coordinates, Space
 
-from ._base_sampler import Source, SuggestingSampler, load
+from ._base_sampler import Source, SuggestingSampler, check_counts, load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,9 @@ import numpy as np
 
 from thrifty.search._history import History
 from thrifty.search._observations import coordinates_of, observe
-from thrifty.search._option_checks import check_counts
 from thrifty.space import Space
 
-from ._base_sampler import Source, SuggestingSampler, load
+from ._base_sampler import Source, SuggestingSampler, check_counts, load
 from ._optuna_study import OptunaStudy, Seen, look, quiet
 
 

@@ -14,10 +14,9 @@ import numpy.typing as npt
 from thrifty.core import require
 from thrifty.search._history import History
 from thrifty.search._observations import Observations, coordinates_of, observe, points_of
-from thrifty.search._option_checks import check_counts, check_shares
 from thrifty.space import Space
 
-from ._base_sampler import Picker, Sampler
+from ._base_sampler import Picker, Sampler, check_counts, check_shares
 from ._kde import cdf, normal_scores, pdf
 
 

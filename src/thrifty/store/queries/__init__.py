@@ -4,8 +4,7 @@ The database counts, sorts and samples, so that work in Python does not grow wit
 trials unless it must.
 """
 
-from ._plan_queries import Paths as Paths
-from ._study_queries import StudyView as StudyView, Views as Views
+from ._study_queries import Paths as Paths, StudyView as StudyView, Views as Views
 from ._trial_queries import (
     COLUMNS as COLUMNS,
     Order as Order,

@@ -21,11 +21,11 @@ from thrifty.run._simulated import EpochSeconds, Outcome, Simulated, SimulatedEx
 from thrifty.search import Algorithm, Decision, History, Proposal, Stop
 from thrifty.space import Space, Timeline
 from thrifty.store import Store, StudyMoved
-from thrifty.study._failure_log import FailureLog
 from thrifty.study._goals import Goals, Mode
 from thrifty.study._housekeeping import DiskBudget, Packing, PassedStates
 from thrifty.study._ledger import Ledger
 from thrifty.study._loop import Parts, run_loop
+from thrifty.study._trial_events import FailureLog
 
 from ._simulation_report import DecisionTimes, Simulation, UnsharedPlan, least_s
 

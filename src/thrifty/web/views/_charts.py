@@ -16,7 +16,7 @@ from . import _models as models
 from ._columns import Column, columns
 from ._forest_view import StageForest, stage_forest
 from ._models import finite
-from ._trial_views import state_of
+from ._study_views import state_of
 
 
 _NUM_BINS = 8

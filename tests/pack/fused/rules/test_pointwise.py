@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.pack.fused.twin import check, integers, normal, refused
-from thrifty.pack.fused.rules._pointwise import IN_PLACE, NAMES
+from thrifty.pack.fused.rules._tensor_operations import IN_PLACE, NAMES
 
 
 pytestmark = pytest.mark.slow

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.pack.fused.twin import check, normal, refused
-from thrifty.pack.fused.rules._shapes import OTHERS
+from thrifty.pack.fused.rules._tensor_operations import OTHERS
 
 
 pytestmark = pytest.mark.slow

@@ -12,11 +12,11 @@ pytestmark = pytest.mark.slow
 CODE = """
 import pkgutil
 import thrifty.pack
-from thrifty.pack.fused import _registry, rules
+from thrifty.pack.fused import _fusable, rules
 
 families = {family.__name__.rpartition(".")[2] for family in rules.FAMILIES}
 assert families == {module.name for module in pkgutil.iter_modules(rules.__path__)}
-homes = {rule.__module__ for rule in _registry.RULES.values()}
+homes = {rule.__module__ for rule in _fusable.RULES.values()}
 lacking = {family.__name__ for family in rules.FAMILIES} - homes
 assert not lacking, f"no rule is registered by {sorted(lacking)}"
 """

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from thrifty.pack.fused._registry import UnfusableError
+from thrifty.pack.fused._fusable import UnfusableError
 from thrifty.pack.task._followed_optimizer import FollowedOptimizer
 from thrifty.pack.task._optimizer import Optimizer
 

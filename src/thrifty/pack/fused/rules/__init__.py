@@ -1,26 +1,22 @@
-"""Rules for what torch functions do to packed tensors, one file for each kind of function.
+"""Rules for what torch functions do to packed tensors, one file for each family.
 
 Importing this package registers them.
 """
 
 from . import (
     _attention,
-    _convolution,
+    _channels,
     _layers,
     _losses,
-    _normalisation,
-    _pointwise,
-    _shapes,
+    _tensor_operations,
 )
 
 
 FAMILIES = (
     _attention,
-    _convolution,
+    _channels,
     _layers,
     _losses,
-    _normalisation,
-    _pointwise,
-    _shapes,
+    _tensor_operations,
 )
 """The modules whose import has registered the rules."""

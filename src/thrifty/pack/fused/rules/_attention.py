@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from thrifty.pack.fused._fusable import UnfusableError, register_rule
 from thrifty.pack.fused._packed import Group, Packed, by_vmap
-from thrifty.pack.fused._registry import UnfusableError, register_rule
 
 from ._layers import drops, linear, noise_like
 

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
+from thrifty.pack.fused._fusable import RULES, UnfusableError, register_rule
 from thrifty.pack.fused._packed import Group, Packed
 from thrifty.pack.fused._randomness import plain
-from thrifty.pack.fused._registry import RULES, UnfusableError, register_rule
 
 
 CACHE_BYTES = 2**23

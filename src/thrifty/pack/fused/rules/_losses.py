@@ -12,10 +12,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from thrifty.pack.fused._fusable import RULES, UnfusableError
 from thrifty.pack.fused._packed import Group, Packed, by_vmap
-from thrifty.pack.fused._registry import RULES, UnfusableError
 
-from ._shapes import mean_of_rows, sum_of_rows
+from ._tensor_operations import mean_of_rows, sum_of_rows
 
 
 PADDED = "while batches differ in size"

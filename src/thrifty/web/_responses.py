@@ -14,7 +14,8 @@ from fastapi import Depends, HTTPException, Path, Request, Response
 from pydantic import BaseModel
 
 from thrifty.store import StudyView, Views
-from thrifty.web.views import _models as models
+
+from .views import _models as models
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,14 +14,14 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from thrifty.core import AlgorithmError
-from thrifty.search._algorithm import Algorithm, check_sampler, draw
-from thrifty.search._history import Decision, History, Leaderboard, Proposal, Trial
-from thrifty.search._option_checks import check_counts, check_halving
-from thrifty.search._sorted_list import SortedList
-from thrifty.search.halving._asha import RungAlgorithm, best
-from thrifty.search.halving._hyperband import Bracket, ask_brackets, brackets_of
-from thrifty.search.samplers import KDESampler, Sampler
+from thrifty.search.samplers._base_sampler import check_counts, check_halving
 from thrifty.space import Space
+
+from ._algorithm import Algorithm, check_sampler, draw
+from ._halving import Bracket, RungAlgorithm, ask_brackets, best, brackets_of
+from ._history import Decision, History, Leaderboard, Proposal, Trial
+from ._sorted_list import SortedList
+from .samplers import KDESampler, Sampler
 
 
 Threshold = Literal["sqrt-log", "log"] | float

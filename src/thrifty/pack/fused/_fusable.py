@@ -1,11 +1,12 @@
-"""Signatures: what trials must have in common to be packed together.
+"""What can be fused: the registry of rules for torch functions, and signatures of trials.
 
-That is everything about their models except the numbers in them.
+Trials of equal signatures can be packed together: they have in common everything about their
+models except the numbers in them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,47 @@ import torch
 from thrifty.core import TaskError
 from thrifty.pack.identity import content_digest
 
-from ._registry import UnfusableError
+
+Rule = Callable[..., Any]
+"""``rule(group, *args, **kwargs)`` with the torch function's arguments, returning a packed result.
+
+Arguments that differ from trial to trial are packed.
+"""
+
+RULES: dict[Any, Rule] = {}
+
+
+class UnfusableError(Exception):
+    """Error raised when a model cannot be fused; the message says why.
+
+    Another back-end then trains the model.
+    """
+
+
+def register_rule(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
+    """Register how torch functions (or your own, see below) act on packed tensors.
+
+    The rule is called as ``rule(group, *args, **kwargs)`` with the function's own arguments.
+    Arguments that differ from trial to trial are packed: ``group.first(x)`` gives the plain tensor
+    with the trials as its first dimension, and ``group.pack(y)`` turns such a tensor into a packed
+    result. A function without a rule goes through ``torch.vmap``.
+
+    You can register torch functions and any function that calls
+    ``torch.overrides.handle_torch_function``. A rule that raises ``UnfusableError`` sends the model
+    to the concatenated back-end.
+
+    >>> import torch
+    >>> @register_rule(torch.special.xlog1py)
+    ... def xlog1py(group, x, y):
+    ...     return group.pack(torch.special.xlog1py(group.first(x), group.first(y)))
+    """
+
+    def register(rule: Rule) -> Rule:
+        for function in functions:
+            RULES[function] = rule
+        return rule
+
+    return register
 
 
 # the rates of these layers are set per trial while training, see Randomness

@@ -1,8 +1,7 @@
 """Serving the dashboard: listening address, access token, connections with time limits.
 
 A connection is closed if it sends no request, sends one too slowly, or does not read the response.
-A few slow or hostile clients therefore cannot lock out the others.
-"""
+A few slow or hostile clients therefore cannot lock out the others."""
 
 from __future__ import annotations
 
@@ -148,7 +147,7 @@ def create_app(
     _check_token(token)
     app = _module("fastapi", "thrifty.web._app")
     views = import_module("thrifty.store").Views.open(url)
-    cache = import_module("thrifty.web.server._responses").Cache(patience_s=patience_s)
+    cache = import_module("thrifty.web._responses").Cache(patience_s=patience_s)
     made: FastAPI = app.application(views, token=token, only_here=only_here, cache=cache)
     return made
 
@@ -195,14 +194,14 @@ def serve(
         MissingExtraError: FastAPI or uvicorn is not installed.
     """
     uvicorn = _library("uvicorn")
-    here = _module("fastapi", "thrifty.web.server._security").is_here(host)
+    here = _module("fastapi", "thrifty.web._security").is_here(host)
     if token is None and not here:
         token = secrets.token_urlsafe(24)
     app = create_app(url, token=token, only_here=here)
     listening = _listen(host, port)
     config = uvicorn.Config(
         app,
-        http=_module("uvicorn", "thrifty.web.server._serve").Connection,
+        http=_module("uvicorn", "thrifty.web._serve").Connection,
         ws="none",
         log_level="warning",
         server_header=False,

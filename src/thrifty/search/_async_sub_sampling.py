@@ -15,15 +15,15 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from thrifty.search._algorithm import Algorithm, check_sampler, draw
-from thrifty.search._history import Decision, History, Proposal, Trial
-from thrifty.search._option_checks import check_counts, check_halving
-from thrifty.search._sorted_list import SortedList
-from thrifty.search.halving._asha import rungs_between
-from thrifty.search.samplers import RandomSampler, Sampler
+from thrifty.search.samplers._base_sampler import check_counts, check_halving
 from thrifty.space import Space
 
+from ._algorithm import Algorithm, check_sampler, draw
+from ._halving import rungs_between
+from ._history import Decision, History, Proposal, Trial
+from ._sorted_list import SortedList
 from ._sub_sampling import Threshold, bar, check_threshold, gap, threshold, total
+from .samplers import RandomSampler, Sampler
 
 
 Entry = tuple[float, int]

@@ -1,1 +1,0 @@
-"""Checks that a batch may be split among workers."""

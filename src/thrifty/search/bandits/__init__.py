@@ -1,1 +1,0 @@
-"""Sub-sampling bandits: SS, its asynchronous form and BOSS."""

@@ -1,1 +1,0 @@
-"""Successive halving, Hyperband, BOHB and ASHA."""

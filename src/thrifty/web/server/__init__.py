@@ -1,1 +1,0 @@
-"""Serving: addresses, access, limits and cached answers."""
