@@ -8,6 +8,8 @@ from thrifty.space import Choice, Float, Space, Step
 from thrifty.study import _forecast
 from thrifty.study._forecast import forecast
 from thrifty.study._goals import Goals
+from thrifty.study.simulation import _made_up
+from thrifty.study.simulation._made_up import MadeUpRun
 
 
 pytestmark = pytest.mark.slow
@@ -50,8 +52,8 @@ def test_small_studies_are_asked_for_one_trial_at_a_time(asked):
 
 
 def test_simulations_draw_their_own_first_configurations_and_share_the_rest(monkeypatch):
-    monkeypatch.setattr(_forecast, "NUM_OWN_DRAWS", 3)
-    draws, found = _forecast._Draws(SPACE), []
+    monkeypatch.setattr(_made_up, "NUM_OWN_DRAWS", 3)
+    draws, found = _made_up._RepeatedDraws(SPACE), []
     for seed in (1, 2):
         draws.begin(first=seed == 1)
         rng = np.random.default_rng(seed)
@@ -62,7 +64,7 @@ def test_simulations_draw_their_own_first_configurations_and_share_the_rest(monk
 
 def test_repeated_draws_change_nothing_where_nothing_depends_on_results(monkeypatch):
     before = plan(RandomSearch(max_epochs=9, num_trials=40))
-    monkeypatch.setattr(_forecast, "NUM_OWN_DRAWS", 3)
+    monkeypatch.setattr(_made_up, "NUM_OWN_DRAWS", 3)
     assert plan(RandomSearch(max_epochs=9, num_trials=40)) == before
     assert before.exact
 
@@ -80,6 +82,15 @@ def test_the_forest_of_a_forecast_is_still_to_be_trained():
     assert all(stage.metrics is None for stage in forest)
 
 
+def test_forecasts_of_median_stopping_are_estimates():
+    """Made-up results must not rise so fast that only the first checks stop trials."""
+    space = Space(lr=Float(0.01, 1.0))
+    found = plan(MedianStopping(max_epochs=9, num_trials=30), space)
+    low, high = found.unique_range
+    assert not found.exact
+    assert low < found.unique_epochs < high
+
+
 def test_further_objectives_are_made_up_too():
     two = plan(ASHA(max_epochs=9, num_trials=9), goals=Goals.of(["a", "b"], ["max", "min"]))
     assert two.unique_epochs == plan(ASHA(max_epochs=9, num_trials=9)).unique_epochs
@@ -89,13 +100,13 @@ def test_further_objectives_are_made_up_too():
 def played(monkeypatch):
     """Record the simulations that run; each decision of a study counts as very many."""
     monkeypatch.setattr(_forecast, "MANY_DECISIONS", 1)
-    rounds, play = [], _forecast._Rehearsal.play
+    rounds, play = [], MadeUpRun.play
 
-    def counted(self, history, *, round_):
-        rounds.append(round_)
-        play(self, history, round_=round_)
+    def counted(self, history):
+        rounds.append(len(rounds))
+        play(self, history)
 
-    monkeypatch.setattr(_forecast._Rehearsal, "play", counted)
+    monkeypatch.setattr(MadeUpRun, "play", counted)
     return rounds
 
 

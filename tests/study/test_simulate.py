@@ -15,6 +15,8 @@ from thrifty.plan import SearchPlan
 from thrifty.run import Faults
 from thrifty.search import (
     ASHA,
+    BOSS,
+    AsyncSubSampling,
     GridSampler,
     GridSearch,
     History,
@@ -30,6 +32,7 @@ from thrifty.space import Choice, Constant, Float, MultiStep, Space, Step, Timel
 from thrifty.store import Store
 from thrifty.study._forecast import forecast
 from thrifty.study._goals import Goals
+from thrifty.study.simulation._made_up import MadeUpRun
 from thrifty.study.simulation._simulate import (
     JointAlgorithm,
     JointHistory,
@@ -151,6 +154,26 @@ def test_as_many_epochs_as_the_forecast_says(algorithm):
     assert found.trial_epochs == wanted.trial_epochs
     if wanted.exact:
         assert low == found.unique_epochs == high
+
+
+TWINS = [
+    *ALGORITHMS,
+    MedianStopping(max_epochs=9, num_trials=20),
+    BOSS(max_epochs=9),
+    AsyncSubSampling(max_epochs=9, num_trials=12),
+]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("algorithm", TWINS, ids=lambda a: type(a).__name__)
+def test_a_forecast_decides_what_a_simulation_on_one_worker_decides(algorithm, seed):
+    run = MadeUpRun(algorithm, SPACE, seed=seed)
+    run.play(History(max_epochs=9))
+    found = one(algorithm, workers=1, seed=seed)
+    assert len(run.history) == found.num_trials
+    assert run.trial_epochs == found.trial_epochs
+    assert run.plan.num_epochs_needed == found.unique_epochs
+    assert max(trial.scores[-1] for trial in run.history) == found.best_value
 
 
 @given(st.sampled_from(WHOLE_RUNGS), st.integers(1, 9), st.integers(0, 99))

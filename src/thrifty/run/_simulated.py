@@ -238,7 +238,8 @@ class ValuesAt(Mapping[str, Any]):
         return repr(dict(self))
 
 
-def _as_it_is(timeline: Timeline) -> Timeline:
+def as_it_is(timeline: Timeline) -> Timeline:
+    """Return the timeline that workers are shown if nothing hides it."""
     return timeline
 
 
@@ -281,7 +282,7 @@ class Simulated(ExecutorConfig):
     checkpoint_bytes: int = 0
     faults: Faults = field(default_factory=Faults)
     seed: int = 0
-    shown: Callable[[Timeline], Timeline] = _as_it_is
+    shown: Callable[[Timeline], Timeline] = as_it_is
 
     pack_size = 1
 

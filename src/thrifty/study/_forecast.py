@@ -7,18 +7,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
-from typing import Any
 
-import numpy as np
-
-from thrifty.core import derive_seed
 from thrifty.plan import ForestStage, SearchPlan, stage_forest
-from thrifty.search import Algorithm, History, Proposal, Trial
-from thrifty.space import Config, Space, Timeline
+from thrifty.search import Algorithm, History, Trial
+from thrifty.space import Config, Space
 
 from ._goals import Goals
 from ._html import lines
 from ._ledger import Ledger
+from .simulation._made_up import MadeUpRun
 
 
 def unique_epochs(ledger: Ledger) -> list[int]:
@@ -45,17 +42,6 @@ See ``_are_known``.
 """
 STANDARD_ERROR = 0.01
 """Standard error of a mean, as a share of the mean, at which the mean counts as known."""
-NUM_OWN_DRAWS = 1000
-"""Configurations that each simulation draws itself; later ones repeat the first simulation's draws.
-
-Drawing them again hardly changes the mean but would take longer than everything else.
-"""
-SHARE_AT_ONCE = 0.01
-"""Largest share of the trials so far that an adaptive algorithm is asked for at once.
-
-It is asked as if by that many workers.
-"""
-_BLOCK = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +147,7 @@ def forecast(
     ``known`` is what the store knows of its plan; timelines of the forecast are added to it. How
     often trials will keep the constraints is not known: the forecast assumes always.
     """
-    rehearsal = _Rehearsal(algorithm, _Draws(space), num_metrics=len(goals.metrics), seed=seed)
+    run = MadeUpRun(algorithm, space, num_metrics=len(goals.metrics), seed=seed)
     unique: list[int] = []
     trial_epochs: list[int] = []
     counts: list[tuple[int, int]] = []
@@ -170,13 +156,13 @@ def forecast(
         history = History(prior=prior, max_epochs=algorithm.max_epochs)
         for config in enqueued:
             history.record_enqueued(config)
-        rehearsal.play(history, round_=round_)
-        unique.append(rehearsal.plan.num_epochs_needed)
-        trial_epochs.append(sum(rehearsal.targets))
+        run.play(history)
+        unique.append(run.plan.num_epochs_needed)
+        trial_epochs.append(run.trial_epochs)
         if known is not None:
-            counts.append(_count_known(rehearsal, known))
+            counts.append(_count_known(run.plan, known))
         if not round_:
-            num_trials, forest = len(history), rehearsal.forest()
+            num_trials, forest = len(history), forest_of(run)
         num_decisions += history.num_decisions
         if num_decisions >= MANY_DECISIONS and _are_known(unique, trial_epochs):
             break
@@ -195,8 +181,8 @@ def forecast(
     )
 
 
-def forest_of(ledger: Ledger) -> list[ForestStage]:
-    """Return the stage forest of a study as it is now."""
+def forest_of(ledger: Ledger | MadeUpRun) -> list[ForestStage]:
+    """Return the stage forest of a study as it is now, or of a made-up run."""
     ends = Counter((ledger.node_of[trial.number], trial.target) for trial in ledger.history)
     return stage_forest(ledger.plan, ends=ends)
 
@@ -224,10 +210,10 @@ def trained_forecast(
     )
 
 
-def _count_known(rehearsal: _Rehearsal, known: SearchPlan) -> tuple[int, int]:
-    """Return how many epochs of a simulation a plan knows, and of how many it has only states."""
+def _count_known(plan: SearchPlan, known: SearchPlan) -> tuple[int, int]:
+    """Return how many epochs of a made-up run are known, and of how many only the states are."""
     num_known = num_kept = 0
-    for node in rehearsal.plan.nodes:
+    for node in plan.nodes:
         if node.farthest <= node.start:
             continue
         place = known.insert(node.timeline)
@@ -245,140 +231,3 @@ def _are_known(*samples: Sequence[int]) -> bool:
         and stdev(sample) / math.sqrt(len(sample)) <= STANDARD_ERROR * mean(sample)
         for sample in samples
     )
-
-
-def ask_rng(seed: int, history: History) -> np.random.Generator:
-    """Return the random stream of one ask, derived from the seed and the number of decisions."""
-    return np.random.default_rng(derive_seed(seed, "ask", history.num_decisions))
-
-
-class _Rehearsal:
-    """Repeated simulations of an algorithm on made-up results, all on one plan.
-
-    Nodes of the plan stay from one simulation to the next, so drawing a configuration again costs
-    nothing. The plan's counts restart each time.
-    """
-
-    def __init__(
-        self, algorithm: Algorithm, draws: _Draws, *, num_metrics: int, seed: int
-    ) -> None:
-        self.plan = SearchPlan()
-        self.targets: list[int] = []
-        """How far each trial of the current simulation was trained."""
-        self._nodes: list[int] = []
-        """The node that each trial's timeline ends on."""
-        self._curves: list[tuple[float, ...]] = []
-        self._algorithm = algorithm
-        self._draws = draws
-        self._num_metrics = num_metrics
-        self._seed = seed
-        self._known: dict[int, tuple[Config, int]] = {}
-        """Configurations of the first simulation and their nodes, by identity."""
-
-    def play(self, history: History, *, round_: int) -> None:
-        """Run one simulation to the end."""
-        self.plan.forget_requests()
-        self._draws.begin(first=not round_)
-        self.targets, self._nodes, self._curves = [], [], []
-        qualities = [_Qualities(round_, index) for index in range(self._num_metrics)]
-        while True:
-            decisions = self._algorithm.ask(
-                history,
-                self._draws,
-                num=max(1, int(SHARE_AT_ONCE * len(history))),
-                rng=ask_rng(self._seed, history),
-            )
-            if not decisions:
-                return
-            for decision in decisions:
-                history.record_decision(decision)
-            for decision in decisions:
-                if isinstance(decision, Proposal):
-                    number = decision.trial
-                    if number is None:
-                        number = self._begin(decision, remember=not round_)
-                    self._train(history, number, target=decision.target, qualities=qualities)
-
-    def forest(self) -> list[ForestStage]:
-        """Return the stages of the last simulation."""
-        ends = Counter(zip(self._nodes, self.targets, strict=True))
-        return stage_forest(self.plan, ends=ends)
-
-    def _begin(self, proposal: Proposal, *, remember: bool) -> int:
-        """Begin a new trial; return its number."""
-        config = proposal.config
-        assert config is not None
-        known = self._known.get(id(config))
-        if known is not None:
-            node = known[1]
-        else:
-            node = self.plan.insert(Timeline(config, epochs=self._algorithm.max_epochs))
-            if remember:
-                self._known[id(config)] = config, node
-        self._nodes.append(node)
-        self._curves.append(())
-        self.targets.append(0)
-        return len(self._nodes) - 1
-
-    def _train(
-        self, history: History, number: int, *, target: int, qualities: Sequence[_Qualities]
-    ) -> None:
-        """Move a trial to its target; each score is the epoch plus the quality of its node."""
-        reached = self.targets[number]
-        node = self.plan.note(self._nodes[number], target)
-        objectives = [quality[node.id] + target for quality in qualities]
-        scores: list[float] = []
-        epoch = target
-        while True:
-            quality, start = qualities[0][node.id], max(node.start, reached)
-            scores += [quality + e for e in range(epoch, start, -1)]
-            if start == reached:
-                break
-            assert node.parent is not None
-            epoch, node = start, node.parent
-        curve = self._curves[number] = (*self._curves[number], *reversed(scores))
-        self.targets[number] = target
-        history.record_scores(number, curve, objectives=objectives)
-
-
-class _Qualities:
-    """A random number for each node, generated on demand."""
-
-    def __init__(self, round_: int, metric: int) -> None:
-        self._round = round_
-        self._metric = metric
-        self._numbers: list[float] = []
-
-    def __getitem__(self, node: int) -> float:
-        while node >= len(self._numbers):
-            block = len(self._numbers) // _BLOCK
-            seed = derive_seed(self._round, "quality", self._metric, block)
-            self._numbers += np.random.default_rng(seed).random(_BLOCK).tolist()
-        return self._numbers[node]
-
-
-class _Draws(Space):
-    """A space that repeats the first simulation's draws, except for the first ones."""
-
-    def __init__(self, space: Space) -> None:
-        vars(self).update(vars(space))
-        self._kept: list[dict[str, Any]] = []
-        """The first simulation's draws after ``NUM_OWN_DRAWS``."""
-        self._num_drawn = 0
-        self._is_first = True
-
-    def begin(self, *, first: bool) -> None:
-        """Begin the next simulation."""
-        self._is_first = first
-        self._num_drawn = 0
-
-    def sample(self, rng: np.random.Generator, *, levels: int | None = None) -> dict[str, Any]:
-        """Draw one configuration."""
-        place = self._num_drawn - NUM_OWN_DRAWS
-        self._num_drawn += 1
-        if not self._is_first and 0 <= place < len(self._kept):
-            return self._kept[place]
-        config = super().sample(rng, levels=levels)
-        if self._is_first and place >= 0:
-            self._kept.append(config)
-        return config

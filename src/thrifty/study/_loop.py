@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, Self
 
+import numpy as np
+
 from thrifty.core import (
     CheckpointRef,
     Clock,
@@ -20,15 +22,15 @@ from thrifty.core import (
     StateError,
     StopNow,
     UsageError,
+    derive_seed,
     plain_logger,
 )
 from thrifty.plan import Chain
 from thrifty.run import Assignment, Executor
-from thrifty.search import Algorithm, Decision, Proposal
+from thrifty.search import Algorithm, Decision, History, Proposal
 from thrifty.space import Space
 from thrifty.store import Changes, CheckpointRemoved, Driver, Lease, Record, Store
 
-from ._forecast import ask_rng
 from ._housekeeping import DiskBudget, Packing, PassedStates
 from ._ledger import Ledger
 from ._trial_events import TrialEvent
@@ -305,6 +307,11 @@ def _next_chain(parts: Parts, num_free: int) -> Chain | None:
             return None
         _decide(parts, decisions)
         tell_news(parts.observers, ledger)
+
+
+def ask_rng(seed: int, history: History) -> np.random.Generator:
+    """Return the random stream of one ask, derived from the seed and the number of decisions."""
+    return np.random.default_rng(derive_seed(seed, "ask", history.num_decisions))
 
 
 def _decide(parts: Parts, decisions: Sequence[Decision]) -> None:

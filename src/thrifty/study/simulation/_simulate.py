@@ -7,9 +7,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,55 +16,31 @@ import numpy as np
 from thrifty.core import SystemClock, UsageError, derive_seed
 from thrifty.plan import SearchPlan
 from thrifty.run import Faults
-from thrifty.run._simulated import EpochSeconds, Outcome, Simulated, SimulatedExecutor
+from thrifty.run._simulated import EpochSeconds, Outcome, Simulated, SimulatedExecutor, as_it_is
 from thrifty.search import Algorithm, Decision, History, Proposal, Stop
 from thrifty.space import Space, Timeline
 from thrifty.store import Store, StudyMoved
 from thrifty.study._goals import Goals, Mode
 from thrifty.study._housekeeping import DiskBudget, Packing, PassedStates
 from thrifty.study._ledger import Ledger
-from thrifty.study._loop import Parts, run_loop
+from thrifty.study._loop import Parts, ask_rng, run_loop
 from thrifty.study._trial_events import FailureLog
 
+from ._made_up import made_up_scores
 from ._simulation_report import DecisionTimes, Simulation, UnsharedPlan, least_s
-
-
-_HALF_WAY = 5.0
-"""Progress (at most 1 per epoch) at which the metric is half way to its limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeUpCurve:
-    """A metric that improves with each epoch.
-
-    The values of the hyper-parameters in an epoch determine how fast it improves: the speed is
-    random, but always the same for the same values. The metric depends only on the epochs so far,
-    so timelines with a common prefix agree there.
-
-    >>> from thrifty.space import Constant, Step
-    >>> curve = MadeUpCurve(metric="accuracy", mode="max")
-    >>> one, other = (Timeline({"lr": lr}, epochs=9) for lr in (Constant(0.1), Step(0.1, [3])))
-    >>> curve(one, 3, 0) == curve(other, 3, 0), curve(one, 4, 0) == curve(other, 4, 0)
-    (True, False)
-    """
+    """A metric of workers that do not train; see ``made_up_scores``."""
 
     metric: str
     mode: Mode
 
     def __call__(self, timeline: Timeline, epoch: int, seed: int) -> dict[str, float]:
         """Return the metric after ``epoch`` epochs."""
-        progress = 0.0
-        for run in timeline.runs:
-            if run.start >= epoch:
-                break
-            progress += (min(run.stop, epoch) - run.start) * _speed(run.key, seed)
-        reached = progress / (progress + _HALF_WAY)
+        (reached,) = made_up_scores(timeline, epoch - 1, epoch, seed=seed)
         return {self.metric: reached if self.mode == "max" else 1.0 - reached}
-
-
-@lru_cache(maxsize=65536)
-def _speed(values: Hashable, seed: int) -> float:
-    return derive_seed(seed, "speed", repr(values)) / 2**63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +138,7 @@ class JointAlgorithm(Algorithm):
                 own,
                 member.space,
                 num=share,
-                rng=np.random.default_rng(derive_seed(member.seed, "ask", own.num_decisions)),
+                rng=ask_rng(member.seed, own),
             )
             out += [history.joint(study, decision) for decision in decisions]
         return out
@@ -305,12 +280,8 @@ def _script(members: Sequence[Member], *, share: bool) -> _Script:
         space=members[0].space,
         history=history,
         plan=SearchPlan(cuts=cuts, intervals=intervals) if share else alone,
-        shown=_as_it_is if share else alone.original,
+        shown=as_it_is if share else alone.original,
     )
-
-
-def _as_it_is(timeline: Timeline) -> Timeline:
-    return timeline
 
 
 def _play(
