@@ -216,7 +216,7 @@ class FusedTrial(TaskTrial):
 
     @property
     def signature(self) -> Hashable:
-        """Key that is equal for trials that compute the same; see ``_signature.signature``.
+        """Key that is equal for trials that compute the same; see ``_fusable.signature``.
 
         Raises:
             UnfusableError: The model has hooks.
