@@ -6,7 +6,7 @@ import pytest
 
 from tests.cloud._drawn_fleets import an_offer
 from thrifty.cloud import Rented
-from thrifty.cloud.planning._availability import availability_notes
+from thrifty.cloud.planning._fleet_options import availability_notes
 
 
 def said(cloud, kind, *, num=2, spot=False, quotas=None, **changes):

@@ -9,7 +9,7 @@ from importlib.resources import files
 import pytest
 
 from thrifty.cloud import NetworkPriors, Offer
-from thrifty.cloud._bandwidths import Bandwidth, bandwidth_of
+from thrifty.cloud._networks import Bandwidth, bandwidth_of
 
 
 def rows():

@@ -18,7 +18,7 @@ from typing import Any
 from thrifty.core import CloudError
 
 from ._accelerators import ACCELERATORS, attached
-from ._bandwidths import bandwidth_of
+from ._networks import bandwidth_of
 from ._offer import Offer
 
 

@@ -13,9 +13,8 @@ from thrifty.cloud._spot import ASSUMED_PER_H
 from thrifty.cloud._workload import Workload
 from thrifty.core import CloudError
 
-from ._availability import availability_notes
 from ._devices import misfit, spell_s
-from ._fleet_options import FleetOptions, Goal
+from ._fleet_options import FleetOptions, Goal, availability_notes
 from ._mixed import mixed_fleets
 from ._table import Table, table_of
 
