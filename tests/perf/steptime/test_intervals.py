@@ -12,7 +12,7 @@ from bench.cloud.step_time_models import Ernest
 from tests.perf._draw import drawn
 from thrifty.core import UsageError
 from thrifty.perf.steptime import Intervals, PerfectScaling, Setup
-from thrifty.perf.steptime._intervals import LocalErrors, _crossed, _quantile
+from thrifty.perf.steptime._model import LocalErrors, _crossed, _quantile
 
 from ._draw import grid, noisy
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from thrifty.core import MissingExtraError
-from thrifty.perf.steptime._intervals import LocalErrors
+from thrifty.perf.steptime._model import LocalErrors
 
 from ._draw import grid
 

@@ -10,7 +10,7 @@ from scipy.stats import binom
 from tests.perf._draw import drawn
 from thrifty.core import UsageError
 from thrifty.perf.steptime import smallest_margin
-from thrifty.perf.steptime._intervals import _at_most
+from thrifty.perf.steptime._model import _at_most
 
 
 @settings(drawn, max_examples=60)

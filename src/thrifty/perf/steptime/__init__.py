@@ -5,8 +5,7 @@ type of device. scipy and scikit-learn are in the extra ``cloud``.
 """
 
 from ._hybrid import Bagged, Hybrid, Overlapping
-from ._intervals import Intervals, smallest_margin
-from ._model import PerfectScaling, Setup, StepTimeModel
+from ._model import Intervals, PerfectScaling, Setup, StepTimeModel, smallest_margin
 from ._transfer import OnBoth, OtherDevice, Transfer
 
 
