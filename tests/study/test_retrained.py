@@ -59,7 +59,7 @@ class Seconds:
 
 def test_savings_count_epochs_that_were_trained_again(tmp_path, monkeypatch):
     # No checkpoint is kept for branches.
-    monkeypatch.setattr("thrifty.plan._agenda.Agenda.cuts", lambda *args, stop: set())
+    monkeypatch.setattr("thrifty.plan._stages.Agenda.cuts", lambda *args, stop: set())
     study, seconds = interval(tmp_path, [Float(2, 7)]), Seconds()
     num = trained(study, observers=[seconds])
     savings = study.savings

@@ -23,8 +23,7 @@ from thrifty.core import (
 )
 from thrifty.space import BranchInterval, Timeline
 
-from ._agenda import Agenda
-from ._stages import Answer, Chain, Node
+from ._stages import Agenda, Answer, Chain, Node
 
 
 MAX_ATTEMPTS = 3
