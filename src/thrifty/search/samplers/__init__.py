@@ -1,9 +1,8 @@
 """Samplers, one per file: they propose the configurations of new trials."""
 
 from ._base_sampler import GriddedSampler, GridSampler, RandomSampler, Sampler
-from ._cma_es import CMAESSampler
 from ._kde import KDESampler
-from ._optuna import GPSampler, NSGAIISampler, TPESampler
+from ._optuna import CMAESSampler, GPSampler, NSGAIISampler, TPESampler
 from ._random_forest import RandomForestSampler
 
 
